@@ -46,7 +46,7 @@ COMMANDS = {
     "attest": "Write the verdict on a run to a file that others can check.",
     "verify": "Check a verdict written by `m5ws attest`.",
     "ls": "List snapshots and runs.",
-    "show": "Show a snapshot or a run.",
+    "show": "Show a snapshot, a run or a sweep.",
     "note": "Add a note to a run.",
     "diff": "Show the differences between two snapshots or runs.",
     "compare": "Compare the inputs and results of 2 to 50 runs.",

@@ -15,7 +15,7 @@ _CHARACTERS = 60
 
 
 @click.command("compare")
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=names.Id(("run",)))
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=names.Id(("run", "sweep")))
 @click.option(
     "--html",
     "page",
@@ -28,9 +28,10 @@ _CHARACTERS = 60
 def command(context: click.Context, runs: tuple[str, ...], page: Path | None, as_json: bool) -> None:
     """Compare the inputs and results of 2 to 50 runs.
 
-    The first RUN is the one that the others are compared with. The first table has the results: last and lowest loss,
-    steps, verdict, and the first step in which a run differs from the first one, if both recorded it on rank 0. The
-    second table has the inputs that are not the same: code, config keys, tokenizer, data, environment and launch.
+    RUN may be a sweep, for its runs that have begun. The first RUN is the one that the others are compared with. The
+    first table has the results: last and lowest loss, steps, verdict, and the first step in which a run differs from
+    the first one, if both recorded it on rank 0. The second table has the inputs that are not the same: code, config
+    keys, tokenizer, data, environment and launch.
 
     --html writes one page that needs nothing else, with the curves of all quantities. An existing page of m5ws is
     replaced.
@@ -46,7 +47,7 @@ def command(context: click.Context, runs: tuple[str, ...], page: Path | None, as
     if page is not None:
         pages.refuse_other_file(page)
     repo = names.open_repository(names.workspace(context))
-    run_ids = [names.find_id(repo, run, "run") for run in runs]
+    run_ids = list(dict.fromkeys(run for given in runs for run in names.find_runs(repo, given)))
     with progress.Bar() as bar:
         compared, drawn = comparison.compare(repo, run_ids, bar)
     if page is not None:

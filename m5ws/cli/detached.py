@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.05
 _PLANNED = "planned"
-_LOG = "supervisor.log"
+LOG = "supervisor.log"
+"""Name of the log of a supervisor, in the folder of its run."""
 
 
 class NotStarted(M5Error):
@@ -37,6 +38,12 @@ def load_planned(path: Path) -> Run:
     return codec.decode(path.read_bytes(), Run, str(path))
 
 
+def planned_arguments(folder: Path, run: Run) -> list[str]:
+    """Write a new run into its folder, and return the arguments with which `m5ws run` starts it."""
+    (folder / _PLANNED).write_bytes(codec.encode(run))
+    return ["--planned", str(folder / _PLANNED)]
+
+
 def start(workspace: Workspace, repo: "Repository", plan: "AttemptPlan", env: Sequence[str]) -> None:
     """Start the supervisor of a planned attempt, and wait until the attempt has begun.
 
@@ -45,14 +52,13 @@ def start(workspace: Workspace, repo: "Repository", plan: "AttemptPlan", env: Se
     folder = plan.directory.parent
     folder.mkdir(parents=True, exist_ok=True)
     if plan.attempt == 1:
-        (folder / _PLANNED).write_bytes(codec.encode(plan.run))
-        arguments = ["--planned", str(folder / _PLANNED)]
+        arguments = planned_arguments(folder, plan.run)
     else:
         # The caller refuses a run that may be alive elsewhere, unless --take-over is given.
         arguments = ["--resume", plan.run.id, "--take-over", *["--from-scratch"] * plan.from_scratch]
     arguments += ["--no-progress", *(f"--env={value}" for value in env)]
     arguments += [f"--why={plan.why.text}"] if plan.why is not None else []
-    with open(folder / _LOG, "ab", opener=open_log) as log:
+    with open(folder / LOG, "ab", opener=open_log) as log:
         begin = log.tell()
         # -P: the current directory may contain a folder named m5ws.
         process = subprocess.Popen(
@@ -62,7 +68,7 @@ def start(workspace: Workspace, repo: "Repository", plan: "AttemptPlan", env: Se
             stderr=log,
             start_new_session=True,
         )
-    _wait(repo, plan, process, folder / _LOG, begin)
+    _wait(repo, plan, process, folder / LOG, begin)
 
 
 def _wait(repo: "Repository", plan: "AttemptPlan", process: "subprocess.Popen[bytes]", log: Path, begin: int) -> None:

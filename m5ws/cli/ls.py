@@ -39,8 +39,9 @@ def command(context: click.Context, only: str | None, condition: str | None, lim
 
     CONDITION compares values with numbers, words or quoted text by < <= > >= = != and ~ (contains), joined by and, or,
     not and parentheses. Names are id, name, age (such as 2h or 3d, without spaces), state, step, attempts, loss, best
-    (the lowest loss), snapshot, reproduces, parent, verdict, why, note and outcome (of notes); config keys, or their
-    last part; launch.FIELD; and other quantities of the last step. A run without a value does not meet a comparison.
+    (the lowest loss), snapshot, reproduces, parent, sweep, verdict, why, note and outcome (of notes); config keys, or
+    their last part; launch.FIELD; and other quantities of the last step. A run without a value does not meet a
+    comparison.
 
     \b
     Examples:
@@ -115,7 +116,13 @@ def _described(row: "RunRow") -> list[str]:
         words.append(f"reproduces {row.reproduces}" + (f": {row.outcome}" if row.outcome else ""))
     elif row.parent:
         words.append(f"from {row.parent.run}@{row.parent.step}")
+    if row.sweep:
+        words.append(f"sweep {row.sweep}")
     changes = [f"{name}={_cut(value)}" for name, value in row.changes.items() if value is not None]
+    if row.sweep and row.name:
+        # The name of a run of a sweep has its values already.
+        named = row.name.split()
+        changes = [change for change in changes if change.removeprefix("args.").removeprefix("launch.") not in named]
     words += changes[:_CHANGES]
     words += [f"{len(changes) - _CHANGES} more"] if len(changes) > _CHANGES else []
     if row.why:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Unpack
 import click
 import msgspec
 
-from m5ws.cli import detached, environment, note
-from m5ws.cli.parameters import launch_options, names, run_source
+from m5ws.cli import detached, environment, note, sweep
+from m5ws.cli.parameters import launch_options, names, run_source, sweep_options
 from m5ws.cli.parameters.script import ScriptCommand, script
 from m5ws.cli.terminal import interrupt, output
 from m5ws.cli.terminal import progress as progress_bars
@@ -17,7 +17,7 @@ from m5ws.errors import M5Error, UsageError
 from m5ws.records.ledger import COMPLETE
 
 if TYPE_CHECKING:
-    from m5ws.records.run import Run
+    from m5ws.records.run import Axis, Run
     from m5ws.repository.repository import Repository
     from m5ws.runs.run import AttemptPlan, RunOptions
     from m5ws.runs.supervise import AttemptResult, Ports
@@ -48,7 +48,7 @@ class RunUnsaved(M5Error):
     exit_code = 5
 
 
-class _Arguments(run_source.RunArguments, launch_options.LaunchArguments):
+class _Arguments(run_source.RunArguments, launch_options.LaunchArguments, sweep_options.SweepArguments):
     """The values of the options that select the run and its launch."""
 
 
@@ -57,6 +57,7 @@ class _Arguments(run_source.RunArguments, launch_options.LaunchArguments):
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a config key; may be repeated.")
 @launch_options.options
 @run_source.options
+@sweep_options.options
 @environment.option
 @click.option("--detach", is_flag=True, help="Start the run in the background, and print its id.")
 @click.option("--dry-run", is_flag=True, help="Take a snapshot and print the launch; launch nothing.")
@@ -83,6 +84,11 @@ def command(
     modules, DeepSpeed and FSDP are taken over, and m5ws starts the ranks. If COMMAND begins with a file or a launcher,
     `--` may be left out: options of m5ws go before the script, those of the script after it.
 
+    --sweep starts a run for each combination of values, --parallel of them at a time. KEY is an argument of COMMAND, a
+    key of the config (as in --set), or seed. VALUES are separated by commas, or a range: 0:4 is 0, 1, 2 and 3. A failed
+    run does not stop the others. --resume SWEEP starts the runs that did not begin, and resumes those that did not
+    finish. The runs share the machine's GPUs.
+
     --from starts a new run (a fork) from a checkpoint of another run. RUN is its newest checkpoint, RUN@STEP the one
     after that step. The fork keeps its parent's snapshot and launch, except for SNAPSHOT and the options given. It
     continues with the parent's weights, optimizer state, generators and position in data and schedule. Changed
@@ -99,24 +105,30 @@ def command(
     that has the store.
 
     Exit status: 0 the run finished, 1 it failed, 4 another attempt took over, 5 all steps are done but the store lacks
-    results, 130 interrupted.
+    results, 130 interrupted. Of a sweep: 0 if all runs finished, else the status of those that did not, or 1 if these
+    differ.
 
     \b
     Examples:
       m5ws run
       m5ws run train.py --epochs 3
       m5ws run -- torchrun --nproc-per-node 2 train.py --lr 1e-3
-      m5ws run 1f3a9c --set optimizer.lr=1e-4 --nproc 2 -- train.py --steps 200
+      m5ws run 1f3a9c --set optimizer.lr=1e-4 --nproc 2
       m5ws run --resume 7c1d
-      m5ws run --from 7c1d@20000 --set optimizer.lr=1e-4
+      m5ws run --from 7c1d@20000 --set lr=1e-4
+      m5ws run --sweep lr=1e-4,3e-4 --parallel 2
     """
     from m5ws.library import actions
 
     run_source.refuse_useless(context)
     if given["why"] is not None:
         note.refuse_invalid(given["why"])
+    axes = _axes(given["sweep"])
     workspace = names.workspace(context)
     repo = names.open_repository(workspace, create=True)
+    sweep_id = _find_sweep(repo, given)
+    if sweep_id is not None or axes:
+        return _run_sweep(context, workspace, repo, given, sweep_id, axes)
     run = run_source.select(workspace, repo, given, _launch(script(context), given))
     ports, plan = _plan(
         workspace, repo, run, env, resumes=given["resume"] is not None, from_scratch=given["from_scratch"]
@@ -131,6 +143,65 @@ def command(
         detached.start(workspace, repo, plan, env)
         return output.print_json({"run": run}) if as_json else output.echo(run.id)
     return _follow(ports, plan, progress=not no_progress, as_json=as_json)
+
+
+def _axes(sweeps: tuple[str, ...]) -> "tuple[Axis, ...]":
+    """Return the grid of `--sweep` options. Raises UsageError."""
+    from m5ws.runs import sweep_grid
+
+    return sweep_grid.parse(sweeps) if sweeps else ()
+
+
+def _find_sweep(repo: "Repository", given: _Arguments) -> str | None:
+    """Return the sweep that `--resume` names; None if it names a run. Raises NotFound, AmbiguousId, UsageError."""
+    from m5ws.repository import ids
+
+    if given["resume"] is None:
+        return None
+    kind, found_id = ids.resolve(repo, given["resume"], ("run", "sweep"))
+    if kind == "sweep":
+        return found_id
+    if given["parallel"] is not None:
+        raise UsageError(f"--parallel requires a sweep, and {found_id} is a run")
+    return None
+
+
+def _run_sweep(
+    context: click.Context,
+    workspace: "Workspace",
+    repo: "Repository",
+    given: _Arguments,
+    sweep_id: str | None,
+    axes: "tuple[Axis, ...]",
+) -> None:
+    """Start or resume a sweep. Raises SweepIncomplete, and before any start the errors that all runs would have."""
+    from m5ws.repository import notes
+
+    env, progress, why = context.params["env"], not context.params["no_progress"], given["why"]
+    if "rebuild" in env or context.params["detach"]:
+        raise UsageError("a sweep cannot be combined with --env rebuild or --detach")
+    if sweep_id is not None:
+        plan = sweep.plan_resume(repo, sweep_id)
+        why = notes.why(notes.load(repo, plan.base.id))
+    else:
+        plan = sweep.plan_new(repo, run_source.select(workspace, repo, given, _launch(script(context), given)), axes)
+        _plan(workspace, repo, plan.base, env, resumes=False, from_scratch=False)
+        _warn_of_files(workspace, repo, plan.base)
+    as_json = context.params["as_json"]
+    if context.params["dry_run"]:
+        return output.print_json(plan) if as_json else output.echo(sweep.describe(plan))
+    arguments = [*(f"--env={value}" for value in env), *["--no-progress"] * (not progress)]
+    return sweep.execute(
+        workspace,
+        repo,
+        plan,
+        arguments,
+        parallel=given["parallel"] or 1,
+        why=why,
+        take_over=given["take_over"],
+        progress=progress,
+        as_json=as_json,
+    )
 
 
 def _warn_of_files(here: "Workspace", repo: "Repository", run: "Run") -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from m5ws.cli import outputs
+from m5ws.cli import outputs, sweep
 from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output, verdict
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 @click.command("show")
-@click.argument("name", metavar="ID", type=names.Id())
+@click.argument("name", metavar="ID", type=names.Id(("snapshot", "run", "sweep")))
 @click.option("--packages", is_flag=True, help="List all installed distributions.")
 @output.json_option
 @click.pass_context
 def command(context: click.Context, name: str, packages: bool, as_json: bool) -> None:
-    """Show a snapshot or a run.
+    """Show a snapshot, a run or a sweep.
 
     For a snapshot: its parts with digests and sizes, its messages, the observed environment, and its commit if the git
     repository around the workspace has it. For a run: its state, attempts, checkpoints, output files and verdicts, and
-    the run or checkpoint that it started from.
+    the run or checkpoint that it started from. For a sweep: its values, and the state of each of its runs.
 
     \b
     Example:
@@ -43,7 +43,9 @@ def command(context: click.Context, name: str, packages: bool, as_json: bool) ->
 
     workspace = names.workspace(context)
     repo = names.open_repository(workspace)
-    kind, record_id = refs.resolve(repo, name)
+    kind, record_id = refs.resolve(repo, name, ("snapshot", "run", "sweep"))
+    if kind == "sweep":
+        return sweep.show(repo, record_id, as_json=as_json)
     view = listing.view_run(repo, record_id) if kind == "run" else listing.view_snapshot(repo, record_id)
     snapshot = view.run.snapshot if isinstance(view, listing.RunView) else view.id
     view = msgspec.structs.replace(view, commit=commit_history.facts(repo, workspace.history(), snapshot))
@@ -119,6 +121,7 @@ def _run(view: "RunView") -> str:
         "snapshot": run.snapshot,
         **_commit(view.commit, named=True),
         "reproduces": run.reproduces,
+        "sweep": run.sweep.id if run.sweep else None,
         "starts": lineage.format_lineage(view.lineage, view.lineage_whole),
         "restarted": ", ".join(run.parent.restart) or None if run.parent else None,
         "created": output.moment(run.created_s),

@@ -1,4 +1,4 @@
-"""Records of runs: launch, parent, segment."""
+"""Records of runs: launch, parent, segment, sweep."""
 
 from typing import Literal
 
@@ -63,10 +63,32 @@ class Segment(Record, frozen=True, kw_only=True):
         return f"steps {self.first + 1}-{self.last}"
 
 
+class Axis(Record, frozen=True, kw_only=True):
+    """A key of a sweep, and its values as text. `target` is the part of a run that the key belongs to."""
+
+    key: str
+    values: tuple[str, ...]
+    target: Literal["config", "argument", "seed"] = "config"
+
+
+class Sweep(Record, frozen=True, kw_only=True):
+    """The sweep of a run. Each run of a sweep contains the whole grid, so any one of them describes the sweep.
+
+    The runs are the combinations of the values of `axes`, applied to `snapshot` and the launch. The values of the last
+    axis change first. `position` is the place of the run in this order, from 0. `name` is the name of the sweep.
+    """
+
+    id: RunId
+    snapshot: Digest
+    axes: tuple[Axis, ...]
+    position: Count = 0
+    name: str | None = None
+
+
 class Run(SealedRecord, tag="run/1", frozen=True, kw_only=True):
     """One intent to train. `reproduces` names the run that this one repeats, in whole or a `segment` of it.
 
-    `parent` is the checkpoint that a fork starts from.
+    `parent` is the checkpoint that a fork starts from, `sweep` the grid that the run is a part of.
     """
 
     id: RunId
@@ -78,6 +100,7 @@ class Run(SealedRecord, tag="run/1", frozen=True, kw_only=True):
     parent: Parent | None = None
     name: str | None = None
     created_s: float = 0.0
+    sweep: Sweep | None = None
 
     @property
     def begin(self) -> int:

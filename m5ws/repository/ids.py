@@ -7,15 +7,15 @@ from m5ws.errors import AmbiguousId, NotFound
 from m5ws.repository import removals, runs, snapshots
 from m5ws.repository.repository import Repository
 
-Kind = Literal["snapshot", "run"]
+Kind = Literal["snapshot", "run", "sweep"]
 
 
 def resolve(repo: Repository, prefix: str, kinds: Sequence[Kind] = ("snapshot", "run")) -> tuple[Kind, str]:
-    """Return the only snapshot or run with an id that starts with `prefix`. Raises NotFound, AmbiguousId.
+    """Return the only object of these kinds with an id that starts with `prefix`. Raises NotFound, AmbiguousId.
 
     If there is none, the prefix may be the whole name of a run, whatever the case.
     """
-    listings = {"snapshot": snapshots.ids, "run": runs.ids}
+    listings = {"snapshot": snapshots.ids, "run": runs.ids, "sweep": runs.sweeps}
     wanted = prefix.strip().lower()
     matches = [(kind, full) for kind in kinds for full in listings[kind](repo) if wanted and full.startswith(wanted)]
     exact = [match for match in matches if match[1] == wanted]

@@ -30,13 +30,14 @@ _NONE = "-"
 
 
 class RunCreation(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts of a `Run`; `parent` is the run that a fork starts from."""
+    """Facts of a `Run`; `parent` is the run that a fork starts from, `sweep` the id of its sweep."""
 
     created_s: float
     snapshot: str
     reproduces: str | None = None
     parent: str | None = None
     name: str | None = None
+    sweep: str | None = None
 
 
 class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +70,12 @@ def created(run: Run) -> RunCreation:
     """Return the facts of a run's record."""
     parent = run.parent.run if run.parent is not None else None
     return RunCreation(
-        created_s=run.created_s, snapshot=run.snapshot, reproduces=run.reproduces, parent=parent, name=run.name
+        created_s=run.created_s,
+        snapshot=run.snapshot,
+        reproduces=run.reproduces,
+        parent=parent,
+        name=run.name,
+        sweep=run.sweep.id if run.sweep is not None else None,
     )
 
 
@@ -101,7 +107,9 @@ def created_key(run: str, fact: RunCreation) -> str | None:
     """Return the key of a run's creation; None if its name would be too long."""
     name = _NONE if fact.name is None else f"n{base64.urlsafe_b64encode(fact.name.encode()).decode().rstrip('=')}"
     time = struct.pack(">d", fact.created_s).hex()
-    return _key(run, "created", time, fact.snapshot, fact.reproduces or _NONE, fact.parent or _NONE, name)
+    # Only runs of sweeps have this part, so the keys of all other runs are those of older builds.
+    sweep = (fact.sweep,) if fact.sweep is not None else ()
+    return _key(run, "created", time, fact.snapshot, fact.reproduces or _NONE, fact.parent or _NONE, name, *sweep)
 
 
 def ended_key(run: str, fact: AttemptEnd) -> str | None:
@@ -161,7 +169,9 @@ def _newness(end: AttemptEnd) -> tuple[int, bool, bool]:
     return end.attempt, end.is_final, end.losses is not None
 
 
-def _created(time: str, snapshot: str, reproduces: str, parent: str, name: str) -> RunCreation:
+def _created(
+    time: str, snapshot: str, reproduces: str, parent: str, name: str, sweep: str | None = None
+) -> RunCreation:
     encoded = name[1:] + "=" * (-len(name[1:]) % 4)
     return RunCreation(
         created_s=struct.unpack(">d", bytes.fromhex(time))[0],
@@ -169,6 +179,7 @@ def _created(time: str, snapshot: str, reproduces: str, parent: str, name: str) 
         reproduces=None if reproduces == _NONE else reproduces,
         parent=None if parent == _NONE else parent,
         name=None if name == _NONE else base64.urlsafe_b64decode(encoded).decode(),
+        sweep=sweep,
     )
 
 

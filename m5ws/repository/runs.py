@@ -142,6 +142,11 @@ def facts(repo: Repository, index: Mapping[str, RunFacts] | None = None) -> dict
     return {run_id: one for run_id, one in loaded if one is not None}
 
 
+def sweeps(repo: Repository) -> list[str]:
+    """Return the ids of all sweeps that have a run, sorted."""
+    return sorted({fact.sweep for fact in facts(repo).values() if fact.sweep is not None})
+
+
 UNREADABLE = (*errors.UNREADABLE, UsageError)
 """Errors of reading another run's record. An invalid id raises UsageError."""
 

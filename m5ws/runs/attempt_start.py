@@ -10,12 +10,13 @@ from pathlib import Path
 import msgspec
 
 from m5ws.environment import attempt_environments, drift
-from m5ws.errors import Fenced
+from m5ws.errors import Fenced, ObjectExists
 from m5ws.progress import Progress
 from m5ws.records import codec
 from m5ws.records.environment import Observed
 from m5ws.records.launch import LocalInstall
 from m5ws.records.ledger import OTHER_ENVIRONMENT, AttemptStarted, Notice
+from m5ws.records.run import Run
 from m5ws.records.snapshot import Snapshot
 from m5ws.repository import notes, runs, snapshots
 from m5ws.repository.files import trees
@@ -85,10 +86,20 @@ def make_output_folders(work: Path, outputs: Sequence[str]) -> None:
             (path.parent if path.suffix else path).mkdir(parents=True, exist_ok=True)
 
 
+def _publish_run(repo: Repository, run: Run) -> None:
+    """Publish a new run. Raises ObjectExists if the store has another one with this id."""
+    try:
+        runs.publish(repo, run)
+    except ObjectExists:
+        # A kill came between the run of a sweep and its first attempt.
+        if runs.load(repo, run.id) != run:
+            raise
+
+
 def publish(repo: Repository, plan: AttemptPlan, observed: Observed, spool: SpoolWriter) -> None:
     """Publish the run if it is new, and the event that begins the attempt and fences all earlier ones."""
     if plan.attempt == 1:
-        runs.publish(repo, plan.run)
+        _publish_run(repo, plan.run)
         if plan.why is not None:
             notes.publish(repo, plan.why)
     started = AttemptStarted(

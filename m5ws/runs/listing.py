@@ -62,6 +62,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: Digest | None = None
     reproduces: str | None = None
     parent: Parent | None = None
+    sweep: str | None = None
     standing: Standing = "created"
     attempts: int = 0
     last_step: int = 0
@@ -268,6 +269,7 @@ def _row(repo: Repository, run_id: str, facts: RunFacts) -> RunRow:
         snapshot=fact.snapshot,
         reproduces=fact.reproduces,
         parent=run.parent if run is not None else None,
+        sweep=fact.sweep,
         standing=end.outcome,  # type: ignore[arg-type]
         attempts=end.attempt,
         last_step=end.last_step,

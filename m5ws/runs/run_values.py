@@ -110,6 +110,7 @@ _OF_INDEX: dict[str, _Value] = {
     "snapshot": lambda run: run.creation.snapshot,
     "reproduces": lambda run: run.creation.reproduces,
     "parent": lambda run: run.creation.parent,
+    "sweep": lambda run: run.creation.sweep,
 }
 _OF_STATE: dict[str, _Value] = {
     "state": lambda run: run.row.standing,

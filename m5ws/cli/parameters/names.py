@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from m5ws.repository.repository import Repository
     from m5ws.repository.run_index import RunCreation
 
-Kind = Literal["snapshot", "run"]
+Kind = Literal["snapshot", "run", "sweep"]
 _BOTH: tuple[Kind, ...] = ("snapshot", "run")
 
 
@@ -30,6 +30,18 @@ def open_repository(workspace: Workspace, *, create: bool = False) -> "Repositor
     return workspace.open_repository(create=create)
 
 
+def find_runs(repo: "Repository", given: str) -> list[str]:
+    """Return the id of a run, or those of a sweep's runs that have begun and are not removed.
+
+    Raises NotFound, AmbiguousId.
+    """
+    from m5ws.repository import ids
+    from m5ws.runs import sweeps
+
+    kind, found_id = ids.resolve(repo, given, ("run", "sweep"))
+    return [found_id] if kind == "run" else sweeps.list_begun(repo, found_id)
+
+
 def find_id(repo: "Repository", given: str, kind: Kind) -> str:
     """Return the full id of a snapshot or run. Raises NotFound, AmbiguousId."""
     from m5ws.repository import ids
@@ -38,7 +50,7 @@ def find_id(repo: "Repository", given: str, kind: Kind) -> str:
 
 
 class Id(click.ParamType[str]):
-    """A snapshot by a unique prefix of its id, or a run by that or its name.
+    """A snapshot or sweep by a unique prefix of its id, or a run by that or its name.
 
     The value stays text until an operation resolves it.
     """

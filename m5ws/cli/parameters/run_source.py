@@ -23,12 +23,16 @@ if TYPE_CHECKING:
     from m5ws.runs.run import RunOptions
     from m5ws.workspace import Workspace
 
-_WITH_RESUME = frozenset(("resume", "take_over", "from_scratch", "env", "detach", "dry_run", "no_progress", "as_json"))
+_WITH_RESUME = frozenset(
+    ("resume", "take_over", "from_scratch", "parallel", "env", "detach", "dry_run", "no_progress", "as_json")
+)
 """The options that a resumed run takes. All others would be ignored, because it keeps those of its start."""
 
 options = grouped(
     click.option("-m", "--message", type=names.Text(), metavar="TEXT", help="Message for the new snapshot."),
-    click.option("--resume", type=names.Id(("run",)), metavar="RUN", help="Resume RUN from its newest checkpoint."),
+    click.option(
+        "--resume", type=names.Id(("run", "sweep")), metavar="RUN", help="Resume RUN from its newest checkpoint."
+    ),
     click.option("--from-scratch", is_flag=True, help="With --resume: restart at the first step if nothing was saved."),
     click.option("--take-over", is_flag=True, help="With --resume: stop an attempt that may be alive elsewhere."),
     click.option(
@@ -150,6 +154,10 @@ def refuse_useless(context: click.Context) -> None:
         )
     if "rebuild" in context.params["env"] and "resume" not in given:
         raise UsageError("--env rebuild requires --resume")
+    if "parallel" in given and not given & {"sweep", "resume"}:
+        raise UsageError("--parallel requires --sweep, or --resume with a sweep")
+    if "sweep" in given and (useless := given & {"from_", "detach"}):
+        raise UsageError(f"--sweep cannot be combined with {_labels(context, useless)}")
     for name, required in (("take_over", "resume"), ("from_scratch", "resume"), ("restart", "from_")):
         if name in given and required not in given:
             raise UsageError(f"{_labels(context, [name])} requires {_labels(context, [required])}")

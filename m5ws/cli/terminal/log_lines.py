@@ -11,11 +11,14 @@ _KEY_BYTES = 16_384
 
 
 class LogReader:
-    """Reads the lines that were added to a log since the last call. The file need not exist yet."""
+    """Reads the lines that were added to a log since the last call. The file need not exist yet.
 
-    def __init__(self, path: Path) -> None:
+    With `at_end`, existing lines are left out.
+    """
+
+    def __init__(self, path: Path, *, at_end: bool = False) -> None:
         self._path = path
-        self._place = 0
+        self._place = path.stat().st_size if at_end and path.exists() else 0
 
     def read(self, *, last: bool = False) -> list[str]:
         """Return new lines that end with a newline; with `last`, an unfinished last line too."""

@@ -5,7 +5,7 @@ YAML or TOML file that the command names. Pure: derived from the command of a ru
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -69,6 +69,44 @@ def parse(command: Sequence[str], read: ReadFile) -> Arguments:
             prefix = "" if numbered == [name] else f"{name}."
             files[name] = NamedFile(path=value, prefix=prefix, keys={key: plain(text) for key, text in keys.items()})
     return Arguments(script=script, values=values, files=files)
+
+
+def value_of(command: Sequence[str], name: str) -> str | None:
+    """Return the value of a named argument; None if the command does not have it."""
+    return _values(split(command)[1]).get(_label(name))
+
+
+def replace(command: Sequence[str], name: str, value: str) -> tuple[str, ...] | None:
+    """Return a command with another value of a named argument.
+
+    None if the command does not have the argument once and with one value.
+    """
+    script, words = split(command)
+    before = _values(words).get(_label(name))
+    places = [
+        (position, f"{label}={value}" if equals else value)
+        for position, label, equals, text in _named_words(words)
+        if _label(label.lstrip("-+")) == _label(name) and text == before
+    ]
+    if len(places) != 1:
+        return None
+    position, word = places[0]
+    return (*script, *words[:position], word, *words[position + 1 :])
+
+
+def _named_words(words: Sequence[str]) -> Iterator[tuple[int, str, str, str]]:
+    """Yield the words that are values of named arguments: position, name, `=` if both are one word, value."""
+    ended = words.index("--") if "--" in words else len(words)
+    for position, word in enumerate(words[:ended]):
+        label, equals, text = word.partition("=")
+        if equals:
+            yield position, label, equals, text
+        elif position and _is_option(words[position - 1]) and "=" not in words[position - 1]:
+            yield position, words[position - 1], "", word
+
+
+def _label(name: str) -> str:
+    return name.replace("-", "_")
 
 
 def _values(words: Sequence[str]) -> dict[str, str]:

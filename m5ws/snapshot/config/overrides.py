@@ -33,27 +33,37 @@ _HINT = "Write key=value with the key as `m5ws diff` names it (optimizer.lr=0.00
 
 
 class Override(msgspec.Struct, frozen=True, kw_only=True):
-    """One parsed `--set`. `file` is None if the key identifies the file; `add`: the key is new."""
+    """One parsed `--set`. `file` is None if the key identifies the file; `add`: the key is new.
+
+    `option` is the option of the command line that `text` was given to.
+    """
 
     text: str
     file: str | None
     key: str
     value: object
     add: bool
+    option: str = "--set"
+
+    @property
+    def label(self) -> str:
+        """The option with its text, for messages."""
+        return f"{self.option} {self.text!r}"
 
 
-def parse(text: str) -> Override:
+def parse(text: str, option: str = "--set") -> Override:
     """Return the override in `[+][FILE:]KEY=VALUE`; the value is read as YAML. Raises UsageError."""
     match = _FORM.fullmatch(text)
     if match is None:
-        raise UsageError(f"--set {text!r} is not of the form key=value", hint=_HINT)
+        raise UsageError(f"{option} {text!r} is not of the form key=value", hint=_HINT)
     try:
         value = edit.scalar(match["value"])
     except ValueError as error:
         raise UsageError(
-            f"--set {text!r}: the value is not valid YAML: {error}", hint="Quote it: key='\"text\"'."
+            f"{option} {text!r}: the value is not valid YAML: {error}", hint="Quote it: key='\"text\"'."
         ) from error
-    return Override(text=text, file=match["file"], key=match["key"].strip(), value=value, add=bool(match["add"]))
+    file, key, add = match["file"], match["key"].strip(), bool(match["add"])
+    return Override(text=text, file=file, key=key, value=value, add=add, option=option)
 
 
 def derive(repo: Repository, snapshot_id: Digest, overrides: Sequence[str]) -> Digest:
@@ -63,9 +73,7 @@ def derive(repo: Repository, snapshot_id: Digest, overrides: Sequence[str]) -> D
     """
     base = snapshots.load(repo, snapshot_id)
     tree = trees.located(repo.objects, repo.locations, base.config)
-    before = {
-        entry.name: trees.read_file(repo.objects, repo.locations, entry) for entry in tree.entries if entry.link is None
-    }
+    before = _files(repo, tree)
     after = changed(before, [parse(text) for text in overrides])
     if after == before:
         return snapshot_id
@@ -77,6 +85,22 @@ def derive(repo: Repository, snapshot_id: Digest, overrides: Sequence[str]) -> D
         return snapshots.publish(repo, msgspec.structs.replace(base, config=config), annotation)
 
     return repeated(attempt)
+
+
+def config_files(repo: Repository, config: Digest) -> dict[str, bytes]:
+    """Return the config files of a snapshot by name, from the tree of its config."""
+    return _files(repo, trees.located(repo.objects, repo.locations, config))
+
+
+def _files(repo: Repository, tree: Tree) -> dict[str, bytes]:
+    return {
+        entry.name: trees.read_file(repo.objects, repo.locations, entry) for entry in tree.entries if entry.link is None
+    }
+
+
+def holds(files: Mapping[str, bytes], key: str) -> bool:
+    """Return True if a config file has a key."""
+    return any(_holds(name, data, key) for name, data in files.items())
 
 
 def changed(files: Mapping[str, bytes], overrides: Iterable[Override]) -> dict[str, bytes]:
@@ -95,36 +119,35 @@ def _file(files: Mapping[str, bytes], override: Override) -> str:
     """Return the name of the file that an override changes."""
     if not files:
         raise UsageError(
-            f"--set {override.text!r}: the snapshot has no config file",
-            hint="Add config files to m5ws.toml: [config] files.",
+            f"{override.label}: the snapshot has no config file", hint="Add config files to m5ws.toml: [config] files."
         )
     if override.file is not None:
-        return _named_file(files, override.file, override.text)
+        return _named_file(files, override.file, override.label)
     holders = [name for name, data in files.items() if _holds(name, data, override.key)]
     if len(holders) == 1 or (len(files) == 1 and override.add):
         return (holders or list(files))[0]
     if holders:
         raise UsageError(
-            f"--set {override.text!r}: the key is in {' and '.join(holders)}",
-            hint=f"Name the file: --set {holders[0]}:{override.text}",
+            f"{override.label}: the key is in {' and '.join(holders)}",
+            hint=f"Name the file: {override.option} {holders[0]}:{override.text}",
         )
     if override.add:
         first = next(iter(files))
         raise UsageError(
-            f"--set {override.text!r}: the snapshot has several config files",
-            hint=f"Name the file: --set +{first}:{override.text[1:]}",
+            f"{override.label}: the snapshot has several config files",
+            hint=f"Name the file: {override.option} +{first}:{override.text[1:]}",
         )
     raise _unknown(override, [key for name, data in files.items() for key in flatten(name, data) or {}])
 
 
-def _named_file(files: Mapping[str, bytes], wanted: str, text: str) -> str:
+def _named_file(files: Mapping[str, bytes], wanted: str, label: str) -> str:
     """Return the config file with this path, or else with this last part of a path. Raises UsageError."""
     if wanted in files:
         return wanted
     same = [name for name in files if PurePosixPath(name).name == wanted]
     if len(same) == 1:
         return same[0]
-    raise UsageError(f"--set {text!r}: {wanted} is not one of the config files {', '.join(files)}")
+    raise UsageError(f"{label}: {wanted} is not one of the config files {', '.join(files)}")
 
 
 def _holds(name: str, data: bytes, key: str) -> bool:
@@ -137,7 +160,7 @@ def _unknown(override: Override, known: Sequence[str]) -> UsageError:
     last = override.key.rsplit(".", 1)[-1]
     close += [key for key in known if key.rsplit(".", 1)[-1] == last and key not in close][:3]
     means = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
-    return UsageError(f"--set {override.text!r}: unknown key {override.key}; {means}", hint=_HINT)
+    return UsageError(f"{override.label}: unknown key {override.key}; {means}", hint=_HINT)
 
 
 def _set(name: str, data: bytes, override: Override) -> bytes:
@@ -146,7 +169,7 @@ def _set(name: str, data: bytes, override: Override) -> bytes:
     if not override.add and not _holds(name, data, override.key):
         raise _unknown(override, list(old))
     if override.add and _holds(name, data, override.key):
-        raise UsageError(f"--set {override.text!r}: {name} already has {override.key}", hint="Remove the +.")
+        raise UsageError(f"{override.label}: {name} already has {override.key}", hint="Remove the +.")
     result = edit.edit(name, data, lambda document: _assigned(document, override, name))
     new = flatten(name, result) or {}
     if new == old:
@@ -156,7 +179,7 @@ def _set(name: str, data: bytes, override: Override) -> bytes:
     shared -= {key for key in shared if key in old and key not in new and override.key.startswith(key + ".")}
     if shared:
         raise UsageError(
-            f"--set {override.text!r} would also change {', '.join(sorted(shared))} in {name}",
+            f"{override.label} would also change {', '.join(sorted(shared))} in {name}",
             hint="These keys share one mapping (a YAML anchor). Write each mapping separately.",
         )
     return result
@@ -180,7 +203,7 @@ def _assign(node: Any, parts: Sequence[str], override: Override, name: str) -> N
                 _assign(node[key], parts[length:], override, name)
                 return
         if not override.add:
-            raise UsageError(f"--set {override.text!r}: unknown key {override.key}", hint=_HINT)
+            raise UsageError(f"{override.label}: unknown key {override.key}", hint=_HINT)
         nested: object = _styled(override.value, name, override)
         for part in reversed(parts[1:]):
             nested = {part: nested}
@@ -192,7 +215,7 @@ def _assign(node: Any, parts: Sequence[str], override: Override, name: str) -> N
             _refuse_text(node[int(parts[0])], override, name)
             node[int(parts[0])] = _styled(override.value, name, override)
     else:
-        raise UsageError(f"--set {override.text!r}: {override.key} is not below a mapping or list in {name}")
+        raise UsageError(f"{override.label}: {override.key} is not below a mapping or list in {name}")
 
 
 def _refuse_text(old: object, override: Override, name: str) -> None:
@@ -202,8 +225,8 @@ def _refuse_text(old: object, override: Override, name: str) -> None:
     if kind is None or not isinstance(override.value, str) or text[:1] in ("'", '"') or "${" in text:
         return
     raise UsageError(
-        f"--set {override.text!r}: {override.key} is {kind} in {name}, and {override.value!r} is text",
-        hint=f"To set text, quote the value: --set '{override.key}=\"{override.value}\"'.",
+        f"{override.label}: {override.key} is {kind} in {name}, and {override.value!r} is text",
+        hint=f"To set text, quote the value: {override.option} '{override.key}=\"{override.value}\"'.",
     )
 
 
@@ -218,7 +241,7 @@ def _styled(value: object, name: str, override: Override) -> object:
     if suffix in (".yaml", ".yml"):
         return edit.yaml_styled(value)
     if suffix == ".toml" and value is None:
-        raise UsageError(f"--set {override.text!r}: TOML has no null")
+        raise UsageError(f"{override.label}: TOML has no null")
     return value
 
 

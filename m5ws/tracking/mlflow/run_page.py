@@ -12,12 +12,12 @@ from typing import Any
 from m5ws.records.run import Run
 from m5ws.records.verdict import JointVerdict, Verdict
 from m5ws.repository.repository import Repository
-from m5ws.tracking.mlflow import description
+from m5ws.tracking.mlflow import description, sweep_page
 from m5ws.tracking.mlflow import params as mlflow_params
 from m5ws.tracking.mlflow import tags as mlflow_subject
 from m5ws.tracking.mlflow.logged_models import MODELS_TAG, NO_MODELS, Models, RunResult
 from m5ws.tracking.mlflow.metrics import Point, Position
-from m5ws.tracking.mlflow.pages import pages
+from m5ws.tracking.mlflow.pages import search
 from m5ws.tracking.mlflow.tags import RUN_TAG, Subject
 
 DELIVERED_TAG = "m5ws.delivered"
@@ -70,7 +70,10 @@ class RunPage:
             self._log_datasets(run, subject)
 
     def _lineage(self, run: Run) -> dict[str, str]:
-        """Return the tag by which MLflow shows a fork below its parent, if the parent has a page here."""
+        """Return the tag by which MLflow shows a run below its sweep, or a fork below a parent that has a page here."""
+        if run.sweep is not None:
+            experiment = self._run.info.experiment_id
+            return {mlflow_subject.PARENT_PAGE_TAG: sweep_page.open_page(self._client, experiment, run.sweep)}
         run_ids = find(self._client, run.parent.run) if run.parent is not None else []
         return {mlflow_subject.PARENT_PAGE_TAG: run_ids[0]} if run_ids else {}
 
@@ -167,15 +170,8 @@ class RunPage:
 
 
 def find(client: Any, run_id: str) -> list[str]:
-    """Return the ids of the MLflow runs of an m5ws run: the delivery target first, then by age.
-
-    All experiments are searched, because a script may choose its own.
-    """
-    experiments = [
-        experiment.experiment_id for experiment in pages(lambda token: client.search_experiments(page_token=token))
-    ]
-    query = f"tags.`{RUN_TAG}` = '{run_id}'"
-    runs = list(pages(lambda token: client.search_runs(experiments, query, page_token=token))) if experiments else []
+    """Return the ids of the MLflow runs of an m5ws run: the delivery target first, then by age."""
+    runs = search(client, RUN_TAG, run_id)
     runs.sort(key=lambda run: (DELIVERED_TAG not in run.data.tags, *order(run)))
     return [run.info.run_id for run in runs]
 

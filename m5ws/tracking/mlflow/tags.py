@@ -96,6 +96,8 @@ def tags(subject: Subject) -> dict[str, str]:
     }
     if subject.run.reproduces is not None:
         own["m5ws.reproduces"] = subject.run.reproduces
+    if subject.run.sweep is not None:
+        own["m5ws.sweep"] = subject.run.sweep.id
     if (parent := subject.run.parent) is not None:
         own |= {"m5ws.parent_run": parent.run, "m5ws.parent_step": str(parent.step)}
     return {key: _one_line(value) for key, value in (own | _source(subject)).items()}

@@ -51,3 +51,42 @@ def test_a_module_is_the_script() -> None:
 def test_any_command_has_arguments(words: list[str]) -> None:
     parsed = arguments.parse(("train.py", *words), _FILES.get)
     assert bool(parsed.values) == (words not in ([], ["--"]))
+
+
+_COMMAND = (
+    "-m",
+    "pkg.train",
+    "--lr",
+    "1e-3",
+    "--width=64",
+    "--betas",
+    "0.9",
+    "0.95",
+    "+a.b=c",
+    "--ema",
+    "--",
+    "--lr",
+    "2",
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "position", "word"),
+    [
+        ("lr", "3e-4", 3, "3e-4"),
+        ("width", "32", 4, "--width=32"),
+        ("a.b", "d", 8, "+a.b=d"),
+        ("betas", "1", None, ""),
+        ("ema", "1", None, ""),
+        ("1", "x", None, ""),
+        ("absent", "1", None, ""),
+    ],
+)
+def test_an_argument_with_one_value_is_replaced(name: str, value: str, position: int | None, word: str) -> None:
+    expected = None if position is None else (*_COMMAND[:position], word, *_COMMAND[position + 1 :])
+    assert arguments.replace(_COMMAND, name, value) == expected
+
+
+def test_an_argument_that_is_given_twice_is_not_replaced() -> None:
+    assert arguments.replace(("train.py", "--lr", "1", "--lr", "2"), "lr", "3") is None
+    assert arguments.replace(("train.py", "--batch-size", "1"), "batch_size", "3") == ("train.py", "--batch-size", "3")

@@ -1,0 +1,254 @@
+"""`m5ws run --sweep` on the command line: plans, errors, the supervisor of the runs, and whole sweeps."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from m5ws.cli import sweep as command
+from m5ws.launch.local import LocalLauncher
+from m5ws.records.launch import LaunchRequest
+from m5ws.records.run import Axis, LaunchSpec, Run, Sweep
+from m5ws.repository.repository import Repository
+from m5ws.runs import sweeps
+from m5ws.runs.sweeps import SweepRun
+from tests.cli.conftest import M5, Made
+from tests.support.records import mlflow_runs as written
+from tests.support.records import planted
+
+_LIMIT_S = 120.0
+
+
+# --- plans and errors -----------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_lists_the_runs_and_starts_none(m5: M5, made: Made, place: Path) -> None:
+    words = (
+        "run",
+        made.snapshot,
+        "--sweep",
+        "lr=1e-4,3e-4",
+        "--sweep",
+        "seed=0:2",
+        "--name",
+        "rates",
+        "--dry-run",
+        "--env",
+        "warn",
+    )
+    done = m5(*words, "--", "train.py")
+    assert done.status == 0, done.err
+    assert [line.split()[-2:] for line in done.out.splitlines()[2:]] == [
+        ["lr=1e-4", "seed=0"],
+        ["lr=1e-4", "seed=1"],
+        ["lr=3e-4", "seed=0"],
+        ["lr=3e-4", "seed=1"],
+    ]
+    document = m5(*words, "--json", "--", "train.py").document
+    assert [run["values"] for run in document["runs"]][1] == {"lr": "1e-4", "seed": "1"}
+    assert {run["id"] for run in m5("ls", "--json").document["runs"]} == {made.run, made.replay}
+    assert not (place / ".m5ws" / "sweeps").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--sweep", "rate=1,2"), "rate"),
+        (("--sweep", "lr=fast"), "text"),
+        (("--sweep", "lr=1:1"), "range"),
+        (("--sweep", "seed=0:1001"), "1,001 runs"),
+        (("--parallel", "2"), "--sweep"),
+        (("--sweep", "lr=1", "--detach"), "--detach"),
+        (("--sweep", "lr=1", "--from", "7c1d00000001"), "--from"),
+        (("--sweep", "lr=1", "--set", "steps=many"), "steps"),
+    ],
+)
+def test_an_error_comes_before_anything_starts(m5: M5, made: Made, words: tuple[str, ...], named: str) -> None:
+    done = m5("run", *([] if "--from" in words else [made.snapshot]), *words, "--", "train.py")
+    assert (done.status, done.out) == (2, "")
+    assert done.err.startswith("error: ") and named in done.err
+    assert {run["id"] for run in m5("ls", "--json").document["runs"]} == {made.run, made.replay}
+
+
+def test_a_script_that_is_not_there_stops_the_sweep_and_not_each_run(m5: M5, made: Made) -> None:
+    done = m5("run", made.snapshot, "--sweep", "lr=1,2", "--", "absent.py")
+    assert done.status == 2 and done.err.count("error:") == 1
+
+
+# --- views ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def swept(home: Repository, made: Made) -> Sweep:
+    """A sweep of three runs: the first finished, the second failed, and the third has not begun."""
+    grid = Sweep(id="5eeb00000000", snapshot=made.snapshot, axes=(Axis(key="lr", values=("1", "2", "3")),))
+    base = Run(id="0" * 12, snapshot=made.snapshot, spec=LaunchSpec(command=("train.py",)))
+    for row, outcome in zip(sweeps.list_planned(grid), ("finished", "failed"), strict=False):
+        run = sweeps.derive(home, grid, base, row)
+        planted.run(home, run.id, run.snapshot, spec=run.spec, sweep=run.sweep, name=run.name, created_s=3000.0)
+        planted.begin(home, run.id)
+        written.end(home, run, outcome=outcome)
+    return grid
+
+
+def test_show_ls_and_compare_know_a_sweep(m5: M5, swept: Sweep, made: Made) -> None:
+    first, second, third = (run.id for run in sweeps.list_planned(swept))
+    shown = m5("show", swept.id[:6])
+    assert shown.status == 0 and [line.split()[:2] for line in shown.out.splitlines()[-3:]] == [
+        [first, "finished"],
+        [second, "failed"],
+        [third, "not"],
+    ]
+    assert [run["state"] for run in m5("show", "--json", swept.id).document["runs"]][1:] == ["failed", "not started"]
+    assert f"sweep     {swept.id}" in m5("show", first).out
+    rows = m5("ls", "--where", f"sweep='{swept.id}'", "--json").document["runs"]
+    assert {(row["id"], row["sweep"]) for row in rows} == {(first, swept.id), (second, swept.id)}
+    (line,) = [line for line in m5("ls", "--runs").out.splitlines() if line.startswith(first)]
+    assert f"lr=1, sweep {swept.id}" in line and line.count("lr=1") == 1
+    assert [run["id"] for run in m5("compare", swept.id, made.run, "--json").document["runs"]] == [
+        first,
+        second,
+        made.run,
+    ]
+
+
+def test_a_resume_plans_the_runs_that_did_not_finish(m5: M5, swept: Sweep, made: Made) -> None:
+    _, second, third = (run.id for run in sweeps.list_planned(swept))
+    document = m5("run", "--resume", swept.id, "--parallel", "2", "--dry-run", "--json").document
+    assert [(run["id"], run["state"]) for run in document["runs"]] == [(second, "failed"), (third, "not started")]
+    assert m5("run", "--resume", made.run, "--parallel", "2").status == 2
+    assert m5("run", "--resume", swept.id, "--sweep", "lr=1").status == 2
+
+
+# --- the supervisor -------------------------------------------------------------------------------------------------
+
+
+def _planned(count: int) -> list[SweepRun]:
+    return [SweepRun(id=f"{n:012d}", name=f"n={n}", position=n, values={"n": str(n)}) for n in range(count)]
+
+
+def _supervisor(folder: Path, script: str, parallel: int) -> command.Supervisor:
+    """Return the supervisor of processes that run a shell script, with the number of the run as its argument."""
+
+    def request(run: SweepRun) -> LaunchRequest:
+        argv = ("sh", "-c", script, "sh", str(run.position))
+        return LaunchRequest(argv=argv, cwd=str(folder), environment={}, log=str(folder / f"{run.id}.log"))
+
+    return command.Supervisor(LocalLauncher(os.environ), request, parallel=parallel, progress=True)
+
+
+def test_a_failed_run_does_not_stop_the_others_and_their_lines_have_their_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # At most two at a time: a third `mkdir` would fail.
+    script = 'mkdir a 2>/dev/null && s=a || { mkdir b && s=b; } || exit 9; echo "at $1"; rmdir $s; [ $1 != 1 ]'
+    results = _supervisor(tmp_path, script, parallel=2).run(_planned(5))
+    assert [result.outcome for result in results] == ["finished", "failed", "finished", "finished", "finished"]
+    shown = capsys.readouterr().err.splitlines()
+    assert {f"n={n}: at {n}" for n in range(5)} <= set(shown)
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_an_interrupt_stops_the_running_and_starts_no_more(tmp_path: Path, presses: int) -> None:
+    begun = [tmp_path / f"begun-{n}" for n in range(2)]
+    script = f"""
+    n=0; trap 'n=$((n+1)); touch asked-$1-$n; [ $n = {presses} ] && exit 130' TERM
+    touch begun-$1; while :; do sleep 0.05; done
+    """
+
+    def press() -> None:
+        _until(lambda: all(path.exists() for path in begun))
+        for press in range(1, presses + 1):
+            asked = [tmp_path / f"asked-{n}-{press}" for n in range(2)]
+            os.kill(os.getpid(), signal.SIGINT)
+            _until(lambda paths=asked: all(path.exists() for path in paths))  # type: ignore[misc]
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    results = _supervisor(tmp_path, script, parallel=2).run(_planned(3))
+    thread.join()
+    assert [(result.outcome, result.exit_code) for result in results] == [
+        ("interrupted", 130),
+        ("interrupted", 130),
+        ("not started", None),
+    ]
+
+
+# --- whole sweeps ---------------------------------------------------------------------------------------------------
+
+_SCRIPT = """
+import pathlib, sys, time
+lr, mark = open("config.yaml").readline().split()[1], pathlib.Path(sys.argv[1])
+pathlib.Path("out").mkdir(exist_ok=True)
+pathlib.Path("out/lr.txt").write_text(lr)
+if not mark.exists():
+    if lr == "1":
+        raise SystemExit("bad rate")
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_sweep_that_was_stopped_is_resumed_as_a_whole(
+    home: Repository, place: Path, tmp_path: Path, number: int
+) -> None:
+    (place / "m5ws.toml").write_text(
+        "[run]\noutputs = ['out']\ntrainer = 'python'\n[mlflow]\nenabled = false\n[store]\nurl = '.m5ws/store'\n"
+    )
+    (place / "train.py").write_text(_SCRIPT)
+    mark = tmp_path / "mark"
+    words = [sys.executable, "-m", "m5ws", "-C", str(place)]
+    begin = [*words, "run", "--sweep", "lr=1,2,3", "--", "train.py", str(mark)]
+    with subprocess.Popen(begin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        sweep = process.stdout.readline().strip()
+        seen = []
+        for line in process.stderr:
+            seen.append(line)
+            if "lr=2: ready" in line:
+                break
+        os.kill(process.pid, number)
+        seen += process.stderr.readlines()
+    assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL), "".join(seen)
+    states = _states(words, sweep)
+    _until(lambda: _states(words, sweep)["lr=2"] == "interrupted")
+    assert (states["lr=1"], states["lr=3"]) == ("failed", "not started")
+
+    mark.touch()
+    resume = [*words, "run", "--resume", sweep, "--parallel", "2", "--json"]
+    done = subprocess.run(resume, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert [(run["name"], run["outcome"]) for run in document["runs"]] == [
+        (f"lr={value}", "finished") for value in (1, 2, 3)
+    ]
+    assert set(_states(words, sweep).values()) == {"finished"}
+    again = subprocess.run(resume, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+    assert again.returncode == 2 and "finished" in again.stderr
+    fetched = tmp_path / "fetched"
+    subprocess.run([*words, "outputs", document["runs"][2]["run"], str(fetched)], check=True, capture_output=True)
+    assert (fetched / "out" / "lr.txt").read_text() == "3"
+
+
+def _states(words: list[str], sweep: str) -> dict[str, str]:
+    done = subprocess.run([*words, "show", sweep, "--json"], capture_output=True, text=True, check=True)
+    runs: list[dict[str, Any]] = json.loads(done.stdout)["runs"]
+    return {run["name"]: run["state"] for run in runs}
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    """Wait for a condition that other processes bring about."""
+    deadline = time.monotonic() + _LIMIT_S
+    while not holds():
+        assert time.monotonic() < deadline, "it never came to be"
+        time.sleep(0.05)
