@@ -47,6 +47,7 @@ COMMANDS = {
     "verify": "Check a verdict written by `m5ws attest`.",
     "ls": "List snapshots and runs.",
     "show": "Show a snapshot, a run or a sweep.",
+    "watch": "Show a run while it goes on.",
     "note": "Add a note to a run.",
     "diff": "Show the differences between two snapshots or runs.",
     "compare": "Compare the inputs and results of 2 to 50 runs.",

@@ -63,17 +63,18 @@ class _Scale:
     """The position of a point in the chart."""
 
     def __init__(self, points: Sequence[tuple[int, float]]) -> None:
-        self.x = _limits([float(step) for step, _ in points])
-        self.y = _limits([value for _, value in points])
+        self.x = limits([float(step) for step, _ in points])
+        self.y = limits([value for _, value in points])
 
     def at_x(self, step: float) -> float:
-        return round(_LEFT + (_WIDTH - _LEFT - _RIGHT) * _share(step, self.x), 1)
+        return round(_LEFT + (_WIDTH - _LEFT - _RIGHT) * share(step, self.x), 1)
 
     def at_y(self, value: float) -> float:
-        return round(_HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * _share(value, self.y), 1)
+        return round(_HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * share(value, self.y), 1)
 
 
-def _limits(values: Sequence[float]) -> tuple[float, float]:
+def limits(values: Sequence[float]) -> tuple[float, float]:
+    """Return the lowest and the highest of finite values, which are not equal."""
     least, most = min(values), max(values)
     if least == most:
         margin = abs(least) / 2 or 1.0
@@ -81,8 +82,9 @@ def _limits(values: Sequence[float]) -> tuple[float, float]:
     return least, most
 
 
-def _share(value: float, limits: tuple[float, float]) -> float:
-    least, most = limits
+def share(value: float, between: tuple[float, float]) -> float:
+    """Return the place of a value between two others: 0 at the first, 1 at the second."""
+    least, most = between
     # Halves, because the difference of two doubles may be infinite.
     return (value / 2 - least / 2) / (most / 2 - least / 2)
 
@@ -117,7 +119,7 @@ def ticks(least: float, most: float) -> list[float]:
 def _drawn(line: Line, number: int, scale: _Scale) -> list[Markup]:
     style = _style(number)
     elements = []
-    for run in _runs(line.points):
+    for run in finite_parts(line.points):
         places = [(scale.at_x(step), scale.at_y(value)) for step, value in run]
         if len(places) == 1:
             (x, y) = places[0]
@@ -128,7 +130,7 @@ def _drawn(line: Line, number: int, scale: _Scale) -> list[Markup]:
     return elements
 
 
-def _runs(points: Sequence[tuple[int, float]]) -> Iterator[list[tuple[int, float]]]:
+def finite_parts(points: Sequence[tuple[int, float]]) -> Iterator[list[tuple[int, float]]]:
     """Yield the parts of a line between values that are not finite."""
     part: list[tuple[int, float]] = []
     for step, value in points:

@@ -32,8 +32,15 @@ class Curve:
         self._added += 1
         self._last = [(step, value)]
 
+    def cut(self, last: int) -> None:
+        """Remove the points after step `last`: these steps are done again."""
+        kept = ([point for point in part if point[0] <= last] for part in self._ranges)
+        self._ranges = [part for part in kept if part]
+        self._added = len(self._ranges) * self._width
+        self._last = self._ranges[-1][-1:] if self._ranges else []
+
     def _halve(self) -> None:
-        """Join each two ranges. All are full, and their number is even."""
+        """Join each two ranges. Their number is even."""
         pairs = zip(self._ranges[::2], self._ranges[1::2], strict=True)
         self._ranges = [_extremes([*one, *other]) for one, other in pairs]
         self._width *= 2

@@ -116,7 +116,7 @@ def test_no_verb_that_reads_lets_a_text_control_the_terminal(
         ("diff", run, replay), ("fsck",), ("fsck", "--read-data"), ("checkpoint", "ls", run),
         ("checkpoint", "show", f"{run}@3"),
         ("checkpoint", "show", f"{run}@3", "--all"), ("checkpoint", "diff", f"{run}@3", f"{replay}@3"),
-        ("checkpoint", "export", f"{run}@3", tmp_path / "export"), ("logs", run), ("attest", run),
+        ("checkpoint", "export", f"{run}@3", tmp_path / "export"), ("logs", run), ("watch", run), ("attest", run),
         ("reproduce", run, "--dry-run"), ("reproduce", run), ("bisect", run, replay, "--dry-run"),
         ("gc", "--dry-run"), ("push", tmp_path / "other", "--dry-run"), ("checkout", one, tmp_path / "out"),
         ("prefetch", run, "--dry-run"), ("run", "--from", f"{run}@3", "--dry-run"),

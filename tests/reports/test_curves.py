@@ -42,6 +42,18 @@ def test_the_points_that_are_held_do_not_grow_with_the_steps() -> None:
     assert curve.points[-1] == (99_999, float(99_999 % 97)) and len(curve.points) > 400
 
 
+@given(st.integers(1, 3000), st.data())
+def test_a_curve_that_was_cut_goes_on_with_the_steps_that_are_done_again(length: int, data: st.DataObject) -> None:
+    curve, last = _curve([float(step) for step in range(length)]), data.draw(st.integers(-1, length))
+    curve.cut(last)
+    assert all(step <= last for step, _ in curve.points)
+    for step in range(last + 1, last + 1 + length):
+        curve.add(step, -1.0)
+    points = curve.points
+    assert points == sorted(points) and len(points) <= curves.POINTS
+    assert points[-1] == (last + length, -1.0)
+
+
 def test_a_value_that_is_no_number_stays_and_a_text_has_no_curve() -> None:
     steps = [Step(step=step, quantities={"loss": "nan:7ff8000000000000", "note": "text"}) for step in range(1, 4)]
     found = curves.of_steps(steps)

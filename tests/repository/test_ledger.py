@@ -90,6 +90,16 @@ def test_a_frame_cut_short_by_a_kill_is_never_read(tmp_path: Path) -> None:
         assert len(found) == cut // (len(whole) // 4)
 
 
+def test_a_long_spool_is_read_in_pieces(tmp_path: Path) -> None:
+    path = tmp_path / "0.spool"
+    _spool(path, 1, 7).close()
+    reader, pieces = SpoolReader(path), list[list[bytes]]()
+    while piece := reader.read(path.stat().st_size // 3):
+        pieces.append(piece)
+    assert [event for piece in pieces for event in piece] == _steps(1, 7)
+    assert [len(piece) for piece in pieces] == [2, 2, 2, 1]
+
+
 def test_a_full_disk_delays_events_and_loses_none(tmp_path: Path) -> None:
     """A file-size limit simulates a full disk: the kernel truncates the write within a frame."""
     path = tmp_path / "0.spool"

@@ -8,12 +8,16 @@ import datetime
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
 from m5ws.control_characters import CONTROL, escaped
 from m5ws.records import exact
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
 
@@ -33,6 +37,19 @@ Line = str | tuple[str | StyledText, ...]
 def echo(*lines: Line, err: bool = False, nl: bool = True) -> None:
     """Print lines, escaped. Styles are left out if there is no terminal."""
     click.echo("\n".join(map(_rendered, lines)), err=err, nl=nl)
+
+
+def rich_text(lines: Sequence[Line]) -> "Text":
+    """Return lines for a live display of rich, escaped. Each is cut at the width of the terminal."""
+    from rich.text import Text
+
+    text = Text(no_wrap=True, overflow="ellipsis")
+    for number, line in enumerate(lines):
+        text.append("\n" * (number > 0))
+        for piece in (line,) if isinstance(line, str) else line:
+            style = "" if isinstance(piece, str) else f"{'bold ' * piece.bold}{piece.colour or ''}".strip()
+            text.append(escaped(plain_text((piece,))), style)
+    return text
 
 
 def plain_text(line: Line) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from m5ws.errors import CorruptObject, Fenced, ObjectExists
+from m5ws.errors import CorruptObject, Fenced, NotFound, ObjectExists
 from m5ws.records import codec
 from m5ws.records.ledger import AnyEvent, AttemptEnded, AttemptStarted, Batch
 from m5ws.repository import bindings, concurrency, gc_plans, publishing
@@ -124,6 +124,22 @@ def fetch(repo: Repository, run: str, attempt: int, rank: str, seq: int) -> Batc
     batch = codec.decode(repo.store.get(key), Batch, key)
     _check(batch, key, batch.previous)
     return batch
+
+
+def read_newer(repo: Repository, run: str, attempt: int, rank: str, after: Batch | None) -> Iterator[Batch]:
+    """Yield as `read`, for a caller that comes again and again: one request for each batch, and one for the next one.
+
+    `read` lists all batches of the chain, whatever `after` is. A batch that is missing before later ones is the end.
+    """
+    head, seq = (after.head, after.seq + 1) if after else (genesis(run, attempt, rank), 0)
+    while True:
+        try:
+            batch = fetch(repo, run, attempt, rank, seq)
+        except NotFound:
+            return
+        _check(batch, f"{_prefix(run, attempt, rank)}{seq:08d}", head)
+        head, seq = batch.head, seq + 1
+        yield batch
 
 
 def backwards(repo: Repository, run: str, attempt: int, rank: str) -> Iterator[Batch]:

@@ -81,12 +81,12 @@ class SpoolReader:
         self._path = path
         self._offset = 0
 
-    def read(self) -> list[bytes]:
-        """Return the encoded events that became complete since the last call."""
+    def read(self, most_bytes: int = -1) -> list[bytes]:
+        """Return the encoded events that became complete since the last call, from at most `most_bytes` of the file."""
         try:
             with open(self._path, "rb") as file:
                 file.seek(self._offset)
-                data = file.read()
+                data = file.read(most_bytes)
         except FileNotFoundError:
             return []
         events, position = [], 0

@@ -1,0 +1,130 @@
+"""A run that goes on, for people: as a view of the whole terminal, or as lines of their own."""
+
+from typing import TYPE_CHECKING
+
+from m5ws.cli.terminal import braille, output
+from m5ws.cli.terminal.output import Line, StyledText
+
+if TYPE_CHECKING:
+    from m5ws.records.ledger import Notice
+    from m5ws.records.verdict import Verdict
+    from m5ws.reports.live import LiveState
+
+_COLOURS = {"running": "cyan", "finished": "green", "failed": "red", "interrupted": "yellow", "unsaved": "red"}
+_LABEL = 9
+_MOST_ROWS, _LEAST_ROWS = 12, 3
+_VERDICTS = 3
+_ERRORS = 3
+
+
+def lines(state: "LiveState", now_s: float, width: int, height: int) -> list[Line]:
+    """Return the view of a run in at most `height` lines, if that leaves room for a curve of three rows."""
+    before = [_title(state), *_facts(state, now_s)]
+    after = [*_checkpoints(state), *_notices(state), *_errors(state), *_verdicts(state)]
+    rows = max(_LEAST_ROWS, min(_MOST_ROWS, height - len(before) - len(after) - 2))
+    return [*before, *_curve(state, width, rows), *after]
+
+
+def summary(state: "LiveState") -> str:
+    """Return the state of a run in one line: step, loss, speed, time left."""
+    parts = [state.state, _step(state)]
+    if "loss" in state.quantities:
+        parts.append(f"loss {output.number(state.quantities['loss'])}")
+    return "  ".join([*parts, *_speed(state)])
+
+
+def notice(event: "Notice") -> str:
+    """Return a notice in one line."""
+    where = f" (step {event.step})" if event.step is not None else ""
+    return f"{event.kind}{where}: {_one_line(event.message)}"
+
+
+def _title(state: "LiveState") -> Line:
+    name = f" {_one_line(state.name)}" if state.name else ""
+    where = f", attempt {state.attempt} on {_one_line(state.host or 'an unknown host')}" if state.attempt else ""
+    ranks = f", {state.ranks} ranks" if state.ranks else ""
+    standing = StyledText(state.state, _COLOURS.get(state.state), bold=True)
+    return (StyledText(f"run {state.run}", bold=True), f"{name}  ", standing, f"{where}{ranks}")
+
+
+def _step(state: "LiveState") -> str:
+    return f"step {state.step:,}/{state.total_steps:,}" if state.total_steps else f"step {state.step:,}"
+
+
+def _speed(state: "LiveState") -> list[str]:
+    parts = []
+    if state.steps_per_s is not None:
+        slow = state.steps_per_s < 1
+        parts.append(f"{1 / state.steps_per_s:.3g} s/step" if slow else f"{state.steps_per_s:.3g} steps/s")
+    if state.tokens_per_s is not None:
+        parts.append(f"{state.tokens_per_s:,.0f} tokens/s")
+    if state.left_s is not None:
+        parts.append(f"{output.duration(state.left_s)} left")
+    return parts
+
+
+def _facts(state: "LiveState", now_s: float) -> list[Line]:
+    parts = [_step(state), *_speed(state)]
+    if state.state == "running" and state.last_s:
+        parts.append(f"last event {output.duration(now_s - state.last_s)} ago")
+    elif state.ended_s and state.started_s:
+        parts.append(f"took {output.duration(state.ended_s - state.started_s)}")
+    shown: list[Line] = ["  ".join(parts)]
+    ordered = sorted(state.quantities, key=lambda name: (name != "loss", not name.endswith("loss"), name != "lr"))
+    if ordered:
+        numbers = (f"{_one_line(name)} {_one_line(output.number(state.quantities[name]))}" for name in ordered)
+        shown.append("  ".join(numbers))
+    if state.not_finite is not None:
+        shown.append(
+            (StyledText(f"the first loss that is no finite number is that of step {state.not_finite:,}", "red"),)
+        )
+    if state.message:
+        shown.append(f"{state.state}: {_one_line(state.message)}")
+    return shown
+
+
+def _curve(state: "LiveState", width: int, rows: int) -> list[Line]:
+    """Return the curve of the loss with its limits, and the first and last step below it."""
+    columns = width - _LABEL - 1
+    drawn = braille.draw(state.loss, columns, rows)
+    if not drawn:
+        return []
+    values = [value for _, value in state.loss if abs(value) < float("inf")]
+    labels = [f"{max(values):.4g}", *[""] * (rows - 2), f"{min(values):.4g}"]
+    first, last = f"{state.loss[0][0]:,}", f"step {state.loss[-1][0]:,}"
+    axis = f"{'':{_LABEL}} {first}{last.rjust(columns - len(first))}" if columns > len(first) + len(last) else ""
+    return [*(f"{label.rjust(_LABEL)} {row}" for label, row in zip(labels, drawn, strict=True)), axis]
+
+
+def _checkpoints(state: "LiveState") -> list[Line]:
+    if state.last_checkpoint is None:
+        return ["no checkpoint yet" if state.state == "running" else "no checkpoint"]
+    count = "1 checkpoint" if state.checkpoints == 1 else f"{state.checkpoints:,} checkpoints"
+    return [f"{count}, the last after step {state.last_checkpoint:,}"]
+
+
+def _notices(state: "LiveState") -> list[Line]:
+    earlier = state.notice_count - len(state.notices)
+    shown: list[Line] = [f"{earlier:,} earlier notices"] if earlier else []
+    return [*shown, *((StyledText(notice(event), "yellow"),) for event in state.notices)]
+
+
+def _errors(state: "LiveState") -> list[Line]:
+    ranks = sorted(state.rank_errors, key=lambda rank: (len(rank), rank))
+    more = len(ranks) - _ERRORS
+    shown: list[Line] = [f"rank {rank}: {_one_line(state.rank_errors[rank])}" for rank in ranks[:_ERRORS]]
+    return [*shown, f"{more:,} more ranks have errors"] if more > 0 else shown
+
+
+def _verdicts(state: "LiveState") -> list[Line]:
+    return [_verdict(state, verdict) for verdict in state.verdicts[-_VERDICTS:]]
+
+
+def _verdict(state: "LiveState", verdict: "Verdict") -> Line:
+    role = f"replayed as {verdict.replay}" if verdict.run == state.run else f"as a replay of {verdict.run}"
+    first = f", first difference at step {verdict.first.step}" if verdict.first is not None else ""
+    return f"{verdict.outcome}: {role}{first}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

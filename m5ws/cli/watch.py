@@ -1,0 +1,130 @@
+"""`m5ws watch`."""
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING
+
+import click
+
+from m5ws.cli.parameters import names
+from m5ws.cli.terminal import interrupt, live_view, output, progress
+
+if TYPE_CHECKING:
+    from m5ws.reports.live import LiveRun, LiveState
+    from m5ws.repository.repository import Repository
+    from m5ws.workspace import Workspace
+
+_INTERVAL_S = 2.0
+_LINE_EVERY_S = 10.0
+
+Show = Callable[["LiveState"], None]
+"""Shows the state of a run."""
+
+
+@click.command("watch")
+@click.argument("run", type=names.Id(("run",)))
+@click.option("--once", is_flag=True, help="Print the view once.")
+@output.json_option
+@click.pass_context
+def command(context: click.Context, run: str, once: bool, as_json: bool) -> None:
+    """Show a run while it goes on.
+
+    The view has the state, the last step, speed and time left, the quantities of the last step, the curve of the loss,
+    checkpoints, notices, errors of ranks, and verdicts. It is renewed every 2 seconds, until the run ends. Without a
+    terminal, a line is printed every 10 seconds, and one for each notice.
+
+    A run on this machine is shown as it writes its steps. Of a run elsewhere, the steps are those in the store, which
+    may be a minute old.
+
+    Ctrl-C ends the view. The run is not touched. --json prints the state once.
+
+    Exit status: 0 the run has ended, or the view was printed once; 130 interrupted.
+
+    \b
+    Examples:
+      m5ws watch 7c1d
+      m5ws watch 7c1d --once
+    """
+    from m5ws.reports import live
+
+    workspace = names.workspace(context)
+    repo = names.open_repository(workspace)
+    run_id = names.find_id(repo, run, "run")
+    watched = live.LiveRun(repo, run_id, partial(workspace.attempt_dir, run_id))
+    with progress.Bar() as bar:
+        watched.refresh(bar)
+    if as_json:
+        return output.print_json(watched.state())
+    if once:
+        return output.echo(*_lines(watched.state()))
+    pause = partial(_pause, workspace, repo)
+    with interrupt.on_signals(), TerminalView() if sys.stdout.isatty() else nullcontext(PlainLines()) as show:
+        follow(watched, show, pause)
+    return None
+
+
+def follow(watched: "LiveRun", show: Show, pause: Callable[[], None]) -> None:
+    """Show a run, which was read once, until it has ended. `pause` is called before each further reading."""
+    show(watched.state())
+    while not watched.ended:
+        pause()
+        watched.refresh()
+        show(watched.state())
+
+
+def _pause(workspace: "Workspace", repo: "Repository") -> None:
+    """Wait, then deliver the events that a killed supervisor left here, with the end of its attempt."""
+    from m5ws.runs import recovery
+
+    time.sleep(_INTERVAL_S)
+    recovery.deliver(repo, workspace.home, workspace.kept)
+
+
+def _lines(state: "LiveState") -> list[output.Line]:
+    size = get_terminal_size()
+    return live_view.lines(state, time.time(), size.columns, size.lines)
+
+
+class TerminalView(AbstractContextManager[Show]):
+    """A view that is drawn over itself. The last one stays on the terminal."""
+
+    def __enter__(self) -> Show:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._live = Live(console=Console(), auto_refresh=False, vertical_overflow="crop")
+        self._live.start()
+        return self._show
+
+    def __exit__(self, *_error: object) -> None:
+        self._live.stop()
+
+    def _show(self, state: "LiveState") -> None:
+        self._live.update(output.rich_text(_lines(state)), refresh=True)
+
+
+class PlainLines:
+    """Prints the state of a run now and then, its notices at once, and its view at the end."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._next_s = clock()
+        self._notices = 0
+        self._printed = ""
+
+    def __call__(self, state: "LiveState") -> None:
+        if state.state not in ("created", "running"):
+            output.echo(*_lines(state))
+            return
+        new = min(state.notice_count - self._notices, len(state.notices))
+        for event in state.notices[len(state.notices) - new :]:
+            output.echo(live_view.notice(event))
+        self._notices = state.notice_count
+        line = live_view.summary(state)
+        if line != self._printed and self._clock() >= self._next_s:
+            output.echo(line)
+            self._printed, self._next_s = line, self._clock() + _LINE_EVERY_S

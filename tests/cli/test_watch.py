@@ -1,0 +1,198 @@
+"""`m5ws watch`: the view of a run, as lines and on a terminal; the run is never touched."""
+
+import math
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from m5ws.cli import watch
+from m5ws.cli.terminal import braille, live_view, output
+from m5ws.records.exact import encode
+from m5ws.records.ledger import AttemptEnded, CheckpointPublished, Event, Notice, RankEnded, RankStarted, Step
+from m5ws.reports.live import LiveRun, LiveState
+from m5ws.repository import checkpoints
+from m5ws.repository.ledger import ledger
+from m5ws.repository.repository import Repository
+from tests.cli.conftest import M5, Made
+from tests.support.records import planted
+
+_RUN = "7c1d00000009"
+_BEGIN_S = 1000.0
+
+
+def _step(number: int, loss: float | None = None, total: int | None = 400) -> Step:
+    quantities = {"grad_norm": encode(2.0), "lr": encode(0.1), "loss": encode(1 / number if loss is None else loss)}
+    return Step(time_s=_BEGIN_S + number / 4, step=number, quantities=quantities, tokens=50, seconds=0.25, total=total)
+
+
+@pytest.fixture
+def running(home: Repository) -> Repository:
+    """A store with a run that goes on: 100 steps of two ranks, one of them not a number, and a checkpoint."""
+    planted.run(home, _RUN, name="trial")
+    planted.begin(home, _RUN, time_s=_BEGIN_S, host="node")
+    point = CheckpointPublished(step=50, name=checkpoints.name(50, 1), checkpoint="0" * 64, content="0" * 64)
+    for rank in (0, 1):
+        began = RankStarted(time_s=_BEGIN_S, rank=rank, world=2, pid=1)
+        steps: list[Event] = [_step(number, math.nan if number == 60 else None) for number in range(1, 101)]
+        planted.append(home, _RUN, 1, str(rank), began, *steps, *([point] if rank == 0 else []))
+    return home
+
+
+@pytest.fixture
+def ended(running: Repository) -> Repository:
+    planted.append(running, _RUN, 1, "1", RankEnded(rank=1, error="ValueError: no"))
+    notice = Notice(time_s=_BEGIN_S + 26, kind="input-modified", message="data\nwas changed", step=100)
+    end = AttemptEnded(time_s=_BEGIN_S + 65, outcome="failed", exit_code=1, message="ValueError: no")
+    planted.append(running, _RUN, 1, ledger.LAUNCHER, notice, end)
+    return running
+
+
+def test_the_view_has_all_that_a_run_has_reached(m5: M5, running: Repository) -> None:
+    lines = m5("watch", _RUN, "--once").out.splitlines()
+    assert lines[0] == f"run {_RUN} trial  running, attempt 1 on node, 2 ranks"
+    assert lines[1].startswith("step 100/400  4 steps/s  400 tokens/s  1m 15s left  last event ")
+    assert lines[2] == "loss 0.01  lr 0.1  grad_norm 2"
+    assert "step 60" in lines[3]
+    assert lines[4].split()[0] == "1" and sum("⠀" <= line[-1] <= "⣿" for line in lines) >= 3
+    assert lines[-2].split() == ["1", "step", "100"]
+    assert lines[-1] == "1 checkpoint, the last after step 50"
+
+
+def test_a_run_that_has_ended_is_shown_once_and_the_command_ends(m5: M5, ended: Repository) -> None:
+    done = m5("watch", _RUN)
+    assert done.status == 0
+    assert done.out == m5("watch", _RUN, "--once").out
+    for text in ("failed", "took 1m 05s", "input-modified (step 100): data was changed", "rank 1: ValueError: no"):
+        assert text in done.out
+
+
+def test_json_has_the_state_and_its_curve(m5: M5, running: Repository) -> None:
+    document = m5("watch", _RUN, "--json").document
+    assert (document["state"], document["step"], document["steps_per_s"]) == ("running", 100, 4.0)
+    assert document["loss"][0] == [1, 1.0] and document["loss"][59] == [60, None]
+    assert (document["not_finite"], document["last_checkpoint"]) == (60, 50)
+
+
+def test_verdicts_are_in_the_view(m5: M5, made: Made) -> None:
+    assert f"reproduced: replayed as {made.replay}" in m5("watch", made.run).out
+    assert f"reproduced: as a replay of {made.run}" in m5("watch", made.replay).out
+
+
+def test_a_run_that_does_not_exist_is_an_error(m5: M5, running: Repository) -> None:
+    assert m5("watch", "beef").status == 3
+
+
+def test_a_run_that_goes_on_is_followed_and_lines_are_few(
+    running: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock, number = [0.0], [100]
+
+    def pause() -> None:
+        clock[0] += 4.0
+        number[0] += 1
+        planted.append(running, _RUN, 1, "0", _step(number[0]))
+        if number[0] == 103:
+            planted.append(running, _RUN, 1, "0", Notice(kind="limit", message="a limit"))
+        if number[0] == 110:
+            planted.append(running, _RUN, 1, ledger.LAUNCHER, AttemptEnded(outcome="finished", exit_code=0))
+
+    live = LiveRun(running, _RUN, lambda attempt: tmp_path)
+    live.refresh()
+    watch.follow(live, watch.PlainLines(clock=lambda: clock[0]), pause)
+    printed = capsys.readouterr().out.splitlines()
+    summaries = [line.split()[2] for line in printed if line.startswith("running")]
+    assert summaries == ["100/400", "103/400", "106/400", "109/400"]
+    assert printed.index("limit: a limit") == 1
+    assert any(line.startswith(f"run {_RUN} trial  finished") for line in printed)
+
+
+# --- lines
+
+
+def _state(**fields: object) -> LiveState:
+    return LiveState(run=_RUN, name=None, snapshot="0" * 64, reproduces=None, state="running", **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("width", "height"), [(1, 1), (10, 5), (11, 24), (40, 10), (300, 100)])
+def test_a_curve_has_the_width_of_the_terminal(width: int, height: int) -> None:
+    state = _state(loss=tuple((step, 1 / step) for step in range(1, 500)), step=499)
+    rows = [output.plain_text(line) for line in live_view.lines(state, 0.0, width, height)]
+    curve = [row for row in rows if row and "⠀" <= row[-1] <= "⣿"]
+    assert len(curve) in (0, *range(3, 13)) and bool(curve) == (width > 10)
+    assert all(len(row) == width for row in curve)
+    if height >= 10:
+        assert len(rows) < height
+
+
+def test_a_run_without_a_finite_loss_has_no_curve_and_one_value_a_flat_one() -> None:
+    assert braille.draw([], 10, 3) == braille.draw([(1, math.nan), (2, math.inf)], 10, 3) == []
+    assert braille.draw([(1, 1.0)], 4, 3)[1] != "⠀" * 4
+    (flat,) = braille.draw([(1, 2.0), (9, 2.0)], 4, 1)
+    assert len(set(flat)) == 1
+
+
+def test_a_curve_is_a_line_from_its_first_to_its_last_point_and_a_nan_is_a_gap() -> None:
+    assert braille.draw([(1, 0.0), (4, 3.0)], 2, 1) == ["⡠⠊"]
+    gap = braille.draw([(1, 1.0), (2, 1.0), (3, math.nan), (4, math.nan), (7, 1.0), (8, 1.0)], 4, 1)[0]
+    assert gap[0] != "⠀" and gap[3] != "⠀" and gap[2] == "⠀"
+    extreme = braille.draw([(1, -1.7e308), (2, 1.7e308), (3, 0.0)], 5, 2)
+    assert [len(row) for row in extreme] == [5, 5]
+
+
+def test_a_slow_run_has_seconds_a_step_and_no_time_left_without_a_total() -> None:
+    shown = live_view.summary(_state(step=3, steps_per_s=0.25, tokens_per_s=1234.5))
+    assert shown == "running  step 3  4 s/step  1,234 tokens/s"
+
+
+# --- a terminal
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    ends = pty.openpty()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+def _start(place: Path, terminal: tuple[int, int]) -> "subprocess.Popen[bytes]":
+    argv = [sys.executable, "-m", "m5ws", "-C", str(place), "watch", _RUN]
+    environment = os.environ | {"COLUMNS": "60", "LINES": "20", "TERM": "xterm"}
+    return subprocess.Popen(argv, stdout=terminal[1], stderr=subprocess.PIPE, env=environment)
+
+
+def _read_until(descriptor: int, text: str) -> str:
+    shown = b""
+    while text.encode() not in shown:
+        shown += os.read(descriptor, 65536)
+    return shown.decode(errors="replace")
+
+
+def test_ctrl_c_ends_the_view_and_leaves_the_run_as_it_was(
+    running: Repository, place: Path, terminal: tuple[int, int]
+) -> None:
+    before = {stat.key: stat.size_bytes for stat in running.store.list("")}
+    process = _start(place, terminal)
+    shown = _read_until(terminal[0], "the last after step 50")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err.strip()) == (130, b"")
+    assert "step 100/400" in shown and "\x1b[?25l" in shown
+    assert "\x1b[?25h" in _read_until(terminal[0], "\x1b[?25h"), "the cursor is shown again"
+    assert {stat.key: stat.size_bytes for stat in running.store.list("")} == before
+
+
+def test_a_view_on_a_terminal_ends_with_the_run(running: Repository, place: Path, terminal: tuple[int, int]) -> None:
+    process = _start(place, terminal)
+    _read_until(terminal[0], "the last after step 50")
+    planted.append(running, _RUN, 1, ledger.LAUNCHER, AttemptEnded(outcome="finished", exit_code=0))
+    assert "finished" in _read_until(terminal[0], "\x1b[?25h")
+    assert process.wait(timeout=60) == 0
+    assert process.stderr is not None and process.stderr.read() == b""
+    process.stderr.close()
