@@ -1,95 +1,99 @@
-"""Scripts of Hugging Face's Trainer, Lightning and Hydra that know nothing of m5ws: reproduced, diverged, resumed."""
+"""The examples of frameworks, whose scripts know nothing of m5ws: reproduced, diverged, killed and resumed.
+
+The results are the table in docs/how-to/frameworks.md, which `--update-golden` rewrites.
+"""
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping
+import tomllib
+import warnings
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
 
 import m5ws
 from tests.conftest import loud_skip
-from tests.support.workspace.checkouts import commit_all, write
+from tests.support.paths import ROOT
+from tests.support.workspace import golden
+from tests.support.workspace.checkouts import commit_all
 
 pytestmark = pytest.mark.services
 
-_SCRIPTS = Path(__file__).parent / "scripts"
-_PACKAGES = Path(__file__).parent / "frameworks.txt"
-_SETTINGS = """\
-[config]
-files = ['{config}']
-[run]
-command = ['train.py']
-trainer = 'python'
-outputs = ['{outputs}']
-environment = {{ DIE = '{mark}', HF_HUB_OFFLINE = '1' }}
-[mlflow]
-enabled = false
-"""
-_CONFIG = "learning_rate: 0.01\nsteps: 12\n"
-_HYDRA = """\
-defaults:
-  - optimizer: sgd
-  - _self_
-steps: 12
-out: ${hydra:runtime.output_dir}
-started: ${now:%Y-%m-%d %H:%M}
-"""
+_HERE = Path(__file__).parent
+_PAGE = ROOT / "docs" / "how-to" / "frameworks.md"
+_STEPS = 12
+_KILLED_AFTER = 10
+"""A step in the middle of an epoch, two steps after a checkpoint in the middle of it."""
+
+Versions = Literal["frameworks", "previous_frameworks"]
+"""The file with the versions of all frameworks."""
 
 
-class Framework(msgspec.Struct, frozen=True, kw_only=True):
-    """A script, its files, the file with the learning rate, its folder of outputs, and its files there."""
+class Example(msgspec.Struct, frozen=True, kw_only=True):
+    """A folder of examples/, with its framework and the reason for the result of its resume."""
 
-    script: str
-    files: Mapping[str, str]
-    config: str
-    outputs: str
-    weights: str
+    name: str
+    package: str
     end: str
-    log: str
+    """The file with the weights of the last step."""
+    reason: str
+    config: str = "config.yaml"
+    log: str = ""
+    """A file that is listed as not compared."""
 
 
-_FRAMEWORKS = [
-    Framework(
-        script="hf_trainer",
-        files={"config.yaml": _CONFIG},
-        config="config.yaml",
-        outputs="out",
-        weights="out/model.safetensors",
+_EXAMPLES = (
+    Example(
+        name="hf-trainer",
+        package="transformers",
         end="out/model.safetensors",
+        reason="Trainer restores generators and the position in the data",
         log="tfevents",
     ),
-    Framework(
-        script="lightning_module",
-        files={"config.yaml": _CONFIG},
-        config="config.yaml",
-        outputs="out",
-        weights="out/checkpoints/last.ckpt",
-        end="out/checkpoints/last.ckpt",
+    Example(
+        name="lightning",
+        package="lightning",
+        end="out/model.pt",
+        reason="Lightning restores no generators, and begins a shuffled epoch again",
         log="tfevents",
     ),
-    Framework(
-        script="hydra_app",
-        files={"conf/config.yaml": _HYDRA, "conf/optimizer/sgd.yaml": "learning_rate: 0.01\n"},
-        config="conf/optimizer/sgd.yaml",
-        outputs="outputs",
-        weights="outputs/TIME/model.pt",
+    Example(
+        name="accelerate",
+        package="accelerate",
+        end="out/model.pt",
+        reason="the script uses a seedable sampler and a generator of the loader's own",
+    ),
+    Example(
+        name="nanogpt",
+        package="torch",
+        end="out/ckpt.pt",
+        reason="`ckpt.pt` has no generators, from which nanoGPT draws its batches and dropout",
+    ),
+    Example(
+        name="hydra",
+        package="hydra-core",
         end="outputs/last.pt",
+        reason="the script seeds each step",
+        config="conf/optimizer/sgd.yaml",
         log="train.log",
     ),
-]
+)
+_WITH_PREVIOUS = tuple(example for example in _EXAMPLES if example.package not in ("torch", "hydra-core"))
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A workspace with a framework's script, and the interpreter that has the framework."""
+    """A workspace with a copy of an example, and the interpreter that has its framework."""
 
     root: Path
     python: Path
-    mark: Path
 
     def m5ws(self, *words: str, expect: int = 0) -> "subprocess.CompletedProcess[str]":
         command = [str(self.python), "-P", "-m", "m5ws", "-C", str(self.root), *words]
@@ -104,81 +108,168 @@ class Place(msgspec.Struct, frozen=True):
     def reproduce(self, run: str, *words: str, expect: int = 0) -> Any:
         return json.loads(self.m5ws("reproduce", run, "--no-progress", "--json", *words, expect=expect).stdout)
 
+    def output(self, run: str, name: str) -> bytes:
+        """Return the bytes of an output file of a run."""
+        folder = self.root.parent / f"outputs-{run}"
+        self.m5ws("outputs", run, str(folder))
+        return (folder / name).read_bytes()
 
-@pytest.fixture(scope="session")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment with the frameworks, on top of that of the tests."""
-    place = tmp_path_factory.mktemp("frameworks") / "venv"
-    subprocess.run([sys.executable, "-m", "venv", str(place)], check=True, capture_output=True)
-    site = place / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
-    below = (sysconfig.get_path("purelib"), Path(m5ws.__file__).parent.parent)
-    (site / "below.pth").write_text("".join(f"{path}\n" for path in below))
-    interpreter = place / "bin" / "python"
-    command = [str(interpreter), "-m", "pip", "install", "--quiet", "--no-deps", "--requirement", str(_PACKAGES)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        loud_skip(f"Hugging Face's Trainer, Lightning and Hydra: pip could not install them: {done.stderr[-300:]}")
-    return interpreter
-
-
-@pytest.fixture(scope="module", params=_FRAMEWORKS, ids=lambda one: one.script)
-def framework(request: pytest.FixtureRequest) -> Framework:
-    found = request.param
-    assert isinstance(found, Framework)
-    return found
+    def killed(self) -> str:
+        """Return a run of the example that was killed in the middle."""
+        mark = self.root.parent / "mark"
+        mark.touch()
+        settings = tomllib.loads((self.root / "m5ws.toml").read_text())
+        *launcher, script = settings["run"]["command"]
+        run = self.run("--", *launcher, "kill_at_step.py", str(_KILLED_AFTER), str(mark), script, expect=1)
+        assert not mark.exists()
+        return run
 
 
-@pytest.fixture(scope="module")
-def place(framework: Framework, python: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
-    folder = tmp_path_factory.mktemp(framework.script)
-    settings = _SETTINGS.format(config=framework.config, outputs=framework.outputs, mark=folder / "die")
-    script = (_SCRIPTS / f"{framework.script}.py").read_text()
-    write(folder / "w", {"m5ws.toml": settings, "train.py": script, ".gitignore": ".m5ws/\n", **framework.files})
-    commit_all(folder / "w")
-    return Place(folder / "w", python, folder / "die")
+class Result(msgspec.Struct, kw_only=True):
+    """Measured results of an example with one version of its framework: a row of the table."""
+
+    processes: int
+    steps: int = 0
+    reproduced: str = "–"
+    diverged: str = "–"
+    resume: str = "–"
+
+
+Trained = tuple[Place, str, Result]
 
 
 @pytest.fixture(scope="module")
-def trained(place: Place) -> str:
-    return place.run()
+def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Versions], Path]:
+    """The interpreter of an environment with frameworks, on top of the tests' own; the previous ones on top of both."""
+
+    @cache
+    def make(versions: Versions) -> Path:
+        place = tmp_path_factory.mktemp(versions) / "venv"
+        subprocess.run([sys.executable, "-m", "venv", str(place)], check=True, capture_output=True)
+        site = place / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
+        below = [sysconfig.get_path("purelib"), Path(m5ws.__file__).parent.parent]
+        if versions == "previous_frameworks":
+            below.insert(0, make("frameworks").parents[1] / site.relative_to(place))
+        (site / "below.pth").write_text("".join(f"{path}\n" for path in below))
+        command = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps"]
+        done = subprocess.run([*command, "--requirement", _HERE / f"{versions}.txt"], capture_output=True, text=True)
+        if done.returncode:
+            loud_skip(f"frameworks: pip could not install {versions}.txt: {done.stderr[-300:]}")
+        return place / "bin" / "python"
+
+    return make
 
 
-def test_it_is_reproduced_twice(framework: Framework, place: Place, trained: str) -> None:
-    for _ in range(2):
-        verdict = place.reproduce(trained)
-        assert verdict["outcome"] == "reproduced" and verdict["first"] is None
-        assert verdict["compared"]["files"] and verdict["outputs"]
-        assert verdict["observed"] and verdict["compared"]["steps"] == 12
-        assert any(framework.log in line for line in verdict["not_compared"])
-        assert not any(line.startswith("differs") for line in verdict["outputs"])
+@pytest.fixture(scope="module")
+def results() -> dict[str, Result]:
+    """Results by framework and version."""
+    return {}
 
 
-def test_another_learning_rate_diverges_and_is_named(framework: Framework, place: Place, trained: str) -> None:
-    key = f"{framework.config}:learning_rate" if framework.script == "hydra_app" else "learning_rate"
-    verdict = place.reproduce(trained, "--set", f"{key}=0.02", expect=1)
-    assert verdict["outcome"] == "diverged"
-    assert "learning_rate: 0.01 → 0.02 is the only recorded change" in verdict["reason"]
-    assert verdict["observed"] and verdict["first"]["step"] == 1
-    # A Trainer's schedule may begin with 0.
-    assert verdict["first"]["quantity"] in ("lr", "optimizer settings")
+@pytest.fixture(scope="module")
+def train(
+    interpreter: Callable[[Versions], Path], tmp_path_factory: pytest.TempPathFactory, results: dict[str, Result]
+) -> Callable[[Example, Versions], Trained]:
+    """Train an example without interruption, once."""
+
+    @cache
+    def trained(example: Example, versions: Versions) -> Trained:
+        root = tmp_path_factory.mktemp(example.name) / "w"
+        shutil.copytree(ROOT / "examples" / example.name, root)
+        shutil.copy(_HERE / "scripts" / "kill_at_step.py", root)
+        with (root / "m5ws.toml").open("a") as settings:
+            settings.write("\n[mlflow]\nenabled = false\n")
+        (root / ".gitignore").write_text(".m5ws/\n")
+        commit_all(root)
+        place = Place(root, interpreter(versions))
+        run = place.run()
+        shown = json.loads(place.m5ws("show", run, "--json").stdout)
+        version = _version(place, example.package)
+        result = results[f"{example.package} {version}"] = Result(processes=shown["run"]["spec"]["nproc"])
+        return place, run, result
+
+    return trained
 
 
-def test_a_killed_run_is_given_its_files_and_continues(
-    framework: Framework, place: Place, trained: str, tmp_path: Path
-) -> None:
-    place.mark.touch()
-    killed = place.run(expect=1)
-    assert not place.mark.exists()
+@cache
+def _version(place: Place, package: str) -> str:
+    """Return a package's version in the environment of a place, without the part after the `+`."""
+    code = f"import importlib.metadata as m; print(m.version({package!r}).partition('+')[0])"
+    return subprocess.run([place.python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def _resume(place: Place, run: str, end: str) -> str:
+    """Kill a run in the middle and resume it. Return the result: exact, or reported as inexact."""
+    killed = place.killed()
     place.run("--resume", killed)
     shown = place.m5ws("show", killed).stdout
     assert "outputs-restored" in shown
-    assert ("inexact-resume" in shown) == (framework.script == "lightning_module")
-    if framework.script == "lightning_module":
-        # It restores no generator: dropout differs from the checkpoint on.
-        assert "Restored all states" in place.m5ws("logs", killed).stdout
+    is_exact = place.output(run, end) == place.output(killed, end)
+    assert is_exact != ("inexact-resume" in shown)
+    return "exact" if is_exact else "inexact, reported"
+
+
+@pytest.mark.parametrize("example", _EXAMPLES, ids=lambda example: example.name)
+class TestExample:
+    def test_it_is_reproduced(self, example: Example, train: Callable[[Example, Versions], Trained]) -> None:
+        place, run, result = train(example, "frameworks")
+        verdict = place.reproduce(run)
+        assert verdict["outcome"] == "reproduced" and verdict["first"] is None
+        assert verdict["observed"] and verdict["compared"]["steps"] == _STEPS * result.processes
+        assert verdict["compared"]["files"]
+        assert any(example.log in line for line in verdict["not_compared"])
+        assert not any(line.startswith("differs") for line in verdict["outputs"])
+        result.steps = verdict["compared"]["steps"] // result.processes
+        result.reproduced = "yes"
+
+    def test_another_learning_rate_is_found_at_the_first_step(
+        self, example: Example, train: Callable[[Example, Versions], Trained]
+    ) -> None:
+        place, run, result = train(example, "frameworks")
+        key = f"{example.config}:learning_rate" if example.name == "hydra" else "learning_rate"
+        verdict = place.reproduce(run, "--set", f"{key}=0.02", expect=1)
+        assert verdict["outcome"] == "diverged"
+        assert "learning_rate: 0.01 → 0.02 is the only recorded change" in verdict["reason"]
+        # A Trainer's schedule may begin with 0.
+        assert verdict["observed"] and verdict["first"]["quantity"] in ("lr", "optimizer settings")
+        assert verdict["first"]["step"] == 1
+        result.diverged = f"step {verdict['first']['step']}"
+
+    def test_a_killed_run_resumes_exactly_or_reports_the_difference(
+        self, example: Example, train: Callable[[Example, Versions], Trained]
+    ) -> None:
+        place, run, result = train(example, "frameworks")
+        result.resume = _resume(place, run, example.end)
+
+
+@pytest.mark.parametrize("example", _WITH_PREVIOUS, ids=lambda example: example.name)
+def test_a_killed_run_resumes_with_the_previous_version(
+    example: Example, train: Callable[[Example, Versions], Trained]
+) -> None:
+    place, run, result = train(example, "previous_frameworks")
+    result.steps = next(row["last_step"] for row in json.loads(place.m5ws("ls", "--json").stdout)["runs"])
+    result.resume = _resume(place, run, example.end)
+
+
+def test_the_documentation_has_these_results(results: dict[str, Result], request: pytest.FixtureRequest) -> None:
+    if any(result.resume == "–" for result in results.values()) or len(results) < len(_EXAMPLES + _WITH_PREVIOUS):
+        pytest.skip("not all of the tests ran, or some failed")
+    reasons = {example.package: (example.name, example.reason) for example in _EXAMPLES}
+    lines = [
+        "| framework | example | processes | observed steps | reproduced | other rate found | resume | its reason |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for package, result in results.items():
+        name, reason = reasons[package.partition(" ")[0]]
+        cells = (package, f"`{name}`", result.processes, result.steps, result.reproduced, result.diverged)
+        lines.append(f"| {' | '.join(map(str, cells))} | {result.resume} | {reason} |")
+    page = _PAGE.read_text()
+    begin, end = "<!-- results: begin -->\n", "<!-- results: end -->\n"
+    table = "\n".join(lines) + "\n"
+    written = re.sub(f"({begin}).*?({end})", lambda match: match[1] + table + match[2], page, flags=re.DOTALL)
+    assert begin in page and end in page
+    if written != page and request.config.getoption(golden.FLAG):
+        _PAGE.write_text(written)
+        warnings.warn("table rewritten: docs/how-to/frameworks.md", stacklevel=1)
         return
-    ends = []
-    for run in (trained, killed):
-        place.m5ws("outputs", run, str(tmp_path / run))
-        ends.append((tmp_path / run / framework.end).read_bytes())
-    assert ends[0] == ends[1]
+    assert written == page, "pytest tests/services/test_frameworks.py -m services --update-golden rewrites the table"

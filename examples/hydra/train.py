@@ -1,9 +1,7 @@
-"""A Hydra application as its users write it: a folder named after date and time for each job."""
+"""A Hydra application with a loop of its own: a folder named after date and time for each job."""
 
 import json
 import logging
-import os
-import signal
 import time
 from pathlib import Path
 
@@ -36,10 +34,6 @@ def main(settings: DictConfig) -> None:
         log.info("step %d: loss %.4f", step, loss)
         if (step + 1) % 4 == 0:
             torch.save({"model": model.state_dict(), "step": step + 1}, saved)
-        mark = Path(os.environ.get("DIE", "/nonexistent"))
-        if step == 9 and mark.exists():
-            mark.unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
     folder = Path(HydraConfig.get().runtime.output_dir)
     settings = OmegaConf.to_container(settings, resolve=True)
     torch.save({"model": model.state_dict(), "settings": settings, "saved": time.time()}, folder / "model.pt")
