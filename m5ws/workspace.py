@@ -304,6 +304,7 @@ class Workspace:
             work_root=self.work_root,
             allow_local=self.settings.environment.allow_local,
             history=self.history(),
+            keep_work=self.settings.run.keep_work,
         )
 
 

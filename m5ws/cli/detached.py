@@ -44,7 +44,9 @@ def planned_arguments(folder: Path, run: Run) -> list[str]:
     return ["--planned", str(folder / _PLANNED)]
 
 
-def start(workspace: Workspace, repo: "Repository", plan: "AttemptPlan", env: Sequence[str]) -> None:
+def start(
+    workspace: Workspace, repo: "Repository", plan: "AttemptPlan", env: Sequence[str], *, keep_work: bool
+) -> None:
     """Start the supervisor of a planned attempt, and wait until the attempt has begun.
 
     `env` has the values of the option `--env`. Raises NotStarted with the supervisor's output.
@@ -57,6 +59,7 @@ def start(workspace: Workspace, repo: "Repository", plan: "AttemptPlan", env: Se
         # The caller refuses a run that may be alive elsewhere, unless --take-over is given.
         arguments = ["--resume", plan.run.id, "--take-over", *["--from-scratch"] * plan.from_scratch]
     arguments += ["--no-progress", *(f"--env={value}" for value in env)]
+    arguments += ["--keep-work"] * keep_work
     arguments += [f"--why={plan.why.text}"] if plan.why is not None else []
     with open(folder / LOG, "ab", opener=open_log) as log:
         begin = log.tell()

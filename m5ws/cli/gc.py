@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from m5ws.records.gc import GcPlan, GcResult
     from m5ws.repository.gc.gc import DeletionPlan
     from m5ws.repository.repository import Repository
+    from m5ws.runs.work_files import RemovedFiles
     from m5ws.workspace import Workspace
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
@@ -69,6 +70,9 @@ def command(
     m5ws.toml decide which checkpoints are deleted. Copies of output files are deleted if there are newer ones. Other
     m5ws commands may run at the same time. To continue an interrupted gc, repeat the command.
 
+    Files in work directories of this workspace are removed at once if the store has them, and if the run ended longer
+    ago than --older-than. Others stay.
+
     \b
     Example:
       m5ws gc --dry-run
@@ -79,13 +83,25 @@ def command(
         raise click.UsageError("--dry-run cannot be combined with --execute", context)
     workspace = names.workspace(context)
     repo = workspace.repository() if dry_run else names.open_repository(workspace)
-    if not dry_run and _went_on(workspace, repo, grace, wanted, take_over, as_json):
+    work = _clear_work(workspace, repo, older_than, dry_run=dry_run)
+    if not as_json and work.files:
+        verb = "can be removed from" if dry_run else "were removed from"
+        output.echo(f"{work.files:,} files ({output.size(work.size_bytes)}), which are stored, {verb} work directories")
+    if not dry_run and _went_on(workspace, repo, work, grace, wanted, take_over, as_json):
         return
     planned = _plan(workspace, repo, older_than, dry_run)
     if as_json:
-        output.print_json({"plan": planned.id, "state": "planned" if planned.id else "nothing", "would": planned.plan})
+        state = "planned" if planned.id else "nothing"
+        output.print_json({"plan": planned.id, "state": state, "would": planned.plan, "work": work})
     else:
         output.echo(_planned(planned, grace))
+
+
+def _clear_work(workspace: "Workspace", repo: "Repository", older_than: float, *, dry_run: bool) -> "RemovedFiles":
+    """Remove stored files from work directories of this workspace; with `dry_run`, only count them."""
+    from m5ws.runs import work_files
+
+    return work_files.remove_old(repo, workspace.home, older_than, dry_run=dry_run)
 
 
 def _plan(workspace: "Workspace", repo: "Repository", older_than: float, dry_run: bool) -> "DeletionPlan":
@@ -101,7 +117,13 @@ def _plan(workspace: "Workspace", repo: "Repository", older_than: float, dry_run
 
 
 def _went_on(
-    workspace: "Workspace", repo: "Repository", grace: float, wanted: str | None, take_over: bool, as_json: bool
+    workspace: "Workspace",
+    repo: "Repository",
+    work: "RemovedFiles",
+    grace: float,
+    wanted: str | None,
+    take_over: bool,
+    as_json: bool,
 ) -> bool:
     """Execute a plan that is due and print its result. Return True if there was an unfinished plan."""
     from m5ws.repository.gc import execute
@@ -113,26 +135,26 @@ def _went_on(
             if due is None:
                 return False
             if due.wait_s > 0:
-                _print_waiting(due.plan, due.wait_s, as_json)
+                _print_waiting(due.plan, due.wait_s, work, as_json)
                 return True
             name = due.plan
         done = execute.execute(repo, name, holder, grace_s=grace, take_over=take_over, progress=bar)
         execute.clear(repo, name)
-    _print_done(name, done, as_json)
+    _print_done(name, done, work, as_json)
     return True
 
 
-def _print_waiting(plan: str, wait_s: float, as_json: bool) -> None:
+def _print_waiting(plan: str, wait_s: float, work: "RemovedFiles", as_json: bool) -> None:
     if as_json:
-        return output.print_json({"plan": plan, "state": "waiting", "wait_s": wait_s})
+        return output.print_json({"plan": plan, "state": "waiting", "wait_s": wait_s, "work": work})
     return output.echo(
         f"plan {plan} waits for its grace period: run `m5ws gc` in {output.duration(wait_s)} to execute it"
     )
 
 
-def _print_done(plan: str, done: "GcResult", as_json: bool) -> None:
+def _print_done(plan: str, done: "GcResult", work: "RemovedFiles", as_json: bool) -> None:
     if as_json:
-        return output.print_json({"plan": plan, "state": "done", "deleted": done})
+        return output.print_json({"plan": plan, "state": "done", "deleted": done, "work": work})
     spared = f"; kept {done.spared:,} that are needed again" if done.spared else ""
     return output.echo(f"plan {plan} is done: deleted {_totals(done)}{spared}")
 

@@ -61,6 +61,7 @@ class _Arguments(run_source.RunArguments, launch_options.LaunchArguments, sweep_
 @environment.option
 @click.option("--detach", is_flag=True, help="Start the run in the background, and print its id.")
 @click.option("--dry-run", is_flag=True, help="Take a snapshot and print the launch; launch nothing.")
+@click.option("--keep-work", is_flag=True, help="Keep output files in the run's work directory.")
 @click.option("--no-progress", is_flag=True, help="Print neither steps nor the output of rank 0.")
 @click.option("--planned", type=click.Path(path_type=Path), hidden=True)
 @output.json_option
@@ -70,6 +71,7 @@ def command(
     env: tuple[str, ...],
     detach: bool,
     dry_run: bool,
+    keep_work: bool,
     no_progress: bool,
     as_json: bool,
     **given: Unpack[_Arguments],
@@ -100,6 +102,9 @@ def command(
     The environment is compared before the launch. A new run requires the versions that its snapshot declares. A
     resumed run also requires the environment of the attempt that it continues. --env sets the reaction to a
     difference.
+
+    When a run has finished, output files that the store has are removed from its work directory. `m5ws outputs` writes
+    them. Other files of the script stay, and all files of a failed run. --keep-work keeps the output files.
 
     Ctrl-C stops the run. Published checkpoints and results stay valid. --resume continues the run in any workspace
     that has the store.
@@ -140,8 +145,10 @@ def command(
     if dry_run:
         return output.print_json(plan) if as_json else output.echo(_describe(plan))
     if detach:
-        detached.start(workspace, repo, plan, env)
+        detached.start(workspace, repo, plan, env, keep_work=keep_work)
         return output.print_json({"run": run}) if as_json else output.echo(run.id)
+    if keep_work:
+        ports = msgspec.structs.replace(ports, keep_work=True)
     return _follow(ports, plan, progress=not no_progress, as_json=as_json)
 
 
@@ -191,6 +198,7 @@ def _run_sweep(
     if context.params["dry_run"]:
         return output.print_json(plan) if as_json else output.echo(sweep.describe(plan))
     arguments = [*(f"--env={value}" for value in env), *["--no-progress"] * (not progress)]
+    arguments += ["--keep-work"] * context.params["keep_work"]
     return sweep.execute(
         workspace,
         repo,
@@ -273,6 +281,8 @@ def _follow(ports: "Ports", plan: "AttemptPlan", *, progress: bool, as_json: boo
         result = supervise.execute(ports, plan, shown.watch, shown.prepare, shown.poll)
     if as_json:
         output.print_json({"run": plan.run, "result": result})
+    if any((work := plan.directory / "work").glob("*")):
+        output.print_note(f"files of the script are kept in {work}")
     _judge(result)
     _print_provable(ports, plan.run)
 

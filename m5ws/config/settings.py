@@ -90,6 +90,7 @@ class RunSettings(_Section, frozen=True, kw_only=True):
     """Defaults of `m5ws run`. `outputs`: folders that a script writes to, stored while it runs and when it ends.
 
     `work_dir`: the folder in which scripts run; if empty, `m5ws/work` in the user's state directory.
+    `keep_work`: output files stay in the work directory of a finished attempt, though the store has them.
     `observe`: record the steps of scripts that do not use m5ws.session.
     `ignore`: output files, or keys in them, that `reproduce` does not judge, in addition to `ignored.DEFAULTS`. Each is
     `glob` or `glob:key`.
@@ -104,6 +105,7 @@ class RunSettings(_Section, frozen=True, kw_only=True):
     fingerprint_every: int | None = None
     outputs: tuple[str, ...] = ()
     work_dir: str = ""
+    keep_work: bool = False
     ignore: tuple[str, ...] = ()
     observe: bool = True
     environment: dict[str, str] = {}

@@ -225,6 +225,8 @@ name = @NAME@
 # outputs = []
 # Parent of work directories: private, outside any checkout. Empty: m5ws/work in the user's state directory.
 # work_dir = ""
+# Keep output files there after a run has finished, as --keep-work does.
+# keep_work = false
 # ignore = []
 # Record the steps of a script that does not use m5ws.session.
 # observe = true

@@ -25,7 +25,7 @@ from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.repository import Repository
-from m5ws.runs import attempt_start, delivery, recovery, results, resume_check, work_directories
+from m5ws.runs import attempt_start, delivery, recovery, results, resume_check, work_directories, work_files
 from m5ws.runs.run import SAVE_GRACE_S, AttemptPlan
 from m5ws.runs.work_directories import WorkDirectory
 from m5ws.snapshot.sources.interface import CommitHistory
@@ -61,6 +61,8 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
     python: str = sys.executable
     allow_local: tuple[str, ...] = ()
     history: CommitHistory | None = None
+    keep_work: bool = False
+    """Output files stay in the work directories of finished attempts."""
 
 
 class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +93,8 @@ def execute(
     """Run one attempt to its end. Raises RunAlive if the run is alive, Fenced if the attempt has begun elsewhere.
 
     `poll` is called several times a second while the ranks run. Ctrl-C (KeyboardInterrupt) stops the ranks and ends the
-    attempt as interrupted. Published data stays.
+    attempt as interrupted. Published data stays. Output files of a finished attempt that are in the store are removed
+    from its work directory, unless the ports keep them.
     """
     home = plan.directory.parent
     home.mkdir(parents=True, exist_ok=True)
@@ -123,9 +126,21 @@ def execute(
             spool_path = Path(plan.context.spool_dir) / f"{LAUNCHER}.spool"
             with closing(SpoolWriter(spool_path, genesis(plan.run.id, plan.attempt, LAUNCHER))) as spool:
                 attempt_start.publish(ports.repo, plan, observed, spool)
-                return _Attempt(ports, plan, spool, watch, work, poll, progress).supervise()
+                result = _Attempt(ports, plan, spool, watch, work, poll, progress).supervise()
         finally:
             work_directories.end(plan.directory)
+        if plan.run.spec.outputs and result.outcome == "finished" and result.delivered and not ports.keep_work:
+            report(progress, "removing output files that are stored")
+            _remove_outputs(ports.repo, plan)
+        return result
+
+
+def _remove_outputs(repo: Repository, plan: AttemptPlan) -> None:
+    """Remove stored output files from the work directory. An error or Ctrl-C leaves them to gc."""
+    try:
+        work_files.remove_outputs(repo, plan.run.id, plan.attempt, plan.directory)
+    except (M5Error, OSError, KeyboardInterrupt) as error:
+        _log.warning("output files of run %s stay in its work directory: %s", plan.run.id, repr(error))
 
 
 def _followed(tracker: Tracker | None, run: str) -> FollowedRun | None:

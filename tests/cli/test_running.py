@@ -100,6 +100,24 @@ def test_without_a_snapshot_one_is_taken_on_the_spot_with_the_overrides_in_it(pl
     assert _here(place, "run", "-m", "x", "--resume", run).returncode == 2
 
 
+def test_stored_output_files_leave_the_work_directory_of_a_finished_run(home: Repository, place: Path) -> None:
+    (place / "m5ws.toml").write_text(_OUTPUTS)
+    snapshot = _pin(home, place, _WRITES)
+    for words, left in (((), []), (("--keep-work",), ["out/config"])):
+        done = _here(place, "run", snapshot, *words, "--", "train.py")
+        assert done.returncode == 0, done.stderr
+        work = place / ".m5ws" / "runs" / done.stdout.strip() / "0001" / "work"
+        assert [str(path.relative_to(work)) for path in work.rglob("*") if path.is_file()] == left
+        assert (str(work) in done.stderr) == bool(left)
+    planned = json.loads(_here(place, "gc", "--older-than", "0s", "--dry-run", "--json").stdout)
+    assert planned["work"]["files"] == 1
+    assert "1 files" in _here(place, "gc", "--older-than", "0s").stdout
+    assert not work.exists()
+    fetched = place.parent / "fetched"
+    assert _here(place, "outputs", done.stdout.strip(), str(fetched)).returncode == 0
+    assert (fetched / "out" / "config").exists()
+
+
 def test_a_script_that_fails_is_status_1_and_says_where_its_log_is(home: Repository, place: Path) -> None:
     snapshot = _pin(home, place, "raise SystemExit('no data')\n")
     done = _here(place, "run", snapshot, "--json", "--", "train.py")

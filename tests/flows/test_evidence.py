@@ -24,6 +24,7 @@ paths = ["data"]
 command = ["train.py"]
 trainer = "python"
 outputs = {outputs}
+keep_work = true
 fingerprint_every = 1
 [mlflow]
 enabled = {mlflow}

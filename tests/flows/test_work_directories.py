@@ -118,7 +118,7 @@ def test_a_script_that_looks_upwards_does_not_find_the_checkout(tmp_path: Path, 
 
 def test_a_run_and_its_replay_are_at_one_path(tmp_path: Path, mounted: bool) -> None:
     workspace = _workspace(tmp_path / "w", _PLACES)
-    run = workspace.train()
+    run = workspace.train("--keep-work")
     verdict = workspace.json("reproduce", run)
     assert (verdict["outcome"], verdict["compared"]["files"], verdict["outputs"]) == ("reproduced", 6, [])
     place = _outputs(workspace, run, tmp_path / "found")

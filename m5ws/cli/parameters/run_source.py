@@ -24,7 +24,18 @@ if TYPE_CHECKING:
     from m5ws.workspace import Workspace
 
 _WITH_RESUME = frozenset(
-    ("resume", "take_over", "from_scratch", "parallel", "env", "detach", "dry_run", "no_progress", "as_json")
+    (
+        "resume",
+        "take_over",
+        "from_scratch",
+        "parallel",
+        "env",
+        "detach",
+        "dry_run",
+        "keep_work",
+        "no_progress",
+        "as_json",
+    )
 )
 """The options that a resumed run takes. All others would be ignored, because it keeps those of its start."""
 
