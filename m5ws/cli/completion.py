@@ -9,11 +9,14 @@ import click
 def command(context: click.Context, shell: str) -> None:
     """Print the completion script for a shell.
 
-    It completes commands, options, template names, and ids of snapshots and runs.
+    It completes commands, options, template names, and ids of snapshots, runs and sweeps. zsh and fish show the name
+    and state of each run. No server is asked: of a store in a bucket, it knows the ids that `m5ws ls` listed here.
 
     \b
-    Example:
+    Examples:
       m5ws completion bash > ~/.local/share/bash-completion/completions/m5ws
+      m5ws completion zsh > ~/.zfunc/_m5ws
+      m5ws completion fish > ~/.config/fish/completions/m5ws.fish
     """
     from click.shell_completion import get_completion_class
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from m5ws.cli.parameters import names
+from m5ws.cli.parameters import known_ids, names
+from m5ws.cli.parameters.known_ids import KnownId
 from m5ws.cli.terminal import output, progress
 
 if TYPE_CHECKING:
@@ -52,10 +53,12 @@ def command(context: click.Context, only: str | None, condition: str | None, lim
     from m5ws.runs import listing, run_table
 
     only = "runs" if condition is not None and only is None else only
-    repo = names.open_repository(names.workspace(context))
+    workspace = names.workspace(context)
+    repo = names.open_repository(workspace)
     with progress.Bar() as bar:
         snapshots = listing.list_snapshots(repo, bar, limit) if only != "runs" else listing.SnapshotList(rows=())
         runs = run_table.select(repo, condition, limit, bar) if only != "snapshots" else run_table.RunTable(rows=())
+    known_ids.remember(workspace, _known_ids(snapshots.rows, runs.rows))
     more = {"snapshots": snapshots.more, "runs": runs.more}
     if as_json:
         return output.print_json({"snapshots": snapshots.rows, "runs": runs.rows, "more": more})
@@ -73,6 +76,24 @@ def command(context: click.Context, only: str | None, condition: str | None, lim
             else "no snapshots and no runs: create them with `m5ws snapshot` and `m5ws run`"
         )
     return None
+
+
+def _known_ids(snapshots: "Sequence[SnapshotRow]", runs: "Sequence[RunRow]") -> list[KnownId]:
+    """Return rows as ids for shell completion."""
+    taken = [
+        KnownId(id=row.id[:12], kind="snapshot", text=f"snapshot {row.message or ''}", created_s=row.created_s)
+        for row in snapshots
+    ]
+    return taken + [
+        KnownId(
+            id=row.id,
+            kind="run",
+            text=known_ids.describe_run(row.name, row.reproduces, row.outcome or row.standing, row.last_step),
+            created_s=row.created_s,
+            sweep=row.sweep,
+        )
+        for row in runs
+    ]
 
 
 def _print_notes(more: Mapping[str, int], unreadable: int) -> None:

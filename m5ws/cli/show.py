@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from m5ws.cli import outputs, sweep
+from m5ws.cli import outputs
 from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output, verdict
 
@@ -45,6 +45,8 @@ def command(context: click.Context, name: str, packages: bool, as_json: bool) ->
     repo = names.open_repository(workspace)
     kind, record_id = refs.resolve(repo, name, ("snapshot", "run", "sweep"))
     if kind == "sweep":
+        from m5ws.cli import sweep
+
         return sweep.show(repo, record_id, as_json=as_json)
     view = listing.view_run(repo, record_id) if kind == "run" else listing.view_snapshot(repo, record_id)
     snapshot = view.run.snapshot if isinstance(view, listing.RunView) else view.id

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,13 @@ import blake3
 import click
 import pytest
 
+from m5ws import workspace
 from m5ws.cli import COMMANDS, cli
+from m5ws.cli.parameters import known_ids
+from m5ws.cli.parameters.known_ids import KnownId
+from m5ws.records.run import Axis, Sweep
+from m5ws.repository.repository import Repository
+from tests.support.records import planted
 from tests.support.workspace.checkouts import commit_all, git
 
 HEAVY = ("torch", "mlflow", "dvc", "deepspeed", "git", "numpy", "rich", "tokenizers", "transformers")
@@ -181,6 +188,50 @@ def test_completion_offers_verbs_ids_and_options(place: Path, made: Any) -> None
     assert _completed("show --pac", place) == ["--packages"]
     assert _completed(f"run --from {made.run}@", place) == [f"{made.run}@3"]
     assert _completed("checkout 7c1d000000 ", place) != [made.run]
+
+
+def _described(words: str, place: Path) -> "subprocess.CompletedProcess[str]":
+    line = f"m5ws -C {place} {words}"
+    variables = {"_M5WS_COMPLETE": "zsh_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+    return _run(env=os.environ | variables)
+
+
+def test_completion_describes_runs_and_sweeps(place: Path, home: Repository, made: Any) -> None:
+    sweep = Sweep(id="5eeb00000000", snapshot=made.snapshot, axes=(Axis(key="lr", values=("1", "2")),))
+    planted.run(home, "5eeb00000001", made.snapshot, name="lr=1\nof: two", sweep=sweep, created_s=3000.0)
+    rows = [row for row in _described("show ", place).stdout.splitlines() if row != "plain"]
+    described = dict(zip(rows[::2], rows[1::2], strict=True))
+    assert list(described)[:2] == [sweep.id, "5eeb00000001"]
+    assert described[sweep.id] == "sweep: 1 runs have begun"
+    assert described["5eeb00000001"] == "lr=1 of: two: not ended"
+    assert described[made.replay] == f"reproduces {made.run}: reproduced"
+    assert sweep.id not in _completed("logs ", place) and sweep.id in _completed("run --resume 5eeb", place)
+
+
+def test_completion_of_a_store_in_a_bucket_asks_no_server(place: Path) -> None:
+    # No server has this address. A request would take seconds, and end with an error.
+    server = "endpoint_url = 'http://192.0.2.1:9'"
+    (place / "m5ws.toml").write_text(f"[store]\nurl = 's3://bucket/prefix'\n{server}\n")
+    here = workspace.find(place, {})
+    rows = [KnownId(id=f"7c1d{n:08d}", kind="run", text=f"trial {n}: failed", created_s=n) for n in range(3)]
+    known_ids.remember(here, rows[:2])
+    known_ids.remember(here, rows[1:])
+    (place / ".m5ws" / "runs" / "9a0400000000").mkdir(parents=True)
+    assert _completed("show ", place) == ["9a0400000000", *(row.id for row in reversed(rows))]
+    done = _described("show 7c1d00000002", place)
+    assert (done.stderr, done.stdout.splitlines()[2]) == ("", "trial 2: failed")
+    (place / ".m5ws" / "known-ids").write_bytes(b"not a list")
+    assert _completed("show ", place) == ["9a0400000000"]
+
+
+@pytest.mark.parametrize("fault", ["m5ws.toml", ".m5ws/store/format", ".m5ws/store/index"])
+def test_completion_is_silent_on_errors(place: Path, made: Any, fault: str) -> None:
+    path = place / fault
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.write_text("= no valid content")
+    done = _described("show ", place)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_completion_without_a_workspace_offers_nothing(tmp_path: Path) -> None:

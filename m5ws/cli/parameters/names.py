@@ -3,18 +3,19 @@
 Completion must never break a command line. Without a workspace or store it offers nothing.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
 from click.shell_completion import CompletionItem
 
-from m5ws.errors import M5Error
+from m5ws.control_characters import escaped
 from m5ws.workspace import Workspace, find
 
 if TYPE_CHECKING:
     from m5ws.repository.repository import Repository
-    from m5ws.repository.run_index import RunCreation
 
 Kind = Literal["snapshot", "run", "sweep"]
 _BOTH: tuple[Kind, ...] = ("snapshot", "run")
@@ -49,6 +50,16 @@ def find_id(repo: "Repository", given: str, kind: Kind) -> str:
     return ids.resolve(repo, given, (kind,))[1]
 
 
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Ignore errors, and log nothing: a completion must never write over a command line."""
+    import logging
+
+    logging.disable()
+    with suppress(Exception):
+        yield
+
+
 class Id(click.ParamType[str]):
     """A snapshot or sweep by a unique prefix of its id, or a run by that or its name.
 
@@ -61,24 +72,12 @@ class Id(click.ParamType[str]):
         self.kinds = kinds
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from m5ws.repository import removals, runs, snapshots
+        from m5ws.cli.parameters import known_ids
 
-        try:
-            repo = workspace(ctx).repository()
-            items = []
-            if "run" in self.kinds:
-                known, removed = runs.facts(repo), removals.removed_runs(repo)
-                newest = sorted(known.keys() - removed, key=lambda run: -known[run].created_s)
-                items += [CompletionItem(run, help=_described(known[run])) for run in newest]
-            if "snapshot" in self.kinds:
-                items += [CompletionItem(name[:12], help="snapshot") for name in snapshots.ids(repo)]
-        except M5Error:
-            return []
-        return [item for item in items if item.value.startswith(incomplete.lower())]
-
-
-def _described(run: "RunCreation") -> str:
-    return f"run {run.name or ('reproduce' if run.reproduces else 'train')}"
+        ids: list[known_ids.KnownId] = []
+        with _silence():
+            ids = known_ids.load(workspace(ctx), self.kinds, incomplete.lower())
+        return [CompletionItem(known.id, help=" ".join(escaped(known.text).split())) for known in ids]
 
 
 class CheckpointName(click.ParamType[str]):
@@ -92,11 +91,10 @@ class CheckpointName(click.ParamType[str]):
         prefix, at, step = incomplete.partition("@")
         if not at:
             return Id(("run",)).shell_complete(ctx, param, incomplete)
-        try:
+        steps: list[str] = []
+        with _silence():
             repo = workspace(ctx).repository()
             steps = resolve.known(repo, find_id(repo, prefix, "run"))
-        except M5Error:
-            return []
         return [CompletionItem(f"{prefix}@{name}") for name in steps if name.startswith(step)]
 
 
