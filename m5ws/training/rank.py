@@ -25,7 +25,7 @@ from m5ws.store import open_store
 from m5ws.store.cache.cache import cached
 from m5ws.training.checkpoint import background_save
 from m5ws.training.determinism import apply, portable
-from m5ws.training.frameworks import resume
+from m5ws.training.frameworks import lightning_state, resume
 from m5ws.training.observation import watch
 from m5ws.training.runtime import context, facts, imported_copies, imports, isolation, missing_files, output_folders
 from m5ws.training.runtime.stop import StopRequest
@@ -62,6 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     if orders.spec.observe:
         watch.start(active)
         resume.install(active)
+        lightning_state.install()
     loads.watch()
     try:
         status, error = _run(arguments, active)

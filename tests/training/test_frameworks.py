@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from m5ws.training.frameworks import after_import
+from m5ws.training.frameworks import after_import, lightning_state
 
 
 @pytest.fixture
@@ -39,3 +39,13 @@ def test_a_module_that_does_not_exist_stays_absent(package: str) -> None:
     after_import.change("a_framework.absent", lambda _: None)
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("a_framework.absent")
+
+
+def test_a_lightning_of_another_form_trains_as_without_m5ws(package: str, tmp_path: Path) -> None:
+    (tmp_path / "a_framework" / "trainer.py").write_text(
+        "class Trainer:\n    fit_loop = object()\n    callbacks = []\n    def fit(self):\n        return 1\n"
+    )
+    module = importlib.import_module(package)
+    lightning_state._add_callback(module)
+    trainer = module.Trainer()
+    assert trainer.fit() == 1 and trainer.callbacks == []

@@ -1,0 +1,194 @@
+"""Exact resume of Lightning's Trainer: generators and the order of the data, in the checkpoints of the script.
+
+Lightning restores models, optimizers and progress. Here a callback of each Trainer adds to a checkpoint, for each rank:
+its generators, its generators before the epoch's order was drawn, and the number of batches since then. A later attempt
+draws the same order again, reads and drops these batches, and sets the generators.
+
+Invariant: a checkpoint of the same process is restored as without m5ws, because learning rate finders save and restore.
+"""
+
+import functools
+import operator
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+import blake3
+import msgspec
+import torch
+import torch.distributed as dist
+
+from m5ws.training.dataloader import Feed
+from m5ws.training.frameworks import after_import
+from m5ws.training.runtime import context
+from m5ws.training.state import rng
+
+_KEY = "m5ws"
+_USED = (
+    "_data_fetcher",
+    "epoch_progress.current.processed",
+    "epoch_loop.batch_progress.current.ready",
+    "epoch_loop.batch_progress.is_last_batch",
+)
+"""Attributes of a Trainer's loop, as Lightning has them since 2.0."""
+_before_order: "weakref.WeakKeyDictionary[Any, dict[str, Any]]" = weakref.WeakKeyDictionary()
+"""The generators before a CombinedLoader, which has all loaders of a training, began its newest epoch."""
+_own_saves: set[bytes] = set()
+"""Digests of the states that this process saved."""
+
+
+class _Saved(msgspec.Struct, frozen=True):
+    """State of a rank at a save. Without `before_order` the epoch was over: the next one draws its order."""
+
+    generators: dict[str, Any]
+    before_order: dict[str, Any] | None
+    batches: int
+
+
+def install() -> None:
+    """Add the callback to each Trainer that fits, once the script imports Lightning."""
+    for package in ("lightning.pytorch", "pytorch_lightning"):
+        after_import.change(f"{package}.utilities.combined_loader", _watch_order)
+        after_import.change(f"{package}.trainer.trainer", _add_callback)
+
+
+def _watch_order(module: ModuleType) -> None:
+    original: Callable[[Any], Any] = module.CombinedLoader.__iter__
+
+    @functools.wraps(original)
+    def begin_epoch(self: Any) -> Any:
+        _before_order[self] = rng.capture(_generators(self.flattened))
+        return original(self)
+
+    module.CombinedLoader.__iter__ = begin_epoch
+
+
+def _add_callback(module: ModuleType) -> None:
+    original: Callable[..., Any] = module.Trainer.fit
+
+    @functools.wraps(original)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not any(isinstance(callback, _ExactResume) for callback in self.callbacks) and _is_known(self.fit_loop):
+            self.callbacks.append(_callback(module.__name__))
+        return original(self, *args, **kwargs)
+
+    module.Trainer.fit = fit
+
+
+def _is_known(fit_loop: Any) -> bool:
+    """Return True if a loop has the attributes that the callback uses."""
+    try:
+        for name in _USED:
+            operator.attrgetter(name)(fit_loop)
+    except AttributeError as error:
+        active = context.active()
+        if active is not None and active.rank == 0:
+            active.notice("limit", f"Lightning's checkpoints get no generators and no order of the data: {error}")
+        return False
+    return True
+
+
+def _callback(module: str) -> Any:
+    """Return a callback for the Trainer of a module; a Trainer that starts processes pickles it."""
+    return type(_ExactResume.__name__, (_ExactResume, sys.modules[module].Callback), {"module": module})()
+
+
+class _ExactResume:
+    """The hooks of the callback."""
+
+    module: str
+    restored: _Saved | None = None
+
+    def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
+        return _callback, (self.module,)
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        active = context.active()
+        # Collective, so that it needs each process of the Trainer to be a rank. Those that Lightning starts are none.
+        if active is None or active.world != trainer.world_size or _fetcher(trainer) is None:
+            return
+        own = msgspec.msgpack.encode(_state(trainer))
+        ranks = [own]
+        if active.world > 1:
+            ranks = [b""] * active.world
+            dist.all_gather_object(ranks, own)
+        _own_saves.add(_digest(own))
+        # As tensors, which torch loads with weights_only=True, and which are compared as such.
+        checkpoint[_KEY] = [torch.frombuffer(bytearray(state), dtype=torch.uint8) for state in ranks]
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        active, ranks = context.active(), checkpoint.get(_KEY, ())
+        if active is None or not len(ranks) == active.world == trainer.world_size:
+            return
+        own = ranks[active.rank].cpu().numpy().tobytes()
+        if _digest(own) not in _own_saves:
+            self.restored = msgspec.msgpack.decode(own, type=_Saved)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        active, state = context.active(), self.restored
+        self.restored = None
+        fetcher = _fetcher(trainer)
+        if active is None or state is None or fetcher is None:
+            return
+        _restore(state, trainer.fit_loop, fetcher)
+        if active.rank == 0:
+            place = f"after batch {state.batches} of an epoch" if state.before_order else "at the end of an epoch"
+            active.notice("resume", f"generators and the order of the data are restored {place}")
+
+
+def _digest(state: bytes) -> bytes:
+    return blake3.blake3(state).digest()
+
+
+def _fetcher(trainer: Any) -> Any:
+    """Return the iterator of the training's loaders, which has them as `combined_loader`; None if there is none."""
+    return operator.attrgetter("_data_fetcher")(trainer.fit_loop)
+
+
+def _state(trainer: Any) -> _Saved:
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    loader = _fetcher(trainer).combined_loader
+    generators = rng.capture(_generators(loader.flattened))
+    if progress.is_last_batch:
+        return _Saved(generators, None, 0)
+    return _Saved(generators, _before_order.get(loader), progress.current.ready)
+
+
+def _restore(state: _Saved, fit_loop: Any, fetcher: Any) -> None:
+    """Begin the epoch again, and continue after the batches that were done."""
+    loaders = fetcher.combined_loader.flattened
+    named = _generators(loaders)
+    if any(hasattr(loader, "load_state_dict") for loader in loaders):
+        # Lightning has restored its position. It must not begin again.
+        rng.restore(state.generators, named)
+        return
+    rng.restore(state.before_order or state.generators, named)
+    for sampler in _samplers(loaders):
+        sampler.set_epoch(fit_loop.epoch_progress.current.processed)
+    if fit_loop.epoch_progress.current.processed == 0:
+        # Persistent workers draw their seed in the first epoch alone.
+        fetcher.combined_loader.reset()
+    iter(fetcher)
+    for _ in range(state.batches):
+        next(fetcher)
+    # The loop adds them to the number of batches itself.
+    fetcher.fetched -= state.batches
+    if state.before_order:
+        rng.restore(state.generators, named)
+
+
+def _generators(loaders: Sequence[Any]) -> dict[str, torch.Generator]:
+    """Return the generators of the loaders' own, by name."""
+    named = [Feed(loader, None).generators() for loader in loaders]
+    return {f"{name}{number}": generator for number, own in enumerate(named) for name, generator in own.items()}
+
+
+def _samplers(loaders: Sequence[Any]) -> Iterator[Any]:
+    """Yield the samplers that draw an order for each epoch, such as DistributedSampler."""
+    for loader in loaders:
+        batches = getattr(loader, "batch_sampler", None)
+        for sampler in (getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None)):
+            if hasattr(sampler, "set_epoch"):
+                yield sampler
