@@ -56,8 +56,11 @@ def _silence() -> Iterator[None]:
     import logging
 
     logging.disable()
-    with suppress(Exception):
-        yield
+    try:
+        with suppress(Exception):
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 class Id(click.ParamType[str]):
