@@ -48,6 +48,8 @@ class Example(msgspec.Struct, frozen=True, kw_only=True):
     config: str = "config.yaml"
     log: str = ""
     """A file that is listed as not compared."""
+    keeps_names: bool = True
+    """A resumed attempt writes files of the same names as an uninterrupted one."""
 
 
 _EXAMPLES = (
@@ -84,6 +86,7 @@ _EXAMPLES = (
         reason="the script seeds each step",
         config="conf/optimizer/sgd.yaml",
         log="train.log",
+        keeps_names=False,
     ),
 )
 _WITH_PREVIOUS = tuple(example for example in _EXAMPLES if example.package not in ("torch", "hydra-core"))
@@ -198,15 +201,15 @@ def _version(place: Place, package: str) -> str:
     return subprocess.run([place.python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
 
-def _resume(place: Place, run: str, end: str) -> str:
-    """Kill a run in the middle and resume it. Return the result: exact, or reported as inexact."""
+def _resume(place: Place, run: str, end: str) -> tuple[str, str]:
+    """Kill a run in the middle and resume it. Return its id, and the result: exact, or reported as inexact."""
     killed = place.killed()
     place.run("--resume", killed)
     shown = place.m5ws("show", killed).stdout
     assert "outputs-restored" in shown
     is_exact = place.output(run, end) == place.output(killed, end)
     assert is_exact != ("inexact-resume" in shown)
-    return "exact" if is_exact else "inexact, reported"
+    return killed, "exact" if is_exact else "inexact, reported"
 
 
 @pytest.mark.parametrize("example", _EXAMPLES, ids=lambda example: example.name)
@@ -239,7 +242,9 @@ class TestExample:
         self, example: Example, train: Callable[[Example, Versions], Trained]
     ) -> None:
         place, run, result = train(example, "frameworks")
-        result.resume = _resume(place, run, example.end)
+        killed, result.resume = _resume(place, run, example.end)
+        if result.resume == "exact" and example.keeps_names:
+            assert place.reproduce(killed)["outcome"] == "reproduced"
 
 
 @pytest.mark.parametrize("example", _WITH_PREVIOUS, ids=lambda example: example.name)
@@ -248,7 +253,7 @@ def test_a_killed_run_resumes_with_the_previous_version(
 ) -> None:
     place, run, result = train(example, "previous_frameworks")
     result.steps = next(row["last_step"] for row in json.loads(place.m5ws("ls", "--json").stdout)["runs"])
-    result.resume = _resume(place, run, example.end)
+    _, result.resume = _resume(place, run, example.end)
 
 
 @pytest.mark.parametrize("versions", ["frameworks", "previous_frameworks"])
