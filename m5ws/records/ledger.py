@@ -39,13 +39,15 @@ class Step(Event, tag="step", frozen=True, kw_only=True):
     """One optimizer step, numbered from 1. `quantities` are exact texts (`records.exact`), `batch` digests the inputs.
 
     `tokens` and `seconds` are for people, and are never compared. `total` is the planned number of steps, if known.
-    `digests` are of other values, by name, in an observed script: the outputs of its modules, the optimizer's settings.
+    In an observed script, `digests` are of other values, by name: the outputs of its modules, the optimizers' settings.
+    `updates` has the number of updates of each optimizer that counts them, by its label, and is never compared.
     """
 
     step: int
     quantities: dict[str, str]
     batch: Digest | None = None
     digests: dict[str, Digest] = msgspec.field(default_factory=dict)
+    updates: dict[str, int] = msgspec.field(default_factory=dict)
     tokens: int = 0
     seconds: float = 0.0
     total: int | None = None
@@ -114,11 +116,13 @@ class Setting(Event, tag="setting", frozen=True, kw_only=True):
 class Observation(Event, tag="observation", frozen=True, kw_only=True):
     """The script does not use a session, and its steps are observed. `parts` describes new modules and optimizers.
 
-    The first event of an attempt has the step `after` which the attempt goes on.
+    The first event of an attempt has the step `after` which the attempt goes on. `guessed`: the records do not prove
+    that step.
     """
 
     rank: int
     after: Count | None = None
+    guessed: bool = False
     parts: dict[str, str] = msgspec.field(default_factory=dict)
 
 

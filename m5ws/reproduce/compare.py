@@ -21,8 +21,6 @@ from m5ws.runs.numbers import Numbers, common, union
 from m5ws.runs.recorded_steps import Series
 
 _ORDER = ("batch", "output", "loss", "grad_norm")
-_AFTER = {"evaluation": len(_ORDER) + 3}
-"""Values that are computed after the step."""
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +56,7 @@ class Comparison:
         self._ended: set[int] = set()
         self._settled_at: int | None = None
         self._lost: dict[int, Numbers] = {}
+        self._unplaced: dict[int, Numbers] = {}
         self.apart = LargestDifference(relative=-1.0, quantity="", step=0, rank=0, values=0)
         """The quantity that is furthest from the original's, relatively, of `values` that were compared."""
         self._unlike_at: tuple[int, int] | None = None
@@ -145,9 +144,18 @@ class Comparison:
     def missing(self) -> tuple[str, ...]:
         """Return the steps of the original that the replay lacks, as text for people."""
         absent = {
-            rank: absent_in(self.replay.steps.get(rank, {}), steps) for rank, steps in self.original.steps.items()
+            rank: absent_in(self.replay.steps.get(rank, {}), filter(self._is_placed, steps))
+            for rank, steps in self.original.steps.items()
         }
         return tuple(f"{ranks}: steps {steps} of the original were not replayed" for ranks, steps in _joined(absent))
+
+    def unplaced(self) -> tuple[str, ...]:
+        """Return the steps that differ and whose numbers in the original are guessed, as text for people."""
+        return tuple(
+            f"{ranks}: steps {steps} differ, and were not judged. The script continued from a checkpoint of its own, "
+            f"and the records do not show which steps the original did after step {self.original.guessed}"
+            for ranks, steps in _joined(self._unplaced)
+        )
 
     def lost(self) -> tuple[str, ...]:
         """Return the steps that the original trained but its ledger lacks, as text for people.
@@ -178,10 +186,17 @@ class Comparison:
     def state_compared(self) -> bool:
         """Return True if the last state of the original was compared. Equal losses alone prove little."""
         last = {rank: recorded_steps.last(states) for rank, states in self.original.states.items()}
-        replayed = all(step in self.replay.states.get(rank, {}) for rank, step in last.items())
+        replayed = all(step in self.replay.states.get(rank, {}) for rank, step in last.items() if self._is_placed(step))
         return replayed and min(last.values(), default=0) > 0
 
+    def _is_placed(self, step: int) -> bool:
+        """Return True if the number of a step of the original is known to be right."""
+        return self.original.guessed is None or step <= self.original.guessed
+
     def _differs(self, step: int, order: int, rank: int, quantity: str, original: str | None, new: str | None) -> None:
+        if not self._is_placed(step):
+            self._unplaced.setdefault(rank, Numbers()).add(step)
+            return
         difference = Difference(step=step, order=order, rank=rank, quantity=quantity, original=original, replayed=new)
         if self._first is None or step < self._first.step:
             self._at_first = []
@@ -189,7 +204,7 @@ class Comparison:
             self._first = difference
         if step == self._first.step:
             self._at_first.append(difference)
-        kind = quantity if order <= len(_ORDER) or quantity in _AFTER else quantity.partition(" ")[0]
+        kind = quantity if order <= len(_ORDER) else quantity.partition(" ")[0]
         self._differing.setdefault(kind, {}).setdefault(rank, Numbers()).add(step)
 
     def _compare_step(self, rank: int, event: Step) -> None:
@@ -204,11 +219,14 @@ class Comparison:
         before = {"batch": known.batch} | known.digests | known.quantities
         after = {"batch": event.batch} | event.digests | event.quantities
         same = True
-        for name in dict.fromkeys([*before, *after]):
+        names = dict.fromkeys([*before, *after])
+        if self.original.is_partial(event.step):
+            names = dict.fromkeys(name for name in before if name in after)
+        for name in names:
             old, new = before.get(name), after.get(name)
             if old != new:
                 same = False
-                order = _ORDER.index(name) if name in _ORDER else _AFTER.get(name, len(_ORDER))
+                order = _ORDER.index(name) if name in _ORDER else len(_ORDER)
                 self._differs(event.step, order, rank, name, old, new)
             elif old is not None:
                 self.equal["batches" if name == "batch" else "digests" if name in known.digests else "quantities"] += 1

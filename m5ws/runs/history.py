@@ -40,7 +40,8 @@ class History(msgspec.Struct, kw_only=True):
     `outputs` is the content with the files that the newest attempt wrote, None if none are kept; `stored` has the
     events of all output files, by their names.
     `observed`: the script uses no session, and its steps were observed.
-    `begun` is where each attempt began: after which step. `threads` is how many a rank used, from which step on.
+    `begun` is where each attempt began: after which step. `guessed` is the lowest of these steps that the records do
+    not prove: the numbers of later steps may be wrong. `threads` is how many a rank used, from which step on.
     """
 
     steps: dict[int, Mapping[int, Step]] = {}
@@ -52,6 +53,7 @@ class History(msgspec.Struct, kw_only=True):
     facts: dict[int, dict[str, str | None]] = {}
     notices: list[Notice] = []
     begun: list[tuple[int, int]] = []
+    guessed: int | None = None
     threads: dict[int, list[tuple[int, str]]] = {}
     outcome: str | None = None
     attempts: int = 0
@@ -138,6 +140,10 @@ class History(msgspec.Struct, kw_only=True):
         """Return the step after which the attempt of a step was resumed; None for the first attempt's own steps."""
         return next((begin for begin, attempt in reversed(self.begun) if begin < step and attempt > 1), None)
 
+    def is_partial(self, step: int) -> bool:
+        """Return True if a step may lack values: the first one of a later attempt that was observed."""
+        return self.observed and any(begin + 1 == step and attempt > 1 for begin, attempt in self.begun)
+
     def threads_at(self, rank: int, step: int) -> str | None:
         """Return the number of threads of a rank in a step, or None if it was not recorded."""
         return next((value for since, value in reversed(self.threads.get(rank, [])) if since <= step), None)
@@ -165,7 +171,11 @@ class History(msgspec.Struct, kw_only=True):
         elif event.after is not None:
             # Each rank has one. A script that goes on from its own checkpoint shows where by its first step.
             self.observed = True
-            if (event.after, self._attempt) not in self.begun:
+            others = [step for step, attempt in self.begun if attempt == self._attempt]
+            if event.guessed or (others and event.after not in others):
+                places = (event.after, *others, *(() if self.guessed is None else (self.guessed,)))
+                self.guessed = min(places)
+            if event.after not in others:
                 self._begin(event.after)
 
     def _begin(self, step: int) -> None:

@@ -7,7 +7,7 @@ restore they are equal in bits. If they differ, this reports the first such step
 import logging
 
 from m5ws.errors import M5Error
-from m5ws.records.ledger import AnyEvent, State, Step
+from m5ws.records.ledger import AnyEvent, Observation, State, Step
 from m5ws.repository.repository import Repository
 from m5ws.runs.history import load
 
@@ -22,10 +22,16 @@ class RepeatedSteps:
         earlier = load(repo, run, before_attempt=attempt, folded=False)
         self._earlier = earlier if attempt > 1 else None
         self._messages = 0
+        self._partial: int | None = None
+        """The first step of an observed attempt, which may lack values."""
         self.steps = 0
 
     def compare(self, rank: str, event: AnyEvent) -> list[str]:
         """Return the differences between this event and the same one of an earlier attempt; mostly none."""
+        if isinstance(event, Observation) and event.after is not None:
+            self._partial = event.after + 1
+            if event.guessed:
+                self._earlier = None  # The numbers of the steps may be wrong.
         if self._earlier is None or not rank.isdigit() or self._messages >= _MOST:
             return []
         try:
@@ -50,7 +56,8 @@ class RepeatedSteps:
             return []
         self.steps += 1
         old, new = ({**step.digests, **step.quantities} for step in (before, event))
-        names = [name for name in old if new.get(name) != old[name]]
+        shared = old.keys() & new.keys() if event.step == self._partial else old
+        names = [name for name in old if name in shared and new.get(name) != old[name]]
         if before.batch != event.batch:
             names.insert(0, "batch")
         return [f"step {event.step} on rank {rank}: {' and '.join(names)} differ from before"] if names else []

@@ -19,7 +19,7 @@ from m5ws.errors import M5Error
 from m5ws.launch.interface import Launcher, Process
 from m5ws.progress import Progress, report
 from m5ws.records import codec
-from m5ws.records.ledger import AnyEvent, AttemptEnded, AttemptStarted, Notice, State
+from m5ws.records.ledger import AnyEvent, AttemptEnded, AttemptStarted, Notice, Observation, State
 from m5ws.repository import checkpoints, snapshots
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.ledger import LAUNCHER
@@ -191,7 +191,7 @@ class _Attempt:
         self._successor: AttemptStarted | None = None
         self._looked_s = time.monotonic()
         self._last_step = checkpoints.step_of(plan.resume) if plan.resume else 0
-        self._restored = False
+        self._restored = self._is_observed = False
         self._results = results.Results(ports.repo, plan, work.path, spool, self._notice)
         self._repeated = resume_check.RepeatedSteps(ports.repo, plan.run.id, plan.attempt)
         self._delivery = delivery.Delivery(ports.repo, plan.run.id, plan.attempt, Path(plan.context.spool_dir))
@@ -251,7 +251,7 @@ class _Attempt:
                 self._stopping = True
                 process.stop(SAVE_GRACE_S)
             # Not for a script with a session, which resumes from its checkpoints.
-            if self._last_step == 0:
+            if self._last_step == 0 or self._is_observed:
                 self._results.copy()
         if self._poll is not None:
             self._poll()
@@ -278,6 +278,7 @@ class _Attempt:
         for rank, event in events:
             self._last_step = max(self._last_step, getattr(event, "step", None) or 0)
             self._results.add(event)
+            self._is_observed = self._is_observed or isinstance(event, Observation)
             self._restored = self._restored or (isinstance(event, State) and event.restored)
             for message in self._repeated.compare(rank, event):
                 self._notice("inexact-resume", message)

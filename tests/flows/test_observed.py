@@ -61,6 +61,25 @@ def test_a_run_that_is_not_observed_is_compared_by_its_files(workspace: Workspac
     assert set(verdict["compared"]) == {"files"}
 
 
+def test_output_files_are_copied_while_an_observed_script_runs(workspace: Workspace) -> None:
+    store = str(workspace.root / ".m5ws" / "store")
+    workspace.m5ws("run", "--no-progress", "--checkpoint-minutes", "1e-6", "--", "train.py", "copied", "2", store)
+
+
+def test_steps_after_a_guessed_place_are_not_judged_and_the_files_are(workspace: Workspace, tmp_path: Path) -> None:
+    """An optimizer that does not count, another order of batches, and the same weights: the rate is 0."""
+    words = ("--", "train.py", "at_rest", "8", str(tmp_path / "died"))
+    workspace.m5ws("run", "--no-progress", *words, expect=1)
+    (run,) = [run["id"] for run in workspace.json("ls")["runs"]]
+    workspace.m5ws("run", "--no-progress", "--resume", run)
+    assert workspace.history(run).guessed == 5
+    notices = [notice.kind for notice in workspace.history(run).notices]
+    assert "limit" in notices and "inexact-resume" not in notices
+    verdict = workspace.json("reproduce", run)
+    assert verdict["outcome"] == "reproduced" and verdict["compared"]["files"] == 1
+    assert any("were not judged" in line for line in verdict["not_compared"])
+
+
 @pytest.mark.parametrize("fault", ["", "inexact", "shuffled"])
 def test_a_resume_from_the_scripts_own_checkpoint_is_checked(workspace: Workspace, tmp_path: Path, fault: str) -> None:
     words = ("train.py", "resuming", "8", str(tmp_path / "died"), *filter(None, [fault]))

@@ -7,6 +7,7 @@ from m5ws.records.ledger import (
     AttemptEnded,
     AttemptStarted,
     CheckpointPublished,
+    Observation,
     RankEnded,
     RankStarted,
     State,
@@ -63,6 +64,23 @@ def test_equal_runs_have_no_divergence_and_nothing_missing() -> None:
     assert comparison.first() is None and comparison.missing() == () and comparison.state_compared()
     assert comparison.equal["steps"] == 2 * _LAST
     assert comparison.equal["tensors"] == 2 * 4
+
+
+def test_a_step_after_a_guessed_place_is_compared_and_not_judged() -> None:
+    first: AnyEvent = Observation(rank=0, after=0)
+    second: list[AnyEvent] = [
+        AttemptStarted(attempt=2, host="h", observed="0" * 64),
+        Observation(rank=0, after=2, guessed=True),
+    ]
+    events = _events(0, loss={5: "x"}, last=5)
+    original = _history([first, *events, *second, *[event for event in events if getattr(event, "step", 0) > 2]])
+    comparison = _compared(original, [first, *_events(0)])
+    assert comparison.first() is None and comparison.missing() == () and comparison.state_compared()
+    (line,) = comparison.unplaced()
+    assert "5-6" in line  # One differs, and the other was not done by the original.
+    assert comparison.equal["steps"] == 4
+    earlier = _compared(original, [first, *_events(0, loss={2: "y"})]).first()
+    assert earlier is not None and earlier.step == 2
 
 
 def test_the_lowest_step_comes_first_whichever_rank_is_seen_first() -> None:

@@ -65,6 +65,8 @@ def judge(
             hint = hints.resume_hint(comparison.original)
         why = reason.reason(first, changes, hint, hints.kind(comparison, first))
     known = comparison.original.outcome is not None
+    # Without the numbers of the last steps, equal files are the evidence of the end.
+    known = known and bool(comparison.equal["files"] or not comparison.unplaced())
     if outcome == "reproduced" and first is None:
         why = _so_far(comparison) if not known else _clocks(comparison, files) if replay.segment is None else None
     return Verdict(
@@ -76,6 +78,7 @@ def judge(
         not_compared=(
             *missing,
             *comparison.lost(),
+            *comparison.unplaced(),
             *comparison.extra(),
             *_given(replay),
             *_unrecorded(comparison, replay),
@@ -108,10 +111,11 @@ def _outcome(
 
 
 def _so_far(comparison: Comparison) -> str:
-    return (
-        f"everything that was compared is equal, bit for bit, up to step {comparison.original.last_step}. The end of "
-        "the original is not recorded"
-    )
+    original = comparison.original
+    step, unknown = original.last_step, "The end of the original is not recorded"
+    if original.outcome is not None and original.guessed is not None:
+        step, unknown = original.guessed, "The records do not show which steps the original did after that"
+    return f"everything that was compared is equal, bit for bit, up to step {step}. {unknown}"
 
 
 def _clocks(comparison: Comparison, files: output_files.OutputReport) -> str | None:

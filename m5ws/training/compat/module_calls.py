@@ -30,7 +30,7 @@ def surround(around: Around) -> None:
 
     def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         nonlocal inside
-        if is_traced() or inside or threading.get_ident() != thread or _in_backward():
+        if is_traced() or inside or threading.get_ident() != thread or in_backward():
             return _original(module, *args, **kwargs)
         inside = True
         try:
@@ -61,13 +61,13 @@ def is_traced() -> bool:
     )
 
 
-def _in_backward() -> bool:
+def in_backward() -> bool:
     """Return True in a backward pass, in which activation checkpointing calls modules again."""
     return torch._C._current_graph_task_id() != -1
 
 
 OBSERVED = (
     Fact("torch", "Module.__call__", lambda: _original is torch.nn.Module.__dict__["__call__"]),
-    Fact("torch", "torch._C._current_graph_task_id", lambda: not _in_backward()),
+    Fact("torch", "torch._C._current_graph_task_id", lambda: not in_backward()),
     Fact("torch", "torch._C._functorch and dispatch modes", lambda: not is_traced()),
 )

@@ -1,75 +1,82 @@
 """The place of an attempt in its run, if the script goes on from its own checkpoint.
 
-m5ws does not know the step of that checkpoint. But the first step that the attempt does has a batch, and an earlier
-attempt may have done the same step. Adam and its relatives count their steps in their state.
+m5ws does not know the step of that checkpoint. But an earlier attempt may have done the first step that this attempt
+does. Adam and its relatives count their steps in their state.
+
+Rule: a place is either right or reported as guessed. No difference in steps after a guessed place is judged.
 """
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
+
+import msgspec
 
 from m5ws.records.ledger import Step
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
 
 _SEARCHED = 100_000
-SETTINGS = "optimizer settings"
-_SEVERAL = (
-    "several earlier steps had the batch of this attempt's first step, and none had its other values. It has the "
-    "number of the newest"
+_UNCLEAR = (
+    "the records do not prove which step is the first one of this attempt, so its number is guessed, and it is unknown "
+    "whether the script's own resume was exact"
 )
-_NONE = (
-    "no earlier attempt recorded the first step of this one. Its steps are numbered after the last ones, and it is "
-    "unknown whether the script's own resume was exact"
-)
-_LATER = frozenset(("evaluation",))
-"""Digests of values that a script may compute after a step, or not."""
 
 
-def find(
-    repo: Repository, run: str, attempt: int, rank: int, first: Step, updates: int | None
-) -> tuple[int, str | None]:
-    """Return the step after which an attempt goes on, and the reason why that is unclear, if it is.
+class Place(msgspec.Struct, frozen=True):
+    """The step `after` which an attempt goes on, and the reason why that is `unclear`, if it is guessed."""
 
-    `first` is the attempt's first step, without its number. `updates` is the number of steps in the optimizer's state
-    before it, if the optimizer counts them. Of earlier steps with the same batch, an equal one counts first, then the
-    one after `updates`, then one with the same settings of the optimizer. A killed attempt does not record its last
-    step, so an attempt may also go on one step after the last one. Raises CorruptObject for a broken chain.
-    """
-    steps: list[Step] = []
-    for step in _backwards(repo, run, attempt, rank):
-        if step.batch == first.batch and _are_equal(step, first):
-            return step.step - 1, None
-        steps.append(step)
-        if len(steps) > _SEARCHED:
-            break
+    after: int
+    unclear: str | None = None
+
+
+def settings(label: str) -> str:
+    """Return the name of the digest of an optimizer's settings."""
+    return f"{label} settings"
+
+
+def find(repo: Repository, run: str, attempt: int, rank: int, first: Step) -> Place:
+    """Return the place of an attempt by its first step, without its number. Raises CorruptObject for a broken chain."""
+    return place([*itertools.islice(_backwards(repo, run, attempt, rank), _SEARCHED)], first)
+
+
+def place(steps: Sequence[Step], first: Step) -> Place:
+    """Return the place of an attempt by its first step and the earlier steps, the newest first."""
     if not steps:
-        return 0, None
-    last = max(step.step for step in steps)
-    if updates:
-        turns = _distance([step for step in steps if _rates(step) == _rates(first)]) or 1
-        after = updates * turns
-        if after <= last + turns:
-            # Values of a recorded step that differ are reported when the step is recorded.
-            return after, None if after < last else _NONE
+        return Place(0)
+    label, updates = next(iter(first.updates.items()), ("", 0))
+    # An optimizer that has done one update may be new, in the middle of a training.
+    return _by_updates(steps, label, updates) if updates > 1 else _by_values(steps, first)
+
+
+def _by_updates(steps: Sequence[Step], label: str, updates: int) -> Place:
+    """Return the place of the step with this number of updates of an optimizer."""
+    numbers = {step.updates[label]: step.step for step in reversed(steps) if label in step.updates}
+    if updates in numbers:
+        return Place(numbers[updates] - 1)
+    return Place(steps[0].step, None if updates - 1 in numbers else _UNCLEAR)
+
+
+def _by_values(steps: Sequence[Step], first: Step) -> Place:
+    """Return the place of the step with the same values.
+
+    An equal batch proves no place: it may be in the next epoch, after the last step that was recorded.
+    """
+    last = steps[0].step
+    equal = {step.step for step in steps if _are_equal(step, first)}
+    if len(equal) == 1:
+        return Place(equal.pop() - 1)
     alike = [step for step in steps if step.batch is not None and step.batch == first.batch]
-    settings = first.digests.get(SETTINGS)
-    likely = [step for step in alike if step.digests.get(SETTINGS) == settings] or alike
-    if not likely:
-        return last, _NONE
-    newest = likely[0].step
-    repeats = _distance([step for step in steps if step.batch == steps[0].batch])
-    if repeats and steps[0].step < newest + repeats <= steps[0].step + 2:
-        return newest + repeats - 1, _NONE  # The batches of the epoch before, after the last step.
-    return newest - 1, _SEVERAL if len({step.step for step in likely}) > 1 else None
+    likely = next((step for step in alike if _settings(step) == _settings(first)), alike[0] if alike else None)
+    if likely is None or _may_repeat(steps, likely.step, last):
+        return Place(last, _UNCLEAR)
+    return Place(likely.step - 1, _UNCLEAR)
 
 
-def _distance(steps: list[Step]) -> int:
-    """Return the number of steps from the second newest of some steps to the newest one, 0 if there is none."""
-    return next((steps[0].step - step.step for step in steps[1:] if step.step < steps[0].step), 0)
-
-
-def _rates(step: Step) -> set[str]:
-    """Return the names of the learning rates of a step: which optimizers took it."""
-    return {name for name in step.quantities if name.startswith("lr")}
+def _may_repeat(steps: Sequence[Step], number: int, last: int) -> bool:
+    """Return True if the step after the last one has the batch of a step, where each epoch repeats the one before."""
+    batches = {step.step: step.batch for step in steps}
+    distance = last + 1 - number
+    return all(batches.get(step - distance, batch) == batch for step, batch in batches.items())
 
 
 def _backwards(repo: Repository, run: str, attempt: int, rank: int) -> Iterator[Step]:
@@ -82,7 +89,20 @@ def _backwards(repo: Repository, run: str, attempt: int, rank: int) -> Iterator[
 
 
 def _are_equal(one: Step, two: Step) -> bool:
-    """Return True if the values of two steps are equal. Of many elements, the gradient norm is not always recorded."""
-    digests = [{name: value for name, value in step.digests.items() if name not in _LATER} for step in (one, two)]
-    common = one.quantities.keys() & two.quantities.keys()
-    return digests[0] == digests[1] and all(one.quantities[name] == two.quantities[name] for name in common)
+    """Return True if the values of two steps are equal. Settings and learning rates alone prove nothing.
+
+    Not every step has all values: the norm of many gradients is recorded at some steps, and the first step of an
+    attempt has the values of its first optimizer.
+    """
+    digests, quantities = one.digests.keys() & two.digests.keys(), one.quantities.keys() & two.quantities.keys()
+    return (
+        one.batch == two.batch
+        and all(one.digests[name] == two.digests[name] for name in digests)
+        and all(one.quantities[name] == two.quantities[name] for name in quantities)
+        and (one.batch is not None or any(name.startswith(("loss", "grad_norm")) for name in quantities))
+    )
+
+
+def _settings(step: Step) -> str | None:
+    """Return the digest of the settings of a step's first optimizer."""
+    return step.digests.get(settings("optimizer"))

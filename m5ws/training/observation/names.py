@@ -18,13 +18,32 @@ from m5ws.training.observation import samples
 from m5ws.training.state import subclasses
 
 
+class _Labels:
+    """Labels by the identity of objects, which may define their own `==`. It keeps none of them alive."""
+
+    def __init__(self) -> None:
+        self._labels: dict[int, tuple[weakref.ref[Any], str | None]] = {}
+
+    def __contains__(self, item: object) -> bool:
+        known = self._labels.get(id(item))
+        return known is not None and known[0]() is item
+
+    def __getitem__(self, item: object) -> str | None:
+        return self._labels[id(item)][1]
+
+    def __setitem__(self, item: object, label: str | None) -> None:
+        key = id(item)
+        self._labels[key] = (weakref.ref(item, lambda _: self._labels.pop(key, None)), label)
+
+
 class Names:
     """Labels of modules and optimizers. It keeps none of them alive."""
 
     def __init__(self) -> None:
-        self._modules: weakref.WeakKeyDictionary[torch.nn.Module, str | None] = weakref.WeakKeyDictionary()
-        self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, str] = weakref.WeakKeyDictionary()
+        self._modules = _Labels()
+        self._optimizers = _Labels()
         self._models = self._stepped = 0
+        self._wrappers: set[str] = set()
         self.new: dict[str, str] = {}
         """Descriptions of the modules and optimizers that were labelled since this was last emptied."""
 
@@ -39,15 +58,20 @@ class Names:
             self._modules[module] = label
         return self._modules[module]
 
-    def optimizer(self, optimizer: torch.optim.Optimizer) -> str:
-        """Return the label of an optimizer."""
+    def optimizer(self, optimizer: torch.optim.Optimizer, within: torch.optim.Optimizer | None = None) -> str:
+        """Return the label of an optimizer. The first one `within` another, which calls it, has the label of that."""
         if optimizer not in self._optimizers:
-            self._stepped += 1
-            label = self._optimizers[optimizer] = _numbered("optimizer", self._stepped)
+            label = self._optimizers[within] if within is not None else None
+            if label is None or label in self._wrappers:
+                self._stepped += 1
+                label = _numbered("optimizer", self._stepped)
+            elif within is not None:
+                self._wrappers.add(label)
+            self._optimizers[optimizer] = label
             tensors = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             elements = sum(parameter.numel() for parameter in tensors)
             self.new[label] = f"{type(optimizer).__qualname__}, {len(tensors)} tensors, {elements} elements"
-        return self._optimizers[optimizer]
+        return self._optimizers[optimizer] or ""
 
     def tensors(
         self, modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer], *, initial: bool

@@ -4,6 +4,10 @@ A step is one update: all calls of optimizers that follow each other without a f
 in which no parameters are updated twice. Steps are numbered from 1. A step that a gradient scaler skips is no step. Its
 forward pass belongs to the next one.
 
+A step is recorded when its last optimizer has been called: before the script can save a checkpoint of it and be killed.
+Which optimizer is the last is known from earlier steps. In the first step of an attempt, the first one counts as the
+last, and the values of the others are not recorded.
+
 Invariant: observation changes no bits, draws no random numbers, does no collectives, and never fails a training. After
 an error in it, the script goes on without it.
 """
@@ -30,7 +34,7 @@ from m5ws.training.runtime.threads import Threads
 from m5ws.training.state import rng, scalars
 
 _FORWARDS = 16
-"""Forward passes of a step, with and without gradients, of which values are read. The others are counted."""
+"""Forward passes of a step of which values are read. The others are counted."""
 _HOST_ELEMENTS = 2**20
 """Gradients on the host of more elements are read only where the state is recorded too: it would cost 1 % of a step."""
 _OPTIMIZERS = 16
@@ -41,19 +45,26 @@ _EARLY = frozenset((1, 2, 5, 10, 20, 50, 100, 200, 500))
 
 @dataclass
 class _Forwards:
-    """The forward passes of a step: the inputs and outputs of the outermost modules."""
+    """The forward passes of a step with gradients: the inputs and outputs of the outermost modules."""
 
     inputs: list[samples.Sample] = field(default_factory=list)
     outputs: list[samples.Sample] = field(default_factory=list)
     losses: dict[int, list[scalars.Reader | str]] = field(default_factory=dict)
-    without_gradients: list[samples.Sample] = field(default_factory=list)
     count: int = 0
-    evaluations: int = 0
     computed: set[StorageWeakRef] = field(default_factory=set)
     """Memory of the values that left modules: passed to another one, they are no data."""
     earlier: dict[int, weakref.ref[torch.nn.Module]] = field(default_factory=dict)
     modules: dict[int, weakref.ref[torch.nn.Module]] = field(default_factory=dict)
     """The modules by their ids, and those of the step before. Weak, since a script may delete its model."""
+
+
+@dataclass
+class _Call:
+    """A call of an optimizer's step: the settings and the learning rate before it."""
+
+    settings: str
+    rate: Any
+    calls_another: bool = False
 
 
 @dataclass
@@ -64,9 +75,12 @@ class _Update:
     updated: set[tuple[int, int]] = field(default_factory=set)
     optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = field(default_factory=dict)
     state: State | None = None
+    labels: set[str] = field(default_factory=set)
+    is_recorded: bool = False
     norms_when_due: bool = False
-    settings: Any = field(default_factory=blake3.blake3)
+    settings: dict[str, Any] = field(default_factory=dict)
     quantities: dict[str, scalars.Reader | str] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
 
 
 class Observer:
@@ -77,11 +91,13 @@ class Observer:
         self._names = Names()
         self._forwards = _Forwards()
         self._update: _Update | None = None
-        self._stepping: list[bool] = []
-        self._settings: dict[str, str] = {}
-        self._rates: dict[str, Any] = {}
+        self._calls: list[tuple[torch.optim.Optimizer, _Call]] = []
+        """The calls of optimizers that have begun, each within the one before it."""
+        self._together: set[frozenset[str]] = set()
+        """The labels of the optimizers of each kind of step."""
+        self._counts: dict[str, int | None] = {}
+        """The number of updates of each optimizer by its label, None if it does not count them."""
         self._initial: dict[str, str] = {}
-        self._updates: int | None = None
         self._begun = self._numbered = self._failed = False
         self._pending: tuple[_Update, float, float] | None = None
         self._recorded = 0
@@ -112,11 +128,6 @@ class Observer:
             if self._update is not None:  # The module has no parameters of its own: a loss function.
                 self._close(_engine(self._update.forwards))
             self._add_forward(module, given, output, leaves)
-        elif self._names.module(module) is not None:
-            forwards = self._forwards if self._update is None else self._update.forwards
-            forwards.evaluations += 1
-            if forwards.evaluations <= _FORWARDS:
-                forwards.without_gradients += [*samples.take(given), *samples.take(output)]
 
     def _add_forward(self, module: torch.nn.Module, given: Any, output: Any, leaves: list[torch.Tensor]) -> None:
         forwards = self._forwards
@@ -130,7 +141,7 @@ class Observer:
             return tensor.requires_grad or not forwards.computed.isdisjoint(_memory(tensor))
 
         forwards.inputs += samples.take(given, is_computed)
-        forwards.outputs += samples.take(output)
+        forwards.outputs += samples.take(output, lambda tensor: not tensor.requires_grad)
         for leaf in leaves:
             forwards.computed.update(_memory(leaf))
         loss = _loss(output)
@@ -148,50 +159,66 @@ class Observer:
         self._guarded(self._after_update, optimizer)
 
     def _before_update(self, optimizer: torch.optim.Optimizer) -> None:
-        self._stepping.append(False)
+        outer = self._calls[-1][0] if self._calls else None
+        self._names.optimizer(optimizer, within=outer)
+        groups = optimizer.param_groups
+        call = _Call("; ".join(map(_settings, groups)), groups[0].get("lr") if groups else None)
+        self._calls.append((optimizer, call))
         if self._update is not None and self._update.updated & _places(optimizer):
             self._close(_engine(self._update.forwards))
         if not self._begun:
             self._begun = True
             self._initial = self._fingerprints(self._forwards, [optimizer], initial=True)
-            self._updates = _updates(optimizer)
-        label = self._names.optimizer(optimizer)
-        groups = optimizer.param_groups
-        self._settings[label] = "; ".join(f"{label}{number} {_settings(group)}" for number, group in enumerate(groups))
-        self._rates[label] = groups[0].get("lr") if groups else None
 
     def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
-        wraps_another = self._stepping.pop()
-        if self._stepping:
-            self._stepping[-1] = True
-        if wraps_another:
+        call = self._calls.pop()[1]
+        if self._calls:
+            self._calls[-1][1].calls_another = True
+        if call.calls_another:
             return  # The step of the one inside counts.
         if self._update is None:
             self._update = _Update(self._forwards)
             self._forwards = _Forwards(earlier=self._forwards.modules)
-        update, label = self._update, self._names.optimizer(optimizer)
-        update.updated |= _places(optimizer)
+        update = self._update
         is_repeated = id(optimizer) in update.optimizers
+        update.updated |= _places(optimizer)
         update.optimizers[id(optimizer)] = weakref.ref(optimizer)
-        update.settings.update(self._settings.pop(label).encode())
-        suffix = label.removeprefix("optimizer")
-        rate = self._rates.pop(label)
-        if len(update.optimizers) > _OPTIMIZERS:
+        label = self._names.optimizer(optimizer)
+        update.labels.add(label)
+        if not is_repeated:
+            self._count(optimizer, label)
+        if len(update.optimizers) <= _OPTIMIZERS:
+            self._add_values(update, optimizer, call)
+        else:
             update.state = None  # It would be read after each of them. It is read when the step ends.
-            return
-        if rate is not None:
-            update.quantities[f"lr{suffix}"] = scalars.take("lr", rate)
+        if not update.is_recorded and not any(update.labels < labels for labels in self._together):
+            self._record(update)
+
+    def _count(self, optimizer: torch.optim.Optimizer, label: str) -> None:
+        """Count an update. The first one of an attempt is read from the optimizer's state."""
+        known = self._counts.get(label)
+        self._counts[label] = known + 1 if known is not None else None if label in self._counts else _updates(optimizer)
+
+    def _add_values(self, update: _Update, optimizer: torch.optim.Optimizer, call: _Call) -> None:
+        """Add the values of an optimizer, and the state after it if that is recorded."""
+        label = self._names.optimizer(optimizer)
+        suffix = label.removeprefix("optimizer")
+        update.settings.setdefault(label, blake3.blake3()).update(call.settings.encode())
+        if call.rate is not None:
+            update.quantities[f"lr{suffix}"] = scalars.take("lr", call.rate)
+        if (count := self._counts[label]) is not None:
+            update.counts[label] = count
         if _engine(update.forwards) is not None:
             return
         # Until its first step has been recorded, an attempt does not know its number.
-        is_due = self._is_due(self.step + 1) or not self._numbered
+        is_due = not self._numbered or self._is_due(self.step + (not update.is_recorded))
         is_cheap = _is_cheap(optimizer)
         if is_due or is_cheap:
             update.norms_when_due |= not is_cheap
             norm = _gradient_norm(optimizer)
             if norm is not None:
                 update.quantities[f"grad_norm{suffix}"] = scalars.take("grad_norm", norm)
-        if is_due and not is_repeated:
+        if is_due:
             update.state = self._state(update)
 
     # --- records
@@ -203,10 +230,22 @@ class Observer:
         self._guarded(self._flush)
 
     def _close(self, engine: torch.nn.Module | None, has_ended: bool = False) -> None:
-        """End the step whose optimizers have been called, and record the state of its engine with ZeRO."""
+        """End the step whose optimizers have been called, and record the state after it: its own, or its engine's."""
         update, self._update = self._update, None
         if update is None:
             return
+        self._together.add(frozenset(update.labels))
+        if not update.is_recorded:
+            self._record(update)
+        if self._is_due(self.step):
+            state = self._last_state(update, engine, has_ended)
+            if state is not None:
+                self._flush()
+                self._active.append(msgspec.structs.replace(state, step=self.step))
+
+    def _record(self, update: _Update) -> None:
+        """Record a step: at once if all values are on the host, and otherwise before the next one."""
+        update.is_recorded = True
         self._flush()
         now = time.perf_counter()
         self._pending = (update, time.time(), now - self._clock)
@@ -216,11 +255,6 @@ class Observer:
             self._flush()
         self.step += not is_first
         self._threads.record(self.step)
-        if self._is_due(self.step):
-            state = self._last_state(update, engine, has_ended)
-            if state is not None:
-                self._flush()
-                self._active.append(msgspec.structs.replace(state, step=self.step))
         if is_first:
             self._active.note_imports()
 
@@ -250,24 +284,27 @@ class Observer:
         """Find the number of the first step: an attempt may go on from the script's own checkpoint."""
         self._numbered = True
         active = self._active
-        after, unclear = 0, None
+        place = earlier_steps.Place(after=0)
         if active.context.attempt > 1:
             run, attempt = active.context.run, active.context.attempt
-            after, unclear = earlier_steps.find(active.repo, run, attempt, active.rank, first, self._updates)
-        if unclear is not None:
-            active.notice("limit", unclear, after + 1)
-        self._recorded = after
-        self.step = after + 1
-        self._describe(after)
+            place = earlier_steps.find(active.repo, run, attempt, active.rank, first)
+        if place.unclear is not None:
+            active.notice("limit", place.unclear, place.after + 1)
+        self._recorded = place.after
+        self.step = place.after + 1
+        self._describe(place)
         resumed = active.context.attempt > 1
-        active.emit(State, step=after, tensors=self._initial, restored=resumed)
+        active.emit(State, step=place.after, tensors=self._initial, restored=resumed)
         self._initial = {}
 
-    def _describe(self, after: int | None = None) -> None:
-        """Append the modules and optimizers that are new."""
+    def _describe(self, place: earlier_steps.Place | None = None) -> None:
+        """Append the modules and optimizers that are new, and the place of the attempt in its run."""
         new, self._names.new = self._names.new, {}
-        if new or after is not None:
-            self._active.emit(Observation, rank=self._active.rank, after=after, parts=new)
+        if place is not None:
+            guessed = place.unclear is not None
+            self._active.emit(Observation, rank=self._active.rank, after=place.after, guessed=guessed, parts=new)
+        elif new:
+            self._active.emit(Observation, rank=self._active.rank, parts=new)
 
     def _is_due(self, step: int) -> bool:
         """Return True if the state after a step is recorded."""
@@ -313,11 +350,9 @@ def _engine(forwards: _Forwards) -> torch.nn.Module | None:
 def _event(update: _Update, time_s: float, seconds: float) -> Step:
     """Return the record of a step without its number. Waits for copies from a device."""
     forwards = update.forwards
-    digests = {earlier_steps.SETTINGS: update.settings.hexdigest()}
+    digests = {earlier_steps.settings(label): digest.hexdigest() for label, digest in update.settings.items()}
     if forwards.count:
         digests["output"] = _digest(forwards.outputs, forwards.count)
-    if forwards.evaluations:
-        digests["evaluation"] = _digest(forwards.without_gradients, forwards.evaluations)
     quantities = {name: _text(value) for name, value in update.quantities.items()}
     if forwards.losses:
         losses = [decode(_text(value)) for value in list(forwards.losses.values())[-1]]
@@ -328,6 +363,7 @@ def _event(update: _Update, time_s: float, seconds: float) -> Step:
         quantities=quantities,
         batch=_digest(forwards.inputs, forwards.count) if forwards.inputs else None,
         digests=digests,
+        updates=update.counts,
         seconds=seconds,
     )
 

@@ -1,11 +1,11 @@
-"""Digests of values that enter and leave modules: of evenly spaced elements, read without waiting for the device.
+"""Digests of tensors that enter and leave modules: of evenly spaced elements, read without waiting for the device.
 
 Logits take gigabytes in a step, and hashing them would cost more than the step. At most `_ELEMENTS` elements of a
 tensor are read. A difference in others shows a step later, in the loss or in the gradients.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -14,16 +14,18 @@ import torch
 from m5ws.training.compat.tensors import tree_leaves
 
 _ELEMENTS = 4096
-_PLAIN = (bool, int, float, str, bytes, type(None))
 
 Reader = Callable[[], torch.Tensor]
 Sample = tuple[str, Reader | None]
-"""The description of a value, and a function that returns its elements on the host, None if it is no tensor."""
+"""The description of a tensor, and a function that returns its elements on the host, None if it has none to read."""
 
 
-def take(values: Any, skipped: Callable[[torch.Tensor], bool] = lambda _: False) -> list[Sample]:
-    """Return samples of the tensors and plain values in nested containers, without those that are `skipped`."""
-    return [sample for value in tree_leaves(values) for sample in _sample(value, skipped)]
+def take(values: Any, skipped: Callable[[torch.Tensor], bool]) -> list[Sample]:
+    """Return samples of the tensors in nested containers, without those that are `skipped`.
+
+    Other values are none of the training's: a module may return a time, a path or an object.
+    """
+    return [_sample(value) for value in tree_leaves(values) if isinstance(value, torch.Tensor) and not skipped(value)]
 
 
 def update(digest: Any, samples: list[Sample]) -> None:
@@ -42,14 +44,10 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def _sample(value: Any, skipped: Callable[[torch.Tensor], bool]) -> Iterator[Sample]:
-    if isinstance(value, torch.Tensor):
-        if not skipped(value):
-            part = local(value)
-            description = f"{part.dtype} {tuple(part.shape)};"
-            yield description, None if part.is_meta or part.layout != torch.strided else _copied(_spaced(part))
-    elif isinstance(value, _PLAIN):
-        yield f"{type(value).__name__} {value.hex() if isinstance(value, float) else value!r};", None
+def _sample(tensor: torch.Tensor) -> Sample:
+    part = local(tensor)
+    description = f"{part.dtype} {tuple(part.shape)};"
+    return description, None if part.is_meta or part.layout != torch.strided else _copied(_spaced(part))
 
 
 def _spaced(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Start and end of the observation in a rank."""
 
 import os
+import threading
 from typing import Any
 
 import torch
@@ -27,12 +28,18 @@ def start(active: ActiveRank) -> None:
         return
     observer = _Watch.observer = Observer(active)
 
+    thread = threading.get_ident()
+
+    def is_seen() -> bool:
+        # In a backward pass on a device, hooks of gradients are called in a thread of that device.
+        return not module_calls.is_traced() and (threading.get_ident() == thread or module_calls.in_backward())
+
     def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if not module_calls.is_traced():
+        if is_seen():
             observer.before_update(optimizer)
 
     def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if not module_calls.is_traced():
+        if is_seen():
             observer.after_update(optimizer)
 
     _Watch.handles = (register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after))

@@ -125,6 +125,130 @@ def two(steps: int) -> None:
 
 
 @kind
+def wrapped(steps: int) -> None:
+    """An optimizer that calls another one, as in DeepSpeed and Accelerate."""
+    model = WithLoss()
+    inner = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    class Outer(torch.optim.Optimizer):
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            inner.step()
+
+    optimizer = Outer(model.parameters(), {})
+    for x, target in batches(steps):
+        model(x, target)["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class Peculiar(WithLoss):
+    """A module that cannot be compared."""
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError
+
+    def __hash__(self) -> int:
+        return 1
+
+
+@kind
+def peculiar(steps: int) -> None:
+    """Modules and optimizers that cannot be compared."""
+
+    class Other(torch.optim.SGD):
+        def __eq__(self, other: object) -> bool:
+            raise ValueError
+
+        def __hash__(self) -> int:
+            return 1
+
+    models = [Peculiar(), Peculiar()]
+    optimizer, unused = (Other(model.parameters(), lr=1e-2) for model in models)
+    unused.zero_grad()
+    for x, target in batches(steps):
+        models[0](x, target)["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@kind
+def in_threads(steps: int) -> None:
+    """Another training in another thread at the same time."""
+    import threading
+
+    thread = threading.Thread(target=keywords, args=(50,))
+    thread.start()
+    keywords(steps)
+    thread.join()
+
+
+@kind
+def evaluated(steps: int) -> None:
+    """Evaluations after each step, as many as its argument, and outputs with a time."""
+    import time
+
+    class Timed(WithLoss):
+        def forward(self, *args: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
+            return {**super().forward(*args), "seconds": torch.tensor(time.time()), "at": time.time()}  # type: ignore[dict-item]
+
+    model, other = Timed(), torch.nn.Linear(6, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for x, target in batches(steps):
+        model(x, target)["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.eval()
+        with torch.no_grad():
+            for _ in range(int(argument(3, "0"))):
+                model(x)
+                other(x)
+        model.train()
+
+
+@kind
+def killed(steps: int) -> None:
+    """Its last rank is killed once at a moment of a step: after its backward pass, its update or its checkpoint.
+
+    Arguments: the checkpoint's file, the moment, the step, and the optimizers.
+    """
+    rank, ranks = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
+    if ranks > 1:
+        torch.distributed.init_process_group("gloo")
+    file, moment, at = Path(sys.argv[3]), sys.argv[4], int(sys.argv[5])
+    model = WithLoss()
+    parts = [model] if sys.argv[6] != "both" else [model.first, model.last]
+    kinds = [torch.optim.SGD if sys.argv[6] != "adamw" else torch.optim.AdamW, torch.optim.AdamW]
+    trained = [kind(part.parameters(), lr=1e-2) for part, kind in zip(parts, kinds, strict=False)]
+    called = torch.nn.parallel.DistributedDataParallel(model) if ranks > 1 else model
+    begin, died = 0, file.with_name("died")
+    if file.exists():
+        stored = torch.load(file)
+        begin = stored["step"]
+        model.load_state_dict(stored["model"])
+        for optimizer, state in zip(trained, stored["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+
+    def die(now: str) -> None:
+        if (now, step, rank + 1) == (moment, at, ranks) and not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    for step, (x, target) in enumerate(batches(steps, begin + 1), begin + 1):
+        called(x + rank, target)["loss"].backward()
+        die("backward")
+        for optimizer in trained:
+            optimizer.step()
+            optimizer.zero_grad()
+        die("update")
+        states = [optimizer.state_dict() for optimizer in trained]
+        if rank == 0:
+            torch.save({"step": step, "model": model.state_dict(), "optimizers": states}, file)
+        if ranks > 1:
+            torch.distributed.barrier()
+        die("save")
+
+
+@kind
 def adversaries(steps: int) -> None:
     """A generator and a discriminator, each with its optimizer, in turn."""
     generator, discriminator = Model(), torch.nn.Linear(3, 1)
@@ -313,6 +437,28 @@ def resuming(steps: int) -> None:
 
 
 @kind
+def at_rest(steps: int) -> None:
+    """A rate of 0, and other batches after a resume. Once it ends after step 5, and makes a file."""
+    model = WithLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    file, begin = Path("out/weights.pt"), 0
+    if file.exists():
+        model.load_state_dict(torch.load(file))
+        begin = 3
+    file.parent.mkdir(exist_ok=True)
+    for step, (x, target) in enumerate(batches(steps + 100 * begin, 101 * begin + 1), begin + 1):
+        model(x, target)["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.norm.reset_running_stats()
+        torch.save(model.state_dict(), file)
+        died = Path(argument(3, "/"))
+        if step == 5 and not died.exists():
+            died.touch()
+            sys.exit(3)
+
+
+@kind
 def repeating(steps: int) -> None:
     """The same three batches in each epoch. Once it is killed after the checkpoint of step 6."""
     model = WithLoss()
@@ -336,6 +482,27 @@ def repeating(steps: int) -> None:
             if not died.exists():
                 died.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
+
+
+@kind
+def copied(steps: int) -> None:
+    """It waits until the store, its argument, has its steps, and then for a copy of its output files."""
+    import time
+
+    runs = Path(sys.argv[3]) / "runs"
+
+    def wait_for(more: int, files: str) -> None:
+        for _ in range(3000):
+            if len([*runs.glob(files)]) >= more:
+                return
+            time.sleep(0.01)
+        sys.exit(3)
+
+    wait_for(1, "*/ledger/*/0/*")
+    keywords(steps)
+    wait_for(2, "*/ledger/*/0/*")
+    Path("out/checkpoint.txt").write_text(str(steps))
+    wait_for(1, "*/outputs/*")
 
 
 @kind
