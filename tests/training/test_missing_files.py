@@ -43,6 +43,16 @@ def test_the_error_of_a_read_names_its_file(context: Any, monkeypatch: pytest.Mo
     assert _pinned(_raised("../data/train.txt"), context) == "data"
 
 
+def test_a_folder_that_is_nowhere_is_named_for_outputs(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (_raised("out/deep/model.pt"), RuntimeError("Parent directory out/deep does not exist.")):
+        text = missing_files.advice(error, context)
+        assert text is not None and "out/deep" in text and 'outputs = ["out"]' in text
+    monkeypatch.chdir("elsewhere")
+    assert 'outputs = ["elsewhere"]' in (missing_files.advice(_raised("out/model.pt"), context) or "")
+    assert missing_files.advice(_raised("model.pt"), context) is None
+    assert missing_files.advice(_raised("/nowhere/model.pt"), context) is None
+
+
 @pytest.mark.parametrize("text", ["Unable to find '{work}/data/train.txt'", "no file: data/train.txt.", 'bad "data"'])
 def test_the_text_of_an_error_names_a_file(context: Any, text: str) -> None:
     cause = RuntimeError("loading failed")

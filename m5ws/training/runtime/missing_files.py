@@ -1,6 +1,7 @@
-"""Files that a script did not find, and that the author's checkout has: git ignores them, so no snapshot contains them.
+"""Files and folders that a script did not find.
 
-The error of the script names them, in attributes or in its text.
+Files that the author's checkout has, because git ignores them, so that no snapshot contains them; and folders that
+neither has, into which a script may write. The error of the script names them, in attributes or in its text.
 """
 
 import os
@@ -15,17 +16,34 @@ from m5ws.records.launch import Context
 KIND = "missing-file"
 """Kind of notice."""
 _CHAIN = 10
+_NO_FOLDER = re.compile(r"Parent directory (.+) does not exist")
+"""The message of torch.save."""
 _WORD = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|(\S+)")
 
 
 def advice(error: BaseException, context: Context) -> str | None:
-    """Return the file that an error is about if only the checkout has it, with the line for m5ws.toml; else None."""
+    """Return the file or folder that is missing, with the line for m5ws.toml; None if there is none."""
     author, work = Path(context.author_dir), Path(os.path.realpath(context.work_dir))
     for place in _places(error, work):
         inside = _inside(place, work)
         if inside is not None and not (work / inside).exists() and (author / inside).exists():
             return _text(inside, work)
-    return None
+    return _absent_folder(error, author, work)
+
+
+def _absent_folder(error: BaseException, author: Path, work: Path) -> str | None:
+    """Return advice on a folder that neither the checkout nor the work directory has."""
+    if isinstance(error, FileNotFoundError) and isinstance(error.filename, str):
+        parent = os.path.dirname(error.filename)
+    else:
+        parent = found[1] if (found := _NO_FOLDER.search(str(error))) else ""
+    inside = _inside(os.path.join(os.getcwd(), parent), work) if parent else None
+    if inside is None or (work / inside).exists() or (author / inside).exists():
+        return None
+    return (
+        f'there is no folder {inside}. If the script writes into it, add `outputs = ["{inside.parts[0]}"]` to [run] in '
+        "m5ws.toml: the folder is made, and its files are kept"
+    )
 
 
 def _text(inside: Path, work: Path) -> str:
