@@ -17,6 +17,7 @@ import torch
 from m5ws.training.backends.deepspeed import cpu_adam
 from m5ws.training.backends.deepspeed.cpu_adam_state import BetaPowers, from_plain, restore, track
 from m5ws.training.runtime import isolation
+from tests.support.workspace.checkouts import write
 
 PACKAGE = Path(__file__).parents[2]
 BETAS = (0.9, 0.999)
@@ -254,7 +255,7 @@ def test_a_rank_loads_from_the_folder(launched_by: list[str], built: Path, tmp_p
         "from m5ws.training.runtime import facts; from m5ws.training import rank\n"
         "class Orders:\n"
         "    class spec:\n"
-        "        trainer = 'deepspeed'\n"
+        "        trainer, command = 'deepspeed', ['train.py', '--offload']\n"
         "facts.effective = dict\n"
         "print(rank._facts(Orders)['deepspeed.cpu_adam'], os.environ['TORCH_EXTENSIONS_DIR'])\n"
     )
@@ -266,6 +267,28 @@ def test_a_rank_loads_from_the_folder(launched_by: list[str], built: Path, tmp_p
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [cpu_adam.describe(built).digest, str(built.parents[1])]
+
+
+@pytest.mark.parametrize(
+    ("files", "command", "mentioned"),
+    [
+        ({"train.py": "import deepspeed", "data/text.txt": "offload"}, (), False),
+        ({"train.py": "from deepspeed.ops.adam import DeepSpeedCPUAdam"}, (), True),
+        ({"conf/zero.json": '{"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}'}, (), True),
+        ({"train.py": ""}, ("train.py", "--offload_optimizer_device", "cpu"), True),
+    ],
+)
+def test_the_operator_is_built_for_scripts_that_mention_it(
+    tmp_path: Path, files: dict[str, str], command: tuple[str, ...], mentioned: bool
+) -> None:
+    write(tmp_path, files)
+    assert cpu_adam.is_mentioned(tmp_path, command) == mentioned
+
+
+def test_many_files_count_as_a_mention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, {"a.py": "", "b.py": ""})
+    monkeypatch.setattr(cpu_adam, "_MOST_FILES", 1)
+    assert cpu_adam.is_mentioned(tmp_path, ())
 
 
 def test_a_changed_operator_is_not_taken_for_the_built_one(tmp_path: Path) -> None:

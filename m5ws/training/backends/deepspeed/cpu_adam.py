@@ -1,9 +1,11 @@
 """`python -m m5ws.training.backends.deepspeed.cpu_adam`: build DeepSpeed's CPUAdam operator before ranks start.
 
-It prints one JSON line, {"path": …, "digest": …}. The operator is compiled for the CPU of the build, so its digest is
-part of the environment. Each environment has a folder of its own, m5ws-KEY in TORCH_EXTENSIONS_DIR: two environments
-never overwrite each other's builds or wait for each other. A note in the folder names the built operator. With it, a
-call imports neither torch nor DeepSpeed and takes a fraction of a second.
+It prints one JSON line, {"path": …, "digest": …}. With `--for COMMAND…` it prints nothing, and builds the operator if
+the command or a text file in the current directory mentions CPUAdam or offload. Only such scripts use it. It is
+compiled for the CPU of the build, so its digest is part of the environment. Each environment has a folder of its own,
+m5ws-KEY in TORCH_EXTENSIONS_DIR: two environments never overwrite each other's builds or wait for each other. A note in
+the folder names the built operator. With it, a call imports neither torch nor DeepSpeed and takes a fraction of a
+second.
 """
 
 import json
@@ -13,7 +15,7 @@ import struct
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -45,6 +47,11 @@ _TORCH_VARIABLES = {
     "TORCH_XPU_ARCH_LIST",
 }
 _NOTE_NAME = "cpu_adam.json"
+_MENTION = re.compile(rb"cpu_?adam|offload", re.IGNORECASE)
+_READ = {".py", ".json", ".yaml", ".yml", ".toml", ".sh"}
+_READ_BYTES = 2**20
+_MOST_FILES = 20_000
+"""With more files in its directory, a script counts as one that uses the operator."""
 _ALLOCATED, _NOTE, _NO_BITS = 2, 7, 8  # SHF_ALLOC, SHT_NOTE, SHT_NOBITS
 
 
@@ -62,6 +69,29 @@ class Operator:
     digest: str
 
 
+def is_mentioned(folder: Path, command: Sequence[str]) -> bool:
+    """Return True if a script may use the operator: its command or a text file in its folder mentions it."""
+    if _MENTION.search(" ".join(command).encode(errors="surrogateescape")):
+        return True
+    files = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
+    for number, file in enumerate(files):
+        if number >= _MOST_FILES:
+            return True
+        if file.suffix in _READ and file.stat().st_size <= _READ_BYTES and _MENTION.search(file.read_bytes()):
+            return True
+    return False
+
+
+def use_own_folder() -> Path:
+    """Let this process and its children build and load operators in the environment's folder. Raises MissingExtra."""
+    try:
+        folder = _folder(os.environ)
+    except metadata.PackageNotFoundError as error:
+        raise MissingExtra("the DeepSpeed engine", "deepspeed") from error
+    os.environ[_ROOT] = str(folder)
+    return folder
+
+
 def ensure_cpu_adam() -> Operator:
     """Build and load the operator, unless it is built already, and return it. Output is shown on failure only.
 
@@ -69,11 +99,7 @@ def ensure_cpu_adam() -> Operator:
     operators from there: this one, and that of `init_distributed` if there is no accelerator. Raises MissingExtra,
     BuildFailed.
     """
-    try:
-        folder = _folder(os.environ)
-    except metadata.PackageNotFoundError as error:
-        raise MissingExtra("the DeepSpeed engine", "deepspeed") from error
-    os.environ[_ROOT] = str(folder)
+    folder = use_own_folder()
     note = folder / _NOTE_NAME
     operator = _known(note)
     _drop_locks(folder, _STALE_LOCK_S if operator is None else _LOADED_S)
@@ -193,17 +219,21 @@ def _shown_on_failure() -> Iterator[None]:
                 sys.stderr.write(kept.read().decode(errors="replace"))
 
 
-def main() -> int:
-    """Print the operator as one JSON line."""
+def main(arguments: Sequence[str] = ()) -> int:
+    """Print the operator as one JSON line; with `--for COMMAND…`, only build it if the command uses it."""
     isolation.activate()
+    is_asked = not arguments
+    if not is_asked and not is_mentioned(Path.cwd(), arguments[1:]):
+        return 0
     try:
         operator = ensure_cpu_adam()
     except M5Error as error:
         print(f"error: {error}\n{error.hint}", file=sys.stderr)
         return error.exit_code
-    print(json.dumps(asdict(operator)))
+    if is_asked:
+        print(json.dumps(asdict(operator)))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
