@@ -30,7 +30,14 @@ def resolve(repo: Repository, prefix: str, kinds: Sequence[Kind] = ("snapshot", 
 
 
 def _named(repo: Repository, name: str) -> list[str]:
-    """Return the runs with a name, the newest first, without those that are removed."""
+    """Return the runs with a name, the newest first, without those that are removed.
+
+    A replay bears the name of its original, and is left out.
+    """
     known, removed = runs.facts(repo), removals.removed_runs(repo)
-    named = [run for run, fact in known.items() if (fact.name or "").strip().lower() == name and run not in removed]
+    named = [
+        run
+        for run, fact in known.items()
+        if (fact.name or "").strip().lower() == name and fact.reproduces is None and run not in removed
+    ]
     return sorted(named, key=lambda run: -known[run].created_s)

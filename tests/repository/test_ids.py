@@ -45,3 +45,8 @@ def test_a_name_of_two_runs_is_ambiguous_until_one_is_removed(named: Repository)
         ids.resolve(named, "base")
     removals.publish(named, Removal(run="c0de00000004", created_s=5.0))
     assert ids.resolve(named, "base") == ("run", _OTHER)
+
+
+def test_a_name_is_that_of_the_original_and_not_of_its_replays(named: Repository) -> None:
+    planted.run(named, "c0de00000004", name="base", reproduces=_OTHER, purpose="reproduce", created_s=4.0)
+    assert ids.resolve(named, "base") == ("run", _OTHER)
