@@ -7,20 +7,17 @@ import json
 import re
 import shutil
 import subprocess
-import sys
-import sysconfig
 import tomllib
 import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import pytest
 
-import m5ws
-from tests.conftest import loud_skip
+from tests.services.conftest import Versions
 from tests.support.paths import ROOT
 from tests.support.workspace import golden
 from tests.support.workspace.checkouts import commit_all
@@ -32,9 +29,6 @@ _PAGE = ROOT / "docs" / "how-to" / "frameworks.md"
 _STEPS = 12
 _KILLED_AFTER = 10
 """A step in the middle of an epoch, two steps after a checkpoint in the middle of it."""
-
-Versions = Literal["frameworks", "previous_frameworks"]
-"""The file with the versions of all frameworks."""
 
 
 class Example(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,28 +133,6 @@ class Result(msgspec.Struct, kw_only=True):
 
 
 Trained = tuple[Place, str, Result]
-
-
-@pytest.fixture(scope="module")
-def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Versions], Path]:
-    """The interpreter of an environment with frameworks, on top of the tests' own; the previous ones on top of both."""
-
-    @cache
-    def make(versions: Versions) -> Path:
-        place = tmp_path_factory.mktemp(versions) / "venv"
-        subprocess.run([sys.executable, "-m", "venv", str(place)], check=True, capture_output=True)
-        site = place / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
-        below = [sysconfig.get_path("purelib"), Path(m5ws.__file__).parent.parent]
-        if versions == "previous_frameworks":
-            below.insert(0, make("frameworks").parents[1] / site.relative_to(place))
-        (site / "below.pth").write_text("".join(f"{path}\n" for path in below))
-        command = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps"]
-        done = subprocess.run([*command, "--requirement", _HERE / f"{versions}.txt"], capture_output=True, text=True)
-        if done.returncode:
-            loud_skip(f"frameworks: pip could not install {versions}.txt: {done.stderr[-300:]}")
-        return place / "bin" / "python"
-
-    return make
 
 
 @pytest.fixture(scope="module")
