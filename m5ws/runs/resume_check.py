@@ -47,7 +47,9 @@ class RepeatedSteps:
     def _differences(self, rank: int, event: AnyEvent) -> list[str]:
         if isinstance(event, Step):
             return self._step(rank, event)
-        return self._state(rank, event) if isinstance(event, State) and not event.restored else []
+        if not isinstance(event, State):
+            return []
+        return self._state(rank, event) if not event.restored else self._restored_state(rank, event)
 
     def _step(self, rank: int, event: Step) -> list[str]:
         assert self._earlier is not None
@@ -60,7 +62,22 @@ class RepeatedSteps:
         names = [name for name in old if name in shared and new.get(name) != old[name]]
         if before.batch != event.batch:
             names.insert(0, "batch")
+        if any(event.updates.get(label, done) != done for label, done in before.updates.items()):
+            names.append("the optimizer's number of updates")
         return [f"step {event.step} on rank {rank}: {' and '.join(names)} differ from before"] if names else []
+
+    def _restored_state(self, rank: int, event: State) -> list[str]:
+        """Return the optimizer's state that an observed script did not restore from its own checkpoint."""
+        assert self._earlier is not None
+        if self._partial is None or event.step == 0:
+            return []
+        states = self._earlier.states.get(rank, {})
+        before = next((states[step] for step in reversed([*states]) if 0 < step <= event.step), None)
+        names = [name for name in before.tensors if name.startswith("optimizer.")] if before is not None else []
+        lost = [name for name in names if name not in event.tensors]
+        if not lost:
+            return []
+        return [f"after step {event.step} on rank {rank}: the optimizer lacks {len(lost)} tensors, such as {lost[0]}"]
 
     def _state(self, rank: int, event: State) -> list[str]:
         assert self._earlier is not None

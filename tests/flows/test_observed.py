@@ -61,6 +61,16 @@ def test_a_run_that_is_not_observed_is_compared_by_its_files(workspace: Workspac
     assert set(verdict["compared"]) == {"files"}
 
 
+def test_the_files_of_a_run_that_did_not_finish_are_not_judged(workspace: Workspace, tmp_path: Path) -> None:
+    """Its replay does not end after the last step of the original, and writes a newer file."""
+    run = workspace.m5ws(
+        "run", "--no-progress", "--", "train.py", "resuming", "8", str(tmp_path / "died"), expect=1
+    ).stdout.strip()
+    verdict = workspace.json("reproduce", run)
+    assert verdict["outcome"] == "reproduced" and verdict["compared"]["steps"] == 5
+    assert any("did not finish" in line for line in verdict["not_compared"])
+
+
 def test_output_files_are_copied_while_an_observed_script_runs(workspace: Workspace) -> None:
     store = str(workspace.root / ".m5ws" / "store")
     workspace.m5ws("run", "--no-progress", "--checkpoint-minutes", "1e-6", "--", "train.py", "copied", "2", store)

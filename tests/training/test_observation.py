@@ -47,6 +47,7 @@ def evidence(attempt: Any, rank: int = 0) -> list[object]:
         (("closure", "3"), 3, WITH_LOSS, {"model", "optimizer"}),
         (("wrapped", "3"), 3, WITH_LOSS, {"model", "optimizer"}),
         (("peculiar", "3"), 3, WITH_LOSS, {"model", "optimizer"}),
+        (("nested", "3"), 3, WITHOUT_LOSS, {"model", "optimizer"}),
         (("in_threads", "3"), 3, WITH_LOSS, {"model", "optimizer"}),
         (("scaler", "3"), 2, WITH_LOSS, {"model", "optimizer"}),
         (("compiled", "3", "wrapper"), 3, WITH_LOSS, {"model", "optimizer"}),

@@ -101,11 +101,12 @@ def _resumed(comparison: Comparison, first: Divergence, begin: int) -> Hint | No
     inexact = [notice for notice in original.notices if notice.kind == "inexact-resume" and (notice.step or 0) > at]
     if inexact:
         return Hint(words=f"after step {at} {inexact[0].message}", traces="store", strong=True)
-    if first.step == at + 1:
+    # Most values of an observed step precede its update.
+    if first.step == at + 1 or (original.observed and first.step == at + 2):
         words = (
-            f"an attempt resumed after step {at}, and its first step is the first that differs. The resume was inexact "
-            "(an extra random draw, a wrong position in the data, or state that is not saved), or its machine computes "
-            "different bits"
+            f"an attempt resumed after step {at}, and step {first.step} is the first that differs. The resume was "
+            "inexact (an extra random draw, a wrong position in the data, or state that is not saved), or its machine "
+            "computes different bits"
         )
         return Hint(words=words, traces="resume", strong=True)
     return None

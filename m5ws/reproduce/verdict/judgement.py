@@ -43,7 +43,10 @@ def judge(
     missing = list(comparison.missing())
     runs = (replay.reproduces, replay.id)
     by_session = comparison.original.by_session
-    if not by_session and first is None:
+    if not by_session and comparison.original.outcome not in COMPLETE:
+        # They are those of the step at which it ended, and the replay may have done more.
+        files = output_files.OutputReport(not_compared=("output files and metrics: the original did not finish",))
+    elif not by_session and first is None:
         first, files = results.files_and_metrics(ports.repo, ports.tracker, comparison, runs, ignore)
     elif comparison.original.outputs is not None and comparison.replay.outputs is None:
         files = output_files.OutputReport(not_compared=("output files: the replay wrote none",))

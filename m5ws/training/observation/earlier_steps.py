@@ -16,6 +16,8 @@ from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
 
 _SEARCHED = 100_000
+_ALIKE = 2
+"""Optimizers that have the same labels in each attempt, if the first one has."""
 _UNCLEAR = (
     "the records do not prove which step is the first one of this attempt, so its number is guessed, and it is unknown "
     "whether the script's own resume was exact"
@@ -41,11 +43,18 @@ def find(repo: Repository, run: str, attempt: int, rank: int, first: Step) -> Pl
 
 def place(steps: Sequence[Step], first: Step) -> Place:
     """Return the place of an attempt by its first step and the earlier steps, the newest first."""
-    if not steps:
-        return Place(0)
     label, updates = next(iter(first.updates.items()), ("", 0))
+    if not steps:
+        return Place(0, _UNCLEAR if updates > 1 else None)
     # An optimizer that has done one update may be new, in the middle of a training.
-    return _by_updates(steps, label, updates) if updates > 1 else _by_values(steps, first)
+    if updates > 1 and not _in_turn(steps):
+        return _by_updates(steps, label, updates)
+    return _by_values(steps, first)
+
+
+def _in_turn(steps: Sequence[Step]) -> bool:
+    """Return True if optimizers took different steps: an attempt may begin with any, and give it another label."""
+    return any(settings("optimizer") not in step.digests for step in steps)
 
 
 def _by_updates(steps: Sequence[Step], label: str, updates: int) -> Place:
@@ -63,7 +72,7 @@ def _by_values(steps: Sequence[Step], first: Step) -> Place:
     """
     last = steps[0].step
     equal = {step.step for step in steps if _are_equal(step, first)}
-    if len(equal) == 1:
+    if len(equal) == 1 and len({name for step in steps for name in _labels(step)}) <= _ALIKE:
         return Place(equal.pop() - 1)
     alike = [step for step in steps if step.batch is not None and step.batch == first.batch]
     likely = next((step for step in alike if _settings(step) == _settings(first)), alike[0] if alike else None)
@@ -97,10 +106,16 @@ def _are_equal(one: Step, two: Step) -> bool:
     digests, quantities = one.digests.keys() & two.digests.keys(), one.quantities.keys() & two.quantities.keys()
     return (
         one.batch == two.batch
+        and bool(_labels(one) & _labels(two))
         and all(one.digests[name] == two.digests[name] for name in digests)
         and all(one.quantities[name] == two.quantities[name] for name in quantities)
         and (one.batch is not None or any(name.startswith(("loss", "grad_norm")) for name in quantities))
     )
+
+
+def _labels(step: Step) -> set[str]:
+    """Return the names of the optimizers' settings in a step."""
+    return {name for name in step.digests if name.endswith(settings(""))}
 
 
 def _settings(step: Step) -> str | None:

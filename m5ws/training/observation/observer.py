@@ -432,7 +432,7 @@ def _gradient_norm(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
 def _memory(tensor: torch.Tensor) -> list[StorageWeakRef]:
     """Return the memory of a dense tensor's part on this rank, without keeping it alive; none of another tensor."""
     part = samples.local(tensor)
-    has_memory = part.layout == torch.strided and not tensors.is_wrapper(part)
+    has_memory = part.layout == torch.strided and not part.is_nested and not tensors.is_wrapper(part)
     # An address would be that of data too, once the memory is free and used again.
     return [StorageWeakRef(part.untyped_storage())] if has_memory else []  # type: ignore[no-untyped-call]
 

@@ -46,6 +46,8 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def _sample(tensor: torch.Tensor) -> Sample:
     part = local(tensor)
+    if part.is_nested:
+        return f"{part.dtype} nested;", None
     description = f"{part.dtype} {tuple(part.shape)};"
     return description, None if part.is_meta or part.layout != torch.strided else _copied(_spaced(part))
 

@@ -209,7 +209,7 @@ def evaluated(steps: int) -> None:
 def killed(steps: int) -> None:
     """Its last rank is killed once at a moment of a step: after its backward pass, its update or its checkpoint.
 
-    Arguments: the checkpoint's file, the moment, the step, and the optimizers.
+    Arguments: the checkpoint's file, the moment, the step, the optimizers, and any word to restore the model alone.
     """
     rank, ranks = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
     if ranks > 1:
@@ -217,15 +217,16 @@ def killed(steps: int) -> None:
     file, moment, at = Path(sys.argv[3]), sys.argv[4], int(sys.argv[5])
     model = WithLoss()
     parts = [model] if sys.argv[6] != "both" else [model.first, model.last]
+    momentum = {"momentum": 0.9} if sys.argv[6] == "momentum" else {}
     kinds = [torch.optim.SGD if sys.argv[6] != "adamw" else torch.optim.AdamW, torch.optim.AdamW]
-    trained = [kind(part.parameters(), lr=1e-2) for part, kind in zip(parts, kinds, strict=False)]
+    trained = [kind(part.parameters(), lr=1e-2, **momentum) for part, kind in zip(parts, kinds, strict=False)]
     called = torch.nn.parallel.DistributedDataParallel(model) if ranks > 1 else model
     begin, died = 0, file.with_name("died")
     if file.exists():
         stored = torch.load(file)
         begin = stored["step"]
         model.load_state_dict(stored["model"])
-        for optimizer, state in zip(trained, stored["optimizers"], strict=True):
+        for optimizer, state in zip(trained, stored["optimizers"], strict=True) if len(sys.argv) < 8 else ():
             optimizer.load_state_dict(state)
 
     def die(now: str) -> None:
@@ -246,6 +247,17 @@ def killed(steps: int) -> None:
         if ranks > 1:
             torch.distributed.barrier()
         die("save")
+
+
+@kind
+def nested(steps: int) -> None:
+    """Nested tensors, which have no strides."""
+    model = torch.nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for x, _ in batches(steps):
+        model(torch.nested.nested_tensor([x[:2], x[2:], x])).to_padded_tensor(0.0).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 @kind
