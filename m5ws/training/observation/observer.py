@@ -97,6 +97,8 @@ class Observer:
         """The labels of the optimizers of each kind of step."""
         self._counts: dict[str, int | None] = {}
         """The number of updates of each optimizer by its label, None if it does not count them."""
+        self._training: dict[int, weakref.ref[torch.nn.Module]] = {}
+        """Modules that were called in the mode of training."""
         self._initial: dict[str, str] = {}
         self._begun = self._numbered = self._failed = False
         self._pending: tuple[_Update, float, float] | None = None
@@ -127,7 +129,16 @@ class Observer:
         if any(leaf.requires_grad for leaf in leaves):
             if self._update is not None:  # The module has no parameters of its own: a loss function.
                 self._close(_engine(self._update.forwards))
-            self._add_forward(module, given, output, leaves)
+            if not self._is_evaluation(module):
+                self._add_forward(module, given, output, leaves)
+
+    def _is_evaluation(self, module: torch.nn.Module) -> bool:
+        """Return True for a forward pass in the mode of evaluation of a module that was in the mode of training."""
+        if module.training:
+            self._training[id(module)] = weakref.ref(module)
+            return False
+        known = self._training.get(id(module))
+        return known is not None and known() is module
 
     def _add_forward(self, module: torch.nn.Module, given: Any, output: Any, leaves: list[torch.Tensor]) -> None:
         forwards = self._forwards

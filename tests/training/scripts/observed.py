@@ -202,6 +202,8 @@ def evaluated(steps: int) -> None:
             for _ in range(int(argument(3, "0"))):
                 model(x)
                 other(x)
+        for _ in range(int(argument(3, "0"))):
+            model(x)  # With gradients, in the mode of evaluation.
         model.train()
 
 
