@@ -34,7 +34,7 @@ def _named(repo: Repository, name: str) -> list[str]:
 
     A replay bears the name of its original, and is left out.
     """
-    known, removed = runs.facts(repo), removals.removed_runs(repo)
+    known, removed = runs.recorded_facts(repo), removals.removed_runs(repo)
     named = [
         run
         for run, fact in known.items()

@@ -7,6 +7,7 @@ costs a read of the original; docs/format.md, section "Run index", has the argum
 import base64
 import binascii
 import hashlib
+import math
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -17,7 +18,7 @@ from m5ws.errors import ObjectExists
 from m5ws.records.ledger import AnyEvent, AttemptEnded, AttemptStarted
 from m5ws.records.run import Run
 from m5ws.records.verdict import Verdict
-from m5ws.repository.ledger import summaries
+from m5ws.repository.ledger import ledger, summaries
 from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.ledger.losses import LossRange
 from m5ws.repository.ledger.summaries import ChainSummary
@@ -26,6 +27,8 @@ from m5ws.repository.repository import Repository
 PREFIX = "index/"
 _MOST_CHARACTERS = 255
 """Length of the longest file name that all file systems take."""
+_MOST_DIGITS = 10
+"""Length of the longest number in a key: that of the step in a checkpoint's name."""
 _NONE = "-"
 
 
@@ -104,7 +107,7 @@ def _step(checkpoint: str | None) -> int:
 
 
 def created_key(run: str, fact: RunCreation) -> str | None:
-    """Return the key of a run's creation; None if its name would be too long."""
+    """Return the key of a run's creation; None if its name would be too long, or its time is no time."""
     name = _NONE if fact.name is None else f"n{base64.urlsafe_b64encode(fact.name.encode()).decode().rstrip('=')}"
     time = struct.pack(">d", fact.created_s).hex()
     # Only runs of sweeps have this part, so the keys of all other runs are those of older builds.
@@ -113,7 +116,7 @@ def created_key(run: str, fact: RunCreation) -> str | None:
 
 
 def ended_key(run: str, fact: AttemptEnd) -> str | None:
-    """Return the key of an attempt's end."""
+    """Return the key of an attempt's end; None if a number would be too long."""
     total = _NONE if fact.total_steps is None else str(fact.total_steps)
     parts = ("ended", str(fact.attempt), fact.outcome, str(fact.last_step), total)
     if (losses := fact.losses) is None:
@@ -134,7 +137,7 @@ def _double(value: float | None) -> str:
 def _key(run: str, *parts: str) -> str | None:
     text = ".".join(parts)
     name = f"{text}.{_check(run, text)}"
-    return f"{PREFIX}{run}/{name}" if len(name) <= _MOST_CHARACTERS else None
+    return f"{PREFIX}{run}/{name}" if len(name) <= _MOST_CHARACTERS and add(RunFacts(), run, name) else None
 
 
 def _check(run: str, text: str) -> str:
@@ -173,8 +176,11 @@ def _created(
     time: str, snapshot: str, reproduces: str, parent: str, name: str, sweep: str | None = None
 ) -> RunCreation:
     encoded = name[1:] + "=" * (-len(name[1:]) % 4)
+    (created_s,) = struct.unpack(">d", bytes.fromhex(time))
+    if not (math.isfinite(created_s) and created_s >= 0):
+        raise ValueError(f"no time: {created_s}")
     return RunCreation(
-        created_s=struct.unpack(">d", bytes.fromhex(time))[0],
+        created_s=created_s,
         snapshot=snapshot,
         reproduces=None if reproduces == _NONE else reproduces,
         parent=None if parent == _NONE else parent,
@@ -185,18 +191,24 @@ def _created(
 
 def _ended(attempt: str, outcome: str, last_step: str, total: str, *losses: str) -> AttemptEnd:
     return AttemptEnd(
-        attempt=int(attempt),
+        attempt=_number(attempt),
         is_final=outcome == "finished",
         outcome=outcome,
-        last_step=int(last_step),
-        total_steps=None if total == _NONE else int(total),
+        last_step=_number(last_step),
+        total_steps=None if total == _NONE else _number(total),
         losses=_losses(*losses) if losses else None,
     )
 
 
+def _number(text: str) -> int:
+    if not ledger.is_number(text) or len(text) > _MOST_DIGITS:
+        raise ValueError(f"no number of a key: {text[:20]}")
+    return int(text)
+
+
 def _losses(last: str, lowest: str, step: str) -> LossRange:
     values = (None if text == _NONE else struct.unpack(">d", bytes.fromhex(text))[0] for text in (last, lowest))
-    return LossRange(last=next(values), lowest=next(values), lowest_step=None if step == _NONE else int(step))
+    return LossRange(last=next(values), lowest=next(values), lowest_step=None if step == _NONE else _number(step))
 
 
 # --- the store ------------------------------------------------------------------------------------------------------

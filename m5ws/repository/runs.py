@@ -100,9 +100,9 @@ def joint(repo: Repository, run_id: str) -> JointVerdict | None:
 def verdicts(repo: Repository, run_id: str, known: Mapping[str, RunCreation] | None = None) -> list[Verdict]:
     """Return the verdicts that name a run, as the original or as a replay, oldest first.
 
-    `known`: the facts of all runs, if the caller has read them.
+    `known`: the facts in the records of all runs, if the caller has read them.
     """
-    run, known = load(repo, run_id), facts(repo) if known is None else known
+    run, known = load(repo, run_id), recorded_facts(repo) if known is None else known
     replayed = {run_id, *replays_among(known, run_id)}
     replayed |= set(replays_among(known, run.reproduces)) if run.reproduces else set()
     loaded = concurrency.for_each(lambda one: verdict(repo, one), readable(repo, sorted(replayed)))
@@ -112,7 +112,7 @@ def verdicts(repo: Repository, run_id: str, known: Mapping[str, RunCreation] | N
 
 def replays(repo: Repository, run_id: str) -> list[str]:
     """Return the ids of the runs that reproduce `run_id`, oldest first."""
-    return [run.id for run in readable(repo, replays_among(facts(repo), run_id))]
+    return [run.id for run in readable(repo, replays_among(recorded_facts(repo), run_id))]
 
 
 def replays_among(known: Mapping[str, RunCreation], run_id: str) -> list[str]:
@@ -124,8 +124,8 @@ def replays_among(known: Mapping[str, RunCreation], run_id: str) -> list[str]:
 def facts(repo: Repository, index: Mapping[str, RunFacts] | None = None) -> dict[str, RunCreation]:
     """Return the facts of all runs, from the index or, where it has none, from the run's record.
 
-    A run that cannot be read is left out: it does not hide the others, and fsck names it. `index`: the run index, if
-    the caller has read it.
+    For lists alone: verdicts and deletions rest on `recorded_facts`. A run that cannot be read is left out: it does not
+    hide the others, and fsck names it. `index`: the run index, if the caller has read it.
     """
     indexed = run_index.load(repo) if index is None else index
 
@@ -140,6 +140,12 @@ def facts(repo: Repository, index: Mapping[str, RunFacts] | None = None) -> dict
     names = ids(repo)
     loaded = zip(names, concurrency.for_each(fact, names), strict=True)
     return {run_id: one for run_id, one in loaded if one is not None}
+
+
+def recorded_facts(repo: Repository) -> dict[str, RunCreation]:
+    """Return the facts of all runs from their records, or from the index where a record cannot be read."""
+    recorded = facts(repo, index={})
+    return recorded if len(recorded) == len(ids(repo)) else facts(repo) | recorded
 
 
 def sweeps(repo: Repository) -> list[str]:

@@ -198,7 +198,7 @@ def view_run(repo: Repository, run_id: str) -> RunView:
     run = runs.load(repo, run_id)
     state = load(repo, run_id)
     observed = state.newest.observed if state.newest else None
-    known = runs.facts(repo)
+    known = runs.recorded_facts(repo)
     verdicts = runs.verdicts(repo, run_id, known)
     chain, whole = lineage.chain(repo, run)
     written = restored_outputs.listing(repo, run_id, state)

@@ -32,10 +32,11 @@ def plan(repo: Repository, names: Sequence[str], *, lost: bool = False) -> list[
     Raises RunNeeded with all that rests on the runs, UsageError for a run that is removed already or may be alive.
     """
     names = list(dict.fromkeys(names))
-    known, removed = runs.facts(repo), removals.removed_runs(repo)
+    # The run index is not proof enough for a deletion: records and ledgers are read instead.
+    known, removed = runs.recorded_facts(repo), removals.removed_runs(repo)
     for name in names:
         removals.refuse_removed(repo, name)
-    rows = {row.id: row for row in listing.list_runs(repo, names=names)}
+    rows = {row.id: row for row in listing.list_runs(repo, index={}, names=names)}
     alive = [name for name in names if rows[name].standing == "running"]
     if alive and not lost:
         raise UsageError(

@@ -76,10 +76,10 @@ class RunValues:
     @cached_property
     def losses(self) -> LossRange:
         """The last loss of the newest attempt that has one, and the lowest of all attempts."""
-        joined = LossRange()
-        for attempt in range(1, self.row.attempts + 1):
-            attempt_losses = self._facts.losses.get(attempt) or recorded_losses(self._repo, self.id, attempt)
-            joined = _joined(joined, attempt_losses)
+        known, joined = self._facts.losses, LossRange()
+        attempts = known if len(known) >= self.row.attempts else ledger.attempts(self._repo, self.id)
+        for attempt in sorted(attempts):
+            joined = _joined(joined, known.get(attempt) or recorded_losses(self._repo, self.id, attempt))
         return joined
 
     @cached_property

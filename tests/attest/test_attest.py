@@ -11,6 +11,7 @@ from m5ws.repository import checkpoints, runs
 from m5ws.repository.objects import key
 from m5ws.repository.repository import Repository
 from m5ws.reproduce.verdict.joint import joint_outcome
+from tests.support.records.forged_index import forge_creation
 from tests.support.records.told_run import HARMS, REPLAY, RUN, batches, made, write
 from tests.support.stores.memory_store import MemoryStore
 
@@ -70,6 +71,14 @@ def test_the_newest_verdict_counts_and_the_others_are_told(repo: Repository) -> 
     alone = attest.build(repo, REPLAY).predicate
     assert (alone.outcome, alone.run) == ("reproduced", RUN)
     assert {entry.outcome for entry in alone.other_verdicts} == {"diverged"}
+
+
+def test_the_run_index_hides_no_verdict_and_adds_none(repo: Repository) -> None:
+    _replay(repo, "newer", "diverged", 5.0)
+    before = attest.build(repo, RUN)
+    forge_creation(repo, "newer", reproduces=None, created_s=0.5)
+    forge_creation(repo, REPLAY, created_s=9.0)
+    assert attest.build(repo, RUN) == before and before.predicate.outcome == "diverged"
 
 
 def test_of_a_replay_that_was_done_once_more_the_second_ledger_is_named_too(repo: Repository) -> None:

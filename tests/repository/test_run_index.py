@@ -1,7 +1,10 @@
 """The run index and the summaries of attempts: derived, cheap to read, and never trusted over the ledger."""
 
+import math
+import struct
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -9,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from m5ws.errors import UsageError
 from m5ws.records import codec
 from m5ws.records.environment import Observed
 from m5ws.records.ledger import (
@@ -23,18 +27,19 @@ from m5ws.records.ledger import (
     State,
     Step,
 )
-from m5ws.records.run import LaunchSpec, Run
+from m5ws.records.run import LaunchSpec, Parent, Run
 from m5ws.records.verdict import Verdict
-from m5ws.repository import reindex, run_index, runs, snapshots
+from m5ws.repository import ids, reindex, run_index, runs, snapshots
 from m5ws.repository.fsck import fsck
 from m5ws.repository.ledger import ledger, summaries
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.repository import Repository
 from m5ws.repository.run_index import AttemptEnd, RunCreation, RunFacts
-from m5ws.runs import listing, state
+from m5ws.runs import listing, run_table, state
 from m5ws.runs.delivery import Delivery
 from m5ws.store.local import LocalStore
 from tests.support.records import planted
+from tests.support.records.forged_index import forge_creation, forged_key
 from tests.support.stores.counting_store import CountingStore
 from tests.support.stores.dying_store import Died, DyingStore
 from tests.support.stores.passing_store import PassingStore
@@ -91,7 +96,14 @@ def _forget(repo: Repository) -> None:
 # --- names ----------------------------------------------------------------------------------------------------------
 
 
-@given(_IDS, st.floats(allow_nan=False), _IDS, _MAYBE, _MAYBE, st.none() | st.text(max_size=20).filter(str.isprintable))
+@given(
+    _IDS,
+    st.floats(min_value=0, allow_infinity=False),
+    _IDS,
+    _MAYBE,
+    _MAYBE,
+    st.none() | st.text(max_size=20).filter(str.isprintable),
+)
 def test_facts_are_read_back_from_the_names_that_they_are_written_as(
     run: str, created_s: float, snapshot: str, reproduces: str | None, parent: str | None, name: str | None
 ) -> None:
@@ -121,6 +133,37 @@ def test_a_name_of_another_run_or_with_another_fact_counts_for_nothing() -> None
     name = key.rpartition("/")[2]
     for run, text in (("b", name), ("a", name.replace(".7.", ".8.")), ("a", "ended"), ("a", "")):
         assert not run_index.add(RunFacts(), run, text)
+
+
+@pytest.mark.parametrize("number", ["9" * 11, "9" * 150, "-5", "1_0", "١٢", ""])
+def test_a_number_that_no_writer_has_makes_a_name_foreign(repo: Repository, number: str) -> None:
+    _run(repo, "a" * 12)
+    _train(repo, "a" * 12, 2, _FINISHED)
+    rows = run_table.select(repo).rows
+    nan = struct.pack(">d", math.nan).hex()
+    for text in (f"ended.{number}.finished.1.1", f"ended.1.finished.{number}.1.{nan}.{nan}.{number}"):
+        key = forged_key("a" * 12, text)
+        assert not run_index.add(RunFacts(), "a" * 12, key.rpartition("/")[2])
+        with suppress(OSError, UsageError):  # A store may refuse the name.
+            repo.store.create(key, b"")
+    assert run_table.select(repo).rows == rows
+    assert {one.kind for one in fsck.check(repo).damage} <= {"foreign"}
+
+
+@pytest.mark.parametrize("time_s", [math.nan, math.inf, -math.inf, -1.0])
+def test_a_time_that_is_none_makes_a_name_foreign(repo: Repository, time_s: float) -> None:
+    text = f"created.{struct.pack('>d', time_s).hex()}.{'0' * 64}.-.-.-"
+    assert not run_index.add(RunFacts(), "a" * 12, forged_key("a" * 12, text).rpartition("/")[2])
+    _run(repo, "a" * 12, created_s=time_s)
+    assert run_index.names(repo, "a" * 12) == () and fsck.check(repo).clean
+
+
+def test_a_forged_number_of_attempts_costs_no_reads(repo: Repository) -> None:
+    _run(repo, "a" * 12)
+    _train(repo, "a" * 12, 2, _FINISHED)
+    repo.store.create(forged_key("a" * 12, "ended.9999999999.finished.1.1"), b"")
+    (row,) = run_table.select(repo).rows
+    assert row.loss == 1.0
 
 
 def test_a_run_with_a_long_name_has_no_key_and_is_read(repo: Repository) -> None:
@@ -162,16 +205,24 @@ def test_a_run_and_what_differs_in_it_are_shown_without_its_steps(repo: Reposito
     assert costs[0] == costs[1]
 
 
-def test_replays_and_forks_are_found_without_reading_other_runs(repo: Repository) -> None:
+def test_replays_verdicts_and_forks_are_those_of_the_records_whatever_the_index_has(repo: Repository) -> None:
     original = _run(repo, "a" * 12, created_s=1.0)
     for number in range(8):
-        _run(repo, f"{number:012x}", original.snapshot, created_s=2.0)
-    _run(repo, "b" * 12, original.snapshot, created_s=3.0, purpose="reproduce", reproduces=original.id, name="replay")
-    runs.publish_verdict(repo, Verdict(run=original.id, replay="b" * 12, outcome="reproduced"))
-    counting = CountingStore(repo.store)
-    view = listing.view_run(Repository.open(counting), original.id)
-    assert [row.id for row in view.replays] == ["b" * 12] and view.replays[0].outcome == "reproduced"
-    assert {key.split("/")[1] for key in counting.gets if key.endswith("/run")} == {"a" * 12, "b" * 12}
+        _run(repo, f"{number:012x}", original.snapshot, created_s=2.0, name=f"plain{number}")
+    _run(repo, "b" * 12, original.snapshot, created_s=3.0, purpose="reproduce", reproduces=original.id)
+    runs.publish_verdict(repo, Verdict(run=original.id, replay="b" * 12, outcome="diverged"))
+    fork = Parent(run=original.id, checkpoint="0000000001-0001", step=1, digest="0" * 64)
+    repo.store.create(f"runs/{'c' * 12}/run", codec.encode(msgspec.structs.replace(original, id="c" * 12, parent=fork)))
+    for hidden in ("b" * 12, "c" * 12):
+        forge_creation(repo, hidden, reproduces=None, parent=None)
+    forge_creation(repo, f"{1:012x}", reproduces=original.id)
+    view = listing.view_run(repo, original.id)
+    assert [(row.id, row.outcome) for row in view.replays] == [("b" * 12, "diverged")]
+    assert [row.id for row in view.forks] == ["c" * 12]
+    assert runs.replays(repo, original.id) == ["b" * 12]
+    for run in (original.id, "b" * 12):
+        assert [verdict.replay for verdict in runs.verdicts(repo, run)] == ["b" * 12]
+    assert ids.resolve(repo, "plain1") == ("run", f"{1:012x}")
 
 
 # --- it agrees with the ledger --------------------------------------------------------------------------------------

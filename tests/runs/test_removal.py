@@ -23,6 +23,7 @@ from m5ws.runs import run as run_plan
 from m5ws.runs.removal import RunNeeded
 from m5ws.store.local import LocalStore
 from tests.support.records import planted
+from tests.support.records.forged_index import forge_creation, forge_end
 
 A, B, C = "a" * 12, "b" * 12, "c" * 12
 _AT_ONCE_S = -60.0
@@ -136,3 +137,30 @@ def test_a_run_without_an_end_is_removed_only_if_its_machine_was_lost(repo: Repo
     with pytest.raises(UsageError, match="alive"):
         removal.plan(repo, [A])
     assert [one.checkpoints for one in removal.plan(repo, [A], lost=True)] == [2]
+
+
+def test_the_run_index_hides_nothing_that_rests_on_a_run_and_ends_none(repo: Repository) -> None:
+    _train(repo, A)
+    _train(repo, B, purpose="reproduce", reproduces=A)
+    forge_creation(repo, B, reproduces=None)
+    with pytest.raises(RunNeeded, match=f"run {B} reproduces {A}"):
+        removal.plan(repo, [A])
+    label = checkpoints.name(2, 1)
+    parent = Parent(run=B, checkpoint=label, step=2, digest=checkpoints.digest(repo, B, label))
+    _train(repo, C, outcome=None, parent=parent)
+    forge_creation(repo, C, parent=None)
+    with pytest.raises(RunNeeded, match=f"run {C} starts from a checkpoint of {B}"):
+        removal.plan(repo, [B])
+    for attempt in (1, 9):
+        forge_end(repo, C, attempt)
+        with pytest.raises(UsageError, match="alive"):
+            removal.plan(repo, [C])
+
+
+def test_a_replay_whose_record_is_damaged_still_needs_its_original(repo: Repository) -> None:
+    _train(repo, A)
+    _train(repo, B, purpose="reproduce", reproduces=A)
+    repo.store.delete(f"runs/{B}/run")
+    repo.store.create(f"runs/{B}/run", b"damaged")
+    with pytest.raises(RunNeeded, match=f"run {B} reproduces {A}"):
+        removal.plan(repo, [A])
