@@ -108,8 +108,8 @@ MUTATIONS = (
     Mutation(
         "an equal batch proves the place of an attempt",
         "m5ws/training/observation/earlier_steps.py",
-        "    if len(equal) == 1:\n",
-        "    equal = {step.step for step in steps if step.batch == first.batch}\n    if len(equal) == 1:\n",
+        "    equal = {step.step for step in steps if _are_equal(step, first)}\n",
+        "    equal = {step.step for step in steps if step.batch == first.batch}\n",
         ("training/test_observed_resume.py",),
     ),
     Mutation(
