@@ -68,7 +68,7 @@ def test_work_that_is_not_counted_is_named_alone(capsys: pytest.CaptureFixture[s
 
 
 class Timers:
-    """Timers that fire when they are told to."""
+    """Timers whose functions the test calls."""
 
     def __init__(self) -> None:
         self.functions: list[Callable[[], None]] = []

@@ -35,23 +35,14 @@ def judge(
 ) -> Verdict:
     """Return the verdict on a replay that has ended. Reads the store and publishes nothing.
 
-    Output files decide if the script uses no session, and no observed step differs. `ignore` has rules of files that
-    are not judged, beside the defaults.
+    Output files decide if the script uses no session, finished, and no observed step differs. `ignore` has rules of
+    files that are not judged, beside the defaults.
     """
     assert replay.reproduces is not None
-    first = comparison.first()
     missing = list(comparison.missing())
     runs = (replay.reproduces, replay.id)
     by_session = comparison.original.by_session
-    if not by_session and comparison.original.outcome not in COMPLETE:
-        # They are those of the step at which it ended, and the replay may have done more.
-        files = output_files.OutputReport(not_compared=("output files and metrics: the original did not finish",))
-    elif not by_session and first is None:
-        first, files = results.files_and_metrics(ports.repo, ports.tracker, comparison, runs, ignore)
-    elif comparison.original.outputs is not None and comparison.replay.outputs is None:
-        files = output_files.OutputReport(not_compared=("output files: the replay wrote none",))
-    else:
-        files = results.files(ports.repo, comparison, runs, ignore)
+    first, files = _compare_results(ports, comparison, runs, ignore)
     # The attempt whose record differs, or the first attempt of the run.
     began = next((attempt for _, attempt in comparison.original.begun), None)
     attempt = comparison.original.attempt_of(first.step) if first is not None else None
@@ -95,6 +86,22 @@ def judge(
         reason=why,
         created_s=time.time(),
     )
+
+
+def _compare_results(
+    ports: supervise.Ports, comparison: Comparison, runs: tuple[str, str], ignore: Sequence[str]
+) -> tuple[Divergence | None, output_files.OutputReport]:
+    """Return the first difference of steps, states or results that decides, and the report on the output files."""
+    first, original = comparison.first(), comparison.original
+    if not original.by_session and original.outcome not in COMPLETE:
+        # They are those of the step at which it ended, and the replay may have done more.
+        unjudged = ("output files and metrics: the original did not finish",)
+        return first, output_files.OutputReport(not_compared=unjudged)
+    if not original.by_session and first is None:
+        return results.files_and_metrics(ports.repo, ports.tracker, comparison, runs, ignore)
+    if original.outputs is not None and comparison.replay.outputs is None:
+        return first, output_files.OutputReport(not_compared=("output files: the replay wrote none",))
+    return first, results.files(ports.repo, comparison, runs, ignore)
 
 
 def _outcome(
