@@ -1,5 +1,5 @@
 # Each of these works on a fresh clone: the virtual environment is made when it is needed, from exact versions,
-# and made up to date when pyproject.toml or constraints.txt has changed. pip's own settings apply (PIP_INDEX_URL …).
+# and made up to date when what is installed has changed. pip's own settings apply (PIP_INDEX_URL …).
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
@@ -19,7 +19,7 @@ help: ## Show what can be made.
 venv: $(stamp) ## Make the virtual environment in .venv.
 
 # The stamp is the last thing that is written: an installation that was cut short is done again, from nothing.
-$(stamp): pyproject.toml constraints.txt
+$(stamp): pyproject.toml constraints.txt hatch_build.py m5ws/training/fingerprint/kernel.c
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "m5ws needs Python 3.11 or newer: make PYTHON=…")'
 	$(PYTHON) -m venv $(if $(wildcard $(stamp)),,--clear) $(VENV)
 	rm -f $(stamp)

@@ -150,10 +150,10 @@ MUTATIONS = (
         ("training/test_session.py",),
     ),
     Mutation(
-        "a fingerprint does not depend on where an element is",
-        "m5ws/training/fingerprint/cpu_sums.py",
-        "    ramp = _ramp(index & _MASK)\n",
-        "    index, ramp = 0, _ramp(0)\n",
+        "the fingerprint of a part does not depend on where in the tensor it is",
+        "m5ws/training/fingerprint/host_sums.py",
+        "(address, width, rows, length * per, first * per, stride * per, 0)",
+        "(address, width, rows, length * per, 0, stride * per, 0)",
         ("training/test_fingerprint.py",),
     ),
     Mutation(

@@ -1,8 +1,10 @@
 """The wheel contains all that an installed m5ws needs: templates with links followed, data files, entry points."""
 
 import configparser
+import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -11,16 +13,58 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the unpacked wheel, as pip installs it."""
-    folder = tmp_path_factory.mktemp("wheel")
-    command = (sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder))
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    (wheel,) = folder.glob("*.whl")
+SUMS = """
+import sys, torch
+from m5ws.training.fingerprint import fingerprint
+values = fingerprint.sums([torch.arange(1000.0), torch.arange(99).to(torch.bfloat16)])
+print(values, "m5ws.training.fingerprint.kernel" in sys.modules)
+"""
+
+
+def build(target: str, source: Path, folder: Path, **environment: str) -> Path:
+    """Build a wheel or a source distribution and return its path."""
+    command = (sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", str(folder))
+    subprocess.run(command, cwd=source, check=True, capture_output=True, env=os.environ | environment)
+    (built,) = folder.glob("*.whl" if target == "wheel" else "*.tar.gz")
+    return built
+
+
+def unpacked(wheel: Path) -> Path:
+    """Return a folder with the wheel's files, as pip installs it."""
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder / "site")
-    return folder / "site"
+        archive.extractall(wheel.parent / "site")  # noqa: S202  # our own
+    return wheel.parent / "site"
+
+
+def sums(site: Path) -> list[str]:
+    """Return the output of SUMS with an installed m5ws, on a machine with no other program than Python: two words."""
+    environment = {"PYTHONPATH": str(site), "PATH": "/nonexistent"}
+    command = (sys.executable, "-c", SUMS)
+    done = subprocess.run(command, cwd=site, env=environment, check=True, capture_output=True, text=True)
+    return done.stdout.rsplit(maxsplit=1)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("wheel", ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path) -> Path:
+    return unpacked(wheel)
+
+
+def test_the_compiled_kernel_comes_with_the_wheel_and_without_it_the_sums_are_the_same(
+    wheel: Path, installed: Path, tmp_path: Path
+) -> None:
+    assert "-cp311-abi3-linux_" in wheel.name
+    with tarfile.open(build("sdist", ROOT, tmp_path / "sdist")) as archive:
+        archive.extractall(tmp_path / "source", filter="data")
+    (source,) = (tmp_path / "source").iterdir()
+    without = build("wheel", source, tmp_path / "without", CC="/nonexistent/cc")
+    assert without.name.endswith("-py3-none-any.whl")
+    compiled, computed = sums(installed), sums(unpacked(without))
+    assert compiled[0] == computed[0] and (compiled[1], computed[1]) == ("True", "False")
 
 
 def test_templates_are_whole(installed: Path) -> None:

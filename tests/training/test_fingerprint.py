@@ -1,8 +1,9 @@
-"""Fingerprints against a plain Python reference, for every kind of tensor and every sharding."""
+"""Fingerprints against a plain Python reference, for every kind of tensor and every sharding, by each way."""
 
 import itertools
 import math
 import struct
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -10,9 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from m5ws.training.backends.base import Box, Piece, Span
-from m5ws.training.fingerprint import fingerprint
+from m5ws.training.fingerprint import device_sums, fingerprint, host_sums, kernel, run_sums
 
 MASK = (1 << 64) - 1
+
+
+@pytest.fixture(autouse=True, params=["compiled", "numpy", "torch"], scope="module")
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compute in compiled code, by NumPy as without it, and by torch as on an accelerator."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_sums, "_add_up", kernel.sums if request.param == "compiled" else run_sums.add_up_by_numpy)
+        if request.param == "torch":
+            patch.setattr(host_sums, "sums", lambda parts, _: device_sums.sums(parts))
+        yield
 
 
 def reference_mix(bits: int, index: int) -> int:
@@ -222,5 +233,5 @@ def test_taking_fingerprints_changes_no_tensor_and_draws_from_no_generator() -> 
 
 def test_torch_may_let_go_of_memory_that_was_fingerprinted() -> None:
     tensor = torch.ones(8)
-    fingerprint.element_sum(tensor)
+    fingerprint.sums([tensor])
     assert tensor.untyped_storage().resizable()

@@ -42,8 +42,11 @@ _NOT_IN_RANKS = frozenset(
 
 @cache
 def code() -> str:
-    """Return a digest of the parts of m5ws that ranks load, by path and content; 16 hex digits."""
-    return _digest(path for path in _files() if path.parts[0] not in _NOT_IN_RANKS)
+    """Return a digest of the parts of m5ws that ranks load, by path and content; 16 hex digits.
+
+    Compiled files do not count, but their sources: compilers differ from machine to machine.
+    """
+    return _digest(path for path in _files() if path.parts[0] not in _NOT_IN_RANKS and path.suffix != ".so")
 
 
 def copy(folder: Path) -> Path:

@@ -20,6 +20,11 @@ from m5ws.training.state import subclasses
 from m5ws.training.state.plain_state import StateError
 from m5ws.training.state.staging import Stager
 
+# Nearly all tensors are of these kinds. For thousands of small ones, the other checks would take time.
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_PLAIN_TYPES = frozenset(
+    (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.bool)
+)
 _BIT_FIELDS = re.compile(r"torch\.(u?int[1-7]|bits\w+)")
 
 
@@ -131,6 +136,9 @@ def staged_copy(name: str, tensor: torch.Tensor, copier: Stager) -> torch.Tensor
 
 def check_kind(name: str, tensor: torch.Tensor) -> None:
     """Raise StateError for a tensor that is not a grid of elements of a known size."""
+    is_plain = type(tensor) in _PLAIN and tensor.dtype in _PLAIN_TYPES and tensor.layout is torch.strided
+    if is_plain and not tensor.is_nested and not tensor.is_meta:
+        return
     layout, dtype = (str(kind).removeprefix("torch.") for kind in (tensor.layout, tensor.dtype))
     reasons = {
         "a quantized tensor": tensor.is_quantized,

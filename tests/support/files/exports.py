@@ -29,7 +29,7 @@ def export(repo: Repository, text: str, form: str, target: Path, what: str | Non
 
 
 def bits(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
-    return {name: f"{int(fingerprint.element_sum(tensor)) % 2**64:016x}" for name, tensor in tensors.items()}
+    return {name: f"{value:016x}" for name, value in zip(tensors, fingerprint.sums(tensors.values()), strict=True)}
 
 
 def recorded(repo: Repository, digest: str) -> dict[str, str]:

@@ -291,7 +291,7 @@ def refusal(action: Any) -> str:
 
 
 def whole_fingerprint(tensor: torch.Tensor) -> str:
-    return f"{int(fingerprint.element_sum(tensor)) % 2**64:016x}"
+    return f"{fingerprint.sums([tensor])[0]:016x}"
 
 
 def main(store: str, out: str, *scenarios: str) -> None:
