@@ -1,6 +1,6 @@
 """Records of a ledger: the events of a run, in order, and the batches in which they are published."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -188,3 +188,27 @@ class Batch(Record, tag="ledger/1", frozen=True, kw_only=True):
     previous: Digest
     head: Digest
     events: tuple[msgspec.Raw, ...]
+
+
+COMPRESSED_BYTES = 64 * 2**20
+"""Upper bound of the size of a compressed batch's events: that of one PUT to the store."""
+
+
+class CompressedBatch(Record, tag="ledger/2", frozen=True, kw_only=True):
+    """As `Batch`, with compressed events: a zlib stream of all events, joined. `sizes` has the bytes of each event.
+
+    `digest` is the BLAKE3-256 of the stream, since a stream has bits that do not change the events.
+    """
+
+    run: str
+    attempt: int
+    rank: str
+    seq: int
+    previous: Digest
+    head: Digest
+    sizes: tuple[Annotated[int, msgspec.Meta(ge=1, le=COMPRESSED_BYTES)], ...]
+    digest: Digest
+    events: bytes
+
+
+AnyBatch = Batch | CompressedBatch

@@ -13,6 +13,7 @@ from m5ws.errors import CorruptObject, Fenced, NotFound, ObjectExists
 from m5ws.records import codec
 from m5ws.records.ledger import AnyEvent, AttemptEnded, AttemptStarted, Batch
 from m5ws.repository import bindings, concurrency, gc_plans, publishing
+from m5ws.repository.ledger import batches
 from m5ws.repository.ledger.spool import chain, genesis
 from m5ws.repository.repository import Repository
 
@@ -65,11 +66,12 @@ class ChainWriter:
             events=tuple(msgspec.Raw(event) for event in events),
         )
         key = f"{_prefix(self._run, self._attempt, self._rank)}{self.seq:08d}"
+        data = batches.encode(batch)
 
         def create() -> None:
             try:
                 # Published from here on.
-                self._repo.store.create(key, codec.encode(batch))
+                self._repo.store.create(key, data)
             except ObjectExists as error:
                 raise Fenced(f"{key} was written by another process") from error
 
@@ -107,9 +109,9 @@ def read(
     numbers = (f"{number:08d}" for number in itertools.count(seq))
     keys = [f"{prefix}{number}" for number in itertools.takewhile(present.__contains__, numbers)]
     # Many callers need the first batch only. The others are fetched in parallel.
-    batches = itertools.chain(map(repo.store.get, keys[:1]), concurrency.for_each(repo.store.get, keys[1:]))
-    for key, data in zip(keys, batches, strict=True):
-        batch = codec.decode(data, Batch, key)
+    contents = itertools.chain(map(repo.store.get, keys[:1]), concurrency.for_each(repo.store.get, keys[1:]))
+    for key, data in zip(keys, contents, strict=True):
+        batch = batches.decode(data, key)
         _check(batch, key, head)
         stored(data)
         head, seq = batch.head, seq + 1
@@ -121,7 +123,7 @@ def read(
 def fetch(repo: Repository, run: str, attempt: int, rank: str, seq: int) -> Batch:
     """Return one batch of a chain, good in itself. Raises NotFound, CorruptObject."""
     key = f"{_prefix(run, attempt, rank)}{seq:08d}"
-    batch = codec.decode(repo.store.get(key), Batch, key)
+    batch = batches.decode(repo.store.get(key), key)
     _check(batch, key, batch.previous)
     return batch
 

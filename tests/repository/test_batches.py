@@ -1,0 +1,169 @@
+"""Stored batches: large ones are compressed, every reader gets the same events, and every damage is detected."""
+
+import random
+import resource
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import blake3
+import msgspec
+import pytest
+
+from m5ws.errors import CorruptObject, M5Error, UnknownSchema
+from m5ws.records import codec
+from m5ws.records.ledger import COMPRESSED_BYTES, AnyEvent, Batch, CompressedBatch, State, Step
+from m5ws.repository.fsck import fsck
+from m5ws.repository.ledger import batches, ledger
+from m5ws.repository.ledger.chains import Chain
+from m5ws.repository.ledger.spool import chain, genesis
+from m5ws.repository.repository import Repository
+from tests.support.records import planted
+from tests.support.stores.memory_store import MemoryStore
+
+RUN = "a" * 12
+KEY = f"runs/{RUN}/ledger/0001/0/00000000"
+
+
+def _state(step: int, tensors: int) -> State:
+    draw = random.Random(step)
+    return State(
+        step=step, tensors={f"model.layers.{n}.weight": f"{draw.getrandbits(64):016x}" for n in range(tensors)}
+    )
+
+
+def _step(step: int) -> Step:
+    return Step(step=step, quantities={"loss": "0x1p+0"})
+
+
+def _batch(*events: AnyEvent) -> Batch:
+    encoded = [codec.encode(event) for event in events]
+    head = previous = genesis(RUN, 1, "0")
+    for event in encoded:
+        head = chain(head, event)
+    raw = tuple(map(msgspec.Raw, encoded))
+    return Batch(run=RUN, attempt=1, rank="0", seq=0, previous=previous, head=head, events=raw)
+
+
+def _compressed(**changes: Any) -> CompressedBatch:
+    """Return the stored record of a batch with three events, with changed fields."""
+    stored = codec.decode(batches.encode(_batch(_state(1, 500), _step(1), _state(2, 500))), CompressedBatch)
+    return msgspec.structs.replace(stored, **changes)
+
+
+def _with_stream(stream: bytes, *sizes: int) -> bytes:
+    digest = blake3.blake3(stream).hexdigest()
+    return codec.encode(_compressed(events=stream, digest=digest, sizes=sizes or _compressed().sizes))
+
+
+@pytest.mark.parametrize(("tensors", "kind"), [(0, Batch), (100, Batch), (500, CompressedBatch)])
+def test_a_large_batch_is_compressed_and_a_small_one_is_not(tensors: int, kind: type[Batch | CompressedBatch]) -> None:
+    batch = _batch(_step(1), _state(1, tensors), _step(2))
+    stored = batches.encode(batch)
+    assert isinstance(codec.decode(stored, kind), kind)
+    decoded = batches.decode(stored, KEY)
+    assert [bytes(event) for event in decoded.events] == [bytes(event) for event in batch.events]
+    assert msgspec.structs.replace(decoded, events=()) == msgspec.structs.replace(batch, events=())
+
+
+def test_a_state_of_10000_parameters_with_adam_takes_half_a_mebibyte() -> None:
+    draw = random.Random(1)
+    values = {kind: [f"{draw.getrandbits(64):016x}" for _ in range(10_000)] for kind in ("weight", "mean", "square")}
+    values["step"] = ["0123456789abcdef"] * 10_000
+    tensors = {f"layers.{n // 5}.{n % 5}.{kind}": all_of[n] for kind, all_of in values.items() for n in range(10_000)}
+    assert len(batches.encode(_batch(State(step=1, tensors=tensors)))) <= 2**19
+
+
+def test_a_batch_beyond_the_limit_is_not_compressed() -> None:
+    batch = _batch(State(step=1, tensors={"x": "0" * COMPRESSED_BYTES}))
+    assert batches.encode(batch) == codec.encode(batch)
+
+
+def test_a_chain_has_batches_of_both_kinds(repo: Repository) -> None:
+    """The first batch is large and was stored by an older build."""
+    planted.run(repo, RUN)
+    planted.begin(repo, RUN)
+    repo.store.create(KEY, codec.encode(_batch(_state(1, 500), _step(1))))
+    ledger.ChainWriter(repo, RUN, 1, "0").append([codec.encode(_step(2))])
+    ledger.ChainWriter(repo, RUN, 1, "0").append([codec.encode(_state(3, 500)), codec.encode(_step(3))])
+    events = [_state(1, 500), _step(1), _step(2), _state(3, 500), _step(3)]
+    stored = [repo.store.get(f"{KEY[:-1]}{seq}") for seq in range(3)]
+    assert [b"ledger/2" in data for data in stored] == [False, False, True]
+    assert ledger.events(repo, RUN, 1, "0") == events
+    assert [ledger.fetch(repo, RUN, 1, "0", seq).seq for seq in range(3)] == [0, 1, 2]
+    assert [batch.seq for batch in ledger.backwards(repo, RUN, 1, "0")] == [2, 1, 0]
+    followed = Chain(RUN, 1, "0").follow(repo)
+    assert (followed.batches, followed.events) == (3, 5)
+    assert not [damage for damage in fsck.check(repo).damage if "/ledger/" in damage.key]
+
+
+def test_every_flipped_bit_and_every_truncation_is_detected() -> None:
+    stored = batches.encode(_batch(_state(1, 500), _step(1)))
+    draw = random.Random(7)
+    bits = {*range(3200), *draw.sample(range(8 * len(stored)), 500), *range(8 * len(stored) - 400, 8 * len(stored))}
+    damaged = [_flipped(stored, bit) for bit in sorted(bits)]
+    damaged += [stored[:size] for size in draw.sample(range(len(stored)), 100)] + [stored + b"\0"]
+    for data in damaged:
+        with pytest.raises(M5Error):
+            _read(data)
+
+
+def _flipped(data: bytes, bit: int) -> bytes:
+    return data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :]
+
+
+def _read(data: bytes) -> list[AnyEvent]:
+    repo = Repository.create(MemoryStore())
+    repo.store.create(KEY, data)
+    return ledger.events(repo, RUN, 1, "0")
+
+
+_EVENTS = zlib.decompress(_compressed().events)
+_BOMB = zlib.compress(bytes(16 * COMPRESSED_BYTES), 9)
+
+HOSTILE: dict[str, Callable[[], bytes]] = {
+    "a bomb": lambda: _with_stream(_BOMB),
+    "a bomb that claims its limit": lambda: _with_stream(_BOMB, COMPRESSED_BYTES),
+    "a bomb that claims its size": lambda: _with_stream(_BOMB, *[COMPRESSED_BYTES] * 16),
+    "an empty stream": lambda: _with_stream(b""),
+    "no stream": lambda: _with_stream(b"events"),
+    "a stream of nothing": lambda: _with_stream(zlib.compress(b"")),
+    "trailing bytes": lambda: _with_stream(zlib.compress(_EVENTS) + b"\0"),
+    "two streams": lambda: _with_stream(zlib.compress(_EVENTS) * 2),
+    "a truncated stream": lambda: _with_stream(zlib.compress(_EVENTS)[:-1]),
+    "a stream without a checksum": lambda: _with_stream(zlib.compress(_EVENTS)[:-4]),
+    "a gzip stream": lambda: _with_stream(zlib.compress(_EVENTS, wbits=31)),
+    "a longer stream": lambda: _with_stream(zlib.compress(_EVENTS + b"\0")),
+    "a shorter stream": lambda: _with_stream(zlib.compress(_EVENTS[:-1])),
+    "another digest": lambda: codec.encode(_compressed(digest="0" * 64)),
+    "no events": lambda: codec.encode(_compressed(sizes=())),
+    "an empty event": lambda: codec.encode(_compressed(sizes=(0, *_compressed().sizes))),
+    "a negative size": lambda: codec.encode(_compressed(sizes=(-1, len(_EVENTS) + 1))),
+}
+
+
+@pytest.mark.parametrize("stored", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_hostile_stream_is_corrupt_and_takes_bounded_memory(stored: Callable[[], bytes]) -> None:
+    data = stored()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + 4 * COMPRESSED_BYTES, before[1]))
+    try:
+        with pytest.raises(CorruptObject) as refused:
+            batches.decode(data, KEY)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert KEY in str(refused.value)
+
+
+def test_other_sizes_of_events_break_the_chain(repo: Repository) -> None:
+    first, *rest = _compressed().sizes
+    repo.store.create(KEY, codec.encode(_compressed(sizes=(first - 1, rest[0] + 1, *rest[1:]))))
+    with pytest.raises(CorruptObject):
+        ledger.events(repo, RUN, 1, "0")
+
+
+def test_an_older_build_reports_an_unknown_type() -> None:
+    with pytest.raises(UnknownSchema, match="ledger/1"):
+        codec.decode(codec.encode(_compressed()), Batch, KEY)
