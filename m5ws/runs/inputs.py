@@ -1,10 +1,51 @@
-"""The input files of an attempt: detection of changes, and removal after the attempt."""
+"""The input files of an attempt: detection of changes, and removal after the attempt.
+
+Their stamps are also in a file of the attempt's directory. So a later process can distinguish them from the files of a
+script that was killed together with its supervisor.
+"""
 
 import os
 from contextlib import suppress
 from pathlib import Path
 
-from m5ws.filesystem import Stamp, stamp
+import msgspec
+
+from m5ws.filesystem import Stamp, stamp, write_atomically
+from m5ws.records import codec
+
+MODIFIED = "input-modified"
+"""Kind of notice: the run has changed an input."""
+_RECORD = "inputs"
+"""Name of a file in an attempt's directory with a `_StampRecord`."""
+
+
+class _StampRecord(msgspec.Struct, frozen=True, kw_only=True):
+    begun_ns: int
+    files: tuple[tuple[bytes, Stamp], ...]
+
+
+class AttemptInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """The `stamps` of an attempt's input files by path, and the time of its start in nanoseconds since the epoch."""
+
+    begun_ns: int
+    stamps: dict[Path, Stamp]
+
+
+def save(directory: Path, work: Path, given: AttemptInputs) -> None:
+    """Write the inputs of an attempt, which are below `work`, into its directory. Raises OSError."""
+    files = tuple((os.fsencode(path.relative_to(work)), known) for path, known in given.stamps.items())
+    record = _StampRecord(begun_ns=given.begun_ns, files=files)
+    write_atomically(directory / _RECORD, msgspec.msgpack.encode(record), durable=True)
+
+
+def load(directory: Path, work: Path) -> AttemptInputs | None:
+    """Return the saved inputs of an attempt by their paths below `work`; None if there is no readable record."""
+    try:
+        record = msgspec.msgpack.decode((directory / _RECORD).read_bytes(), type=_StampRecord)
+    except (OSError, *codec.UNREADABLE):
+        return None
+    stamps = {work / os.fsdecode(path): known for path, known in record.files}
+    return AttemptInputs(begun_ns=record.begun_ns, stamps=stamps)
 
 
 def stamps(work: Path) -> dict[Path, Stamp]:
@@ -21,6 +62,11 @@ def modified(work: Path, given: dict[Path, Stamp]) -> list[str]:
     """Return the inputs that were changed or removed, by their paths in the workspace."""
     changed = (path.relative_to(work) for path, known in given.items() if not _is(work, path, known))
     return [os.fsencode(path).decode("utf-8", "backslashreplace") for path in changed]
+
+
+def describe_modified(path: str) -> str:
+    """Return the message of a notice about a changed input."""
+    return f"{path} was changed by the run, so its inputs differ from the snapshot"
 
 
 def remove(work: Path, given: dict[Path, Stamp]) -> None:

@@ -2,13 +2,15 @@
 
 All of it is below `.m5ws/runs`. The next m5ws command in that workspace delivers it, unless the run is alive. A
 supervisor holds the lock `lock`, and torchrun holds `ranks` until its last rank ends. A process without an attempt's
-own spools never writes into its chains, because from elsewhere a killed attempt looks like one that is alive.
+own spools never writes into its chains, because from elsewhere a killed attempt looks like one that is alive. A resume
+in another workspace of the machine finds the attempt's directory through its work directory, and takes these locks.
 """
 
 import logging
 import os
+import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +21,8 @@ from m5ws import locks
 from m5ws.errors import M5Error, ObjectExists, UsageError
 from m5ws.filesystem import write_atomically
 from m5ws.records import codec
-from m5ws.records.ledger import AttemptEnded, AttemptStarted
+from m5ws.records.base import Digest
+from m5ws.records.ledger import AttemptEnded, AttemptStarted, Event, Notice
 from m5ws.records.verdict import Verdict
 from m5ws.repository import runs
 from m5ws.repository.ledger import ledger
@@ -28,7 +31,7 @@ from m5ws.repository.ledger.spool import SpoolReader
 from m5ws.repository.repository import Repository
 from m5ws.runs import work_directories
 from m5ws.runs.delivery import DELIVERED, Delivery
-from m5ws.runs.outputs import unrecorded, unsaved
+from m5ws.runs.outputs import killed, unrecorded, unsaved
 from m5ws.tracking.interface import Tracker
 
 TRACKED = "tracked"
@@ -92,8 +95,10 @@ def finish(repo: Repository, run: str, attempt: int, directory: Path, opener: un
     """Deliver the remaining events of an attempt without a supervisor, and end it if it was killed before its end.
 
     If the attempt's own spools are elsewhere, do nothing. With an `opener`, also publish results that the store did
-    not take.
+    not take, and the output files of a killed attempt.
     """
+    if (work := work_directories.find(directory)) is not None:
+        work_directories.keep_links(work)
     work_directories.end(directory)
     if (directory / DELIVERED).exists() or not is_own(repo, run, attempt, directory):
         return
@@ -104,22 +109,41 @@ def finish(repo: Repository, run: str, attempt: int, directory: Path, opener: un
     complete = False
     if opener is not None and unsaved.waiting(directory):
         complete = unsaved.publish(repo, run, attempt, directory, opener)
-    events = ledger.events(repo, run, attempt, LAUNCHER)
-    end = next((event for event in reversed([*events]) if isinstance(event, AttemptEnded)), None)
+    recorded = ledger.events(repo, run, attempt, LAUNCHER)
+    end = next((event for event in reversed([*recorded]) if isinstance(event, AttemptEnded)), None)
     if end is None:
-        ended = AttemptEnded(
-            time_s=time.time(), outcome="failed", exit_code=137, message="the supervisor was killed", heads=left.heads()
-        )
-        missing = unrecorded.events(repo, run, attempt)
-        ledger.ChainWriter(repo, run, attempt, LAUNCHER).append([codec.encode(event) for event in (*missing, ended)])
-    elif end.outcome == "unsaved" and complete:
-        ended = AttemptEnded(time_s=time.time(), outcome="finished", exit_code=0, heads=end.heads)
-        stored = unrecorded.events(repo, run, attempt)
-        ledger.ChainWriter(repo, run, attempt, LAUNCHER).append([codec.encode(event) for event in (*stored, ended)])
-        (directory / TRACKED).unlink(missing_ok=True)
-    if opener is not None:
+        _end_killed(repo, run, attempt, directory, left.heads(), is_stored=opener is not None)
+    elif opener is not None:
+        if end.outcome == "unsaved" and complete:
+            _end_finished(repo, run, attempt, end.heads)
+            (directory / TRACKED).unlink(missing_ok=True)
         unsaved.remove(directory)
     left.finish()
+
+
+def _end_killed(
+    repo: Repository, run: str, attempt: int, directory: Path, heads: dict[str, Digest], *, is_stored: bool
+) -> None:
+    """Record the end of a killed attempt; with `is_stored`, after its output files are published."""
+    notices: list[Notice] = []
+    if is_stored:
+        unsaved.remove(directory)
+        notices = killed.store(repo, run, attempt, directory)
+    ended = AttemptEnded(
+        time_s=time.time(), outcome="failed", exit_code=137, message="the supervisor was killed", heads=heads
+    )
+    # After a kill before this batch, the next recovery begins again, and leaves published files as they are.
+    _append(repo, run, attempt, [*notices, *unrecorded.events(repo, run, attempt), ended])
+
+
+def _end_finished(repo: Repository, run: str, attempt: int, heads: dict[str, Digest]) -> None:
+    """Record that an attempt has finished, because the results that it kept are now stored."""
+    ended = AttemptEnded(time_s=time.time(), outcome="finished", exit_code=0, heads=heads)
+    _append(repo, run, attempt, [*unrecorded.events(repo, run, attempt), ended])
+
+
+def _append(repo: Repository, run: str, attempt: int, events: Sequence[Event]) -> None:
+    ledger.ChainWriter(repo, run, attempt, LAUNCHER).append([codec.encode(event) for event in events])
 
 
 class RemoteAttempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,7 +164,7 @@ def find_remote(repo: Repository, run: str, home: Path) -> RemoteAttempt | None:
     launcher = ledger.events(repo, run, attempt, LAUNCHER)
     if any(isinstance(event, AttemptEnded) for event in launcher):
         return None
-    host = next((event.host for event in launcher if isinstance(event, AttemptStarted)), "an unknown host")
+    host = _find_host(repo, run, attempt) or "an unknown host"
     last = [max(event.time_s for event in launcher)] if launcher else []
     for rank in ledger.ranks(repo, run, attempt):
         batch = next(ledger.backwards(repo, run, attempt, rank), None)
@@ -167,19 +191,46 @@ def deliver(repo: Repository, home: Path, opener: unsaved.Opener | None = None) 
     `opener` opens the store of a kept last checkpoint. Without it, kept results stay.
     """
     for run_dir in sorted((home / "runs").glob("*")):
-        attempts = sorted(run_dir.glob("[0-9][0-9][0-9][0-9]"))
-        waiting = [attempt for attempt in attempts if not (attempt / DELIVERED).exists()]
-        if not waiting and not (run_dir / VERDICT).exists():
-            continue
-        try:
-            with lock_run(run_dir, wait_s=0.0):
-                for attempt in waiting:
-                    finish(repo, run_dir.name, int(attempt.name), attempt, opener)
-                _publish_verdict(repo, run_dir / VERDICT)
-        except RunAlive:
-            continue
-        except (M5Error, OSError) as error:
-            _log.warning("cannot deliver the remaining data of run %s: %s", run_dir.name, error)
+        with suppress(RunAlive):
+            _deliver(repo, run_dir, opener, wait_s=0.0)
+
+
+def deliver_run(repo: Repository, run: str, home: Path, work_root: Path, opener: unsaved.Opener) -> None:
+    """Deliver, before a resume, the data of a run that is in this workspace, or in another one with this `work_root`.
+
+    The ranks of a killed supervisor get time to end. Raises RunAlive if the run is alive in this workspace.
+    """
+    own = home / "runs" / run
+    for run_dir in {attempt.parent for attempt in work_directories.find_attempts(work_root, run) if attempt.exists()}:
+        # In a home directory that machines share, locks may not be shared.
+        is_near = _find_host(repo, run, max(ledger.attempts(repo, run), default=0)) == socket.gethostname()
+        if is_near and not (own.exists() and run_dir.samefile(own)):
+            with suppress(RunAlive):
+                _deliver(repo, run_dir, opener, _RANKS_S)
+    _deliver(repo, own, opener, _RANKS_S)
+
+
+def _find_host(repo: Repository, run: str, attempt: int) -> str | None:
+    """Return the host of an attempt; None if it has not begun."""
+    events = ledger.events(repo, run, attempt, LAUNCHER)
+    return next((event.host for event in events if isinstance(event, AttemptStarted)), None)
+
+
+def _deliver(repo: Repository, run_dir: Path, opener: unsaved.Opener | None, wait_s: float) -> None:
+    """Deliver the data in a run's directory, or warn that it cannot be delivered. Raises RunAlive."""
+    attempts = sorted(run_dir.glob("[0-9][0-9][0-9][0-9]"))
+    waiting = [attempt for attempt in attempts if not (attempt / DELIVERED).exists()]
+    if not waiting and not (run_dir / VERDICT).exists():
+        return
+    try:
+        with lock_run(run_dir, wait_s):
+            for attempt in waiting:
+                finish(repo, run_dir.name, int(attempt.name), attempt, opener)
+            _publish_verdict(repo, run_dir / VERDICT)
+    except RunAlive:
+        raise
+    except (M5Error, OSError) as error:
+        _log.warning("cannot deliver the remaining data of run %s: %s", run_dir.name, error)
 
 
 def keep_verdict(home: Path, verdict: Verdict) -> None:

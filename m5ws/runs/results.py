@@ -38,18 +38,22 @@ class Results:
         self._spool = spool
         self._notify = notify
         self._published: set[str] = set()
-        self._inputs = inputs.stamps(work)
-        self._begun_ns = work.stat().st_ctime_ns
+        self._inputs = inputs.AttemptInputs(begun_ns=work.stat().st_ctime_ns, stamps=inputs.stamps(work))
         self._copying = restored_outputs.OutputCopier(
             repo, plan.run, plan.attempt, plan.run.spec.checkpoint_minutes, lambda: list(self._written().files)
         )
         self.unsaved: str | None = None
 
-    def restore(self) -> None:
-        """Restore the output files of an earlier attempt, if the plan has them. Raises M5Error."""
+    def begin(self) -> None:
+        """Restore the output files of an earlier attempt, if the plan has them. Raises M5Error, OSError."""
         if self._plan.outputs is not None:
             message = restored_outputs.restore(self._repo, self._plan.outputs, self._work)
             self._notify(outputs.RESTORED, message)
+        try:
+            # From here on, a recovery after a kill stores the output files. Before, they may be partly restored.
+            inputs.save(self._plan.directory, self._work, self._inputs)
+        except OSError as error:
+            _log.warning("after a kill, the output files of run %s will not be stored: %s", self._plan.run.id, error)
 
     def add(self, event: AnyEvent) -> None:
         """Take one event of the ledger."""
@@ -66,8 +70,8 @@ class Results:
 
     def report_modified(self) -> None:
         """Record the inputs that the run has changed."""
-        for path in inputs.modified(self._work, self._inputs):
-            self._notify("input-modified", f"{path} was changed by the run, so its inputs differ from the snapshot")
+        for path in inputs.modified(self._work, self._inputs.stamps):
+            self._notify(inputs.MODIFIED, inputs.describe_modified(path))
 
     def record_published(self, *, is_delivered: bool, is_stopped: bool) -> None:
         """Record the checkpoints that a rank published just before it was killed.
@@ -99,10 +103,11 @@ class Results:
 
     def remove_inputs(self) -> None:
         """Remove the unchanged inputs, which the store has."""
-        inputs.remove(self._work, self._inputs)
+        inputs.remove(self._work, self._inputs.stamps)
 
     def _written(self) -> outputs.Outputs:
-        return outputs.collect(self._work, self._plan.run.spec.outputs, self._inputs, self._begun_ns)
+        given = self._inputs
+        return outputs.collect(self._work, self._plan.run.spec.outputs, given.stamps, given.begun_ns)
 
     def _publish(self, written: outputs.Outputs) -> None:
         if not written.files:

@@ -200,7 +200,7 @@ class _Attempt:
         process, outcome, message = None, "failed", None
         follower = _followed(self._ports.tracker, self._plan.run.id)
         try:
-            self._results.restore()
+            self._results.begin()
             report(self._progress, _BUILDING if self._plan.request.prepare else "starting the processes")
             process = self._ports.launcher.launch(self._plan.request)
             exit_code = self._follow(process, follower)

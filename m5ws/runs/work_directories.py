@@ -64,6 +64,23 @@ def make(root: Path, attempt: Path, run: RunId, author: Path, can_mount: Callabl
     return WorkDirectory(path=path, seen=seen if can_mount(str(path), str(seen)) else path)
 
 
+def find(attempt: Path) -> WorkDirectory | None:
+    """Return the work directory of an attempt that has not released its number; None if there is none."""
+    home = _own(attempt)
+    if home is None or _has_ended(home):
+        return None
+    return WorkDirectory(path=home / _WORK, seen=_home(home.parent, 0) / _WORK)
+
+
+def find_attempts(root: Path, run: RunId) -> list[Path]:
+    """Return the directories of a run's attempts with numbers below `root`, in any workspace of this machine."""
+    homes = root.glob(f"{_home(root, int(run, 16) << _SHIFT).name[:-2]}??")
+    marks = (home / _ATTEMPT for home in homes)
+    attempts = [Path(os.fsdecode(mark.read_bytes())) for mark in marks if mark.exists()]
+    # A replay's number is its original's.
+    return [attempt for attempt in attempts if attempt.parent.name == run and _own(attempt) is not None]
+
+
 def keep_links(work: WorkDirectory) -> None:
     """Make links relative that a script made with absolute paths into its own work directory.
 

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from m5ws.training.frameworks import after_import, lightning_state
+from m5ws.training.frameworks import after_import, lightning_state, resume
 
 
 @pytest.fixture
@@ -49,3 +49,14 @@ def test_a_lightning_of_another_form_trains_as_without_m5ws(package: str, tmp_pa
     lightning_state._add_callback(module)
     trainer = module.Trainer()
     assert trainer.fit() == 1 and trainer.callbacks == []
+
+
+def test_a_checkpoint_that_the_trainer_did_not_complete_is_passed_over(tmp_path: Path) -> None:
+    assert resume.find_complete_checkpoint(str(tmp_path)) is None
+    for name, state in (("9", "{}"), ("10", "{}"), ("20", '{"global_step"'), ("30", None), ("best", "{}")):
+        folder = tmp_path / f"checkpoint-{name}"
+        folder.mkdir()
+        (folder / "model.safetensors").touch()
+        if state is not None:
+            (folder / "trainer_state.json").write_text(state)
+    assert resume.find_complete_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-10")

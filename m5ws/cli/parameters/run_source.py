@@ -86,7 +86,9 @@ def select(workspace: "Workspace", repo: "Repository", given: RunArguments, laun
     if given["planned"] is not None:
         return detached.load_planned(given["planned"])
     if given["resume"] is not None:
-        run = operation.resumed(repo, names.find_id(repo, given["resume"], "run"))
+        run_id = names.find_id(repo, given["resume"], "run")
+        recovery.deliver_run(repo, run_id, workspace.home, workspace.work_root, workspace.kept)
+        run = operation.resumed(repo, run_id)
         if not given["take_over"]:
             recovery.refuse_elsewhere(repo, run.id, workspace.home)
         return run

@@ -6,8 +6,11 @@ step 1. Here the framework's own method gets its newest checkpoint, as its docum
 """
 
 import functools
+import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -31,12 +34,25 @@ def _trainer(active: ActiveRank, module: ModuleType) -> None:
     @functools.wraps(original)
     def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         if resume_from_checkpoint is None and os.path.isdir(self.args.output_dir):
-            resume_from_checkpoint = module.get_last_checkpoint(self.args.output_dir)
+            resume_from_checkpoint = find_complete_checkpoint(self.args.output_dir)
             if resume_from_checkpoint is not None:
                 _report(active, f"Trainer.train(resume_from_checkpoint={resume_from_checkpoint!r})")
         return original(self, resume_from_checkpoint, *args, **kwargs)
 
     module.Trainer.train = train
+
+
+def find_complete_checkpoint(folder: str) -> str | None:
+    """Return the newest complete checkpoint of a Trainer; None if there is none.
+
+    `get_last_checkpoint` of transformers also returns a folder in which the Trainer was killed before its last file.
+    """
+    complete: dict[int, str] = {}
+    for state in Path(folder).glob("checkpoint-*/trainer_state.json"):
+        with suppress(ValueError, OSError):
+            json.loads(state.read_bytes())
+            complete[int(state.parent.name.removeprefix("checkpoint-"))] = str(state.parent)
+    return complete[max(complete)] if complete else None
 
 
 _BEFORE_CHECKPOINT = 4

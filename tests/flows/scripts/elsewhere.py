@@ -1,4 +1,4 @@
-"""Processes of tests/flows/test_elsewhere.py: `m5ws` in a workspace, with ranks that are forks."""
+"""Processes of flows that are killed: `m5ws` in a workspace, with ranks that are forks."""
 
 import os
 import sys
@@ -22,7 +22,14 @@ def _at_start() -> dict[str, str]:
 
 
 def m5ws(root: str, *words: str) -> None:
-    """Run a command line in a workspace; print its exit status and then its output."""
+    """Like `near`, with work directories of the workspace's own, as if it were on a machine of its own."""
+    os.environ["XDG_STATE_HOME"] = f"{root}-state"
+    near(root, *words)
+
+
+def near(root: str, *words: str) -> None:
+    """Run a command line in a workspace; print its exit status and then its output. Ranks find its process id."""
+    os.environ["SUPERVISOR"] = str(os.getpid())
     supervise._SUCCESSOR_S = _LOOK_S
     with command_line.forked_ranks(_PARENTS):
         done = command_line.call("-C", root, *words)
@@ -35,5 +42,5 @@ def mute(root: str, *words: str) -> None:
     m5ws(root, *words)
 
 
-VERBS = {"m5ws": m5ws, "mute": mute}
+VERBS = {"m5ws": m5ws, "mute": mute, "near": near}
 _PARENTS.parent(_at_start(), deepspeed=os.environ.get("RANKS_USE_DEEPSPEED") == "1")

@@ -1,0 +1,66 @@
+"""Output files of an attempt that was killed together with its supervisor. They are still in its work directory.
+
+A later process, which holds the run's lock, stores them as the supervisor would have done. A kill can come in the
+middle of a write. So checkpoint files without their end are left out.
+"""
+
+import logging
+import os
+import time
+from pathlib import Path
+
+from m5ws.errors import M5Error
+from m5ws.records.ledger import Notice
+from m5ws.records.run import Run
+from m5ws.repository import outputs as stored_outputs
+from m5ws.repository import runs
+from m5ws.repository.files.interface import SourceFile
+from m5ws.repository.ledger import ledger
+from m5ws.repository.publishing import repeated
+from m5ws.repository.repository import Repository
+from m5ws.runs import inputs
+from m5ws.runs.outputs import outputs, saved_outputs, truncated, unsaved
+
+_log = logging.getLogger(__name__)
+
+
+def store(repo: Repository, run: str, attempt: int, directory: Path) -> list[Notice]:
+    """Store the output files of a killed attempt, and return notices for its ledger.
+
+    Nothing is stored for a replay, which is never resumed, or if a newer attempt has begun. If the store does not take
+    the files, they wait on this machine (`unsaved`). Raises M5Error if the store cannot be read.
+    """
+    record, work = runs.load(repo, run), Path(os.path.realpath(directory / "work"))
+    # Without a record, the kill came before the launch.
+    given = inputs.load(directory, work) if work.is_dir() else None
+    if given is None or record.purpose == "reproduce" or max(ledger.attempts(repo, run), default=0) > attempt:
+        return []
+    notices = [(inputs.MODIFIED, inputs.describe_modified(path)) for path in inputs.modified(work, given.stamps)]
+    try:
+        written = outputs.collect(work, record.spec.outputs, given.stamps, given.begun_ns)
+        notices += [(outputs.NOT_KEPT, lines) for lines in written.not_kept]
+        notices += _store(repo, record, attempt, directory / unsaved.OUTPUTS, list(written.files))
+    except (M5Error, OSError) as error:
+        notices.append((outputs.NOT_STORED, f"the output files were not stored: {error}"))
+    return [Notice(time_s=time.time(), kind=kind, message=message) for kind, message in notices]
+
+
+def _store(repo: Repository, run: Run, attempt: int, waiting: Path, files: list[SourceFile]) -> list[tuple[str, str]]:
+    """Publish complete files as the final ones of an attempt, unless it has some. Return notices."""
+    names = [label for label in stored_outputs.names(repo, run.id) if stored_outputs.attempt_of(label) == attempt]
+    if any(stored_outputs.is_final(label) for label in names):
+        # The supervisor, or an earlier recovery, was killed after the publication.
+        return []
+    cut = [file for file in files if truncated.is_truncated(Path(file.location))]
+    listed = outputs.listed([os.fsencode(file.path).decode("utf-8", "backslashreplace") for file in cut])
+    if cut and names:
+        # The copy from before has these files whole.
+        message = f"the kill came while these files were written, so the last copy is the result: {listed}"
+        return [(outputs.NOT_STORED, message)]
+    complete = [file for file in files if file not in cut]
+    if complete:
+        _log.warning("run %s was killed: storing the output files of attempt %d", run.id, attempt)
+        saved_outputs.wait(waiting, complete)
+        repeated(lambda: saved_outputs.publish(repo, run, attempt, complete))
+        waiting.unlink()
+    return [(outputs.NOT_KEPT, f"without their end, because of the kill: {listed}")] if cut else []

@@ -1,0 +1,297 @@
+"""Output files of attempts that were killed with their supervisors: stored once, from dead attempts alone."""
+
+import os
+import socket
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from m5ws.errors import NotFound
+from m5ws.records.environment import Observed
+from m5ws.records.ledger import AnyEvent, AttemptEnded, AttemptStarted, Notice, OutputsStored
+from m5ws.records.outputs import OutputFiles
+from m5ws.records.run import LaunchSpec
+from m5ws.repository import outputs as stored_outputs
+from m5ws.repository import runs
+from m5ws.repository.files.interface import SourceFile
+from m5ws.repository.fsck import fsck
+from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger.spool import SpoolWriter, genesis
+from m5ws.repository.repository import Repository
+from m5ws.runs import inputs, recovery, work_directories
+from m5ws.runs.delivery import DELIVERED
+from m5ws.runs.outputs import outputs, restored_outputs, saved_outputs, unsaved
+from m5ws.store.local import LocalStore
+from tests.support.records import planted
+from tests.support.stores.dying_store import Died, DyingStore
+from tests.support.stores.passing_store import PassingStore
+from tests.support.workspace.checkouts import write
+
+_RUN = "a" * 12
+_INPUTS = {"train.py": "print(1)\n", "out/given.txt": "of the snapshot"}
+_WRITTEN = {"out/checkpoint-1/state.txt": "1", "out/checkpoint-2/state.txt": "2", "beside.txt": "not declared"}
+
+
+def _opener(_: Path) -> Repository:
+    raise NotFound("no kept checkpoint")
+
+
+class _Home:
+    """The `.m5ws` of a workspace, and work directories beside it."""
+
+    def __init__(self, repo: Repository, folder: Path) -> None:
+        self.repo, self.home, self.root, self.folder = repo, folder / "home", folder / "state", folder
+
+    def start(self, *, is_launched: bool = True, run: str = _RUN, **fields: object) -> Path:
+        """Start the first attempt of a run as the supervisor does, and return its directory."""
+        code = planted.tree(self.repo, self.folder / "code", _INPUTS)
+        spec = LaunchSpec(command=("train.py",), outputs=("out",))
+        planted.run(self.repo, run, planted.publish(self.repo, planted.snapshot(code)), spec=spec, **fields)
+        directory = self.home / "runs" / run / "0001"
+        directory.mkdir(parents=True)
+        recovery.mark_directory(directory)
+        work = work_directories.make(self.root, directory, run, self.folder / "checkout", lambda *_: False).path
+        write(work, _INPUTS)
+        started = AttemptStarted(
+            attempt=1, host=socket.gethostname(), observed=self.repo.objects.put_record(Observed())
+        )
+        SpoolWriter(directory / "spool" / "launcher.spool", genesis(run, 1, "launcher")).append(started)
+        planted.append(self.repo, run, 1, ledger.LAUNCHER, started)
+        if is_launched:
+            given = inputs.AttemptInputs(begun_ns=work.stat().st_ctime_ns, stamps=inputs.stamps(work))
+            inputs.save(directory, work, given)
+            write(work, _WRITTEN)
+        return directory
+
+    def deliver(self, repo: Repository | None = None) -> None:
+        recovery.deliver(repo or self.repo, self.home, _opener)
+
+
+@pytest.fixture
+def home(repo: Repository, tmp_path: Path) -> _Home:
+    return _Home(repo, tmp_path)
+
+
+def _events(repo: Repository) -> list[AnyEvent]:
+    return ledger.events(repo, _RUN, 1, ledger.LAUNCHER)
+
+
+def _restored(repo: Repository, folder: Path) -> dict[str, str]:
+    """Return the text of the files that a resume gets, by name; none if it gets none."""
+    stored = restored_outputs.newest(repo, _RUN)
+    if stored is None:
+        return {}
+    restored_outputs.write(repo, stored, folder)
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_text(errors="replace") for path in files}
+
+
+def _assert_ended_once(repo: Repository) -> None:
+    kinds = [type(event) for event in _events(repo)]
+    assert (kinds.count(OutputsStored), kinds.count(AttemptEnded)) == (1, 1) and kinds[-1] is AttemptEnded
+    assert stored_outputs.names(repo, _RUN) == ["0001-final"] and fsck.check(repo, read_data=True).damage == ()
+
+
+def test_output_files_of_a_killed_attempt_are_stored_as_at_a_usual_end(home: _Home, tmp_path: Path) -> None:
+    directory = home.start()
+    work = work_directories.find(directory)
+    assert work is not None
+    (work.path / "out" / "latest").symlink_to(work.path / "out" / "checkpoint-2")
+    (work.path / "train.py").write_text("changed")
+    home.deliver()
+    restored = _restored(home.repo, tmp_path / "restored")
+    assert restored == {
+        "out/checkpoint-1/state.txt": "1",
+        "out/checkpoint-2/state.txt": "2",
+        "out/latest/state.txt": "2",
+    }
+    notices = {event.kind: event.message for event in _events(home.repo) if isinstance(event, Notice)}
+    assert "beside.txt" in notices[outputs.NOT_KEPT] and "train.py" in notices[inputs.MODIFIED]
+    assert (directory / DELIVERED).exists() and not unsaved.waiting(directory)
+    _assert_ended_once(home.repo)
+    keys = sorted(stat.key for stat in home.repo.store.list(""))
+    home.deliver()
+    assert sorted(stat.key for stat in home.repo.store.list("")) == keys
+
+
+def _count_writes(folder: Path) -> int:
+    home = _Home(Repository.create(LocalStore(folder / "store")), folder)
+    home.start()
+    dying = DyingStore(LocalStore(folder / "store"), 1000)
+    home.deliver(Repository.open(dying))
+    return 1000 - dying.lives
+
+
+def test_a_recovery_that_is_killed_at_any_write_is_done_by_the_next(tmp_path: Path) -> None:
+    writes = _count_writes(tmp_path / "whole")
+    assert writes >= 5
+    for lives in range(writes):
+        folder = tmp_path / str(lives)
+        home = _Home(Repository.create(LocalStore(folder / "store")), folder)
+        home.start()
+        with pytest.raises(Died):
+            home.deliver(Repository.open(DyingStore(LocalStore(folder / "store"), lives)))
+        home.deliver(Repository.open(LocalStore(folder / "store")))
+        assert len(_restored(home.repo, folder / "restored")) == 2
+        _assert_ended_once(home.repo)
+
+
+def test_files_that_change_between_two_recoveries_are_not_published_twice(home: _Home, tmp_path: Path) -> None:
+    directory = home.start()
+    lives = 0
+    while not stored_outputs.names(home.repo, _RUN):
+        with pytest.raises(Died):
+            home.deliver(Repository.open(DyingStore(LocalStore(Path(home.repo.store.url)), lives)))
+        lives += 1
+    write(directory / "work", {"out/checkpoint-2/state.txt": "changed by the user"})
+    home.deliver()
+    assert _restored(home.repo, tmp_path / "restored")["out/checkpoint-2/state.txt"] == "2"
+    _assert_ended_once(home.repo)
+
+
+def test_a_second_recovery_beside_the_first_does_nothing(home: _Home, tmp_path: Path) -> None:
+    home.start()
+    beside: list[int] = []
+
+    def before(operation: str, key: str) -> None:
+        if operation == "create":
+            known = len(_events(home.repo))
+            home.deliver()
+            beside.append(len(_events(home.repo)) - known)
+
+    home.deliver(Repository.open(PassingStore(LocalStore(Path(home.repo.store.url)), before)))
+    assert beside and not any(beside)
+    assert len(_restored(home.repo, tmp_path / "restored")) == 2
+    _assert_ended_once(home.repo)
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.01])
+def test_files_of_a_live_attempt_are_never_stored(home: _Home, tmp_path: Path, wait_s: float) -> None:
+    directory = home.start()
+    with recovery.lock_run(directory.parent, wait_s):
+        home.deliver()
+        with pytest.raises(recovery.RunAlive):
+            recovery.deliver_run(home.repo, _RUN, home.home, home.root, _opener)
+        recovery.deliver_run(home.repo, _RUN, tmp_path / "another", home.root, _opener)
+        assert stored_outputs.names(home.repo, _RUN) == [] and len(_events(home.repo)) == 1
+        assert work_directories.find(directory) is not None
+
+
+def test_a_resume_in_another_workspace_of_the_machine_stores_them(home: _Home, tmp_path: Path) -> None:
+    home.start()
+    there = tmp_path / "another"
+    with pytest.raises(recovery.RunAlive):
+        recovery.refuse_elsewhere(home.repo, _RUN, there)
+    recovery.deliver_run(home.repo, _RUN, there, home.root, _opener)
+    recovery.refuse_elsewhere(home.repo, _RUN, there)
+    assert len(_restored(home.repo, tmp_path / "restored")) == 2
+    _assert_ended_once(home.repo)
+
+
+def test_from_another_host_a_shared_work_directory_is_left_alone(
+    home: _Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.start()
+    monkeypatch.setattr(socket, "gethostname", lambda: "another-host")
+    recovery.deliver_run(home.repo, _RUN, tmp_path / "another", home.root, _opener)
+    assert stored_outputs.names(home.repo, _RUN) == [] and len(_events(home.repo)) == 1
+
+
+def test_an_attempt_that_was_killed_before_its_launch_stores_nothing(home: _Home) -> None:
+    directory = home.start(is_launched=False)
+    # A part of the files of an earlier attempt, which were being restored.
+    write(directory / "work", {"out/checkpoint-1/state.txt": "1"})
+    home.deliver()
+    assert stored_outputs.names(home.repo, _RUN) == []
+    assert isinstance(_events(home.repo)[-1], AttemptEnded)
+
+
+@pytest.mark.parametrize("record", [b"", b"\x81"])
+def test_a_damaged_record_of_the_inputs_stores_nothing(home: _Home, record: bytes) -> None:
+    (home.start() / "inputs").write_bytes(record)
+    home.deliver()
+    assert stored_outputs.names(home.repo, _RUN) == [] and isinstance(_events(home.repo)[-1], AttemptEnded)
+
+
+def test_nothing_is_stored_for_a_replay_or_after_a_newer_attempt(home: _Home) -> None:
+    home.start(run="b" * 12, purpose="reproduce", reproduces="c" * 12)
+    home.deliver()
+    assert stored_outputs.names(home.repo, "b" * 12) == []
+    home.start()
+    planted.begin(home.repo, _RUN, 2)
+    home.deliver()
+    assert stored_outputs.names(home.repo, _RUN) == [] and isinstance(_events(home.repo)[-1], AttemptEnded)
+
+
+def _write_zip(path: Path, size: int | None = None) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("state", "2" * 100)
+    path.write_bytes(path.read_bytes()[:size])
+
+
+def test_a_checkpoint_without_its_end_is_left_out_and_named(home: _Home, tmp_path: Path) -> None:
+    work = home.start() / "work"
+    _write_zip(work / "out" / "whole.pt")
+    _write_zip(work / "out" / "cut.pt", 60)
+    home.deliver()
+    assert {"out/whole.pt"} == {name for name in _restored(home.repo, tmp_path / "restored") if name.endswith(".pt")}
+    notices = [event.message for event in _events(home.repo) if isinstance(event, Notice)]
+    assert any("out/cut.pt" in message and "whole.pt" not in message for message in notices)
+    _assert_ended_once(home.repo)
+
+
+def test_an_earlier_copy_with_a_whole_checkpoint_is_restored_instead(home: _Home, tmp_path: Path) -> None:
+    directory = home.start()
+    state = directory / "work" / "out" / "state.pt"
+    _write_zip(state)
+    run = runs.load(home.repo, _RUN)
+    content = saved_outputs.content(
+        home.repo, run, [SourceFile(path=b"out/state.pt", location=os.path.realpath(state))]
+    )
+    record = OutputFiles(run=_RUN, snapshot=run.snapshot, attempt=1, moment="000000", content=content)
+    stored_outputs.publish(home.repo, record)
+    state.write_bytes(state.read_bytes()[:60])
+    home.deliver()
+    assert stored_outputs.names(home.repo, _RUN) == ["0001-000000"]
+    stored = restored_outputs.newest(home.repo, _RUN)
+    assert stored is not None and stored.content == content
+    (notice,) = [
+        event for event in _events(home.repo) if isinstance(event, Notice) and event.kind == outputs.NOT_STORED
+    ]
+    assert "out/state.pt" in notice.message and (directory / DELIVERED).exists()
+
+
+def test_files_that_cannot_be_stored_wait_on_this_machine(home: _Home, tmp_path: Path) -> None:
+    directory = home.start()
+
+    def before(operation: str, key: str) -> None:
+        if operation == "create" and key.startswith("objects/"):
+            raise OSError("the disk is full")
+
+    home.deliver(Repository.open(PassingStore(LocalStore(Path(home.repo.store.url)), before)))
+    kinds = [event.kind for event in _events(home.repo) if isinstance(event, Notice)]
+    assert outputs.NOT_STORED in kinds and unsaved.waiting(directory) and not (directory / DELIVERED).exists()
+    home.deliver()
+    assert len(_restored(home.repo, tmp_path / "restored")) == 2 and (directory / DELIVERED).exists()
+
+
+def test_a_work_directory_that_is_gone_is_no_error(home: _Home) -> None:
+    directory = home.start()
+    work_directories.remove(directory)
+    home.deliver()
+    assert stored_outputs.names(home.repo, _RUN) == []
+    assert not [event for event in _events(home.repo) if isinstance(event, Notice)]
+
+
+def test_saved_inputs_are_read_back(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    write(work, {os.fsdecode(b"odd\xff"): "odd", "deep/file": "text"})
+    given = inputs.AttemptInputs(begun_ns=7, stamps=inputs.stamps(work))
+    inputs.save(tmp_path, work, given)
+    assert inputs.load(tmp_path, work) == given
+    moved = work.rename(tmp_path / "moved")
+    loaded = inputs.load(tmp_path, moved)
+    assert loaded is not None and inputs.modified(moved, loaded.stamps) == []
+    assert inputs.load(tmp_path / "nothing", work) is None
