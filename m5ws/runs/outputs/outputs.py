@@ -5,6 +5,7 @@ All other files of the attempt are listed and not kept.
 """
 
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -23,7 +24,10 @@ RESTORED = "outputs-restored"
 _NEVER = {".git", ".m5ws"}
 _CACHE = "__pycache__"
 _LISTED = 20
+_FEW = 3
+"""Number of files in a folder that are listed by name."""
 _BESIDE = "written outside [run] outputs: "
+_FOLDED = re.compile(r" \([\d,]+ files, [\d,.]+ MB\)")
 
 
 class Outputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,21 +56,45 @@ def collect(work: Path, outputs: Sequence[str], given: dict[Path, Stamp], begun_
                 name = os.fsencode(inside)
                 files[name] = SourceFile(path=name, location=os.path.realpath(path))
     declared = tuple(Path(output) for output in outputs)
-    beside = sorted(
-        _shown(path.relative_to(root))
+    beside = [
+        path
         for path in _files(root, follow=False)
         if path not in untouched and not any(path.relative_to(root).is_relative_to(folder) for folder in declared)
-    )
+    ]
     not_kept = [listed(list(faults))] if faults else []
     if beside:
-        not_kept.append(f"{_BESIDE}{listed(beside)}")
+        not_kept.append(f"{_BESIDE}{listed(_fold(root, beside))}")
     return Outputs(files=tuple(files.values()), not_kept=tuple(not_kept))
 
 
 def candidates(messages: Iterable[str]) -> list[str]:
     """Return the folders and files that [run] outputs lacks, from messages of the kind NOT_KEPT."""
-    written = [name for text in messages if text.startswith(_BESIDE) for name in text.removeprefix(_BESIDE).split(", ")]
+    texts = [_FOLDED.sub("", text.removeprefix(_BESIDE)) for text in messages if text.startswith(_BESIDE)]
+    written = [name for text in texts for name in text.split(", ")]
     return list(dict.fromkeys(name.partition("/")[0] for name in written[:_LISTED]))
+
+
+def _fold(root: Path, paths: Iterable[Path]) -> list[str]:
+    """Return the names of files, and one line for each folder of `root` that has many of them."""
+    by_folder: dict[str, list[Path]] = {}
+    for path in sorted(paths):
+        by_folder.setdefault(_shown(Path(path.relative_to(root).parts[0])), []).append(path)
+    lines = []
+    for folder, files in by_folder.items():
+        if len(files) > _FEW:
+            size_bytes = sum(map(_size_bytes, files))
+            lines.append(f"{folder}/ ({len(files):,} files, {size_bytes / 1e6:,.1f} MB)")
+        else:
+            lines += [_shown(path.relative_to(root)) for path in files]
+    return lines
+
+
+def _size_bytes(path: Path) -> int:
+    """Return the size of a file; 0 if the running script has removed it."""
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0
 
 
 def listed(names: Sequence[str], separator: str = ", ") -> str:
