@@ -4,6 +4,7 @@ named.
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from m5ws.training.fingerprint import fingerprint
 from m5ws.training.loop import rehearsal
 from m5ws.training.state import subclasses
 from m5ws.training.state.plain_state import StateError
+from tests.support.ranks import forks
 
 
 class Keyed(torch.optim.SGD):
@@ -66,6 +68,18 @@ def test_state_under_a_key_that_would_come_back_as_another_is_refused_by_its_par
         Keyed.key = before
     with pytest.raises(StateError, match=r"0\.bias"):
         backend.rehearse(repo.objects, None)
+
+
+def test_tensors_of_equal_layouts_on_all_ranks_are_planned_once(
+    fork_parents: forks.ForkParents, tmp_path: Path
+) -> None:
+    script = str(Path(__file__).parent / "scripts" / "rehearsed.py")
+    status, log = forks.run(fork_parents, script, directory=tmp_path, ranks=4)
+    assert status == 0, log
+    # Names of one half of the ranks count too, and those of a single rank.
+    assert f"{3 * (8 + 2 * 2 + 4)} tensors are planned" in log
+    refused = [line for line in log.splitlines() if line.startswith("rank")]
+    assert len(refused) == 4 and all("rows.1" in line for line in refused), log
 
 
 class Own:

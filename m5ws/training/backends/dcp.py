@@ -6,8 +6,9 @@ https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
 """
 
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
@@ -25,6 +26,9 @@ from m5ws.training.backends.dcp_writer import PlanWriter, RepositoryWriter, plan
 from m5ws.training.compat.tensors import sharded_like
 from m5ws.training.runtime import collectives
 from m5ws.training.state import content_check as content_rules
+
+if TYPE_CHECKING:
+    from m5ws.training.backends.base import Plain
 
 Tensors = tuple[TensorRecord, ...]
 
@@ -74,16 +78,46 @@ def rehearse(
 ) -> Tensors:
     """Plan a save of a flat state and a load of it into another; return the tensors of the Content; collective.
 
-    No byte of a tensor is read, written or copied. Raises the errors of a save or a load.
+    No byte of a tensor is read, written or copied. DCP plans by layout alone. So of the tensors that have equal layouts
+    on every rank, one is planned for all. Raises the errors of a save or a load.
     """
+    alike = _alike(state, objects, group)
+    planned = {name: state[name] for name in alike if name in state}
     writer = PlanWriter(objects)
-    _save(state, writer, group)
+    _save(planned, writer, group)
     tensors = collectives.broadcast(writer.tensors, group)
     world = collectives.world(group)
     content = Content(format="dcp/1", world=world, tensors=tensors, ranks=(planned_slice(0),) * world)
     content_rules.check(content)
-    _load({name: _shadow(tensor) for name, tensor in state.items()}, PlanReader(objects, content), group)
-    return tensors
+    _load({name: _shadow(tensor) for name, tensor in planned.items()}, PlanReader(objects, content), group)
+    return tuple(msgspec.structs.replace(tensor, name=name) for tensor in tensors for name in alike[tensor.name])
+
+
+def _alike(
+    state: dict[str, torch.Tensor], objects: Objects, group: "torch.distributed.ProcessGroup | None"
+) -> dict[str, list[str]]:
+    """Return the names on all ranks, by the first name whose tensors have the same layouts; collective."""
+    texts: dict[tuple[object, ...], str] = {}
+    layouts: dict[str, Plain] = {}
+    for name, tensor in state.items():
+        layout = _layout(tensor)
+        if layout not in texts:
+            # The text of a mesh lacks its ranks.
+            texts[layout] = f"{layout} {tensor.device_mesh.mesh.tolist() if isinstance(tensor, DTensor) else ''}"
+        layouts[name] = texts[layout]
+    equal = collectives.equal_on_all(layouts, objects, group)
+    ranks = [layouts] if equal else collectives.gather(layouts, group)
+    names: dict[tuple[Plain, ...], list[str]] = {}
+    for name in sorted(set().union(*ranks)):
+        names.setdefault(tuple(rank.get(name) for rank in ranks), []).append(name)
+    return {same[0]: same for same in names.values()}
+
+
+def _layout(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Return all of a tensor that a plan depends on."""
+    grid = tensor.layout, tensor.shape, tensor.stride(), tensor.requires_grad
+    cut = (tensor.placements, tensor.device_mesh) if isinstance(tensor, DTensor) else ()
+    return type(tensor), tensor.dtype, tensor.device.type, *grid, *cut
 
 
 def _shadow(tensor: torch.Tensor) -> torch.Tensor:

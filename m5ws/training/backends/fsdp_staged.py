@@ -85,8 +85,8 @@ def differing_replicas(
     state: Mapping[str, torch.Tensor], objects: Objects, group: "torch.distributed.ProcessGroup | None"
 ) -> set[str]:
     """Return the names of replicas that have another shape or type on another rank; collective."""
-    kinds = {
-        name: [list(tensor.shape), str(tensor.dtype)]
+    kinds: dict[str, Plain] = {
+        name: f"{tensor.dtype} {tuple(tensor.shape)}"
         for name, tensor in state.items()
         if not isinstance(tensor, DTensor)
     }

@@ -1,0 +1,58 @@
+"""Rehearses states on 4 ranks whose tensors are alike on some ranks: the plan is that of all tensors, one by one."""
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard, zeros
+
+from m5ws.records.store import Format
+from m5ws.repository.repository import Repository
+from m5ws.training.backends import dcp, dcp_writer
+from tests.support.stores.memory_store import MemoryStore
+
+State = dict[str, torch.Tensor]
+
+
+def state(rank: int) -> State:
+    """Return tensors of few layouts: whole, sharded, of a half of the ranks, and with other sizes or types."""
+    world, square = DeviceMesh("cpu", [0, 1, 2, 3]), DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("a", "b"))
+    side = "left" if rank < 2 else "right"
+    tensors: State = {}
+    for number in range(3):
+        tensors |= {
+            f"whole.{number}": torch.zeros(5, 3),
+            f"turned.{number}": torch.zeros(3, 5).T,
+            f"half.{number}": torch.zeros(5, 3, dtype=torch.bfloat16),
+            f"empty.{number}": torch.zeros(0, 3),
+            f"number.{number}": torch.zeros(()),
+            f"rows.{number}": zeros(7, 3, device_mesh=world, placements=[Shard(0)]),
+            f"columns.{number}": zeros(7, 3, device_mesh=world, placements=[Shard(1)]),
+            f"blocks.{number}": zeros(7, 3, device_mesh=square, placements=[Shard(0), Shard(1)]),
+            f"{side}.{number}": torch.zeros(5, 3),
+            f"{side}.rows.{number}": zeros(7, 3, device_mesh=square["b"], placements=[Shard(0)]),
+            f"own.{number}@{rank}": torch.zeros(5 + rank, 3),
+        }
+    return tensors
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    rank, group = dist.get_rank(), dist.group.WORLD
+    objects = Repository.create(MemoryStore(), Format()).objects
+    tensors = state(rank)
+    one_by_one = dcp_writer.PlanWriter(objects)
+    dcp._save(tensors, one_by_one, group)
+    rehearsed = dcp.rehearse(tensors, objects, group)
+    if rank == 0:
+        assert sorted(rehearsed, key=lambda tensor: tensor.name) == list(one_by_one.tensors)
+        print(f"{len(rehearsed)} tensors are planned")
+    if rank == 3:
+        del tensors["rows.1"]
+    try:
+        dcp.rehearse(tensors, objects, group)
+    except ValueError as error:
+        print(f"rank {rank}: {str(error).strip()}")
+    dist.destroy_process_group()
+
+
+main()
