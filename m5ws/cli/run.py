@@ -191,7 +191,8 @@ def _run_sweep(
         plan = sweep.plan_resume(repo, sweep_id)
         why = notes.why(notes.load(repo, plan.base.id))
     else:
-        plan = sweep.plan_new(repo, run_source.select(workspace, repo, given, _launch(script(context), given)), axes)
+        launch = _launch(script(context), given)
+        plan = sweep.plan_new(repo, run_source.select(workspace, repo, given, launch, is_swept=True), axes)
         _plan(workspace, repo, plan.base, env, resumes=False, from_scratch=False)
         _warn_of_files(workspace, repo, plan.base)
     as_json = context.params["as_json"]

@@ -21,13 +21,14 @@ from m5ws.snapshot.config import overrides
 
 
 class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A fork: the checkpoint, as `resolve` reads it, and the changes."""
+    """A fork: the checkpoint, as `resolve` reads it, and the changes. `is_swept`: the runs of a sweep change more."""
 
     checkpoint: str
     snapshot: Digest | None = None
     overrides: tuple[str, ...] = ()
     options: run.RunOptions = run.RunOptions()
     restart: tuple[Literal["data", "schedule", "generators"], ...] = ()
+    is_swept: bool = False
 
 
 def new_run(repo: Repository, request: ForkRequest) -> Run:
@@ -46,19 +47,29 @@ def new_run(repo: Repository, request: ForkRequest) -> Run:
     if request.overrides:
         snapshot = overrides.derive(repo, snapshot, request.overrides)
     spec = _spec(origin.spec, request.options)
-    same = (snapshot, spec.command, spec.environment) == (origin.snapshot, origin.spec.command, origin.spec.environment)
-    step = checkpoints.step_of(named.name)
-    if same:
+    settings, step = _settings(origin, snapshot, spec), checkpoints.step_of(named.name)
+    if settings == "checkpoint" and not request.is_swept:
         _refuse_finished(repo, named.run, step)
     parent = Parent(
         run=named.run,
         checkpoint=named.name,
         step=step,
         digest=named.digest,
-        settings="checkpoint" if same else "script",
+        settings=settings,
         restart=tuple(sorted(set(request.restart))),
     )
     return run.new_run(snapshot, spec, name=request.options.name, parent=parent)
+
+
+def with_changes(repo: Repository, parent: Parent, snapshot: Digest, spec: LaunchSpec) -> Parent:
+    """Return the start of a fork whose snapshot and launch are changed. Raises NotFound."""
+    return msgspec.structs.replace(parent, settings=_settings(runs.load(repo, parent.run), snapshot, spec))
+
+
+def _settings(origin: Run, snapshot: Digest, spec: LaunchSpec) -> Literal["checkpoint", "script"]:
+    """Return the source of a fork's settings: the checkpoint, unless the fork's inputs differ from the original's."""
+    before = (origin.snapshot, origin.spec.command, origin.spec.environment)
+    return "checkpoint" if (snapshot, spec.command, spec.environment) == before else "script"
 
 
 def changes(repo: Repository, fork: Run) -> tuple[Change, ...]:

@@ -18,7 +18,7 @@ from m5ws.errors import NotFound, UsageError
 from m5ws.records.run import Axis, LaunchSpec, Run, Sweep
 from m5ws.repository import removals, runs, snapshots
 from m5ws.repository.repository import Repository
-from m5ws.runs import sweep_grid
+from m5ws.runs import fork, sweep_grid
 from m5ws.runs.listing import RunRow, list_runs
 from m5ws.snapshot.config import overrides
 
@@ -49,6 +49,15 @@ def create(repo: Repository, base: Run, axes: Sequence[Axis]) -> Sweep:
     """
     files = overrides.config_files(repo, snapshots.load(repo, base.snapshot).config)
     targeted = tuple(_targeted(files, base.spec, axis) for axis in axes)
+    if (
+        base.parent is not None
+        and "generators" not in base.parent.restart
+        and any(axis.target == "seed" for axis in targeted)
+    ):
+        raise UsageError(
+            "--sweep seed has no effect on a fork, which continues with the generators of its parent",
+            hint="`--restart generators` sets them back to the seed of each run.",
+        )
     return Sweep(id=runs.new_id(), snapshot=base.snapshot, axes=targeted, name=base.name)
 
 
@@ -112,6 +121,7 @@ def derive(repo: Repository, sweep: Sweep, base: Run, planned: SweepRun) -> Run:
         id=planned.id,
         snapshot=snapshot,
         spec=spec,
+        parent=fork.with_changes(repo, base.parent, snapshot, spec) if base.parent is not None else None,
         name=planned.name,
         created_s=time.time(),
         sweep=msgspec.structs.replace(sweep, position=planned.position),

@@ -67,12 +67,11 @@ def test_a_dry_run_lists_the_runs_and_starts_none(m5: M5, made: Made, place: Pat
         (("--sweep", "seed=0:1001"), "1,001 runs"),
         (("--parallel", "2"), "--sweep"),
         (("--sweep", "lr=1", "--detach"), "--detach"),
-        (("--sweep", "lr=1", "--from", "7c1d00000001"), "--from"),
         (("--sweep", "lr=1", "--set", "steps=many"), "steps"),
     ],
 )
 def test_an_error_comes_before_anything_starts(m5: M5, made: Made, words: tuple[str, ...], named: str) -> None:
-    done = m5("run", *([] if "--from" in words else [made.snapshot]), *words, "--", "train.py")
+    done = m5("run", made.snapshot, *words, "--", "train.py")
     assert (done.status, done.out) == (2, "")
     assert done.err.startswith("error: ") and named in done.err
     assert {run["id"] for run in m5("ls", "--json").document["runs"]} == {made.run, made.replay}

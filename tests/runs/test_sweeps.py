@@ -7,11 +7,12 @@ import pytest
 
 from m5ws.config.flatten import flatten
 from m5ws.errors import NotFound, UsageError
+from m5ws.records.checkpoint import Content
 from m5ws.records.removal import Removal
 from m5ws.records.run import LaunchSpec, Run, Sweep
 from m5ws.repository import ids, removals, run_index, runs, snapshots
 from m5ws.repository.repository import Repository
-from m5ws.runs import listing, sweep_grid, sweeps
+from m5ws.runs import fork, listing, sweep_grid, sweeps
 from m5ws.snapshot.config import overrides
 from tests.support.records import mlflow_runs as written
 from tests.support.records import planted
@@ -63,6 +64,54 @@ def test_a_key_or_value_that_does_not_fit_is_refused_before_anything_is_written(
 def test_a_value_like_a_secret_is_refused(repo: Repository, base: Run) -> None:
     with pytest.raises(UsageError, match="secret"):
         _create(repo, base, "seed=" + "hf" + "_" + "QwErTyUiOpAsDfGhJkLzXcVbNm12345678")
+
+
+@pytest.fixture
+def origin(repo: Repository, base: Run) -> Run:
+    """A finished run of 8 steps with a checkpoint after the last."""
+    run = planted.run(repo, base.id, base.snapshot, spec=base.spec)
+    planted.begin(repo, run.id)
+    written.train(repo, run, range(1, 9), total=8)
+    planted.checkpoint(repo, run.id, 8, Content(format="dcp/1", world=1))
+    written.end(repo, run)
+    return run
+
+
+def test_runs_of_a_sweep_start_from_a_checkpoint(repo: Repository, origin: Run) -> None:
+    request = fork.ForkRequest(checkpoint=f"{origin.id}@8", is_swept=True, restart=("data",))
+    start = fork.new_run(repo, request)
+    sweep = _create(repo, start, "lr=1e-3,3e-4", "train.lr=1,2")
+    assert [axis.target for axis in sweep.axes] == ["argument", "config"]
+    swept = [_publish(repo, sweep, start, position) for position in range(4)]
+    starts = [(run.parent.run, run.parent.step, run.parent.restart) for run in swept if run.parent is not None]
+    assert starts == [(origin.id, 8, ("data",))] * 4
+    # The first two have the original's command. Their configs differ from the original's, as those of the others.
+    assert {run.parent.settings for run in swept if run.parent is not None} == {"script"}
+    # Any run of a sweep is enough to derive the others, with the start of each.
+    assert sweeps.derive(repo, sweep, swept[3], sweeps.list_planned(sweep)[0]) == swept[0]
+    assert listing.list_runs(repo, names=[swept[0].id])[0].sweep == sweep.id
+
+
+def test_a_value_of_the_original_keeps_the_settings_of_the_checkpoint(repo: Repository, origin: Run) -> None:
+    start = fork.new_run(repo, fork.ForkRequest(checkpoint=f"{origin.id}@8", is_swept=True))
+    sweep = _create(repo, start, "lr=1e-3,3e-4")
+    second = _publish(repo, sweep, start, 1)
+    first = _publish(repo, sweep, second, 0)
+    settings = [run.parent.settings for run in (first, second) if run.parent is not None]
+    assert settings == ["checkpoint", "script"]
+
+
+def test_a_seed_that_would_have_no_effect_is_refused(repo: Repository, origin: Run) -> None:
+    for restart in ((), ("generators",)):
+        request = fork.ForkRequest(checkpoint=f"{origin.id}@8", is_swept=True, restart=restart)
+        start = fork.new_run(repo, request)
+        if restart:
+            assert len(sweeps.list_planned(_create(repo, start, "seed=0:3"))) == 3
+        else:
+            with pytest.raises(UsageError, match="generators"):
+                _create(repo, start, "seed=0:3")
+    with pytest.raises(UsageError, match="nothing is left"):
+        fork.new_run(repo, fork.ForkRequest(checkpoint=f"{origin.id}@8"))
 
 
 def test_any_run_of_a_sweep_describes_all_of_them(repo: Repository, base: Run) -> None:

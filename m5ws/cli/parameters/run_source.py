@@ -78,8 +78,13 @@ class RunArguments(TypedDict):
     planned: Path | None
 
 
-def select(workspace: "Workspace", repo: "Repository", given: RunArguments, launch: "RunOptions") -> "Run":
-    """Return the run to execute. Raises UsageError, NotFound, AmbiguousId and the errors of a new snapshot."""
+def select(
+    workspace: "Workspace", repo: "Repository", given: RunArguments, launch: "RunOptions", *, is_swept: bool = False
+) -> "Run":
+    """Return the run to execute; with `is_swept`, the one that a sweep is created from.
+
+    Raises UsageError, NotFound, AmbiguousId and the errors of a new snapshot.
+    """
     from m5ws.runs import recovery
     from m5ws.runs import run as operation
 
@@ -93,7 +98,7 @@ def select(workspace: "Workspace", repo: "Repository", given: RunArguments, laun
             recovery.refuse_elsewhere(repo, run.id, workspace.home)
         return run
     if given["from_"] is not None:
-        return _fork(repo, given["from_"], given, launch)
+        return _fork(repo, given["from_"], given, launch, is_swept=is_swept)
     # A snapshot is taken before the launch is known only if the launcher's options name a file.
     pinned = cache(lambda: start(workspace, repo, given["snapshot"], given["overrides"], given["message"]))
     launch = taken_over(repo, workspace.settings.run, launch, pinned)
@@ -127,7 +132,7 @@ def taken_over(
     return taken
 
 
-def _fork(repo: "Repository", checkpoint: str, given: RunArguments, launch: "RunOptions") -> "Run":
+def _fork(repo: "Repository", checkpoint: str, given: RunArguments, launch: "RunOptions", *, is_swept: bool) -> "Run":
     """Return a new run that starts from a checkpoint, and print its differences from its parent."""
     from m5ws.checkpoints import resolve
     from m5ws.config.settings import RunSettings
@@ -139,7 +144,12 @@ def _fork(repo: "Repository", checkpoint: str, given: RunArguments, launch: "Run
     # Without a command, the fork keeps its parent's, and not that of m5ws.toml.
     launch = taken_over(repo, RunSettings(), launch, origin)
     request = fork.ForkRequest(
-        checkpoint=checkpoint, snapshot=snapshot, overrides=given["overrides"], options=launch, restart=given["restart"]
+        checkpoint=checkpoint,
+        snapshot=snapshot,
+        overrides=given["overrides"],
+        options=launch,
+        restart=given["restart"],
+        is_swept=is_swept,
     )
     run = fork.new_run(repo, request)
     _print_changes(repo, run)
@@ -169,8 +179,8 @@ def refuse_useless(context: click.Context) -> None:
         raise UsageError("--env rebuild requires --resume")
     if "parallel" in given and not given & {"sweep", "resume"}:
         raise UsageError("--parallel requires --sweep, or --resume with a sweep")
-    if "sweep" in given and (useless := given & {"from_", "detach"}):
-        raise UsageError(f"--sweep cannot be combined with {_labels(context, useless)}")
+    if given >= {"sweep", "detach"}:
+        raise UsageError("--sweep cannot be combined with --detach")
     for name, required in (("take_over", "resume"), ("from_scratch", "resume"), ("restart", "from_")):
         if name in given and required not in given:
             raise UsageError(f"{_labels(context, [name])} requires {_labels(context, [required])}")
