@@ -105,7 +105,7 @@ class Backend(Protocol):
         """Return such a tensor as `load` has read it. A second call for the same path fails."""
 
     def check(self) -> None:
-        """Raise StateError for state, as it is after a step, that `load` cannot restore. Not collective."""
+        """Raise StateError for state, as it is after a step, that `stage` would miss. Not collective."""
 
     def rehearse(self, objects: Objects, group: "ProcessGroup | None") -> None:
         """Plan a save and a load of the present state without moving bytes of tensors; collective.

@@ -74,17 +74,14 @@ class FsdpBackend:
         return self._given.pop(path)
 
     def check(self) -> None:
-        self._state()
-        self._layouts()
+        states, masters = list(self._states()), [parameter for _, parameter in self._masters()]
         for optimizer in self._optimizers:
-            state = [(name, values) for name, parameter, values in self._states() if parameter in optimizer.state]
+            state = [(name, values) for name, parameter, values in states if parameter in optimizer.state]
             tensors = [tensor for name, values in state for _, tensor in optimizer_state.leaves(name, values)]
             owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-            masters = [parameter for _, parameter in self._masters() if id(parameter) in owned]
-            optimizer_state.check_complete(optimizer, [*tensors, *masters])
+            own = [parameter for parameter in masters if id(parameter) in owned]
+            optimizer_state.check_complete(optimizer, [*tensors, *own])
             optimizer_state.check_own(optimizer, tensors)
-        optimizer_state.extras(self._optimizer_state())
-        optimizer_state.groups(self._optimizers)
 
     def rehearse(self, objects: Objects, group: "torch.distributed.ProcessGroup | None") -> None:
         from m5ws.training.backends import dcp
@@ -241,14 +238,15 @@ class FsdpBackend:
                 tops.setdefault(owner, {})[key] = base
         leaves = {name.partition("@")[0] for name in stored}
         records = {leaf: record for leaf in leaves if (record := stored.get(stored_name(leaf, stored, number)))}
-        shaped = {name: tuple(parameter.shape) for name, parameter, _ in self._optimized()}
+        optimized = list(self._optimized())
+        shaped = {name: tuple(parameter.shape) for name, parameter, _ in optimized}
         unlike = {
             leaf.removeprefix(f"optimizer.{name}.")
             for name, shape in shaped.items()
             for leaf in [*tops.get(name, {}).values(), *(leaf for side in kept for leaf in plain.taken(side.get(name)))]
             if leaf in records and records[leaf].shape != shape
         }
-        for name, parameter, optimizer in list(self._optimized()):
+        for name, parameter, optimizer in optimized:
             if rank is not None and _had_none(name, rank):
                 continue
 
