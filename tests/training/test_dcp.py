@@ -1,5 +1,6 @@
 """torch.distributed.checkpoint on a repository: exact on any number of ranks, and never a pickle."""
 
+import gc
 import io
 import pickle
 from pathlib import Path
@@ -72,6 +73,20 @@ def test_every_kind_of_tensor_comes_back_with_its_bits(repo: Repository) -> None
     dcp.load(back, repo.objects, content, None)
     assert bits(back) == bits(TENSORS)
     assert content == save(repo, TENSORS)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_load_leaves_the_collection_of_cycles_as_it_was(repo: Repository, enabled: bool) -> None:
+    content = save(repo, {"t": torch.ones(3)})
+    try:
+        gc.enable() if enabled else gc.disable()
+        dcp.load({"t": torch.zeros(3)}, repo.objects, content, None)
+        assert gc.isenabled() is enabled
+        with pytest.raises(RestoreError):
+            dcp.load({"t": torch.zeros(3, dtype=torch.float64)}, repo.objects, content, None)
+        assert gc.isenabled() is enabled
+    finally:
+        gc.enable()
 
 
 def test_another_element_type_is_refused(repo: Repository) -> None:
