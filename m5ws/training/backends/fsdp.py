@@ -118,13 +118,13 @@ class FsdpBackend:
         number = collectives.rank(group)
         if rank is None:
             check_same_on_all(stored)
-        made = list(self._made_state(stored, common, rank, number, lambda _, like: like.zeros()))
+        made = list(self._made_state(stored, common, rank, number, lambda _, like: like.empty()))
         for optimizer in self._optimizers:
             optimizer.state.clear()
         for optimizer, parameter, _, values in made:
             optimizer.state[parameter] = values
         # An object gets its state by load_state_dict: its own state_dict may return copies.
-        self._given = {name: torch.zeros_like(shard) for name, shard in self._own_shards()}
+        self._given = {name: torch.empty_like(shard) for name, shard in self._own_shards()}
         state = {**self._state(), **self._given}
         named = {stored_name(name, stored, number): tensor for name, tensor in state.items()}
         shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}

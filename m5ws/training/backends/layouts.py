@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, zeros
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, empty
 
 from m5ws.records.checkpoint import Tensor as TensorRecord
 from m5ws.training.backends.base import Plain
@@ -38,12 +38,12 @@ class LayoutLike:
     placements: tuple[Placement, ...] = ()
     of: torch.Tensor | None = field(default=None, compare=False)
 
-    def zeros(self) -> torch.Tensor:
+    def empty(self) -> torch.Tensor:
         if self.of is not None:
-            return torch.zeros_like(self.of, dtype=self.dtype, requires_grad=False)
+            return torch.empty_like(self.of, dtype=self.dtype, requires_grad=False)
         if self.mesh is not None:
-            return zeros(self.shape, dtype=self.dtype, device_mesh=self.mesh, placements=self.placements)
-        return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+            return empty(self.shape, dtype=self.dtype, device_mesh=self.mesh, placements=self.placements)
+        return torch.empty(self.shape, dtype=self.dtype, device=self.device)
 
     def __str__(self) -> str:
         cut = f" sharded as {self.placements} over {self.mesh}" if self.mesh is not None else ""
