@@ -17,7 +17,7 @@ from tests.support.workspace import command_line
 pytestmark = pytest.mark.services
 
 _FOLDER = ROOT / "docs" / "transcripts"
-_PAGES = {"hydra-wandb-src-layout": "hydra", "lightning-ddp": "lightning"}
+_PAGES = {"hydra-wandb-src-layout": "hydra", "lightning-ddp": "lightning", "trainer-zero-offload": "hf-trainer"}
 """The example from which each page begins."""
 _AUTHOR = {"NAME": "A", "EMAIL": "a@example.org"}
 _GIT = {f"GIT_{role}_{key}": value for role in ("AUTHOR", "COMMITTER") for key, value in _AUTHOR.items()}
@@ -77,6 +77,8 @@ def test_a_transcript_is_repeated(name: str, environment: dict[str, str], tmp_pa
     shutil.copytree(ROOT / "examples" / _PAGES[name], root, ignore=shutil.ignore_patterns("README.md", "m5ws.toml"))
     shutil.copy(Path(__file__).parent / "scripts" / "kill_at_step.py", root)
     (root.parent / "mark").touch()
+    if blocks := re.findall(r"^```json\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+        (root / "ds.json").write_text("".join(blocks))
     for command in _read(page):
         _check(command, root, environment)
     assert "reproduced" in (root / "report.html").read_text()
