@@ -1,7 +1,9 @@
 """Comparisons of runs: changed inputs against results, and the first step that differs."""
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from m5ws.errors import UsageError
@@ -85,6 +87,26 @@ def test_a_state_that_differs_under_equal_losses_is_found(repo: Repository) -> N
     divergence, _ = recorded.first_difference(one, two)
     assert divergence is not None and (divergence.step, divergence.quantity) == (1, "tensor w")
     assert recorded.first_difference(one, one) == (None, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"batch": "cd" * 32}, "batch"),
+        ({"quantities": {"loss": "0x1p+1"}}, "loss"),
+        ({"digests": {"optimizer settings": "cd" * 32}}, "optimizer settings"),
+    ],
+    ids=["batch", "quantity", "digest"],
+)
+def test_each_recorded_value_of_a_step_is_compared(repo: Repository, change: dict[str, Any], name: str) -> None:
+    same = Step(step=1, batch="ab" * 32, quantities={"loss": "0x1p+0"}, digests={"optimizer settings": "ab" * 32})
+    names = [planted.run(repo, letter * 12).id for letter in "ab"]
+    for run, step in zip(names, (same, msgspec.structs.replace(same, **change)), strict=True):
+        planted.begin(repo, run)
+        planted.append(repo, run, 1, "0", step)
+    one, two = (recorded.load(repo, run) for run in names)
+    divergence, _ = recorded.first_difference(one, two)
+    assert divergence is not None and (divergence.step, divergence.quantity) == (1, name)
 
 
 def test_ledgers_of_other_ranks_are_not_read(repo: Repository, tmp_path: Path) -> None:
