@@ -30,7 +30,11 @@ def _safetensors() -> bytes:
     return struct.pack("<Q", len(header)) + header + bytes(80)
 
 
-@pytest.mark.parametrize(("name", "whole"), [("a.pt", _zip()), ("a.ckpt", _zip()), ("a.safetensors", _safetensors())])
+@pytest.mark.parametrize(
+    ("name", "whole"),
+    [("a.pt", _zip()), ("a.ckpt", _zip()), ("a.safetensors", _safetensors())],
+    ids=["pt", "ckpt", "safetensors"],
+)
 def test_a_file_is_complete_at_its_whole_length_alone(tmp_path: Path, name: str, whole: bytes) -> None:
     path = tmp_path / name
     path.write_bytes(whole)
@@ -54,6 +58,7 @@ def test_a_file_is_complete_at_its_whole_length_alone(tmp_path: Path, name: str,
         ("odd.safetensors", struct.pack("<Q", 2) + b"[]"),
         ("archive.zip", _zip()[:50]),
     ],
+    ids=["pickle", "bytes", "empty", "no header", "another suffix"],
 )
 def test_other_formats_are_not_judged(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
