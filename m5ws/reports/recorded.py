@@ -49,7 +49,7 @@ def first_difference(original: History, other: History) -> tuple[Divergence | No
 
 
 def _different(one: Step, two: Step) -> Iterator[tuple[str, str | None, str | None]]:
-    before, after = ({"batch": step.batch} | step.digests | step.quantities for step in (one, two))
+    before, after = ({"batch": step.batch, **step.digests, **step.quantities} for step in (one, two))
     names = dict.fromkeys([*(name for name in _FIRST if name in before or name in after), *before, *after])
     yield from ((name, before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name))
 
