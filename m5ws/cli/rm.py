@@ -4,16 +4,17 @@ import click
 
 from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output
+from m5ws.errors import UsageError
 
 
 @click.command("rm")
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=names.Id(("run",)))
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=names.Id(("run", "sweep")))
 @click.option("--dry-run", is_flag=True, help="Print the runs that would be removed; remove nothing.")
 @click.option("--lost", is_flag=True, help="Remove runs whose newest attempt has no end, such as after a lost machine.")
 @output.json_option
 @click.pass_context
 def command(context: click.Context, runs: tuple[str, ...], dry_run: bool, lost: bool, as_json: bool) -> None:
-    """Remove runs.
+    """Remove runs. A sweep as RUN stands for all its runs.
 
     `m5ws ls` leaves removed runs out, and they cannot be resumed, forked or copied. `m5ws gc` deletes their checkpoints
     and output files, when these are old enough (--older-than). Their records, ledgers, verdicts and notes stay, and
@@ -31,7 +32,10 @@ def command(context: click.Context, runs: tuple[str, ...], dry_run: bool, lost: 
 
     workspace = names.workspace(context)
     repo = names.open_repository(workspace)
-    planned = removal.plan(repo, [names.find_id(repo, run, "run") for run in runs], lost=lost)
+    found = [run for given in runs for run in names.find_runs(repo, given)]
+    if not found:
+        raise UsageError("no run of this sweep has begun and is not removed")
+    planned = removal.plan(repo, found, lost=lost)
     if not dry_run:
         removal.remove(repo, planned, workspace.author())
     if as_json:

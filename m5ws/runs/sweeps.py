@@ -97,7 +97,11 @@ def list_begun(repo: Repository, sweep_id: str) -> list[str]:
 def load(repo: Repository, sweep_id: str) -> Run:
     """Return the first readable run of a sweep, which describes the sweep. Raises NotFound."""
     members = [run for run, fact in runs.facts(repo).items() if fact.sweep == sweep_id]
-    run = next((run for run in runs.readable(repo, sorted(members)) if run.sweep is not None), None)
+    # A wrong key of the run index could name a run of another sweep.
+    of_sweep = (
+        run for run in runs.readable(repo, sorted(members)) if run.sweep is not None and run.sweep.id == sweep_id
+    )
+    run = next(of_sweep, None)
     if run is None:
         raise NotFound(f"no sweep {sweep_id}")
     return run

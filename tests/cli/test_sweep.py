@@ -17,6 +17,7 @@ from m5ws.cli import sweep as command
 from m5ws.launch.local import LocalLauncher
 from m5ws.records.launch import LaunchRequest
 from m5ws.records.run import Axis, LaunchSpec, Run, Sweep
+from m5ws.repository import removals
 from m5ws.repository.repository import Repository
 from m5ws.runs import sweeps
 from m5ws.runs.sweeps import SweepRun
@@ -117,6 +118,20 @@ def test_show_ls_and_compare_know_a_sweep(m5: M5, swept: Sweep, made: Made) -> N
         second,
         made.run,
     ]
+
+
+def test_a_sweep_is_removed_with_all_its_runs(m5: M5, swept: Sweep, home: Repository, made: Made) -> None:
+    first, second, _ = (run.id for run in sweeps.list_planned(swept))
+    planted.run(home, "f" * 12, made.snapshot, reproduces=first)
+    refused = m5("rm", swept.id)
+    assert refused.status == 2 and "f" * 12 in refused.err and removals.removed_runs(home) == frozenset()
+    assert [one["run"] for one in m5("rm", swept.id, "f" * 12, "--json").document["removed"]] == [
+        first,
+        second,
+        "f" * 12,
+    ]
+    assert m5("rm", swept.id).status == 2
+    assert {run["state"] for run in m5("show", "--json", swept.id).document["runs"]} == {"removed", "not started"}
 
 
 def test_a_resume_plans_the_runs_that_did_not_finish(m5: M5, swept: Sweep, made: Made) -> None:
