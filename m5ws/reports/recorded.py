@@ -32,7 +32,8 @@ def curves_of(run: History) -> dict[str, list[Point]]:
 def first_difference(original: History, other: History) -> tuple[Divergence | None, int]:
     """Return the first difference of two runs in steps that both recorded, and the number of steps up to there.
 
-    Within a step, the batch comes first, then the loss, other values, and the state after the step.
+    Within a step, the batch comes first, then the loss, other quantities, digests of other values, and the state after
+    the step.
     """
     compared = 0
     steps, states = original.steps.get(_RANK, {}), original.states.get(_RANK, {})
@@ -49,7 +50,7 @@ def first_difference(original: History, other: History) -> tuple[Divergence | No
 
 
 def _different(one: Step, two: Step) -> Iterator[tuple[str, str | None, str | None]]:
-    before, after = ({"batch": step.batch, **step.digests, **step.quantities} for step in (one, two))
+    before, after = ({"batch": step.batch, **step.quantities, **step.digests} for step in (one, two))
     names = dict.fromkeys([*(name for name in _FIRST if name in before or name in after), *before, *after])
     yield from ((name, before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name))
 
