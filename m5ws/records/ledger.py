@@ -178,15 +178,18 @@ AnyEvent = (
 )
 
 
-class Batch(Record, tag="ledger/1", frozen=True, kw_only=True):
-    """Consecutive events of one rank, raw. `previous` and `head` are the hash chain before and after them."""
-
+class _ChainedBatch(Record, frozen=True, kw_only=True):
     run: str
     attempt: int
     rank: str
     seq: int
     previous: Digest
     head: Digest
+
+
+class Batch(_ChainedBatch, tag="ledger/1", frozen=True, kw_only=True):
+    """Consecutive events of one rank, raw. `previous` and `head` are the hash chain before and after them."""
+
     events: tuple[msgspec.Raw, ...]
 
 
@@ -194,18 +197,12 @@ COMPRESSED_BYTES = 64 * 2**20
 """Upper bound of the size of a compressed batch's events: that of one PUT to the store."""
 
 
-class CompressedBatch(Record, tag="ledger/2", frozen=True, kw_only=True):
+class CompressedBatch(_ChainedBatch, tag="ledger/2", frozen=True, kw_only=True):
     """As `Batch`, with compressed events: a zlib stream of all events, joined. `sizes` has the bytes of each event.
 
     `digest` is the BLAKE3-256 of the stream, since a stream has bits that do not change the events.
     """
 
-    run: str
-    attempt: int
-    rank: str
-    seq: int
-    previous: Digest
-    head: Digest
     sizes: tuple[Annotated[int, msgspec.Meta(ge=1, le=COMPRESSED_BYTES)], ...]
     digest: Digest
     events: bytes

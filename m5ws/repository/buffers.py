@@ -119,4 +119,4 @@ def _read_whole(objects: Objects, readings: list[Reading]) -> None:
 
 
 def _read_one(objects: Objects, part: Slice, target: memoryview) -> None:
-    objects.fill(part, target)
+    target[:] = objects.read(part)

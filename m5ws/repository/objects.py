@@ -4,7 +4,6 @@ All data is checked against its name before it is used (promise 5). Damage of a 
 here and nowhere else. Before that, a caching store reads the object again from its origin.
 """
 
-import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -18,11 +17,10 @@ from m5ws.records import codec
 from m5ws.records.base import Digest, Record
 from m5ws.records.store import Format
 from m5ws.records.tree import Slice
-from m5ws.store.interface import Buffer, CachingStore, FileBacked, ObjectStore, StreamingStore
+from m5ws.store.interface import Buffer, CachingStore, ObjectStore, StreamingStore
 
 R = TypeVar("R", bound=Record)
 _READS = 3
-_BLOCK_BYTES = 2**20
 _ASKED_BYTES = 64 * 2**10
 """Smaller objects are uploaded without an existence check, which would take as long."""
 _SEEN_MOST = 2**17
@@ -187,36 +185,6 @@ class Objects:
             if self._is(data, part):
                 return data
         raise _not_as_written(part)
-
-    def fill(self, part: Slice, memory: memoryview) -> None:
-        """Fill memory with a slice's bytes, verified. A local file is read once, without another buffer.
-
-        After an error, the content of the memory is undefined. Raises NotFound, CorruptObject.
-        """
-        descriptor = self.store.descriptor(key(part.object)) if isinstance(self.store, FileBacked) else None
-        if descriptor is not None:
-            try:
-                if self._filled(descriptor, part, memory):
-                    return
-            finally:
-                os.close(descriptor)
-        memory[:] = self.read(part)
-
-    def _filled(self, descriptor: int, part: Slice, memory: memoryview) -> bool:
-        """Read a slice from an open file of its object; return True if the bytes are those of its digest."""
-        hasher = self.hasher()
-        done = 0
-        try:
-            while done < part.size_bytes:
-                # Each block is hashed while it is in the processor's cache.
-                count = os.preadv(descriptor, [memory[done : done + _BLOCK_BYTES]], part.offset + done)
-                if not count:
-                    break
-                hasher.update(memory[done : done + count])
-                done += count
-        except OSError:
-            return False
-        return done == part.size_bytes and hasher.hexdigest() == part.digest
 
     def read_into(self, digest: Digest, size_bytes: int | None, write: Callable[[int, Buffer], object]) -> None:
         """Call `write(offset, bytes)` with an object's bytes as they arrive. They are verified when this returns.

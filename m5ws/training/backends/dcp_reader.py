@@ -39,7 +39,7 @@ _SCRATCH_BYTES = 512 * 2**20
 
 
 class RepositoryReader(StorageReader):
-    """Reads a `Content`; every byte is verified before a load ends. After an error, the tensors are undefined."""
+    """Reads a `Content`; every byte is verified before it reaches a tensor."""
 
     def __init__(self, objects: Objects, content: Content) -> None:
         self._objects = objects

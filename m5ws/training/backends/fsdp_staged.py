@@ -20,11 +20,8 @@ from m5ws.training.state import subclasses
 from m5ws.training.state.plain_state import StateError
 from m5ws.training.state.staging import Stager
 
-# Nearly all tensors are of these kinds. For thousands of small ones, the other checks would take time.
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-_PLAIN_TYPES = frozenset(
-    (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.bool)
-)
+# Nearly all tensors are of these types. For thousands of small ones, the other checks would take time.
+_USUAL = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.bool))
 _BIT_FIELDS = re.compile(r"torch\.(u?int[1-7]|bits\w+)")
 
 
@@ -136,7 +133,7 @@ def staged_copy(name: str, tensor: torch.Tensor, copier: Stager) -> torch.Tensor
 
 def check_kind(name: str, tensor: torch.Tensor) -> None:
     """Raise StateError for a tensor that is not a grid of elements of a known size."""
-    is_plain = type(tensor) in _PLAIN and tensor.dtype in _PLAIN_TYPES and tensor.layout is torch.strided
+    is_plain = type(tensor) in subclasses.PLAIN and tensor.dtype in _USUAL and tensor.layout is torch.strided
     if is_plain and not tensor.is_nested and not tensor.is_meta:
         return
     layout, dtype = (str(kind).removeprefix("torch.") for kind in (tensor.layout, tensor.dtype))
@@ -148,7 +145,7 @@ def check_kind(name: str, tensor: torch.Tensor) -> None:
         f"of {dtype}": _BIT_FIELDS.fullmatch(str(tensor.dtype)) is not None,
     }
     local = subclasses.local_of(tensor)
-    if type(local) not in (torch.Tensor, torch.nn.Parameter) and not any(reasons.values()):
+    if type(local) not in subclasses.PLAIN and not any(reasons.values()):
         kind = f"{type(local).__module__}.{type(local).__qualname__}"
         reasons[f"a {kind} without bytes of its own"] = not subclasses.has_bytes(local)
     if (reason := next((reason for reason, applies in reasons.items() if applies), None)) is not None:

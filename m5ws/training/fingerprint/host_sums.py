@@ -7,13 +7,12 @@ import torch
 
 from m5ws.training.backends.base import Box, Span
 from m5ws.training.fingerprint import layout, run_sums
-from m5ws.training.state import tensor_bytes
+from m5ws.training.state import subclasses, tensor_bytes
 
 _RUN_BYTES = 4 * 2**20
 """Longer runs are cut, so that several threads share a large tensor."""
 _COPIES_BYTES = 256 * 2**20
 """Limit of the copies of tensors that are in another order in memory."""
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def sums(parts: Iterable[tuple[torch.Tensor, Span | Box]], threads: int) -> list[int]:
@@ -43,7 +42,9 @@ class _Batch:
 
     def add(self, tensor: torch.Tensor, place: Span | Box) -> None:
         words = tensor
-        if not (type(tensor) in _PLAIN and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()):
+        if not (
+            type(tensor) in subclasses.PLAIN and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+        ):
             words = tensor_bytes.flat(tensor)
             self.copies_bytes += words.nbytes
         address, size, count = words.data_ptr(), words.element_size(), words.numel()

@@ -25,6 +25,7 @@ ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, None))
 
 _MASK = (1 << 64) - 1
 _CHUNK = 1 << 15  # words: a chunk and its scratch space stay in the L2 cache
+_RAMP = np.arange(_CHUNK, dtype=np.uint64) * np.uint64(INDEX)
 _THREAD_BYTES = 8 * 2**20
 """A thread of its own is not worth it for fewer bytes."""
 
@@ -61,9 +62,13 @@ def _total(words: NDArray[np.unsignedinteger], length: int, first: int, stride: 
     for start in range(0, words.size, _CHUNK):
         part = words[start : start + _CHUNK]
         bits, shifted = mixed[: part.size], scratch[: part.size]
-        row, column = np.divmod(np.arange(start, start + part.size, dtype=np.uint64), np.uint64(length))
-        np.multiply(column + row * np.uint64(stride) + np.uint64(first & _MASK), np.uint64(INDEX), out=bits)
-        np.add(bits, part, out=bits)
+        np.copyto(bits, part)
+        np.add(bits, _RAMP[: part.size], out=bits)
+        np.add(bits, np.uint64((first + start) * INDEX & _MASK), out=bits)
+        if length < words.size:
+            # A row begins `stride` indices after the one before, instead of `length`.
+            row = np.arange(start, start + part.size, dtype=np.uint64) // np.uint64(length)
+            np.add(bits, row * np.uint64((stride - length) * INDEX & _MASK), out=bits)
         for shift, factor in ROUNDS:
             np.right_shift(bits, np.uint64(shift), out=shifted)
             np.bitwise_xor(bits, shifted, out=bits)

@@ -15,7 +15,8 @@ import torch
 
 from m5ws.training.state import tensor_bytes
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Types of tensors that are no wrapper tensors."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,11 @@ class TensorParts:
 
 def parts(tensor: torch.Tensor) -> TensorParts | None:
     """Return the parts of a wrapper tensor; None for a tensor with bytes of its own."""
-    if type(tensor) in _PLAIN:
+    if type(tensor) in PLAIN:
         return None
     local = local_of(tensor)
     kind = type(local)
-    if kind in _PLAIN or not hasattr(kind, "__tensor_unflatten__") or has_bytes(local):
+    if kind in PLAIN or not hasattr(kind, "__tensor_unflatten__") or has_bytes(local):
         return None
     names, context = local.__tensor_flatten__()  # type: ignore[attr-defined]
     return TensorParts(

@@ -1,4 +1,4 @@
-"""Stored tensors as torch's, in memory: a state dict. Every byte is verified before they are returned."""
+"""Stored tensors as torch's, in memory: a state dict. Every byte is verified before it reaches a tensor."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
