@@ -1,6 +1,7 @@
 """Line charts as inline SVG."""
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -78,7 +79,7 @@ def limits(values: Sequence[float]) -> tuple[float, float]:
     least, most = min(values), max(values)
     if least == most:
         margin = abs(least) / 2 or 1.0
-        return least - margin, most + margin
+        return max(least - margin, -sys.float_info.max), min(most + margin, sys.float_info.max)
     return least, most
 
 

@@ -2,9 +2,10 @@
 
 import math
 import re
+import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from m5ws.pages import charts
@@ -15,6 +16,8 @@ _VALUES = st.floats(allow_nan=True, allow_infinity=True)
 
 
 @given(st.lists(_VALUES, min_size=1, max_size=30))
+@example([sys.float_info.max])
+@example([-sys.float_info.max])
 def test_any_values_are_drawn_within_the_chart_and_those_that_are_not_finite_are_left_out(values: list[float]) -> None:
     chart = charts.chart("loss", [Line(label="a", points=list(enumerate(values)))])
     finite = sum(map(math.isfinite, values))
