@@ -80,4 +80,5 @@ for step in session.steps():
     if rank == 0 and step.number % cfg.log_every == 0:
         print(f"step {step.number}/{cfg.steps}  loss {loss.item():.4f}  gradient {float(norm):.3f}  lr {lr:.2e}")
 
+dist.barrier()  # On a busy machine, a process may abort that ends while others still communicate.
 dist.destroy_process_group()
