@@ -234,6 +234,38 @@ def test_what_is_not_of_the_kind_that_its_name_has_is_compared_by_lines(repo: Re
     assert difference.original != difference.replayed and len(difference.original or "") < 300
 
 
+def test_named_numbers_in_a_line_are_compared_by_their_names(repo: Repository, tmp_path: Path) -> None:
+    def log(side: Side, loss: float) -> Files:
+        speed = f"tokens_per_second_per_gpu:{side.began_s % 977} step_time={side.began_s % 7}"
+        return {f"out/log_{int(side.began_s)}.txt": f"Step 1 | loss:{loss} {speed} norm:1e-3 \n".encode()}
+
+    report = _compare(repo, tmp_path, (_ONE, _OTHER), (log(_ONE, 5.5), log(_OTHER, 5.5)))
+    assert not report.differences and report.clocks == ("out/log_TIME.txt",) and report.equal["output values"] == 3
+    (difference,) = _compare(repo, tmp_path, (_ONE, _OTHER), (log(_ONE, 5.5), log(_OTHER, 5.25))).differences
+    assert (difference.name, difference.original, difference.replayed) == (
+        "out/log_TIME.txt:line 1.loss",
+        "5.5",
+        "5.25",
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("step 3 seconds:1.5 lost", "step 4 seconds:2.5 lost"),
+        ("seconds:1.5 seconds:2.5", "seconds:1.5 seconds:3.5"),
+        ("seconds:1.5%", "seconds:2.5%"),
+        ("seconds:1.5", "second:1.5"),
+    ],
+)
+def test_a_line_is_compared_apart_from_its_named_numbers(
+    repo: Repository, tmp_path: Path, before: str, after: str
+) -> None:
+    files = {"out/a.txt": before.encode()}, {"out/a.txt": after.encode()}
+    (difference,) = _compare(repo, tmp_path, (_ONE, _OTHER), files).differences
+    assert difference.name == "out/a.txt:line 1"
+
+
 def test_a_pickle_is_compared_to_its_end(repo: Repository, tmp_path: Path) -> None:
     data = pickle.dumps({"loss": 1})
     files = {"out/a.pkl": data + b"1"}, {"out/a.pkl": data + b"2"}

@@ -15,13 +15,20 @@ from tests.conftest import loud_skip
 
 _HERE = Path(__file__).parent
 
-Versions = Literal["frameworks", "previous_frameworks", "transcripts"]
+Versions = Literal["frameworks", "previous_frameworks", "transcripts", "torchtune", "previous_torchtune"]
 """The file with the versions of all packages."""
+
+_BELOW: dict[Versions, Versions] = {
+    "previous_frameworks": "frameworks",
+    "transcripts": "frameworks",
+    "previous_torchtune": "torchtune",
+}
+"""The environment on top of which another one is made."""
 
 
 @pytest.fixture(scope="module")
 def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Versions], Path]:
-    """The interpreter of an environment with frameworks, on top of the tests' own; the other files on top of both."""
+    """The interpreter of an environment with frameworks, on top of the tests' own and of the one in `_BELOW`."""
 
     @cache
     def make(versions: Versions) -> Path:
@@ -29,8 +36,8 @@ def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Versions]
         subprocess.run([sys.executable, "-m", "venv", str(place)], check=True, capture_output=True)
         site = place / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
         below = [sysconfig.get_path("purelib"), Path(m5ws.__file__).parent.parent]
-        if versions != "frameworks":
-            below.insert(0, make("frameworks").parents[1] / site.relative_to(place))
+        if versions in _BELOW:
+            below.insert(0, make(_BELOW[versions]).parents[1] / site.relative_to(place))
         (site / "below.pth").write_text("".join(f"{path}\n" for path in below))
         command = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps"]
         done = subprocess.run([*command, "--requirement", _HERE / f"{versions}.txt"], capture_output=True, text=True)

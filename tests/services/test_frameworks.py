@@ -37,13 +37,15 @@ class Example(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     package: str
     end: str
-    """The file with the weights of the last step."""
+    """A pattern of the file with the weights of the last step."""
     reason: str
     config: str = "config.yaml"
     log: str = ""
     """A file that is listed as not compared."""
-    keeps_names: bool = True
-    """A resumed attempt writes files of the same names as an uninterrupted one."""
+    versions: Versions = "frameworks"
+    previous: Versions = "previous_frameworks"
+    resumes_in_full: bool = True
+    """A resumed attempt writes files of the same names as an uninterrupted one, and has the same generators."""
 
 
 _EXAMPLES = (
@@ -74,13 +76,28 @@ _EXAMPLES = (
         reason="`ckpt.pt` has no generators, from which nanoGPT draws its batches and dropout",
     ),
     Example(
+        name="fabric",
+        package="lightning",
+        end="out/model.pt",
+        reason="the script saves its step and the generators of all ranks",
+    ),
+    Example(
+        name="torchtune",
+        package="torchtune",
+        end="out/epoch_2/*.bin",
+        reason="the recipe saves at the end of an epoch, and draws no random number in training",
+        versions="torchtune",
+        previous="previous_torchtune",
+        resumes_in_full=False,
+    ),
+    Example(
         name="hydra",
         package="hydra-core",
         end="outputs/last.pt",
         reason="the script seeds each step",
         config="conf/optimizer/sgd.yaml",
         log="train.log",
-        keeps_names=False,
+        resumes_in_full=False,
     ),
 )
 _WITH_PREVIOUS = tuple(example for example in _EXAMPLES if example.package not in ("torch", "hydra-core"))
@@ -105,11 +122,12 @@ class Place(msgspec.Struct, frozen=True):
     def reproduce(self, run: str, *words: str, expect: int = 0) -> Any:
         return json.loads(self.m5ws("reproduce", run, "--no-progress", "--json", *words, expect=expect).stdout)
 
-    def output(self, run: str, name: str) -> bytes:
-        """Return the bytes of an output file of a run."""
+    def output(self, run: str, pattern: str) -> bytes:
+        """Return the bytes of the output file of a run that fits a pattern."""
         folder = self.root.parent / f"outputs-{run}"
         self.m5ws("outputs", run, str(folder))
-        return (folder / name).read_bytes()
+        (path,) = folder.glob(pattern)
+        return path.read_bytes()
 
     def killed(self) -> str:
         """Return a run of the example that was killed in the middle."""
@@ -136,14 +154,16 @@ Trained = tuple[Place, str, Result]
 
 
 @pytest.fixture(scope="module")
-def results() -> dict[str, Result]:
-    """Results by framework and version."""
+def results() -> dict[tuple[str, str], Result]:
+    """Results by example and version of its framework."""
     return {}
 
 
 @pytest.fixture(scope="module")
 def train(
-    interpreter: Callable[[Versions], Path], tmp_path_factory: pytest.TempPathFactory, results: dict[str, Result]
+    interpreter: Callable[[Versions], Path],
+    tmp_path_factory: pytest.TempPathFactory,
+    results: dict[tuple[str, str], Result],
 ) -> Callable[[Example, Versions], Trained]:
     """Train an example without interruption, once."""
 
@@ -159,8 +179,8 @@ def train(
         place = Place(root, interpreter(versions))
         run = place.run()
         shown = json.loads(place.m5ws("show", run, "--json").stdout)
-        version = _version(place, example.package)
-        result = results[f"{example.package} {version}"] = Result(processes=shown["run"]["spec"]["nproc"])
+        version = f"{example.package} {_version(place, example.package)}"
+        result = results[example.name, version] = Result(processes=shown["run"]["spec"]["nproc"])
         return place, run, result
 
     return trained
@@ -187,7 +207,7 @@ def _resume(place: Place, run: str, end: str) -> tuple[str, str]:
 @pytest.mark.parametrize("example", _EXAMPLES, ids=lambda example: example.name)
 class TestExample:
     def test_it_is_reproduced(self, example: Example, train: Callable[[Example, Versions], Trained]) -> None:
-        place, run, result = train(example, "frameworks")
+        place, run, result = train(example, example.versions)
         verdict = place.reproduce(run)
         assert verdict["outcome"] == "reproduced" and verdict["first"] is None
         assert verdict["observed"] and verdict["compared"]["steps"] == _STEPS * result.processes
@@ -200,7 +220,7 @@ class TestExample:
     def test_another_learning_rate_is_found_at_the_first_step(
         self, example: Example, train: Callable[[Example, Versions], Trained]
     ) -> None:
-        place, run, result = train(example, "frameworks")
+        place, run, result = train(example, example.versions)
         key = f"{example.config}:learning_rate" if example.name == "hydra" else "learning_rate"
         verdict = place.reproduce(run, "--set", f"{key}=0.02", expect=1)
         assert verdict["outcome"] == "diverged"
@@ -213,9 +233,9 @@ class TestExample:
     def test_a_killed_run_resumes_exactly_or_reports_the_difference(
         self, example: Example, train: Callable[[Example, Versions], Trained]
     ) -> None:
-        place, run, result = train(example, "frameworks")
+        place, run, result = train(example, example.versions)
         killed, result.resume = _resume(place, run, example.end)
-        if result.resume == "exact" and example.keeps_names:
+        if result.resume == "exact" and example.resumes_in_full:
             assert place.reproduce(killed)["outcome"] == "reproduced"
 
 
@@ -223,7 +243,7 @@ class TestExample:
 def test_a_killed_run_resumes_with_the_previous_version(
     example: Example, train: Callable[[Example, Versions], Trained]
 ) -> None:
-    place, run, result = train(example, "previous_frameworks")
+    place, run, result = train(example, example.previous)
     result.steps = next(row["last_step"] for row in json.loads(place.m5ws("ls", "--json").stdout)["runs"])
     _, result.resume = _resume(place, run, example.end)
 
@@ -248,18 +268,19 @@ def test_lightning_resumes_exactly_but_for_the_documented_limits(
     assert len(cases) > len(inexact)
 
 
-def test_the_documentation_has_these_results(results: dict[str, Result], request: pytest.FixtureRequest) -> None:
+def test_the_documentation_has_these_results(
+    results: dict[tuple[str, str], Result], request: pytest.FixtureRequest
+) -> None:
     if any(result.resume == "–" for result in results.values()) or len(results) < len(_EXAMPLES + _WITH_PREVIOUS):
         pytest.skip("not all of the tests ran, or some failed")
-    reasons = {example.package: (example.name, example.reason) for example in _EXAMPLES}
+    reasons = {example.name: example.reason for example in _EXAMPLES}
     lines = [
         "| framework | example | processes | observed steps | reproduced | other rate found | resume | its reason |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for package, result in results.items():
-        name, reason = reasons[package.partition(" ")[0]]
-        cells = (package, f"`{name}`", result.processes, result.steps, result.reproduced, result.diverged)
-        lines.append(f"| {' | '.join(map(str, cells))} | {result.resume} | {reason} |")
+    for (name, version), result in results.items():
+        cells = (version, f"`{name}`", result.processes, result.steps, result.reproduced, result.diverged)
+        lines.append(f"| {' | '.join(map(str, cells))} | {result.resume} | {reasons[name]} |")
     page = _PAGE.read_text()
     begin, end = "<!-- results: begin -->\n", "<!-- results: end -->\n"
     table = "\n".join(lines) + "\n"

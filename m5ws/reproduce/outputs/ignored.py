@@ -20,6 +20,7 @@ DEFAULTS = (
             "runtime",
             "*_runtime",
             "*per_second",
+            "*_per_second_*",
             "*_per_sec",
             "*/sec",
             "*_per_s",

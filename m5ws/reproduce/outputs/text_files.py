@@ -1,4 +1,4 @@
-"""Values of text files: JSON and YAML by keys, tables by rows and columns, all other text by lines."""
+"""Values of text files: JSON and YAML by keys, tables by rows and columns, other text by lines and named numbers."""
 
 import csv
 import io
@@ -11,6 +11,9 @@ from m5ws.reproduce.outputs.named_values import exact_text, unique
 from m5ws.reproduce.outputs.tensor_files import flat
 
 _ROWS = 10**6
+_NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
+_PAIR = re.compile(rf"(?<![\w./-])([A-Za-z_][\w/-]*)[:=] ?({_NUMBER})(?=[\s,;|)]|$)(?!\s*\d)")
+"""A named number in a line, as in `loss:5.31 lr:0.01`, and not a date before a time of day."""
 
 
 def values(name: str, data: bytes) -> dict[str, str]:
@@ -56,7 +59,16 @@ def _lines(text: str) -> dict[str, str]:
     lines = text.splitlines(keepends=True)
     if len(lines) > _ROWS:
         raise ValueError("too many lines")
-    return {f"line {number}": line for number, line in enumerate(lines, 1)}
+    return {key: value for number, line in enumerate(lines, 1) for key, value in _parts(f"line {number}", line)}
+
+
+def _parts(key: str, line: str) -> Iterator[tuple[str, str]]:
+    """Yield a line without its named numbers, and these by their names. If a name repeats, yield the whole line."""
+    pairs = _PAIR.findall(line)
+    if len({name for name, _ in pairs}) < len(pairs):
+        pairs = []
+    yield key, _PAIR.sub(r"\1", line) if pairs else line
+    yield from ((f"{key}.{name}", number) for name, number in pairs)
 
 
 def _cells(text: str, delimiter: str) -> Iterator[tuple[str, str]]:
