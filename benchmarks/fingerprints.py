@@ -1,12 +1,13 @@
 """Cost of fingerprints of a training's state against memory bandwidth, and of each level of recording for a step.
 
-    python benchmarks/fingerprints.py [--device cpu|cuda] [--gib 1] [--rounds 7] [--threads 1] [--step-ms 100]
+    python benchmarks/fingerprints.py [--device cpu|cuda] [--dtype float32|bfloat16] [--gib 1] [--rounds 7]
+                                      [--threads 1] [--step-ms 100]
 
-The state is that of a GPT in fp32 with AdamW: weights and two moments, large matrices and small vectors. Three rows
-read all of it, turn by turn: a sum, a copy, and the fingerprints. Each is in bytes of state a second, and in CPU
-seconds, which do not depend on the load of the machine. Then the ledger: the time to append one step's event to the
-spool. The last table adds both for a step of `--step-ms`, with fingerprints at checkpoints alone, every N steps, and
-every step.
+The state is that of a GPT with AdamW: weights and two moments, large matrices and small vectors. Rows read all of it,
+turn by turn: a sum, a copy, and the fingerprints, on a GPU by Triton and by torch. Each is in bytes of state a second,
+and in CPU seconds, which do not depend on the load of the machine. Then the ledger: the time to append one step's
+event to the spool. The last table adds both for a step of `--step-ms`, with fingerprints at checkpoints alone, every
+N steps, and every step.
 """
 
 import argparse
@@ -24,13 +25,13 @@ import torch
 from m5ws.records.ledger import Step
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.training.backends.base import Piece
-from m5ws.training.fingerprint import fingerprint
+from m5ws.training.fingerprint import device_sums, fingerprint, torch_sums
 
 _EVENTS = 2000
 _EVERY = (1, 10, 100, 1000)
 
 
-def state(size_bytes: int, device: str) -> list[Piece]:
+def state(size_bytes: int, device: str, dtype: torch.dtype) -> list[Piece]:
     """Return about `size_bytes` of a GPT's tensors: of each layer matrices of width 1024, and vectors."""
     width, pieces, held, layer = 1024, [], 0, 0
     shapes = {"qkv": (3 * width, width), "out": (width, width), "up": (4 * width, width), "down": (width, 4 * width)}
@@ -38,7 +39,7 @@ def state(size_bytes: int, device: str) -> list[Piece]:
     while held < size_bytes:
         for name, shape in (shapes | vectors).items():
             for kind in ("weight", "exp_avg", "exp_avg_sq"):
-                piece = Piece(f"{layer}.{name}.{kind}", torch.randn(shape, device=device))
+                piece = Piece(f"{layer}.{name}.{kind}", torch.randn(shape, device=device, dtype=dtype))
                 pieces.append(piece)
                 held += piece.tensor.nbytes
         layer += 1
@@ -76,8 +77,10 @@ def measure(pieces: list[Piece], device: str, rounds: int) -> dict[str, list[tup
         "read: sum": lambda: [tensor.sum() for tensor in tensors],
         "copy": lambda: [copy.copy_(tensor) for copy, tensor in zip(copies, tensors, strict=True)],
         "fingerprints": lambda: fingerprint.fingerprints(pieces, None),
-        "ledger": append,
     }
+    if device != "cpu":
+        rows["fingerprints by torch, without Triton"] = lambda: torch_sums.sums([(p.tensor, p.place) for p in pieces])
+    rows["ledger"] = append
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in rows}
     for turn in range(rounds + 1):
         for name, work in rows.items():
@@ -92,7 +95,7 @@ def show(found: dict[str, list[tuple[float, float]]], size_bytes: int, step_ms: 
     walls = {name: [one[0] for one in times] for name, times in found.items()}
     cpus = {name: statistics.median(one[1] for one in times) for name, times in found.items()}
     print("| | s | spread | GB/s of state | of the sum's | CPU s | of the sum's |\n|---|---:|---:|---:|---:|---:|---:|")
-    for name in ("read: sum", "copy", "fingerprints"):
+    for name in (row for row in found if row != "ledger"):
         middle = statistics.median(walls[name])
         ratio = statistics.median(a / b for a, b in zip(walls["read: sum"], walls[name], strict=True))
         spread = f"{min(walls[name]):.3f}–{max(walls[name]):.3f}"
@@ -116,6 +119,7 @@ def show(found: dict[str, list[tuple[float, float]]], size_bytes: int, step_ms: 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--gib", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
@@ -123,13 +127,19 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    pieces = state(int(arguments.gib * 2**30), arguments.device)
+    if not torch.cuda.is_available():
+        print("GPU: not measured, because torch finds no CUDA device\n")
+        if arguments.device != "cpu":
+            return
+    elif arguments.device != "cpu" and device_sums.load_kernel(torch.device(arguments.device)) is None:
+        print("Triton: not measured, because its kernel does not run here\n")
+    pieces = state(int(arguments.gib * 2**30), arguments.device, getattr(torch, arguments.dtype))
     size_bytes = sum(piece.tensor.nbytes for piece in pieces)
     load = os.getloadavg()[0]
     found = measure(pieces, arguments.device, arguments.rounds)
     model = torch.cuda.get_device_name() if arguments.device != "cpu" else torch.backends.cpu.get_cpu_capability()
     where = f"{model}, {arguments.threads} threads, torch {torch.__version__}, load before {load:.1f}"
-    print(f"{len(pieces)} tensors, {size_bytes / 2**30:.2f} GiB; {where}\n")
+    print(f"{len(pieces)} tensors in {arguments.dtype}, {size_bytes / 2**30:.2f} GiB; {where}\n")
     show(found, size_bytes, arguments.step_ms)
     if arguments.json:
         arguments.json.write_text(json.dumps({"bytes": size_bytes, "load": load, "seconds": found}, indent=1))

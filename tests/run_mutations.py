@@ -151,7 +151,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the fingerprint of a part does not depend on where in the tensor it is",
-        "m5ws/training/fingerprint/host_sums.py",
+        "m5ws/training/fingerprint/batches.py",
         "(address, width, rows, length * per, first * per, stride * per, 0)",
         "(address, width, rows, length * per, 0, stride * per, 0)",
         ("training/test_fingerprint.py",),

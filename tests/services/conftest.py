@@ -15,7 +15,7 @@ from tests.conftest import loud_skip
 
 _HERE = Path(__file__).parent
 
-Versions = Literal["frameworks", "previous_frameworks", "transcripts", "torchtune", "previous_torchtune"]
+Versions = Literal["frameworks", "previous_frameworks", "transcripts", "torchtune", "previous_torchtune", "triton"]
 """The file with the versions of all packages."""
 
 _BELOW: dict[Versions, Versions] = {
@@ -28,7 +28,7 @@ _BELOW: dict[Versions, Versions] = {
 
 @pytest.fixture(scope="module")
 def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Versions], Path]:
-    """The interpreter of an environment with frameworks, on top of the tests' own and of the one in `_BELOW`."""
+    """The interpreter of an environment with these packages, on top of the tests' own and of the one in `_BELOW`."""
 
     @cache
     def make(versions: Versions) -> Path:
@@ -42,7 +42,7 @@ def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Versions]
         command = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps"]
         done = subprocess.run([*command, "--requirement", _HERE / f"{versions}.txt"], capture_output=True, text=True)
         if done.returncode:
-            loud_skip(f"frameworks: pip could not install {versions}.txt: {done.stderr[-300:]}")
+            loud_skip(f"pip could not install {versions}.txt: {done.stderr[-300:]}")
         return place / "bin" / "python"
 
     return make

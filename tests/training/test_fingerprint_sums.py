@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from m5ws.training.backends.base import Box, Piece, Span
-from m5ws.training.fingerprint import device_sums, fingerprint, host_sums, kernel, run_sums
+from m5ws.training.fingerprint import batches, device_sums, fingerprint, host_sums, kernel, run_sums
 
 BYTES = 8192
 NUMBERS = torch.arange(3000, dtype=torch.float64)
@@ -83,8 +83,8 @@ def test_several_threads_have_the_sums_of_one(sizes: list[tuple[int, bool]], thr
     expected = host_sums.sums(parts, threads=1)
     with pytest.MonkeyPatch.context() as patch:
         # As large tensors: cut into parts, in batches.
-        patch.setattr(host_sums, "_RUN_BYTES", 1000)
-        patch.setattr(host_sums, "_COPIES_BYTES", 10_000)
+        patch.setattr(run_sums, "_RUN_BYTES", 1000)
+        patch.setattr(batches, "_COPIES_BYTES", 10_000)
         patch.setattr(run_sums, "_THREAD_BYTES", 2000)
         assert host_sums.sums(parts, threads) == expected
         assert host_sums.sums([(tensor.t().contiguous().t(), place) for tensor, place in parts], threads) == expected

@@ -1,72 +1,58 @@
-"""Sums of a fingerprint over tensors on an accelerator, by torch: the same numbers as those of `run_sums`."""
+"""Sums of a fingerprint over tensors on accelerators: by Triton's kernel where it runs, by torch elsewhere."""
 
+import logging
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import cache
+from types import ModuleType
 
 import torch
 
 from m5ws.training.backends.base import Box, Span
-from m5ws.training.fingerprint import layout, run_sums
-from m5ws.training.state import tensor_bytes
+from m5ws.training.fingerprint import batches, torch_sums
 
-_CHUNK = 1 << 22  # words: enough work for each of the device's kernels
-_UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
+_log = logging.getLogger(__name__)
 
 
 def sums(parts: Iterable[tuple[torch.Tensor, Span | Box]]) -> list[int]:
-    """Return the sum over each local tensor's elements, modulo 2^64, with one transfer per device."""
-    results = [_sum(tensor, place) for tensor, place in parts]
-    values: list[int] = [0] * len(results)
+    """Return the sum over each local tensor's elements, modulo 2^64; one launch and one transfer per device."""
+    held = list(parts)
     by_device: dict[torch.device, list[int]] = defaultdict(list)
-    for position, value in enumerate(results):
-        by_device[value.device].append(position)
-    for positions in by_device.values():
-        for position, value in zip(positions, torch.stack([results[p] for p in positions]).tolist(), strict=True):
-            values[position] = value % (1 << 64)
+    for position, (tensor, _) in enumerate(held):
+        by_device[tensor.device].append(position)
+    values = [0] * len(held)
+    for device, positions in by_device.items():
+        of_device = [held[position] for position in positions]
+        kernel = load_kernel(device) if device.type == "cuda" else None
+        totals = torch_sums.sums(of_device) if kernel is None else sums_by_kernel(of_device, device, kernel)
+        for position, total in zip(positions, totals, strict=True):
+            values[position] = total
     return values
 
 
-@torch.no_grad()
-def _sum(tensor: torch.Tensor, place: Span | Box) -> torch.Tensor:
-    """Return the sum over a local tensor's elements, a 0-dimensional int64 on its device; asynchronous there."""
-    flat = tensor_bytes.flat(tensor)
-    words = flat.view(_UNSIGNED.get(flat.element_size(), torch.int64))
-    per = max(1, flat.element_size() // 8)  # An element of 16 bytes is two words.
-    total = torch.zeros((), dtype=torch.int64, device=words.device)
-    at = 0
-    for rows, length, first, stride in layout.rows(tensor.numel(), place):
-        count = rows * length * per
-        _add_run(total, words[at : at + count], length * per, first * per, stride * per)
-        at += count
-    return total
+def sums_by_kernel(
+    parts: Sequence[tuple[torch.Tensor, Span | Box]], device: torch.device, kernel: ModuleType
+) -> list[int]:
+    """Return the sum over each local tensor's elements by the kernel; all tensors are on `device`."""
+    results: list[int] = []
+    for batch in batches.of(parts):
+        runs = batch.runs()
+        kernel.add_up(runs, device)
+        results += batch.totals(runs)
+    return results
 
 
-def _add_run(total: torch.Tensor, words: torch.Tensor, length: int, first: int, stride: int) -> None:
-    """Add the mixes of words to `total`: rows of this length, as in `run_sums`."""
-    size = min(_CHUNK, words.numel())
-    mixed, scratch, ramp = (torch.empty(size, dtype=torch.int64, device=words.device) for _ in range(3))
-    torch.arange(size, out=ramp)
-    for start in range(0, words.numel(), size):
-        count = min(size, words.numel() - start)
-        bits, low, position = mixed[:count], scratch[:count], ramp[:count]
-        torch.add(position, start, out=bits)
-        torch.div(bits, length, rounding_mode="floor", out=low)
-        # A position is row x length + column, and its index is first + row x stride + column.
-        bits.add_(low.mul_(stride - length)).add_(first).mul_(_signed(run_sums.INDEX))
-        bits.add_(words[start : start + count].to(torch.int64))
-        total.add_(_mix(bits, low).sum())
+@cache
+def load_kernel(device: torch.device) -> ModuleType | None:
+    """Return the module of Triton's kernel; None if Triton is not installed, or cannot run the kernel on `device`.
 
-
-def _mix(bits: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
-    """Mix in place. Shifts of int64 are arithmetic, so the extended sign bits are masked off."""
-    for shift, factor in run_sums.ROUNDS:
-        torch.bitwise_right_shift(bits, shift, out=scratch)
-        bits.bitwise_xor_(scratch.bitwise_and_((1 << (64 - shift)) - 1))
-        if factor is not None:
-            bits.mul_(_signed(factor))
-    return bits
-
-
-def _signed(value: int) -> int:
-    """Return the int64 with the bits of an unsigned integer."""
-    return value - (1 << 64) if value >> 63 else value
+    The first call compiles the kernel, which takes seconds once on a machine.
+    """
+    try:
+        from m5ws.training.fingerprint import triton_sums
+    except ImportError:
+        return None
+    if obstacle := triton_sums.find_obstacle(device):
+        _log.warning("torch computes fingerprints on %s, slowly, because Triton failed: %s", device, obstacle)
+        return None
+    return triton_sums

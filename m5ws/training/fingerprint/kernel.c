@@ -1,4 +1,4 @@
-/* Fingerprints of tensors in main memory: the sums that `cpu_sums.py` describes, in one pass over the bytes.
+/* Fingerprints of tensors in main memory: the sums that `run_sums.py` describes, in one pass over the bytes.
 
    A run is `rows` times `length` consecutive words in memory. The first word has the index `first`, and each row begins
    `stride` indices after the one before. */

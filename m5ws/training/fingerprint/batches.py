@@ -1,0 +1,66 @@
+"""Tensors as runs of words, which `run_sums` and `triton_sums` add up, and their sums from those of the runs."""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import torch
+
+from m5ws.training.backends.base import Box, Span
+from m5ws.training.fingerprint import layout, run_sums
+from m5ws.training.state import subclasses, tensor_bytes
+
+_COPIES_BYTES = 256 * 2**20
+"""Limit of the copies of tensors that are in another order in memory."""
+
+
+class Batch:
+    """Tensors of one device, whose memory exists as long as the batch does."""
+
+    def __init__(self) -> None:
+        self.copies_bytes = 0
+        self._held: list[torch.Tensor] = []
+        self._runs: list[tuple[int, ...]] = []
+        self._owners: list[int] = []
+
+    def add(self, tensor: torch.Tensor, place: Span | Box) -> None:
+        """Add a local tensor, whose elements have the global indices of `place`.
+
+        Raises RuntimeError if torch has released the tensor's memory.
+        """
+        words = tensor
+        if not (
+            type(tensor) in subclasses.PLAIN and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+        ):
+            words = tensor_bytes.flat(tensor)
+            self.copies_bytes += words.nbytes
+        address, size, count = words.data_ptr(), words.element_size(), words.numel()
+        if count and not address:
+            raise RuntimeError("the tensor has no memory")
+        # An element of 16 bytes is two words.
+        width, per = (size, 1) if size <= 8 else (8, size // 8)
+        for rows, length, first, stride in layout.rows(count, place):
+            self._runs.append((address, width, rows, length * per, first * per, stride * per, 0))
+            self._owners.append(len(self._held))
+            address += rows * length * size
+        self._held.append(words)
+
+    def runs(self) -> run_sums.Runs:
+        """Return the runs of all tensors, without their sums."""
+        return run_sums.matrix(self._runs)
+
+    def totals(self, runs: run_sums.Runs) -> list[int]:
+        """Return the sum of each tensor, modulo 2^64, in the order of `add`; `runs` have their sums."""
+        totals = np.zeros(len(self._held), dtype=np.uint64)
+        np.add.at(totals, self._owners, runs[:, run_sums.SUM])
+        return totals.tolist()
+
+
+def of(parts: Iterable[tuple[torch.Tensor, Span | Box]]) -> Iterator[Batch]:
+    """Yield batches with all tensors in their order, each batch with a limited number of bytes in copies."""
+    batch = Batch()
+    for tensor, place in parts:
+        batch.add(tensor, place)
+        if batch.copies_bytes > _COPIES_BYTES:
+            yield batch
+            batch = Batch()
+    yield batch
