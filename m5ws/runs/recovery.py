@@ -45,6 +45,7 @@ UNTOLD = "untold"
 
 TRACKING_S = 60.0
 _RANKS_S = 60.0
+_FORK_S = 1.0
 _OWNER = "owner"
 """Name of a file in an attempt's directory with its own inode. In a copied directory the number does not match."""
 _log = logging.getLogger(__name__)
@@ -63,7 +64,8 @@ def lock_run(run_dir: Path, wait_s: float = _RANKS_S) -> Iterator[None]:
     """
     run = run_dir.name
     with open(run_dir / "lock", "a") as supervisor, open(run_dir / "ranks", "a") as ranks:
-        if not locks.acquire(supervisor.fileno()):
+        # A child that another thread starts holds the lock too, from its fork to its exec.
+        if not locks.acquire(supervisor.fileno(), min(wait_s, _FORK_S)):
             raise RunAlive(f"run {run} is running", hint=f"`m5ws logs {run} -f` prints its output.")
         if not locks.acquire(ranks.fileno(), wait_s):
             raise RunAlive(f"ranks of an earlier attempt of run {run} are still alive", hint="Wait, or kill them.")
