@@ -41,11 +41,16 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 class Comparison:
     """Compares events of a replay, fed in each rank's order, with those of the original, in fixed memory.
 
-    `source` is the store and the run from which older steps of the replay are read.
+    `source` is the store and the run from which older steps of the replay are read. Without `judge_generators`,
+    generators that differ are listed and are no divergence: a step that draws from one differs too.
     """
 
-    def __init__(self, original: History, source: tuple[Repository, str] | None = None) -> None:
+    def __init__(
+        self, original: History, source: tuple[Repository, str] | None = None, *, judge_generators: bool = True
+    ) -> None:
         self.original = original
+        self._judge_generators = judge_generators
+        self._generators: dict[int, Numbers] = {}
         self.replay = History(steps={}, states={}, contents={}, facts={}, notices=[], source=source)
         self.equal: Counter[str] = Counter()
         self._first: Difference | None = None
@@ -153,8 +158,15 @@ class Comparison:
         """Return the steps that differ and whose numbers in the original are guessed, as text for people."""
         return tuple(
             f"{ranks}: steps {steps} differ, and were not judged. The script continued from a checkpoint of its own, "
-            f"and the records do not show which steps the original did after step {self.original.guessed}"
+            f"and the records do not show which steps it did after step {self._placed_until}"
             for ranks, steps in _joined(self._unplaced)
+        )
+
+    def unjudged_generators(self) -> tuple[str, ...]:
+        """Return the steps after which generators differ and are not judged, as text for people."""
+        return tuple(
+            f"{ranks}: generators differ after steps {steps}, and are not judged. A step that draws from them differs"
+            for ranks, steps in _joined(self._generators)
         )
 
     def lost(self) -> tuple[str, ...]:
@@ -183,6 +195,12 @@ class Comparison:
             lines.append(f"the replay made no checkpoints of steps {_ranges(contents)}")
         return tuple(lines)
 
+    @property
+    def _placed_until(self) -> int | None:
+        """The last step up to which the numbers of both sides are known to be right; None if all are."""
+        guessed = [side.guessed for side in (self.original, self.replay) if side.guessed is not None]
+        return min(guessed, default=None)
+
     def state_compared(self) -> bool:
         """Return True if the last state of the original was compared. Equal losses alone prove little."""
         last = {rank: recorded_steps.last(states) for rank, states in self.original.states.items()}
@@ -190,8 +208,8 @@ class Comparison:
         return replayed and min(last.values(), default=0) > 0
 
     def _is_placed(self, step: int) -> bool:
-        """Return True if the number of a step of the original is known to be right."""
-        return self.original.guessed is None or step <= self.original.guessed
+        """Return True if the number of a step is known to be right on both sides."""
+        return self._placed_until is None or step <= self._placed_until
 
     def _differs(self, step: int, order: int, rank: int, quantity: str, original: str | None, new: str | None) -> None:
         if not self._is_placed(step):
@@ -220,7 +238,7 @@ class Comparison:
         after = {"batch": event.batch} | event.digests | event.quantities
         same = True
         names = dict.fromkeys([*before, *after])
-        if self.original.is_partial(event.step):
+        if self.original.is_partial(event.step) or self.replay.is_partial(event.step):
             names = dict.fromkeys(name for name in before if name in after)
         for name in names:
             old, new = before.get(name), after.get(name)
@@ -269,6 +287,9 @@ class Comparison:
         for name in dict.fromkeys([*before, *after]):
             if before.get(name) != after.get(name):
                 differ.append(name)
+                if kind == "generator" and not self._judge_generators:
+                    self._generators.setdefault(rank, Numbers()).add(step)
+                    continue
                 self._differs(step, order, rank, f"{kind} {name}", before.get(name), after.get(name))
             else:
                 self.equal[f"{kind}s"] += 1
@@ -284,9 +305,12 @@ class Comparison:
             self.equal["checkpoints"] += 1
 
 
-def compare_histories(original: History, replay: History) -> Comparison:
+def compare_histories(original: History, replay: History, *, judge_generators: bool = True) -> Comparison:
     """Return the comparison of two runs that have ended: the last record of each step, state and checkpoint."""
-    comparison = Comparison(original)
+    comparison = Comparison(original, judge_generators=judge_generators)
+    # They decide how the steps are compared.
+    comparison.replay.begun, comparison.replay.observed = replay.begun, replay.observed
+    comparison.replay.guessed = replay.guessed
     for step, content in replay.contents.items():
         name = checkpoints.name(step, 1)
         comparison.feed("0", CheckpointPublished(step=step, name=name, checkpoint=content, content=content))

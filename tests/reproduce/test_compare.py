@@ -13,7 +13,7 @@ from m5ws.records.ledger import (
     State,
     Step,
 )
-from m5ws.reproduce.compare import Comparison
+from m5ws.reproduce.compare import Comparison, compare_histories
 from m5ws.reproduce.verdict import judgement
 from m5ws.runs.history import History
 from m5ws.runs.supervise import AttemptResult
@@ -81,6 +81,28 @@ def test_a_step_after_a_guessed_place_is_compared_and_not_judged() -> None:
     assert comparison.equal["steps"] == 4
     earlier = _compared(original, [first, *_events(0, loss={2: "y"})]).first()
     assert earlier is not None and earlier.step == 2
+
+
+def test_a_resumed_side_is_compared_by_the_values_that_it_has() -> None:
+    """The first step of its second attempt may lack values. No step after a guessed place is judged."""
+    first: AnyEvent = Observation(rank=0, after=0)
+    began = AttemptStarted(attempt=2, host="h", observed="0" * 64)
+    events = _events(0)
+
+    def resumed(event: AnyEvent, *, guessed: bool) -> History:
+        rest = [later for later in events if getattr(later, "step", 0) > 3]
+        second = [began, Observation(rank=0, after=2, guessed=guessed), event, *rest]
+        return _history([first, *events[: events.index(rest[0])], *second])
+
+    step = next(event for event in events if isinstance(event, Step) and event.step == 3)
+    part = msgspec.structs.replace(step, quantities={"loss": step.quantities["loss"]})
+    original = _history([first, *events])
+    assert compare_histories(original, resumed(part, guessed=False)).first() is None
+    other = msgspec.structs.replace(step, quantities={"loss": "x"})
+    judged = compare_histories(original, resumed(other, guessed=False)).first()
+    assert judged is not None and (judged.step, judged.quantity) == (3, "loss")
+    unjudged = compare_histories(original, resumed(other, guessed=True))
+    assert unjudged.first() is None and unjudged.unplaced()
 
 
 def test_the_lowest_step_comes_first_whichever_rank_is_seen_first() -> None:

@@ -73,6 +73,7 @@ def judge(
             *missing,
             *comparison.lost(),
             *comparison.unplaced(),
+            *comparison.unjudged_generators(),
             *comparison.extra(),
             *_given(replay),
             *_unrecorded(comparison, replay),
