@@ -1,21 +1,31 @@
 """`m5ws certify`."""
 
+import threading
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
+from click.core import ParameterSource
 
 from m5ws.cli.parameters import launch_options, names, run_source, segments
+from m5ws.cli.parameters.script import ScriptCommand, script
 from m5ws.cli.snapshot import start
 from m5ws.cli.terminal import interrupt, output, verdict
+from m5ws.cli.terminal import progress as progress_bars
 from m5ws.cli.terminal.run_progress import RunProgress
 from m5ws.errors import M5Error
-from m5ws.records.run import Trainer
+from m5ws.records.run import Segment, Trainer
 
 if TYPE_CHECKING:
     from m5ws.records.run import Run
+    from m5ws.records.verdict import Verdict
     from m5ws.reproduce.certify import Certificate
+    from m5ws.reproduce.interruptions import Interruption, Trial
+    from m5ws.reproduce.reproduce import ReplayRequest
     from m5ws.runs.supervise import Ports
     from m5ws.workspace import Workspace
+
+_STAGE = "interrupting and resuming the training"
 
 
 class NothingToCertify(M5Error):
@@ -24,20 +34,27 @@ class NothingToCertify(M5Error):
     exit_code = 3
 
 
-@click.command("certify")
+@click.command("certify", cls=ScriptCommand)
 @click.argument("snapshot", type=names.Id(("snapshot",)), required=False)
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a config key; may be repeated.")
 @launch_options.trainer
 @click.option(
-    "--nproc",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Number of processes (default: 3, or 1 if m5ws.toml starts the script without torchrun).",
+    "--nproc", type=click.IntRange(min=1), metavar="N", help="Number of processes (default: that of m5ws.toml)."
 )
 @click.option(
-    "--steps", type=click.IntRange(min=2), default=10, show_default=True, metavar="N", help="Number of steps to train."
+    "--steps",
+    type=click.IntRange(min=2),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Number of steps to train with m5ws.session.",
 )
-@click.option("--restores", type=click.IntRange(min=1), metavar="N", help="Test only N restores, chosen at random.")
+@click.option(
+    "--restores",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Test N restores, chosen at random (default: all, or 1 without m5ws.session).",
+)
 @click.option("--sample-seed", type=int, default=0, show_default=True, metavar="N", help="Seed of that choice.")
 @click.option(
     "--parallel",
@@ -65,35 +82,51 @@ def command(
 ) -> None:
     """Test that resuming from a checkpoint gives the same bits as uninterrupted training.
 
-    The script of m5ws.toml trains for a few steps with a checkpoint after each. Then it is restored from each
-    checkpoint, or from --restores of them, and trained to the last step. The results are compared bit for bit with the
-    uninterrupted training. The result holds for this script with its framework, optimizer and versions, which are
-    listed.
+    COMMAND is a script and its arguments (default: `[run] command` in m5ws.toml). It trains for a few steps with a
+    checkpoint after each. Then it is restored from each checkpoint, or from --restores of them, and trained to the last
+    step. The results are compared bit for bit with the uninterrupted training. The result holds for this script with
+    its framework, optimizer and versions, which are listed.
 
-    Exit status: 0 all restores are equal, 1 one differs, 2 one could not be compared, 3 the training did not finish.
+    A script without m5ws.session trains to its own end. Then it trains again, is killed late in the training or after
+    --restores steps chosen at random, and is resumed as by `m5ws run --resume`. Its observed steps and its output files
+    are compared. Let it train few steps by its arguments or --set, and save checkpoints among them.
+
+    Exit status: 0 all restores are equal, 1 one differs, 2 one could not be compared or nothing was resumed, 3 the
+    training did not finish.
 
     \b
     Examples:
       m5ws certify
       m5ws certify --trainer deepspeed --set zero_stage=3 --steps 20 --parallel 2
+      m5ws certify train.py --max-steps 20 --save-steps 5
     """
-    from m5ws.reproduce import certify, reproduce
+    from m5ws.reproduce import certify, interruptions, reproduce
     from m5ws.runs import run as runs
 
     workspace = names.workspace(context)
     repo = names.open_repository(workspace, create=True)
     pinned = start(workspace, repo, snapshot, overrides, None)
-    options = run_source.taken_over(
-        repo, workspace.settings.run, runs.RunOptions(trainer=trainer, nproc=nproc), lambda: pinned
-    )
+    options = runs.RunOptions(command=script(context), trainer=trainer, nproc=nproc)
+    options = run_source.taken_over(repo, workspace.settings.run, options, lambda: pinned)
     launch = runs.spec(workspace.settings.run, certify.choose_launcher(workspace.settings.run, options, trainer))
     ports = workspace.ports(repo)
     whole = certify.training(pinned, launch, steps)
     _train(workspace, ports, whole, progress=not no_progress)
-    wanted = certify.restores(repo, whole.id, restores, sample_seed)
-    output.print_note(f"restoring it after {len(wanted)} of its steps")
-    request = reproduce.ReplayRequest(original=whole.id, env="ignore")
-    joint = certify.certificate(repo, whole.id, segments.replay(workspace, ports, request, wanted, parallel).verdicts)
+    request = reproduce.ReplayRequest(original=whole.id, env="ignore", ignore=workspace.settings.run.ignore)
+    if interruptions.is_observed(ports, whole):
+        if context.get_parameter_source("steps") is ParameterSource.COMMANDLINE:
+            output.print_note("--steps has no effect: the script does not use m5ws.session, and trains to its own end")
+        parts = interruptions.choose(ports, whole, restores, sample_seed)
+        trial = interruptions.Trial(
+            ports=ports, whole=whole, home=workspace.home, author_dir=workspace.root, ignore=request.ignore
+        )
+        results = _interrupt(trial, request, parts, parallel)
+        joint = certify.observed_certificate(repo, whole.id, results)
+    else:
+        wanted = certify.restores(repo, whole.id, restores, sample_seed)
+        output.print_note(f"restoring it after {len(wanted)} of its steps")
+        verdicts = segments.replay(workspace, ports, request, wanted, parallel).verdicts
+        joint = certify.certificate(repo, whole.id, verdicts)
     output.print_json(joint) if as_json else output.echo(format_certificate(joint))
     context.exit(joint.exit_code)
 
@@ -103,7 +136,8 @@ def _train(workspace: "Workspace", ports: "Ports", whole: "Run", *, progress: bo
     from m5ws.runs import run, supervise
 
     plan = run.plan(ports.repo, whole, workspace.home, workspace.root, ports.environment, ports.tracker)
-    output.print_note(f"training {whole.spec.nproc} ranks for {plan.context.until} steps, as {whole.id}")
+    ranks = f"{whole.spec.nproc} rank{'s' if whole.spec.nproc > 1 else ''}"
+    output.print_note(f"training {ranks} without an interruption, as {whole.id}")
     with interrupt.on_signals(), RunProgress(enabled=progress) as shown:
         result = supervise.execute(ports, plan, shown.watch, shown.prepare)
     if result.outcome != "finished":
@@ -111,6 +145,54 @@ def _train(workspace: "Workspace", ports: "Ports", whole: "Run", *, progress: bo
             f"run {whole.id} {result.outcome}: {result.message or f'status {result.exit_code}'}",
             hint=f"`m5ws logs {whole.id}` prints the output of its ranks.",
         )
+
+
+def _interrupt(trial: "Trial", request: "ReplayRequest", parts: list[Segment], parallel: int) -> "list[Interruption]":
+    """Interrupt and resume the training before each segment, and return the published results. Ctrl-C stops them all.
+
+    If one differs, the training is replayed without an interruption.
+    """
+    from m5ws.reproduce import interruptions, reproduce
+    from m5ws.reproduce import segments as operation
+
+    stopped = threading.Event()
+    trial = msgspec.structs.replace(trial, watch=lambda *_: stopped.is_set())
+    done = 0
+
+    def told(result: "Interruption") -> None:
+        nonlocal done
+        output.print_note(f"interrupted after step {result.after}: {result.verdict.outcome}")
+        done += 1
+        bar(_STAGE, done, len(parts))
+
+    with interrupt.on_signals(), progress_bars.Bar() as bar:
+        bar(_STAGE, done, len(parts))
+        try:
+            results = operation.replay(
+                parts,
+                lambda part: interruptions.interrupt(trial, part.first, output.print_note),
+                parallel,
+                told,
+                stopped.set,
+            )
+            if any(map(interruptions.is_unsure, results)):
+                repeated = _repeat(trial, request)
+                results = [interruptions.judge_repetition(result, repeated) for result in results]
+        except BaseException:
+            stopped.set()
+            raise
+    for result in results:
+        reproduce.publish(trial.ports, trial.home, result.verdict)
+    return results
+
+
+def _repeat(trial: "Trial", request: "ReplayRequest") -> "Verdict":
+    """Replay the training without an interruption, and return the verdict."""
+    from m5ws.reproduce import reproduce
+
+    plan = reproduce.plan(trial.ports, request, trial.home, trial.author_dir)
+    output.print_note(f"a resume differs: training without an interruption, as {plan.run.id}")
+    return reproduce.execute(trial.ports, request, plan, lambda _: None, trial.watch, on_recheck=verdict.print_recheck)
 
 
 def format_certificate(certificate: "Certificate") -> str:
@@ -122,14 +204,29 @@ def format_certificate(certificate: "Certificate") -> str:
         "",
         output.fields(certificate.what, "  "),
         "",
+        output.table(*_table(certificate)),
     ]
-    rows = [
-        (str(restore.segment.first), "equal" if restore.outcome == "sampled" else restore.outcome, restore.replay)
-        for restore in certificate.verdicts
-        if restore.segment is not None
-    ]
-    lines.append(output.table(("restored after step", "result", "replayed as"), rows))
     for restore in certificate.verdicts:
-        if restore.outcome != "sampled":
+        if restore.outcome not in ("sampled", "reproduced"):
             lines += ["", verdict.format_verdict(restore)]
     return "\n".join(lines)
+
+
+def _table(certificate: "Certificate") -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the columns and rows of the restores."""
+    rows: list[tuple[str, ...]] = [
+        ("unknown" if step is None else "the beginning" if step == 0 else str(step), _result(each), each.replay)
+        for step, each in zip(certificate.restored, certificate.verdicts, strict=True)
+    ]
+    if not certificate.interrupted:
+        return ("restored after step", "result", "replayed as"), rows
+    after = map(str, certificate.interrupted)
+    return ("interrupted after step", "resumed after step", "result", "replayed as"), [
+        (step, *row) for step, row in zip(after, rows, strict=True)
+    ]
+
+
+def _result(verdict: "Verdict") -> str:
+    if verdict.outcome in ("sampled", "reproduced"):
+        return "equal"
+    return "differs" if verdict.recheck is not None and verdict.recheck.start_equal else verdict.outcome

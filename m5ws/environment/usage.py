@@ -75,7 +75,7 @@ def _judged(change: Change, sides: Sequence[Observed], used: Usage, who: str) ->
     kind = next((kind for kind in _OF_DISTRIBUTIONS if change.name.startswith(kind)), None)
     if kind is not None:
         name = change.name.removeprefix(kind)
-        if drift.is_run(name) or _is_imported(name, sides, used):
+        if drift.is_run(name) or is_imported(name, sides, used):
             return change
         return msgspec.structs.replace(change, rating="cannot", detail=f"{who} imported it")
     library = drift.library_of(change.name)
@@ -84,7 +84,7 @@ def _judged(change: Change, sides: Sequence[Observed], used: Usage, who: str) ->
     return msgspec.structs.replace(change, rating="cannot", detail=f"{who} loaded {library}")
 
 
-def _is_imported(name: str, sides: Sequence[Observed], used: Usage) -> bool:
+def is_imported(name: str, sides: Sequence[Observed], used: Usage) -> bool:
     """Return False only if no rank loaded a place that the distribution has on either side."""
     having = [side for side in sides if name in side.distributions]
     places = [(side.provides or {}).get(name) for side in having]

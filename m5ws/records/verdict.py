@@ -62,7 +62,8 @@ class Recheck(Record, frozen=True, kw_only=True):
     their first difference, with the first replay's value as the original. `as_original`: the second is equal to the
     original where the first is not. `last` is the step to end after; None: with the script. `replay` is None if it
     could not be started. If two replays of a segment agree, `start` is a replay from the run's start up to that step.
-    If that is equal to the original (`start_equal`), the restore was not exact.
+    If that is equal to the original (`start_equal`), the restore was not exact. A replay that was interrupted and
+    resumed has `start` alone, a replay without an interruption.
     """
 
     replay: RunId | None = None

@@ -2,7 +2,8 @@
 
 Each restore starts from the checkpoint of one step and continues to the last step. It is compared bit for bit with the
 uninterrupted training: quantities, batches, generators, tensors and checkpoints. State that is missing from a
-checkpoint shows as a difference, even if only after many steps.
+checkpoint shows as a difference, even if only after many steps. A script without a session is interrupted and resumed
+instead (`interruptions`).
 """
 
 import random
@@ -11,33 +12,38 @@ from collections.abc import Sequence
 import msgspec
 
 from m5ws.config.settings import RunSettings
+from m5ws.environment import recorded, usage
 from m5ws.errors import UsageError
 from m5ws.records import codec
 from m5ws.records.checkpoint import Content
-from m5ws.records.environment import Observed
-from m5ws.records.ledger import AttemptStarted
+from m5ws.records.ledger import Observation
 from m5ws.records.run import LaunchSpec, Run, Segment, Trainer
 from m5ws.records.verdict import EXIT_CODES, Outcome, Verdict
 from m5ws.repository import checkpoints
 from m5ws.repository.ledger import ledger
-from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.repository import Repository
+from m5ws.reproduce.interruptions import Interruption
 from m5ws.runs import history, run
 
-_NPROC = 3
-"""Default number of processes: checkpoints of three ranks have uneven shards."""
 _VERSIONS = ("torch", "deepspeed")
+_OBSERVED = ("transformers", "lightning", "pytorch-lightning", "accelerate", "deepspeed", "torchtune", "torchtitan")
+"""Distributions of frameworks whose versions a certificate of an observed script lists, if a rank imported them."""
 _FRAMEWORKS = {"dcp/1": "PyTorch", "deepspeed/1": "DeepSpeed"}
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):
-    """Joint result of the restores of `run` after steps `restored`. `what` has framework, optimizer and versions."""
+    """Joint result of the restores of `run` after steps `restored`. `what` has framework, optimizer and versions.
+
+    A script without a session was interrupted after steps `interrupted`, and each time resumed after the step in
+    `restored`: 0 if it started from the beginning, None if that is unknown.
+    """
 
     run: str
     outcome: Outcome
     what: dict[str, str]
     steps: int
-    restored: tuple[int, ...]
+    restored: tuple[int | None, ...]
+    interrupted: tuple[int, ...] = ()
     verdicts: tuple[Verdict, ...]
     reason: str
 
@@ -54,7 +60,7 @@ def choose_launcher(settings: RunSettings, options: run.RunOptions, wanted: Trai
     trainer = options.trainer or settings.trainer
     if trainer == "python" and wanted is None and (options.nproc or 1) > 1:
         trainer = "torchrun"
-    nproc = options.nproc or (1 if trainer == "python" else _NPROC)
+    nproc = options.nproc or (1 if trainer == "python" else settings.nproc)
     return msgspec.structs.replace(options, trainer=trainer, nproc=nproc)
 
 
@@ -77,7 +83,8 @@ def restores(repo: Repository, run_id: str, count: int | None, seed: int) -> lis
     if not steps:
         raise UsageError(
             f"nothing to restore: run {run_id} has no checkpoint before its last step",
-            hint="Use m5ws.session in the script, and train more than one step.",
+            hint="Train more than one step. A script without m5ws.session needs an optimizer of torch, and its steps "
+            "are not observed if `[run] observe` in m5ws.toml is false.",
         )
     if count is not None and count < len(steps):
         steps = sorted(random.Random(seed).sample(steps, count))
@@ -95,13 +102,11 @@ def restores(repo: Repository, run_id: str, count: int | None, seed: int) -> lis
 def certificate(repo: Repository, run_id: str, verdicts: Sequence[Verdict]) -> Certificate:
     """Return the joint result of the verdicts on restores."""
     last = history.load(repo, run_id).last_step
-    steps = tuple(verdict.segment.first for verdict in verdicts if verdict.segment is not None)
-    bad = [verdict for verdict in verdicts if verdict.outcome != "sampled"]
+    bad = [verdict for verdict in verdicts if not is_equal(verdict)]
     if bad:
         first = bad[0]
         after = first.segment.first if first.segment is not None else 0
-        # "not comparable" in a run's verdict, but a proven fault of its restore.
-        outcome = "diverged" if first.recheck is not None and first.recheck.start_equal else first.outcome
+        outcome = _outcome(first)
         reason = (
             f"{len(bad)} of {len(verdicts)} restores differ from uninterrupted training. "
             f"The first is the restore after step {after}: {first.reason}"
@@ -114,15 +119,58 @@ def certificate(repo: Repository, run_id: str, verdicts: Sequence[Verdict]) -> C
     return Certificate(
         run=run_id,
         outcome=outcome,
-        what=described(repo, run_id),
+        what=_described(repo, run_id),
         steps=last,
-        restored=steps,
+        restored=tuple(verdict.segment.first for verdict in verdicts if verdict.segment is not None),
         verdicts=tuple(verdicts),
         reason=reason,
     )
 
 
-def described(repo: Repository, run_id: str) -> dict[str, str]:
+def observed_certificate(repo: Repository, run_id: str, results: Sequence[Interruption]) -> Certificate:
+    """Return the joint result of a script without a session that was interrupted and resumed.
+
+    An interruption after which nothing was resumed decides only if there is no other.
+    """
+    last = history.load(repo, run_id).last_step
+    resumed = [result for result in results if result.resumed != 0]
+    bad = [result for result in resumed or results if not is_equal(result.verdict)]
+    if bad:
+        outcome, reason = _outcome(bad[0].verdict), bad[0].verdict.reason or ""
+        if len(resumed) > 1:
+            reason = f"{len(bad)} of {len(resumed)} resumes do not equal uninterrupted training. The first: {reason}"
+    else:
+        outcome = "reproduced"
+        count = f"all {len(resumed)} resumes" if len(resumed) > 1 else "the resume"
+        reason = f"after {count} up to step {last}, the training has the same bits as without an interruption"
+        if len(resumed) < len(results):
+            reason = (
+                f"{reason}. After {len(results) - len(resumed)} of {len(results)} interruptions nothing was resumed"
+            )
+    return Certificate(
+        run=run_id,
+        outcome=outcome,
+        what=_described_observed(repo, run_id),
+        steps=last,
+        restored=tuple(result.resumed for result in results),
+        interrupted=tuple(result.after for result in results),
+        verdicts=tuple(result.verdict for result in results),
+        reason=reason,
+    )
+
+
+def is_equal(verdict: Verdict) -> bool:
+    """Return True if a restore is equal to uninterrupted training."""
+    return verdict.outcome in ("sampled", "reproduced")
+
+
+def _outcome(verdict: Verdict) -> Outcome:
+    """Return the outcome of a certificate whose first bad restore has this verdict."""
+    # "not comparable" in a run's verdict, but a proven fault of its restore.
+    return "diverged" if verdict.recheck is not None and verdict.recheck.start_equal else verdict.outcome
+
+
+def _described(repo: Repository, run_id: str) -> dict[str, str]:
     """Return the facts of a certificate: framework, optimizer, number of ranks and versions."""
     label = checkpoints.valid(repo, run_id)[-1]
     content = repo.objects.get_record(checkpoints.load(repo, run_id, label).content, Content)
@@ -132,9 +180,22 @@ def described(repo: Repository, run_id: str) -> dict[str, str]:
     kind = backend.get("optimizer_kind") if isinstance(backend, dict) else None
     if kind:
         facts["optimizer"] = str(kind)
-    for event in ledger.events(repo, run_id, 1, LAUNCHER):
-        if isinstance(event, AttemptStarted):
-            observed = repo.objects.get_record(event.observed, Observed).facts
-            facts |= {name: value for name in _VERSIONS if (value := observed.get(name))}
-            break
-    return facts
+    observed = recorded.of_run(repo, run_id).facts
+    return facts | {name: value for name in _VERSIONS if (value := observed.get(name))}
+
+
+def _described_observed(repo: Repository, run_id: str) -> dict[str, str]:
+    """Return the facts of a certificate of a script without a session, as it was observed."""
+    parts = {
+        label: text
+        for event in ledger.events(repo, run_id, 1, "0")
+        if isinstance(event, Observation)
+        for label, text in event.parts.items()
+    }
+    facts = {"ranks": str(history.load(repo, run_id).world)}
+    facts |= {name: parts[name].partition(",")[0] for name in ("model", "optimizer") if name in parts}
+    observed, used = recorded.of_run(repo, run_id), usage.of_run(repo, run_id)
+    if used is not None:
+        installed = {name: version for name in _OBSERVED if (version := observed.distributions.get(name))}
+        facts |= {name: installed[name] for name in installed if usage.is_imported(name, (observed,), used)}
+    return facts | {"torch": observed.facts.get("torch") or "unknown"}

@@ -128,7 +128,7 @@ def execute(
     report(progress, "reading the records of the original")
     original = history.load(ports.repo, request.original)
     if (hopeless := _hopeless(ports, planned, original)) is not None:
-        return _publish(ports, home, hopeless)
+        return publish(ports, home, hopeless)
     report(progress, "observing this machine, with torch")
     drifted = environment_drift(ports, request, planned)
     announce(drifted)
@@ -136,9 +136,9 @@ def execute(
     expected = expectation_of(ports, planned, drifted)
     if request.env == "fail" and drift.worst(drifted) in ("can", "does"):
         unlike = refusals.of_environment(ports.repo, planned.run, drifted)
-        return _publish(ports, home, msgspec.structs.replace(unlike, expected=expected))
+        return publish(ports, home, msgspec.structs.replace(unlike, expected=expected))
     if (refused := refusals.of_checkpoints(ports.repo, planned.run, original)) is not None:
-        return _publish(ports, home, refused)
+        return publish(ports, home, refused)
     if request.segment is not None:
         # State before the first step is compared; state that a checkpoint restored is given.
         given = request.segment.first if request.segment.digest is not None else request.segment.first - 1
@@ -167,7 +167,7 @@ def execute(
     if request.explain and not stopped and interrupted is None:
         verdict, interrupted = _explained(ports, planned, comparison, verdict, listeners)
     report(progress, "publishing the verdict, also in MLflow" if ports.tracker else "publishing the verdict")
-    _publish(ports, home, verdict)
+    publish(ports, home, verdict)
     if interrupted is not None:
         raise ReplayInterrupted(f"{interrupted} was stopped. The first replay {verdict.outcome}: {verdict.reason}")
     return verdict
@@ -312,7 +312,8 @@ def expectation_of(ports: supervise.Ports, planned: run.AttemptPlan, drifted: tu
     return expectation.expected(planned.context.determinism, host, socket.gethostname(), drifted)
 
 
-def _publish(ports: supervise.Ports, home: Path, verdict: Verdict) -> Verdict:
+def publish(ports: supervise.Ports, home: Path, verdict: Verdict) -> Verdict:
+    """Publish a verdict, also in the tracker, and return it. If the store does not take it, it is delivered later."""
     try:
         runs.publish_verdict(ports.repo, verdict)
     except (M5Error, OSError) as error:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -26,6 +27,7 @@ from m5ws.tracking.interface import Tracker
 
 _log = logging.getLogger(__name__)
 _SHOWN = 12
+T = TypeVar("T")
 
 
 class JointResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,29 +104,29 @@ def sample(segments: Sequence[Segment], count: int, seed: int) -> list[Segment]:
 
 def replay(
     segments: Sequence[Segment],
-    replay_one: Callable[[Segment], Verdict],
+    replay_one: Callable[[Segment], T],
     parallel: int,
-    told: Callable[[Verdict], None],
+    told: Callable[[T], None],
     stop: Callable[[], None],
-) -> list[Verdict]:
-    """Replay segments, `parallel` at a time, and return their verdicts in order of steps.
+) -> list[T]:
+    """Replay segments, `parallel` at a time, and return their results in order of steps.
 
-    Each verdict is passed to `told` at once. If a replay fails, or the caller is interrupted, `stop` is called, and the
+    Each result is passed to `told` at once. If a replay fails, or the caller is interrupted, `stop` is called, and the
     running replays are waited for.
     """
-    verdicts: dict[int, Verdict] = {}
+    results: dict[int, T] = {}
     with ThreadPoolExecutor(parallel, thread_name_prefix="m5ws-segment") as pool:
         jobs = {pool.submit(replay_one, segment): segment.first for segment in segments}
         try:
             for job in as_completed(jobs):
-                verdicts[jobs[job]] = job.result()
-                told(verdicts[jobs[job]])
+                results[jobs[job]] = job.result()
+                told(results[jobs[job]])
         except BaseException:
             stop()
             for job in jobs:
                 job.cancel()
             raise
-    return [verdicts[first] for first in sorted(verdicts)]
+    return [results[first] for first in sorted(results)]
 
 
 def join(run: str, verdicts: Sequence[Verdict], every: Sequence[Segment]) -> JointResult:

@@ -81,11 +81,14 @@ def format_joint(joint: JointVerdict) -> str:
 
 
 def _format_recheck(recheck: Recheck) -> list[str]:
-    if recheck.replay is None:
+    if recheck.replay is None and recheck.start is None:
         return [f"second replay: could not be started: {recheck.reason}"]
     until = f", up to step {recheck.last}" if recheck.last is not None else ""
-    result = "differs from the first" if recheck.first else "agrees with the first" if recheck.repeats else "no result"
-    lines = [f"second replay: {recheck.replay}{until}: {result}"]
+    lines = []
+    if recheck.replay is not None:
+        differs = "differs from the first" if recheck.first else None
+        result = differs or ("agrees with the first" if recheck.repeats else "no result")
+        lines.append(f"second replay: {recheck.replay}{until}: {result}")
     if recheck.first is not None:
         lines += format_divergence(recheck.first, ("first", "second"), "first difference")
     if recheck.start is not None:

@@ -12,6 +12,8 @@ Invariant: observation changes no bits, draws no random numbers, does no collect
 an error in it, the script goes on without it.
 """
 
+import os
+import signal
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -268,6 +270,9 @@ class Observer:
         self._threads.record(self.step)
         if is_first:
             self._active.note_imports()
+        if self.step == self._active.context.killed_after:
+            self._flush()
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def _last_state(self, update: _Update, engine: torch.nn.Module | None, has_ended: bool) -> State | None:
         """Return the state after a step, None if it was not read in time."""

@@ -1,0 +1,230 @@
+"""Test of resumes of a script without a session: trainings that are interrupted, resumed, and compared.
+
+A training is killed after an observed step, as by a crash, before the script can save a checkpoint of that step. Then
+it is resumed as by `m5ws run --resume`: the output files are restored, and the script continues from its own
+checkpoint. Steps, state and output files are compared with those of the uninterrupted training.
+"""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from m5ws.errors import UsageError
+from m5ws.progress import Progress
+from m5ws.records.run import Run, Segment
+from m5ws.records.verdict import Divergence, Recheck, Verdict
+from m5ws.reproduce import reproduce
+from m5ws.reproduce.compare import compare_histories
+from m5ws.reproduce.verdict import judgement, reason
+from m5ws.reproduce.verdict.difference_kinds import Kind, kind
+from m5ws.runs import history, run, supervise
+from m5ws.runs.history import History
+from m5ws.runs.outputs import outputs
+
+_LOST: dict[Kind, str] = {
+    "learning rate": "the schedule of the learning rate",
+    "batch": "the position in the data, or the generators that draw its order",
+    "result": "generators (dropout), buffers of modules, or the optimizer's state",
+    "arithmetic": "generators (dropout), buffers of modules, or the optimizer's state",
+}
+"""State that is likely lost in a resume, by the kind of the first difference."""
+_NOTHING_RESUMED = (
+    "the script started from the beginning: nothing was resumed. Let it save checkpoints earlier, and continue from "
+    "the newest one if there is one"
+)
+_NOTHING_SAVED = (
+    "the script had written no file to a folder of [run] outputs, so nothing was resumed. Let it save checkpoints "
+    "earlier, or train more steps"
+)
+
+
+class Interruption(msgspec.Struct, frozen=True, kw_only=True):
+    """A training that was interrupted after step `after`, and its verdict.
+
+    `resumed` is the step after which it was resumed: 0 if it started from the beginning, None if that is unknown.
+    """
+
+    after: int
+    resumed: int | None
+    verdict: Verdict
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """The uninterrupted training to compare with, and the places of new attempts, as in `run.plan`.
+
+    `ignore` has rules of output files that are not judged, `watch` and `progress` follow the attempts.
+    """
+
+    ports: supervise.Ports
+    whole: Run
+    home: Path
+    author_dir: Path
+    ignore: tuple[str, ...] = ()
+    watch: supervise.Watch | None = None
+    progress: Progress | None = None
+
+
+def is_observed(ports: supervise.Ports, whole: Run) -> bool:
+    """Return True if a training has observed steps, and no session."""
+    return history.load(ports.repo, whole.id).observed
+
+
+def choose(ports: supervise.Ports, whole: Run, count: int | None, seed: int) -> list[Segment]:
+    """Return the segments after the interruptions: one late in the training, or `count` of them drawn by `seed`.
+
+    Raises UsageError if the training is too short, or wrote no output files.
+    """
+    done = history.load(ports.repo, whole.id)
+    if done.outputs is None:
+        raise _without_outputs(whole, done)
+    last = done.last_step
+    if last < 2:
+        raise UsageError(
+            f"nothing to interrupt: run {whole.id} did {last} step",
+            hint="Let the script train several steps, and save a checkpoint before the last of them.",
+        )
+    steps = [max(1, last * 5 // 6)]  # Late, so that a checkpoint exists.
+    if count is not None:
+        steps = sorted(random.Random(seed).sample(range(1, last), min(count, last - 1)))
+    return [Segment(first=step, last=last) for step in steps]
+
+
+def _without_outputs(whole: Run, done: History) -> UsageError:
+    """Return the error for a script without output files. The hint names the folders that it wrote to."""
+    written = outputs.candidates(notice.message for notice in done.notices if notice.kind == outputs.NOT_KEPT)
+    names = ", ".join(f'"{name}"' for name in (*whole.spec.outputs, *written))
+    hint = "Let the script save checkpoints, and list their folder in [run] outputs of m5ws.toml."
+    if written:
+        hint = f"This run wrote {', '.join(written)}. Set in [run] of m5ws.toml: outputs = [{names}]."
+    return UsageError(
+        f"nothing to resume from: run {whole.id} wrote no checkpoint to a folder of [run] outputs", hint=hint
+    )
+
+
+def interrupt(trial: Trial, step: int, announce: Callable[[str], None]) -> Interruption:
+    """Train again, interrupted after `step`, resume, and compare. A verdict is not published yet.
+
+    `announce` is called with each attempt in words. Raises ReplayInterrupted if the user stops it.
+    """
+    ports, whole = trial.ports, trial.whole
+    interrupted = run.new_run(whole.snapshot, whole.spec, name=whole.name, reproduces=whole.id)
+    first = _plan(trial, interrupted)
+    first = msgspec.structs.replace(first, context=msgspec.structs.replace(first.context, killed_after=step))
+    announce(f"training again as {interrupted.id}, interrupted after step {step}")
+    result = _execute(trial, first)
+    original, done = history.load(ports.repo, whole.id), history.load(ports.repo, interrupted.id)
+    comparison = compare_histories(original, done)
+    if (early := comparison.first()) is not None:
+        verdict = judgement.judge(ports, interrupted, comparison, result, trial.ignore)
+        return Interruption(after=step, resumed=None, verdict=_nondeterministic(verdict, early, step))
+    if result.outcome != "failed" or done.last_step < step:
+        words = f"the training {result.outcome} after step {done.last_step}, and was not interrupted after step {step}"
+        return Interruption(after=step, resumed=None, verdict=_not_comparable(interrupted, words))
+    second = _plan(trial, interrupted)
+    if second.outputs is None:
+        words = f"interrupted after step {step}: {_NOTHING_SAVED}"
+        return Interruption(after=step, resumed=0, verdict=_not_comparable(interrupted, words))
+    announce(f"resuming {interrupted.id}")
+    result = _execute(trial, second)
+    return _judge(trial, interrupted, original, result, step)
+
+
+def _plan(trial: Trial, interrupted: Run) -> run.AttemptPlan:
+    ports = trial.ports
+    return run.plan(
+        ports.repo, interrupted, trial.home, trial.author_dir, ports.environment, ports.tracker, python=ports.python
+    )
+
+
+def _execute(trial: Trial, plan: run.AttemptPlan) -> supervise.AttemptResult:
+    """Execute an attempt. Raises ReplayInterrupted if the user stops it."""
+    result = supervise.execute(trial.ports, plan, trial.watch, trial.progress)
+    if result.outcome == "interrupted":
+        raise reproduce.ReplayInterrupted(f"run {plan.run.id} was stopped before a verdict was known")
+    return result
+
+
+def _judge(
+    trial: Trial, interrupted: Run, original: History, result: supervise.AttemptResult, step: int
+) -> Interruption:
+    """Return the verdict on a training that was resumed."""
+    done = history.load(trial.ports.repo, interrupted.id)
+    begun = next((after for after, attempt in done.begun if attempt > 1), None)
+    resumed = begun if done.guessed is None else None
+    # A script may draw no numbers in training, and is then exact without its generators.
+    comparison = compare_histories(original, done, judge_generators=False)
+    verdict = judgement.judge(trial.ports, interrupted, comparison, result, trial.ignore)
+    at = f"after step {resumed}" if resumed is not None else "after a step that the records do not prove"
+    words = f"interrupted after step {step} and resumed {at}"
+    outcome = verdict.outcome
+    if resumed == 0 and outcome != "not comparable":
+        outcome, words = "not comparable", f"interrupted after step {step}: {_NOTHING_RESUMED}"
+    elif verdict.first is not None:
+        words = f"{words}. The first difference is {reason.place_of(verdict.first)}"
+    elif verdict.reason is not None:
+        words = f"{words}: {verdict.reason}"
+    if outcome == "reproduced" and comparison.unjudged_generators():
+        words = f"{words}. Generators differ, and no step draws from them"
+    verdict = msgspec.structs.replace(verdict, outcome=outcome, reason=words)
+    return Interruption(after=step, resumed=resumed, verdict=verdict)
+
+
+def _nondeterministic(verdict: Verdict, first: Divergence, step: int) -> Verdict:
+    words = (
+        f"the training differs before it is interrupted after step {step}, first in {reason.place_of(first)}. "
+        f"It is not deterministic, so its resume cannot be judged. Likely cause: {reason.likely_cause(first)}"
+    )
+    return msgspec.structs.replace(verdict, outcome="nondeterministic", reason=words)
+
+
+def _not_comparable(interrupted: Run, words: str) -> Verdict:
+    return Verdict(
+        run=interrupted.reproduces or "",
+        replay=interrupted.id,
+        outcome="not comparable",
+        not_compared=("everything: nothing was resumed",),
+        observed=True,
+        reason=words,
+        created_s=interrupted.created_s,
+    )
+
+
+def is_unsure(interruption: Interruption) -> bool:
+    """Return True if only an uninterrupted replay shows whether the resume is the cause of a difference."""
+    return interruption.verdict.outcome == "diverged"
+
+
+def judge_repetition(interruption: Interruption, repeated: Verdict) -> Interruption:
+    """Return the interruption with the verdict after `repeated`, that on an uninterrupted replay."""
+    verdict = interruption.verdict
+    if not is_unsure(interruption):
+        return interruption
+    equal = {"reproduced": True, "diverged": False, "nondeterministic": False}.get(repeated.outcome)
+    outcome = verdict.outcome
+    if equal:
+        assert verdict.first is not None
+        outcome, words = "not comparable", f"inexact resume: {verdict.reason}. {_blame(verdict.first)}"
+    elif equal is False:
+        outcome, words = repeated.outcome, f"{verdict.reason}. An uninterrupted replay differs too: {repeated.reason}"
+    else:
+        words = f"{verdict.reason}. An uninterrupted replay could not be compared: {repeated.reason}"
+    recheck = Recheck(start=repeated.replay, start_equal=equal)
+    verdict = msgspec.structs.replace(verdict, outcome=outcome, reason=words, recheck=recheck)
+    return msgspec.structs.replace(interruption, verdict=verdict)
+
+
+def _blame(first: Divergence) -> str:
+    """Return the likely cause of a difference that an uninterrupted replay does not have."""
+    if first.quantity.startswith("file "):
+        return (
+            "No judged step differs. So no step depends on the difference: it is in state beside the model (an average "
+            "of weights), or in a value that starts again with each attempt (a log, a mean). [run] ignore in m5ws.toml "
+            "leaves out values that are no results"
+        )
+    lost = _LOST.get(kind(first), "a part of the state")
+    return (
+        "An uninterrupted replay equals the original, so the script does not restore all that its next steps depend "
+        f"on: likely {lost}"
+    )

@@ -1,0 +1,85 @@
+"""Certificates of scripts without a session, which are interrupted and resumed from their own checkpoints."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.workspace.workspaces import Workspace, make_workspace
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return make_workspace(tmp_path / "w", "interrupted.py", nproc=1, run='outputs = ["out"]')
+
+
+def _certify(workspace: Workspace, kind: str, *options: str, expect: int, steps: int = 6) -> Any:
+    return workspace.json("certify", *options, "--", "train.py", kind, str(steps), expect=expect)
+
+
+def test_a_resume_with_all_state_is_certified(workspace: Workspace) -> None:
+    certificate = _certify(workspace, "exact", "--restores", "2", "--parallel", "2", expect=0)
+    assert certificate["outcome"] == "reproduced" and certificate["steps"] == 6
+    # It saves every second step, and is killed before it can save.
+    assert (certificate["interrupted"], certificate["restored"]) == ([4, 5], [2, 4])
+    what = certificate["what"]
+    assert (what["model"], what["optimizer"], what["ranks"]) == ("Sequential", "AdamW", "1")
+    for verdict in certificate["verdicts"]:
+        assert verdict["outcome"] == "reproduced"
+        assert verdict["compared"]["steps"] == 6 and verdict["compared"]["output tensors"] > 10
+    assert "outputs-restored" in workspace.m5ws("show", verdict["replay"]).stdout
+
+
+def test_generators_that_are_not_restored_are_found_at_the_first_step(workspace: Workspace) -> None:
+    certificate = _certify(workspace, "generators", "--restores", "2", "--sample-seed", "2", expect=1)
+    assert (certificate["interrupted"], certificate["restored"]) == ([1, 5], [0, 4])
+    _, verdict = certificate["verdicts"]
+    assert certificate["outcome"] == "diverged" and verdict["recheck"]["start_equal"]
+    assert (verdict["first"]["step"], verdict["first"]["quantity"]) == (5, "batch")
+    assert "inexact resume" in workspace.m5ws("show", verdict["replay"]).stdout
+
+
+def test_a_value_that_begins_anew_is_named_with_the_line_that_leaves_it_out(workspace: Workspace) -> None:
+    certificate = _certify(workspace, "count", expect=1)
+    (verdict,) = certificate["verdicts"]
+    assert verdict["first"]["quantity"] == "file out/count.json:steps" and "ignore" in verdict["reason"]
+    workspace.edit("m5ws.toml", 'outputs = ["out"]', 'outputs = ["out"]\nignore = ["out/count.json"]')
+    assert _certify(workspace, "count", expect=0)["outcome"] == "reproduced"
+
+
+def test_generators_that_no_step_draws_from_are_listed(workspace: Workspace) -> None:
+    certificate = _certify(workspace, "undrawn", expect=0)
+    (verdict,) = certificate["verdicts"]
+    assert verdict["outcome"] == "reproduced" and "Generators differ" in verdict["reason"]
+    assert any("generators differ after steps 5-6" in line for line in verdict["not_compared"])
+
+
+@pytest.mark.parametrize("kind", ["beginning", "log", "late"])
+def test_a_script_that_starts_from_the_beginning_is_not_certified(workspace: Workspace, kind: str) -> None:
+    """It does not load its checkpoint, or has saved none by then; with or without another output file."""
+    certificate = _certify(workspace, kind, expect=2)
+    assert certificate["outcome"] == "not comparable" and certificate["restored"] == [0]
+    assert "nothing was resumed" in certificate["reason"]
+
+
+def test_a_certificate_is_printed_with_its_interruptions(workspace: Workspace) -> None:
+    printed = workspace.m5ws("certify", "--", "train.py", "late", "4", expect=2).stdout
+    assert "NOT CERTIFIED" in printed
+    assert [line.split()[:3] for line in printed.splitlines() if "the beginning" in line] == [["3", "the", "beginning"]]
+
+
+@pytest.mark.parametrize("kind", ["noise at first", "noise at last"])
+def test_a_script_that_does_not_repeat_itself_is_nondeterministic(workspace: Workspace, kind: str) -> None:
+    certificate = _certify(workspace, kind, expect=1)
+    assert certificate["outcome"] == "nondeterministic"
+    (verdict,) = certificate["verdicts"]
+    assert (verdict["first"]["step"], verdict["first"]["quantity"]) == (1 if "first" in kind else 6, "batch")
+
+
+def test_a_script_that_cannot_resume_is_refused_with_a_remedy(workspace: Workspace) -> None:
+    refused = workspace.m5ws("certify", "--", "train.py", "elsewhere", "6", expect=2).stderr
+    assert 'outputs = ["out", "elsewhere"]' in refused
+    refused = workspace.m5ws("certify", "--", "train.py", "exact", "1", expect=2).stderr
+    assert "nothing to interrupt" in refused
+    refused = workspace.m5ws("certify", "--", "train.py", "exact", "0", expect=2).stderr
+    assert "optimizer" in refused
