@@ -1,4 +1,4 @@
-"""The examples of frameworks, whose scripts know nothing of m5ws: reproduced, diverged, killed and resumed.
+"""The examples of frameworks, whose scripts know nothing of m5ws: certified, reproduced and diverged.
 
 The results are the table in docs/how-to/frameworks.md, which `--update-golden` rewrites.
 """
@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import subprocess
-import tomllib
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -27,8 +26,8 @@ pytestmark = pytest.mark.services
 _HERE = Path(__file__).parent
 _PAGE = ROOT / "docs" / "how-to" / "frameworks.md"
 _STEPS = 12
-_KILLED_AFTER = 10
-"""A step in the middle of an epoch, two steps after a checkpoint in the middle of it."""
+_INTERRUPTED, _SAVED = 10, 8
+"""`m5ws certify` interrupts an example in the middle of an epoch, two steps after a checkpoint in the middle of it."""
 
 
 class Example(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,68 +35,54 @@ class Example(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     package: str
-    end: str
-    """A pattern of the file with the weights of the last step."""
     reason: str
+    is_exact: bool = True
+    """A resume gives the bits of an uninterrupted training."""
     config: str = "config.yaml"
     log: str = ""
     """A file that is listed as not compared."""
     versions: Versions = "frameworks"
     previous: Versions = "previous_frameworks"
-    resumes_in_full: bool = True
-    """A resumed attempt writes files of the same names as an uninterrupted one, and has the same generators."""
 
 
 _EXAMPLES = (
     Example(
         name="hf-trainer",
         package="transformers",
-        end="out/model.safetensors",
         reason="Trainer restores generators and the position in the data",
         log="tfevents",
     ),
     Example(
         name="lightning",
         package="lightning",
-        end="out/model.pt",
         reason="m5ws adds generators and the order of the data to Lightning's checkpoints",
         log="tfevents",
     ),
     Example(
         name="accelerate",
         package="accelerate",
-        end="out/model.pt",
         reason="the script uses a seedable sampler and a generator of the loader's own",
     ),
     Example(
         name="nanogpt",
         package="torch",
-        end="out/ckpt.pt",
+        is_exact=False,
         reason="`ckpt.pt` has no generators, from which nanoGPT draws its batches and dropout",
     ),
-    Example(
-        name="fabric",
-        package="lightning",
-        end="out/model.pt",
-        reason="the script saves its step and the generators of all ranks",
-    ),
+    Example(name="fabric", package="lightning", reason="the script saves its step and the generators of all ranks"),
     Example(
         name="torchtune",
         package="torchtune",
-        end="out/epoch_2/*.bin",
         reason="the recipe saves at the end of an epoch, and draws no random number in training",
         versions="torchtune",
         previous="previous_torchtune",
-        resumes_in_full=False,
     ),
     Example(
         name="hydra",
         package="hydra-core",
-        end="outputs/last.pt",
         reason="the script seeds each step",
         config="conf/optimizer/sgd.yaml",
         log="train.log",
-        resumes_in_full=False,
     ),
 )
 _WITH_PREVIOUS = tuple(example for example in _EXAMPLES if example.package not in ("torch", "hydra-core"))
@@ -116,28 +101,11 @@ class Place(msgspec.Struct, frozen=True):
         assert done.returncode == expect, f"{done.returncode}\n{done.stdout}\n{done.stderr}\n{logs}"
         return done
 
-    def run(self, *words: str, expect: int = 0) -> str:
-        return self.m5ws("run", "--no-progress", *words, expect=expect).stdout.strip()
+    def certify(self, expect: int) -> Any:
+        return json.loads(self.m5ws("certify", "--no-progress", "--json", expect=expect).stdout)
 
     def reproduce(self, run: str, *words: str, expect: int = 0) -> Any:
         return json.loads(self.m5ws("reproduce", run, "--no-progress", "--json", *words, expect=expect).stdout)
-
-    def output(self, run: str, pattern: str) -> bytes:
-        """Return the bytes of the output file of a run that fits a pattern."""
-        folder = self.root.parent / f"outputs-{run}"
-        self.m5ws("outputs", run, str(folder))
-        (path,) = folder.glob(pattern)
-        return path.read_bytes()
-
-    def killed(self) -> str:
-        """Return a run of the example that was killed in the middle."""
-        mark = self.root.parent / "mark"
-        mark.touch()
-        settings = tomllib.loads((self.root / "m5ws.toml").read_text())
-        *launcher, script = settings["run"]["command"]
-        run = self.run("--", *launcher, "kill_at_step.py", str(_KILLED_AFTER), str(mark), script, expect=1)
-        assert not mark.exists()
-        return run
 
 
 class Result(msgspec.Struct, kw_only=True):
@@ -150,40 +118,38 @@ class Result(msgspec.Struct, kw_only=True):
     resume: str = "–"
 
 
-Trained = tuple[Place, str, Result]
+Results = dict[tuple[Example, str], Result]
+Certified = tuple[Place, Any, Result]
+"""The place of an example, its certificate, and its results."""
 
 
 @pytest.fixture(scope="module")
-def results() -> dict[tuple[str, str], Result]:
+def results() -> Results:
     """Results by example and version of its framework."""
     return {}
 
 
 @pytest.fixture(scope="module")
-def train(
-    interpreter: Callable[[Versions], Path],
-    tmp_path_factory: pytest.TempPathFactory,
-    results: dict[tuple[str, str], Result],
-) -> Callable[[Example, Versions], Trained]:
-    """Train an example without interruption, once."""
+def certify(
+    interpreter: Callable[[Versions], Path], tmp_path_factory: pytest.TempPathFactory, results: Results
+) -> Callable[[Example, Versions], Certified]:
+    """Certify an example once: it trains without an interruption, and is killed and resumed."""
 
     @cache
-    def trained(example: Example, versions: Versions) -> Trained:
+    def certified(example: Example, versions: Versions) -> Certified:
         root = tmp_path_factory.mktemp(example.name) / "w"
         shutil.copytree(ROOT / "examples" / example.name, root)
-        shutil.copy(_HERE / "scripts" / "kill_at_step.py", root)
         with (root / "m5ws.toml").open("a") as settings:
             settings.write("\n[mlflow]\nenabled = false\n")
         (root / ".gitignore").write_text(".m5ws/\n")
         commit_all(root)
         place = Place(root, interpreter(versions))
-        run = place.run()
-        shown = json.loads(place.m5ws("show", run, "--json").stdout)
-        version = f"{example.package} {_version(place, example.package)}"
-        result = results[example.name, version] = Result(processes=shown["run"]["spec"]["nproc"])
-        return place, run, result
+        certificate = place.certify(expect=0 if example.is_exact else 1)
+        result = Result(processes=int(certificate["what"]["ranks"]), steps=certificate["steps"])
+        results[example, _version(place, example.package)] = result
+        return place, certificate, result
 
-    return trained
+    return certified
 
 
 @cache
@@ -193,36 +159,38 @@ def _version(place: Place, package: str) -> str:
     return subprocess.run([place.python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
 
-def _resume(place: Place, run: str, end: str) -> tuple[str, str]:
-    """Kill a run in the middle and resume it. Return its id, and the result: exact, or reported as inexact."""
-    killed = place.killed()
-    place.run("--resume", killed)
-    shown = place.m5ws("show", killed).stdout
+def _resume(place: Place, certificate: Any, example: Example) -> str:
+    """Return the result of a resume: exact, or the first difference, which the run's notice reports too."""
+    (verdict,) = certificate["verdicts"]
+    assert (certificate["interrupted"], certificate["restored"]) == ([_INTERRUPTED], [_SAVED])
+    assert verdict["observed"] and certificate["steps"] == _STEPS
+    assert certificate["outcome"] == ("reproduced" if example.is_exact else "diverged")
+    shown = place.m5ws("show", verdict["replay"]).stdout
     assert "outputs-restored" in shown
-    is_exact = place.output(run, end) == place.output(killed, end)
-    assert is_exact != ("inexact-resume" in shown)
-    return killed, "exact" if is_exact else "inexact, reported"
+    assert example.is_exact or "inexact-resume" in shown
+    if example.is_exact:
+        return "exact"
+    return f"inexact: {verdict['first']['quantity']} of step {verdict['first']['step']}"
 
 
 @pytest.mark.parametrize("example", _EXAMPLES, ids=lambda example: example.name)
 class TestExample:
-    def test_it_is_reproduced(self, example: Example, train: Callable[[Example, Versions], Trained]) -> None:
-        place, run, result = train(example, example.versions)
-        verdict = place.reproduce(run)
+    def test_it_is_reproduced(self, example: Example, certify: Callable[[Example, Versions], Certified]) -> None:
+        place, certificate, result = certify(example, example.versions)
+        verdict = place.reproduce(certificate["run"])
         assert verdict["outcome"] == "reproduced" and verdict["first"] is None
         assert verdict["observed"] and verdict["compared"]["steps"] == _STEPS * result.processes
         assert verdict["compared"]["files"]
         assert any(example.log in line for line in verdict["not_compared"])
         assert not any(line.startswith("differs") for line in verdict["outputs"])
-        result.steps = verdict["compared"]["steps"] // result.processes
         result.reproduced = "yes"
 
     def test_another_learning_rate_is_found_at_the_first_step(
-        self, example: Example, train: Callable[[Example, Versions], Trained]
+        self, example: Example, certify: Callable[[Example, Versions], Certified]
     ) -> None:
-        place, run, result = train(example, example.versions)
+        place, certificate, result = certify(example, example.versions)
         key = f"{example.config}:learning_rate" if example.name == "hydra" else "learning_rate"
-        verdict = place.reproduce(run, "--set", f"{key}=0.02", expect=1)
+        verdict = place.reproduce(certificate["run"], "--set", f"{key}=0.02", expect=1)
         assert verdict["outcome"] == "diverged"
         assert "learning_rate: 0.01 → 0.02 is the only recorded change" in verdict["reason"]
         # A Trainer's schedule may begin with 0.
@@ -230,22 +198,21 @@ class TestExample:
         assert verdict["first"]["step"] == 1
         result.diverged = f"step {verdict['first']['step']}"
 
-    def test_a_killed_run_resumes_exactly_or_reports_the_difference(
-        self, example: Example, train: Callable[[Example, Versions], Trained]
+    def test_a_resume_is_exact_or_its_difference_is_named(
+        self, example: Example, certify: Callable[[Example, Versions], Certified]
     ) -> None:
-        place, run, result = train(example, example.versions)
-        killed, result.resume = _resume(place, run, example.end)
-        if result.resume == "exact" and example.resumes_in_full:
-            assert place.reproduce(killed)["outcome"] == "reproduced"
+        place, certificate, result = certify(example, example.versions)
+        version = _version(place, example.package)
+        assert certificate["what"].get(example.package, version).startswith(version)
+        result.resume = _resume(place, certificate, example)
 
 
 @pytest.mark.parametrize("example", _WITH_PREVIOUS, ids=lambda example: example.name)
-def test_a_killed_run_resumes_with_the_previous_version(
-    example: Example, train: Callable[[Example, Versions], Trained]
+def test_a_resume_with_the_previous_version(
+    example: Example, certify: Callable[[Example, Versions], Certified]
 ) -> None:
-    place, run, result = train(example, example.previous)
-    result.steps = next(row["last_step"] for row in json.loads(place.m5ws("ls", "--json").stdout)["runs"])
-    _, result.resume = _resume(place, run, example.end)
+    place, certificate, result = certify(example, example.previous)
+    result.resume = _resume(place, certificate, example)
 
 
 @pytest.mark.parametrize("versions", ["frameworks", "previous_frameworks"])
@@ -268,19 +235,17 @@ def test_lightning_resumes_exactly_but_for_the_documented_limits(
     assert len(cases) > len(inexact)
 
 
-def test_the_documentation_has_these_results(
-    results: dict[tuple[str, str], Result], request: pytest.FixtureRequest
-) -> None:
+def test_the_documentation_has_these_results(results: Results, request: pytest.FixtureRequest) -> None:
     if any(result.resume == "–" for result in results.values()) or len(results) < len(_EXAMPLES + _WITH_PREVIOUS):
         pytest.skip("not all of the tests ran, or some failed")
-    reasons = {example.name: example.reason for example in _EXAMPLES}
     lines = [
         "| framework | example | processes | observed steps | reproduced | other rate found | resume | its reason |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for (name, version), result in results.items():
-        cells = (version, f"`{name}`", result.processes, result.steps, result.reproduced, result.diverged)
-        lines.append(f"| {' | '.join(map(str, cells))} | {result.resume} | {reasons[name]} |")
+    for (example, version), result in results.items():
+        name = f"{example.package} {version} | `{example.name}`"
+        measured = (result.processes, result.steps, result.reproduced, result.diverged, result.resume)
+        lines.append(f"| {name} | {' | '.join(map(str, measured))} | {example.reason} |")
     page = _PAGE.read_text()
     begin, end = "<!-- results: begin -->\n", "<!-- results: end -->\n"
     table = "\n".join(lines) + "\n"
