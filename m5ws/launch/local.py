@@ -4,21 +4,17 @@ The processes never outlive their supervisor: the kernel signals torchrun when i
 torchrun dies (training/rank.py).
 """
 
-import ctypes
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 from m5ws.errors import M5Error
-from m5ws.launch import mounts
+from m5ws.launch import child
 from m5ws.launch.interface import Process
 from m5ws.records.launch import LaunchRequest, open_log
-
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class LaunchFailed(M5Error):
@@ -45,7 +41,7 @@ class LocalLauncher:
                 self._prepare(request, environment, log.fileno())
             try:
                 process = subprocess.Popen(
-                    request.argv,
+                    child.command(request.argv, mount=request.mount, dies_with_parent=True),
                     cwd=request.cwd,
                     env=environment,
                     stdin=subprocess.DEVNULL,
@@ -53,26 +49,24 @@ class LocalLauncher:
                     stderr=log,
                     start_new_session=True,
                     close_fds=False,
-                    preexec_fn=partial(_prepared, os.getpid(), request.mount),
                 )
             except (OSError, subprocess.SubprocessError) as error:
-                raise LaunchFailed(f"{request.argv[0]} could not be started: {error}") from error
+                raise LaunchFailed(f"{sys.executable} could not be started: {error}") from error
         return LocalProcess(process)
 
     def can_mount(self, folder: str, path: str) -> bool:
         """As `Launcher.can_mount`; true with the rights of root, outside of containers."""
-        return mounts.possible(folder, path)
+        return child.can_mount(folder, path)
 
     def _prepare(self, request: LaunchRequest, environment: dict[str, str], log: int) -> None:
         done = subprocess.run(
-            request.prepare,
+            child.command(request.prepare, mount=request.mount, dies_with_parent=False),
             cwd=request.cwd,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             check=False,
-            preexec_fn=partial(mounts.enter, *request.mount) if request.mount else None,
         )
         if done.returncode != 0:
             raise LaunchFailed(
@@ -130,21 +124,3 @@ def _signalled(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def _prepared(parent: int, mount: tuple[str, str] | None) -> None:
-    """Run in the child, before exec: request SIGTERM for the parent's death, even by kill -9; end if it is dead
-    already.
-
-    A scheduler may send SIGUSR2, as warning of a time limit, to all processes. It would kill torchrun, and so the ranks
-    in the middle of their last checkpoint. Therefore torchrun ignores it, and the ranks handle it.
-
-    This runs in a fork of a process that has threads, so it makes system calls alone: it imports and loads nothing. The
-    parent, for the kernel, is the thread that forked: the one that supervises the attempt to its end.
-    """
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        os._exit(143)
-    if mount is not None:
-        mounts.enter(*mount)

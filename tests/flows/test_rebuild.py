@@ -14,7 +14,7 @@ import pytest
 
 from m5ws.environment import recorded
 from m5ws.environment.observe import own_package
-from m5ws.launch import mounts
+from m5ws.launch import child
 from m5ws.records.environment import Observed
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
@@ -128,7 +128,7 @@ def test_a_distribution_that_makes_the_difference_is_bisected(trained: Trained) 
 
 _ENGINE = """#!{python}
 import json, os, subprocess, sys
-from m5ws.launch import mounts
+from m5ws.launch import child
 words, named = sys.argv[1:], {{}}
 with open({log!r}, "a") as log:
     log.write(json.dumps(words) + "\\n")
@@ -146,7 +146,7 @@ while words[0].startswith("-"):
     elif option == "--entrypoint":
         entry = value
     elif option == "--volume" and value.split(":")[0] != value.split(":")[1]:
-        mounts.enter(*value.split(":")[:2])
+        child.enter(*value.split(":")[:2])
 image = words.pop(0)
 os.chdir(cwd)
 os.execvpe({python!r}, [entry, *words], {{"PATH": os.path.dirname({python!r}) + ":/usr/bin:/bin", **named}})
@@ -158,7 +158,7 @@ def engine(tmp_path: Path) -> Path:
     """Return a stand-in for Podman: it records its arguments, and starts the command here, with its mounts."""
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
-    if not mounts.possible(str(tmp_path / "one"), str(tmp_path / "other")):
+    if not child.can_mount(str(tmp_path / "one"), str(tmp_path / "other")):
         loud_skip("no mount namespaces: needs the rights of root")
     program = tmp_path / "engine" / "podman"
     log = tmp_path / "engine" / "log"

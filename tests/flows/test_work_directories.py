@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from m5ws import workspace as workspaces
-from m5ws.launch import mounts
+from m5ws.launch import child
 from m5ws.repository import runs
 from m5ws.runs import work_directories
 from tests.conftest import loud_skip
@@ -72,7 +72,7 @@ def mounted(
         (tmp_path / name).mkdir()
     if request.param == "not mounted":
         monkeypatch.setattr(ForkLauncher, "can_mount", lambda *_: False)
-    elif not mounts.possible(str(tmp_path / "one"), str(tmp_path / "other")):
+    elif not child.can_mount(str(tmp_path / "one"), str(tmp_path / "other")):
         loud_skip("no mount namespaces: needs the rights of root")
     return bool(request.param == "mounted")
 

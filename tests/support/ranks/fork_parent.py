@@ -19,7 +19,7 @@ from types import FrameType
 
 import msgspec
 
-from m5ws.launch import mounts
+from m5ws.launch.child import enter
 from m5ws.records.launch import open_log
 
 _PR_SET_PDEATHSIG = 1
@@ -96,7 +96,7 @@ def _be_launch(call: Call) -> None:
     try:
         _redirect(call.log)
         if call.mount is not None:
-            mounts.enter(*call.mount)
+            enter(*call.mount)
         status = _be_torchrun(call, call.ranks) if call.ranks is not None else _be_python(call)
     except BaseException:  # noqa: BLE001  # whatever it is, no code of the parent may go on in this process
         traceback.print_exc()

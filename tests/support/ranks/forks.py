@@ -17,7 +17,7 @@ from types import TracebackType
 
 import msgspec
 
-from m5ws.launch import mounts
+from m5ws.launch import child
 from m5ws.launch.interface import Process
 from m5ws.launch.local import LaunchFailed
 from m5ws.records import determinism
@@ -143,7 +143,7 @@ class ForkLauncher:
         )
 
     def can_mount(self, folder: str, path: str) -> bool:
-        return mounts.possible(folder, path)
+        return child.can_mount(folder, path)
 
 
 def run(
