@@ -106,6 +106,13 @@ MUTATIONS = (
         ("reproduce/test_compare.py",),
     ),
     Mutation(
+        "a script that starts from the beginning is certified",
+        "m5ws/reproduce/interruptions.py",
+        '    if resumed == 0 and outcome != "not comparable":\n',
+        '    if resumed == 0 and outcome == "not comparable":\n',
+        ("flows/test_interruptions.py",),
+    ),
+    Mutation(
         "an equal batch proves the place of an attempt",
         "m5ws/training/observation/earlier_steps.py",
         "    equal = {step.step for step in steps if _are_equal(step, first)}\n",

@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 
 from m5ws.errors import UsageError
-from m5ws.progress import Progress
 from m5ws.records.run import Run, Segment
 from m5ws.records.verdict import Divergence, Recheck, Verdict
 from m5ws.reproduce import reproduce
@@ -54,7 +53,7 @@ class Interruption(msgspec.Struct, frozen=True, kw_only=True):
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """The uninterrupted training to compare with, and the places of new attempts, as in `run.plan`.
 
-    `ignore` has rules of output files that are not judged, `watch` and `progress` follow the attempts.
+    `ignore` has rules of output files that are not judged, `watch` follows the attempts.
     """
 
     ports: supervise.Ports
@@ -63,7 +62,6 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     author_dir: Path
     ignore: tuple[str, ...] = ()
     watch: supervise.Watch | None = None
-    progress: Progress | None = None
 
 
 def is_observed(ports: supervise.Ports, whole: Run) -> bool:
@@ -140,7 +138,7 @@ def _plan(trial: Trial, interrupted: Run) -> run.AttemptPlan:
 
 def _execute(trial: Trial, plan: run.AttemptPlan) -> supervise.AttemptResult:
     """Execute an attempt. Raises ReplayInterrupted if the user stops it."""
-    result = supervise.execute(trial.ports, plan, trial.watch, trial.progress)
+    result = supervise.execute(trial.ports, plan, trial.watch)
     if result.outcome == "interrupted":
         raise reproduce.ReplayInterrupted(f"run {plan.run.id} was stopped before a verdict was known")
     return result
