@@ -52,7 +52,7 @@ class Piece:
 
     name: str
     tensor: "torch.Tensor"
-    place: Span | Box = field(default_factory=Span)
+    place: Span | Box = Span()
     copy: Literal["only", "replica"] = "only"
 
 

@@ -26,6 +26,8 @@ from m5ws.training.state import plain_state as plain
 from m5ws.training.state.plain_state import RestoreError, StateError
 from m5ws.training.state.staging import NoCopyStager, Stager
 
+_Parameters = dict[str, torch.nn.Parameter]
+
 
 class FsdpBackend:
     """`base.Backend` of a model and its optimizers."""
@@ -53,8 +55,9 @@ class FsdpBackend:
         common: dict[str, Plain] = {"groups": optimizer_state.groups(self._optimizers)}
         if self._optimizers:
             common["optimizer_kind"] = "+".join(type(optimizer).__name__ for optimizer in self._optimizers)
-        extras = optimizer_state.extras(self._optimizer_state())
-        without = sorted({name for name, *_ in self._optimized()} - extras.keys())
+        parameters = self._parameters()
+        extras = optimizer_state.extras(self._optimizer_state(parameters))
+        without = sorted({name for name, *_ in self._optimized(parameters)} - extras.keys())
         return StagedState(state, common, self._layouts(), extras, without)
 
     def begin(self) -> Iterator[str]:
@@ -74,7 +77,8 @@ class FsdpBackend:
         return self._given.pop(path)
 
     def check(self) -> None:
-        states, masters = list(self._states()), [parameter for _, parameter in self._masters()]
+        parameters = self._parameters()
+        states, masters = list(self._states(parameters)), [parameter for _, parameter in self._masters(parameters)]
         for optimizer in self._optimizers:
             state = [(name, values) for name, parameter, values in states if parameter in optimizer.state]
             tensors = [tensor for name, values in state for _, tensor in optimizer_state.leaves(name, values)]
@@ -100,7 +104,7 @@ class FsdpBackend:
         except (ArithmeticError, AssertionError, LookupError, M5Error, RuntimeError, TypeError, ValueError) as error:
             hint = getattr(error, "hint", None)
             raise StateError(f"no checkpoint of this training could be restored: {error}", hint=hint) from error
-        optimizer_state.check_made(made, dict(self._optimizer_state()))
+        optimizer_state.check_made(made, dict(self._optimizer_state(self._parameters())))
 
     def load(
         self,
@@ -139,17 +143,18 @@ class FsdpBackend:
     def _state(self) -> dict[str, torch.Tensor]:
         """Return all live tensors of the state, in order of names: a restored optimizer has another order."""
         self._reshard()
-        state = {f"model.{name}": parameter.detach() for name, parameter in self._parameters().items()}
+        parameters = self._parameters()
+        state = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
         for path, buffer in self._model.named_buffers():
             state[f"buffer.{self._unwrapped(path)}"] = buffer.detach()
-        for name, parameter in self._masters():
+        for name, parameter in self._masters(parameters):
             state[f"master.{name}"] = parameter.detach()
-        for name, values in self._optimizer_state():
+        for name, values in self._optimizer_state(parameters):
             state |= optimizer_state.leaves(name, values)
         state |= self._own_shards()
         for name, tensor in state.items():
             check_kind(name, tensor)
-        return dict(sorted(state.items()))
+        return {name: state[name] for name in sorted(state)}
 
     def _reshard(self) -> None:
         """Bring FSDP2 modules back to their shards: after a forward pass alone, the root stays unsharded."""
@@ -157,7 +162,8 @@ class FsdpBackend:
             if isinstance(part, FSDPModule):
                 part.reshard()
 
-    def _parameters(self) -> dict[str, torch.nn.Parameter]:
+    def _parameters(self) -> _Parameters:
+        """Return the model's parameters by name. With thousands of modules, torch takes long to list them."""
         return {self._unwrapped(path): parameter for path, parameter in self._model.named_parameters()}
 
     def _unwrapped(self, path: str) -> str:
@@ -170,25 +176,25 @@ class FsdpBackend:
             for path, shard in optimizer_state.within(item.state_dict(), name, self.takes):
                 yield path, shard.detach()
 
-    def _masters(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def _masters(self, parameters: _Parameters) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield parameters of the optimizers that are not the model's, such as fp32 masters of bf16 weights."""
-        known = {id(parameter) for parameter in self._model.parameters()}
-        for name, parameter, _ in self._optimized():
+        known = {id(parameter) for parameter in parameters.values()}
+        for name, parameter, _ in self._optimized(parameters):
             if id(parameter) not in known:
                 yield name, parameter
 
-    def _optimizer_state(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _optimizer_state(self, parameters: _Parameters) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield each parameter's name and its optimizer state, in the order of the optimizers' groups."""
-        for name, _, values in self._states():
+        for name, _, values in self._states(parameters):
             yield name, values
 
-    def _states(self) -> Iterator[tuple[str, torch.Tensor, dict[str, Any]]]:
-        for name, parameter, optimizer in self._optimized():
+    def _states(self, parameters: _Parameters) -> Iterator[tuple[str, torch.Tensor, dict[str, Any]]]:
+        for name, parameter, optimizer in self._optimized(parameters):
             if parameter in optimizer.state:
                 yield name, parameter, optimizer.state[parameter]
 
-    def _optimized(self) -> Iterator[tuple[str, torch.Tensor, torch.optim.Optimizer]]:
-        names = {id(parameter): name for name, parameter in self._parameters().items()}
+    def _optimized(self, parameters: _Parameters) -> Iterator[tuple[str, torch.Tensor, torch.optim.Optimizer]]:
+        names = {id(parameter): name for name, parameter in parameters.items()}
         groups = [(optimizer, group) for optimizer in self._optimizers for group in optimizer.param_groups]
         for number, (optimizer, group) in enumerate(groups):
             for position, parameter in enumerate(group["params"]):
@@ -205,7 +211,7 @@ class FsdpBackend:
         differently.
         """
         kinds: dict[str, dict[str, Plain]] = {"devices": {}, "whole": {}, "placements": {}}
-        for name, parameter, values in self._states():
+        for name, parameter, values in self._states(self._parameters()):
             for leaf, tensor in optimizer_state.leaves(name, values):
                 if not isinstance(tensor, DTensor):
                     kinds["devices"][leaf] = tensor.device.type
@@ -238,7 +244,7 @@ class FsdpBackend:
                 tops.setdefault(owner, {})[key] = base
         leaves = {name.partition("@")[0] for name in stored}
         records = {leaf: record for leaf in leaves if (record := stored.get(stored_name(leaf, stored, number)))}
-        optimized = list(self._optimized())
+        optimized = list(self._optimized(self._parameters()))
         shaped = {name: tuple(parameter.shape) for name, parameter, _ in optimized}
         unlike = {
             leaf.removeprefix(f"optimizer.{name}.")

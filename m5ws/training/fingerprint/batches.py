@@ -1,5 +1,6 @@
 """Tensors as runs of words, which `run_sums` and `triton_sums` add up, and their sums from those of the runs."""
 
+from array import array
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -19,8 +20,9 @@ class Batch:
     def __init__(self) -> None:
         self.copies_bytes = 0
         self._held: list[torch.Tensor] = []
-        self._runs: list[tuple[int, ...]] = []
-        self._owners: list[int] = []
+        # Numbers, and no object for each tensor: the garbage collector would visit those of thousands of tensors.
+        self._runs = array("Q")
+        self._owners = array("Q")
 
     def add(self, tensor: torch.Tensor, place: Span | Box) -> None:
         """Add a local tensor, whose elements have the global indices of `place`.
@@ -39,19 +41,19 @@ class Batch:
         # An element of 16 bytes is two words.
         width, per = (size, 1) if size <= 8 else (8, size // 8)
         for rows, length, first, stride in layout.rows(count, place):
-            self._runs.append((address, width, rows, length * per, first * per, stride * per, 0))
+            self._runs.extend((address, width, rows, length * per, first * per, stride * per, 0))
             self._owners.append(len(self._held))
             address += rows * length * size
         self._held.append(words)
 
     def runs(self) -> run_sums.Runs:
         """Return the runs of all tensors, without their sums."""
-        return run_sums.matrix(self._runs)
+        return np.array(self._runs, dtype=np.uint64).reshape(-1, run_sums.SUM + 1)
 
     def totals(self, runs: run_sums.Runs) -> list[int]:
         """Return the sum of each tensor, modulo 2^64, in the order of `add`; `runs` have their sums."""
         totals = np.zeros(len(self._held), dtype=np.uint64)
-        np.add.at(totals, self._owners, runs[:, run_sums.SUM])
+        np.add.at(totals, np.array(self._owners), runs[:, run_sums.SUM])
         return totals.tolist()
 
 

@@ -38,16 +38,26 @@ def fingerprints(pieces: Iterable[Piece], group: "ProcessGroup | None", *, threa
 
 def local(pieces: Iterable[Piece], *, threads: int = 1) -> Sums:
     """Return this rank's sums; the region of a whole tensor is "all". One synchronisation per device."""
-    held = list(pieces)
+    names: list[str] = []
+    regions: list[str] = []
+    tensors: list[torch.Tensor] = []
+    places: list[Span | Box] = []
+    # No piece is kept: the garbage collector would visit those of thousands of tensors.
+    for piece in pieces:
+        names.append(piece.name)
+        regions.append(_WHOLE if piece.copy == "replica" else _region(piece))
+        tensors.append(piece.tensor)
+        places.append(piece.place)
     found: Sums = defaultdict(dict)
-    for piece, value in zip(held, _values([(piece.tensor, piece.place) for piece in held], threads), strict=True):
-        found[piece.name][_WHOLE if piece.copy == "replica" else _region(piece)] = value
+    for name, region, value in zip(names, regions, _values(tensors, places, threads), strict=True):
+        found[name][region] = value
     return dict(found)
 
 
 def sums(tensors: Iterable[torch.Tensor]) -> list[int]:
     """Return the sum over each whole tensor's elements, modulo 2^64; one transfer per device."""
-    return _values([(tensor, Span()) for tensor in tensors], threads=1)
+    held = list(tensors)
+    return _values(held, [Span()] * len(held), threads=1)
 
 
 def _region(piece: Piece) -> str:
@@ -56,11 +66,12 @@ def _region(piece: Piece) -> str:
     return f"{piece.place.offsets}+{piece.place.sizes}"
 
 
-def _values(parts: Sequence[tuple[torch.Tensor, Span | Box]], threads: int) -> list[int]:
+def _values(tensors: Sequence[torch.Tensor], places: Sequence[Span | Box], threads: int) -> list[int]:
     """Return the sum over the elements of each local tensor, modulo 2^64."""
-    on_host = [tensor.is_cpu for tensor, _ in parts]
+    on_host = [tensor.is_cpu for tensor in tensors]
     if all(on_host):
-        return host_sums.sums(parts, threads)
+        return host_sums.sums(zip(tensors, places, strict=True), threads)
+    parts = list(zip(tensors, places, strict=True))
     of_host = iter(host_sums.sums((part for part, held in zip(parts, on_host, strict=True) if held), threads))
     of_devices = iter(device_sums.sums(part for part, held in zip(parts, on_host, strict=True) if not held))
     return [next(of_host if held else of_devices) for held in on_host]
