@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from m5ws.records import exact
@@ -130,6 +131,18 @@ def test_settings_without_a_value_of_their_own_are_equal_in_equal_trainings(obse
     one, same = (observed(SCRIPT, "settings", "2") for _ in range(2))
     assert one.status == 0, one.log()
     assert evidence(one) == evidence(same)
+
+
+def test_a_step_that_only_creates_the_optimizers_state_does_not_count(observed: Any) -> None:
+    fresh, created = (observed(SCRIPT, "restored", "3", state) for state in ("fresh", "created"))
+    assert [step.step for step in steps(created)] == [1, 2, 3]
+    assert [msgspec.structs.replace(step, time_s=0, seconds=0) for step in steps(created)] == [
+        msgspec.structs.replace(step, time_s=0, seconds=0) for step in steps(fresh)
+    ]
+    assert [any("momentum" in name for name in states(attempt)[0].tensors) for attempt in (fresh, created)] == [
+        False,
+        True,
+    ]
 
 
 def test_memory_of_outputs_that_is_used_again_is_data(observed: Any) -> None:

@@ -12,6 +12,7 @@ DEFAULTS = (
     "**/events.out.tfevents.*",
     "**/wandb/**",
     "**/mlruns/**",
+    "**/structured_logs/**",  # torchtitan: times of the parts of a step
     "**/*.log",
     "**/.metadata:save_id",  # drawn at random by torch.distributed.checkpoint
     *(

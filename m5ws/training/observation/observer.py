@@ -64,9 +64,10 @@ class _Forwards:
 class _Call:
     """A call of an optimizer's step: the settings and the learning rate before it."""
 
-    settings: str
-    rate: Any
+    settings: str = ""
+    rate: Any = None
     calls_another: bool = False
+    creates_state: bool = False
 
 
 @dataclass
@@ -172,6 +173,9 @@ class Observer:
         self._guarded(self._after_update, optimizer)
 
     def _before_update(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._forwards.count == 0 and _creates_state(optimizer):
+            self._calls.append((optimizer, _Call(creates_state=True)))
+            return
         outer = self._calls[-1][0] if self._calls else None
         self._names.optimizer(optimizer, within=outer)
         groups = optimizer.param_groups
@@ -179,7 +183,8 @@ class Observer:
         self._calls.append((optimizer, call))
         if self._update is not None and self._update.updated & _places(optimizer):
             self._close(_engine(self._update.forwards))
-        if not self._begun:
+        # An optimizer that contains another one has no state of its own.
+        if not self._begun or (outer is not None and self._update is None and not self._numbered):
             self._begun = True
             self._initial = self._fingerprints(self._forwards, [optimizer], initial=True)
 
@@ -187,8 +192,8 @@ class Observer:
         call = self._calls.pop()[1]
         if self._calls:
             self._calls[-1][1].calls_another = True
-        if call.calls_another:
-            return  # The step of the one inside counts.
+        if call.calls_another or call.creates_state:
+            return  # The step of the one inside counts, if there is one.
         if self._update is None:
             self._update = _Update(self._forwards)
             self._forwards = _Forwards(earlier=self._forwards.modules)
@@ -405,8 +410,11 @@ def _places(optimizer: torch.optim.Optimizer) -> set[tuple[int, int]]:
 
 
 def _settings(group: dict[str, Any]) -> str:
-    """Return the settings of a parameter group as exact text, without tensors, whose device would be waited for."""
-    values = {name: _plain(value) for name, value in group.items() if name != "params"}
+    """Return the settings of a parameter group as exact text, without tensors, whose device would be waited for.
+
+    The text has one order of the names: `load_state_dict` changes it.
+    """
+    values = {name: _plain(value) for name, value in sorted(group.items()) if name != "params"}
     return f"{len(group['params'])} {values!r}"
 
 
@@ -415,6 +423,21 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return value if isinstance(value, (bool, int, float, str, type(None))) else type(value).__qualname__
+
+
+def _creates_state(optimizer: torch.optim.Optimizer) -> bool:
+    """Return True for a step that changes no parameter and creates the optimizer's state.
+
+    torch.distributed.checkpoint makes one before it loads an optimizer: with zeros as gradients and learning rates.
+    """
+    groups = optimizer.param_groups
+    return (
+        not optimizer.state
+        and all("lr" in group and not bool(group["lr"]) for group in groups)
+        and not any(
+            bool(samples.local(p.grad).any()) for group in groups for p in group["params"] if p.grad is not None
+        )
+    )
 
 
 def _updates(optimizer: torch.optim.Optimizer) -> int | None:

@@ -6,17 +6,17 @@ import signal
 import sys
 from pathlib import Path
 
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 last, mark = int(sys.argv[1]), Path(sys.argv[2])
 del sys.argv[:3]
-count = 0
+updates = dict[int, int]()
 
 
-def kill(*_: object) -> None:
-    global count  # noqa: PLW0603
-    count += 1
-    if count == last and mark.exists() and os.environ.get("RANK", "0") == "0":
+def kill(optimizer: Optimizer, *_: object) -> None:
+    # An optimizer may contain another one, and call it.
+    updates[id(optimizer)] = updates.get(id(optimizer), 0) + 1
+    if updates[id(optimizer)] == last and mark.exists() and os.environ.get("RANK", "0") == "0":
         mark.unlink()
         os.kill(os.getpid(), signal.SIGKILL)
 

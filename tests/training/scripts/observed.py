@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.nn import functional
 
 KINDS: dict[str, Callable[[int], None]] = {}
@@ -550,6 +551,32 @@ def with_workers(steps: int) -> None:
     for x, target in torch.utils.data.DataLoader(data, batch_size=4, num_workers=1):
         model(x, target)["loss"].backward()
         optimizer.step()
+        optimizer.zero_grad()
+
+
+class Container(torch.optim.Optimizer):
+    """An optimizer that calls another one, and has no state of its own."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups[0]["params"], {})
+        self.inner = inner
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.inner.step()
+
+
+@kind
+def restored(steps: int) -> None:
+    """An optimizer in a container. torch.distributed.checkpoint may have created its state."""
+    model = WithLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+    if argument(3, "fresh") == "created":
+        get_optimizer_state_dict(model, optimizer)
+        optimizer.param_groups[0] = dict(reversed(optimizer.param_groups[0].items()))
+    container = Container(optimizer)
+    for x, target in batches(steps):
+        model(x, target)["loss"].backward()
+        container.step()
         optimizer.zero_grad()
 
 
