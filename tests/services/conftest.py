@@ -15,13 +15,16 @@ from tests.conftest import loud_skip
 
 _HERE = Path(__file__).parent
 
-Versions = Literal["frameworks", "previous_frameworks", "transcripts", "torchtune", "previous_torchtune", "triton"]
+Versions = Literal[
+    "frameworks", "previous_frameworks", "transcripts", "torchtune", "previous_torchtune", "torchtitan", "triton"
+]
 """The file with the versions of all packages."""
 
 _BELOW: dict[Versions, Versions] = {
     "previous_frameworks": "frameworks",
     "transcripts": "frameworks",
     "previous_torchtune": "torchtune",
+    "torchtitan": "frameworks",
 }
 """The environment on top of which another one is made."""
 

@@ -78,6 +78,13 @@ _EXAMPLES = (
         previous="previous_torchtune",
     ),
     Example(
+        name="torchtitan",
+        package="torchtitan",
+        reason="torchtitan saves the position in the data, and no step draws from a generator, which it does not save",
+        log="structured_logs",
+        versions="torchtitan",
+    ),
+    Example(
         name="hydra",
         package="hydra-core",
         reason="the script seeds each step",
@@ -85,7 +92,7 @@ _EXAMPLES = (
         log="train.log",
     ),
 )
-_WITH_PREVIOUS = tuple(example for example in _EXAMPLES if example.package not in ("torch", "hydra-core"))
+_WITH_PREVIOUS = tuple(example for example in _EXAMPLES if example.package not in ("torch", "torchtitan", "hydra-core"))
 
 
 class Place(msgspec.Struct, frozen=True):
