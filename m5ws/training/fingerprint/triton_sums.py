@@ -16,10 +16,9 @@ from triton.errors import TritonError
 
 from m5ws.training.fingerprint import run_sums
 
-TILE = 1 << 14
-"""The number of words of a tile."""
+TILE = 1 << 16
+"""The number of words of a tile: 8,192 tiles a GiB of bf16, several for each of a GPU's processors."""
 
-_TILE = tl.constexpr(TILE)
 _STEP_BYTES = tl.constexpr(2048)  # 16 bytes, the longest load, for each of the 128 threads of a program
 _BYTEWISE_STEP = tl.constexpr(256)  # words
 _INDEX = tl.constexpr(run_sums.INDEX)
@@ -44,7 +43,7 @@ def add_up(runs: run_sums.Runs, device: torch.device) -> None:
         return
     table = torch.from_numpy(runs).to(device, copy=True)
     with torch.cuda.device(table.get_device()):
-        sum_tiles[(len(tiles),)](table, torch.from_numpy(tiles).to(device))
+        sum_tiles[(len(tiles),)](table, torch.from_numpy(tiles).to(device), TILE)
     runs[:] = table.cpu().numpy()
 
 
@@ -58,20 +57,20 @@ def _tiles(runs: run_sums.Runs) -> NDArray[np.int64]:
 
 
 @triton.jit
-def sum_tiles(runs: tl.tensor, tiles: tl.tensor) -> None:
-    """Add the sum of a tile to that of its run. Both arguments point to tables of 64-bit integers."""
+def sum_tiles(runs: tl.tensor, tiles: tl.tensor, tile_words: tl.constexpr) -> None:
+    """Add the sum of a tile to that of its run. `runs` and `tiles` point to tables of 64-bit integers."""
     tile = tiles + 2 * tl.program_id(0).to(tl.int64)
     run = runs + _COLUMNS * tl.load(tile)
     start = tl.load(tile + 1).to(tl.uint64)
     width, length, stride = tl.load(run + _WIDTH), tl.load(run + _LENGTH), tl.load(run + _STRIDE)
     address = tl.load(run + _ADDRESS) + start * width
-    count = tl.minimum(tl.load(run + _ROWS) * length - start, _TILE).to(tl.int32)
+    count = tl.minimum(tl.load(run + _ROWS) * length - start, tile_words).to(tl.int32)
     row = start // length
     index = (tl.load(run + _FIRST) + start + row * (stride - length)) * _INDEX
     # A row begins `stride` indices after the one before, instead of `length`: a jump. A tile has at most one end of a
     # row that is longer than the tile. Such a row counts as long as a tile, so that 32 bits have the rows of words.
-    short = tl.minimum(length, _TILE).to(tl.int32)
-    column = short - tl.minimum(length - start % length, _TILE).to(tl.int32)
+    short = tl.minimum(length, tile_words).to(tl.int32)
+    column = short - tl.minimum(length - start % length, tile_words).to(tl.int32)
     jump = tl.where(column + count > short, (stride - length) * _INDEX, 0)
     # The longest loads need addresses that are multiples of 16.
     width = width.to(tl.int32)

@@ -13,5 +13,6 @@ from m5ws.training.fingerprint import device_sums, triton_sums
 assert device_sums.load_kernel(torch.device("cpu")) is None
 # As for a launch: torch's memory begins at multiples of 16.
 aligned = {(argument,): [["tt.divisibility", 16]] for argument in range(2)}
-source = ASTSource(triton_sums.sum_tiles, {"runs": "*u64", "tiles": "*i64"}, attrs=aligned)
+types = {"runs": "*u64", "tiles": "*i64", "tile_words": "constexpr"}
+source = ASTSource(triton_sums.sum_tiles, types, {"tile_words": triton_sums.TILE}, aligned)
 print(triton.compile(source, target=GPUTarget("cuda", int(sys.argv[1]), 32)).asm["ptx"])

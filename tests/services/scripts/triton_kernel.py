@@ -1,5 +1,7 @@
 """Tests of Triton's kernel on the device of `triton_device`, against NumPy. tests/services/test_triton.py runs them."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -10,12 +12,22 @@ from m5ws.training.backends.base import Box
 from m5ws.training.fingerprint import batches, device_sums, host_sums, run_sums, triton_sums
 from tests.support.machine import triton_device
 
-BYTES = 1 << 17
+BYTES = 1 << 18
+TILE = 1 << 12
+"""The number of words of a tile here, so that the interpreter has several tiles in a second."""
 DEVICE = triton_device.find() or pytest.fail("Triton runs on no device here")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_tiles() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton_sums, "TILE", TILE)
+        yield
 
 
 def sums_of(runs: list[tuple[int, ...]], memory: np.ndarray) -> None:
     """Check the sums of runs, whose addresses are offsets in `memory`, against those by NumPy."""
+    assert all(offset + width * rows * length <= memory.size for offset, width, rows, length, *_ in runs)
     expected = run_sums.matrix([(memory.ctypes.data + offset, *rest, 0) for offset, *rest in runs])
     run_sums.add_up_by_numpy(expected)
     there = torch.from_numpy(memory).to(DEVICE)
@@ -49,10 +61,7 @@ def test_any_runs_have_the_sums_of_numpy(runs: list[tuple[int, ...]], seed: int)
     sums_of(runs, random_memory(seed))
 
 
-TILE = triton_sums.TILE
-
-
-@pytest.mark.parametrize("width", [1, 2, 4])
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
 @pytest.mark.parametrize(
     ("rows", "length"),
     [
