@@ -1,10 +1,12 @@
 """Cost of a checkpoint: the time for which the training is stopped, the total time, bytes, memory, and loading.
 
     python benchmarks/checkpoints.py [--mib 2048] [--nproc 2] [--rounds 3] [--s3 ceph|ceph-tls|moto] [--connector PATH]
-                                     [--only TOOL …]
+                                     [--only TOOL …] [--folder PATH] [--pause S]
 
 The state is that of an FSDP2 model with AdamW, `--mib` on all ranks together, on CPUs. Each tool, in turn, saves it
 three times: all new, after a step on all of it, after a step on a tenth. Then it loads on as many ranks, and on one.
+Each round has the tools in the opposite order of the one before, and `--pause` waits before each, because a disk is
+slower after much was written. `--folder` is where local tools save; in `/dev/shm` there is no disk.
 
 Peers: `torch.save` and PyTorch's FileSystemWriter, both synced; the same bytes by the fastest client, unhashed; a copy
 within memory; the S3 connector for PyTorch, if `--connector` names its folder. Ceph before 18 refuses the connector's
@@ -21,6 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -150,6 +153,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--s3", choices=["ceph", "ceph-tls", "moto"], default="ceph")
     parser.add_argument("--connector", help="folder with s3torchconnector, if it is not installed")
+    parser.add_argument("--folder", default=tempfile.gettempdir())
+    parser.add_argument("--pause", type=float, default=0.0, metavar="S")
     parser.add_argument("--only", nargs="+", choices=[*LOCAL, *REMOTE])
     arguments = parser.parse_args()
     wanted = arguments.only or [*LOCAL, *REMOTE]
@@ -162,14 +167,15 @@ def main() -> None:
         if arguments.connector:
             path = os.pathsep.join([arguments.connector, os.environ.get("PYTHONPATH", "")])
             environment["PYTHONPATH"] = path.rstrip(os.pathsep)
-        for _ in range(arguments.rounds):
-            for tool in wanted:
+        for number in range(arguments.rounds):
+            for tool in wanted[:: -1 if number % 2 else 1]:
+                time.sleep(arguments.pause)
                 name = uuid.uuid4().hex
                 if tool in REMOTE:
                     options = "?integrity=crc64nvme" if arguments.s3 == "ceph-tls" and "m5ws" in tool else ""
                     place = Place(f"s3://{bucket}/{name}{options}", client, bucket)
                 else:
-                    place = Place(tempfile.mkdtemp(prefix="checkpoints-"))
+                    place = Place(tempfile.mkdtemp(prefix="checkpoints-", dir=arguments.folder))
                 try:
                     results[tool].append(one_round(tool, arguments.mib, arguments.nproc, place, environment))
                     print(table({tool: results[tool]}).splitlines()[-1], file=sys.stderr, flush=True)

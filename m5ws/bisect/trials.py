@@ -156,7 +156,8 @@ class HybridRuns:
         ports = self._outside(chosen, snapshot)
         environment, tracker = ports.environment, ports.tracker
         where = (self._home, self._author_dir, environment, tracker)
-        return ports, run.plan(repo, replay, *where, checkpoint_at=at, python=ports.python)
+        planned = run.plan(repo, replay, *where, checkpoint_at=at, python=ports.python)
+        return ports, run.repeat_fingerprints(planned, self._original.states.get(0, {}))
 
     def _outside(self, chosen: Collection[InputDifference], snapshot: Digest) -> supervise.Ports:
         """Return the ports of a hybrid, with a rebuilt environment if the bisection has them. Raises MergeConflict."""

@@ -154,7 +154,7 @@ _RULES: tuple[tuple[Key, Callable[[Settings], bool], str], ...] = (
     ),
     (("checkpoint", "failures"), lambda s: _below(s.checkpoint.failures, 1), "is less than 1"),
     (("checkpoint", "deadline_s"), lambda s: s.checkpoint.deadline_s <= 0, "is not positive"),
-    (("run", "fingerprint_every"), lambda s: _below(s.run.fingerprint_every, 1), "is less than 1"),
+    (("run", "fingerprint_every"), lambda s: _below(s.run.fingerprint_every, 0), "is less than 0"),
     (("retention", "last"), lambda s: _below(s.retention.last, 1), "is less than 1"),
     (("retention", "every"), lambda s: _below(s.retention.every, 1), "is less than 1"),
     (("determinism", "threads"), lambda s: s.determinism.threads < 1, "is less than 1"),

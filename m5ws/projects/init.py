@@ -217,7 +217,7 @@ name = @NAME@
 # trainer = "torchrun"
 # nproc = 1
 # seed = 0
-# Steps or minutes between checkpoints, and steps between fingerprints of the state.
+# Steps or minutes between checkpoints, and steps between fingerprints of the state (chosen by their cost if not set).
 # checkpoint_every = 100
 # checkpoint_minutes = 30
 # fingerprint_every = 100

@@ -55,10 +55,11 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
 
     `resume` is the digest of the checkpoint to restore, `parent` its run if that is another one. `saving` has the
     settings for new checkpoints, `trace` the steps to trace. A replay makes a checkpoint after each step in
-    `checkpoint_at`, as its original did, and never by the clock. The attempt ends after step `until`, if given. Without
-    `goes_on` no later attempt follows, so an early end makes no checkpoint. The ranks of a script without a session are
-    killed after step `killed_after`, if given, as by a crash. `copies` is the directory of the cache, of at most
-    `copies_bytes`. `local_installs` has code that no snapshot contains.
+    `checkpoint_at`, and fingerprints after each in `fingerprint_at`, as its original did, and never by the clock. The
+    attempt ends after step `until`, if given. Without `goes_on` no later attempt follows, so an early end makes no
+    checkpoint. The ranks of a script without a session are killed after step `killed_after`, if given, as by a crash.
+    `copies` is the directory of the cache, of at most `copies_bytes`. `local_installs` has code that no snapshot
+    contains.
     """
 
     store: str
@@ -76,6 +77,7 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
     parent: Parent | None = None
     saving: Saving = Saving()
     checkpoint_at: tuple[int, ...] | None = None
+    fingerprint_at: tuple[int, ...] | None = None
     until: int | None = None
     goes_on: bool = True
     killed_after: int | None = None

@@ -127,6 +127,7 @@ def execute(
     home = _home(planned)
     report(progress, "reading the records of the original")
     original = history.load(ports.repo, request.original)
+    planned = run.repeat_fingerprints(planned, original.states.get(0, {}))
     if (hopeless := _hopeless(ports, planned, original)) is not None:
         return publish(ports, home, hopeless)
     report(progress, "observing this machine, with torch")

@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -101,7 +101,9 @@ def spec(settings: RunSettings, options: RunOptions) -> LaunchSpec:
         environment=environment,
         checkpoint_every=options.checkpoint_every or settings.checkpoint_every,
         checkpoint_minutes=options.checkpoint_minutes or settings.checkpoint_minutes,
-        fingerprint_every=options.fingerprint_every or settings.fingerprint_every,
+        fingerprint_every=(
+            settings.fingerprint_every if options.fingerprint_every is None else options.fingerprint_every
+        ),
         outputs=settings.outputs,
         observe=settings.observe if options.observe is None else options.observe,
     )
@@ -205,6 +207,12 @@ def plan(
         inherits=tuple(valid),
         outputs=outputs,
     )
+
+
+def repeat_fingerprints(planned: AttemptPlan, steps: Iterable[int]) -> AttemptPlan:
+    """Return the plan of a replay that fingerprints the state after these steps of its original."""
+    context = msgspec.structs.replace(planned.context, fingerprint_at=tuple(steps))
+    return msgspec.structs.replace(planned, context=context)
 
 
 def _find_script(repo: Repository, snapshot: Snapshot, command: tuple[str, ...]) -> None:

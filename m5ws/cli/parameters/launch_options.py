@@ -34,7 +34,12 @@ options = grouped(
         metavar="M",
         help="Minutes between checkpoints.",
     ),
-    click.option("--fingerprint-every", type=click.IntRange(min=1), metavar="N", help="Steps between fingerprints."),
+    click.option(
+        "--fingerprint-every",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Steps between fingerprints; 0: none but those of checkpoints. Without it: chosen by their cost.",
+    ),
     click.option(
         "--observe/--no-observe", default=None, help="Record the steps of a script that does not use m5ws.session."
     ),

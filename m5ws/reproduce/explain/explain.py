@@ -168,7 +168,9 @@ def _plan(case: ExplainContext, side: TracedReplay, base: Run, steps: tuple[int,
     planned = run.plan(
         ports.repo, new, home, author_dir, ports.environment, ports.tracker, checkpoint_at=at, python=ports.python
     )
-    context = msgspec.structs.replace(planned.context, trace=Trace(first=steps[0], last=steps[1]))
+    context = msgspec.structs.replace(
+        planned.context, fingerprint_at=case.replay.context.fingerprint_at, trace=Trace(first=steps[0], last=steps[1])
+    )
     planned = msgspec.structs.replace(planned, context=context)
     return _put_back(planned, _variables(case.verdict)) if side.side == "original" else planned
 

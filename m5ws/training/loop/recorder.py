@@ -19,6 +19,7 @@ from m5ws.training.dataloader import BatchDigest, Feed
 from m5ws.training.fingerprint import fingerprint
 from m5ws.training.loop import fork, rehearsal, restore
 from m5ws.training.loop.checkpoint_schedule import Cadence
+from m5ws.training.loop.fingerprint_schedule import FingerprintSchedule
 from m5ws.training.loop.step import Step
 from m5ws.training.runtime import collectives, context, facts, isolation
 from m5ws.training.runtime.threads import Threads
@@ -50,8 +51,8 @@ class Recorder:
         self._known = known
         self._generators = {**(feed.generators() if feed is not None else {}), **generators}
         self._total = total_steps
-        self._fingerprint_every = fingerprint_every
         self._group = collectives.new_group()
+        self._fingerprints = FingerprintSchedule(fingerprint_every, active.context.fingerprint_at, self._group)
         self._writer = CheckpointWriter(active, backend)
         self._cadence = Cadence(active, checkpoint_every)
         self._pending: StepEvent | None = None
@@ -78,6 +79,7 @@ class Recorder:
             self._backend.rehearse(self._active.repo.objects, self._group)
         self._report_limits()
         self._first = step + 1
+        self._fingerprints.begin(self._first)
         self._active.stop.in_steps = True
         self._clock = time.perf_counter()
         return step
@@ -162,9 +164,18 @@ class Recorder:
         if (ends and self._saves_at_end(step.number)) or self._cadence.due(step.number):
             self._flush()
             self._checkpoint(step.number, last=ends, stopping=stopping)
-        elif last or _falls_on(step.number, self._fingerprint_every) or self._is_traced(step.number):
+            self._fingerprints.checkpointed(step.number)
+        elif last or self._is_traced(step.number):
             self._flush()
             self._fingerprint(step.number)
+        elif self._fingerprints.is_due(step.number):
+            self._flush()
+            if torch.accelerator.is_available():
+                # The device may still be computing the step.
+                torch.accelerator.synchronize()
+            began_s = time.perf_counter()
+            self._fingerprint(step.number)
+            self._fingerprints.fingerprinted(step.number, time.perf_counter() - began_s)
         if step.number == self._first:
             self._report_loaded()
             self._active.note_imports()
@@ -200,6 +211,7 @@ class Recorder:
         """Append the step's event; at the next step, if its scalars are still being copied from a device."""
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now
+        self._fingerprints.done(seconds)
         self._pending = StepEvent(
             time_s=time.time(),
             step=step.number,
@@ -284,10 +296,6 @@ class Recorder:
 def _no_position(feed: Feed) -> str:
     why = feed.refusal or "has no state_dict and load_state_dict"
     return f"the data loader {why}: a resume restarts the epoch, not exactly (not restorable)"
-
-
-def _falls_on(step: int, every: int | None) -> bool:
-    return every is not None and every > 0 and step % every == 0
 
 
 def _with_quantities(event: StepEvent, quantities: dict[str, str]) -> StepEvent:

@@ -329,7 +329,8 @@ class Observer:
 
     def _is_due(self, step: int) -> bool:
         """Return True if the state after a step is recorded."""
-        return step in _EARLY or step % (self._active.context.spec.fingerprint_every or _EVERY) == 0
+        every = self._active.context.spec.fingerprint_every
+        return every != 0 and (step in _EARLY or step % (every or _EVERY) == 0)
 
     def _state(self, update: _Update) -> State:
         optimizers = [optimizer for ref in update.optimizers.values() if (optimizer := ref()) is not None]
