@@ -4,7 +4,6 @@ import threading
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 from click.core import ParameterSource
 
 from m5ws.cli.parameters import launch_options, names, run_source, segments
@@ -117,11 +116,7 @@ def command(
         if context.get_parameter_source("steps") is ParameterSource.COMMANDLINE:
             output.print_note("--steps has no effect: the script does not use m5ws.session, and trains to its own end")
         parts = interruptions.choose(ports, whole, restores, sample_seed)
-        trial = interruptions.Trial(
-            ports=ports, whole=whole, home=workspace.home, author_dir=workspace.root, ignore=request.ignore
-        )
-        results = _interrupt(trial, request, parts, parallel)
-        joint = certify.observed_certificate(repo, whole.id, results)
+        joint = certify.observed_certificate(repo, whole.id, _interrupt(workspace, ports, request, parts, parallel))
     else:
         wanted = certify.restores(repo, whole.id, restores, sample_seed)
         output.print_note(f"restoring it after {len(wanted)} of its steps")
@@ -147,16 +142,26 @@ def _train(workspace: "Workspace", ports: "Ports", whole: "Run", *, progress: bo
         )
 
 
-def _interrupt(trial: "Trial", request: "ReplayRequest", parts: list[Segment], parallel: int) -> "list[Interruption]":
+def _interrupt(
+    workspace: "Workspace", ports: "Ports", request: "ReplayRequest", parts: list[Segment], parallel: int
+) -> "list[Interruption]":
     """Interrupt and resume the training before each segment, and return the published results. Ctrl-C stops them all.
 
     If one differs, the training is replayed without an interruption.
     """
+    from m5ws.repository import runs
     from m5ws.reproduce import interruptions, reproduce
     from m5ws.reproduce import segments as operation
 
     stopped = threading.Event()
-    trial = msgspec.structs.replace(trial, watch=lambda *_: stopped.is_set())
+    trial = interruptions.Trial(
+        ports=ports,
+        whole=runs.load(ports.repo, request.original),
+        home=workspace.home,
+        author_dir=workspace.root,
+        ignore=request.ignore,
+        watch=lambda *_: stopped.is_set(),
+    )
     done = 0
 
     def told(result: "Interruption") -> None:

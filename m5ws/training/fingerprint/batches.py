@@ -1,7 +1,7 @@
 """Tensors as runs of words, which `run_sums` and `triton_sums` add up, and their sums from those of the runs."""
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import torch
@@ -57,7 +57,20 @@ class Batch:
         return totals.tolist()
 
 
-def of(parts: Iterable[tuple[torch.Tensor, Span | Box]]) -> Iterator[Batch]:
+def sums(parts: Iterable[tuple[torch.Tensor, Span | Box]], add_up: Callable[[run_sums.Runs], None]) -> list[int]:
+    """Return the sum over each local tensor's elements, modulo 2^64; `add_up` sets the sums of runs.
+
+    A place gives the global indices of a tensor's elements.
+    """
+    results: list[int] = []
+    for batch in _of(parts):
+        runs = batch.runs()
+        add_up(runs)
+        results += batch.totals(runs)
+    return results
+
+
+def _of(parts: Iterable[tuple[torch.Tensor, Span | Box]]) -> Iterator[Batch]:
     """Yield batches with all tensors in their order, each batch with a limited number of bytes in copies."""
     batch = Batch()
     for tensor, place in parts:

@@ -3,7 +3,7 @@
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from types import ModuleType
 
 import torch
@@ -34,12 +34,7 @@ def sums_by_kernel(
     parts: Sequence[tuple[torch.Tensor, Span | Box]], device: torch.device, kernel: ModuleType
 ) -> list[int]:
     """Return the sum over each local tensor's elements by the kernel; all tensors are on `device`."""
-    results: list[int] = []
-    for batch in batches.of(parts):
-        runs = batch.runs()
-        kernel.add_up(runs, device)
-        results += batch.totals(runs)
-    return results
+    return batches.sums(parts, partial(kernel.add_up, device=device))
 
 
 @cache

@@ -16,7 +16,7 @@ import os
 import signal
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,7 @@ from m5ws.records.exact import decode, encode
 from m5ws.records.ledger import Observation, State, Step
 from m5ws.training.compat import tensors
 from m5ws.training.fingerprint import fingerprint
-from m5ws.training.observation import earlier_steps, samples, zero
+from m5ws.training.observation import earlier_steps, optimizer_values, samples, zero
 from m5ws.training.observation.names import Names
 from m5ws.training.runtime.context import ActiveRank
 from m5ws.training.runtime.threads import Threads
@@ -37,8 +37,6 @@ from m5ws.training.state import rng, scalars
 
 _FORWARDS = 16
 """Forward passes of a step of which values are read. The others are counted."""
-_HOST_ELEMENTS = 2**20
-"""Gradients on the host of more elements are read only where the state is recorded too: it would cost 1 % of a step."""
 _OPTIMIZERS = 16
 """Optimizers of a step whose values are read. A script may have one for each parameter, called in the backward pass."""
 _EVERY = 1000
@@ -152,13 +150,13 @@ class Observer:
             return
 
         def is_computed(tensor: torch.Tensor) -> bool:
-            return tensor.requires_grad or not forwards.computed.isdisjoint(_memory(tensor))
+            return tensor.requires_grad or not forwards.computed.isdisjoint(samples.memory(tensor))
 
         forwards.inputs += samples.take(given, is_computed)
         forwards.outputs += samples.take(output, lambda tensor: not tensor.requires_grad)
         for leaf in leaves:
-            forwards.computed.update(_memory(leaf))
-        loss = _loss(output)
+            forwards.computed.update(samples.memory(leaf))
+        loss = samples.loss(output)
         if loss is not None:
             forwards.losses.setdefault(id(module), []).append(scalars.take("loss", samples.local(loss)))
 
@@ -173,15 +171,15 @@ class Observer:
         self._guarded(self._after_update, optimizer)
 
     def _before_update(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._forwards.count == 0 and _creates_state(optimizer):
+        if self._forwards.count == 0 and optimizer_values.creates_state(optimizer):
             self._calls.append((optimizer, _Call(creates_state=True)))
             return
         outer = self._calls[-1][0] if self._calls else None
         self._names.optimizer(optimizer, within=outer)
         groups = optimizer.param_groups
-        call = _Call("; ".join(map(_settings, groups)), groups[0].get("lr") if groups else None)
+        call = _Call("; ".join(map(optimizer_values.settings, groups)), groups[0].get("lr") if groups else None)
         self._calls.append((optimizer, call))
-        if self._update is not None and self._update.updated & _places(optimizer):
+        if self._update is not None and self._update.updated & optimizer_values.places(optimizer):
             self._close(_engine(self._update.forwards))
         # An optimizer that contains another one has no state of its own.
         if not self._begun or (outer is not None and self._update is None and not self._numbered):
@@ -199,7 +197,7 @@ class Observer:
             self._forwards = _Forwards(earlier=self._forwards.modules)
         update = self._update
         is_repeated = id(optimizer) in update.optimizers
-        update.updated |= _places(optimizer)
+        update.updated |= optimizer_values.places(optimizer)
         update.optimizers[id(optimizer)] = weakref.ref(optimizer)
         label = self._names.optimizer(optimizer)
         update.labels.add(label)
@@ -215,7 +213,9 @@ class Observer:
     def _count(self, optimizer: torch.optim.Optimizer, label: str) -> None:
         """Count an update. The first one of an attempt is read from the optimizer's state."""
         known = self._counts.get(label)
-        self._counts[label] = known + 1 if known is not None else None if label in self._counts else _updates(optimizer)
+        self._counts[label] = (
+            known + 1 if known is not None else None if label in self._counts else optimizer_values.updates(optimizer)
+        )
 
     def _add_values(self, update: _Update, optimizer: torch.optim.Optimizer, call: _Call) -> None:
         """Add the values of an optimizer, and the state after it if that is recorded."""
@@ -230,10 +230,10 @@ class Observer:
             return
         # Until its first step has been recorded, an attempt does not know its number.
         is_due = not self._numbered or self._is_due(self.step + (not update.is_recorded))
-        is_cheap = _is_cheap(optimizer)
+        is_cheap = optimizer_values.is_cheap(optimizer)
         if is_due or is_cheap:
             update.norms_when_due |= not is_cheap
-            norm = _gradient_norm(optimizer)
+            norm = optimizer_values.gradient_norm(optimizer)
             if norm is not None:
                 update.quantities[f"grad_norm{suffix}"] = scalars.take("grad_norm", norm)
         if is_due:
@@ -374,7 +374,7 @@ def _event(update: _Update, time_s: float, seconds: float) -> Step:
     forwards = update.forwards
     digests = {earlier_steps.settings(label): digest.hexdigest() for label, digest in update.settings.items()}
     if forwards.count:
-        digests["output"] = _digest(forwards.outputs, forwards.count)
+        digests["output"] = samples.digest(forwards.outputs, forwards.count)
     quantities = {name: _text(value) for name, value in update.quantities.items()}
     if forwards.losses:
         losses = [decode(_text(value)) for value in list(forwards.losses.values())[-1]]
@@ -383,7 +383,7 @@ def _event(update: _Update, time_s: float, seconds: float) -> Step:
         time_s=time_s,
         step=0,
         quantities=quantities,
-        batch=_digest(forwards.inputs, forwards.count) if forwards.inputs else None,
+        batch=samples.digest(forwards.inputs, forwards.count) if forwards.inputs else None,
         digests=digests,
         updates=update.counts,
         seconds=seconds,
@@ -395,93 +395,5 @@ def _without_norms(step: Step) -> Step:
     return msgspec.structs.replace(step, quantities=kept)
 
 
-def _digest(values: list[samples.Sample], count: int) -> str:
-    digest = blake3.blake3(f"{count};".encode())
-    samples.update(digest, values)
-    return digest.hexdigest()
-
-
 def _text(value: scalars.Reader | str) -> str:
     return value if isinstance(value, str) else value()
-
-
-def _places(optimizer: torch.optim.Optimizer) -> set[tuple[int, int]]:
-    """Return the first parameter of each group: ZeRO calls an optimizer several times a step, each time with others."""
-    return {(id(optimizer), id(group["params"][0])) for group in optimizer.param_groups if group["params"]}
-
-
-def _settings(group: dict[str, Any]) -> str:
-    """Return the settings of a parameter group as exact text, without tensors, whose device would be waited for.
-
-    The text has one order of the names: `load_state_dict` changes it.
-    """
-    values = {name: _plain(value) for name, value in sorted(group.items()) if name != "params"}
-    return f"{len(group['params'])} {values!r}"
-
-
-def _plain(value: Any) -> Any:
-    """Return a plain value itself, and the type of any other, whose text may have an address in memory."""
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value if isinstance(value, (bool, int, float, str, type(None))) else type(value).__qualname__
-
-
-def _creates_state(optimizer: torch.optim.Optimizer) -> bool:
-    """Return True for a step that changes no parameter and creates the optimizer's state.
-
-    torch.distributed.checkpoint makes one before it loads an optimizer: with zeros as gradients and learning rates.
-    """
-    groups = optimizer.param_groups
-    return (
-        not optimizer.state
-        and all("lr" in group and not bool(group["lr"]) for group in groups)
-        and not any(
-            bool(samples.local(p.grad).any()) for group in groups for p in group["params"] if p.grad is not None
-        )
-    )
-
-
-def _updates(optimizer: torch.optim.Optimizer) -> int | None:
-    """Return the number of steps in an optimizer's state, None if it does not count them."""
-    counts = [values["step"] for values in optimizer.state.values() if isinstance(values, Mapping) and "step" in values]
-    return max((int(count) for count in counts), default=None)
-
-
-def _is_cheap(optimizer: torch.optim.Optimizer) -> bool:
-    """Return True unless many elements of gradients are on the host."""
-    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    left = _HOST_ELEMENTS
-    for parameter in parameters:
-        if parameter.device.type != "cpu":
-            return True
-        left -= parameter.numel()
-        if left < 0:
-            return False
-    return True
-
-
-@torch.no_grad()
-def _gradient_norm(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
-    """Return the norm of the gradients of an optimizer that this rank holds, None if it has none."""
-    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    gradients = [samples.local(gradient) for parameter in parameters if (gradient := parameter.grad) is not None]
-    dense = [gradient for gradient in gradients if gradient.layout == torch.strided]
-    return torch.nn.utils.get_total_norm(dense) if dense else None
-
-
-def _memory(tensor: torch.Tensor) -> list[StorageWeakRef]:
-    """Return the memory of a dense tensor's part on this rank, without keeping it alive; none of another tensor."""
-    part = samples.local(tensor)
-    has_memory = part.layout == torch.strided and not part.is_nested and not tensors.is_wrapper(part)
-    # An address would be that of data too, once the memory is free and used again.
-    return [StorageWeakRef(part.untyped_storage())] if has_memory else []  # type: ignore[no-untyped-call]
-
-
-def _loss(output: Any) -> torch.Tensor | None:
-    """Return the loss in a module's output: the output, its `loss`, or the first number of a tuple."""
-    named = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    candidates = output if isinstance(output, (list, tuple)) else (named, output)
-    for value in candidates:
-        if isinstance(value, torch.Tensor) and value.numel() == 1 and value.requires_grad and value.is_floating_point():
-            return value
-    return None

@@ -1,17 +1,19 @@
-"""Digests of tensors that enter and leave modules: of evenly spaced elements, read without waiting for the device.
+"""Readings of tensors that enter and leave modules, without waiting for the device.
 
-Logits take gigabytes in a step, and hashing them would cost more than the step. At most `_ELEMENTS` elements of a
-tensor are read. A difference in others shows a step later, in the loss or in the gradients.
+Logits take gigabytes in a step, and hashing them would cost more than the step. A digest has at most `_ELEMENTS` evenly
+spaced elements of a tensor. A difference in others shows a step later, in the loss or in the gradients.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
+import blake3
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from m5ws.training.compat.tensors import tree_leaves
+from m5ws.training.compat import tensors
 
 _ELEMENTS = 4096
 
@@ -25,7 +27,11 @@ def take(values: Any, skipped: Callable[[torch.Tensor], bool]) -> list[Sample]:
 
     Other values are none of the training's: a module may return a time, a path or an object.
     """
-    return [_sample(value) for value in tree_leaves(values) if isinstance(value, torch.Tensor) and not skipped(value)]
+    return [
+        _sample(value)
+        for value in tensors.tree_leaves(values)
+        if isinstance(value, torch.Tensor) and not skipped(value)
+    ]
 
 
 def update(digest: Any, samples: list[Sample]) -> None:
@@ -36,11 +42,36 @@ def update(digest: Any, samples: list[Sample]) -> None:
             digest.update(reader().view(torch.uint8).numpy())
 
 
+def digest(values: list[Sample], count: int) -> str:
+    """Return the digest of the samples of `count` forward passes."""
+    hasher = blake3.blake3(f"{count};".encode())
+    update(hasher, values)
+    return hasher.hexdigest()
+
+
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """Return the part of a tensor that this rank holds, without its graph."""
     part = tensor.detach()
     to_local = getattr(part, "to_local", None)
     return to_local() if to_local is not None else part
+
+
+def memory(tensor: torch.Tensor) -> list[StorageWeakRef]:
+    """Return the memory of a dense tensor's part on this rank, without keeping it alive; none of another tensor."""
+    part = local(tensor)
+    has_memory = part.layout == torch.strided and not part.is_nested and not tensors.is_wrapper(part)
+    # An address would be that of data too, once the memory is free and used again.
+    return [StorageWeakRef(part.untyped_storage())] if has_memory else []  # type: ignore[no-untyped-call]
+
+
+def loss(output: Any) -> torch.Tensor | None:
+    """Return the loss in a module's output: the output, its `loss`, or the first number of a tuple."""
+    named = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    candidates = output if isinstance(output, (list, tuple)) else (named, output)
+    for value in candidates:
+        if isinstance(value, torch.Tensor) and value.numel() == 1 and value.requires_grad and value.is_floating_point():
+            return value
+    return None
 
 
 @torch.no_grad()

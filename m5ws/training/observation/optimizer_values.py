@@ -1,0 +1,75 @@
+"""Readings of an optimizer: its settings, parameters, gradients and number of steps."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from m5ws.training.observation import samples
+
+_HOST_ELEMENTS = 2**20
+"""Gradients on the host of more elements are read only where the state is recorded too: it would cost 1 % of a step."""
+
+
+def places(optimizer: torch.optim.Optimizer) -> set[tuple[int, int]]:
+    """Return the first parameter of each group: ZeRO calls an optimizer several times a step, each time with others."""
+    return {(id(optimizer), id(group["params"][0])) for group in optimizer.param_groups if group["params"]}
+
+
+def settings(group: dict[str, Any]) -> str:
+    """Return the settings of a parameter group as exact text, without tensors, whose device would be waited for.
+
+    The text has one order of the names: `load_state_dict` changes it.
+    """
+    values = {name: _plain(value) for name, value in sorted(group.items()) if name != "params"}
+    return f"{len(group['params'])} {values!r}"
+
+
+def _plain(value: Any) -> Any:
+    """Return a plain value itself, and the type of any other, whose text may have an address in memory."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, (bool, int, float, str, type(None))) else type(value).__qualname__
+
+
+def creates_state(optimizer: torch.optim.Optimizer) -> bool:
+    """Return True for a step that changes no parameter and creates the optimizer's state.
+
+    torch.distributed.checkpoint makes one before it loads an optimizer: with zeros as gradients and learning rates.
+    """
+    groups = optimizer.param_groups
+    return (
+        not optimizer.state
+        and all("lr" in group and not bool(group["lr"]) for group in groups)
+        and not any(
+            bool(samples.local(p.grad).any()) for group in groups for p in group["params"] if p.grad is not None
+        )
+    )
+
+
+def updates(optimizer: torch.optim.Optimizer) -> int | None:
+    """Return the number of steps in an optimizer's state, None if it does not count them."""
+    counts = [values["step"] for values in optimizer.state.values() if isinstance(values, Mapping) and "step" in values]
+    return max((int(count) for count in counts), default=None)
+
+
+def is_cheap(optimizer: torch.optim.Optimizer) -> bool:
+    """Return True unless many elements of gradients are on the host."""
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    left = _HOST_ELEMENTS
+    for parameter in parameters:
+        if parameter.device.type != "cpu":
+            return True
+        left -= parameter.numel()
+        if left < 0:
+            return False
+    return True
+
+
+@torch.no_grad()
+def gradient_norm(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
+    """Return the norm of the gradients of an optimizer that this rank holds, None if it has none."""
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    gradients = [samples.local(gradient) for parameter in parameters if (gradient := parameter.grad) is not None]
+    dense = [gradient for gradient in gradients if gradient.layout == torch.strided]
+    return torch.nn.utils.get_total_norm(dense) if dense else None
