@@ -28,7 +28,8 @@ class Divergence(Record, frozen=True, kw_only=True):
     """The first difference, with its values as exact text.
 
     `tensor` is the first by name of `tensors_differ` tensors whose fingerprints differ after `tensor_step`: the
-    first step at or after `step` whose state was recorded.
+    first step at or after `step` whose state was recorded. If the difference is in the state, and states just before
+    were not recorded, `equal_after` is the last step before with a state that was compared, and is equal.
     """
 
     step: int
@@ -39,6 +40,12 @@ class Divergence(Record, frozen=True, kw_only=True):
     tensor: str | None = None
     tensor_step: int | None = None
     tensors_differ: int = 0
+    equal_after: int | None = None
+
+
+def is_state(quantity: str) -> bool:
+    """Return True if the quantity of a difference is in the state after a step, and not a value of the step."""
+    return quantity.startswith(("tensor ", "generator ", "checkpoint"))
 
 
 Outcome = Literal["reproduced", "sampled", "consistent", "diverged", "nondeterministic", "not comparable"]

@@ -12,7 +12,7 @@ import msgspec
 
 from m5ws.records import exact
 from m5ws.records.ledger import COMPLETE, AnyEvent, CheckpointPublished, RankEnded, State, Step
-from m5ws.records.verdict import Divergence, DivergenceSummary, LargestDifference
+from m5ws.records.verdict import Divergence, DivergenceSummary, LargestDifference, is_state
 from m5ws.repository import checkpoints
 from m5ws.repository.repository import Repository
 from m5ws.runs import recorded_steps
@@ -97,7 +97,18 @@ class Comparison:
             tensor=tensors[0] if tensors else None,
             tensor_step=step,
             tensors_differ=len(tensors),
+            equal_after=self._equal_after(first),
         )
+
+    def _equal_after(self, first: Difference) -> int | None:
+        """Return the last compared state before a difference in the state, if there are states between; else None."""
+        if not is_state(first.quantity):
+            return None
+        known, new = (side.states.get(first.rank, {}) for side in (self.original, self.replay))
+        step = recorded_steps.up_to(known, first.step - 1)
+        while step is not None and step not in new:
+            step = recorded_steps.up_to(known, step - 1)
+        return step if step is not None and step < first.step - 1 else None
 
     def at_first(self) -> tuple[Difference, ...]:
         """Return all known differences at the step of the first divergence, in order."""

@@ -33,10 +33,9 @@ _NOTHING_RESUMED = (
     "the script started from the beginning: nothing was resumed. Let it save checkpoints earlier, and continue from "
     "the newest one if there is one"
 )
-_NOTHING_SAVED = (
-    "the script had written no file to a folder of [run] outputs, so nothing was resumed. Let it save checkpoints "
-    "earlier, or train more steps"
-)
+_NOTHING_SAVED = "the script had written no file to a folder of [run] outputs, so nothing was resumed"
+_SAVE_EARLIER = "Let it save checkpoints earlier, or train more steps"
+_LIST_FOLDER = "Let the script save checkpoints, and list their folder in [run] outputs of m5ws.toml."
 
 
 class Interruption(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,15 +89,18 @@ def choose(ports: supervise.Ports, whole: Run, count: int | None, seed: int) -> 
 
 
 def _without_outputs(whole: Run, done: History) -> UsageError:
-    """Return the error for a script without output files. The hint names the folders that it wrote to."""
+    """Return the error for a script without output files."""
+    return UsageError(
+        f"nothing to resume from: run {whole.id} wrote no checkpoint to a folder of [run] outputs",
+        hint=_name_folders(whole, done) or _LIST_FOLDER,
+    )
+
+
+def _name_folders(whole: Run, done: History) -> str | None:
+    """Return advice with the folders outside of [run] outputs that a script wrote to; None if there are none."""
     written = outputs.candidates(notice.message for notice in done.notices if notice.kind == outputs.NOT_KEPT)
     names = ", ".join(f'"{name}"' for name in (*whole.spec.outputs, *written))
-    hint = "Let the script save checkpoints, and list their folder in [run] outputs of m5ws.toml."
-    if written:
-        hint = f"This run wrote {', '.join(written)}. Set in [run] of m5ws.toml: outputs = [{names}]."
-    return UsageError(
-        f"nothing to resume from: run {whole.id} wrote no checkpoint to a folder of [run] outputs", hint=hint
-    )
+    return f"This run wrote {', '.join(written)}. Set in [run] of m5ws.toml: outputs = [{names}]." if written else None
 
 
 def interrupt(trial: Trial, step: int, announce: Callable[[str], None]) -> Interruption:
@@ -122,7 +124,8 @@ def interrupt(trial: Trial, step: int, announce: Callable[[str], None]) -> Inter
         return Interruption(after=step, resumed=None, verdict=_not_comparable(interrupted, words))
     second = _plan(trial, interrupted)
     if second.outputs is None:
-        words = f"interrupted after step {step}: {_NOTHING_SAVED}"
+        advice = _name_folders(whole, original) or _SAVE_EARLIER
+        words = f"interrupted after step {step}: {_NOTHING_SAVED}. {advice}"
         return Interruption(after=step, resumed=0, verdict=_not_comparable(interrupted, words))
     announce(f"resuming {interrupted.id}")
     result = _execute(trial, second)

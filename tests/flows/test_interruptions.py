@@ -79,6 +79,9 @@ def test_a_script_that_does_not_repeat_itself_is_nondeterministic(workspace: Wor
 def test_a_script_that_cannot_resume_is_refused_with_a_remedy(workspace: Workspace) -> None:
     refused = workspace.m5ws("certify", "--", "train.py", "elsewhere", "6", expect=2).stderr
     assert 'outputs = ["out", "elsewhere"]' in refused
+    # The same, with a file in the folder of outputs that is written at the end.
+    printed = workspace.m5ws("certify", "--", "train.py", "elsewhere", "6", "end", expect=2).stdout
+    assert 'outputs = ["out", "elsewhere"]' in printed
     refused = workspace.m5ws("certify", "--", "train.py", "exact", "1", expect=2).stderr
     assert "nothing to interrupt" in refused
     refused = workspace.m5ws("certify", "--", "train.py", "exact", "0", expect=2).stderr

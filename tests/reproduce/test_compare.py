@@ -14,7 +14,7 @@ from m5ws.records.ledger import (
     Step,
 )
 from m5ws.reproduce.compare import Comparison, compare_histories
-from m5ws.reproduce.verdict import judgement
+from m5ws.reproduce.verdict import judgement, reason
 from m5ws.runs.history import History
 from m5ws.runs.supervise import AttemptResult
 
@@ -64,6 +64,26 @@ def test_equal_runs_have_no_divergence_and_nothing_missing() -> None:
     assert comparison.first() is None and comparison.missing() == () and comparison.state_compared()
     assert comparison.equal["steps"] == 2 * _LAST
     assert comparison.equal["tensors"] == 2 * 4
+
+
+def test_a_difference_in_the_state_is_named_with_the_last_equal_state_before_it() -> None:
+    original = _history(_events(0), _events(1))
+    changed = _compared(original, _events(0, tensors={4: {"model.a": "x"}}), _events(1)).first()
+    assert changed is not None and (changed.step, changed.equal_after) == (4, 2)
+    assert "equal after step 2" in reason.place_of(changed)
+    # A replay that lacks the state before does not prove it equal.
+    sparse = [
+        event
+        for event in _events(0, tensors={4: {"model.a": "x"}})
+        if not (isinstance(event, State) and event.step == 2)
+    ]
+    changed = _compared(original, sparse, _events(1)).first()
+    assert changed is not None and changed.equal_after == 0
+    dense = _history(_events(0, every=1), _events(1, every=1))
+    changed = _compared(dense, _events(0, tensors={4: {"model.a": "x"}}, every=1), _events(1, every=1)).first()
+    assert changed is not None and changed.equal_after is None
+    value = _compared(original, _events(0, loss={4: "x"}), _events(1)).first()
+    assert value is not None and value.equal_after is None
 
 
 def test_a_step_after_a_guessed_place_is_compared_and_not_judged() -> None:

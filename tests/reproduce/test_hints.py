@@ -82,8 +82,8 @@ _ALL = dict.fromkeys(_TENSORS[:4], "x")
 @pytest.mark.parametrize(
     ("changed", "words", "strong"),
     [
-        ({"model.b": "x"}, "model.b alone changed", True),
-        ({"optimizer.a.exp_avg": "x"}, "optimizer.a.exp_avg alone changed", True),
+        ({"model.b": "x"}, "model.b alone differs", True),
+        ({"optimizer.a.exp_avg": "x"}, "optimizer.a.exp_avg alone differs", True),
         ({"loss": "x"}, "only the record differs: loss of step 3", True),
         ({"batch": "x"}, "only the record differs: batch of step 3", True),
         (
@@ -173,7 +173,7 @@ _CHANGES: tuple[tuple[Change, AbstractSet[str] | None], ...] = (
 )
 _HINT = re.compile(
     r"[Ll]ikely cause: |likely the |in the original, |threads|kernel|vector width|a library|dropout that"
-    r"|the optimizer's|alone changed"
+    r"|the optimizer's|alone differs"
 )
 _COMPUTES = re.compile(r"threads|kernel|vector width|a library|arithmetic of")
 

@@ -29,7 +29,7 @@ _CHANGES = (
     rate("environment", "distribution.torch", "2.12", "2.13"),
     rate("environment", "kernel", "6.1", "6.2"),
 )
-_LONE = hints.Hint(words=f"model.w alone changed. {hints._LONE}", traces="lone tensor", strong=True)
+_LONE = hints.Hint(words=f"model.w alone differs. {hints._LONE}", traces="lone tensor", strong=True)
 _HINTS = (
     None,
     _LONE,

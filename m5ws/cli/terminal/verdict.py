@@ -102,7 +102,8 @@ def format_divergence(
 ) -> list[str]:
     """Return a first difference in lines, with the values of both sides."""
     at = "" if _of_file(divergence) else f"step {divergence.step}, rank {divergence.rank}, "
-    where = f"{title}: {at}{divergence.quantity}"
+    gap = f" (equal after step {divergence.equal_after}, not recorded in between)"
+    where = f"{title}: {at}{divergence.quantity}{gap if divergence.equal_after is not None else ''}"
     values = zip(sides, (divergence.original, divergence.replayed), strict=True)
     lines = [where, *(f"  {side.ljust(8)}  {_exact(value)}" for side, value in values)]
     if divergence.tensor is not None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from m5ws.records.verdict import Change, Divergence
+from m5ws.records.verdict import Change, Divergence, is_state
 
 Kind = Literal["learning rate", "batch", "initial state", "generator", "arithmetic", "result"]
 Traces = Literal["computation", "data", "draws", "update", "lone tensor", "record", "threads", "resume", "store"]
@@ -153,7 +153,7 @@ def kind(first: Divergence) -> Kind:
         return "initial state"
     if name.startswith("generator "):
         return "generator"
-    if is_state(first):
+    if is_state(first.quantity):
         return "arithmetic"
     if name == "batch":
         return "batch"
@@ -179,11 +179,6 @@ def rank_changes(
         (change for change in able if id(change) not in explain), key=lambda change: change.rating != "does"
     )
     return fitting, others
-
-
-def is_state(first: Divergence) -> bool:
-    """Return True if the first difference is in the state after a step, and not in a quantity of the step."""
-    return first.quantity.startswith(("tensor ", "generator ", "checkpoint"))
 
 
 def _place(rules: Rules, change: Change) -> int | None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from m5ws.records.verdict import Divergence
+from m5ws.records.verdict import Divergence, is_state
 from m5ws.reproduce.compare import Comparison, Difference
 from m5ws.reproduce.verdict import difference_kinds
 from m5ws.reproduce.verdict.difference_kinds import Kind, Traces
@@ -83,7 +83,7 @@ def _record(comparison: Comparison, first: Divergence, differences: Sequence[Dif
     """Return the hint for a wrong record: values of the step differ, and the state after it is equal."""
     if comparison.original.observed:
         return None  # An observed value, such as a setting of the optimizer, may have no effect on the state.
-    if not _state_known(comparison, first.step) or any(_of_state(each.quantity) for each in differences):
+    if not _state_known(comparison, first.step) or any(is_state(each.quantity) for each in differences):
         return None
     names = ", ".join(dict.fromkeys(difference.quantity for difference in differences))
     words = (
@@ -150,13 +150,13 @@ def _pattern(comparison: Comparison, first: Divergence, differences: Sequence[Di
             "one run and off in the other, or other code that draws",
             traces="draws",
         )
-    if not all(_of_state(name) for name in names):
+    if not all(is_state(name) for name in names):
         return _computation(first.quantity) if _fed_the_same(comparison, first) else None
     tensors = [name.removeprefix("tensor ") for name in names if name.startswith("tensor ")]
     if len(tensors) == 1:
         words = (
-            f"{tensors[0]} alone changed: loss, gradient norm, generators and all other tensors of step {first.step} "
-            f"are equal. {_LONE}"
+            f"{tensors[0]} alone differs from the replay's: loss, gradient norm, generators and all other tensors of "
+            f"step {first.step} are equal. {_LONE}"
         )
         return Hint(words=words, traces="lone tensor", strong=True)
     return _optimizer(tensors, comparison, first.step)
@@ -206,7 +206,3 @@ def _fed_the_same(comparison: Comparison, first: Divergence) -> bool:
         for rank in comparison.original.steps
     ]
     return all(step is not None and step.batch is not None for step in steps)
-
-
-def _of_state(quantity: str) -> bool:
-    return quantity.startswith(("tensor ", "generator ", "checkpoint"))

@@ -7,8 +7,8 @@ recorded input differs, the cause is unknown.
 from collections.abc import Sequence
 
 from m5ws.environment.drift import title
-from m5ws.records.verdict import Change, Divergence
-from m5ws.reproduce.verdict.difference_kinds import Kind, is_state, kind, rank_changes
+from m5ws.records.verdict import Change, Divergence, is_state
+from m5ws.reproduce.verdict.difference_kinds import Kind, kind, rank_changes
 from m5ws.reproduce.verdict.hints import MARK, Hint
 
 _LISTED = 8
@@ -94,8 +94,11 @@ def likely_cause(first: Divergence) -> str:
 
 def place_of(first: Divergence) -> str:
     """Return the place of a first difference in words."""
-    if is_state(first):
-        return f"{first.quantity} {f'after step {first.step}' if first.step else 'before the first step'}"
+    if is_state(first.quantity):
+        gap = (
+            f" (equal after step {first.equal_after}, not recorded in between)" if first.equal_after is not None else ""
+        )
+        return f"{first.quantity} {f'after step {first.step}' if first.step else 'before the first step'}{gap}"
     if first.quantity.startswith("file "):
         return first.quantity
     return f"{first.quantity} at step {first.step} on rank {first.rank}"

@@ -38,3 +38,6 @@ for step in range(done + 1, steps + 1):
     if step == steps or (step % 2 == 0 and kind not in ("late", "log")):
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
         torch.save(state if kind == "undrawn" else {**state, "generator": torch.get_rng_state()}, file)
+if kind == "elsewhere" and len(sys.argv) > 3:
+    Path("out").mkdir(exist_ok=True)
+    Path("out/end.txt").write_text("done")
