@@ -5,6 +5,7 @@ and refuses options that have no equivalent. The script and its arguments stay a
 by a function of the caller.
 """
 
+import os
 import re
 import shlex
 import sys
@@ -249,8 +250,9 @@ def _refuse_other_python(word: str) -> None:
     """Raise UsageError for the interpreter of another environment, or another version: ranks would not be run by it."""
     version = PurePath(word).name.removesuffix(".exe").removeprefix("python")
     ours = f"{sys.version_info.major}.{sys.version_info.minor}"
-    folder = PurePath(word).parent
-    is_other = folder != PurePath() and folder.is_absolute() and folder != PurePath(sys.executable).parent
+    folder, own = os.path.dirname(word), os.path.dirname(sys.executable)
+    # A link to the folder is the same environment; one to the interpreter alone is not.
+    is_other = os.path.isabs(folder) and os.path.realpath(folder) != os.path.realpath(own)
     if is_other or version not in ("", str(sys.version_info.major), ours):
         raise UsageError(
             f"ranks are run by the Python that runs m5ws, {sys.executable}, and not by {word}",

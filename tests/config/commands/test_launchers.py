@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -206,3 +207,15 @@ def test_the_launch_spec_has_the_script_and_the_variables() -> None:
     assert spec.environment["ACCELERATE_DYNAMO_BACKEND"] == "NO"
     assert line is not None and "--nproc 2" in line and "\n" not in line
     assert take_over(RunSettings(), RunOptions(command=("t.py",)), _read) == (RunOptions(command=("t.py",)), None)
+
+
+def test_the_python_of_this_environment_is_understood_by_any_path_to_it(tmp_path: Path) -> None:
+    own = Path(sys.executable)
+    (tmp_path / "linked environment").symlink_to(own.parent)
+    other = tmp_path / "other" / own.name
+    other.parent.mkdir()
+    other.symlink_to(own)
+    for path in (own, tmp_path / "linked environment" / own.name):
+        assert _understand(shlex.join([str(path), "train.py"])).command == ("train.py",)
+    with pytest.raises(UsageError):
+        _understand(shlex.join([str(other), "train.py"]))
