@@ -281,14 +281,28 @@ def test_a_living_run_is_looked_at_from_elsewhere_and_taken_over(
     assert fsck.check(repo).damage == ()
 
 
+def _killed(places: _Places, verb: str, file: Path) -> str:
+    """Run a training that pauses after step 6, and return its id. All is killed once a checkpoint is published."""
+    known, ended = set(runs.ids(places.repo)), list[Ended]()
+    command = (verb, places.homes[0].root, "run", "--no-progress")
+    started = threading.Thread(target=lambda: ended.append(places.warm.run(*command, until=file)))
+    started.start()
+    try:
+        run = _when(lambda: next(iter(set(runs.ids(places.repo)) - known), None))
+        _when(lambda: checkpoints.valid(places.repo, run))
+    finally:
+        file.touch()
+        started.join(_TIMEOUT_S)
+    places.kill_ranks(0, run)
+    assert ended[0].killed
+    return run
+
+
 def test_what_was_lost_with_a_machine_is_named_and_is_no_divergence(
     places: _Places, held: Path, whole: tuple[history.History, float]
 ) -> None:
-    known = set(runs.ids(places.repo))
-    ended = places.warm.run("mute", places.homes[0].root, "run", "--no-progress", moment_s=2 * whole[1] + 2)
-    [run] = set(runs.ids(places.repo)) - known
-    places.kill_ranks(0, run)
-    assert ended.killed and places.history(run).last_step == 0
+    run = _killed(places, "mute", held.with_name("saved"))
+    assert places.history(run).last_step == 0
     assert [checkpoints.step_of(name) for name in checkpoints.valid(places.repo, run)] == [4]
     assert places.m5ws(1, "run", "--resume", run, "--take-over")[0] == 0
     recorded = places.history(run)
@@ -314,10 +328,7 @@ def _when(condition: Callable[[], _Found | None]) -> _Found:
 def test_a_run_is_not_resumed_with_other_libraries_unless_told_so(
     places: _Places, held: Path, whole: tuple[history.History, float]
 ) -> None:
-    known = set(runs.ids(places.repo))
-    places.warm.run("m5ws", places.homes[0].root, "run", "--no-progress", moment_s=2 * whole[1] + 2)
-    [run] = set(runs.ids(places.repo)) - known
-    places.kill_ranks(0, run)
+    run = _killed(places, "m5ws", held.with_name("saved"))
     there, before = places.homes[1], _chain(places.repo, run, 1)
     variables = _PATHS | {"OMP_DYNAMIC": "TRUE"}
     resume = ("run", "--resume", run, "--take-over", "--no-progress")

@@ -26,7 +26,7 @@ from tests.support.faults.faulty_runs import EVERY, STEPS, Runs
 from tests.support.records.told_run import batches, forge_end, write
 
 CAUSES = {
-    "bit of a weight": r"alone differs: .* a bit that flipped in memory",
+    "bit of a weight": r"alone differs .* a bit that flipped in memory",
     "batch": r"the data: samples with different content",
     "order of samples": r"the order of the data differs|or in a different order",
     "optimizer's beta": r"the optimizer's betas",

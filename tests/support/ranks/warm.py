@@ -37,6 +37,7 @@ class _Call(msgspec.Struct, frozen=True):
     verb: str
     arguments: list[str]
     moment_s: float | None
+    until: str | None
 
 
 class Warm:
@@ -56,10 +57,13 @@ class Warm:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._parent.communicate()
 
-    def run(self, verb: str, *arguments: object, moment_s: float | None = None) -> Ended:
-        """Run a verb in a new process, killed `moment_s` seconds after its start unless it has ended."""
+    def run(self, verb: str, *arguments: object, moment_s: float | None = None, until: Path | None = None) -> Ended:
+        """Run a verb in a new process.
+
+        Unless it has ended, it is killed `moment_s` seconds after its start, or as soon as the file `until` exists.
+        """
         assert self._parent.stdin is not None and self._parent.stdout is not None
-        call = _Call(verb, [str(argument) for argument in arguments], moment_s)
+        call = _Call(verb, [str(argument) for argument in arguments], moment_s, str(until) if until else None)
         self._parent.stdin.write(msgspec.json.encode(call) + b"\n")
         self._parent.stdin.flush()
         ended = msgspec.json.decode(self._parent.stdout.readline(), type=Ended)
@@ -87,8 +91,7 @@ def _run(function: Callable[..., None], call: _Call) -> Ended:
         _become(function, call.arguments, writes)
     os.close(writes)
     watch = os.pidfd_open(child)
-    ready, _, _ = select.select([watch], [], [], call.moment_s)
-    if not ready:
+    if not _has_ended(watch, call):
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     seconds = time.monotonic() - began_s
@@ -97,6 +100,16 @@ def _run(function: Callable[..., None], call: _Call) -> Ended:
     os.close(watch)
     code = os.waitstatus_to_exitcode(status)
     return Ended(killed=code == -signal.SIGKILL, status=code, said=text, seconds=seconds)
+
+
+def _has_ended(watch: int, call: _Call) -> bool:
+    """Wait until the process has ended or is to be killed; return True if it has ended."""
+    if call.until is None:
+        return bool(select.select([watch], [], [], call.moment_s)[0])
+    while not os.path.exists(call.until):
+        if select.select([watch], [], [], 0.05)[0]:
+            return True
+    return False
 
 
 def _become(function: Callable[..., None], arguments: list[str], writes: int) -> None:
