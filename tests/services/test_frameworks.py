@@ -92,7 +92,13 @@ _EXAMPLES = (
         log="train.log",
     ),
 )
-_WITH_PREVIOUS = tuple(example for example in _EXAMPLES if example.package not in ("torch", "torchtitan", "hydra-core"))
+_WITH_PREVIOUS = (
+    *(example for example in _EXAMPLES if example.package not in ("torch", "torchtitan", "hydra-core")),
+    # Hydra 1.2 cannot be imported with Python 3.11.
+    Example(
+        name="torchtitan-0.2", package="torchtitan", reason="as with torchtitan 0.3", previous="previous_torchtitan"
+    ),
+)
 
 
 class Place(msgspec.Struct, frozen=True):
