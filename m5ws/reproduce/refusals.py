@@ -36,7 +36,7 @@ def of_checkpoints(repo: Repository, replay: Run, original: History) -> Verdict 
 
 
 def foreign_checkpoint(repo: Repository, replay: Run, original: History) -> str | None:
-    """Return the fault of a checkpoint within the replayed steps, as text; None if each is the run's own.
+    """Return the fault of a checkpoint within the replayed steps, with the remedy; None if each is the run's own.
 
     A verdict *reproduced* covers the checkpoints in the store, and not only their records in the ledger.
     """
@@ -49,23 +49,24 @@ def foreign_checkpoint(repo: Repository, replay: Run, original: History) -> str 
             checkpoints.find(repo, run, label, original.published)
         except NotFound as error:
             retired = repo.store.stat(checkpoints.key(run, label)) is None
-            return None if retired else f"checkpoint {label} cannot be read: {error}"
+            return None if retired else f"checkpoint {label} cannot be read: {error}. {CorruptObject.hint}"
         except (CorruptObject, UnknownSchema) as error:
-            return str(error) if label in str(error) else f"checkpoint {label} cannot be read: {error}"
+            words = str(error) if label in str(error) else f"checkpoint {label} cannot be read: {error}"
+            return f"{words}. {error.hint}"
         return None
 
     return next(filter(None, concurrency.for_each(fault, checkpoints.valid(repo, run))), None)
 
 
 def foreign_outputs(repo: Repository, run: str, original: History) -> str | None:
-    """Return the fault of output files that decide, as text; None if the store has those of the ledger."""
+    """Return the fault of output files that decide, with the remedy; None if the store has those of the ledger."""
     for label, event in original.stored.items() if not original.by_session else ():
         try:
             bindings.check_outputs(outputs.key(run, label), *outputs.find(repo, run, label), event)
         except NotFound:
-            return f"output files {label} are in the ledger and missing in the store"
+            return f"output files {label} are in the ledger and missing in the store. {CorruptObject.hint}"
         except (CorruptObject, UnknownSchema) as error:
-            return str(error)
+            return f"{error}. {error.hint}"
     return None
 
 

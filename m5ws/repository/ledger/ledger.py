@@ -165,7 +165,7 @@ def _check(batch: Batch, key: str, head: str) -> None:
     for event in batch.events:
         head = chain(head, bytes(event))
     if batch.head != head:
-        raise CorruptObject(f"batch {key} has events that do not match its head")
+        raise CorruptObject(f"batch {key} was modified after publication: its events do not match its head")
 
 
 def decode_event(event: bytes | msgspec.Raw) -> AnyEvent:

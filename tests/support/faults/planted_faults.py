@@ -34,15 +34,20 @@ CAUSES = {
     "threads": r"used 2 threads in step \d+, and 1 in the replay",
     "dropout off": r"dropout that was on in one run and off in the other",
     "RNG draw after resume": r"[Tt]he resume was (not exact|inexact)",
-    "checkpoint": r"checkpoint \d+-0001 (was modified after|cannot be read)|object [0-9a-f]{64}",
-    "ledger event": r"batch runs/\S+ does not have the events|was edited after the run|only the record differs",
+    "checkpoint": r"checkpoint \d+-0001 (was modified after|cannot be read).*`m5ws fsck`|object [0-9a-f]{64}",
+    "ledger event": r"batch runs/\S+ was modified after|was edited after the run|only the record differs",
 }
 DECOY = r"distribution\.gauge: \S+ → \S+ is the only recorded change"
+_EQUAL = ("reproduced", "sampled")
 _WEIGHTS = 16 * 48 + 48 + 48 * 8 + 8
 
 
 class Planted(msgspec.Struct, frozen=True):
-    """A run with a fault of a kind. The fault first shows at `step`, after the segment's `first`."""
+    """A run with a fault of a kind. The fault first shows at `step`, after the segment's `first`.
+
+    `what` is the edited batch or checkpoint, if a refusal to replay names it. Both segments that a checkpoint joins are
+    refused, so such a refusal has no step.
+    """
 
     kind: str
     run: str
@@ -68,13 +73,15 @@ class Said(msgspec.Struct, frozen=True):
 def judged(planted: Planted, answer: JointResult | M5Error) -> Said:
     """Compare the result of a run with its planted fault."""
     if isinstance(answer, M5Error):
-        words, segment, step = str(answer), _range(str(answer), planted), _range(str(answer), planted)
-        found = True
+        words = str(answer)
+        found, segment, step = True, _is_placed(words, planted), _is_placed(words, planted)
     else:
         bad = next((verdict for verdict in answer.verdicts if verdict.outcome != "sampled"), None)
-        found, words = bad is not None, bad.reason or "" if bad is not None else ""
-        segment = bad is not None and bad.segment is not None and bad.segment.first == planted.first
-        step = bad is not None and _step(bad) == planted.step
+        words = bad.reason or "" if bad is not None else ""
+        found = bad is not None and answer.outcome not in _EQUAL
+        placed = bad is not None and bad.outcome == "not comparable" and _is_placed(words, planted)
+        segment = placed or (bad is not None and bad.segment is not None and bad.segment.first == planted.first)
+        step = placed or (bad is not None and _step(bad) == planted.step)
     named = {kind for kind, pattern in CAUSES.items() if re.search(pattern, words)}
     cause = "right" if planted.kind in named else "wrong" if named or re.search(DECOY, words) else "unknown"
     certain = cause != "right" and (MARK in words or re.search(DECOY, words) is not None)
@@ -87,8 +94,8 @@ def _step(bad: Verdict) -> int:
     return bad.first.step if bad.first is not None else bad.segment.first + 1
 
 
-def _range(words: str, planted: Planted) -> bool:
-    """Return True if an error about damage names the place: the batch, or the segment."""
+def _is_placed(words: str, planted: Planted) -> bool:
+    """Return True if an error about damage names the place: the batch, the checkpoint or the segment."""
     if planted.what and planted.what in words:
         return True
     match = re.search(r"steps (\d+)-(\d+) is false", words)
@@ -182,7 +189,7 @@ def _checkpoint(runs: Runs, draw: random.Random, step: int, given: dict[str, int
         second = runs.train(seed=given["seed"] + 1, nproc=given["nproc"])
         content = checkpoints.load(runs.repo, second, label).content
         _exchange(runs, run, label, msgspec.structs.replace(record, content=content))
-    return Planted("checkpoint", run, after + 1)
+    return Planted("checkpoint", run, after + 1, f"checkpoint {label} " if way != "byte" else "")
 
 
 def _flip_stored(runs: Runs, record: Checkpoint) -> None:
