@@ -23,6 +23,7 @@ from m5ws.repository import checkpoints
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
 from m5ws.reproduce.interruptions import Interruption
+from m5ws.reproduce.verdict import reason as reasons
 from m5ws.runs import history, run
 
 _VERSIONS = ("torch", "deepspeed")
@@ -147,6 +148,8 @@ def observed_certificate(repo: Repository, run_id: str, results: Sequence[Interr
             reason = (
                 f"{reason}. After {len(results) - len(resumed)} of {len(results)} interruptions nothing was resumed"
             )
+        if unrestored := sorted({name for result in resumed for name in result.unrestored}):
+            reason = f"{reason}. {reasons.unrestored(unrestored)}"
     return Certificate(
         run=run_id,
         outcome=outcome,

@@ -41,15 +41,14 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 class Comparison:
     """Compares events of a replay, fed in each rank's order, with those of the original, in fixed memory.
 
-    `source` is the store and the run from which older steps of the replay are read. Without `judge_generators`,
-    generators that differ are listed and are no divergence: a step that draws from one differs too.
+    `source` is the store and the run from which older steps of the replay are read. Generators that a script without a
+    session did not restore in its resume are listed and are no divergence: a step that draws from one differs too.
     """
 
-    def __init__(
-        self, original: History, source: tuple[Repository, str] | None = None, *, judge_generators: bool = True
-    ) -> None:
+    def __init__(self, original: History, source: tuple[Repository, str] | None = None) -> None:
         self.original = original
-        self._judge_generators = judge_generators
+        self._unrestored: dict[tuple[int, int], frozenset[str]] = {}
+        """Generators that differ in the first state after a resume, by rank and the last step before the resume."""
         self._generators: dict[int, Numbers] = {}
         self.replay = History(steps={}, states={}, contents={}, facts={}, notices=[], source=source)
         self.equal: Counter[str] = Counter()
@@ -176,9 +175,14 @@ class Comparison:
     def unjudged_generators(self) -> tuple[str, ...]:
         """Return the steps after which generators differ and are not judged, as text for people."""
         return tuple(
-            f"{ranks}: generators differ after steps {steps}, and are not judged. A step that draws from them differs"
+            f"{ranks}: generators differ after steps {steps}, and are not judged: the resume does not restore them. A "
+            "step that draws from them differs"
             for ranks, steps in _joined(self._generators)
         )
+
+    def unrestored_generators(self) -> tuple[str, ...]:
+        """Return the names of the generators that a resume did not restore, and that are not judged."""
+        return tuple(sorted(frozenset[str]().union(*self._unrestored.values())))
 
     def lost(self) -> tuple[str, ...]:
         """Return the steps that the original trained but its ledger lacks, as text for people.
@@ -286,19 +290,40 @@ class Comparison:
         known = self.original.states.get(rank, {}).get(event.step)
         if known is None:
             return
-        self._compare_named("generator", known.generators, event.generators, rank, event.step, len(_ORDER) + 1)
+        unrestored = self._find_unrestored(known, event, rank)
+        self._compare_named(
+            "generator", known.generators, event.generators, rank, event.step, len(_ORDER) + 1, unrestored
+        )
         tensors = self._compare_named("tensor", known.tensors, event.tensors, rank, event.step, len(_ORDER) + 2)
         if tensors and (self._tensors is None or event.step < self._tensors[0]):
             self._tensors = (event.step, tensors)
 
+    def _find_unrestored(self, known: State, event: State, rank: int) -> frozenset[str]:
+        """Return the generators that the last resume before a state did not restore, for a script without a session."""
+        resumed = max(side.resumed_before(event.step) or 0 for side in (self.original, self.replay))
+        differed_before = self._first is not None and self._first.step <= resumed
+        # A script that begins after step 0 started from the beginning, and resumed nothing.
+        if not (self.original.observed and resumed and self._is_placed(event.step)) or differed_before:
+            return frozenset()
+        names = known.generators.keys() | event.generators.keys()
+        differ = frozenset(name for name in names if known.generators.get(name) != event.generators.get(name))
+        return self._unrestored.setdefault((rank, resumed), differ)
+
     def _compare_named(
-        self, kind: str, before: dict[str, str], after: dict[str, str], rank: int, step: int, order: int
+        self,
+        kind: str,
+        before: dict[str, str],
+        after: dict[str, str],
+        rank: int,
+        step: int,
+        order: int,
+        unrestored: frozenset[str] = frozenset(),
     ) -> list[str]:
         differ = []
         for name in dict.fromkeys([*before, *after]):
             if before.get(name) != after.get(name):
                 differ.append(name)
-                if kind == "generator" and not self._judge_generators:
+                if name in unrestored:
                     self._generators.setdefault(rank, Numbers()).add(step)
                     continue
                 self._differs(step, order, rank, f"{kind} {name}", before.get(name), after.get(name))
@@ -316,9 +341,9 @@ class Comparison:
             self.equal["checkpoints"] += 1
 
 
-def compare_histories(original: History, replay: History, *, judge_generators: bool = True) -> Comparison:
+def compare_histories(original: History, replay: History) -> Comparison:
     """Return the comparison of two runs that have ended: the last record of each step, state and checkpoint."""
-    comparison = Comparison(original, judge_generators=judge_generators)
+    comparison = Comparison(original)
     # They decide how the steps are compared.
     comparison.replay.begun, comparison.replay.observed = replay.begun, replay.observed
     comparison.replay.guessed = replay.guessed

@@ -42,11 +42,13 @@ class Interruption(msgspec.Struct, frozen=True, kw_only=True):
     """A training that was interrupted after step `after`, and its verdict.
 
     `resumed` is the step after which it was resumed: 0 if it started from the beginning, None if that is unknown.
+    `unrestored` are the generators that the resume does not restore, and that are not judged.
     """
 
     after: int
     resumed: int | None
     verdict: Verdict
+    unrestored: tuple[str, ...] = ()
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,8 +156,7 @@ def _judge(
     done = history.load(trial.ports.repo, interrupted.id)
     begun = next((after for after, attempt in done.begun if attempt > 1), None)
     resumed = begun if done.guessed is None else None
-    # A script may draw no numbers in training, and is then exact without its generators.
-    comparison = compare_histories(original, done, judge_generators=False)
+    comparison = compare_histories(original, done)
     verdict = judgement.judge(trial.ports, interrupted, comparison, result, trial.ignore)
     at = f"after step {resumed}" if resumed is not None else "after a step that the records do not prove"
     words = f"interrupted after step {step} and resumed {at}"
@@ -166,10 +167,9 @@ def _judge(
         words = f"{words}. The first difference is {reason.place_of(verdict.first)}"
     elif verdict.reason is not None:
         words = f"{words}: {verdict.reason}"
-    if outcome == "reproduced" and comparison.unjudged_generators():
-        words = f"{words}. Generators differ, and no step draws from them"
     verdict = msgspec.structs.replace(verdict, outcome=outcome, reason=words)
-    return Interruption(after=step, resumed=resumed, verdict=verdict)
+    unrestored = comparison.unrestored_generators()
+    return Interruption(after=step, resumed=resumed, verdict=verdict, unrestored=unrestored)
 
 
 def _nondeterministic(verdict: Verdict, first: Divergence, step: int) -> Verdict:

@@ -50,8 +50,14 @@ def test_a_value_that_begins_anew_is_named_with_the_line_that_leaves_it_out(work
 def test_generators_that_no_step_draws_from_are_listed(workspace: Workspace) -> None:
     certificate = _certify(workspace, "undrawn", expect=0)
     (verdict,) = certificate["verdicts"]
-    assert verdict["outcome"] == "reproduced" and "Generators differ" in verdict["reason"]
+    assert verdict["outcome"] == "reproduced" and "generators (torch)" in verdict["reason"]
+    assert "generators (torch)" in certificate["reason"]
     assert any("generators differ after steps 5-6" in line for line in verdict["not_compared"])
+    # The interrupted and resumed run itself is reproduced by an uninterrupted one, with the same statement.
+    again = workspace.json("reproduce", verdict["replay"])
+    assert again["outcome"] == "reproduced" and again["recheck"] is None
+    assert again["compared"]["steps"] == 6 and "generators (torch)" in again["reason"]
+    assert any("generators differ after steps 5-6" in line for line in again["not_compared"])
 
 
 @pytest.mark.parametrize("kind", ["beginning", "log", "late"])

@@ -1,6 +1,7 @@
 """Comparison of a replay with its original: the first difference by step and cause, and the list of gaps."""
 
 import msgspec
+import pytest
 
 from m5ws.records.ledger import (
     AnyEvent,
@@ -27,6 +28,7 @@ def _events(
     loss: dict[int, str] | None = None,
     batch: dict[int, str] | None = None,
     tensors: dict[int, dict[str, str]] | None = None,
+    generator: dict[int, str] | None = None,
     last: int = _LAST,
     every: int = 2,
 ) -> list[AnyEvent]:
@@ -38,7 +40,8 @@ def _events(
             events.append(Step(step=step, quantities=quantities, batch=(batch or {}).get(step, f"b{step}")))
         if step % every == 0:
             named = {"model.a": f"a{step}", "model.b": f"b{step}"} | (tensors or {}).get(step, {})
-            events.append(State(step=step, tensors=named if rank == 0 else {}, generators={"torch": f"g{step}"}))
+            drawn = {"torch": (generator or {}).get(step, f"g{step}")}
+            events.append(State(step=step, tensors=named if rank == 0 else {}, generators=drawn))
     return [*events, RankEnded(rank=rank)]
 
 
@@ -101,6 +104,43 @@ def test_a_step_after_a_guessed_place_is_compared_and_not_judged() -> None:
     assert comparison.equal["steps"] == 4
     earlier = _compared(original, [first, *_events(0, loss={2: "y"})]).first()
     assert earlier is not None and earlier.step == 2
+
+
+@pytest.mark.parametrize(
+    ("after", "observed", "changed", "judged"),
+    [
+        (2, True, {4: "x", 6: "y"}, None),
+        (2, True, {6: "y"}, 6),  # Restored, and drawn from later.
+        (2, True, {2: "x", 4: "x"}, 2),  # Different before the resume.
+        (0, True, {4: "x"}, 4),  # It started from the beginning.
+        (2, False, {4: "x"}, 4),  # A session restores all generators.
+    ],
+)
+def test_generators_that_a_script_s_own_resume_does_not_restore_are_listed_and_not_judged(
+    after: int, observed: bool, changed: dict[int, str], judged: int | None
+) -> None:
+    def side(changed: dict[int, str], **values: dict[int, str]) -> History:
+        events = _events(0, generator=changed, **values)  # type: ignore[arg-type]
+        cut = next(place for place, event in enumerate(events) if getattr(event, "step", 0) > after)
+        resume = f"{after:010d}-0001" if after and not observed else None
+        began: list[AnyEvent] = [
+            AttemptStarted(attempt=number, host="h", observed="0" * 64, resume=resume if number == 2 else None)
+            for number in (1, 2)
+        ]
+        places: list[AnyEvent] = [Observation(rank=0, after=after) for after in (0, after)] if observed else []
+        return _history([began[0], *places[:1], *events[:cut], began[1], *places[1:], *events[cut if after else 0 :]])
+
+    comparison = _compared(side(changed), _events(0))
+    first = comparison.first()
+    assert (first.step if first is not None else None) == judged
+    assert comparison.unrestored_generators() == (("torch",) if judged is None else ())
+    assert any("4, 6" in line for line in comparison.unjudged_generators()) == (judged is None)
+    # A step that draws from them shows it. The other side may be the resumed one.
+    drawn = _compared(side(changed, loss={3: "x"}), _events(0)).first()
+    assert drawn is not None and drawn.quantity == ("loss" if 2 not in changed else "generator torch")
+    uninterrupted = _history([Observation(rank=0, after=0), *_events(0)] if observed else _events(0))
+    first = compare_histories(uninterrupted, side(changed)).first()
+    assert (first.step if first is not None else None) == judged
 
 
 def test_a_resumed_side_is_compared_by_the_values_that_it_has() -> None:

@@ -63,6 +63,9 @@ def judge(
     known = known and bool(comparison.equal["files"] or not comparison.unplaced())
     if outcome == "reproduced" and first is None:
         why = _so_far(comparison) if not known else _clocks(comparison, files) if replay.segment is None else None
+        if generators := comparison.unrestored_generators():
+            equal = why or "everything else that was compared is equal, bit for bit"
+            why = f"{equal}. {reason.unrestored(generators)}"
     return Verdict(
         run=replay.reproduces,
         replay=replay.id,

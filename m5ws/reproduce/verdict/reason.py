@@ -63,6 +63,14 @@ def _unknown(first: Divergence, changes: Sequence[Change], hint: Hint | None) ->
     return f"{_UNKNOWN}: no recorded input differs{harmless}. {where}{_LIKELY}{hint or likely_cause(first)}"
 
 
+def unrestored(generators: Sequence[str]) -> str:
+    """Return a sentence on generators that a resume did not restore, where all else is equal."""
+    return (
+        f"The resume does not restore the random generators ({', '.join(generators)}): nothing that was recorded "
+        "depends on them, and a step that draws from them would differ"
+    )
+
+
 def is_unknown(text: str | None) -> bool:
     """Return True if a reason is that no recorded change explains a divergence."""
     return (text or "").startswith(_UNKNOWN)
