@@ -82,9 +82,9 @@ def command(
     directory, and sees nothing of your checkout. COMMAND is a script and its arguments (default: `[run] command` in
     m5ws.toml). The run's id is printed on stdout at once.
 
-    COMMAND may begin with `python`, `torchrun`, `deepspeed` or `accelerate launch`. Their options for processes,
-    modules, DeepSpeed and FSDP are taken over, and m5ws starts the ranks. If COMMAND begins with a file or a launcher,
-    `--` may be left out: options of m5ws go before the script, those of the script after it.
+    COMMAND may begin with `python`, `torchrun`, `deepspeed`, `accelerate launch`, `tune run` or `composer`. Their
+    options for processes, modules, DeepSpeed and FSDP are taken over, and m5ws starts the ranks. If COMMAND begins with
+    a file or a launcher, `--` may be left out: options of m5ws go before the script, those of the script after it.
 
     --sweep starts a run for each combination of values, --parallel of them at a time. KEY is an argument of COMMAND, a
     key of the config (as in --set), or seed. VALUES are separated by commas, or a range: 0:4 is 0, 1, 2 and 3. A failed

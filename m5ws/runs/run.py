@@ -225,7 +225,10 @@ def _find_script(repo: Repository, snapshot: Snapshot, command: tuple[str, ...])
     wanted = os.fsencode(os.path.normpath(script))
     parts = dict.fromkeys(snapshot.trees.values())
     if not any(entry.path == wanted for tree in parts for entry in trees.load(repo.objects, tree).entries):
-        launchers = "m5ws starts Python scripts, and understands python, torchrun, deepspeed and accelerate launch."
+        launchers = (
+            "m5ws starts Python scripts, and understands python, torchrun, deepspeed, accelerate launch, tune run and "
+            "composer."
+        )
         hint = "`m5ws show SNAPSHOT` lists its parts." if script.endswith(".py") else launchers
         raise UsageError(f"the snapshot has no file {script}", hint=hint)
 

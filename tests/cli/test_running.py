@@ -289,6 +289,7 @@ def _until(holds: Any) -> None:
         ("train.py", "--lr", "1"),
         ("--", "python", "-u", "train.py", "--lr", "1"),
         ("python", "train.py", "--lr", "1"),
+        ("composer", "-n", "1", "train.py", "--lr", "1"),
         ("--", "accelerate", "launch", "--config_file", "conf/launch.yaml", "train.py", "--lr", "1"),
     ],
     ids=lambda words: words[1],

@@ -11,7 +11,6 @@ import click
 from m5ws.errors import UsageError
 
 _KEY = "m5ws.script"
-_LAUNCHERS = ("python", "python3", "torchrun", "deepspeed", "accelerate", "accelerate-launch")
 
 
 class ScriptCommand(click.Command):
@@ -62,7 +61,9 @@ def script(context: click.Context) -> tuple[str, ...]:
 
 def _is_script(word: str, ctx: click.Context) -> bool:
     """Return True for a Python file, a notebook, a launcher, or the name of a file. An id is none of these."""
-    if word.endswith((".py", ".ipynb")) or word in _LAUNCHERS:
+    from m5ws.config.commands import launchers
+
+    if word.endswith((".py", ".ipynb")) or launchers.is_launcher(word):
         return True
     folder = ctx.find_root().params.get("directory") or Path()
     return Path(folder, word).is_file()

@@ -1,4 +1,4 @@
-"""Commands that begin with a launcher: python, torchrun, deepspeed or `accelerate launch`.
+"""Commands that begin with a launcher: python, torchrun, deepspeed, `accelerate launch`, `tune run` or composer.
 
 m5ws starts the ranks itself. So it takes over the processes, the trainer and the variables of the launcher's options,
 and refuses options that have no equivalent. The script and its arguments stay as they are. Pure: files are read
@@ -34,8 +34,12 @@ _MODULES = {
     "deepspeed.launcher.runner": ("deepspeed",),
     "accelerate.commands.launch": ("accelerate", "launch"),
     "accelerate.commands.accelerate_cli": ("accelerate",),
+    "torchtune._cli.tune": ("tune",),
+    "composer.cli.launcher": ("composer",),
 }
 """Modules that are launchers, as their programs."""
+_SINGLE_DEVICE = "_single_device"
+"""The end of the names of torchtune's recipes that `tune run` refuses to start by torchrun."""
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,20 +120,21 @@ def _python(command: Sequence[str], read: ReadFile) -> Launch:
 
 def _torchrun(command: Sequence[str], _read: ReadFile) -> Launch:
     """`torchrun` of torch 2.13 (https://docs.pytorch.org/docs/stable/elastic/run.html), on one node."""
-    parsed = parse("torchrun", command[1:], _TORCHRUN, {"m": "module", "r": "redirects", "t": "tee"})
+    launcher = _program(command[0])
+    parsed = parse(launcher, command[1:], _TORCHRUN, {"m": "module", "r": "redirects", "t": "tee"})
     values = parsed.values
     if str(values.get("nnodes", "1")) not in ("1", "1:1"):
-        raise refusal("torchrun", f"--nnodes {values['nnodes']}", _NODES)
+        raise refusal(launcher, f"--nnodes {values['nnodes']}", _NODES)
     if values.get("max_restarts", 0) != 0:
         remedy = "Leave the option out: `m5ws run --resume RUN` continues a run that failed."
-        raise refusal("torchrun", f"--max-restarts {values['max_restarts']}", remedy)
+        raise refusal(launcher, f"--max-restarts {values['max_restarts']}", remedy)
     if values.get("node_rank", 0) != 0:
-        raise refusal("torchrun", f"--node-rank {values['node_rank']}", _NODES)
+        raise refusal(launcher, f"--node-rank {values['node_rank']}", _NODES)
     return Launch(
-        launcher="torchrun",
+        launcher=launcher,
         command=_script(parsed),
         trainer="torchrun",
-        nproc=_count("torchrun", "--nproc-per-node", values.get("nproc_per_node", "1")),
+        nproc=_count(launcher, "--nproc-per-node", values.get("nproc_per_node", "1")),
         ignored=parsed.ignored,
     )
 
@@ -174,11 +179,53 @@ def _accelerate(command: Sequence[str], read: ReadFile) -> Launch:
     )
 
 
+def _tune(command: Sequence[str], read: ReadFile) -> Launch:
+    """`tune run` of torchtune 0.6: with options of torchrun, a distributed recipe; else one process.
+
+    torchtune finds recipes and configs by their names. So each rank gets `tune run` without the options.
+    """
+    if list(command[1:2]) != ["run"]:
+        raise UsageError("tune: only `tune run` starts a training")
+    launch = _torchrun(("tune", *command[2:]), read)
+    has_options = len(launch.command) < len(command) - 2
+    recipe = launch.command[0]
+    if has_options and recipe.endswith(_SINGLE_DEVICE):
+        raise refusal("tune", f"a launch of {recipe} by torchrun", f"Leave out the options before {recipe}.")
+    return msgspec.structs.replace(
+        launch,
+        command=("-m", "torchtune._cli.tune", "run", *launch.command),
+        trainer="torchrun" if has_options else "python",
+    )
+
+
+def _composer(command: Sequence[str], _read: ReadFile) -> Launch:
+    """`composer` of MosaicML Composer 0.32 (https://docs.mosaicml.com/projects/composer/en/stable/cli.html)."""
+    short = {"n": "nproc", "v": "verbose", "m": "module_mode", "c": "command_mode"}
+    parsed = parse("composer", command[1:], _COMPOSER, short)
+    values = parsed.values
+    count = values.get("nproc")
+    for name, single in (("world_size", count), ("base_rank", 0), ("node_rank", 0)):
+        if values.get(name, single) != single:
+            raise refusal("composer", f"--{name} {values[name]}", _NODES)
+    is_expanded = any("$" in word or word.startswith("~") for word in parsed.rest)
+    return Launch(
+        launcher="composer",
+        command=_script(parsed),
+        trainer="torchrun",
+        nproc=None if count is None else _count("composer", "--nproc", count),
+        environment={"NODE_RANK": "0"},
+        ignored=parsed.ignored,
+        note="variables and ~ in the arguments are not expanded" if is_expanded else "",
+    )
+
+
 _LAUNCHERS: dict[str, Callable[[Sequence[str], ReadFile], Launch]] = {
     "python": _python,
     "torchrun": _torchrun,
     "deepspeed": _deepspeed,
     "accelerate": _accelerate,
+    "tune": _tune,
+    "composer": _composer,
 }
 
 _TORCHRUN = table(
@@ -205,6 +252,14 @@ _TORCHRUN = table(
         "shutdown_timeout": "Set [checkpoint] deadline_s in m5ws.toml.",
     },
 )
+_COMPOSER = table(
+    flags=("module_mode",),
+    values={"nproc": int, "world_size": int, "base_rank": int, "node_rank": int},
+    # m5ws keeps the logs of all ranks.
+    ignored_flags=("verbose",),
+    ignored_values=("stdout", "stderr", "master_addr", "master_port"),
+    refused_flags={"command_mode": _SCRIPT},
+)
 _DEEPSPEED = table(
     flags=("module", "no_local_rank"),
     values={"num_nodes": int, "num_gpus": int, "num_accelerators": int, "node_rank": int},
@@ -230,7 +285,8 @@ _DEEPSPEED = table(
 
 
 def _script(parsed: Parsed) -> tuple[str, ...]:
-    return ("-m", *parsed.rest) if "module" in parsed.values else parsed.rest
+    is_module = "module" in parsed.values or "module_mode" in parsed.values
+    return ("-m", *parsed.rest) if is_module else parsed.rest
 
 
 def _count(launcher: str, label: str, value: object) -> int | None:

@@ -22,6 +22,9 @@ _ACCELERATE = json.loads((Path(__file__).parents[2] / "data" / "accelerate_launc
 """Config files and options of `accelerate launch`, with the variables that accelerate's own functions return."""
 
 
+_TUNE = "-m torchtune._cli.tune run"
+
+
 def _read(path: str) -> bytes:
     files: dict[str, str] = _ACCELERATE["files"]
     if path not in files:
@@ -56,6 +59,13 @@ def _understand(line: str) -> Launch:
         ("accelerate launch --num-processes 1 -m pkg.train", "-m pkg.train", "python", 1),
         ("accelerate launch train.py", "train.py", "torchrun", None),
         ("accelerate-launch --config_file ds.yaml --num_processes 4 train.py", "train.py", "deepspeed", 4),
+        ("python -m accelerate.commands.launch --num_processes 2 train.py", "train.py", "torchrun", 2),
+        ("tune run rec_single_device --config c.yaml", f"{_TUNE} rec_single_device --config c.yaml", "python", 1),
+        ("tune run --nproc_per_node 2 rec --config c a=1", f"{_TUNE} rec --config c a=1", "torchrun", 2),
+        ("python -m torchtune._cli.tune run --nnodes 1 rec --config c", f"{_TUNE} rec --config c", "torchrun", 1),
+        ("composer -n 2 train.py -n 3", "train.py -n 3", "torchrun", 2),
+        ("composer -v --nproc 2 --world_size 2 --stdout {rank} -m pkg.train", "-m pkg.train", "torchrun", 2),
+        ("composer --module_mode pkg.train", "-m pkg.train", "torchrun", None),
     ],
 )
 def test_processes_and_trainer_are_taken_over(line: str, command: str, trainer: str, nproc: int | None) -> None:
@@ -88,6 +98,13 @@ def test_processes_and_trainer_are_taken_over(line: str, command: str, trainer: 
         ("deepspeed --num_nodes 2 train.py", "--num_nodes"),
         ("deepspeed --include localhost:0 train.py", "--include"),
         ("accelerate config", "accelerate launch"),
+        ("tune cp rec .", "tune run"),
+        ("tune run", "script"),
+        ("tune run --nnodes 2 rec --config c", "--nnodes"),
+        ("tune run --nproc_per_node 1 rec_single_device --config c", "rec_single_device"),
+        ("composer -n 2 --world_size 4 train.py", "--world_size"),
+        ("composer -n 2 --base_rank 2 train.py", "--base_rank"),
+        ("composer -c train.sh", "-c"),
         ("accelerate launch --num_machines 2 train.py", "--num_machines"),
         ("accelerate launch --num_processes two train.py", "--num_processes"),
         ("accelerate launch --num_cpu_threads_per_process 2 train.py", "--num_cpu_threads_per_process"),
@@ -135,7 +152,14 @@ _WORD = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=
 
 @given(
     prefix=st.sampled_from(
-        ["python", "python -u", "torchrun --nproc-per-node 2", "deepspeed --num_gpus 2", "accelerate launch --cpu"]
+        [
+            "python",
+            "python -u",
+            "torchrun --nproc-per-node 2",
+            "deepspeed --num_gpus 2",
+            "accelerate launch --cpu",
+            "composer -n 2",
+        ]
     ),
     words=st.lists(_WORD),
 )
@@ -147,7 +171,7 @@ def test_the_arguments_of_the_script_are_never_touched(prefix: str, words: list[
 
 @given(words=st.lists(_WORD))
 def test_any_words_are_understood_or_refused(words: list[str]) -> None:
-    for launcher in (["python"], ["torchrun"], ["deepspeed"], ["accelerate", "launch"]):
+    for launcher in (["python"], ["torchrun"], ["deepspeed"], ["accelerate", "launch"], ["tune", "run"], ["composer"]):
         try:
             launch = launchers.understand((*launcher, *words), _read)
         except UsageError:
