@@ -56,6 +56,18 @@ def test_state_of_an_optimizer_is_compared_value_by_value() -> None:
     assert parts.values == two.values and len(parts.tensors) == 8
 
 
+def test_a_tuple_and_a_list_of_the_same_values_are_equal() -> None:
+    saved, restored, shorter = (
+        tensor_files.read("a.pt", _saved(state))
+        for state in (
+            {"betas": (0.9, 0.1), "none": ()},
+            {"betas": [0.9, 0.1], "none": []},
+            {"betas": (0.9,), "none": ()},
+        )
+    )
+    assert saved == restored != shorter
+
+
 class _Node:
     """A node of a tree that knows its parent, as the configs have that Hydra puts into checkpoints."""
 

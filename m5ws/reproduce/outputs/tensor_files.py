@@ -104,7 +104,8 @@ def flat(root: object) -> Iterator[tuple[str, object]]:
         elif id(value) in around:
             yield name, ("same object as", around[id(value)])
         else:
-            yield name, type(value)() if type(value) in (dict, list, tuple) else _title(value)
+            # A framework that restores a tuple may save it as a list.
+            yield name, {} if type(value) is dict else [] if type(value) in (list, tuple) else _title(value)
             around[id(value)] = name
             waiting.append((name, None, value))
             waiting += [(name, key, part) for key, part in below]
