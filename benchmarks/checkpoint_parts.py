@@ -92,7 +92,7 @@ def rank(mib: int, place: str, out: Path) -> None:
     from benchmarks.scripts import checkpoint_save as script
 
     dist.init_process_group("gloo")
-    model, optimizer = script.build(mib, seed=1)
+    model, optimizer = script.build(mib, "save")
     tool: Any = script.TOOLS["m5ws async"](model, optimizer, place)
     script.step(model, optimizer, 1.0)
     tool.save(0)

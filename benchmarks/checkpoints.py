@@ -4,7 +4,8 @@
                                      [--only TOOL …] [--folder PATH] [--pause S]
 
 The state is that of an FSDP2 model with AdamW, `--mib` on all ranks together, on CPUs. Each tool, in turn, saves it
-three times: all new, after a step on all of it, after a step on a tenth. Then it loads on as many ranks, and on one.
+four times: all new, twice after a step on all of it, after a step on a tenth. Then it loads on as many ranks, and on
+one, into a new model whose optimizer has no state yet.
 Each round has the tools in the opposite order of the one before, and `--pause` waits before each, because a disk is
 slower after much was written. `--folder` is where local tools save; in `/dev/shm` there is no disk.
 

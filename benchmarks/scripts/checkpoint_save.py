@@ -1,7 +1,8 @@
 """One way to save and load a checkpoint of an FSDP2 model and its AdamW state, measured on every rank.
 
 Usage: torchrun … checkpoint_save.py TOOL MIB {save,load} PLACE OUT, where PLACE is a folder, or s3://bucket/prefix for
-the tools that end in -s3. `save` saves three times: all new, all changed by a step, and a tenth changed.
+the tools that end in -s3. `save` saves four times: all new, all changed by a step, the same again, and a tenth changed.
+`load` restores a new model, whose optimizer has no state yet.
 """
 
 import json
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.fsdp import fully_shard
 
 from m5ws.records import codec
@@ -38,6 +40,8 @@ from m5ws.training.runtime.stop import StopRequest
 from m5ws.training.state.staging import HostBuffers, NoCopyStager
 
 _LAYERS = 20
+_LAST = 3
+"""The number of the last save, which is loaded."""
 _PART_BYTES = 64 * 2**20
 Save = Callable[[int], None]
 """Begins a save under a number; returns when the training may continue."""
@@ -53,6 +57,11 @@ class Tool(ABC):
     def state(self) -> dict[str, Any]:
         """Return the live state by name."""
         return dict(FsdpBackend(self.model, self.optimizer).stage(NoCopyStager()).state)
+
+    def new_state(self) -> dict[str, Any]:
+        """Return the live state by name, after torch made that of the optimizer, as DCP's documentation says."""
+        get_optimizer_state_dict(self.model, self.optimizer)
+        return self.state()
 
     @abstractmethod
     def save(self, number: int) -> None: ...
@@ -95,8 +104,8 @@ class TorchSave(Tool):
         dist.barrier()
 
     def load(self) -> None:
-        found = torch.load(f"{self.place}/2-{dist.get_rank()}.pt", mmap=False)
-        for name, tensor in self.state().items():
+        found = torch.load(f"{self.place}/{_LAST}-{dist.get_rank()}.pt", mmap=False)
+        for name, tensor in self.new_state().items():
             (tensor.to_local() if hasattr(tensor, "to_local") else tensor).copy_(found[name])
 
 
@@ -110,7 +119,7 @@ class Dcp(Tool):
         return dcp.FileSystemWriter(f"{self.place}/{number}", thread_count=2, sync_files=True)
 
     def reader(self) -> Any:
-        return dcp.FileSystemReader(f"{self.place}/2")
+        return dcp.FileSystemReader(f"{self.place}/{_LAST}")
 
     def save(self, number: int) -> None:
         if self.asynchronous:
@@ -125,7 +134,7 @@ class Dcp(Tool):
             self.future = None
 
     def load(self) -> None:
-        dcp.load(self.state(), storage_reader=self.reader(), process_group=self.group)
+        dcp.load(self.new_state(), storage_reader=self.reader(), process_group=self.group)
 
 
 class DcpAsync(Dcp):
@@ -145,7 +154,7 @@ class Connector(Dcp):
     def reader(self) -> Any:
         from s3torchconnector.dcp import S3StorageReader
 
-        return S3StorageReader(region="us-east-1", path=f"{self.place}/2")
+        return S3StorageReader(region="us-east-1", path=f"{self.place}/{_LAST}")
 
 
 class ConnectorAsync(Connector):
@@ -158,16 +167,16 @@ class Raw(Tool):
     """The same bytes by the fastest client, in parts of 64 MiB, 8 at a time, unnamed and unhashed."""
 
     def save(self, number: int) -> None:
-        self._each(number, lambda client, path, part: client.put(path, part, use_multipart=False))
+        self._each(number, lambda client, path, part: client.put(path, part, use_multipart=False), self.state())
         dist.barrier()
 
     def load(self) -> None:
         def fetch(client: Any, path: str, part: memoryview) -> None:
             part[:] = client.get(path).bytes()
 
-        self._each(2, fetch)
+        self._each(_LAST, fetch, self.new_state())
 
-    def _each(self, number: int, act: Callable[[Any, str, memoryview], object]) -> None:
+    def _each(self, number: int, act: Callable[[Any, str, memoryview], object], state: dict[str, Any]) -> None:
         from concurrent.futures import ThreadPoolExecutor
 
         from obstore.store import S3Store
@@ -180,7 +189,7 @@ class Raw(Tool):
         client = S3Store(bucket, endpoint=endpoint, unsigned_payload=True, client_options=options)
         with ThreadPoolExecutor(8) as pool:
             jobs = []
-            for name, tensor in self.state().items():
+            for name, tensor in state.items():
                 local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
                 data = local.contiguous().view(-1).view(torch.uint8).numpy().data
                 for start in range(0, data.nbytes, _PART_BYTES):
@@ -239,7 +248,7 @@ class M5ws(Tool):
 
     def load(self) -> None:
         repo = self._active.repo
-        digest = checkpoints.digest(repo, "0" * 12, checkpoints.name(2, 1))
+        digest = checkpoints.digest(repo, "0" * 12, checkpoints.name(_LAST, 1))
         checkpointing.load(self._active, self._backend, self.group, digest)
 
 
@@ -273,8 +282,9 @@ TOOLS: dict[str, type[Tool]] = {
 }
 
 
-def build(mib: int, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Return a model whose state, with AdamW's, is of `mib` MiB on all ranks together."""
+def build(mib: int, mode: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return a model whose state, with AdamW's, is of `mib` MiB on all ranks together; to `load`, before any step."""
+    seed = 1 if mode == "save" else 2
     torch.manual_seed(seed)
     width = int((mib * 2**20 / 3 / 4 / _LAYERS) ** 0.5) // 8 * 8
     model = nn.Sequential(*(nn.Linear(width, width) for _ in range(_LAYERS)))
@@ -283,8 +293,14 @@ def build(mib: int, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     # Each rank has gradients of its own.
     torch.manual_seed(1000 * seed + dist.get_rank())
-    step(model, optimizer, 1.0)
+    # To load, another optimizer takes the first step of the process, which imports much.
+    step(*((model, optimizer) if mode == "save" else _small()), 1.0)
     return model, optimizer
+
+
+def _small() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(fully_shard(nn.Linear(8, 8)))
+    return model, torch.optim.AdamW(model.parameters())
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, share: float) -> None:
@@ -333,11 +349,13 @@ def measured(tool: Tool, number: int) -> dict[str, float]:
 def main() -> None:
     name, mib, mode, place, out = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4], Path(sys.argv[5])
     dist.init_process_group("gloo")
-    model, optimizer = build(mib, seed=1 if mode == "save" else 2)
+    model, optimizer = build(mib, mode)
     tool = TOOLS[name](model, optimizer, place)
     if mode == "save":
         rows = {}
-        for number, (row, share) in enumerate((("first", 0.0), ("all changed", 1.0), ("a tenth changed", 0.1))):
+        # The second save is as the third, but for the folders that a new store still makes.
+        saves = (("first", 0.0), ("second", 1.0), ("all changed", 1.0), ("a tenth changed", 0.1))
+        for number, (row, share) in enumerate(saves):
             step(model, optimizer, share)
             rows[row] = measured(tool, number)
     else:
