@@ -1,5 +1,6 @@
 """Environments with frameworks, on top of the tests' own."""
 
+import fcntl
 import subprocess
 import sys
 import sysconfig
@@ -37,25 +38,38 @@ _BELOW: dict[Versions, Versions] = {
 """The environment on top of which another one is made."""
 
 
-@pytest.fixture(scope="module")
-def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Versions], Path]:
-    """The interpreter of an environment with these packages, on top of the tests' own and of the one in `_BELOW`."""
+@pytest.fixture(scope="session")
+def interpreter(session_directory: Path) -> Callable[[Versions], Path]:
+    """The interpreter of an environment with these packages, on top of the tests' own and of the one in `_BELOW`.
+
+    All workers share an environment. It has no pip of its own: `python -m pip` is that of the tests' environment.
+    """
 
     @cache
     def make(versions: Versions) -> Path:
-        place = tmp_path_factory.mktemp(versions) / "venv"
-        subprocess.run([sys.executable, "-m", "venv", str(place)], check=True, capture_output=True)
-        site = place / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
-        below: list[str | Path] = [sysconfig.get_path("purelib"), Path(m5ws.__file__).parent.parent]
-        if versions in _BELOW:
-            # Python reads the .pth files of an environment's own folder alone, and not those of the folders below.
-            folder = make(_BELOW[versions]).parents[1] / site.relative_to(place)
-            below = [folder, *(folder / "below.pth").read_text().splitlines()]
-        (site / "below.pth").write_text("".join(f"{path}\n" for path in below))
-        command = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps"]
-        done = subprocess.run([*command, "--requirement", _HERE / f"{versions}.txt"], capture_output=True, text=True)
-        if done.returncode:
-            loud_skip(f"pip could not install {versions}.txt: {done.stderr[-300:]}")
+        below = make(_BELOW[versions]) if versions in _BELOW else None
+        place = session_directory / versions
+        with place.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (made := place / "complete").exists():
+                made.write_text(_install(place, versions, below))
+        if failure := made.read_text():
+            loud_skip(f"pip could not install {versions}.txt: {failure}")
         return place / "bin" / "python"
 
     return make
+
+
+def _install(place: Path, versions: Versions, below: Path | None) -> str:
+    """Make an environment with packages; return the end of pip's error, or "" if it had none."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True, capture_output=True)
+    site = Path("lib", f"python{sysconfig.get_python_version()}", "site-packages")
+    paths: list[str | Path] = [sysconfig.get_path("purelib"), Path(m5ws.__file__).parent.parent]
+    if below is not None:
+        # Python reads the .pth files of an environment's own folder alone, and not those of the folders below.
+        folder = below.parents[1] / site
+        paths = [folder, *(folder / "below.pth").read_text().splitlines()]
+    (place / site / "below.pth").write_text("".join(f"{path}\n" for path in paths))
+    command = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps"]
+    done = subprocess.run([*command, "--requirement", str(_HERE / f"{versions}.txt")], capture_output=True, text=True)
+    return done.stderr[-300:] if done.returncode else ""

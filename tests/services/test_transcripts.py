@@ -63,9 +63,13 @@ def _check(command: Command, folder: Path, environment: dict[str, str]) -> None:
 def environment(interpreter: Callable[[Versions], Path]) -> dict[str, str]:
     """Variables of a shell in which `python`, `pip` and `m5ws` are those of an environment with frameworks."""
     python = interpreter("transcripts")
-    script = python.with_name("m5ws")
-    script.write_text(f"#!{python}\nimport sys\nfrom m5ws.__main__ import program\nsys.exit(program())\n")
-    script.chmod(0o755)
+    for name, entry in (
+        ("m5ws", "m5ws.__main__ import program"),
+        ("pip", "pip._internal.cli.main import main as program"),
+    ):
+        script = python.with_name(name)
+        script.write_text(f"#!{python}\nimport sys\nfrom {entry}\nsys.exit(program())\n")
+        script.chmod(0o755)
     search = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
     return command_line.inherited() | _GIT | {"PATH": search, "COLUMNS": "160", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
