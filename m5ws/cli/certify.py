@@ -110,24 +110,53 @@ def command(
     launch = runs.spec(workspace.settings.run, certify.choose_launcher(workspace.settings.run, options, trainer))
     ports = workspace.ports(repo)
     whole = certify.training(pinned, launch, steps)
-    _train(workspace, ports, whole, progress=not no_progress)
-    request = reproduce.ReplayRequest(original=whole.id, env="ignore", ignore=workspace.settings.run.ignore)
-    if interruptions.is_observed(ports, whole):
-        if context.get_parameter_source("steps") is ParameterSource.COMMANDLINE:
+    has_steps = context.get_parameter_source("steps") is ParameterSource.COMMANDLINE
+    try:
+        _train(workspace, ports, whole, progress=not no_progress)
+        if has_steps and interruptions.is_observed(ports, whole):
             output.print_note("--steps has no effect: the script does not use m5ws.session, and trains to its own end")
-        parts = interruptions.choose(ports, whole, restores, sample_seed)
-        joint = certify.observed_certificate(repo, whole.id, _interrupt(workspace, ports, request, parts, parallel))
-    else:
-        wanted = certify.restores(repo, whole.id, restores, sample_seed)
-        output.print_note(f"restoring it after {len(wanted)} of its steps")
-        verdicts = segments.replay(workspace, ports, request, wanted, parallel).verdicts
-        joint = certify.certificate(repo, whole.id, verdicts)
+        joint = _certify(workspace, ports, whole, restores, sample_seed, parallel)
+    except (KeyboardInterrupt, reproduce.ReplayInterrupted):
+        raise _interrupted(ports, whole) from None
     output.print_json(joint) if as_json else output.echo(format_certificate(joint))
     context.exit(joint.exit_code)
 
 
+def _certify(
+    workspace: "Workspace", ports: "Ports", whole: "Run", count: int | None, seed: int, parallel: int
+) -> "Certificate":
+    """Restore or interrupt the training `count` times, compare, and return the certificate. Ctrl-C stops it."""
+    from m5ws.reproduce import certify, interruptions, reproduce
+
+    request = reproduce.ReplayRequest(original=whole.id, env="ignore", ignore=workspace.settings.run.ignore)
+    if interruptions.is_observed(ports, whole):
+        parts = interruptions.choose(ports, whole, count, seed)
+        interrupted = _interrupt(workspace, ports, request, parts, parallel)
+        return certify.observed_certificate(ports.repo, whole.id, interrupted)
+    wanted = certify.restores(ports.repo, whole.id, count, seed)
+    output.print_note(f"restoring it after {len(wanted)} of its steps")
+    verdicts = segments.replay(workspace, ports, request, wanted, parallel).verdicts
+    return certify.certificate(ports.repo, whole.id, verdicts)
+
+
+def _interrupted(ports: "Ports", whole: "Run") -> M5Error:
+    """Return the error for a certification that the user stopped, with the runs that it leaves in the store."""
+    from m5ws.repository import runs
+    from m5ws.reproduce import reproduce
+
+    begun = runs.facts(ports.repo)
+    left = [whole.id, *runs.replays_among(begun, whole.id)] if whole.id in begun else []
+    hint = "Run `m5ws certify` again. It starts from the beginning."
+    if not left:
+        return reproduce.ReplayInterrupted("stopped before the training began: nothing is certified", hint=hint)
+    return reproduce.ReplayInterrupted(
+        f"stopped before a result: nothing is certified. Runs that are left: {', '.join(left)}",
+        hint=f"{hint} `m5ws rm {' '.join(left)}` removes these runs.",
+    )
+
+
 def _train(workspace: "Workspace", ports: "Ports", whole: "Run", *, progress: bool) -> None:
-    """Run the uninterrupted training. Raises NothingToCertify."""
+    """Run the uninterrupted training. Raises NothingToCertify, or KeyboardInterrupt if the user stops it."""
     from m5ws.runs import run, supervise
 
     plan = run.plan(ports.repo, whole, workspace.home, workspace.root, ports.environment, ports.tracker)
@@ -135,6 +164,8 @@ def _train(workspace: "Workspace", ports: "Ports", whole: "Run", *, progress: bo
     output.print_note(f"training {ranks} without an interruption, as {whole.id}")
     with interrupt.on_signals(), RunProgress(enabled=progress) as shown:
         result = supervise.execute(ports, plan, shown.watch, shown.prepare)
+    if result.asked:
+        raise KeyboardInterrupt
     if result.outcome != "finished":
         raise NothingToCertify(
             f"run {whole.id} {result.outcome}: {result.message or f'status {result.exit_code}'}",
@@ -202,7 +233,7 @@ def _repeat(trial: "Trial", request: "ReplayRequest") -> "Verdict":
 
 def format_certificate(certificate: "Certificate") -> str:
     """Return a certificate for people: the result, then the versions, then each restore."""
-    title = "CERTIFIED" if certificate.outcome == "reproduced" else "NOT CERTIFIED"
+    title = "CERTIFIED" if certificate.outcome == "certified" else "NOT CERTIFIED"
     lines = [
         f"{title}: run {certificate.run}",
         f"  {certificate.reason}",
@@ -232,6 +263,7 @@ def _table(certificate: "Certificate") -> tuple[tuple[str, ...], list[tuple[str,
 
 
 def _result(verdict: "Verdict") -> str:
-    if verdict.outcome in ("sampled", "reproduced"):
-        return "equal"
-    return "differs" if verdict.recheck is not None and verdict.recheck.start_equal else verdict.outcome
+    from m5ws.reproduce import certify
+
+    outcome = certify.find_outcome(verdict)
+    return "equal" if outcome == "certified" else outcome

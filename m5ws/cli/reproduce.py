@@ -157,10 +157,20 @@ def _one(workspace: "Workspace", ports: "Ports", request: "ReplayRequest", *, pr
 
     plan = reproduce.plan(ports, request, workspace.home, workspace.root)
     output.print_note(f"replaying {request.original} as {plan.run.id}")
-    with interrupt.on_signals(), RunProgress(enabled=progress) as shown:
-        outcome = reproduce.execute(
-            ports, request, plan, announce, shown.watch, shown.prepare, verdict.print_recheck, explanation.print_side
-        )
+    try:
+        with interrupt.on_signals(), RunProgress(enabled=progress) as shown:
+            outcome = reproduce.execute(
+                ports,
+                request,
+                plan,
+                announce,
+                shown.watch,
+                shown.prepare,
+                verdict.print_recheck,
+                explanation.print_side,
+            )
+    except KeyboardInterrupt:
+        raise reproduce.ReplayInterrupted(f"replay {plan.run.id} was stopped before a verdict was known") from None
     output.print_json(outcome) if as_json else output.echo(verdict.format_verdict(outcome))
     if request.env == "fail" and drift.worst(drifted) in ("can", "does"):
         output.print_note("hint: `--env warn` replays anyway; `--env rebuild` installs the original environment.")

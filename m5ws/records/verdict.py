@@ -164,6 +164,11 @@ class Verdict(SealedRecord, tag="verdict/1", frozen=True, kw_only=True):
         return (self.replay, *(run for run in rechecks if run is not None), *traced)
 
     @property
+    def is_inexact(self) -> bool:
+        """True if a resume or restore is proven to be the cause of a difference. The run itself is not in doubt."""
+        return self.recheck is not None and self.recheck.start_equal is True
+
+    @property
     def exit_code(self) -> int:
         return EXIT_CODES[self.outcome]
 

@@ -8,6 +8,7 @@ instead (`interruptions`).
 
 import random
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -18,7 +19,7 @@ from m5ws.records import codec
 from m5ws.records.checkpoint import Content
 from m5ws.records.ledger import Observation
 from m5ws.records.run import LaunchSpec, Run, Segment, Trainer
-from m5ws.records.verdict import EXIT_CODES, Outcome, Verdict
+from m5ws.records.verdict import Outcome, Verdict
 from m5ws.repository import checkpoints
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
@@ -29,7 +30,32 @@ from m5ws.runs import history, run
 _VERSIONS = ("torch", "deepspeed")
 _OBSERVED = ("transformers", "lightning", "pytorch-lightning", "accelerate", "deepspeed", "torchtune", "torchtitan")
 """Distributions of frameworks whose versions a certificate of an observed script lists, if a rank imported them."""
+_WITHOUT_STEPS = (
+    "m5ws looks for m5ws.session, and without it for calls of `step()` of optimizers of torch.optim, in the processes "
+    "that it starts (not if `[run] observe` in m5ws.toml is false). A script that trains without them is tested by "
+    "hand: kill a run, continue it with `m5ws run --resume RUN`, and compare its files with `m5ws reproduce RUN`."
+)
 _FRAMEWORKS = {"dcp/1": "PyTorch", "deepspeed/1": "DeepSpeed"}
+
+CertificateOutcome = Literal["certified", "inexact", "diverged", "nondeterministic", "not comparable"]
+"""`inexact`: a resume or restore differs, and uninterrupted training repeats itself, so the resume is the cause.
+`diverged`: a resume or restore differs, and the cause is not proven."""
+
+_OUTCOMES: dict[Outcome, CertificateOutcome] = {
+    "reproduced": "certified",
+    "sampled": "certified",
+    "consistent": "diverged",
+    "diverged": "diverged",
+    "nondeterministic": "nondeterministic",
+    "not comparable": "not comparable",
+}
+_EXIT_CODES: dict[CertificateOutcome, int] = {
+    "certified": 0,
+    "inexact": 1,
+    "diverged": 1,
+    "nondeterministic": 1,
+    "not comparable": 2,
+}
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +66,7 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     run: str
-    outcome: Outcome
+    outcome: CertificateOutcome
     what: dict[str, str]
     steps: int
     restored: tuple[int | None, ...]
@@ -50,7 +76,7 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        return EXIT_CODES[self.outcome]
+        return _EXIT_CODES[self.outcome]
 
 
 def choose_launcher(settings: RunSettings, options: run.RunOptions, wanted: Trainer | None) -> run.RunOptions:
@@ -75,17 +101,18 @@ def training(snapshot: str, launch: LaunchSpec, steps: int) -> Run:
 def restores(repo: Repository, run_id: str, count: int | None, seed: int) -> list[Segment]:
     """Return the segments to restore: after every step but the last, or after `count` of them drawn by `seed`.
 
-    Raises UsageError if the training published no checkpoint before its last step.
+    Raises UsageError if the training recorded no step, or published no checkpoint before its last one.
     """
     done = history.load(repo, run_id)
     last = done.last_step
+    if not last:
+        raise UsageError(f"nothing to certify: m5ws recorded no training step of run {run_id}", hint=_WITHOUT_STEPS)
     labels = {checkpoints.step_of(label): label for label in checkpoints.valid(repo, run_id)}
     steps = sorted(step for step in labels if 0 < step < last)
     if not steps:
         raise UsageError(
             f"nothing to restore: run {run_id} has no checkpoint before its last step",
-            hint="Train more than one step. A script without m5ws.session needs an optimizer of torch, and its steps "
-            "are not observed if `[run] observe` in m5ws.toml is false.",
+            hint="Train more than one step (`--steps`).",
         )
     if count is not None and count < len(steps):
         steps = sorted(random.Random(seed).sample(steps, count))
@@ -103,17 +130,17 @@ def restores(repo: Repository, run_id: str, count: int | None, seed: int) -> lis
 def certificate(repo: Repository, run_id: str, verdicts: Sequence[Verdict]) -> Certificate:
     """Return the joint result of the verdicts on restores."""
     last = history.load(repo, run_id).last_step
-    bad = [verdict for verdict in verdicts if not is_equal(verdict)]
+    bad = [verdict for verdict in verdicts if find_outcome(verdict) != "certified"]
     if bad:
         first = bad[0]
         after = first.segment.first if first.segment is not None else 0
-        outcome = _outcome(first)
+        outcome = find_outcome(first)
         reason = (
             f"{len(bad)} of {len(verdicts)} restores differ from uninterrupted training. "
             f"The first is the restore after step {after}: {first.reason}"
         )
     else:
-        outcome = "reproduced"
+        outcome = "certified"
         reason = (
             f"{len(verdicts)} restores, each continued to step {last}, give the same bits as uninterrupted training"
         )
@@ -135,13 +162,13 @@ def observed_certificate(repo: Repository, run_id: str, results: Sequence[Interr
     """
     last = history.load(repo, run_id).last_step
     resumed = [result for result in results if result.resumed != 0]
-    bad = [result for result in resumed or results if not is_equal(result.verdict)]
+    bad = [result for result in resumed or results if find_outcome(result.verdict) != "certified"]
     if bad:
-        outcome, reason = _outcome(bad[0].verdict), bad[0].verdict.reason or ""
+        outcome, reason = find_outcome(bad[0].verdict), bad[0].verdict.reason or ""
         if len(resumed) > 1:
             reason = f"{len(bad)} of {len(resumed)} resumes do not equal uninterrupted training. The first: {reason}"
     else:
-        outcome = "reproduced"
+        outcome = "certified"
         count = f"all {len(resumed)} resumes" if len(resumed) > 1 else "the resume"
         reason = f"after {count} up to step {last}, the training has the same bits as without an interruption"
         if len(resumed) < len(results):
@@ -162,15 +189,9 @@ def observed_certificate(repo: Repository, run_id: str, results: Sequence[Interr
     )
 
 
-def is_equal(verdict: Verdict) -> bool:
-    """Return True if a restore is equal to uninterrupted training."""
-    return verdict.outcome in ("sampled", "reproduced")
-
-
-def _outcome(verdict: Verdict) -> Outcome:
-    """Return the outcome of a certificate whose first bad restore has this verdict."""
-    # "not comparable" in a run's verdict, but a proven fault of its restore.
-    return "diverged" if verdict.recheck is not None and verdict.recheck.start_equal else verdict.outcome
+def find_outcome(verdict: Verdict) -> CertificateOutcome:
+    """Return the outcome of one restore or resume, from its verdict."""
+    return "inexact" if verdict.is_inexact else _OUTCOMES[verdict.outcome]
 
 
 def _described(repo: Repository, run_id: str) -> dict[str, str]:

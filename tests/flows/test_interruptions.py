@@ -1,10 +1,15 @@
 """Certificates of scripts without a session, which are interrupted and resumed from their own checkpoints."""
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from m5ws.cli.terminal import output
+from m5ws.cli.terminal.run_progress import RunProgress
+from m5ws.records.ledger import AnyEvent
 from tests.support.workspace.workspaces import Workspace, make_workspace
 
 
@@ -19,7 +24,7 @@ def _certify(workspace: Workspace, kind: str, *options: str, expect: int, steps:
 
 def test_a_resume_with_all_state_is_certified(workspace: Workspace) -> None:
     certificate = _certify(workspace, "exact", "--restores", "2", "--parallel", "2", expect=0)
-    assert certificate["outcome"] == "reproduced" and certificate["steps"] == 6
+    assert certificate["outcome"] == "certified" and certificate["steps"] == 6
     # It saves every second step, and is killed before it can save.
     assert (certificate["interrupted"], certificate["restored"]) == ([4, 5], [2, 4])
     what = certificate["what"]
@@ -34,9 +39,10 @@ def test_generators_that_are_not_restored_are_found_at_the_first_step(workspace:
     certificate = _certify(workspace, "generators", "--restores", "2", "--sample-seed", "2", expect=1)
     assert (certificate["interrupted"], certificate["restored"]) == ([1, 5], [0, 4])
     _, verdict = certificate["verdicts"]
-    assert certificate["outcome"] == "diverged" and verdict["recheck"]["start_equal"]
+    assert certificate["outcome"] == "inexact" and verdict["recheck"]["start_equal"]
     assert (verdict["first"]["step"], verdict["first"]["quantity"]) == (5, "batch")
-    assert "inexact resume" in workspace.m5ws("show", verdict["replay"]).stdout
+    shown = workspace.m5ws("show", verdict["replay"]).stdout
+    assert "INEXACT RESUME" in shown and "NOT COMPARABLE" not in shown
 
 
 def test_a_value_that_begins_anew_is_named_with_the_line_that_leaves_it_out(workspace: Workspace) -> None:
@@ -44,7 +50,7 @@ def test_a_value_that_begins_anew_is_named_with_the_line_that_leaves_it_out(work
     (verdict,) = certificate["verdicts"]
     assert verdict["first"]["quantity"] == "file out/count.json:steps" and "ignore" in verdict["reason"]
     workspace.edit("m5ws.toml", 'outputs = ["out"]', 'outputs = ["out"]\nignore = ["out/count.json"]')
-    assert _certify(workspace, "count", expect=0)["outcome"] == "reproduced"
+    assert _certify(workspace, "count", expect=0)["outcome"] == "certified"
 
 
 def test_generators_that_no_step_draws_from_are_listed(workspace: Workspace) -> None:
@@ -91,4 +97,32 @@ def test_a_script_that_cannot_resume_is_refused_with_a_remedy(workspace: Workspa
     refused = workspace.m5ws("certify", "--", "train.py", "exact", "1", expect=2).stderr
     assert "nothing to interrupt" in refused
     refused = workspace.m5ws("certify", "--", "train.py", "exact", "0", expect=2).stderr
-    assert "optimizer" in refused
+    assert "torch.optim" in refused and "m5ws run --resume" in refused
+
+
+@pytest.mark.parametrize(("moment", "left"), [("training 1 rank", 0), ("Step", 1), ("resuming", 2)])
+def test_ctrl_c_ends_it_with_the_runs_that_are_left(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, moment: str, left: int
+) -> None:
+    note, watch = output.print_note, RunProgress.watch
+
+    def press(moment_begun: str) -> None:
+        if moment_begun.startswith(moment):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def noted(text: str) -> None:
+        note(text)
+        press(text)
+
+    def watched(shown: RunProgress, rank: str, event: AnyEvent) -> None:
+        watch(shown, rank, event)
+        press(type(event).__name__)
+
+    monkeypatch.setattr(output, "print_note", noted)
+    monkeypatch.setattr(RunProgress, "watch", watched)
+    stopped = workspace.m5ws("certify", "--", "train.py", "exact", "6", expect=130)
+    assert stopped.stdout == "" and "nothing is certified" in stopped.stderr
+    runs = [run["id"] for run in workspace.json("ls")["runs"]]
+    assert len(runs) == left and all(run in stopped.stderr for run in runs)
+    if left:
+        assert len(workspace.json("rm", "--dry-run", *runs)["removed"]) == left

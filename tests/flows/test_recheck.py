@@ -93,6 +93,18 @@ def test_two_replays_that_agree_put_the_original_under_suspicion(faulty: tuple[W
     assert not work.exists()
 
 
+def test_ctrl_c_before_the_replay_trains_ends_the_command_with_a_message(
+    faulty: tuple[Workspace, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pressed(_shown: RunProgress, _what: str, _done: int, _total: int) -> None:
+        raise KeyboardInterrupt
+
+    workspace, run = faulty
+    monkeypatch.setattr(RunProgress, "prepare", pressed)
+    done = workspace.m5ws("reproduce", run, expect=130)
+    assert done.stdout == "" and "before a verdict was known" in done.stderr
+
+
 def test_ctrl_c_in_the_second_replay_ends_the_command_and_keeps_the_first_verdict(
     faulty: tuple[Workspace, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

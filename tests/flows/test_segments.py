@@ -195,8 +195,10 @@ def test_ctrl_c_stops_the_replays_that_are_under_way(tmp_path: Path) -> None:
         time.sleep(0.2)
         replays = runs.replays(workspace.repo, run)
     process.send_signal(signal.SIGINT)
-    assert process.wait(120) == 130
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 130
     (replay,) = replays
+    assert f"are left: {replay}" in printed
     done = workspace.history(replay)
     assert done.outcome == "interrupted" and max(done.steps[0]) < 4
     assert runs.verdict(workspace.repo, runs.load(workspace.repo, replay)) is None

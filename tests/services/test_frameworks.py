@@ -177,7 +177,7 @@ def _resume(place: Place, certificate: Any, example: Example) -> str:
     (verdict,) = certificate["verdicts"]
     assert (certificate["interrupted"], certificate["restored"]) == ([_INTERRUPTED], [_SAVED])
     assert verdict["observed"] and certificate["steps"] == _STEPS
-    assert certificate["outcome"] == ("reproduced" if example.is_exact else "diverged")
+    assert certificate["outcome"] == ("certified" if example.is_exact else "inexact")
     shown = place.m5ws("show", verdict["replay"]).stdout
     assert "outputs-restored" in shown
     assert example.is_exact or "inexact-resume" in shown

@@ -109,13 +109,17 @@ class SegmentSelection(msgspec.Struct, frozen=True, kw_only=True):
 def replay(
     workspace: "Workspace", ports: "Ports", request: "ReplayRequest", wanted: "list[Segment]", parallel: int
 ) -> "JointResult":
-    """Replay segments, each as a run of its own, and return their joint result. Ctrl-C stops them all."""
+    """Replay segments, each as a run of its own, and return their joint result.
+
+    Ctrl-C stops them all. Raises ReplayInterrupted then, with the replays that have no verdict.
+    """
     from m5ws.cli.terminal import explanation, verdict
     from m5ws.reproduce import reproduce, segments
 
     stopped = threading.Event()
     lock = threading.Lock()
     drifted: list[Change] = []
+    begun: list[str] = []
 
     def announce(joint: "tuple[Change, ...]") -> None:
         with lock:
@@ -130,6 +134,7 @@ def replay(
             raise reproduce.ReplayInterrupted("stopped before a verdict")
         part = msgspec.structs.replace(request, segment=segment)
         plan = reproduce.plan(ports, part, workspace.home, workspace.root)
+        begun.append(plan.run.id)
         output.print_note(f"replaying {segment} of {request.original} as {plan.run.id}")
         watch = lambda *_: stopped.is_set()  # noqa: E731
         return reproduce.execute(
@@ -141,6 +146,7 @@ def replay(
     def told(one: "Verdict") -> None:
         nonlocal done
         output.print_note(f"{one.segment}: {one.outcome}")
+        begun.remove(one.replay)
         done += 1
         bar("replaying segments", done, len(wanted))
 
@@ -149,9 +155,13 @@ def replay(
         bar("replaying segments", done, len(wanted))
         try:
             joint = segments.replay(wanted, one, parallel, told, stopped.set)
-        except BaseException:
+        except KeyboardInterrupt:
+            left = f". Replays without a verdict are left: {', '.join(begun)}" if begun else ""
+            raise reproduce.ReplayInterrupted(
+                f"stopped after {done} of {len(wanted)} segments, whose verdicts are published{left}"
+            ) from None
+        finally:
             stopped.set()
-            raise
     return segments.join(request.original, joint, every)
 
 

@@ -33,7 +33,7 @@ def format_verdict(verdict: Verdict) -> str:
     part = f", {verdict.segment}" if verdict.segment is not None else ""
     evidence = " (observed)" if verdict.observed else ""
     replays = " and ".join(_replays(verdict))
-    lines = [f"{verdict.outcome.upper()}{evidence}: run {verdict.run}{part}, replayed as {replays}"]
+    lines = [f"{_title(verdict)}{evidence}: run {verdict.run}{part}, replayed as {replays}"]
     lines.append(f"  {verdict.reason or _SAYS[verdict.outcome]}")
     if verdict.expected is not None and not verdict.expected.equal:
         lines.append(f"  hardware: {verdict.expected.why}")
@@ -59,6 +59,13 @@ def format_verdict(verdict: Verdict) -> str:
             *map(output.plain_text, change_text.lines(verdict.changes, brief=True)),
         ]
     return "\n".join(lines)
+
+
+def _title(verdict: Verdict) -> str:
+    """Return the result as a title. A proven fault of a resume, or of a restored segment, comes before the outcome."""
+    if verdict.recheck is not None and verdict.is_inexact:
+        return "INEXACT RESUME" if verdict.recheck.replay is None else "INEXACT RESTORE"
+    return verdict.outcome.upper()
 
 
 def _is_told(verdict: Verdict) -> bool:
