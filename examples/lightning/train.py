@@ -41,9 +41,9 @@ trainer = lightning.Trainer(
     max_steps=config["steps"],
     default_root_dir="out",
     log_every_n_steps=2,
-    accelerator="cpu",
-    devices=2,
-    strategy="ddp",
+    accelerator=config["accelerator"],
+    devices=config["devices"],
+    strategy=config["strategy"],
     enable_progress_bar=False,
     logger=[CSVLogger("out"), TensorBoardLogger("out")],
     callbacks=[
@@ -52,5 +52,3 @@ trainer = lightning.Trainer(
     ],
 )
 trainer.fit(net, DataLoader(data, 8, shuffle=True), DataLoader(data, 16))
-if trainer.is_global_zero:
-    torch.save(net.state_dict(), "out/model.pt")

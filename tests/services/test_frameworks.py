@@ -4,18 +4,21 @@ The results are the table in docs/how-to/frameworks.md, which `--update-golden` 
 """
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import torch
 
+from tests.conftest import loud_skip
 from tests.services.conftest import Versions
 from tests.support.paths import ROOT
 from tests.support.workspace import golden
@@ -142,6 +145,19 @@ def results() -> Results:
     return {}
 
 
+def _make_place(root: Path, name: str, python: Path, changes: Mapping[str, str] = {}) -> Place:
+    """Return a workspace with a copy of an example. `changes`: texts of its files, with their replacements."""
+    shutil.copytree(ROOT / "examples" / name, root)
+    with (root / "m5ws.toml").open("a") as settings:
+        settings.write("\n[mlflow]\nenabled = false\n")
+    (root / ".gitignore").write_text(".m5ws/\n")
+    for path in (root / "m5ws.toml", root / "config.yaml"):
+        for old, new in changes.items():
+            path.write_text(path.read_text().replace(old, new))
+    commit_all(root)
+    return Place(root, python)
+
+
 @pytest.fixture(scope="module")
 def certify(
     interpreter: Callable[[Versions], Path], tmp_path_factory: pytest.TempPathFactory, results: Results
@@ -150,13 +166,7 @@ def certify(
 
     @cache
     def certified(example: Example, versions: Versions) -> Certified:
-        root = tmp_path_factory.mktemp(example.name) / "w"
-        shutil.copytree(ROOT / "examples" / example.name, root)
-        with (root / "m5ws.toml").open("a") as settings:
-            settings.write("\n[mlflow]\nenabled = false\n")
-        (root / ".gitignore").write_text(".m5ws/\n")
-        commit_all(root)
-        place = Place(root, interpreter(versions))
+        place = _make_place(tmp_path_factory.mktemp(example.name) / "w", example.name, interpreter(versions))
         certificate = place.certify(expect=0 if example.is_exact else 1)
         result = Result(processes=int(certificate["what"]["ranks"]), steps=certificate["steps"])
         results[example, _version(place, example.package)] = result
@@ -246,6 +256,42 @@ def test_lightning_resumes_exactly_but_for_the_documented_limits(
         "same process": [4, 8, 12],
     }
     assert len(cases) > len(inexact)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("strategy", ["fsdp", "deepspeed_stage_2"])
+def test_lightning_on_a_gpu(strategy: str, interpreter: Callable[[Versions], Path], tmp_path: Path) -> None:
+    if not torch.cuda.is_available():
+        loud_skip(f"Lightning's strategy {strategy} on a GPU: torch finds no CUDA device")
+    changes = {"nproc = 2": "nproc = 1", "devices: 2": "devices: 1", "cpu": "cuda", "ddp": strategy}
+    place = _make_place(tmp_path / "w", "lightning", interpreter("frameworks"), changes)
+    certificate = place.certify(expect=0)
+    assert (certificate["outcome"], certificate["interrupted"], certificate["restored"]) == (
+        "reproduced",
+        [_INTERRUPTED],
+        [_SAVED],
+    )
+    verdict = place.reproduce(certificate["run"])
+    assert verdict["outcome"] == "reproduced" and verdict["compared"]["steps"] == _STEPS
+
+
+@pytest.mark.parametrize("versions", ["frameworks", "previous_frameworks"])
+def test_lightning_resumes_exactly_from_folders_of_shards(
+    versions: Versions, interpreter: Callable[[Versions], Path], tmp_path: Path
+) -> None:
+    script = _HERE / "scripts" / "lightning_strategies.py"
+    variables = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [interpreter(versions), script, tmp_path], capture_output=True, text=True, env=variables, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    cases = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert {case["case"] for case in cases if case["exact"]} == {
+        "fsdp2, a folder",
+        "fsdp2, a file",
+        "fsdp, a folder",
+        "deepspeed",
+    }
 
 
 def test_the_documentation_has_these_results(results: Results, request: pytest.FixtureRequest) -> None:
