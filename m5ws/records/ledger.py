@@ -100,6 +100,8 @@ class Notice(Event, tag="notice", frozen=True, kw_only=True):
     rank: int | None = None
 
 
+RESUME_LIMIT = "resume-limit"
+"""Kind of a rank's notice about state that a resume does not restore."""
 OTHER_ENVIRONMENT = "other-environment"
 """Kind of the launcher's notice about a later attempt in another environment than the first one's."""
 

@@ -9,7 +9,7 @@ import pytest
 
 from m5ws.environment.drift import rate
 from m5ws.records.base import Digest
-from m5ws.records.ledger import AnyEvent, AttemptStarted, Notice, RankStarted, Setting, State, Step
+from m5ws.records.ledger import RESUME_LIMIT, AnyEvent, AttemptStarted, Notice, RankStarted, Setting, State, Step
 from m5ws.records.verdict import Change, Divergence
 from m5ws.reproduce.compare import Comparison
 from m5ws.reproduce.verdict import hints
@@ -127,6 +127,20 @@ def test_the_first_step_after_a_resume_points_to_the_resume() -> None:
     assert "an attempt resumed after step 2" in _hint(_ALL | {"loss": "x", "torch": "x"}, resumed=True).words
     notice = Notice(kind="inexact-resume", message="the resume was not exact: step 3", step=3)
     assert "after step 2 the resume was not exact: step 3" in _hint(_ALL | {"loss": "x"}, notice, resumed=True).words
+
+
+def test_a_limit_that_the_run_recorded_is_the_likely_cause_of_an_inexact_resume() -> None:
+    limit = Notice(kind=RESUME_LIMIT, message="the data loader has no state_dict")
+    other = Notice(kind="limit", message="an output file is too large")
+    inexact = Notice(kind="inexact-resume", message="the resume was not exact: step 3", step=3)
+    changed = _ALL | {"batch": "x", "loss": "x"}
+    for notices in ((limit, other, limit), (limit, inexact)):
+        words = _hint(changed, *notices, resumed=True).words
+        assert words.count("no state_dict") == 1 and "the likely cause" in words and "too large" not in words
+    # The batch is equal, so the position in the data is not the cause.
+    words = _hint(_ALL | {"loss": "x"}, limit, resumed=True).words
+    assert "no state_dict" in words and "the likely cause" not in words
+    assert "no state_dict" not in _hint(changed, limit).words
 
 
 def test_a_notice_of_another_resume_is_no_reason() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from m5ws.records import codec
-from m5ws.records.ledger import Notice, RankEnded, RankStarted
+from m5ws.records.ledger import RESUME_LIMIT, Notice, RankEnded, RankStarted
 
 PLAIN = str(Path(__file__).parent / "scripts" / "plain.py")
 SIGNALLED = str(Path(__file__).parent / "scripts" / "signalled.py")
@@ -69,7 +69,7 @@ def test_a_stop_ends_all_ranks_after_the_same_step_and_the_resume_is_exact(runne
     assert second.status == 0, second.log()
     assert first.steps(1) | second.steps(1) == whole.steps(1)
     assert second.contents[5] == whole.contents[5]
-    assert [event for event in whole.of(Notice) if event.kind != "limit"] == []
+    assert [event for event in whole.of(Notice) if event.kind != RESUME_LIMIT] == []
 
 
 @pytest.mark.parametrize("line", range(1, 25))

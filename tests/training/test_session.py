@@ -9,7 +9,7 @@ import torch
 import m5ws
 from m5ws.errors import CorruptObject, Fenced, NotFound, UsageError
 from m5ws.records.checkpoint import Checkpoint, Content
-from m5ws.records.ledger import CheckpointPublished, State, Step
+from m5ws.records.ledger import RESUME_LIMIT, CheckpointPublished, State, Step
 from m5ws.repository import checkpoints
 from m5ws.repository.objects import key
 from m5ws.store.local import LocalStore
@@ -73,7 +73,7 @@ def test_equal_runs_have_equal_contents(in_process: Any, train: Any) -> None:
 
 def test_a_loader_without_state_is_a_limit_and_its_resume_is_seen_to_differ(in_process: Any, train: Any) -> None:
     first, _ = in_process(train(6, "forgetful"))
-    assert any("data loader" in message for message in first.notices("limit"))
+    assert any("data loader" in message for message in first.notices(RESUME_LIMIT))
     at = next(event for event in first.of(CheckpointPublished) if event.step == 2)
     second, error = in_process(train(6, "forgetful"), resume=at.checkpoint)
     assert error is None

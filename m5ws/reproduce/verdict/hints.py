@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from m5ws.records.ledger import RESUME_LIMIT
 from m5ws.records.verdict import Divergence, is_state
 from m5ws.reproduce.compare import Comparison, Difference
 from m5ws.reproduce.verdict import difference_kinds
@@ -99,17 +100,29 @@ def _resumed(comparison: Comparison, first: Divergence, begin: int) -> Hint | No
     if at is None or at < begin:
         return None
     inexact = [notice for notice in original.notices if notice.kind == "inexact-resume" and (notice.step or 0) > at]
+    limits = _resume_limits(comparison, first)
     if inexact:
-        return Hint(words=f"after step {at} {inexact[0].message}", traces="store", strong=True)
+        return Hint(words=f"after step {at} {inexact[0].message}{limits}", traces="store", strong=True)
     # Most values of an observed step precede its update.
     if first.step == at + 1 or (original.observed and first.step == at + 2):
         words = (
             f"an attempt resumed after step {at}, and step {first.step} is the first that differs. The resume was "
             "inexact (an extra random draw, a wrong position in the data, or state that is not saved), or its machine "
-            "computes different bits"
+            f"computes different bits{limits}"
         )
         return Hint(words=words, traces="resume", strong=True)
     return None
+
+
+def _resume_limits(comparison: Comparison, first: Divergence) -> str:
+    """Return a sentence on the state that a resume of the original does not restore; empty if no limit is recorded."""
+    notices = comparison.original.notices
+    limits = dict.fromkeys(notice.message for notice in notices if notice.kind == RESUME_LIMIT)
+    if not limits:
+        return ""
+    # Most limits are about the data.
+    likely = first.quantity == "batch" or not _fed_the_same(comparison, first)
+    return f". The run recorded {'the likely cause' if likely else 'limits of its resumes'}: {'; '.join(limits)}"
 
 
 def _threads(comparison: Comparison, first: Divergence) -> Hint | None:

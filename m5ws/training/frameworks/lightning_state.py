@@ -20,6 +20,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from m5ws.records.ledger import RESUME_LIMIT
 from m5ws.training.dataloader import Feed
 from m5ws.training.frameworks import after_import
 from m5ws.training.runtime import context
@@ -85,7 +86,7 @@ def _is_known(fit_loop: Any) -> bool:
     except AttributeError as error:
         active = context.active()
         if active is not None and active.rank == 0:
-            active.notice("limit", f"Lightning's checkpoints get no generators and no order of the data: {error}")
+            active.notice(RESUME_LIMIT, f"Lightning's checkpoints get no generators and no order of the data: {error}")
         return False
     return True
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import torch
 
+from m5ws.records.ledger import RESUME_LIMIT
 from m5ws.records.ledger import Step as StepEvent
 from m5ws.training.backends.base import Backend, Plain
 from m5ws.training.checkpoint import checkpointing
@@ -68,7 +69,7 @@ class Recorder:
         """Restore the checkpoint from which this attempt resumes, if any; return the last step done; collective."""
         for inexact in self._backend.begin():
             if self._active.rank == 0:
-                self._active.notice("limit", inexact)
+                self._active.notice(RESUME_LIMIT, inexact)
         resume = self._active.context.resume
         step = 0 if resume is None else self._resume(resume)
         if resume is None:
@@ -108,12 +109,12 @@ class Recorder:
         """Restore the position in the data; publish a notice of the state that this attempt does not restore."""
         feed = self._feed
         if restored.rank is None:
-            self._active.notice("limit", restore.unrestored(feed, restored, self._active.world), restored.step)
+            self._active.notice(RESUME_LIMIT, restore.unrestored(feed, restored, self._active.world), restored.step)
             if feed is not None and restore.is_elastic(feed, restored):
                 feed.restore(restored.common["feed"])
         elif feed is not None and "feed" in restored.rank and not feed.restore(restored.rank["feed"]):
             message = "the checkpoint has no position in the data: the epoch restarts"
-            self._active.notice("limit", message, restored.step)
+            self._active.notice(RESUME_LIMIT, message, restored.step)
 
     def _probe_loader(self) -> None:
         """Read the loader's position once, on all ranks, to see whether it can be stored; collective. Raises
@@ -129,12 +130,13 @@ class Recorder:
         if self._active.rank != 0:
             return
         if self._feed is None:
-            self._active.notice("limit", "no data loader is registered: a resume does not restore its position")
+            self._active.notice(RESUME_LIMIT, "no data loader is registered: a resume does not restore its position")
         elif not self._feed.restorable:
-            self._active.notice("limit", _no_position(self._feed))
+            self._active.notice(RESUME_LIMIT, _no_position(self._feed))
         elif self._feed.workers:
             self._active.notice(
-                "limit", "the data loader has worker processes: a resume does not restore the generators inside them"
+                RESUME_LIMIT,
+                "the data loader has worker processes: a resume does not restore the generators inside them",
             )
 
     def _report_loaded(self) -> None:
@@ -279,7 +281,7 @@ class Recorder:
         known = self._feed.refusal
         position = self._feed.state()
         if self._feed.refusal != known:
-            self._active.notice("limit", _no_position(self._feed), step)
+            self._active.notice(RESUME_LIMIT, _no_position(self._feed), step)
         return position
 
     def _if_alike(self, feed: dict[str, Plain], step: int) -> dict[str, Plain]:
@@ -288,7 +290,7 @@ class Recorder:
             return feed
         if self._active.rank == 0:
             self._active.notice(
-                "limit", "the data loader has elastic = True, but its state differs from rank to rank", step
+                RESUME_LIMIT, "the data loader has elastic = True, but its state differs from rank to rank", step
             )
         return {}
 
