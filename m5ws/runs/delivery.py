@@ -12,7 +12,7 @@ from pathlib import Path
 
 from m5ws.errors import M5Error
 from m5ws.records.base import Digest
-from m5ws.records.ledger import AnyEvent, AttemptStarted, RankEnded, State, Step
+from m5ws.records.ledger import AnyEvent, AttemptStarted, State, Step
 from m5ws.repository import run_index
 from m5ws.repository.ledger import ledger, summaries
 from m5ws.repository.ledger.spool import SpoolReader, chain, genesis
@@ -46,7 +46,6 @@ class Delivery:
         self._writers: dict[str, ledger.ChainWriter] = {}
         self._skip: dict[str, int] = {}
         self._waiting_bytes: dict[str, int] = {}
-        self._errors: list[str] = []
         self._began_s = self._published_s = clock()
         self._last_s: float | None = None
         self._urgent = False
@@ -63,7 +62,6 @@ class Delivery:
         self._last_s = now
         spools = sorted(self._spools.glob("*.spool"))
         events = [(path.stem, event) for path in spools for event in self._read_events(path.stem, path)]
-        self._errors += [event.error for _, event in events if isinstance(event, RankEnded) and event.error]
         if final or self._due(now):
             self._failed, self._urgent, self._published_s = False, False, now
             self._waiting_bytes.clear()
@@ -106,10 +104,6 @@ class Delivery:
                 head = chain(head, event)
             by_rank[path.stem] = head
         return by_rank
-
-    def first_error(self) -> str | None:
-        """Return the first error that a rank reported, or None."""
-        return self._errors[0] if self._errors else None
 
     def _read_events(self, rank: str, path: Path) -> list[AnyEvent]:
         """Return a rank's new events, without the start of the attempt, which is already published."""

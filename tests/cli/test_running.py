@@ -131,6 +131,30 @@ def test_a_script_that_fails_is_status_1_and_says_where_its_log_is(home: Reposit
     assert "no data" in _here(place, "logs", run).stdout
 
 
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [(("--nproc", "2"), signal.SIGSEGV), (("--nproc", "2"), signal.SIGKILL), (("--trainer", "python"), signal.SIGKILL)],
+    ids=lambda value: value[1] if isinstance(value, tuple) else value.name,
+)
+def test_a_rank_that_dies_is_named_before_the_errors_that_follow(
+    home: Repository, place: Path, words: tuple[str, ...], number: signal.Signals
+) -> None:
+    script = f"""
+import os, torch, torch.distributed as dist
+last = int(os.environ.get("WORLD_SIZE", "1")) - 1
+if last:
+    dist.init_process_group("gloo")
+    dist.barrier()
+if int(os.environ.get("RANK", "0")) == last:
+    os.kill(os.getpid(), {int(number)})
+dist.all_reduce(torch.ones(1))
+"""
+    done = _here(place, "run", _pin(home, place, script), "--json", *words, "--", "train.py")
+    message = json.loads(done.stdout)["result"]["message"]
+    assert message.startswith(f"rank {int(words[0] == '--nproc')} ") and number.name in message
+    assert ("memory" in message) == (number == signal.SIGKILL)
+
+
 def test_what_a_run_prints_and_fails_with_is_stored_and_shown_without_secrets(home: Repository, place: Path) -> None:
     secret = "hf" + "_" + "QwErTyUiOpAsDfGhJkLzXcVbNm12345678"
     key = "-----BEGIN PRIVATE " + "KEY-----\n" + "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7\n" * 3

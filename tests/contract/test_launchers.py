@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from m5ws.launch import torchrun_log
 from m5ws.launch.interface import Launcher, Process
 from m5ws.launch.local import LocalLauncher
 from m5ws.records import codec
@@ -191,6 +192,10 @@ def test_forks_are_told_what_torchrun_tells_ranks(parents: ForkParents, tmp_path
         }
 
 
+_STATUSES = {"3": 3, "raises": 1, "killed": -signal.SIGKILL}
+"""Exit statuses of the ranks of ends.py that fail by themselves."""
+
+
 @pytest.mark.parametrize(
     ("ranks", "how", "status"),
     [
@@ -210,6 +215,11 @@ def test_how_it_ended_is_told(
 ) -> None:
     request = _request(tmp_path, "ends.py", *how, ranks=ranks, ENDS=str(tmp_path))
     assert wait(launcher(dict(os.environ)).launch(request)) == status
+    if ranks is not None:
+        died = [each for each in torchrun_log.read_statuses(Path(request.log)) if not each.is_consequence]
+        assert [(each.rank, each.status) for each in died] == [
+            (rank, _STATUSES[words]) for rank, words in enumerate(how) if words in _STATUSES
+        ]
     pids = [int(path.read_text()) for path in tmp_path.glob("[0-9]")]
     _until(lambda: not any(_is_alive(pid) for pid in pids))
 

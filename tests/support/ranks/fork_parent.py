@@ -148,22 +148,35 @@ def _place(number: int, ranks: int, port: int) -> dict[str, str]:
 
 
 def _wait_for_all(ranks: list[int]) -> bool:
-    """Wait for all ranks; when one fails, end the others. Return True if one failed."""
-    left, failed = set(ranks), False
+    """Wait for all ranks; when one fails, end the others. Return True if one failed, and print statuses as torchrun."""
+    left, statuses = set(ranks), dict[int, int]()
 
     def end(number: int, _: FrameType | None = None) -> None:
         for rank in left:
+            print(f"Sending process {rank} closing signal {signal.Signals(number).name}", file=sys.stderr)
             send_signal(rank, signal.SIGKILL if number == signal.SIGALRM else signal.SIGTERM)
 
     signal.signal(signal.SIGALRM, end)
     while left:
         rank, status = os.wait()
         left.discard(rank)
-        if status != 0 and not failed:
-            failed = True
-            end(signal.SIGTERM)
-            signal.setitimer(signal.ITIMER_REAL, _GRACE_S)
-    return failed
+        if status != 0:
+            is_first = not statuses
+            statuses[rank] = os.waitstatus_to_exitcode(status)
+            if is_first:
+                end(signal.SIGTERM)
+                signal.setitimer(signal.ITIMER_REAL, _GRACE_S)
+    if statuses:
+        _print_statuses({ranks.index(rank): (rank, status) for rank, status in statuses.items()})
+    return bool(statuses)
+
+
+def _print_statuses(statuses: dict[int, tuple[int, int]]) -> None:
+    """Print process ids and exit statuses of ranks as torchrun does."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    failures = {rank: ProcessFailure(rank, pid, status, "") for rank, (pid, status) in statuses.items()}
+    print(ChildFailedError("the script", failures), file=sys.stderr)
 
 
 def _fork_rank(call: Call, place: dict[str, str]) -> int:
