@@ -61,8 +61,9 @@ _EXIT_CODES: dict[CertificateOutcome, int] = {
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     """Joint result of the restores of `run` after steps `restored`. `what` has framework, optimizer and versions.
 
-    A script without a session was interrupted after steps `interrupted`, and each time resumed after the step in
-    `restored`: 0 if it started from the beginning, None if that is unknown.
+    A script without a session was interrupted after steps `interrupted`, or with `in_save` in the first save after
+    them, and each time resumed after the step in `restored`: 0 if it started from the beginning, None if that is
+    unknown.
     """
 
     run: str
@@ -71,6 +72,7 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     restored: tuple[int | None, ...]
     interrupted: tuple[int, ...] = ()
+    in_save: bool = False
     verdicts: tuple[Verdict, ...]
     reason: str
 
@@ -155,7 +157,9 @@ def certificate(repo: Repository, run_id: str, verdicts: Sequence[Verdict]) -> C
     )
 
 
-def observed_certificate(repo: Repository, run_id: str, results: Sequence[Interruption]) -> Certificate:
+def observed_certificate(
+    repo: Repository, run_id: str, results: Sequence[Interruption], *, in_save: bool = False
+) -> Certificate:
     """Return the joint result of a script without a session that was interrupted and resumed.
 
     An interruption after which nothing was resumed decides only if there is no other.
@@ -184,6 +188,7 @@ def observed_certificate(repo: Repository, run_id: str, results: Sequence[Interr
         steps=last,
         restored=tuple(result.resumed for result in results),
         interrupted=tuple(result.after for result in results),
+        in_save=in_save,
         verdicts=tuple(result.verdict for result in results),
         reason=reason,
     )

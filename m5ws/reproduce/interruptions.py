@@ -1,8 +1,9 @@
 """Test of resumes of a script without a session: trainings that are interrupted, resumed, and compared.
 
-A training is killed after an observed step, as by a crash, before the script can save a checkpoint of that step. Then
-it is resumed as by `m5ws run --resume`: the output files are restored, and the script continues from its own
-checkpoint. Steps, state and output files are compared with those of the uninterrupted training.
+A training is killed after an observed step, as by a crash, before the script can save a checkpoint of that step, or in
+the middle of the first save after it. Then it is resumed as by `m5ws run --resume`: the output files are restored, and
+the script continues from its own checkpoint. Steps, state and output files are compared with those of the uninterrupted
+training.
 """
 
 import random
@@ -12,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from m5ws.errors import UsageError
+from m5ws.records.ledger import COMPLETE
 from m5ws.records.run import Run, Segment
 from m5ws.records.verdict import Divergence, Recheck, Verdict
 from m5ws.reproduce import reproduce
@@ -34,6 +36,10 @@ _NOTHING_RESUMED = (
     "the newest one if there is one"
 )
 _NOTHING_SAVED = "the script had written no file to a folder of [run] outputs, so nothing was resumed"
+_HALF_WRITTEN = (
+    "The newest checkpoint was half-written. Let the script save to another name and rename the complete file "
+    "(`os.replace`), or keep several checkpoints and skip one that cannot be loaded"
+)
 _SAVE_EARLIER = "Let it save checkpoints earlier, or train more steps"
 _LIST_FOLDER = "Let the script save checkpoints, and list their folder in [run] outputs of m5ws.toml."
 
@@ -54,7 +60,8 @@ class Interruption(msgspec.Struct, frozen=True, kw_only=True):
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """The uninterrupted training to compare with, and the places of new attempts, as in `run.plan`.
 
-    `ignore` has rules of output files that are not judged, `watch` follows the attempts.
+    `ignore` has rules of output files that are not judged, `watch` follows the attempts. With `in_save`, the training
+    is killed in the middle of the first save after a step, and not after the step.
     """
 
     ports: supervise.Ports
@@ -63,6 +70,11 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     author_dir: Path
     ignore: tuple[str, ...] = ()
     watch: supervise.Watch | None = None
+    in_save: bool = False
+
+    def place(self, step: int) -> str:
+        """Return the moment of the kill in words."""
+        return f"in the first save after step {step}" if self.in_save else f"after step {step}"
 
 
 def is_observed(ports: supervise.Ports, whole: Run) -> bool:
@@ -70,8 +82,10 @@ def is_observed(ports: supervise.Ports, whole: Run) -> bool:
     return history.load(ports.repo, whole.id).observed
 
 
-def choose(ports: supervise.Ports, whole: Run, count: int | None, seed: int) -> list[Segment]:
+def choose(ports: supervise.Ports, whole: Run, count: int | None, seed: int, *, in_save: bool = False) -> list[Segment]:
     """Return the segments after the interruptions: one late in the training, or `count` of them drawn by `seed`.
+
+    With `in_save`, one in the middle of the training, so that a save follows.
 
     Raises UsageError if the training is too short, or wrote no output files.
     """
@@ -84,7 +98,8 @@ def choose(ports: supervise.Ports, whole: Run, count: int | None, seed: int) -> 
             f"nothing to interrupt: run {whole.id} did {last} step",
             hint="Let the script train several steps, and save a checkpoint before the last of them.",
         )
-    steps = [max(1, last * 5 // 6)]  # Late, so that a checkpoint exists.
+    # Late, so that a checkpoint exists.
+    steps = [max(1, last // 2 if in_save else last * 5 // 6)]
     if count is not None:
         steps = sorted(random.Random(seed).sample(range(1, last), min(count, last - 1)))
     return [Segment(first=step, last=last) for step in steps]
@@ -113,8 +128,9 @@ def interrupt(trial: Trial, step: int, announce: Callable[[str], None]) -> Inter
     ports, whole = trial.ports, trial.whole
     interrupted = run.new_run(whole.snapshot, whole.spec, name=whole.name, reproduces=whole.id)
     first = _plan(trial, interrupted)
-    first = msgspec.structs.replace(first, context=msgspec.structs.replace(first.context, killed_after=step))
-    announce(f"training again as {interrupted.id}, interrupted after step {step}")
+    context = msgspec.structs.replace(first.context, killed_after=step, killed_in_save=trial.in_save)
+    first = msgspec.structs.replace(first, context=context)
+    announce(f"training again as {interrupted.id}, interrupted {trial.place(step)}")
     result = _execute(trial, first)
     original, done = history.load(ports.repo, whole.id), history.load(ports.repo, interrupted.id)
     comparison = compare_histories(original, done)
@@ -122,12 +138,16 @@ def interrupt(trial: Trial, step: int, announce: Callable[[str], None]) -> Inter
         verdict = judgement.judge(ports, interrupted, comparison, result, trial.ignore)
         return Interruption(after=step, resumed=None, verdict=_nondeterministic(verdict, early, step))
     if result.outcome != "failed" or done.last_step < step:
-        words = f"the training {result.outcome} after step {done.last_step}, and was not interrupted after step {step}"
+        words = (
+            f"the training {result.outcome} after step {done.last_step}, and was not interrupted {trial.place(step)}"
+        )
+        if trial.in_save and result.outcome == "finished":
+            words = f"{words}: no call of torch.save followed"
         return Interruption(after=step, resumed=None, verdict=_not_comparable(interrupted, words))
     second = _plan(trial, interrupted)
     if second.outputs is None:
-        advice = _name_folders(whole, original) or _SAVE_EARLIER
-        words = f"interrupted after step {step}: {_NOTHING_SAVED}. {advice}"
+        advice = _name_folders(whole, original) or (_HALF_WRITTEN if trial.in_save else _SAVE_EARLIER)
+        words = f"interrupted {trial.place(step)}: {_NOTHING_SAVED}. {advice}"
         return Interruption(after=step, resumed=0, verdict=_not_comparable(interrupted, words))
     announce(f"resuming {interrupted.id}")
     result = _execute(trial, second)
@@ -157,12 +177,16 @@ def _judge(
     begun = next((after for after, attempt in done.begun if attempt > 1), None)
     resumed = begun if done.guessed is None else None
     comparison = compare_histories(original, done)
+    half = f". {_HALF_WRITTEN}" if trial.in_save else ""
+    if result.outcome not in COMPLETE and comparison.first() is None:
+        words = f"interrupted {trial.place(step)}: the resume {result.outcome}: {result.message}{half}"
+        return Interruption(after=step, resumed=resumed, verdict=_not_comparable(interrupted, words))
     verdict = judgement.judge(trial.ports, interrupted, comparison, result, trial.ignore)
     at = f"after step {resumed}" if resumed is not None else "after a step that the records do not prove"
-    words = f"interrupted after step {step} and resumed {at}"
+    words = f"interrupted {trial.place(step)} and resumed {at}"
     outcome = verdict.outcome
     if resumed == 0 and outcome != "not comparable":
-        outcome, words = "not comparable", f"interrupted after step {step}: {_NOTHING_RESUMED}"
+        outcome, words = "not comparable", f"interrupted {trial.place(step)}: {_NOTHING_RESUMED}{half}"
     elif verdict.first is not None:
         words = f"{words}. The first difference is {reason.place_of(verdict.first)}"
     elif verdict.reason is not None:

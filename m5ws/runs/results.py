@@ -13,6 +13,7 @@ import msgspec
 from m5ws.errors import M5Error
 from m5ws.records.launch import UNSAVED
 from m5ws.records.ledger import AnyEvent, CheckpointPublished, Notice
+from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.ledger.spool import SpoolWriter
 from m5ws.repository.publishing import repeated
 from m5ws.repository.repository import Repository
@@ -87,7 +88,7 @@ class Results:
         except (M5Error, OSError) as error:
             _log.warning("cannot list the checkpoints of run %s: %s", run, error)
 
-    def keep_outputs(self) -> None:
+    def keep_outputs(self, *, has_finished: bool) -> None:
         """Store the files in the folders of `[run] outputs`. Files that are not stored are noted in the ledger."""
         if self.unsaved is not None:
             # Without a copy of the checkpoint, late output files do not complete the attempt.
@@ -96,7 +97,8 @@ class Results:
             written = self._written()
             for lines in written.not_kept:
                 self._notify(outputs.NOT_KEPT, lines)
-            repeated(lambda: self._publish(written))
+            files = self._complete(written, has_finished)
+            repeated(lambda: self._publish(files))
         except (M5Error, OSError) as error:
             self.unsaved = f"the output files were not stored: {error}"
             self._notify(outputs.NOT_STORED, self.unsaved)
@@ -109,12 +111,22 @@ class Results:
         given = self._inputs
         return outputs.collect(self._work, self._plan.run.spec.outputs, given.stamps, given.begun_ns)
 
-    def _publish(self, written: outputs.Outputs) -> None:
-        if not written.files:
+    def _complete(self, written: outputs.Outputs, has_finished: bool) -> list[SourceFile]:
+        """Return the files to store."""
+        if has_finished:
+            return list(written.files)
+        plan = self._plan
+        files, notices = saved_outputs.select_complete(self._repo, plan.run.id, plan.attempt, written.files)
+        for kind, message in notices:
+            self._notify(kind, message)
+        return files
+
+    def _publish(self, files: list[SourceFile]) -> None:
+        if not files:
             return
         # Until they are stored, the attempt counts as not delivered.
         waiting = self._plan.directory / unsaved.OUTPUTS
-        saved_outputs.wait(waiting, written.files)
-        stored = saved_outputs.publish(self._repo, self._plan.run, self._plan.attempt, written.files)
+        saved_outputs.wait(waiting, files)
+        stored = saved_outputs.publish(self._repo, self._plan.run, self._plan.attempt, files)
         waiting.unlink()
         self._spool.append(msgspec.structs.replace(stored, time_s=time.time()))

@@ -233,7 +233,7 @@ class _Attempt:
         self._results.record_published(is_delivered=self._delivery.complete, is_stopped=self._asked)
         work_directories.keep_links(self._work)
         report(self._progress, "storing output files")
-        self._results.keep_outputs()
+        self._results.keep_outputs(has_finished=outcome == "finished")
         if outcome == "finished" and self._results.unsaved is not None:
             exit_code, outcome, message = UNSAVED_STATUS, "unsaved", self._results.unsaved
         if outcome == "finished" or self._stopping:

@@ -66,6 +66,32 @@ def test_generators_that_no_step_draws_from_are_listed(workspace: Workspace) -> 
     assert any("generators differ after steps 5-6" in line for line in again["not_compared"])
 
 
+@pytest.mark.parametrize("kind", ["renamed", "numbered"])
+def test_a_resume_after_a_kill_in_a_save_is_certified(workspace: Workspace, kind: str) -> None:
+    """The script completes a file before it has its name, or has an earlier checkpoint beside the half-written one."""
+    certificate = _certify(workspace, kind, "--in-save", expect=0)
+    assert certificate["outcome"] == "certified" and certificate["in_save"]
+    assert (certificate["interrupted"], certificate["restored"]) == ([3], [2])
+
+
+@pytest.mark.parametrize(("name", "result"), [("checkpoint.pt", "no file"), ("checkpoint.state", "the resume failed")])
+def test_a_half_written_checkpoint_that_cannot_be_resumed_from_is_named(
+    workspace: Workspace, name: str, result: str
+) -> None:
+    """The script overwrites its only checkpoint. m5ws leaves a file out if it sees that its end is missing."""
+    workspace.edit("train.py", "checkpoint.pt", name)
+    certificate = _certify(workspace, "exact", "--in-save", expect=2)
+    assert certificate["outcome"] == "not comparable"
+    assert result in certificate["reason"] and "half-written" in certificate["reason"]
+    assert "os.replace" in certificate["reason"]
+
+
+def test_a_training_without_a_save_after_the_step_is_not_interrupted_in_one(workspace: Workspace) -> None:
+    workspace.edit("train.py", "    if step == steps or", "    if step == 2 or")
+    workspace.edit("train.py", 'step % 2 == 0 and kind not in ("late", "log")', "False")
+    assert "no call of torch.save" in _certify(workspace, "exact", "--in-save", expect=2)["reason"]
+
+
 @pytest.mark.parametrize("kind", ["beginning", "log", "late"])
 def test_a_script_that_starts_from_the_beginning_is_not_certified(workspace: Workspace, kind: str) -> None:
     """It does not load its checkpoint, or has saved none by then; with or without another output file."""

@@ -1,7 +1,7 @@
 """Output files of an attempt that was killed together with its supervisor. They are still in its work directory.
 
 A later process, which holds the run's lock, stores them as the supervisor would have done. A kill can come in the
-middle of a write. So checkpoint files without their end are left out.
+middle of a write. So checkpoint files without their end are left out (`saved_outputs`).
 """
 
 import logging
@@ -19,7 +19,7 @@ from m5ws.repository.ledger import ledger
 from m5ws.repository.publishing import repeated
 from m5ws.repository.repository import Repository
 from m5ws.runs import inputs
-from m5ws.runs.outputs import outputs, saved_outputs, truncated, unsaved
+from m5ws.runs.outputs import outputs, saved_outputs, unsaved
 
 _log = logging.getLogger(__name__)
 
@@ -47,20 +47,13 @@ def store(repo: Repository, run: str, attempt: int, directory: Path) -> list[Not
 
 def _store(repo: Repository, run: Run, attempt: int, waiting: Path, files: list[SourceFile]) -> list[tuple[str, str]]:
     """Publish complete files as the final ones of an attempt, unless it has some. Return notices."""
-    names = [label for label in stored_outputs.names(repo, run.id) if stored_outputs.attempt_of(label) == attempt]
-    if any(stored_outputs.is_final(label) for label in names):
+    if any(stored_outputs.is_final(label) for label in saved_outputs.names(repo, run.id, attempt)):
         # The supervisor, or an earlier recovery, was killed after the publication.
         return []
-    cut = [file for file in files if truncated.is_truncated(Path(file.location))]
-    listed = outputs.listed([os.fsencode(file.path).decode("utf-8", "backslashreplace") for file in cut])
-    if cut and names:
-        # The copy from before has these files whole.
-        message = f"the kill came while these files were written, so the last copy is the result: {listed}"
-        return [(outputs.NOT_STORED, message)]
-    complete = [file for file in files if file not in cut]
+    complete, notices = saved_outputs.select_complete(repo, run.id, attempt, files)
     if complete:
         _log.warning("run %s was killed: storing the output files of attempt %d", run.id, attempt)
         saved_outputs.wait(waiting, complete)
         repeated(lambda: saved_outputs.publish(repo, run, attempt, complete))
         waiting.unlink()
-    return [(outputs.NOT_KEPT, f"without their end, because of the kill: {listed}")] if cut else []
+    return notices

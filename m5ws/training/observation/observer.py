@@ -12,8 +12,6 @@ Invariant: observation changes no bits, draws no random numbers, does no collect
 an error in it, the script goes on without it.
 """
 
-import os
-import signal
 import time
 import weakref
 from collections.abc import Callable, Iterable
@@ -29,7 +27,7 @@ from m5ws.records.exact import decode, encode
 from m5ws.records.ledger import Observation, State, Step
 from m5ws.training.compat import tensors
 from m5ws.training.fingerprint import fingerprint
-from m5ws.training.observation import earlier_steps, optimizer_values, samples, zero
+from m5ws.training.observation import earlier_steps, interruption, optimizer_values, samples, zero
 from m5ws.training.observation.names import Names
 from m5ws.training.runtime.context import ActiveRank
 from m5ws.training.runtime.threads import Threads
@@ -277,7 +275,8 @@ class Observer:
             self._active.note_imports()
         if self.step == self._active.context.killed_after:
             self._flush()
-            os.kill(os.getpid(), signal.SIGKILL)
+            kill = interruption.kill_in_next_save if self._active.context.killed_in_save else interruption.kill_rank
+            kill()
 
     def _last_state(self, update: _Update, engine: torch.nn.Module | None, has_ended: bool) -> State | None:
         """Return the state after a step, None if it was not read in time."""

@@ -17,6 +17,8 @@ folder.mkdir(exist_ok=True)
 file, done = folder / "checkpoint.pt", 0
 if kind == "log":
     print("started", file=(folder / "train.log").open("a"))
+if kind == "numbered":
+    file = max(folder.glob("checkpoint-*.pt"), default=file)
 if file.exists() and kind != "beginning":
     saved = torch.load(file)
     model.load_state_dict(saved["model"])
@@ -37,7 +39,11 @@ for step in range(done + 1, steps + 1):
     optimizer.zero_grad()
     if step == steps or (step % 2 == 0 and kind not in ("late", "log")):
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-        torch.save(state if kind == "undrawn" else {**state, "generator": torch.get_rng_state()}, file)
+        if kind == "numbered":
+            file = folder / f"checkpoint-{step}.pt"
+        target = file.with_name("incomplete") if kind == "renamed" else file
+        torch.save(state if kind == "undrawn" else {**state, "generator": torch.get_rng_state()}, target)
+        target.replace(file)
 if kind == "elsewhere" and len(sys.argv) > 3:
     Path("out").mkdir(exist_ok=True)
     Path("out/end.txt").write_text("done")
