@@ -101,7 +101,8 @@ _SLOWEST = (
     # The first to use DeepSpeed compiles its operators, which takes one to two minutes: the other worker begins with
     # modules that do not wait for them.
     "training/test_deepspeed.py",
-    "services/test_frameworks.py", "templates/test_training.py", "flows/test_evidence.py",
+    "services/test_frameworks.py", "services/test_transcripts.py", "services/test_triton.py",
+    "templates/test_training.py", "flows/test_evidence.py",
     "services/test_two_machines.py", "flows/test_rebuild.py", "environment/test_virtual_environments.py",
     "flows/test_resume.py", "cli/test_running.py", "snapshot/test_unchanged.py", "flows/test_reproduce.py",
     "flows/test_explain.py", "flows/test_elsewhere.py", "tracking/test_follower.py",
