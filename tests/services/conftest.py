@@ -1,10 +1,13 @@
-"""Environments with frameworks, on top of the tests' own."""
+"""Environments with frameworks, on top of the tests' own, and m5ws in them with ranks that are forks."""
 
 import fcntl
+import json
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -36,6 +39,53 @@ _BELOW: dict[Versions, Versions] = {
     "previous_torchtitan": "torchtitan",
 }
 """The environment on top of which another one is made."""
+
+
+_MODULES: dict[Versions, tuple[str, ...]] = {
+    "frameworks": ("torch.utils.tensorboard", "torchmetrics", "transformers.modeling_utils"),
+    "torchtune": ("datasets", "torchdata", "torchao"),
+    "torchtitan": ("torch.utils.tensorboard", "datasets", "torchdata", "torch.nn.attention.flex_attention"),
+}
+"""Modules that frameworks import, without those that m5ws or a script changes."""
+_LIMIT_S = 600.0
+
+M5ws = Callable[..., "subprocess.CompletedProcess[str]"]
+"""Runs `m5ws` with the given words."""
+
+
+@pytest.fixture(scope="module")
+def forked(interpreter: Callable[[Versions], Path]) -> Iterator[Callable[[Versions], M5ws]]:
+    """`m5ws` in an environment, as one process whose ranks are forks of a process that has imported torch."""
+    with ExitStack() as stack:
+
+        @cache
+        def start(versions: Versions) -> M5ws:
+            known = versions
+            while known not in _MODULES:
+                known = _BELOW[known]
+            script = _HERE / "scripts" / "forked_m5ws.py"
+            command = [str(interpreter(versions)), "-P", str(script), *_MODULES[known]]
+            process = stack.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            )
+            assert process.stdin is not None and process.stdout is not None
+            requests, answers = process.stdin, process.stdout
+            stack.callback(requests.close)
+
+            def m5ws(*words: str) -> "subprocess.CompletedProcess[str]":
+                stopper = threading.Timer(_LIMIT_S, process.kill)
+                stopper.start()
+                try:
+                    requests.write(json.dumps(words) + "\n")
+                    requests.flush()
+                    status, output, error = json.loads(answers.readline())
+                finally:
+                    stopper.cancel()
+                return subprocess.CompletedProcess(words, status, output, error)
+
+            return m5ws
+
+        yield start
 
 
 @pytest.fixture(scope="session")

@@ -84,10 +84,14 @@ class ForkParent:
 
 
 class ForkParents:
-    """The parents of all ranks, started when they are first needed. Use it in a `with`; threads may share it."""
+    """The parents of all ranks, started when they are first needed. Use it in a `with`; threads may share it.
 
-    def __init__(self) -> None:
+    They also import `modules`.
+    """
+
+    def __init__(self, modules: tuple[str, ...] = ()) -> None:
         self._lock = threading.Lock()
+        self._modules = modules
         self._parents: dict[object, ForkParent] = {}
 
     def __enter__(self) -> "ForkParents":
@@ -107,7 +111,7 @@ class ForkParents:
         key = (read, deepspeed)
         with self._lock:
             if key not in self._parents:
-                self._parents[key] = ForkParent(environment, _DEEPSPEED if deepspeed else _TORCH)
+                self._parents[key] = ForkParent(environment, (*(_DEEPSPEED if deepspeed else _TORCH), *self._modules))
             return self._parents[key]
 
 
