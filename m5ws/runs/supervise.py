@@ -6,6 +6,7 @@ there and are delivered later, in order, once. The tracker follows the ledger in
 
 import logging
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -304,10 +305,16 @@ class _Attempt:
             return (RankStatus(rank=0, status=exit_code),)
         return torchrun_log.read_statuses(Path(self._plan.request.log))
 
+    def _describe_failure(self, exit_code: int) -> str:
+        statuses, killed_after = self._rank_statuses(exit_code), self._plan.context.killed_after
+        if killed_after is not None and any(each.status == -signal.SIGKILL for each in statuses):
+            return f"killed after step {killed_after}, to test the resume"
+        described = self._first_cause.describe(statuses)
+        return described or f"the ranks ended with status {exit_code} without an error"
+
     def _end(self, outcome: str, exit_code: int, message: str | None, follower: FollowedRun | None) -> AttemptResult:
         if outcome == "failed" and message is None:
-            message = self._first_cause.describe(self._rank_statuses(exit_code))
-            message = message or f"the ranks ended with status {exit_code} without an error"
+            message = self._describe_failure(exit_code)
         ended = AttemptEnded(
             time_s=time.time(),
             outcome=outcome,  # type: ignore[arg-type]

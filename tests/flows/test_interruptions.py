@@ -10,6 +10,7 @@ import pytest
 from m5ws.cli.terminal import output
 from m5ws.cli.terminal.run_progress import RunProgress
 from m5ws.records.ledger import AnyEvent
+from m5ws.runs import state
 from tests.support.workspace.workspaces import Workspace, make_workspace
 
 
@@ -33,6 +34,8 @@ def test_a_resume_with_all_state_is_certified(workspace: Workspace) -> None:
         assert verdict["outcome"] == "reproduced"
         assert verdict["compared"]["steps"] == 6 and verdict["compared"]["output tensors"] > 10
     assert "outputs-restored" in workspace.m5ws("show", verdict["replay"]).stdout
+    first, _ = state.load(workspace.repo, verdict["replay"]).attempts
+    assert first.message is not None and "to test the resume" in first.message
 
 
 def test_generators_that_are_not_restored_are_found_at_the_first_step(workspace: Workspace) -> None:
