@@ -18,7 +18,7 @@ from m5ws.repository.ledger.spool import SpoolWriter
 from m5ws.repository.publishing import repeated
 from m5ws.repository.repository import Repository
 from m5ws.runs import inputs
-from m5ws.runs.outputs import outputs, restored_outputs, saved_outputs, unrecorded, unsaved
+from m5ws.runs.outputs import complete_files, outputs, restored_outputs, saved_outputs, unrecorded, unsaved
 from m5ws.runs.run import AttemptPlan
 
 _log = logging.getLogger(__name__)
@@ -115,8 +115,7 @@ class Results:
         """Return the files to store."""
         if has_finished:
             return list(written.files)
-        plan = self._plan
-        files, notices = saved_outputs.select_complete(self._repo, plan.run.id, plan.attempt, written.files)
+        files, notices = complete_files.select(self._repo, self._plan.run.id, self._work, written.files)
         for kind, message in notices:
             self._notify(kind, message)
         return files

@@ -252,15 +252,17 @@ def test_an_earlier_copy_with_a_whole_checkpoint_is_restored_instead(home: _Home
     )
     record = OutputFiles(run=_RUN, snapshot=run.snapshot, attempt=1, moment="000000", content=content)
     stored_outputs.publish(home.repo, record)
-    state.write_bytes(state.read_bytes()[:60])
+    whole = state.read_bytes()
+    state.write_bytes(whole[:60])
     home.deliver()
-    assert stored_outputs.names(home.repo, _RUN) == ["0001-000000"]
-    stored = restored_outputs.newest(home.repo, _RUN)
-    assert stored is not None and stored.content == content
-    (notice,) = [
-        event for event in _events(home.repo) if isinstance(event, Notice) and event.kind == outputs.NOT_STORED
-    ]
-    assert "out/state.pt" in notice.message and (directory / DELIVERED).exists()
+    assert _restored(home.repo, tmp_path / "restored").keys() == {
+        "out/checkpoint-1/state.txt",
+        "out/checkpoint-2/state.txt",
+        "out/state.pt",
+    }
+    assert (tmp_path / "restored" / "out" / "state.pt").read_bytes() == whole
+    notices = [event.message for event in _events(home.repo) if isinstance(event, Notice)]
+    assert any("out/state.pt" in message for message in notices) and (directory / DELIVERED).exists()
 
 
 def test_files_that_cannot_be_stored_wait_on_this_machine(home: _Home, tmp_path: Path) -> None:

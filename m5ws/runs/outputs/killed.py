@@ -1,7 +1,7 @@
 """Output files of an attempt that was killed together with its supervisor. They are still in its work directory.
 
 A later process, which holds the run's lock, stores them as the supervisor would have done. A kill can come in the
-middle of a write. So checkpoint files without their end are left out (`saved_outputs`).
+middle of a write. So checkpoint files without their end are left out (`complete_files`).
 """
 
 import logging
@@ -19,7 +19,7 @@ from m5ws.repository.ledger import ledger
 from m5ws.repository.publishing import repeated
 from m5ws.repository.repository import Repository
 from m5ws.runs import inputs
-from m5ws.runs.outputs import outputs, saved_outputs, unsaved
+from m5ws.runs.outputs import complete_files, outputs, saved_outputs, unsaved
 
 _log = logging.getLogger(__name__)
 
@@ -39,20 +39,23 @@ def store(repo: Repository, run: str, attempt: int, directory: Path) -> list[Not
     try:
         written = outputs.collect(work, record.spec.outputs, given.stamps, given.begun_ns)
         notices += [(outputs.NOT_KEPT, lines) for lines in written.not_kept]
-        notices += _store(repo, record, attempt, directory / unsaved.OUTPUTS, list(written.files))
+        notices += _store(repo, record, attempt, directory, work, list(written.files))
     except (M5Error, OSError) as error:
         notices.append((outputs.NOT_STORED, f"the output files were not stored: {error}"))
     return [Notice(time_s=time.time(), kind=kind, message=message) for kind, message in notices]
 
 
-def _store(repo: Repository, run: Run, attempt: int, waiting: Path, files: list[SourceFile]) -> list[tuple[str, str]]:
+def _store(
+    repo: Repository, run: Run, attempt: int, directory: Path, work: Path, files: list[SourceFile]
+) -> list[tuple[str, str]]:
     """Publish complete files as the final ones of an attempt, unless it has some. Return notices."""
-    if any(stored_outputs.is_final(label) for label in saved_outputs.names(repo, run.id, attempt)):
+    if stored_outputs.name(attempt) in stored_outputs.names(repo, run.id):
         # The supervisor, or an earlier recovery, was killed after the publication.
         return []
-    complete, notices = saved_outputs.select_complete(repo, run.id, attempt, files)
+    complete, notices = complete_files.select(repo, run.id, work, files)
     if complete:
         _log.warning("run %s was killed: storing the output files of attempt %d", run.id, attempt)
+        waiting = directory / unsaved.OUTPUTS
         saved_outputs.wait(waiting, complete)
         repeated(lambda: saved_outputs.publish(repo, run, attempt, complete))
         waiting.unlink()

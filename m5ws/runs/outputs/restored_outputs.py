@@ -2,8 +2,9 @@
 
 import logging
 import os
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -123,11 +124,30 @@ def restore(repo: Repository, stored: StoredOutputs, work: Path) -> str:
     aside = work.with_name("restored")
     tree = write(repo, stored, aside)
     for entry in tree.entries:
-        source, target = aside / os.fsdecode(entry.path), work / os.fsdecode(entry.path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        source.replace(target)
+        _move(entry.path, aside, work)
     files = f"{len(tree.entries):,} output files of attempt {stored.attempt}"
     return f"{files} were restored; the script itself must continue from them"
+
+
+def put_back(repo: Repository, stored: StoredOutputs, paths: Sequence[bytes], work: Path) -> None:
+    """Restore some stored output files into the work directory, in the order of `paths`, over those that are there.
+
+    Raises NotFound, CorruptObject, NotWritten, OSError.
+    """
+    wanted = set(paths)
+    tree = _tree(repo, stored.content)
+    part = msgspec.structs.replace(tree, entries=tuple(entry for entry in tree.entries if entry.path in wanted))
+    with tempfile.TemporaryDirectory(dir=work.parent, prefix="stored-") as folder:
+        materialise(repo.objects, repo.locations, [part], Path(folder), read_only=False)
+        for path in paths:
+            _move(path, Path(folder), work)
+
+
+def _move(path: bytes, source: Path, target: Path) -> None:
+    """Move a file from one folder to the same path in another, over a file that is there."""
+    place = target / os.fsdecode(path)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    (source / os.fsdecode(path)).replace(place)
 
 
 class OutputCopier:
@@ -167,6 +187,11 @@ class OutputCopier:
         finally:
             self._copied_s = time.monotonic()
         return None
+
+
+def paths(repo: Repository, stored: StoredOutputs) -> set[bytes]:
+    """Return the paths of stored output files, from the work directory. Raises NotFound, CorruptObject."""
+    return {entry.path for entry in _tree(repo, stored.content).entries}
 
 
 def _tree(repo: Repository, digest: Digest) -> Tree:

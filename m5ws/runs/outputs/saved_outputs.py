@@ -1,7 +1,4 @@
-"""Storing the final output files of an attempt. Secrets in logs are masked.
-
-If the attempt did not finish, checkpoint files without their end are left out, so that no resume restores one.
-"""
+"""Storing the final output files of an attempt. Secrets in logs are masked."""
 
 import os
 import shutil
@@ -23,8 +20,6 @@ from m5ws.repository import outputs
 from m5ws.repository.files import trees
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.repository import Repository
-from m5ws.runs.outputs import outputs as work_outputs
-from m5ws.runs.outputs import truncated
 
 _PIECE_BYTES = 2**24
 
@@ -68,29 +63,6 @@ def _mask(log: Path, copy: Path) -> bool:
             target.write(masked.encode("utf-8", "surrogateescape"))
     shutil.copymode(log, copy)
     return changed
-
-
-def names(repo: Repository, run: str, attempt: int) -> list[str]:
-    """Return the names of the stored output files of an attempt: copies, and the final ones."""
-    return [name for name in outputs.names(repo, run) if outputs.attempt_of(name) == attempt]
-
-
-def select_complete(
-    repo: Repository, run: str, attempt: int, files: Sequence[SourceFile]
-) -> tuple[list[SourceFile], list[tuple[str, str]]]:
-    """Return the files to store of an attempt that did not finish, and notices: checkpoint files without their end.
-
-    If there are some, and the attempt has an earlier copy, the copy has them whole, and no file is to be stored.
-    """
-    cut = [file for file in files if truncated.is_truncated(Path(file.location))]
-    if not cut:
-        return list(files), []
-    listed = work_outputs.listed([os.fsencode(file.path).decode("utf-8", "backslashreplace") for file in cut])
-    if names(repo, run, attempt):
-        message = f"the attempt ended while these files were written, so the last copy is the result: {listed}"
-        return [], [(work_outputs.NOT_STORED, message)]
-    message = f"without their end, because the attempt ended while they were written: {listed}"
-    return [file for file in files if file not in cut], [(work_outputs.NOT_KEPT, message)]
 
 
 def publish(repo: Repository, run: Run, attempt: int, files: Sequence[SourceFile]) -> OutputsStored:

@@ -1,0 +1,59 @@
+"""The output files to store of an attempt that did not finish, none of them a checkpoint file without its end.
+
+So no resume restores a half-written checkpoint. A script that writes each checkpoint to new files has earlier ones that
+are complete. A script that overwrites its checkpoint may have it in the stored files alone: then all of that folder's
+stored files are put back, since they belong together.
+"""
+
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from m5ws.repository.files.interface import SourceFile
+from m5ws.repository.repository import Repository
+from m5ws.runs.outputs import outputs, restored_outputs, truncated
+
+Notices = list[tuple[str, str]]
+"""Kinds of notices, with their messages."""
+
+
+def select(repo: Repository, run: str, work: Path, files: Sequence[SourceFile]) -> tuple[list[SourceFile], Notices]:
+    """Return the files to store of those in the work directory, and notices.
+
+    Where the newest stored output files of the run have a file that lacks its end now, the stored files of its folder
+    are put back into the work directory. Raises M5Error if they cannot be read, OSError.
+    """
+    cut = {file.path for file in files if truncated.is_truncated(Path(file.location))}
+    if not cut:
+        return list(files), []
+    chosen = {file.path: file for file in files if file.path not in cut}
+    stored = restored_outputs.newest(repo, run)
+    earlier = _of_one_moment(cut, restored_outputs.paths(repo, stored)) if stored is not None else []
+    if stored is not None and earlier:
+        restored_outputs.put_back(repo, stored, earlier, work)
+        chosen |= {path: SourceFile(path=path, location=_location(work, path)) for path in earlier}
+    notices = [(outputs.NOT_KEPT, f"{_WITHOUT_END}: {_listed(cut - set(earlier))}")] if cut - set(earlier) else []
+    if earlier:
+        notices.append((outputs.NOT_KEPT, f"{_PUT_BACK}: {_listed(cut & set(earlier))}"))
+    return [chosen[path] for path in sorted(chosen)], notices
+
+
+_WITHOUT_END = "without their end, because the attempt ended while they were written"
+_PUT_BACK = "overwritten when the attempt ended, so the stored files of before replace their folders' files"
+
+
+def _of_one_moment(cut: Collection[bytes], stored: Collection[bytes]) -> list[bytes]:
+    """Return the stored files in folders in which a stored file was cut; those that were cut are last.
+
+    If a kill ends their restore, the next one finds a file without its end again.
+    """
+    folders = {os.path.dirname(path) for path in stored if path in cut}
+    return sorted((path for path in stored if os.path.dirname(path) in folders), key=lambda path: (path in cut, path))
+
+
+def _location(work: Path, path: bytes) -> str:
+    return os.path.realpath(work / os.fsdecode(path))
+
+
+def _listed(paths: Collection[bytes]) -> str:
+    return outputs.listed([os.fsencode(path).decode("utf-8", "backslashreplace") for path in sorted(paths)])
