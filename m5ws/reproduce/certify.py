@@ -24,7 +24,6 @@ from m5ws.repository import checkpoints
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
 from m5ws.reproduce.interruptions import Interruption
-from m5ws.reproduce.verdict import reason as reasons
 from m5ws.runs import history, run
 
 _VERSIONS = ("torch", "deepspeed")
@@ -34,6 +33,10 @@ _WITHOUT_STEPS = (
     "m5ws looks for m5ws.session, and without it for calls of `step()` of optimizers of torch.optim, in the processes "
     "that it starts (not if `[run] observe` in m5ws.toml is false). A script that trains without them is tested by "
     "hand: kill a run, continue it with `m5ws run --resume RUN`, and compare its files with `m5ws reproduce RUN`."
+)
+_UNRESTORED = (
+    "The resume does not restore the random generators ({}). A draw from them was tested "
+    "only if it changes a batch, an output, a loss, the weights, optimizer state or an output file"
 )
 _FRAMEWORKS = {"dcp/1": "PyTorch", "deepspeed/1": "DeepSpeed"}
 
@@ -180,7 +183,7 @@ def observed_certificate(
                 f"{reason}. After {len(results) - len(resumed)} of {len(results)} interruptions nothing was resumed"
             )
         if unrestored := sorted({name for result in resumed for name in result.unrestored}):
-            reason = f"{reason}. {reasons.unrestored(unrestored)}"
+            reason = f"{reason}. {_UNRESTORED.format(', '.join(unrestored))}"
     return Certificate(
         run=run_id,
         outcome=outcome,

@@ -42,7 +42,7 @@ class Comparison:
     """Compares events of a replay, fed in each rank's order, with those of the original, in fixed memory.
 
     `source` is the store and the run from which older steps of the replay are read. Generators that a script without a
-    session did not restore in its resume are listed and are no divergence: a step that draws from one differs too.
+    session did not restore in its resume are kept apart from all other differences, which say more.
     """
 
     def __init__(self, original: History, source: tuple[Repository, str] | None = None) -> None:
@@ -50,6 +50,7 @@ class Comparison:
         self._unrestored: dict[tuple[int, int], frozenset[str]] = {}
         """Generators that differ in the first state after a resume, by rank and the last step before the resume."""
         self._generators: dict[int, Numbers] = {}
+        self._first_generator: Difference | None = None
         self.replay = History(steps={}, states={}, contents={}, facts={}, notices=[], source=source)
         self.equal: Counter[str] = Counter()
         self._first: Difference | None = None
@@ -172,17 +173,25 @@ class Comparison:
             for ranks, steps in _joined(self._unplaced)
         )
 
-    def unjudged_generators(self) -> tuple[str, ...]:
-        """Return the steps after which generators differ and are not judged, as text for people."""
+    def differing_generators(self) -> tuple[str, ...]:
+        """Return the steps after which generators that a resume did not restore differ, as text for people."""
         return tuple(
-            f"{ranks}: generators differ after steps {steps}, and are not judged: the resume does not restore them. A "
-            "step that draws from them differs"
+            f"{ranks}: generators that the resume does not restore differ after steps {steps}"
             for ranks, steps in _joined(self._generators)
         )
 
     def unrestored_generators(self) -> tuple[str, ...]:
-        """Return the names of the generators that a resume did not restore, and that are not judged."""
+        """Return the names of the generators that a resume did not restore."""
         return tuple(sorted(frozenset[str]().union(*self._unrestored.values())))
+
+    def first_unrestored(self) -> Divergence | None:
+        """Return the first difference of such a generator. `first` leaves them out."""
+        first = self._first_generator
+        if first is None:
+            return None
+        return Divergence(
+            step=first.step, rank=first.rank, quantity=first.quantity, original=first.original, replayed=first.replayed
+        )
 
     def lost(self) -> tuple[str, ...]:
         """Return the steps that the original trained but its ledger lacks, as text for people.
@@ -323,13 +332,22 @@ class Comparison:
         for name in dict.fromkeys([*before, *after]):
             if before.get(name) != after.get(name):
                 differ.append(name)
+                found = (step, order, rank, f"{kind} {name}", before.get(name), after.get(name))
                 if name in unrestored:
-                    self._generators.setdefault(rank, Numbers()).add(step)
-                    continue
-                self._differs(step, order, rank, f"{kind} {name}", before.get(name), after.get(name))
+                    self._keep_generator(*found)
+                else:
+                    self._differs(*found)
             else:
                 self.equal[f"{kind}s"] += 1
         return differ
+
+    def _keep_generator(
+        self, step: int, order: int, rank: int, quantity: str, original: str | None, new: str | None
+    ) -> None:
+        self._generators.setdefault(rank, Numbers()).add(step)
+        found = Difference(step=step, order=order, rank=rank, quantity=quantity, original=original, replayed=new)
+        if self._first_generator is None or found.key < self._first_generator.key:
+            self._first_generator = found
 
     def _compare_content(self, event: CheckpointPublished) -> None:
         known = self.original.contents.get(event.step)

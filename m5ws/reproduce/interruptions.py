@@ -48,7 +48,7 @@ class Interruption(msgspec.Struct, frozen=True, kw_only=True):
     """A training that was interrupted after step `after`, and its verdict.
 
     `resumed` is the step after which it was resumed: 0 if it started from the beginning, None if that is unknown.
-    `unrestored` are the generators that the resume does not restore, and that are not judged.
+    `unrestored` are the generators that the resume does not restore, if they differ. They decide nothing.
     """
 
     after: int
@@ -181,7 +181,7 @@ def _judge(
     if result.outcome not in COMPLETE and comparison.first() is None:
         words = f"interrupted {trial.place(step)}: the resume {result.outcome}: {result.message}{half}"
         return Interruption(after=step, resumed=resumed, verdict=_not_comparable(interrupted, words))
-    verdict = judgement.judge(trial.ports, interrupted, comparison, result, trial.ignore)
+    verdict = judgement.judge(trial.ports, interrupted, comparison, result, trial.ignore, judge_generators=False)
     at = f"after step {resumed}" if resumed is not None else "after a step that the records do not prove"
     words = f"interrupted {trial.place(step)} and resumed {at}"
     outcome = verdict.outcome

@@ -159,7 +159,7 @@ def execute(
         verdict = msgspec.structs.replace(verdict, course=comparison.course())
     if request.tolerance is not None:
         verdict = tolerance.judge_tolerance(verdict, comparison, request.tolerance)
-    elif verdict.outcome == "diverged" and _repeats_inputs(ports, planned.run):
+    elif verdict.outcome == "diverged" and _may_repeat(ports, planned.run, comparison, verdict):
         if stopped or not request.recheck:
             verdict = recheck.without_recheck(verdict)
         else:
@@ -196,6 +196,11 @@ def _replayed(
         return bool(listeners.watch and listeners.watch(rank, event)) or enough
 
     return supervise.execute(ports, planned, feed, listeners.progress), enough
+
+
+def _may_repeat(ports: supervise.Ports, replay: Run, comparison: Comparison, verdict: Verdict) -> bool:
+    """Return True if a second replay can add to a verdict. It adds nothing to generators that no resume restored."""
+    return verdict.first != comparison.first_unrestored() and _repeats_inputs(ports, replay)
 
 
 def _repeats_inputs(ports: supervise.Ports, replay: Run) -> bool:

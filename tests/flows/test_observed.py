@@ -71,6 +71,22 @@ def test_the_files_of_a_run_that_did_not_finish_are_not_judged(workspace: Worksp
     assert any("did not finish" in line for line in verdict["not_compared"])
 
 
+@pytest.mark.parametrize("observe", [[], ["--no-observe"]])
+def test_a_replay_that_fails_by_itself_is_no_divergence(
+    workspace: Workspace, tmp_path: Path, observe: list[str]
+) -> None:
+    """The file of a later step is missing, because the replay did not get there."""
+    died = tmp_path / "died"
+    died.touch()
+    run = workspace.train(*observe, "--", "train.py", "resuming", "8", str(died))
+    died.unlink()
+    verdict = workspace.json("reproduce", run, expect=2)
+    assert verdict["outcome"] == "not comparable" and verdict["first"] is None
+    assert "the replay failed" in verdict["reason"] and any(
+        "did not finish" in line for line in verdict["not_compared"]
+    )
+
+
 def test_output_files_are_copied_while_an_observed_script_runs(workspace: Workspace) -> None:
     store = str(workspace.root / ".m5ws" / "store")
     workspace.m5ws("run", "--no-progress", "--checkpoint-minutes", "1e-6", "--", "train.py", "copied", "2", store)

@@ -116,7 +116,7 @@ def test_a_step_after_a_guessed_place_is_compared_and_not_judged() -> None:
         (2, False, {4: "x"}, 4),  # A session restores all generators.
     ],
 )
-def test_generators_that_a_script_s_own_resume_does_not_restore_are_listed_and_not_judged(
+def test_generators_that_a_script_s_own_resume_does_not_restore_are_kept_apart(
     after: int, observed: bool, changed: dict[int, str], judged: int | None
 ) -> None:
     def side(changed: dict[int, str], **values: dict[int, str]) -> History:
@@ -134,7 +134,9 @@ def test_generators_that_a_script_s_own_resume_does_not_restore_are_listed_and_n
     first = comparison.first()
     assert (first.step if first is not None else None) == judged
     assert comparison.unrestored_generators() == (("torch",) if judged is None else ())
-    assert any("4, 6" in line for line in comparison.unjudged_generators()) == (judged is None)
+    assert any("4, 6" in line for line in comparison.differing_generators()) == (judged is None)
+    apart = comparison.first_unrestored()
+    assert (apart.step if apart is not None else None) == (4 if judged is None else None)
     # A step that draws from them shows it. The other side may be the resumed one.
     drawn = _compared(side(changed, loss={3: "x"}), _events(0)).first()
     assert drawn is not None and drawn.quantity == ("loss" if 2 not in changed else "generator torch")
@@ -303,7 +305,7 @@ def test_reproduced_is_only_what_was_compared_in_steps_and_state() -> None:
     for events, outcome in ((_events(0), "reproduced"), (losses, "not comparable"), ([], "not comparable")):
         comparison = _compared(_history(events), events)
         assert comparison.first() is None and comparison.missing() == ()
-        assert judgement._outcome(comparison, ended, None, [])[0] == outcome
+        assert judgement._outcome(comparison, ended, None, [], is_whole=True)[0] == outcome
 
 
 def test_state_that_only_one_rank_lacks_is_no_evidence() -> None:

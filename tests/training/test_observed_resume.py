@@ -50,7 +50,7 @@ def test_a_run_that_is_killed_at_any_moment_and_resumed_exactly_is_equal_to_an_u
     assert one.guessed is None or optimizers != "adamw"
     comparison = compare.compare_histories(one, two)
     assert comparison.first() is None and comparison.unplaced() == () and comparison.missing() == ()
-    assert comparison.unjudged_generators() == ()
+    assert comparison.differing_generators() == ()
     assert comparison.equal["steps"] == 5 and comparison.state_compared()
 
 

@@ -32,17 +32,23 @@ def judge(
     comparison: Comparison,
     result: supervise.AttemptResult,
     ignore: Sequence[str] = (),
+    *,
+    judge_generators: bool = True,
 ) -> Verdict:
     """Return the verdict on a replay that has ended. Reads the store and publishes nothing.
 
     Output files decide if the script uses no session, finished, and no observed step differs. `ignore` has rules of
-    files that are not judged, beside the defaults.
+    files that are not judged, beside the defaults. Without `judge_generators`, generators that the script's own resume
+    does not restore are listed and decide nothing.
     """
     assert replay.reproduces is not None
     missing = list(comparison.missing())
     runs = (replay.reproduces, replay.id)
     by_session = comparison.original.by_session
-    first, files = _compare_results(ports, comparison, runs, ignore)
+    is_whole = result.outcome in COMPLETE or comparison.is_exhausted()
+    first, files = _compare_results(ports, comparison, runs, ignore, is_whole=is_whole)
+    if only_generators := first is None and is_whole and judge_generators:
+        first = comparison.first_unrestored()
     # The attempt whose record differs, or the first attempt of the run.
     began = next((attempt for _, attempt in comparison.original.begun), None)
     attempt = comparison.original.attempt_of(first.step) if first is not None else None
@@ -51,8 +57,10 @@ def judge(
     metrics: tuple[str, ...] = ()
     if by_session and first is None:
         metrics = results.metrics_beside(ports.tracker, comparison, runs, whole=replay.segment is None)
-    outcome, why = _outcome(comparison, result, first, missing)
-    if first is not None:
+    outcome, why = _outcome(comparison, result, first, missing, is_whole=is_whole)
+    if first is not None and only_generators:
+        why = reason.unrestored(first, comparison.unrestored_generators())
+    elif first is not None:
         false = cross_check.find_rewritten(ports.repo, replay.reproduces)
         hint = hints.record_hint(false) if false else hints.find_hint(comparison, first, replay.begin)
         if hint is None and all(change.rating == "cannot" for change in changes):
@@ -63,9 +71,6 @@ def judge(
     known = known and bool(comparison.equal["files"] or not comparison.unplaced())
     if outcome == "reproduced" and first is None:
         why = _so_far(comparison) if not known else _clocks(comparison, files) if replay.segment is None else None
-        if generators := comparison.unrestored_generators():
-            equal = why or "everything else that was compared is equal, bit for bit"
-            why = f"{equal}. {reason.unrestored(generators)}"
     return Verdict(
         run=replay.reproduces,
         replay=replay.id,
@@ -76,7 +81,7 @@ def judge(
             *missing,
             *comparison.lost(),
             *comparison.unplaced(),
-            *comparison.unjudged_generators(),
+            *comparison.differing_generators(),
             *comparison.extra(),
             *_given(replay),
             *_unrecorded(comparison, replay),
@@ -93,10 +98,15 @@ def judge(
 
 
 def _compare_results(
-    ports: supervise.Ports, comparison: Comparison, runs: tuple[str, str], ignore: Sequence[str]
+    ports: supervise.Ports, comparison: Comparison, runs: tuple[str, str], ignore: Sequence[str], *, is_whole: bool
 ) -> tuple[Divergence | None, output_files.OutputReport]:
-    """Return the first difference of steps, states or results that decides, and the report on the output files."""
+    """Return the first difference of steps, states or results that decides, and the report on the output files.
+
+    `is_whole`: the replay trained as far as the original.
+    """
     first, original = comparison.first(), comparison.original
+    if not original.by_session and not is_whole:
+        return first, output_files.OutputReport(not_compared=("output files and metrics: the replay did not finish",))
     if not original.by_session and original.outcome not in COMPLETE:
         # They are those of the step at which it ended, and the replay may have done more.
         unjudged = ("output files and metrics: the original did not finish",)
@@ -109,11 +119,16 @@ def _compare_results(
 
 
 def _outcome(
-    comparison: Comparison, result: supervise.AttemptResult, first: Divergence | None, missing: list[str]
+    comparison: Comparison,
+    result: supervise.AttemptResult,
+    first: Divergence | None,
+    missing: list[str],
+    *,
+    is_whole: bool,
 ) -> tuple[Literal["reproduced", "diverged", "not comparable"], str | None]:
     if first is not None:
         return "diverged", None
-    if result.outcome not in COMPLETE and not comparison.is_exhausted():
+    if not is_whole:
         return ("not comparable", f"the replay {result.outcome}: {result.message or f'status {result.exit_code}'}")
     if missing:
         return "not comparable", "the replay lacks records that the original has"

@@ -63,11 +63,11 @@ def _unknown(first: Divergence, changes: Sequence[Change], hint: Hint | None) ->
     return f"{_UNKNOWN}: no recorded input differs{harmless}. {where}{_LIKELY}{hint or likely_cause(first)}"
 
 
-def unrestored(generators: Sequence[str]) -> str:
-    """Return a sentence on generators that a resume did not restore, where all else is equal."""
+def unrestored(first: Divergence, generators: Sequence[str]) -> str:
+    """Return the reason where nothing but generators differs, which the resume of the original did not restore."""
     return (
-        f"The resume does not restore the random generators ({', '.join(generators)}): nothing that was recorded "
-        "depends on them, and a step that draws from them would differ"
+        f"the resume does not restore the random generators ({', '.join(generators)}). Everything else that was "
+        f"compared is equal, bit for bit. The first difference is {place_of(first)}"
     )
 
 
