@@ -83,6 +83,18 @@ def test_no_complete_checkpoint_is_lost_and_no_cut_one_is_kept(
         assert [path for path in folder.iterdir() if path.name.startswith("stored-")] == []
 
 
+def test_an_empty_file_that_was_stored_is_no_cut_one(repo: Repository, tmp_path: Path) -> None:
+    run, work = _begin(repo, tmp_path), tmp_path / "work"
+    empty = work / "out" / "empty.pt"
+    file = _write(work, b"out/empty.pt", b"")
+    empty.write_bytes(b"")
+    content = saved_outputs.content(repo, run, [file])
+    record = OutputFiles(run=run.id, snapshot=run.snapshot, attempt=1, moment="000000", content=content)
+    stored_outputs.publish(repo, record)
+    newer = _write(work, b"out/step-9.pt", b"new")
+    assert complete_files.select(repo, _RUN, work, [file, newer]) == ([file, newer], [])
+
+
 @pytest.mark.parametrize("moved", [0, 1])
 def test_files_that_are_put_back_are_of_one_moment_after_a_kill_too(
     repo: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: int

@@ -23,12 +23,15 @@ def select(repo: Repository, run: str, work: Path, files: Sequence[SourceFile]) 
     Where the newest stored output files of the run have a file that lacks its end now, the stored files of its folder
     are put back into the work directory. Raises M5Error if they cannot be read, OSError.
     """
-    cut = {file.path for file in files if truncated.is_truncated(Path(file.location))}
-    if not cut:
+    short = [file for file in files if truncated.is_truncated(Path(file.location))]
+    if not short:
         return list(files), []
-    chosen = {file.path: file for file in files if file.path not in cut}
     stored = restored_outputs.newest(repo, run)
-    earlier = _of_one_moment(cut, restored_outputs.paths(repo, stored)) if stored is not None else []
+    sizes = restored_outputs.sizes(repo, stored) if stored is not None else {}
+    # A file that is as long as before was not cut now.
+    cut = {file.path for file in short if os.stat(file.location).st_size != sizes.get(file.path)}
+    chosen = {file.path: file for file in files if file.path not in cut}
+    earlier = _of_one_moment(cut, sizes)
     if stored is not None and earlier:
         restored_outputs.put_back(repo, stored, earlier, work)
         chosen |= {path: SourceFile(path=path, location=_location(work, path)) for path in earlier}

@@ -189,9 +189,12 @@ class OutputCopier:
         return None
 
 
-def paths(repo: Repository, stored: StoredOutputs) -> set[bytes]:
-    """Return the paths of stored output files, from the work directory. Raises NotFound, CorruptObject."""
-    return {entry.path for entry in _tree(repo, stored.content).entries}
+def sizes(repo: Repository, stored: StoredOutputs) -> dict[bytes, int]:
+    """Return the sizes of stored output files in bytes, by their paths in the work directory.
+
+    Raises NotFound, CorruptObject.
+    """
+    return {entry.path: entry.size_bytes for entry in _tree(repo, stored.content).entries}
 
 
 def _tree(repo: Repository, digest: Digest) -> Tree:

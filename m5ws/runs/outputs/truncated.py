@@ -23,13 +23,15 @@ def is_truncated(path: Path) -> bool:
 
 
 def _is_open_zip(path: Path) -> bool:
-    """Return True if a zip file has no directory, or a file is empty.
+    """Return True if a zip file has no directory, or a file is empty; an empty `.bin` may be any file.
 
     Files of older versions of PyTorch, and other formats with these suffixes, are not zip files.
     """
     with path.open("rb") as file:
         begin = file.read(len(_ZIP_BEGIN))
-    return not begin or (begin == _ZIP_BEGIN and not zipfile.is_zipfile(path))
+    if not begin:
+        return path.suffix != ".bin"
+    return begin == _ZIP_BEGIN and not zipfile.is_zipfile(path)
 
 
 def _is_short(path: Path) -> bool:
