@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,20 +61,64 @@ def test_a_rank_that_died_comes_before_the_errors_of_others(
     assert ("memory" in described) == (number == signal.SIGKILL) and _LOST not in described
 
 
-@given(failure=_failure(), is_late=st.booleans(), number=_SIGNALS)
-def test_an_error_comes_before_later_deaths(
+@given(failure=_failure(), is_later=st.booleans(), number=st.none() | _SIGNALS)
+def test_another_error_than_a_lost_connection_is_named_first(
     failure: tuple[int, int, list[int], list[tuple[int, AnyEvent]], list[RankStatus]],
-    is_late: bool,
-    number: signal.Signals,
+    is_later: bool,
+    number: signal.Signals | None,
 ) -> None:
+    """A further rank dies, before or after its step at the time of the error. No event has the time of its death."""
     ranks, count, order, events, statuses = failure
     events.append((order[0], RankEnded(time_s=count + 0.5, rank=order[0], error="ValueError: first")))
     statuses.append(RankStatus(rank=order[0], status=1))
-    if is_late:
-        # A further rank goes on, and dies before torchrun sees the failure.
-        events.append((ranks, Step(time_s=count + 0.6, step=count + 1, quantities={})))
-        statuses.append(RankStatus(rank=ranks, status=-number))
-    assert _describe(events, statuses) == "ValueError: first"
+    if number is None:
+        assert _describe(events, statuses) == "ValueError: first"
+        return
+    events.append((ranks, Step(time_s=count + (0.6 if is_later else 0), step=count + 1, quantities={})))
+    described = _describe(events, [*statuses, RankStatus(rank=ranks, status=-number)])
+    assert described == f"ValueError: first (rank {order[0]}); rank {ranks} was ended by {number.name}"
+
+
+@given(failure=_failure(), early=st.integers(1, 2), is_behind=st.booleans())
+def test_a_rank_that_ended_before_the_others_is_named(
+    failure: tuple[int, int, list[int], list[tuple[int, AnyEvent]], list[RankStatus]], early: int, is_behind: bool
+) -> None:
+    """Its end is recorded before or after their errors. A rank that fails in its next step has the same last step."""
+    ranks, count, order, events, statuses = failure
+    events.append((order[0], RankEnded(time_s=count + 1, rank=order[0], error=_LOST)))
+    statuses.append(RankStatus(rank=order[0], status=1))
+    last = max(0, count - is_behind)
+    for rank in range(ranks, ranks + early):
+        events += [(rank, Step(time_s=last, step=last, quantities={})), (rank, RankEnded(time_s=count + 2, rank=rank))]
+    described = _describe(events, statuses)
+    assert described.startswith("ranks" if early == 2 else f"rank {ranks} ended") and described.endswith("the others")
+    assert (f"after step {last}" in described) == (last > 0)
+    # A rank that was ahead of the others did not cause their errors.
+    events += [(rank, Step(time_s=count, step=count + 1, quantities={})) for rank in range(ranks, ranks + early)]
+    assert _describe(events, statuses) == _LOST
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "RuntimeError: [/src/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1",
+        "RuntimeError: [1] Read error [127.0.0.1]:1: Connection reset by peer",
+        "RuntimeError: [/src/gloo/transport/tcp/unbound_buffer.cc:79] Timed out waiting 1000ms for recv operation",
+        "DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:94, remote process exited\nsocketProgress: closed",
+        "DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed.",
+        "RuntimeError: The rank was stopped:\nNCCL communicator was aborted on rank 0",
+        "stopped by SIGTERM",
+    ],
+)
+def test_an_error_of_a_lost_connection_is_not_named_beside_a_death(error: str) -> None:
+    died = [RankStatus(rank=1, status=-signal.SIGABRT)]
+    assert _describe([(0, RankEnded(time_s=1, rank=0, error=error))], died) == "rank 1 was ended by SIGABRT"
+
+
+@pytest.mark.parametrize("error", ["BrokenPipeError: [Errno 32] Broken pipe", "RuntimeError: no NaN", "exit status 3"])
+def test_an_error_of_the_script_is_named_beside_a_death(error: str) -> None:
+    died = [RankStatus(rank=1, status=-signal.SIGKILL)]
+    assert _describe([(0, RankEnded(time_s=1, rank=0, error=error))], died).startswith(error)
 
 
 def test_deaths_are_described() -> None:
