@@ -23,6 +23,7 @@ from m5ws.reproduce.verdict.difference_kinds import Kind, kind
 from m5ws.runs import history, run, supervise
 from m5ws.runs.history import History
 from m5ws.runs.outputs import outputs
+from m5ws.runs.outputs.complete_files import WITHOUT_END
 
 _LOST: dict[Kind, str] = {
     "learning rate": "the schedule of the learning rate",
@@ -36,10 +37,12 @@ _NOTHING_RESUMED = (
     "the newest one if there is one"
 )
 _NOTHING_SAVED = "the script had written no file to a folder of [run] outputs, so nothing was resumed"
-_HALF_WRITTEN = (
-    "The newest checkpoint was half-written. Let the script save to another name and rename the complete file "
-    "(`os.replace`), or keep several checkpoints and skip one that cannot be loaded"
+_RENAME = (
+    "Let the script save to another name and rename the complete file (`os.replace`), or keep several checkpoints and "
+    "skip one that cannot be loaded"
 )
+_HALF_WRITTEN = f"The newest checkpoint was half-written. {_RENAME}"
+_ALL_HALF_WRITTEN = f"the only checkpoint was half-written, so nothing could be resumed. {_RENAME}"
 _SAVE_EARLIER = "Let it save checkpoints earlier, or train more steps"
 _LIST_FOLDER = "Let the script save checkpoints, and list their folder in [run] outputs of m5ws.toml."
 
@@ -146,12 +149,18 @@ def interrupt(trial: Trial, step: int, announce: Callable[[str], None]) -> Inter
         return Interruption(after=step, resumed=None, verdict=_not_comparable(interrupted, words))
     second = _plan(trial, interrupted)
     if second.outputs is None:
-        advice = _name_folders(whole, original) or (_HALF_WRITTEN if trial.in_save else _SAVE_EARLIER)
-        words = f"interrupted {trial.place(step)}: {_NOTHING_SAVED}. {advice}"
+        words = f"interrupted {trial.place(step)}: {_describe_missing(whole, original, done)}"
         return Interruption(after=step, resumed=0, verdict=_not_comparable(interrupted, words))
     announce(f"resuming {interrupted.id}")
     result = _execute(trial, second)
     return _judge(trial, interrupted, original, result, step)
+
+
+def _describe_missing(whole: Run, original: History, done: History) -> str:
+    """Return the cause in words, and advice, for an interrupted training without stored output files."""
+    if any(each.kind == outputs.NOT_KEPT and each.message.startswith(WITHOUT_END) for each in done.notices):
+        return _ALL_HALF_WRITTEN
+    return f"{_NOTHING_SAVED}. {_name_folders(whole, original) or _SAVE_EARLIER}"
 
 
 def _plan(trial: Trial, interrupted: Run) -> run.AttemptPlan:

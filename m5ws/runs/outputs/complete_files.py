@@ -35,13 +35,14 @@ def select(repo: Repository, run: str, work: Path, files: Sequence[SourceFile]) 
     if stored is not None and earlier:
         restored_outputs.put_back(repo, stored, earlier, work)
         chosen |= {path: SourceFile(path=path, location=_location(work, path)) for path in earlier}
-    notices = [(outputs.NOT_KEPT, f"{_WITHOUT_END}: {_listed(cut - set(earlier))}")] if cut - set(earlier) else []
+    notices = [(outputs.NOT_KEPT, f"{WITHOUT_END}: {_listed(cut - set(earlier))}")] if cut - set(earlier) else []
     if earlier:
         notices.append((outputs.NOT_KEPT, f"{_PUT_BACK}: {_listed(cut & set(earlier))}"))
     return [chosen[path] for path in sorted(chosen)], notices
 
 
-_WITHOUT_END = "without their end, because the attempt ended while they were written"
+WITHOUT_END = "without their end, because the attempt ended while they were written"
+"""Begins the notice of half-written files that are not stored."""
 _PUT_BACK = "overwritten when the attempt ended, so the stored files of before replace their folders' files"
 
 
