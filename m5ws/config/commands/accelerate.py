@@ -166,7 +166,8 @@ def arguments(given: Mapping[str, object], read: Callable[[str], bytes]) -> Argu
         raise refusal("accelerate", f"--num_machines {merged['num_machines']}", _MACHINES)
     chosen = [name for name in ("cpu", *_PARADIGMS) if given.get(name)]
     if len(chosen) > 1:
-        raise UsageError(f"accelerate: {' and '.join(f'--{name}' for name in chosen)} exclude each other")
+        names = " and ".join(f"--{name}" for name in chosen)
+        raise UsageError(f"accelerate: {names} exclude each other", hint="Give one of them.")
     _check(merged)
     if merged["deepspeed_config_file"] is not None:
         read(str(merged["deepspeed_config_file"]))
@@ -186,7 +187,10 @@ def processes(given: Arguments) -> int | None:
     if count is None or count == -1:
         return None
     if not isinstance(count, int) or count < 1:
-        raise UsageError(f"accelerate: num_processes is not a number of processes: {count!r}")
+        raise UsageError(
+            f"accelerate: num_processes is not a number of processes: {count!r}",
+            hint="Give a whole number of at least 1.",
+        )
     return count
 
 

@@ -165,7 +165,8 @@ def _accelerate(command: Sequence[str], read: ReadFile) -> Launch:
     words = list(command[1:])
     if PurePath(command[0]).name != "accelerate-launch":
         if words[:1] != ["launch"]:
-            raise UsageError("accelerate: only `accelerate launch` starts a training")
+            hint = "Give `accelerate launch`, its options, and the script."
+            raise UsageError("accelerate: only `accelerate launch` starts a training", hint=hint)
         words = words[1:]
     parsed = parse("accelerate", words, accelerate.OPTIONS, {"m": "module", "q": "quiet", "t": "tee"})
     arguments = accelerate.arguments(parsed.values, read)
@@ -185,7 +186,7 @@ def _tune(command: Sequence[str], read: ReadFile) -> Launch:
     torchtune finds recipes and configs by their names. So each rank gets `tune run` without the options.
     """
     if list(command[1:2]) != ["run"]:
-        raise UsageError("tune: only `tune run` starts a training")
+        raise UsageError("tune: only `tune run` starts a training", hint="Give `tune run RECIPE --config CONFIG`.")
     launch = _torchrun(("tune", *command[2:]), read)
     has_options = len(launch.command) < len(command) - 2
     recipe = launch.command[0]
@@ -298,7 +299,9 @@ def _count(launcher: str, label: str, value: object) -> int | None:
     except ValueError:
         number = 0
     if number < 1:
-        raise UsageError(f"{launcher}: {label} is not a number of processes: {value!r}")
+        raise UsageError(
+            f"{launcher}: {label} is not a number of processes: {value!r}", hint="Give a whole number of at least 1."
+        )
     return number
 
 

@@ -58,7 +58,7 @@ def parse(launcher: str, words: Sequence[str], known: Mapping[str, Option], shor
     ignored: list[str] = []
     position = 0
     while position < len(words) and words[position].startswith("-") and words[position] not in ("-", "--"):
-        label, equals, text = words[position].partition("=")
+        label, equals, text = _split(words[position], short)
         name = _name(label, short)
         option = known.get(name)
         if option is None:
@@ -68,7 +68,7 @@ def parse(launcher: str, words: Sequence[str], known: Mapping[str, Option], shor
         position += 1
         if option.kind is None:
             if equals:
-                raise UsageError(f"{launcher}: {label} takes no value")
+                raise UsageError(f"{launcher}: {label} takes no value", hint=f"Give {label} as a word of its own.")
             values[name] = True
         else:
             if not equals:
@@ -89,6 +89,14 @@ def refusal(launcher: str, label: str, remedy: str) -> UsageError:
     return UsageError(f"{launcher}: {label} cannot be taken over", hint=remedy)
 
 
+def _split(word: str, short: Mapping[str, str]) -> tuple[str, str, str]:
+    """Return an option's label, "=" if a value is attached, and the value. As in argparse, `-n2` is `-n=2`."""
+    label, equals, text = word.partition("=")
+    if not label.startswith("--") and label[1:] not in short and label[1:2] in short:
+        return word[:2], "=", word[2:]
+    return label, equals, text
+
+
 def _name(label: str, short: Mapping[str, str]) -> str:
     if label.startswith("--"):
         return label[2:].replace("-", "_")
@@ -97,7 +105,7 @@ def _name(label: str, short: Mapping[str, str]) -> str:
 
 def _next(launcher: str, label: str, words: Sequence[str], position: int) -> str:
     if position == len(words):
-        raise UsageError(f"{launcher}: {label} needs a value")
+        raise UsageError(f"{launcher}: {label} needs a value", hint=f"Give the value after {label}.")
     return words[position]
 
 
@@ -105,4 +113,5 @@ def _value(launcher: str, label: str, text: str, kind: Kind) -> object:
     try:
         return kind(text)
     except ValueError as error:
-        raise UsageError(f"{launcher}: {label} has no valid value: {text!r}") from error
+        hint = "Give a whole number." if kind is int else "The launcher's `--help` lists the values."
+        raise UsageError(f"{launcher}: {label} has no valid value: {text!r}", hint=hint) from error

@@ -28,7 +28,7 @@ _TUNE = "-m torchtune._cli.tune run"
 def _read(path: str) -> bytes:
     files: dict[str, str] = _ACCELERATE["files"]
     if path not in files:
-        raise UsageError(f"no file {path}")
+        raise UsageError(f"no file {path}", hint="Correct the path.")
     return files[path].encode()
 
 
@@ -64,6 +64,10 @@ def _understand(line: str) -> Launch:
         ("tune run --nproc_per_node 2 rec --config c a=1", f"{_TUNE} rec --config c a=1", "torchrun", 2),
         ("python -m torchtune._cli.tune run --nnodes 1 rec --config c", f"{_TUNE} rec --config c", "torchrun", 1),
         ("composer -n 2 train.py -n 3", "train.py -n 3", "torchrun", 2),
+        ("composer -v -n2 train.py -n3", "train.py -n3", "torchrun", 2),
+        ("composer -n=2 train.py", "train.py", "torchrun", 2),
+        ("torchrun -r3 -t=3 --nproc-per-node 2 train.py", "train.py", "torchrun", 2),
+        ("accelerate launch --num_processes 2 -t3 train.py", "train.py", "torchrun", 2),
         ("composer -v --nproc 2 --world_size 2 --stdout {rank} -m pkg.train", "-m pkg.train", "torchrun", 2),
         ("composer --module_mode pkg.train", "-m pkg.train", "torchrun", None),
     ],
@@ -105,6 +109,13 @@ def test_processes_and_trainer_are_taken_over(line: str, command: str, trainer: 
         ("composer -n 2 --world_size 4 train.py", "--world_size"),
         ("composer -n 2 --base_rank 2 train.py", "--base_rank"),
         ("composer -c train.sh", "-c"),
+        ("composer -n two train.py", "-n"),
+        ("composer -ntwo train.py", "-n"),
+        ("composer -n", "-n"),
+        ("composer -vn2 train.py", "-v"),
+        ("composer -x2 train.py", "-x2"),
+        ("deepspeed -Hhosts train.py", "-H"),
+        ("tune", "tune run"),
         ("accelerate launch --num_machines 2 train.py", "--num_machines"),
         ("accelerate launch --num_processes two train.py", "--num_processes"),
         ("accelerate launch --num_cpu_threads_per_process 2 train.py", "--num_cpu_threads_per_process"),
@@ -117,7 +128,7 @@ def test_processes_and_trainer_are_taken_over(line: str, command: str, trainer: 
 def test_what_has_no_equivalent_is_named(line: str, option: str) -> None:
     with pytest.raises(UsageError) as raised:
         _understand(line)
-    assert option in str(raised.value)
+    assert option in str(raised.value) and raised.value.hint
 
 
 @pytest.mark.parametrize(
