@@ -95,6 +95,18 @@ def test_an_empty_file_that_was_stored_is_no_cut_one(repo: Repository, tmp_path:
     assert complete_files.select(repo, _RUN, work, [file, newer]) == ([file, newer], [])
 
 
+def test_complete_files_are_stored_if_the_earlier_ones_cannot_be_read(repo: Repository, tmp_path: Path) -> None:
+    run, work = _begin(repo, tmp_path), tmp_path / "work"
+    _store(repo, run, tmp_path / "copy", [b"out/last.pt"], "000000")
+    for path in Path(repo.store.url, "objects").rglob("*"):
+        if path.is_file():
+            path.chmod(0o644)
+            path.write_bytes(b"damage")
+    cut, newer = _write(work, b"out/last.pt", b"new", is_cut=True), _write(work, b"out/step-9.pt", b"new")
+    selected, notices = complete_files.select(repo, _RUN, work, [cut, newer])
+    assert selected == [newer] and "out/last.pt" in notices[0][1]
+
+
 @pytest.mark.parametrize("moved", [0, 1])
 def test_files_that_are_put_back_are_of_one_moment_after_a_kill_too(
     repo: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: int

@@ -5,13 +5,17 @@ are complete. A script that overwrites its checkpoint may have it in the stored 
 stored files are put back, since they belong together.
 """
 
+import logging
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from m5ws.errors import M5Error
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.repository import Repository
 from m5ws.runs.outputs import outputs, restored_outputs, truncated
+
+_log = logging.getLogger(__name__)
 
 Notices = list[tuple[str, str]]
 """Kinds of notices, with their messages."""
@@ -21,20 +25,25 @@ def select(repo: Repository, run: str, work: Path, files: Sequence[SourceFile]) 
     """Return the files to store of those in the work directory, and notices.
 
     Where the newest stored output files of the run have a file that lacks its end now, the stored files of its folder
-    are put back into the work directory. Raises M5Error if they cannot be read, OSError.
+    are put back into the work directory, if they can be read.
     """
     short = [file for file in files if truncated.is_truncated(Path(file.location))]
     if not short:
         return list(files), []
-    stored = restored_outputs.newest(repo, run)
-    sizes = restored_outputs.sizes(repo, stored) if stored is not None else {}
-    # A file that is as long as before was not cut now.
-    cut = {file.path for file in short if os.stat(file.location).st_size != sizes.get(file.path)}
+    cut, earlier = {file.path for file in short}, list[bytes]()
+    try:
+        if (stored := restored_outputs.newest(repo, run)) is not None:
+            sizes = restored_outputs.sizes(repo, stored)
+            # A file that is as long as before was not cut now.
+            cut = {file.path for file in short if os.stat(file.location).st_size != sizes.get(file.path)}
+            if wanted := _of_one_moment(cut, sizes):
+                restored_outputs.put_back(repo, stored, wanted, work)
+            earlier = wanted
+    except (M5Error, OSError) as error:
+        # The complete files are stored in any case, or wait until the store takes them.
+        _log.warning("the stored output files of run %s cannot be put back: %s", run, error)
     chosen = {file.path: file for file in files if file.path not in cut}
-    earlier = _of_one_moment(cut, sizes)
-    if stored is not None and earlier:
-        restored_outputs.put_back(repo, stored, earlier, work)
-        chosen |= {path: SourceFile(path=path, location=_location(work, path)) for path in earlier}
+    chosen |= {path: SourceFile(path=path, location=_location(work, path)) for path in earlier}
     notices = [(outputs.NOT_KEPT, f"{WITHOUT_END}: {_listed(cut - set(earlier))}")] if cut - set(earlier) else []
     if earlier:
         notices.append((outputs.NOT_KEPT, f"{_PUT_BACK}: {_listed(cut & set(earlier))}"))
