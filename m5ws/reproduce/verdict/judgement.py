@@ -11,7 +11,7 @@ from typing import Literal
 from m5ws.diff import commit_history, diff
 from m5ws.records.ledger import COMPLETE
 from m5ws.records.run import Run
-from m5ws.records.verdict import Divergence, Verdict
+from m5ws.records.verdict import Change, Divergence, Verdict
 from m5ws.repository import cross_check
 from m5ws.reproduce import refusals
 from m5ws.reproduce.compare import Comparison
@@ -61,11 +61,9 @@ def judge(
     if first is not None and only_generators:
         why = reason.unrestored(first, comparison.unrestored_generators())
     elif first is not None:
-        false = cross_check.find_rewritten(ports.repo, replay.reproduces)
-        hint = hints.record_hint(false) if false else hints.find_hint(comparison, first, replay.begin)
-        if hint is None and all(change.rating == "cannot" for change in changes):
-            hint = hints.resume_hint(comparison.original)
-        why = reason.reason(first, changes, hint, hints.kind(comparison, first))
+        why = reason.reason(
+            first, changes, _find_hint(ports, replay, comparison, first, changes), hints.kind(comparison, first)
+        )
     known = comparison.original.outcome is not None
     # Without the numbers of the last steps, equal files are the evidence of the end.
     known = known and bool(comparison.equal["files"] or not comparison.unplaced())
@@ -95,6 +93,18 @@ def judge(
         reason=why,
         created_s=time.time(),
     )
+
+
+def _find_hint(
+    ports: supervise.Ports, replay: Run, comparison: Comparison, first: Divergence, changes: Sequence[Change]
+) -> hints.Hint | None:
+    """Return the cause of a first difference that the records of the original suggest; None without one."""
+    if false := cross_check.find_rewritten(ports.repo, replay.reproduces or ""):
+        return hints.record_hint(false)
+    hint = hints.find_hint(comparison, first, replay.begin)
+    if hint is None and all(change.rating == "cannot" for change in changes):
+        return hints.resume_hint(comparison.original)
+    return hint
 
 
 def _compare_results(

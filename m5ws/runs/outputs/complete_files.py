@@ -16,6 +16,9 @@ from m5ws.repository.repository import Repository
 from m5ws.runs.outputs import outputs, restored_outputs, truncated
 
 _log = logging.getLogger(__name__)
+WITHOUT_END = "without their end, because the attempt ended while they were written"
+"""Begins the notice of half-written files that are not stored."""
+_PUT_BACK = "overwritten when the attempt ended, so the stored files of before replace their folders' files"
 
 Notices = list[tuple[str, str]]
 """Kinds of notices, with their messages."""
@@ -48,11 +51,6 @@ def select(repo: Repository, run: str, work: Path, files: Sequence[SourceFile]) 
     if earlier:
         notices.append((outputs.NOT_KEPT, f"{_PUT_BACK}: {_listed(cut & set(earlier))}"))
     return [chosen[path] for path in sorted(chosen)], notices
-
-
-WITHOUT_END = "without their end, because the attempt ended while they were written"
-"""Begins the notice of half-written files that are not stored."""
-_PUT_BACK = "overwritten when the attempt ended, so the stored files of before replace their folders' files"
 
 
 def _of_one_moment(cut: Collection[bytes], stored: Collection[bytes]) -> list[bytes]:
