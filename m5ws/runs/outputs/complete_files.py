@@ -13,7 +13,7 @@ from pathlib import Path
 from m5ws.errors import M5Error
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.repository import Repository
-from m5ws.runs.outputs import outputs, restored_outputs, truncated
+from m5ws.runs.outputs import checkpoint_formats, outputs, restored_outputs
 
 _log = logging.getLogger(__name__)
 WITHOUT_END = "without their end, because the attempt ended while they were written"
@@ -30,7 +30,7 @@ def select(repo: Repository, run: str, work: Path, files: Sequence[SourceFile]) 
     Where the newest stored output files of the run have a file that lacks its end now, the stored files of its folder
     are put back into the work directory, if they can be read.
     """
-    short = [file for file in files if truncated.is_truncated(Path(file.location))]
+    short = [file for file in files if checkpoint_formats.ending(Path(file.location)) == "cut"]
     if not short:
         return list(files), []
     cut, earlier = {file.path for file in short}, list[bytes]()
