@@ -115,6 +115,7 @@ def command(
     pinned = start(workspace, repo, snapshot, overrides, None)
     options = runs.RunOptions(command=script(context), trainer=trainer, nproc=nproc)
     options = run_source.taken_over(repo, workspace.settings.run, options, lambda: pinned)
+    options = run_source.with_import_path(workspace, options)
     launch = runs.spec(workspace.settings.run, certify.choose_launcher(workspace.settings.run, options, trainer))
     ports = workspace.ports(repo)
     whole = certify.training(pinned, launch, steps)

@@ -27,6 +27,7 @@ from m5ws.repository import bindings, checkpoints, removals, runs, snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
+from m5ws.runs import import_path
 from m5ws.runs.outputs import restored_outputs
 from m5ws.runs.outputs.restored_outputs import StoredOutputs
 from m5ws.store.interface import CachingStore
@@ -40,7 +41,7 @@ SAVE_GRACE_S = 20.0
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of the command line. If one is None, `m5ws.toml` decides.
 
-    `environment` has variables of a launcher (`take_over`). Those of `m5ws.toml` come before them.
+    `environment` has variables of a launcher and of the shell (`take_over`). Those of `m5ws.toml` come before them.
     """
 
     command: tuple[str, ...] = ()
@@ -318,8 +319,7 @@ def _request(
 def rank_environment(context: Context, directory: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables added to the inherited environment: settings that fix bits, and the context's path.
 
-    Folders of the author's checkout on PYTHONPATH become those of the work directory, or ranks would import unpinned
-    code.
+    The shell's folders of the author's checkout on PYTHONPATH are left out: the run has them if its spec does.
     """
     added = determinism.environment(context.determinism) | {
         CONTEXT_VARIABLE: str(directory / "context"),
@@ -328,11 +328,7 @@ def rank_environment(context: Context, directory: Path, environment: Mapping[str
     }
     if sys.platform == "linux" and "GLOO_SOCKET_IFNAME" not in environment:
         added["GLOO_SOCKET_IFNAME"] = "lo"
-    if path := environment.get("PYTHONPATH"):
-        author = Path(context.author_dir).resolve()
-        folders = [Path(part).resolve() for part in path.split(os.pathsep) if part]
-        # A relative path begins at the directory in which the ranks start.
-        added["PYTHONPATH"] = os.pathsep.join(
-            str(path.relative_to(author) if path.is_relative_to(author) else path) for path in folders
-        )
+    if environment.get(import_path.VARIABLE):
+        folders = import_path.entries(environment, Path(context.author_dir))
+        added[import_path.VARIABLE] = os.pathsep.join(filter(os.path.isabs, folders))
     return added | context.spec.environment

@@ -1,8 +1,12 @@
-"""Takes over the processes and the trainer of a launcher on the command line, as options of m5ws.
+"""Takes over settings of a launcher on the command line, and the shell's PYTHONPATH, as options of m5ws.
 
 Options of m5ws on the command line come before the launcher's. A number of processes that contradicts the launcher's is
 an error.
 """
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
 
@@ -11,6 +15,7 @@ from m5ws.config.commands.launchers import Launch, ReadFile
 from m5ws.config.settings import RunSettings
 from m5ws.errors import UsageError
 from m5ws.records.run import Trainer
+from m5ws.runs import import_path
 from m5ws.runs.run import RunOptions
 
 
@@ -30,6 +35,22 @@ def take_over(settings: RunSettings, options: RunOptions, read: ReadFile) -> tup
         options, command=launch.command, trainer=trainer, nproc=nproc, environment=launch.environment
     )
     return taken, launchers.describe(launch, trainer, nproc)
+
+
+def take_over_import_path(
+    settings: RunSettings, options: RunOptions, root: Path, environment: Mapping[str, str]
+) -> tuple[RunOptions, str | None]:
+    """Return the options with the shell's PYTHONPATH if it has a folder of the workspace `root`, and one line about it.
+
+    A value in m5ws.toml comes first. The launcher's folders follow. Relative folders are those of the work directory.
+    """
+    folders = import_path.entries(environment, root)
+    if import_path.VARIABLE in settings.environment or all(map(os.path.isabs, folders)):
+        return options, None
+    added = filter(None, options.environment.get(import_path.VARIABLE, "").split(os.pathsep))
+    value = os.pathsep.join(dict.fromkeys((*folders, *added)))
+    taken = msgspec.structs.replace(options, environment=options.environment | {import_path.VARIABLE: value})
+    return taken, f"{import_path.VARIABLE}={value} of this shell: taken over, and recorded with the run"
 
 
 def _set_trainer(settings: RunSettings) -> Trainer | None:

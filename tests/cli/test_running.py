@@ -337,6 +337,14 @@ def test_a_config_file_of_a_launcher_must_be_in_the_snapshot(place: Path) -> Non
     assert command_line.call("-C", str(place), "run", "--dry-run", *words).returncode == 0
 
 
+def test_a_run_records_the_shells_import_path_into_the_workspace(place: Path) -> None:
+    write(place, {"train.py": "", "src/pkg/__init__.py": ""})
+    shell = {"PYTHONPATH": str(place / "src")}
+    planned = command_line.call("-C", str(place), "run", "--dry-run", "--json", "train.py", environment=shell)
+    assert json.loads(planned.stdout)["run"]["spec"]["environment"] == {"PYTHONPATH": "src"}
+    assert "PYTHONPATH=src" in planned.stderr
+
+
 _READS_JSON = """
 import json, pathlib, sys
 pathlib.Path("out").mkdir()

@@ -83,7 +83,8 @@ def test_editable_installs_outside_the_workspace_are_noted(
 
 def test_folders_on_pythonpath_outside_the_workspace_are_noted(tmp_path: Path) -> None:
     root = tmp_path / "workspace"
-    value = os.pathsep.join([str(root / "src"), "lib", str(tmp_path / "other")])
+    (tmp_path / "other").mkdir()
+    value = os.pathsep.join([str(root / "src"), "lib", str(tmp_path / "other"), str(tmp_path / "absent")])
     facts = distributions.outside(root, {"PYTHONPATH": value})
     assert facts["python.path.outside"] == str(tmp_path / "other")
 

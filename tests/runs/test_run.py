@@ -7,7 +7,7 @@ import pytest
 from m5ws.config.settings import RunSettings
 from m5ws.errors import UsageError
 from m5ws.repository.repository import Repository
-from m5ws.runs import run
+from m5ws.runs import run, take_over
 from m5ws.snapshot import snapshot
 from m5ws.workspace import find
 from tests.support.workspace.workspaces import make_workspace
@@ -58,10 +58,23 @@ def test_a_plan_is_a_record_that_writes_nothing(repo: Repository, tmp_path: Path
         repo, run.new_run(taken.id, run.spec(here.settings.run, run.RunOptions())), here.home, here.root, environment
     )
     assert (planned.attempt, planned.resume, planned.request.argv[-1]) == (1, None, "train.py")
-    # A folder of the checkout is replaced by that of the work directory, or ranks would import unpinned code.
-    assert planned.request.environment["PYTHONPATH"] == f"lib:{tmp_path}/elsewhere"
+    # The record of the run does not have a folder of the checkout, and its replays would not.
+    assert planned.request.environment["PYTHONPATH"] == f"{tmp_path}/elsewhere"
     assert planned.request.environment["OMP_NUM_THREADS"] == "1"
     assert [found.key for found in repo.store.list("")] == before and not planned.directory.exists()
+
+
+@pytest.mark.parametrize("launcher", [{}, {"PYTHONPATH": "."}])
+def test_folders_of_the_workspace_on_pythonpath_are_recorded_with_the_run(
+    tmp_path: Path, launcher: dict[str, str]
+) -> None:
+    shell = {"PYTHONPATH": f"{tmp_path}/w/src:/opt/lib:"}
+    options = run.RunOptions(command=("t.py",), environment=launcher)
+    taken, line = take_over.take_over_import_path(RunSettings(), options, tmp_path / "w", shell)
+    assert taken.environment["PYTHONPATH"] == ":".join(["src", "/opt/lib", *launcher.values()]) and line
+    assert run.spec(RunSettings(), taken).environment == taken.environment
+    for settings, root in ((RunSettings(environment={"PYTHONPATH": "lib"}), "w"), (RunSettings(), "other")):
+        assert take_over.take_over_import_path(settings, options, tmp_path / root, shell) == (options, None)
 
 
 @pytest.mark.parametrize(

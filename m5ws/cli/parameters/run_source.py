@@ -101,7 +101,7 @@ def select(
         return _fork(repo, given["from_"], given, launch, is_swept=is_swept)
     # A snapshot is taken before the launch is known only if the launcher's options name a file.
     pinned = cache(lambda: start(workspace, repo, given["snapshot"], given["overrides"], given["message"]))
-    launch = taken_over(repo, workspace.settings.run, launch, pinned)
+    launch = with_import_path(workspace, taken_over(repo, workspace.settings.run, launch, pinned))
     spec = operation.spec(workspace.settings.run, launch)
     return operation.new_run(pinned(), spec, name=launch.name)
 
@@ -127,6 +127,16 @@ def taken_over(
         return content
 
     taken, line = take_over.take_over(settings, launch, read)
+    if line is not None:
+        output.print_note(line)
+    return taken
+
+
+def with_import_path(workspace: "Workspace", launch: "RunOptions") -> "RunOptions":
+    """Return options with the shell's PYTHONPATH if it has a folder of the workspace, and print it."""
+    from m5ws.runs import take_over
+
+    taken, line = take_over.take_over_import_path(workspace.settings.run, launch, workspace.root, workspace.environment)
     if line is not None:
         output.print_note(line)
     return taken

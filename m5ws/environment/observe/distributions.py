@@ -95,8 +95,8 @@ def outside(
 ) -> dict[str, str | None]:
     """Return facts about code outside the workspace `root` that training may import; `known` are `origins`.
 
-    `editable.NAME` is the source folder of an editable install, `python.path.outside` the folders on PYTHONPATH, each
-    only if it is outside the workspace. Such code can change under the same version number.
+    `editable.NAME` is the source folder of an editable install, `python.path.outside` the existing folders on
+    PYTHONPATH, each only if it is outside the workspace. Such code can change under the same version number.
     """
     facts: dict[str, str | None] = {
         f"editable.{name}": unquote(urlsplit(origin.url).path)
@@ -105,7 +105,9 @@ def outside(
     }
     entries = [Path(entry) for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
     folders = [
-        str(path) for path in entries if not _inside(root / path, root) and not own_package.is_copy_of_m5ws(path)
+        str(path)
+        for path in entries
+        if path.exists() and not _inside(root / path, root) and not own_package.is_copy_of_m5ws(path)
     ]
     return facts | {"python.path.outside": os.pathsep.join(folders) or None}
 
