@@ -5,7 +5,10 @@ The kernel releases a lock when the last descriptor closes, also after a kill.
 
 import fcntl
 import math
+import os
 import time
+from contextlib import suppress
+from pathlib import Path
 
 _POLL_S = 0.02
 
@@ -28,3 +31,13 @@ def acquire(descriptor: int, wait_s: float = 0.0) -> bool:
             time.sleep(_POLL_S)
         else:
             return True
+
+
+def list_processes(path: Path) -> list[int]:
+    """Return the other processes of this machine that have a file open, if the kernel lists them."""
+    file, pids = os.path.realpath(path), []
+    for folder in Path("/proc").glob("[0-9]*/fd"):
+        with suppress(OSError):  # It has ended, or belongs to another user.
+            if any(os.readlink(descriptor) == file for descriptor in folder.iterdir()):
+                pids.append(int(folder.parent.name))
+    return sorted(pid for pid in pids if pid != os.getpid())

@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -44,11 +44,16 @@ UNTOLD = "untold"
 """Name of a file in a run's directory. The file exists if the tracker lacks the run's verdict or joint verdict."""
 
 TRACKING_S = 60.0
-_RANKS_S = 60.0
+_RANKS_S = 150.0
+"""After a kill of the supervisor, torchrun gives the ranks the deadline of their last checkpoint, and 20 s."""
 _FORK_S = 1.0
 _OWNER = "owner"
 """Name of a file in an attempt's directory with its own inode. In a copied directory the number does not match."""
 _log = logging.getLogger(__name__)
+
+
+Notify = Callable[[str], None]
+"""Called with a line about a wait that has begun."""
 
 
 class RunAlive(UsageError):
@@ -56,21 +61,33 @@ class RunAlive(UsageError):
 
 
 @contextmanager
-def lock_run(run_dir: Path, wait_s: float = _RANKS_S) -> Iterator[None]:
+def lock_run(run_dir: Path, wait_s: float = _RANKS_S, notify: Notify | None = None) -> Iterator[None]:
     """Lock a run: no other supervisor and no rank of an earlier attempt is alive. Raises RunAlive.
 
-    The ranks of a killed supervisor get `wait_s` seconds to end. Processes that are launched in the block inherit the
-    second lock.
+    The ranks of a killed supervisor get `wait_s` seconds to end, and `notify` a line about them. Processes that are
+    launched in the block inherit the second lock.
     """
     run = run_dir.name
     with open(run_dir / "lock", "a") as supervisor, open(run_dir / "ranks", "a") as ranks:
         # A child that another thread starts holds the lock too, from its fork to its exec.
         if not locks.acquire(supervisor.fileno(), min(wait_s, _FORK_S)):
             raise RunAlive(f"run {run} is running", hint=f"`m5ws logs {run} -f` prints its output.")
-        if not locks.acquire(ranks.fileno(), wait_s):
-            raise RunAlive(f"ranks of an earlier attempt of run {run} are still alive", hint="Wait, or kill them.")
+        if not locks.acquire(ranks.fileno(), min(wait_s, _FORK_S)):
+            _wait_for_ranks(ranks.fileno(), run_dir, wait_s, notify)
         os.set_inheritable(ranks.fileno(), True)
         yield
+
+
+def _wait_for_ranks(descriptor: int, run_dir: Path, wait_s: float, notify: Notify | None) -> None:
+    """Lock the ranks of a run when those of an earlier attempt have ended. Raises RunAlive after `wait_s` seconds."""
+    alive = f"ranks of an earlier attempt of run {run_dir.name} are still alive"
+    pids = " ".join(map(str, locks.list_processes(run_dir / "ranks")))
+    alive += f": process {pids} on {socket.gethostname()}" if pids else ""
+    if notify is not None and wait_s > _FORK_S:
+        notify(f"{alive}; waiting at most {wait_s:.0f} s for their end")
+    if not locks.acquire(descriptor, wait_s):
+        hint = f"Wait, or end them: `kill -9 {pids}`." if pids else "Wait, or kill them."
+        raise RunAlive(alive, hint=hint)
 
 
 def mark_directory(directory: Path) -> None:
@@ -197,10 +214,13 @@ def deliver(repo: Repository, home: Path, opener: unsaved.Opener | None = None) 
             _deliver(repo, run_dir, opener, wait_s=0.0)
 
 
-def deliver_run(repo: Repository, run: str, home: Path, work_root: Path, opener: unsaved.Opener) -> None:
+def deliver_run(
+    repo: Repository, run: str, home: Path, work_root: Path, opener: unsaved.Opener, notify: Notify | None = None
+) -> None:
     """Deliver, before a resume, the data of a run that is in this workspace, or in another one with this `work_root`.
 
-    The ranks of a killed supervisor get time to end. Raises RunAlive if the run is alive in this workspace.
+    The ranks of a killed supervisor get time to end, and `notify` a line about them. Raises RunAlive if the run is
+    alive in this workspace.
     """
     own = home / "runs" / run
     for run_dir in {attempt.parent for attempt in work_directories.find_attempts(work_root, run) if attempt.exists()}:
@@ -208,8 +228,8 @@ def deliver_run(repo: Repository, run: str, home: Path, work_root: Path, opener:
         is_near = _find_host(repo, run, max(ledger.attempts(repo, run), default=0)) == socket.gethostname()
         if is_near and not (own.exists() and run_dir.samefile(own)):
             with suppress(RunAlive):
-                _deliver(repo, run_dir, opener, _RANKS_S)
-    _deliver(repo, own, opener, _RANKS_S)
+                _deliver(repo, run_dir, opener, _RANKS_S, notify)
+    _deliver(repo, own, opener, _RANKS_S, notify)
 
 
 def _find_host(repo: Repository, run: str, attempt: int) -> str | None:
@@ -218,14 +238,16 @@ def _find_host(repo: Repository, run: str, attempt: int) -> str | None:
     return next((event.host for event in events if isinstance(event, AttemptStarted)), None)
 
 
-def _deliver(repo: Repository, run_dir: Path, opener: unsaved.Opener | None, wait_s: float) -> None:
+def _deliver(
+    repo: Repository, run_dir: Path, opener: unsaved.Opener | None, wait_s: float, notify: Notify | None = None
+) -> None:
     """Deliver the data in a run's directory, or warn that it cannot be delivered. Raises RunAlive."""
     attempts = sorted(run_dir.glob("[0-9][0-9][0-9][0-9]"))
     waiting = [attempt for attempt in attempts if not (attempt / DELIVERED).exists()]
     if not waiting and not (run_dir / VERDICT).exists():
         return
     try:
-        with lock_run(run_dir, wait_s):
+        with lock_run(run_dir, wait_s, notify):
             for attempt in waiting:
                 finish(repo, run_dir.name, int(attempt.name), attempt, opener)
             _publish_verdict(repo, run_dir / VERDICT)

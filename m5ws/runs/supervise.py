@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -102,7 +103,7 @@ def execute(
     """
     home = plan.directory.parent
     home.mkdir(parents=True, exist_ok=True)
-    with recovery.lock_run(home):
+    with recovery.lock_run(home, notify=partial(report, progress)):
         if ports.tracker is not None:
             report(progress, "preparing MLflow")
             _prepare(ports.tracker)

@@ -1,6 +1,7 @@
 """Promise 7: after a kill, a full disk or a closed store, events are kept and delivered later, in order, once."""
 
 import fcntl
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,19 @@ def test_a_run_whose_supervisor_or_ranks_are_alive_is_left_alone(repo: Repositor
         assert state.load(repo, _RUN).standing == "running" and not (directory / DELIVERED).exists()
         with pytest.raises(recovery.RunAlive), recovery.lock_run(directory.parent, wait_s=0.0):
             pass
+
+
+def test_a_resume_names_the_live_ranks_of_an_earlier_attempt(tmp_path: Path) -> None:
+    lines: list[str] = []
+    with open(tmp_path / "ranks", "a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[held.fileno()]) as process:
+            with pytest.raises(recovery.RunAlive) as raised, recovery.lock_run(tmp_path, 1.1, lines.append):
+                pass
+            process.communicate()
+    assert f" {process.pid} " in str(raised.value)
+    assert str(process.pid) in raised.value.hint
+    assert len(lines) == 1 and f" {process.pid} " in lines[0]
 
 
 def test_what_cannot_be_delivered_now_keeps_nobody_from_reading(repo: Repository, tmp_path: Path) -> None:

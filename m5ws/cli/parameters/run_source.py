@@ -92,7 +92,7 @@ def select(
         return detached.load_planned(given["planned"])
     if given["resume"] is not None:
         run_id = names.find_id(repo, given["resume"], "run")
-        recovery.deliver_run(repo, run_id, workspace.home, workspace.work_root, workspace.kept)
+        recovery.deliver_run(repo, run_id, workspace.home, workspace.work_root, workspace.kept, output.print_note)
         run = operation.resumed(repo, run_id)
         if not given["take_over"]:
             recovery.refuse_elsewhere(repo, run.id, workspace.home)
