@@ -40,7 +40,8 @@ class Step(Event, tag="step", frozen=True, kw_only=True):
 
     `tokens` and `seconds` are for people, and are never compared. `total` is the planned number of steps, if known.
     In an observed script, `digests` are of other values, by name: the outputs of its modules, the optimizers' settings.
-    `updates` has the number of updates of each optimizer that counts them, by its label, and is never compared.
+    `updates` has the number of updates of each optimizer that counts them, by its label, and `passes` is the number of
+    forward passes with gradients. Both are never compared.
     """
 
     step: int
@@ -48,9 +49,14 @@ class Step(Event, tag="step", frozen=True, kw_only=True):
     batch: Digest | None = None
     digests: dict[str, Digest] = msgspec.field(default_factory=dict)
     updates: dict[str, int] = msgspec.field(default_factory=dict)
+    passes: int = 0
     tokens: int = 0
     seconds: float = 0.0
     total: int | None = None
+
+
+OF_PASSES = frozenset(("batch", "output", "loss"))
+"""Values of a step that are read in its forward passes. A pass before the first step of an attempt counts as its."""
 
 
 class State(Event, tag="state", frozen=True, kw_only=True):
@@ -119,12 +125,13 @@ class Observation(Event, tag="observation", frozen=True, kw_only=True):
     """The script does not use a session, and its steps are observed. `parts` describes new modules and optimizers.
 
     The first event of an attempt has the step `after` which the attempt goes on. `guessed`: the records do not prove
-    that step.
+    that step. `failed_after`: an error ended the observation after this step.
     """
 
     rank: int
     after: Count | None = None
     guessed: bool = False
+    failed_after: Count | None = None
     parts: dict[str, str] = msgspec.field(default_factory=dict)
 
 

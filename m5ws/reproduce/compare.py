@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from m5ws.records import exact
-from m5ws.records.ledger import COMPLETE, AnyEvent, CheckpointPublished, RankEnded, State, Step
+from m5ws.records.ledger import COMPLETE, OF_PASSES, AnyEvent, CheckpointPublished, RankEnded, State, Step
 from m5ws.records.verdict import Divergence, DivergenceSummary, LargestDifference, is_state
 from m5ws.repository import checkpoints
 from m5ws.repository.repository import Repository
@@ -50,7 +50,6 @@ class Comparison:
         self._unrestored: dict[tuple[int, int], frozenset[str]] = {}
         """Generators that differ in the first state after a resume, by rank and the last step before the resume."""
         self._generators: dict[int, Numbers] = {}
-        self._first_generator: Difference | None = None
         self.replay = History(steps={}, states={}, contents={}, facts={}, notices=[], source=source)
         self.equal: Counter[str] = Counter()
         self._first: Difference | None = None
@@ -148,13 +147,17 @@ class Comparison:
             by={kind: count for kind, count in by.items() if count},
         )
 
-    def is_exhausted(self) -> bool:
-        """Return True if the original did not finish and all of its steps have been compared."""
+    def is_exhausted(self, *, has_ended: bool = False) -> bool:
+        """Return True if the original did not finish and all of its steps have been compared.
+
+        Until the replay `has_ended`, the last step may get more records: its state, or those of later ranks.
+        """
         if self.original.outcome in COMPLETE:
             return False
         last = self.original.last_step
         return last > 0 and (
-            set(self._reached) >= set(self.original.steps) and min(self._reached.values(), default=0) > last
+            set(self._reached) >= set(self.original.steps)
+            and min(self._reached.values(), default=0) >= last + (not has_ended)
         )
 
     def missing(self) -> tuple[str, ...]:
@@ -166,12 +169,25 @@ class Comparison:
         return tuple(f"{ranks}: steps {steps} of the original were not replayed" for ranks, steps in _joined(absent))
 
     def unplaced(self) -> tuple[str, ...]:
-        """Return the steps that differ and whose numbers in the original are guessed, as text for people."""
-        return tuple(
-            f"{ranks}: steps {steps} differ, and were not judged. The script continued from a checkpoint of its own, "
-            f"and the records do not show which steps it did after step {self._placed_until}"
-            for ranks, steps in _joined(self._unplaced)
+        """Return the steps that differ or are missing and whose numbers are guessed, as text for people."""
+        unknown = (
+            "The script continued from a checkpoint of its own, and the records do not show which steps it did after "
+            f"step {self._placed_until}"
         )
+        absent = {
+            rank: absent_in(self.replay.steps.get(rank, {}), (step for step in steps if not self._is_placed(step)))
+            for rank, steps in self.original.steps.items()
+        }
+        differ = [f"{ranks}: steps {steps} differ, and were not judged" for ranks, steps in _joined(self._unplaced)]
+        lacking = [f"{ranks}: steps {steps} were not replayed" for ranks, steps in _joined(absent)]
+        return tuple(f"{line}. {unknown}" for line in (*differ, *lacking))
+
+    def unobserved(self) -> tuple[str, ...]:
+        """Return a line if an error ended the observation of either side."""
+        steps = [side.unobserved_after for side in (self.original, self.replay) if side.unobserved_after is not None]
+        if not steps:
+            return ()
+        return (f"steps after step {min(steps)}: an error ended the observation of the script (`m5ws show`)",)
 
     def differing_generators(self) -> tuple[str, ...]:
         """Return the steps after which generators that a resume did not restore differ, as text for people."""
@@ -183,15 +199,6 @@ class Comparison:
     def unrestored_generators(self) -> tuple[str, ...]:
         """Return the names of the generators that a resume did not restore."""
         return tuple(sorted(frozenset[str]().union(*self._unrestored.values())))
-
-    def first_unrestored(self) -> Divergence | None:
-        """Return the first difference of such a generator. `first` leaves them out."""
-        first = self._first_generator
-        if first is None:
-            return None
-        return Divergence(
-            step=first.step, rank=first.rank, quantity=first.quantity, original=first.original, replayed=first.replayed
-        )
 
     def lost(self) -> tuple[str, ...]:
         """Return the steps that the original trained but its ledger lacks, as text for people.
@@ -231,6 +238,15 @@ class Comparison:
         replayed = all(step in self.replay.states.get(rank, {}) for rank, step in last.items() if self._is_placed(step))
         return replayed and min(last.values(), default=0) > 0
 
+    def last_unchecked_resume(self) -> int | None:
+        """Return the step of the last resume of a script without a session, if no state after it was compared."""
+        original = self.original
+        resumed = original.resumed_before(original.last_step)
+        if not (original.observed and resumed):
+            return None
+        states, new = original.states.get(0, {}), self.replay.states.get(0, {})
+        return None if any(step > resumed and step in new for step in states) else resumed
+
     def _is_placed(self, step: int) -> bool:
         """Return True if the number of a step is known to be right on both sides."""
         return self._placed_until is None or step <= self._placed_until
@@ -262,8 +278,10 @@ class Comparison:
         after = {"batch": event.batch} | event.digests | event.quantities
         same = True
         names = dict.fromkeys([*before, *after])
-        if self.original.is_partial(event.step) or self.replay.is_partial(event.step):
+        if self._is_partial(event.step):
             names = dict.fromkeys(name for name in before if name in after)
+            if known.passes != event.passes:
+                names = dict.fromkeys(name for name in names if name not in OF_PASSES)
         for name in names:
             old, new = before.get(name), after.get(name)
             if old != new:
@@ -274,6 +292,10 @@ class Comparison:
                 self.equal["batches" if name == "batch" else "digests" if name in known.digests else "quantities"] += 1
         self.equal["steps"] += same
         self._measure(known, event, rank)
+
+    def _is_partial(self, step: int) -> bool:
+        """Return True if either side may lack values of a step."""
+        return self.original.is_partial(step) or self.replay.is_partial(step)
 
     def _measure(self, known: Step, event: Step, rank: int) -> None:
         """Keep how far apart two records of a step are, for a verdict by a tolerance."""
@@ -299,6 +321,9 @@ class Comparison:
         known = self.original.states.get(rank, {}).get(event.step)
         if known is None:
             return
+        if self._is_partial(event.step):
+            # An attempt does not know the modules that only the step before its first one called.
+            known, event = _common(known, event), _common(event, known)
         unrestored = self._find_unrestored(known, event, rank)
         self._compare_named(
             "generator", known.generators, event.generators, rank, event.step, len(_ORDER) + 1, unrestored
@@ -334,20 +359,12 @@ class Comparison:
                 differ.append(name)
                 found = (step, order, rank, f"{kind} {name}", before.get(name), after.get(name))
                 if name in unrestored:
-                    self._keep_generator(*found)
+                    self._generators.setdefault(rank, Numbers()).add(step)
                 else:
                     self._differs(*found)
             else:
                 self.equal[f"{kind}s"] += 1
         return differ
-
-    def _keep_generator(
-        self, step: int, order: int, rank: int, quantity: str, original: str | None, new: str | None
-    ) -> None:
-        self._generators.setdefault(rank, Numbers()).add(step)
-        found = Difference(step=step, order=order, rank=rank, quantity=quantity, original=original, replayed=new)
-        if self._first_generator is None or found.key < self._first_generator.key:
-            self._first_generator = found
 
     def _compare_content(self, event: CheckpointPublished) -> None:
         known = self.original.contents.get(event.step)
@@ -364,7 +381,7 @@ def compare_histories(original: History, replay: History) -> Comparison:
     comparison = Comparison(original)
     # They decide how the steps are compared.
     comparison.replay.begun, comparison.replay.observed = replay.begun, replay.observed
-    comparison.replay.guessed = replay.guessed
+    comparison.replay.guessed, comparison.replay.unobserved_after = replay.guessed, replay.unobserved_after
     for step, content in replay.contents.items():
         name = checkpoints.name(step, 1)
         comparison.feed("0", CheckpointPublished(step=step, name=name, checkpoint=content, content=content))
@@ -396,6 +413,12 @@ def relative(original: str, replayed: str) -> float:
 def absent_in(steps: Mapping[int, object], wanted: Iterable[int]) -> Numbers:
     """Return the steps of `wanted` that are not in `steps`."""
     return Numbers(step for step in wanted if step not in steps)
+
+
+def _common(state: State, other: State) -> State:
+    """Return a state with the tensors alone that another one has too."""
+    tensors = {name: value for name, value in state.tensors.items() if name in other.tensors}
+    return msgspec.structs.replace(state, tensors=tensors)
 
 
 def _distinct(ranks: Iterable[Iterable[int]]) -> Iterator[int]:

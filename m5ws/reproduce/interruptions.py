@@ -196,6 +196,9 @@ def _judge(
     outcome = verdict.outcome
     if resumed == 0 and outcome != "not comparable":
         outcome, words = "not comparable", f"interrupted {trial.place(step)}: {_NOTHING_RESUMED}{half}"
+    elif outcome == "sampled":
+        outcome = "not comparable"
+        words = f"{words}: {verdict.reason}"
     elif verdict.first is not None:
         words = f"{words}. The first difference is {reason.place_of(verdict.first)}"
     elif verdict.reason is not None:

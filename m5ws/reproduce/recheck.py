@@ -44,10 +44,11 @@ def replay(
     progress: Progress | None = None,
     ignore: Sequence[str] = (),
 ) -> Recheck:
-    """Execute the second replay, and compare it with the first one in `comparison`. Stop where they differ.
+    """Execute the second replay, and compare it with the first one in `comparison`. Stop where it differs from
+    that, or from the original.
 
-    An error here leaves the question open, and the result of the first replay stands. Raises KeyboardInterrupt if the
-    user stops it.
+    An error here leaves the question open, and the result of the first replay
+    stands. Raises KeyboardInterrupt if the user stops it.
     """
     last = planned.run.segment.last if planned.run.segment is not None else None
     source = (ports.repo, planned.run.id)
@@ -58,7 +59,7 @@ def replay(
         with_first.feed(rank, event)
         with_original.feed(rank, event)
         stop = bool(watch and watch(rank, event))
-        return stop or with_first.is_decided()
+        return stop or with_first.is_decided() or with_original.is_decided()
 
     second = planned.run
     try:
@@ -66,7 +67,7 @@ def replay(
         # Files and metrics that an incomplete replay did not write yet are no difference.
         with_files = result.outcome in COMPLETE and not comparison.original.by_session
         parted, again = with_first.first(), with_original.first()
-        if with_files and parted is None:
+        if with_files and parted is None and comparison.replay.outcome in COMPLETE:
             parted = results.first_difference(ports.repo, ports.tracker, with_first, first_replay.id, second.id, ignore)
         if with_files and again is None:
             original = first_replay.reproduces or ""

@@ -159,7 +159,7 @@ def execute(
         verdict = msgspec.structs.replace(verdict, course=comparison.course())
     if request.tolerance is not None:
         verdict = tolerance.judge_tolerance(verdict, comparison, request.tolerance)
-    elif verdict.outcome == "diverged" and _may_repeat(ports, planned.run, comparison, verdict):
+    elif verdict.outcome == "diverged" and _repeats_inputs(ports, planned.run):
         if stopped or not request.recheck:
             verdict = recheck.without_recheck(verdict)
         else:
@@ -198,11 +198,6 @@ def _replayed(
     return supervise.execute(ports, planned, feed, listeners.progress), enough
 
 
-def _may_repeat(ports: supervise.Ports, replay: Run, comparison: Comparison, verdict: Verdict) -> bool:
-    """Return True if a second replay can add to a verdict. It adds nothing to generators that no resume restored."""
-    return verdict.first != comparison.first_unrestored() and _repeats_inputs(ports, replay)
-
-
 def _repeats_inputs(ports: supervise.Ports, replay: Run) -> bool:
     """Return True if a replay has the inputs of the original.
 
@@ -229,6 +224,7 @@ def _rechecked(
     home, author_dir = _home(planned), Path(planned.context.author_dir)
     try:
         second = plan(ports, msgspec.structs.replace(request, segment=part), home, author_dir)
+        second = run.repeat_fingerprints(second, planned.context.fingerprint_at or ())
     except (M5Error, OSError) as error:
         return recheck.judge_recheck(verdict, Recheck(reason=str(error))), None
     if listeners.on_recheck is not None:

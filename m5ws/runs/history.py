@@ -13,6 +13,7 @@ import msgspec
 from m5ws.errors import CorruptObject
 from m5ws.records.base import Digest
 from m5ws.records.ledger import (
+    COMPLETE,
     AnyEvent,
     AttemptEnded,
     AttemptStarted,
@@ -41,7 +42,8 @@ class History(msgspec.Struct, kw_only=True):
     events of all output files, by their names.
     `observed`: the script uses no session, and its steps were observed.
     `begun` is where each attempt began: after which step. `guessed` is the lowest of these steps that the records do
-    not prove: the numbers of later steps may be wrong. `threads` is how many a rank used, from which step on.
+    not prove: the numbers of later steps may be wrong. `unobserved_after` is the last step before an error ended the
+    observation. `threads` is how many a rank used, from which step on.
     """
 
     steps: dict[int, Mapping[int, Step]] = {}
@@ -54,6 +56,7 @@ class History(msgspec.Struct, kw_only=True):
     notices: list[Notice] = []
     begun: list[tuple[int, int]] = []
     guessed: int | None = None
+    unobserved_after: int | None = None
     threads: dict[int, list[tuple[int, str]]] = {}
     outcome: str | None = None
     attempts: int = 0
@@ -68,6 +71,12 @@ class History(msgspec.Struct, kw_only=True):
     def last_step(self) -> int:
         """The last step that any rank recorded."""
         return max(map(recorded_steps.last, self.steps.values()), default=0)
+
+    @property
+    def ended_without_steps(self) -> bool:
+        """Whether a later attempt of an observed script finished, and did no step."""
+        is_new = all(attempt != self._attempt for _, attempt in self.begun)
+        return self.observed and self.outcome in COMPLETE and self._attempt > 1 and is_new
 
     @property
     def by_steps(self) -> bool:
@@ -172,15 +181,22 @@ class History(msgspec.Struct, kw_only=True):
             # Each rank has one. A script that goes on from its own checkpoint shows where by its first step.
             self.observed = True
             others = [step for step, attempt in self.begun if attempt == self._attempt]
+            if event.after not in others:
+                self._begin(event.after)
             if event.guessed or (others and event.after not in others):
                 places = (event.after, *others, *(() if self.guessed is None else (self.guessed,)))
                 self.guessed = min(places)
-            if event.after not in others:
-                self._begin(event.after)
+        elif event.failed_after is not None:
+            steps = (event.failed_after, *(() if self.unobserved_after is None else (self.unobserved_after,)))
+            self.unobserved_after = min(steps)
 
     def _begin(self, step: int) -> None:
         """Forget all records after `step`: the attempt that begins does these steps again."""
         self.begun.append((step, self._attempt))
+        if self.unobserved_after is not None and step <= self.unobserved_after:
+            self.unobserved_after = None
+        if self.guessed is not None and step <= self.guessed:
+            self.guessed = None
         for steps in self.steps.values():
             recorded_steps.cut(steps, step)
         for states in self.states.values():

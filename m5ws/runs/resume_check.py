@@ -7,7 +7,7 @@ restore they are equal in bits. If they differ, this reports the first such step
 import logging
 
 from m5ws.errors import M5Error
-from m5ws.records.ledger import AnyEvent, Observation, State, Step
+from m5ws.records.ledger import OF_PASSES, AnyEvent, Observation, State, Step
 from m5ws.repository.repository import Repository
 from m5ws.runs.history import load
 
@@ -58,11 +58,11 @@ class RepeatedSteps:
         if before is None:
             return []
         self.steps += 1
-        old, new = ({**step.digests, **step.quantities} for step in (before, event))
-        shared = old.keys() & new.keys() if event.step == self._partial else old
-        names = [name for name in old if name in shared and new.get(name) != old[name]]
-        if before.batch != event.batch:
-            names.insert(0, "batch")
+        old, new = ({"batch": step.batch, **step.digests, **step.quantities} for step in (before, event))
+        names = [name for name in old if new.get(name) != old[name]]
+        if event.step == self._partial:
+            unlike = OF_PASSES if before.passes != event.passes else frozenset()
+            names = [name for name in names if name in new and name not in unlike]
         if any(event.updates.get(label, done) != done for label, done in before.updates.items()):
             names.append("the optimizer's number of updates")
         return [f"step {event.step} on rank {rank}: {' and '.join(names)} differ from before"] if names else []

@@ -1,5 +1,7 @@
 """Comparison of a replay with its original: the first difference by step and cause, and the list of gaps."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -104,6 +106,29 @@ def test_a_step_after_a_guessed_place_is_compared_and_not_judged() -> None:
     assert comparison.equal["steps"] == 4
     earlier = _compared(original, [first, *_events(0, loss={2: "y"})]).first()
     assert earlier is not None and earlier.step == 2
+    shorter = _compared(original, [first, *_events(0, last=3)])
+    assert any("4-5 were not replayed" in line for line in shorter.unplaced()) and shorter.missing() == ()
+    # A later attempt with a proven place does the steps after a guessed one again.
+    third = AttemptStarted(attempt=3, host="h", observed="0" * 64)
+    for after, guessed in ((2, None), (4, 2)):
+        assert _history([first, *events, *second, third, Observation(rank=0, after=after)]).guessed == guessed
+
+
+def test_values_of_passes_before_the_first_step_of_an_attempt_are_not_compared() -> None:
+    def resumed(passes: int, **values: Any) -> History:
+        events = _events(0, **values)
+        began = [AttemptStarted(attempt=number, host="h", observed="0" * 64) for number in (1, 2)]
+        first, *later = [event for event in events if isinstance(event, (Step, State)) and event.step > 2]
+        assert isinstance(first, Step)
+        first = msgspec.structs.replace(first, passes=passes)
+        places = [Observation(rank=0, after=after) for after in (0, 2)]
+        return _history([began[0], places[0], *events, began[1], places[1], first, *later])
+
+    replay = [Observation(rank=0, after=0), *_events(0)]
+    assert _compared(resumed(0, loss={3: "x"}), replay).first() is not None
+    assert _compared(resumed(2, loss={3: "x"}), replay).first() is None
+    assert _compared(resumed(2, loss={4: "x"}), replay).first() is not None
+    assert _compared(resumed(2, tensors={4: {"model.a": "x"}}), replay).first() is not None
 
 
 @pytest.mark.parametrize(
@@ -135,8 +160,6 @@ def test_generators_that_a_script_s_own_resume_does_not_restore_are_kept_apart(
     assert (first.step if first is not None else None) == judged
     assert comparison.unrestored_generators() == (("torch",) if judged is None else ())
     assert any("4, 6" in line for line in comparison.differing_generators()) == (judged is None)
-    apart = comparison.first_unrestored()
-    assert (apart.step if apart is not None else None) == (4 if judged is None else None)
     # A step that draws from them shows it. The other side may be the resumed one.
     drawn = _compared(side(changed, loss={3: "x"}), _events(0)).first()
     assert drawn is not None and drawn.quantity == ("loss" if 2 not in changed else "generator torch")

@@ -47,10 +47,10 @@ def _events(
 
 def test_a_script_that_was_resumed_from_its_own_files_is_no_mystery() -> None:
     given = Notice(kind="outputs-restored", message="2 output files")
-    hint = hints.resume_hint(History(attempts=2, notices=[given]))
+    hint = hints.resume_hint(Comparison(History(attempts=2, notices=[given])))
     assert hint is not None and hint.strong and "attempt 2 continued" in hint.words
-    assert hints.resume_hint(History(attempts=1)) is None
-    assert hints.resume_hint(History(attempts=2, notices=[given], steps={0: {1: Step(step=1, quantities={})}})) is None
+    by_session = History(attempts=2, notices=[given], steps={0: {1: Step(step=1, quantities={})}})
+    assert hints.resume_hint(Comparison(History(attempts=1))) is hints.resume_hint(Comparison(by_session)) is None
 
 
 def _hint(changed: dict[str, str], *more: Notice, resumed: bool = False) -> hints.Hint:

@@ -311,7 +311,7 @@ def test_a_number_beside_a_time_is_a_result(repo: Repository, tmp_path: Path, li
     assert [difference.name for difference in report.differences] == ["out/a.txt:line 1"]
 
 
-@pytest.mark.parametrize("name", ["duration_loss", "elapsed_error", "durations", "elapsed_head"])
+@pytest.mark.parametrize("name", ["duration_loss", "elapsed_error", "durations", "elapsed_head", "loss_over_time"])
 def test_a_result_whose_name_begins_as_one_of_a_time_is_judged(repo: Repository, tmp_path: Path, name: str) -> None:
     def files(loss: float) -> Files:
         return {"out/a.json": json.dumps({name: {"loss": loss}, f"{name}_2": loss, "duration": loss}).encode()}

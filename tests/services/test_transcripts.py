@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,7 +71,8 @@ def environment(interpreter: Callable[[Versions], Path]) -> dict[str, str]:
         script = python.with_name(name)
         script.write_text(f"#!{python}\nimport sys\nfrom {entry}\nsys.exit(program())\n")
         script.chmod(0o755)
-    search = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
+    # `ninja` is the one that built the operators of this torch and DeepSpeed: another version would build them again.
+    search = os.pathsep.join([str(python.parent), sysconfig.get_path("scripts"), os.environ["PATH"]])
     return command_line.inherited() | _GIT | {"PATH": search, "COLUMNS": "160", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 

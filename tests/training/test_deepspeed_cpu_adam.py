@@ -200,7 +200,8 @@ def test_two_environments_have_two_folders(
 ) -> None:
     first = cpu_adam._folder({"TORCH_EXTENSIONS_DIR": str(tmp_path)})
     if changed is None:
-        monkeypatch.setattr(sys, "prefix", "/another/venv")
+        installed = type(metadata.distribution("torch"))
+        monkeypatch.setattr(installed, "locate_file", lambda _, path: Path("/another/venv") / path)
     # The second is a child of the first, too: it has inherited the folder.
     second = cpu_adam._folder({"TORCH_EXTENSIONS_DIR": str(first), **(changed or {})})
     assert first.parent == second.parent == tmp_path

@@ -99,6 +99,11 @@ def test_evaluations_and_values_that_are_no_tensors_are_no_evidence(observed: An
     assert len(steps(one)) == 3 and evidence(one) == evidence(other)
 
 
+def test_a_model_is_trained_inside_a_wrapper_that_was_left_in_the_mode_of_evaluation(observed: Any) -> None:
+    every = steps(observed(SCRIPT, "left_in_evaluation", "3"))
+    assert [set(step.quantities) for step in every] == [WITH_LOSS] * 3 and all(step.batch for step in every)
+
+
 def test_two_optimizers_of_a_step_are_recorded_from_the_second_step_on(observed: Any) -> None:
     attempt = observed(SCRIPT, "two", "3")
     both = WITH_LOSS | {"grad_norm2", "lr2"}

@@ -52,6 +52,8 @@ DEFAULTS = (
     ),
 )
 
+_SERIES = "_over_time"
+"""End of the names of results at several times, such as `loss_over_time`. They are no times."""
 _MARK = "m5ws-"
 """Prefix of the name of the folder around a work directory (`work_directories`)."""
 _NUMBER = re.compile(rf"{_MARK}[0-9a-f]{{16}}")
@@ -69,6 +71,8 @@ def is_key(path: str, key: str, rules: Sequence[str]) -> bool:
     names = [name for name in key.split(".") if not name.isdigit()] or [key]
     for rule in rules:
         files, colon, keys = rule.rpartition(":")
+        if names[-1].endswith(_SERIES) and rule in DEFAULTS:
+            continue
         if colon and _fits(path, files) and (fnmatchcase(names[-1], keys) or fnmatchcase(key, keys)):
             return True
     return False

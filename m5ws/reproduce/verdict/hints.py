@@ -15,7 +15,6 @@ from m5ws.records.verdict import Divergence, is_state
 from m5ws.reproduce.compare import Comparison, Difference
 from m5ws.reproduce.verdict import difference_kinds
 from m5ws.reproduce.verdict.difference_kinds import Kind, Traces
-from m5ws.runs.history import History
 from m5ws.runs.outputs import outputs
 
 MARK = "in the original, "
@@ -69,14 +68,19 @@ def find_hint(comparison: Comparison, first: Divergence, begin: int) -> Hint | N
     )
 
 
-def resume_hint(original: History) -> Hint | None:
+def resume_hint(comparison: Comparison) -> Hint | None:
     """Return the hint for a script without a session whose run was resumed; None if it was not."""
+    original = comparison.original
     if original.by_session or all(notice.kind != outputs.RESTORED for notice in original.notices):
         return None
-    words = (
-        f"attempt {original.attempts} continued from the output files of an earlier attempt. A script's own resume may "
-        "be inexact (data order, generators), or may restart a count or a mean over all steps"
-    )
+    continued = f"attempt {original.attempts} continued from the output files of an earlier attempt"
+    if generators := comparison.unrestored_generators():
+        words = f"{continued}, and did not restore the random generators ({', '.join(generators)})"
+    else:
+        words = (
+            f"{continued}. A script's own resume may be inexact (data order, generators), or may restart a count or a "
+            "mean over all steps"
+        )
     return Hint(words=words, traces="store", strong=True)
 
 

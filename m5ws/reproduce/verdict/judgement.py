@@ -22,7 +22,7 @@ from m5ws.runs.outputs import outputs
 
 _UNOBSERVED = (
     "values that observation does not see: elements between the sampled ones of batches and outputs, losses that no "
-    "module computes, generators of the script's own, and processes that the script starts"
+    "module computes, averages of weights and generators of the script's own, and processes that the script starts"
 )
 
 
@@ -38,17 +38,15 @@ def judge(
     """Return the verdict on a replay that has ended. Reads the store and publishes nothing.
 
     Output files decide if the script uses no session, finished, and no observed step differs. `ignore` has rules of
-    files that are not judged, beside the defaults. Without `judge_generators`, generators that the script's own resume
-    does not restore are listed and decide nothing.
+    files that are not judged, beside the defaults. With `judge_generators`, a run whose own resume did not restore
+    generators is at most *sampled*.
     """
     assert replay.reproduces is not None
     missing = list(comparison.missing())
     runs = (replay.reproduces, replay.id)
     by_session = comparison.original.by_session
-    is_whole = result.outcome in COMPLETE or comparison.is_exhausted()
+    is_whole = result.outcome in COMPLETE or comparison.is_exhausted(has_ended=True)
     first, files = _compare_results(ports, comparison, runs, ignore, is_whole=is_whole)
-    if only_generators := first is None and is_whole and judge_generators:
-        first = comparison.first_unrestored()
     # The attempt whose record differs, or the first attempt of the run.
     began = next((attempt for _, attempt in comparison.original.begun), None)
     attempt = comparison.original.attempt_of(first.step) if first is not None else None
@@ -58,27 +56,26 @@ def judge(
     if by_session and first is None:
         metrics = results.metrics_beside(ports.tracker, comparison, runs, whole=replay.segment is None)
     outcome, why = _outcome(comparison, result, first, missing, is_whole=is_whole)
-    if first is not None and only_generators:
-        why = reason.unrestored(first, comparison.unrestored_generators())
-    elif first is not None:
+    if first is not None:
         why = reason.reason(
             first, changes, _find_hint(ports, replay, comparison, first, changes), hints.kind(comparison, first)
         )
-    known = comparison.original.outcome is not None
-    # Without the numbers of the last steps, equal files are the evidence of the end.
-    known = known and bool(comparison.equal["files"] or not comparison.unplaced())
-    if outcome == "reproduced" and first is None:
-        why = _so_far(comparison) if not known else _clocks(comparison, files) if replay.segment is None else None
+    unknown = _find_unknown(comparison, judge_generators=judge_generators)
+    if outcome == "reproduced" and unknown:
+        why = _so_far(comparison, unknown)
+    elif outcome == "reproduced":
+        why = _clocks(comparison, files) if replay.segment is None else None
     return Verdict(
         run=replay.reproduces,
         replay=replay.id,
-        outcome="sampled" if outcome == "reproduced" and (replay.segment is not None or not known) else outcome,
+        outcome="sampled" if outcome == "reproduced" and (replay.segment is not None or unknown) else outcome,
         segment=replay.segment,
         compared=dict(comparison.equal),
         not_compared=(
             *missing,
             *comparison.lost(),
             *comparison.unplaced(),
+            *comparison.unobserved(),
             *comparison.differing_generators(),
             *comparison.extra(),
             *_given(replay),
@@ -103,7 +100,7 @@ def _find_hint(
         return hints.record_hint(false)
     hint = hints.find_hint(comparison, first, replay.begin)
     if hint is None and all(change.rating == "cannot" for change in changes):
-        return hints.resume_hint(comparison.original)
+        return hints.resume_hint(comparison)
     return hint
 
 
@@ -142,6 +139,8 @@ def _outcome(
         return ("not comparable", f"the replay {result.outcome}: {result.message or f'status {result.exit_code}'}")
     if missing:
         return "not comparable", "the replay lacks records that the original has"
+    if unplaced := comparison.unplaced():
+        return "not comparable", unplaced[0]
     if comparison.original.by_steps and not comparison.state_compared():
         return "not comparable", "the last recorded state was not compared, and equal losses alone prove little"
     if not comparison.equal:
@@ -149,12 +148,31 @@ def _outcome(
     return "reproduced", None
 
 
-def _so_far(comparison: Comparison) -> str:
+def _find_unknown(comparison: Comparison, *, judge_generators: bool) -> str | None:
+    """Return a sentence on a gap in the records, because of which they do not prove an equal end; None without one."""
     original = comparison.original
-    step, unknown = original.last_step, "The end of the original is not recorded"
-    if original.outcome is not None and original.guessed is not None:
-        step, unknown = original.guessed, "The records do not show which steps the original did after that"
-    return f"everything that was compared is equal, bit for bit, up to step {step}. {unknown}"
+    if original.outcome is None:
+        return "The end of the original is not recorded"
+    if comparison.unobserved():
+        return "An error ended the observation after that"
+    if original.ended_without_steps:
+        return (
+            f"The last attempt of the original did no step, so it is unknown whether it had the weights of step "
+            f"{original.last_step}"
+        )
+    if (resumed := comparison.last_unchecked_resume()) is not None:
+        return f"No state was recorded after the resume from step {resumed}"
+    if judge_generators and (generators := comparison.unrestored_generators()):
+        return (
+            f"The resume does not restore the random generators ({', '.join(generators)}), so results of draws that "
+            "nothing records may differ"
+        )
+    return None
+
+
+def _so_far(comparison: Comparison, unknown: str) -> str:
+    last = comparison.original.last_step
+    return f"everything that was compared is equal, bit for bit, up to step {last}. {unknown}"
 
 
 def _clocks(comparison: Comparison, files: output_files.OutputReport) -> str | None:
@@ -169,8 +187,8 @@ def _clocks(comparison: Comparison, files: output_files.OutputReport) -> str | N
 
 
 def _equal(comparison: Comparison) -> str:
-    """Return the name of the compared state, or of the results if there is no state."""
-    if not comparison.original.by_steps:
+    """Return the name of the compared state at the end, or of the results if that state was not recorded."""
+    if not comparison.original.by_session:
         return "every judged result"
     tensors = {
         name for states in comparison.original.states.values() for state in states.values() for name in state.tensors
@@ -203,7 +221,9 @@ def _unrecorded(comparison: Comparison, replay: Run) -> list[str]:
         return ["steps and state: the script does not use m5ws.session; only files and metrics could be compared"]
     lines = [_UNOBSERVED] if comparison.original.observed else []
     lines += [
-        f"{kind}: none were recorded" for kind in ("quantities", "batches", "generators") if not comparison.equal[kind]
+        f"{kind}: none were recorded"
+        for kind in ("quantities", "batches", "generators")
+        if not comparison.equal[kind] and comparison.first() is None
     ]
     last = comparison.original.last_step
     done = last - replay.begin

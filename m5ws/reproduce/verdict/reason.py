@@ -63,14 +63,6 @@ def _unknown(first: Divergence, changes: Sequence[Change], hint: Hint | None) ->
     return f"{_UNKNOWN}: no recorded input differs{harmless}. {where}{_LIKELY}{hint or likely_cause(first)}"
 
 
-def unrestored(first: Divergence, generators: Sequence[str]) -> str:
-    """Return the reason where nothing but generators differs, which the resume of the original did not restore."""
-    return (
-        f"the resume does not restore the random generators ({', '.join(generators)}). Everything else that was "
-        f"compared is equal, bit for bit. The first difference is {place_of(first)}"
-    )
-
-
 def is_unknown(text: str | None) -> bool:
     """Return True if a reason is that no recorded change explains a divergence."""
     return (text or "").startswith(_UNKNOWN)

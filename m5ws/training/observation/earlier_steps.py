@@ -25,10 +25,14 @@ _UNCLEAR = (
 
 
 class Place(msgspec.Struct, frozen=True):
-    """The step `after` which an attempt goes on, and the reason why that is `unclear`, if it is guessed."""
+    """The step `after` which an attempt goes on, and the reason why that is `unclear`, if it is guessed.
+
+    `is_unchecked`: it is the last step of the attempts before, so no step is repeated.
+    """
 
     after: int
     unclear: str | None = None
+    is_unchecked: bool = False
 
 
 def settings(label: str) -> str:
@@ -62,7 +66,8 @@ def _by_updates(steps: Sequence[Step], label: str, updates: int) -> Place:
     numbers = {step.updates[label]: step.step for step in reversed(steps) if label in step.updates}
     if updates in numbers:
         return Place(numbers[updates] - 1)
-    return Place(steps[0].step, None if updates - 1 in numbers else _UNCLEAR)
+    is_known = updates - 1 in numbers
+    return Place(steps[0].step, None if is_known else _UNCLEAR, is_unchecked=is_known)
 
 
 def _by_values(steps: Sequence[Step], first: Step) -> Place:

@@ -38,6 +38,10 @@ _FORWARDS = 16
 _OPTIMIZERS = 16
 """Optimizers of a step whose values are read. A script may have one for each parameter, called in the backward pass."""
 _EVERY = 1000
+_UNCHECKED = (
+    "the script continued after step {}, the last one of the attempts before. No step was repeated, so it is unknown "
+    "whether the resume was exact. `m5ws reproduce` shows it"
+)
 _EARLY = frozenset((1, 2, 5, 10, 20, 50, 100, 200, 500))
 
 
@@ -47,10 +51,14 @@ class _Forwards:
 
     inputs: list[samples.Sample] = field(default_factory=list)
     outputs: list[samples.Sample] = field(default_factory=list)
-    losses: dict[int, list[scalars.Reader | str]] = field(default_factory=dict)
+    losses: dict[int | type[torch.nn.Module], list[scalars.Reader | str]] = field(default_factory=dict)
+    """Losses by the id of the module that returned them. A loss function may be made for one call, and freed: its type
+    counts."""
     count: int = 0
     computed: set[StorageWeakRef] = field(default_factory=set)
     """Memory of the values that left modules: passed to another one, they are no data."""
+    evaluated: set[StorageWeakRef] = field(default_factory=set)
+    """Memory of the values that left modules in the mode of evaluation."""
     earlier: dict[int, weakref.ref[torch.nn.Module]] = field(default_factory=dict)
     modules: dict[int, weakref.ref[torch.nn.Module]] = field(default_factory=dict)
     """The modules by their ids, and those of the step before. Weak, since a script may delete its model."""
@@ -99,6 +107,9 @@ class Observer:
         self._training: dict[int, weakref.ref[torch.nn.Module]] = {}
         """Modules that were called in the mode of training."""
         self._initial: dict[str, str] = {}
+        self._asked = frozenset(active.context.fingerprint_at or ())
+        self._resumed_at: int | None = None
+        """The first step of a later attempt. The state after it shows whether the resume restored all."""
         self._begun = self._numbered = self._failed = False
         self._pending: tuple[_Update, float, float] | None = None
         self._recorded = 0
@@ -128,12 +139,23 @@ class Observer:
         if any(leaf.requires_grad for leaf in leaves):
             if self._update is not None:  # The module has no parameters of its own: a loss function.
                 self._close(_engine(self._update.forwards))
-            if not self._is_evaluation(module):
+            if self._is_evaluation(module, given):
+                self._forwards.evaluated.update(memory for leaf in leaves for memory in samples.memory(leaf))
+            else:
                 self._add_forward(module, given, output, leaves)
 
-    def _is_evaluation(self, module: torch.nn.Module) -> bool:
-        """Return True for a forward pass in the mode of evaluation of a module that was in the mode of training."""
-        if module.training:
+    def _is_evaluation(self, module: torch.nn.Module, given: Any) -> bool:
+        """Return True for a forward pass in the mode of evaluation of a module that was in the mode of training.
+
+        So is that of a module without parameters, such as a loss function, of values that such a pass returned.
+
+        A wrapper may keep the mode of evaluation while the module inside is trained: Lightning restores the modes of
+        its own module alone.
+        """
+        if self._forwards.evaluated and self._names.module(module) is None:
+            inputs = (leaf for leaf in tensors.tree_leaves(given) if isinstance(leaf, torch.Tensor))
+            return any(not self._forwards.evaluated.isdisjoint(samples.memory(leaf)) for leaf in inputs)
+        if any(part.training for part in module.modules()):
             self._training[id(module)] = weakref.ref(module)
             return False
         known = self._training.get(id(module))
@@ -142,7 +164,8 @@ class Observer:
     def _add_forward(self, module: torch.nn.Module, given: Any, output: Any, leaves: list[torch.Tensor]) -> None:
         forwards = self._forwards
         forwards.count += 1
-        if self._names.module(module) is not None:
+        has_parameters = self._names.module(module) is not None
+        if has_parameters:
             forwards.modules[id(module)] = weakref.ref(module)
         if forwards.count > _FORWARDS:
             return
@@ -156,7 +179,8 @@ class Observer:
             forwards.computed.update(samples.memory(leaf))
         loss = samples.loss(output)
         if loss is not None:
-            forwards.losses.setdefault(id(module), []).append(scalars.take("loss", samples.local(loss)))
+            key = id(module) if has_parameters else type(module)
+            forwards.losses.setdefault(key, []).append(scalars.take("loss", samples.local(loss)))
 
     # --- optimizers
 
@@ -229,8 +253,10 @@ class Observer:
         # Until its first step has been recorded, an attempt does not know its number.
         is_due = not self._numbered or self._is_due(self.step + (not update.is_recorded))
         is_cheap = optimizer_values.is_cheap(optimizer)
-        if is_due or is_cheap:
-            update.norms_when_due |= not is_cheap
+        # In a step without forward passes of modules, nothing else shows its results.
+        is_read = is_cheap or not update.forwards.count
+        if is_due or is_read:
+            update.norms_when_due |= not is_read
             norm = optimizer_values.gradient_norm(optimizer)
             if norm is not None:
                 update.quantities[f"grad_norm{suffix}"] = scalars.take("grad_norm", norm)
@@ -314,6 +340,9 @@ class Observer:
         self.step = place.after + 1
         self._describe(place)
         resumed = active.context.attempt > 1
+        self._resumed_at = self.step if resumed else None
+        if place.is_unchecked and active.rank == 0:
+            active.notice("resume-unchecked", _UNCHECKED.format(place.after), place.after)
         active.emit(State, step=place.after, tensors=self._initial, restored=resumed)
         self._initial = {}
 
@@ -329,7 +358,8 @@ class Observer:
     def _is_due(self, step: int) -> bool:
         """Return True if the state after a step is recorded."""
         every = self._active.context.spec.fingerprint_every
-        return every != 0 and (step in _EARLY or step % (every or _EVERY) == 0)
+        asked = step == self._resumed_at or step in self._asked
+        return every != 0 and (asked or step in _EARLY or step % (every or _EVERY) == 0)
 
     def _state(self, update: _Update) -> State:
         optimizers = [optimizer for ref in update.optimizers.values() if (optimizer := ref()) is not None]
@@ -355,6 +385,7 @@ class Observer:
             self._failed = True
             message = f"the steps after step {self.step} are not observed, because of an error: {error!r}"
             self._active.notice("limit", message, self.step)
+            self._active.emit(Observation, rank=self._active.rank, failed_after=self._recorded)
 
 
 def _record(tensors: dict[str, str]) -> State:
@@ -385,6 +416,7 @@ def _event(update: _Update, time_s: float, seconds: float) -> Step:
         batch=samples.digest(forwards.inputs, forwards.count) if forwards.inputs else None,
         digests=digests,
         updates=update.counts,
+        passes=forwards.count,
         seconds=seconds,
     )
 

@@ -49,8 +49,13 @@ def creates_state(optimizer: torch.optim.Optimizer) -> bool:
 
 def updates(optimizer: torch.optim.Optimizer) -> int | None:
     """Return the number of steps in an optimizer's state, None if it does not count them."""
-    counts = [values["step"] for values in optimizer.state.values() if isinstance(values, Mapping) and "step" in values]
-    return max((int(count) for count in counts), default=None)
+    values = [state["step"] for state in optimizer.state.values() if isinstance(state, Mapping) and "step" in state]
+    counts = [int(value) for value in values if isinstance(value, int | float) or _is_scalar(value)]
+    return max(counts, default=None)
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() == 1
 
 
 def is_cheap(optimizer: torch.optim.Optimizer) -> bool:

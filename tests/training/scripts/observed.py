@@ -60,11 +60,11 @@ def plain(steps: int) -> None:
 
 @kind
 def module_loss(steps: int) -> None:
-    """A loss module, gradients of two batches in a step, and an evaluation after each step."""
-    model, loss = WithLoss(), torch.nn.MSELoss()
+    """A loss module made for each call, gradients of two batches in a step, and an evaluation after each step."""
+    model = WithLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     for number, (x, target) in enumerate(batches(2 * steps)):
-        loss(model(x)["logits"], target).backward()
+        torch.nn.MSELoss()(model(x)["logits"], target).backward()
         if number % 2:
             optimizer.step()
             optimizer.zero_grad()
@@ -204,7 +204,22 @@ def evaluated(steps: int) -> None:
                 model(x)
                 other(x)
         for _ in range(int(argument(3, "0"))):
-            model(x)  # With gradients, in the mode of evaluation.
+            # With gradients, in the mode of evaluation.
+            torch.nn.MSELoss()(model(x)["logits"], target)
+        model.train()
+
+
+@kind
+def left_in_evaluation(steps: int) -> None:
+    """A wrapper that stays in the mode of evaluation after the first step, and a model that is trained on."""
+    model = WithLoss()
+    wrapper = torch.nn.Sequential(model)
+    optimizer = torch.optim.AdamW(wrapper.parameters(), lr=1e-2)
+    for x, target in batches(steps):
+        torch.nn.MSELoss()(wrapper(x)["logits"], target).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        wrapper.eval()
         model.train()
 
 

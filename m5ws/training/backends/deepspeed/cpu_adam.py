@@ -2,10 +2,10 @@
 
 It prints one JSON line, {"path": …, "digest": …}. With `--for COMMAND…` it prints nothing, and builds the operator if
 the command or a text file in the current directory mentions CPUAdam or offload. Only such scripts use it. It is
-compiled for the CPU of the build, so its digest is part of the environment. Each environment has a folder of its own,
-m5ws-KEY in TORCH_EXTENSIONS_DIR: two environments never overwrite each other's builds or wait for each other. A note in
-the folder names the built operator. With it, a call imports neither torch nor DeepSpeed and takes a fraction of a
-second.
+compiled for the CPU of the build, so its digest is part of the environment. Each installation of torch and DeepSpeed
+has a folder of its own, m5ws-KEY in TORCH_EXTENSIONS_DIR: two of them never overwrite each other's builds or wait for
+each other. A note in the folder names the built operator. With it, a call imports neither torch nor DeepSpeed and takes
+a fraction of a second.
 """
 
 import json
@@ -120,6 +120,8 @@ def ensure_cpu_adam() -> Operator:
 def _folder(environment: Mapping[str, str]) -> Path:
     """Return the folder of an environment's builds. Its name is a digest of all that a build depends on.
 
+    Headers and sources are found where torch and DeepSpeed are installed. Environments that share both share the build.
+
     A process that inherited such a folder as TORCH_EXTENSIONS_DIR gets the same folder, or its own beside it.
     """
     relevant = {
@@ -127,7 +129,8 @@ def _folder(environment: Mapping[str, str]) -> Path:
         for name, value in environment.items()
         if name in _VARIABLES | _TORCH_VARIABLES or name.startswith("DS_")
     }
-    versions = [metadata.version("deepspeed"), metadata.version("torch"), sys.version, sys.prefix]
+    packages = [metadata.distribution(name) for name in ("deepspeed", "torch")]
+    versions = [sys.version, *((package.version, str(package.locate_file(""))) for package in packages)]
     # The visible GPUs do not change a build, but the absence of any GPU does.
     no_gpu = environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     key = blake3.blake3(json.dumps([versions, sorted(relevant.items()), _cpu(), no_gpu]).encode()).hexdigest()

@@ -1,0 +1,33 @@
+"""Rule: a run whose final weights its replay does not have is never reproduced, whatever was not recorded of it."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.workspace.workspaces import make_workspace
+
+FAULTS = {
+    "exact": "reproduced",
+    "exact and counted": "reproduced",
+    "order": "not comparable",
+    "more-steps": "not comparable",
+    "noise": "sampled",
+    "unobserved": "sampled",
+}
+"""The outcome of the replay of a resumed run, by the fault in the resume or in the training."""
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_run_with_other_final_weights_is_not_reproduced(fault: str, tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path / "w", "unequal.py", nproc=1, run='outputs = ["out"]')
+    workspace.m5ws("run", "--no-progress", "--", "train.py", fault, str(tmp_path / "beside"), expect=1)
+    (run,) = [run["id"] for run in workspace.json("ls")["runs"]]
+    workspace.m5ws("run", "--no-progress", "--resume", run)
+    expected = FAULTS[fault]
+    verdict = workspace.json("reproduce", run, expect={"diverged": 1, "not comparable": 2}.get(expected, 0))
+    finals = (tmp_path / "beside" / "finals").read_text().split()
+    assert len(finals) == 2 and (finals[0] == finals[1]) == fault.startswith("exact")
+    assert (verdict["outcome"], verdict["compared"].get("files")) == (expected, 1), verdict["reason"]
+    if expected == "sampled":
+        named = "generators" if fault == "noise" else "error"
+        assert named in verdict["reason"] and any(named in line for line in verdict["not_compared"])
