@@ -142,6 +142,19 @@ def test_a_silent_attempt_is_named_by_its_stage(tmp_path: Path, capsys: pytest.C
         assert shown() == ""
 
 
+@pytest.mark.usefixtures("as_terminal")
+def test_the_start_of_the_processes_is_shown_again_after_a_notice(capsys: pytest.CaptureFixture[str]) -> None:
+    clock, timers = Clock(), Timers()
+    with RunProgress(terminal=True, clock=clock, later=timers) as progress:
+        progress.prepare("starting the processes", 0, 0)
+        for message in ("a", "b"):
+            progress.watch("launcher", Notice(kind="outputs-restored", message=message))
+            assert f"outputs-restored: {message}" in capsys.readouterr().err
+            clock.now += 4.0
+            timers.fire()
+            assert "starting" in capsys.readouterr().err
+
+
 def test_the_same_notice_of_several_ranks_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with RunProgress(terminal=False, clock=Clock()) as progress:
         for rank, message in (("0", "a"), ("1", "a"), ("1", "b")):

@@ -75,6 +75,7 @@ class RunProgress:
         if not self._enabled or self._gone:
             return
         self._waiting.close()
+        self._stage = what
         try:
             self._bar(what, done, total)
         except OSError:
