@@ -67,9 +67,22 @@ def test_a_module_of_the_workspace_is_a_file(context: Any, monkeypatch: pytest.M
     assert missing_files.advice(ModuleNotFoundError("No module named 'data'", name="data"), context) is None
 
 
+@pytest.mark.parametrize("name", ["own", "own.sub", "flat"])
+def test_a_package_that_imports_do_not_find_is_named_with_its_folder(
+    context: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    write(Path(context.work_dir), {"src/flat.py": "", "src/data/train.txt": ""})
+    error = ImportError("Error while finding module specification")
+    error.__cause__ = ModuleNotFoundError(f"No module named '{name}'", name=name)
+    assert 'PYTHONPATH = "src"' in (missing_files.advice(error, context) or "")
+    monkeypatch.syspath_prepend(os.path.abspath("src"))
+    assert missing_files.advice(error, context) is None
+
+
 @pytest.mark.parametrize(
     "error",
     [
+        ModuleNotFoundError("No module named 'data'", name="data"),
         FileNotFoundError(2, "No such file", "data/absent.txt"),
         FileNotFoundError(2, "No such file", ".m5ws/index"),
         FileNotFoundError(2, "No such file", "/etc/absent"),

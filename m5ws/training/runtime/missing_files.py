@@ -1,7 +1,8 @@
 """Files and folders that a script did not find.
 
-Files that the author's checkout has, because git ignores them, so that no snapshot contains them; and folders that
-neither has, into which a script may write. The error of the script names them, in attributes or in its text.
+Files that the author's checkout has, because git ignores them, so that no snapshot contains them; folders that neither
+has, into which a script may write; and packages of the snapshot in a folder that imports do not search. The error of
+the script names them, in attributes or in its text.
 """
 
 import os
@@ -22,13 +23,41 @@ _WORD = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|(\S+)")
 
 
 def advice(error: BaseException, context: Context) -> str | None:
-    """Return the file or folder that is missing, with the line for m5ws.toml; None if there is none."""
+    """Return the file, folder or package that was not found, with the line for m5ws.toml; None if there is none."""
     author, work = Path(context.author_dir), Path(os.path.realpath(context.work_dir))
     for place in _places(error, work):
         inside = _inside(place, work)
         if inside is not None and not (work / inside).exists() and (author / inside).exists():
             return _text(inside, work)
-    return _absent_folder(error, author, work)
+    return _unsearched_folder(error, work) or _absent_folder(error, author, work)
+
+
+def _unsearched_folder(error: BaseException, work: Path) -> str | None:
+    """Return advice on a module in a folder of the work directory that imports do not search."""
+    missing = next((cause for cause in _causes(error) if isinstance(cause, ModuleNotFoundError) and cause.name), None)
+    name = str(missing.name).partition(".")[0] if missing is not None else ""
+    searched = {os.path.realpath(entry or os.getcwd()) for entry in sys.path}
+    for folder in (work, *sorted(work.glob("[!.]*/"))) if name and name not in sys.modules else ():
+        module = next((path for path in (folder / name, folder / f"{name}.py") if _is_module(path)), None)
+        if module is not None and os.path.realpath(folder) not in searched:
+            return (
+                f"the snapshot has {module.relative_to(work)}, and imports do not search its folder. Add `environment "
+                f'= {{ PYTHONPATH = "{folder.relative_to(work)}" }}` to [run] in m5ws.toml'
+            )
+    return None
+
+
+def _is_module(path: Path) -> bool:
+    return (path.suffix == ".py" and path.is_file()) or next(path.glob("*.py"), None) is not None
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and the errors that led to it."""
+    for _ in range(_CHAIN):
+        if error is None:
+            return
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _absent_folder(error: BaseException, author: Path, work: Path) -> str | None:
@@ -65,18 +94,15 @@ def _inside(place: str, work: Path) -> Path | None:
 
 def _places(error: BaseException | None, work: Path) -> Iterator[str]:
     """Yield the paths that an error and its causes may be about; relative ones begin at the work directory."""
-    for _ in range(_CHAIN):
-        if error is None:
-            return
-        if isinstance(error, ModuleNotFoundError) and error.name:
-            yield from _modules(error.name, work)
-        elif isinstance(error, ImportError):
+    for cause in _causes(error):
+        if isinstance(cause, ModuleNotFoundError) and cause.name:
+            yield from _modules(cause.name, work)
+        elif isinstance(cause, ImportError):
             pass  # The text names a module that was found.
         else:
-            names = [str(name) for name in (*_filenames(error), *_words(str(error))) if name]
+            names = [str(name) for name in (*_filenames(cause), *_words(str(cause))) if name]
             yield from names
             yield from (os.path.join(os.getcwd(), name) for name in names)
-        error = error.__cause__ or error.__context__
 
 
 def _filenames(error: BaseException) -> tuple[object, ...]:
