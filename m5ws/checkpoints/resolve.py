@@ -15,7 +15,7 @@ import msgspec
 from m5ws.errors import NotFound, UsageError
 from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Checkpoint, Content
-from m5ws.repository import checkpoints, ids
+from m5ws.repository import checkpoints, ids, outputs
 from m5ws.repository.objects import is_digest
 from m5ws.repository.repository import Repository
 
@@ -101,7 +101,9 @@ def _absent(repo: Repository, run: str, label: str, valid: list[str]) -> NotFoun
     if fenced:
         return _fenced(run, fenced[-1])
     if not valid:
-        return NotFound(f"run {run} has no checkpoint", hint=f"`m5ws show {run}` shows its last step.")
+        written = f"`m5ws outputs {run} DIR` writes the output files of its script, such as saved models."
+        shown = f"`m5ws show {run}` shows its last step."
+        return NotFound(f"run {run} has no checkpoint", hint=written if outputs.names(repo, run) else shown)
     steps = known(repo, run)
     listed = ", ".join(steps[-_SHOWN:])
     return NotFound(

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 import m5ws
+from m5ws.config import reader
 from m5ws.errors import M5Error, NotFound
 
 CONFIGURATION = "m5ws.toml"
@@ -23,6 +24,10 @@ class FilesExist(M5Error):
     """Files that `init` writes already exist."""
 
     hint = "Nothing was changed. Choose another directory, or move these files away."
+
+
+class WorkspaceExists(M5Error):
+    """The directory is a workspace already."""
 
 
 class NewFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,8 +69,11 @@ def plan(
 
     `store` has keys and values for the store's section in m5ws.toml.
 
-    Raises FilesExist with every existing file, NotFound for an unknown template.
+    Raises WorkspaceExists with the store of an existing workspace, FilesExist with every existing file, NotFound for an
+    unknown template.
     """
+    if (root / CONFIGURATION).is_file():
+        raise _existing_workspace(root, (store or {}).get("url"))
     files = list(_template_files(_template_dir(template, folder or templates_dir()))) if template else []
     if not any(file.path == CONFIGURATION for file in files):
         files.append(NewFile(path=CONFIGURATION, data=_configuration(root).encode()))
@@ -78,6 +86,20 @@ def plan(
         names = "".join(f"\n  {path}" for path in sorted(set(taken)))
         raise FilesExist(f"{root} has files that `init` would write:{names}")
     return ProjectPlan(root=root, template=template, files=tuple(files), kept=tuple(kept))
+
+
+def _existing_workspace(root: Path, wanted: str | None) -> WorkspaceExists:
+    """Return the error for an existing workspace, whose store may differ from `wanted`. Raises ConfigError."""
+    url = reader.read(root / CONFIGURATION).store.url
+    text = f"{root} is a workspace already, and its store is {url}"
+    if wanted is not None and _location(root, wanted) != _location(root, url):
+        hint = f"Nothing was changed. To use {wanted} instead, set url in [store] of {CONFIGURATION}."
+        return WorkspaceExists(f"{text}, not {wanted}", hint=hint)
+    return WorkspaceExists(text, hint="Nothing was changed, and nothing is left to do: `m5ws ls` lists its runs.")
+
+
+def _location(root: Path, store: str) -> str:
+    return store.rstrip("/") if "://" in store else os.path.realpath(root / store)
 
 
 def apply(planned: ProjectPlan) -> None:

@@ -6,7 +6,7 @@ import pytest
 from m5ws.checkpoints.resolve import known, resolve
 from m5ws.errors import AmbiguousId, M5Error, NotFound, UsageError
 from m5ws.records.checkpoint import Checkpoint, Content
-from m5ws.repository import checkpoints
+from m5ws.repository import checkpoints, outputs
 from m5ws.repository.repository import Repository
 from tests.support.records import planted
 
@@ -115,3 +115,12 @@ def test_files_that_a_script_wrote_are_not_where_a_training_goes_on(published: P
 
 def test_steps_are_known_once_each(published: Published) -> None:
     assert known(published.repo, RUN) == ["2", "4", "6"]
+
+
+def test_a_run_with_output_files_alone_is_led_to_them(published: Published) -> None:
+    with pytest.raises(NotFound) as before:
+        resolve(published.repo, "7c1d00000002")
+    published.repo.store.create(outputs.key("7c1d00000002", outputs.name(1)), b"")
+    with pytest.raises(NotFound) as caught:
+        resolve(published.repo, "7c1d00000002")
+    assert "m5ws outputs 7c1d00000002" in caught.value.hint and "outputs" not in before.value.hint

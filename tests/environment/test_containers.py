@@ -152,3 +152,18 @@ def test_an_environment_without_the_dependencies_of_m5ws_is_named(tmp_path: Path
     with pytest.raises(NotObserved, match=r"container of it.*No module named") as raised:
         observer.observe({})
     assert "pip install" in raised.value.hint
+
+
+def test_an_engine_that_cannot_start_the_container_is_quoted(tmp_path: Path) -> None:
+    said = "print('docker: no daemon\\n\\nRun --help', file=sys.stderr)"
+    program = f"import sys; {said}; sys.exit(125)"
+    observer = RemoteObserver(
+        Machine(root=tmp_path),
+        lambda *_: ((sys.executable, "-I", "-S", "-c", program), {}),
+        "python3",
+        ObserveRequest(root="/"),
+        "container of it",
+    )
+    with pytest.raises(NotObserved, match="docker: no daemon") as raised:
+        observer.observe({})
+    assert "pip install" not in raised.value.hint

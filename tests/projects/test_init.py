@@ -71,6 +71,17 @@ def test_every_file_in_the_way_is_named_and_nothing_changes(tmp_path: Path, fold
     assert _files(root) == before
 
 
+@pytest.mark.parametrize("store", ["s3://team/m5ws", "s3://team/m5ws/", None, "s3://team/other", "mine"])
+def test_a_workspace_that_exists_is_named_with_its_store(tmp_path: Path, store: str | None) -> None:
+    init.apply(init.plan(tmp_path, store={"url": "s3://team/m5ws"}))
+    before = _files(tmp_path)
+    with pytest.raises(init.WorkspaceExists, match="s3://team/m5ws") as caught:
+        init.plan(tmp_path, store={"url": store} if store is not None else None)
+    differs = store in ("s3://team/other", "mine")
+    assert (f"not {store}" in str(caught.value), "[store]" in caught.value.hint) == (differs, differs)
+    assert _files(tmp_path) == before
+
+
 def test_an_ignore_file_of_the_users_stays(tmp_path: Path, folder: Path) -> None:
     root = tmp_path / "w"
     root.mkdir()

@@ -12,6 +12,9 @@ from m5ws.errors import M5Error
 from m5ws.records.environment import Declared, Observed, Origin
 
 _TIMEOUT_S = 600.0
+_ENGINE_FAILED = 125
+"""Exit status of `docker run` and `podman run` for their own errors
+(https://docs.docker.com/engine/containers/run/#exit-status)."""
 
 Command = Callable[[tuple[str, ...], Mapping[str, str]], tuple[tuple[str, ...], dict[str, str]]]
 """Function from a Python command line and added variables to the full command line and all of its variables."""
@@ -46,8 +49,13 @@ class RemoteObserver:
             done = subprocess.run(words, env=variables, capture_output=True, timeout=_TIMEOUT_S, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise NotObserved(f"{self._name} could not be observed: {error}") from error
+        lines = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
+        if done.returncode == _ENGINE_FAILED:
+            raise NotObserved(
+                "\n".join((f"{self._name} could not be started:", *lines)),
+                hint="Start the engine, or let it find the image. `m5ws -v` shows the command.",
+            )
         if done.returncode != 0:
-            lines = done.stderr.decode(errors="replace").strip().splitlines()
             raise NotObserved(
                 f"{self._name} could not be observed: {lines[-1] if lines else f'status {done.returncode}'}",
                 hint="m5ws runs in that environment too, and needs its dependencies there: `pip install m5ws` installs "

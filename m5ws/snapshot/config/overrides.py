@@ -119,7 +119,9 @@ def _file(files: Mapping[str, bytes], override: Override) -> str:
     """Return the name of the file that an override changes."""
     if not files:
         raise UsageError(
-            f"{override.label}: the snapshot has no config file", hint="Add config files to m5ws.toml: [config] files."
+            f"{override.label}: the snapshot has no config file",
+            hint="Add config files to m5ws.toml: [config] files. An argument of the command is no config key: "
+            f"`m5ws run --sweep {override.key}=…` starts a run with another value.",
         )
     if override.file is not None:
         return _named_file(files, override.file, override.label)
