@@ -162,7 +162,7 @@ def _print_done(plan: str, done: "GcResult", work: "RemovedFiles", as_json: bool
 def _planned(planned: "DeletionPlan", grace: float) -> str:
     plan = planned.plan
     totals = _totals(plan)
-    stay = f"{plan.kept_objects:,} objects are needed, {plan.young_objects:,} are younger than --older-than"
+    stay = f"{plan.kept_objects:,} objects are needed, {plan.young_objects:,} others are younger than --older-than"
     if not plan.objects and not plan.checkpoints and not plan.copies:
         return f"nothing to delete: {stay}"
     lines = [f"to be deleted: {totals}", f"  {stay}", "", *_tables(plan), ""]

@@ -43,6 +43,8 @@ def command(context: click.Context, runs: tuple[str, ...], dry_run: bool, lost: 
     rows = [(row.run, str(row.checkpoints), str(row.outputs), row.name or "") for row in planned]
     output.echo(output.table(("RUN", "CHECKPOINTS", "OUTPUT FILES", "NAME"), rows))
     output.print_note(
-        "dry run: nothing was removed" if dry_run else "removed; `m5ws gc` deletes their checkpoints and output files"
+        "dry run: nothing was removed"
+        if dry_run
+        else "removed; `m5ws gc` deletes their checkpoints and output files that are older than its --older-than"
     )
     return None

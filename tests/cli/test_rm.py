@@ -18,4 +18,7 @@ def test_runs_are_removed_together_and_hidden(m5: M5, made: Made, home: Reposito
     assert "removed" in m5("show", made.run).out
     assert m5("push", made.run, "--to", tmp_path / "team").status == 2
     assert m5("push", "--all", "--to", tmp_path / "team", "--json").document["runs"] == 0
-    assert m5("gc", "--dry-run").status == 0 and m5("fsck").status == 0
+    young = m5("gc", "--dry-run", "--json").document["would"]
+    old = m5("gc", "--dry-run", "--older-than", "0s", "--json").document["would"]
+    assert young["objects"] == 0 and young["young_objects"] == old["objects"] > 0
+    assert young["kept_objects"] == old["kept_objects"] and m5("fsck").status == 0

@@ -123,7 +123,7 @@ class _Scan:
         references = [needed.retired[at : at + _REFERENCES] for at in range(0, len(needed.retired), _REFERENCES)]
         for number, some in enumerate(references):
             self._emit("retired", number, Retirements(checkpoints=some))
-        kept = len(needed.reach.digests)
+        kept = len(needed.reach.digests) - needed.postponed
         self._collect(needed.reach.digests, plans.packed(reference.digest for reference in needed.retired))
         return GcPlan(
             older_than_s=older_than_s,
@@ -137,7 +137,7 @@ class _Scan:
             freed=tuple(self._freed(needed.retired, runs)),
             largest=tuple(self._large(runs)),
             kept_objects=kept,
-            young_objects=self._young,
+            young_objects=needed.postponed + self._young,
         )
 
     def _own(self, retired: tuple[RetiredReference, ...], runs: list[str], needed: ReachableObjects) -> None:

@@ -36,12 +36,19 @@ Workers = Callable[[], Executor]
 MayRetire = Callable[[RetiredReference, ObjectStat], bool]
 """Called for each reference that could be retired, with its status in the store."""
 
+Judged = tuple[RetiredReference, bool]
+"""A reference that need not stay, and True if it may be retired now."""
+
 
 class Roots(msgspec.Struct, frozen=True, kw_only=True):
-    """The needed objects, and the references to delete, whose objects are not needed."""
+    """The needed objects, and the references to delete, whose objects are not needed.
+
+    `postponed` counts the objects that are needed only by references that may not be retired yet.
+    """
 
     reach: ReachableObjects
     retired: tuple[RetiredReference, ...]
+    postponed: int = 0
 
 
 def threads() -> Executor:
@@ -59,6 +66,7 @@ def read(
     """Read every root. Raises NotFound, CorruptObject, UnknownSchema for a damaged one."""
     reach = ReachableObjects(repo.objects)
     retired: list[RetiredReference] = []
+    postponed: list[RetiredReference] = []
     say = progress or (lambda *_: None)
     with workers() as pool:
 
@@ -77,15 +85,18 @@ def read(
         removed = set(removals.removed_runs(repo))
         _drain(each("reading removals", sorted(removed), partial(_removal, repo)))
 
-        def of_run(run: Run) -> list[RetiredReference]:
+        def of_run(run: Run) -> list[Judged]:
             kept = origins.get(run.id, set())
             if run.id in removed:
                 return _removed_run(repo, reach, run, kept, may_retire)
             return _run(repo, reach, run, rules, evidence.get(run.id, set()), kept, may_retire)
 
         for references in each("reading ledgers", records, of_run):
-            retired += references
-    return Roots(reach=reach, retired=tuple(retired))
+            for reference, is_due in references:
+                (retired if is_due else postponed).append(reference)
+        lasting = len(reach.digests)
+        _drain(each("reading young references", postponed, partial(_add, repo, reach)))
+    return Roots(reach=reach, retired=tuple(retired), postponed=len(reach.digests) - lasting)
 
 
 def _drain(work: Iterator[None]) -> None:
@@ -122,19 +133,19 @@ def _removal(repo: Repository, run: str) -> None:
 
 def _removed_run(
     repo: Repository, reach: ReachableObjects, record: Run, origins: set[str], may_retire: MayRetire
-) -> list[RetiredReference]:
-    """Add a removed run, and return its checkpoints and output files, which are retired.
+) -> list[Judged]:
+    """Add a removed run, and return its checkpoints and output files, which need not stay.
 
     Those that a fork starts from, an attempt in progress resumed from, or a pin keeps are added instead.
     """
     _own(repo, reach, record)
     run = record.id
-    retired = _outputs(repo, reach, run, may_retire, everything=True)
+    judged = _outputs(repo, reach, run, may_retire, everything=True)
     kept = _attempts(repo, reach, run) | origins | set(checkpoints.kept(repo, run))
     stats = {stat.key: stat for stat in repo.store.list(f"runs/{run}/checkpoints/")}
     references = list(_references(repo, run))
     past = {label for reference in references if (label := reference.checkpoint) is not None} - kept
-    return retired + _sorted_out(repo, reach, references, past, stats, may_retire)
+    return judged + _sorted_out(repo, reach, references, past, stats, may_retire)
 
 
 def _own(repo: Repository, reach: ReachableObjects, record: Run) -> None:
@@ -152,22 +163,22 @@ def _run(
     evidence: set[int],
     origins: set[str],
     may_retire: MayRetire,
-) -> list[RetiredReference]:
-    """Add a run and its checkpoints, and return the retired ones instead. Forks start from those in `origins`."""
+) -> list[Judged]:
+    """Add a run and its checkpoints, except those that need not stay. Forks start from those in `origins`."""
     _own(repo, reach, record)
     run = record.id
-    retired = _outputs(repo, reach, run, may_retire)
+    judged = _outputs(repo, reach, run, may_retire)
     kept = _attempts(repo, reach, run) | origins
     stats = {stat.key: stat for stat in repo.store.list(f"runs/{run}/checkpoints/")}
     references = list(_references(repo, run))
     past = _past(repo, run, references, rules, evidence) - kept if rules.retire else set()
-    return retired + _sorted_out(repo, reach, references, past, stats, may_retire)
+    return judged + _sorted_out(repo, reach, references, past, stats, may_retire)
 
 
 def _outputs(
     repo: Repository, reach: ReachableObjects, run: str, may_retire: MayRetire, *, everything: bool = False
-) -> list[RetiredReference]:
-    """Add a run's output files, and return the retired copies instead; of a removed run, `everything` is retired."""
+) -> list[Judged]:
+    """Add a run's output files, except copies that need not stay; of a removed run, `everything` need not stay."""
     stats = {stat.key: stat for stat in repo.store.list(outputs.prefix(run))}
     labels = [label for where in stats if outputs.is_name(label := where.rpartition("/")[2])]
     references = []
@@ -190,16 +201,16 @@ def _sorted_out(
     past: set[str],
     stats: Mapping[str, ObjectStat],
     may_retire: MayRetire,
-) -> list[RetiredReference]:
-    """Return the references in `past` that may be retired, and add all others."""
-    retired = []
+) -> list[Judged]:
+    """Return the references in `past`, which need not stay, and add all others."""
+    judged = []
     for reference in references:
         stat = stats.get(key(reference))
-        if (reference.checkpoint or reference.outputs) in past and stat is not None and may_retire(reference, stat):
-            retired.append(reference)
+        if (reference.checkpoint or reference.outputs) in past and stat is not None:
+            judged.append((reference, may_retire(reference, stat)))
         else:
             _add(repo, reach, reference)
-    return retired
+    return judged
 
 
 def key(reference: RetiredReference) -> str:
