@@ -31,7 +31,7 @@ from m5ws.repository.ledger.spool import SpoolReader
 from m5ws.repository.repository import Repository
 from m5ws.runs import work_directories
 from m5ws.runs.delivery import DELIVERED, Delivery
-from m5ws.runs.outputs import killed, unrecorded, unsaved
+from m5ws.runs.outputs import killed, outputs, unrecorded, unsaved
 from m5ws.tracking.interface import Tracker
 
 TRACKED = "tracked"
@@ -43,6 +43,8 @@ VERDICT = "verdict"
 UNTOLD = "untold"
 """Name of a file in a run's directory. The file exists if the tracker lacks the run's verdict or joint verdict."""
 
+UNSAVED_STATUS = 5
+"""Exit status of an attempt whose results are not all in the store."""
 TRACKING_S = 60.0
 _RANKS_S = 150.0
 """After a kill of the supervisor, torchrun gives the ranks the deadline of their last checkpoint, and 20 s."""
@@ -143,14 +145,25 @@ def finish(repo: Repository, run: str, attempt: int, directory: Path, opener: un
 def _end_killed(
     repo: Repository, run: str, attempt: int, directory: Path, heads: dict[str, Digest], *, is_stored: bool
 ) -> None:
-    """Record the end of a killed attempt; with `is_stored`, after its output files are published."""
+    """Record the end of a killed attempt; with `is_stored`, after its output files are published.
+
+    If its ranks had ended well, the attempt has finished, or is unsaved while its output files wait.
+    """
     notices: list[Notice] = []
-    if is_stored:
-        unsaved.remove(directory)
-        notices = killed.store(repo, run, attempt, directory)
     ended = AttemptEnded(
         time_s=time.time(), outcome="failed", exit_code=137, message="the supervisor was killed", heads=heads
     )
+    if is_stored:
+        unsaved.remove(directory)
+        notices = killed.store(repo, run, attempt, directory)
+        if killed.is_done(repo, run, attempt, directory):
+            lacking = next((notice.message for notice in notices if notice.kind == outputs.NOT_STORED), None)
+            ended = msgspec.structs.replace(
+                ended,
+                outcome="finished" if lacking is None else "unsaved",
+                exit_code=0 if lacking is None else UNSAVED_STATUS,
+                message=lacking,
+            )
     # After a kill before this batch, the next recovery begins again, and leaves published files as they are.
     _append(repo, run, attempt, [*notices, *unrecorded.events(repo, run, attempt), ended])
 

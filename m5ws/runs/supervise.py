@@ -31,6 +31,7 @@ from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.repository import Repository
 from m5ws.runs import attempt_start, delivery, recovery, results, resume_check, work_directories, work_files
 from m5ws.runs.first_cause import FirstCause
+from m5ws.runs.outputs import killed
 from m5ws.runs.run import SAVE_GRACE_S, AttemptPlan
 from m5ws.runs.work_directories import WorkDirectory
 from m5ws.snapshot.sources.interface import CommitHistory
@@ -40,8 +41,6 @@ _log = logging.getLogger(__name__)
 _POLL_S = 0.1
 _BUILDING = "building DeepSpeed's operators: minutes of compilation, once for an environment"
 _STOPPING = "stopping the ranks, which may save a last checkpoint (Ctrl-C again ends them at once)"
-UNSAVED_STATUS = 5
-"""Exit status of an attempt whose results are not all in the store."""
 _SUCCESSOR_S = 30.0
 """Interval of checks for a newer attempt. The store refuses this attempt's publications even before a check."""
 
@@ -234,10 +233,12 @@ class _Attempt:
         self._results.report_modified()
         self._results.record_published(is_delivered=self._delivery.complete, is_stopped=self._asked)
         work_directories.keep_links(self._work)
+        if outcome == "finished" and self._plan.run.purpose == "train" and self._results.unsaved is None:
+            killed.mark_done(self._plan.directory)
         report(self._progress, "storing output files")
         self._results.keep_outputs(has_finished=outcome == "finished")
         if outcome == "finished" and self._results.unsaved is not None:
-            exit_code, outcome, message = UNSAVED_STATUS, "unsaved", self._results.unsaved
+            exit_code, outcome, message = recovery.UNSAVED_STATUS, "unsaved", self._results.unsaved
         if outcome == "finished" or self._stopping:
             # A replay that was stopped is never resumed.
             self._results.remove_inputs()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from m5ws.errors import NotFound
+from m5ws.errors import NotFound, UsageError
 from m5ws.records.environment import Observed
 from m5ws.records.ledger import AnyEvent, AttemptEnded, AttemptStarted, Notice, OutputsStored
 from m5ws.records.outputs import OutputFiles
@@ -19,11 +19,13 @@ from m5ws.repository.fsck import fsck
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.repository import Repository
-from m5ws.runs import inputs, recovery, work_directories
+from m5ws.runs import inputs, recovery, state, supervise, work_directories
+from m5ws.runs import run as run_plans
 from m5ws.runs.delivery import DELIVERED
-from m5ws.runs.outputs import outputs, restored_outputs, saved_outputs, unsaved
+from m5ws.runs.outputs import killed, outputs, restored_outputs, saved_outputs, unsaved
 from m5ws.store.local import LocalStore
 from tests.support.records import planted
+from tests.support.records.bisect_lab import Lab
 from tests.support.stores.dying_store import Died, DyingStore
 from tests.support.stores.passing_store import PassingStore
 from tests.support.workspace.checkouts import write
@@ -277,6 +279,55 @@ def test_files_that_cannot_be_stored_wait_on_this_machine(home: _Home, tmp_path:
     assert outputs.NOT_STORED in kinds and unsaved.waiting(directory) and not (directory / DELIVERED).exists()
     home.deliver()
     assert len(_restored(home.repo, tmp_path / "restored")) == 2 and (directory / DELIVERED).exists()
+
+
+@pytest.mark.parametrize(("stage", "standing"), [("storing", "finished"), ("starting", "failed")])
+def test_a_run_has_finished_if_m5ws_is_killed_after_the_ranks_ended_well(
+    home: _Home, tmp_path: Path, stage: str, standing: str
+) -> None:
+    lab = Lab(home.repo, tmp_path)
+    lab.train("a", lambda bad, step: 0.0)
+    launch = LaunchSpec(command=("a.py",), outputs=("out",))
+    new = run_plans.new_run(runs.load(home.repo, lab.good).snapshot, launch)
+    plan = run_plans.plan(home.repo, new, home.home, tmp_path, {})
+
+    def progress(reported: str, done: int, total: int) -> None:
+        if reported.startswith(stage):
+            raise Died(stage)
+
+    with pytest.raises(Died):
+        supervise.execute(lab.ports, plan, None, progress)
+    write(plan.directory / "work", {"out/weights.txt": "1"})
+    home.deliver()
+    assert state.load(home.repo, new.id).standing == standing
+    assert len(stored_outputs.names(home.repo, new.id)) == 1
+    if standing == "finished":
+        with pytest.raises(UsageError, match="finished"):
+            run_plans.resumed(home.repo, new.id)
+
+
+def test_a_run_finishes_when_the_files_that_wait_are_stored(home: _Home, tmp_path: Path) -> None:
+    directory = home.start()
+    _write_zip(directory / "work" / "out" / "cut.pt", 60)
+    killed.mark_done(directory)
+
+    def before(operation: str, key: str) -> None:
+        if operation == "create" and key.startswith("objects/"):
+            raise OSError("the disk is full")
+
+    home.deliver(Repository.open(PassingStore(LocalStore(Path(home.repo.store.url)), before)))
+    assert state.load(home.repo, _RUN).standing == "unsaved"
+    home.deliver()
+    assert state.load(home.repo, _RUN).standing == "finished"
+    # The script ended well, so each file is as the script left it.
+    assert "out/cut.pt" in _restored(home.repo, tmp_path / "restored")
+
+
+def test_a_run_with_a_newer_attempt_has_not_finished(home: _Home) -> None:
+    killed.mark_done(home.start())
+    planted.begin(home.repo, _RUN, 2)
+    home.deliver()
+    assert state.attempt_of(home.repo, _RUN, 1).standing == "failed"
 
 
 def test_a_work_directory_that_is_gone_is_no_error(home: _Home) -> None:

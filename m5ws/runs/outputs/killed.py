@@ -1,7 +1,7 @@
 """Output files of an attempt that was killed together with its supervisor. They are still in its work directory.
 
 A later process, which holds the run's lock, stores them as the supervisor would have done. A kill can come in the
-middle of a write. So checkpoint files without their end are left out (`complete_files`).
+middle of a write. So checkpoint files without their end are left out (`complete_files`), unless the ranks ended well.
 """
 
 import logging
@@ -21,7 +21,23 @@ from m5ws.repository.repository import Repository
 from m5ws.runs import inputs
 from m5ws.runs.outputs import complete_files, outputs, saved_outputs, unsaved
 
+_DONE = "ranks-done"
+"""Name of a file in an attempt's directory. The file exists if all ranks have ended well, with all checkpoints stored.
+
+Ends of ranks in the ledger do not prove it: after a kill of m5ws, a script may end well in the middle, because of the
+signal that its ranks get.
+"""
 _log = logging.getLogger(__name__)
+
+
+def mark_done(directory: Path) -> None:
+    """Record that the ranks of an attempt have ended well, and that only its output files are left to store."""
+    (directory / _DONE).touch()
+
+
+def is_done(repo: Repository, run: str, attempt: int, directory: Path) -> bool:
+    """Return True if the ranks of an attempt had ended well before the kill, and no newer attempt has begun."""
+    return (directory / _DONE).exists() and max(ledger.attempts(repo, run), default=0) == attempt
 
 
 def store(repo: Repository, run: str, attempt: int, directory: Path) -> list[Notice]:
@@ -52,7 +68,9 @@ def _store(
     if stored_outputs.name(attempt) in stored_outputs.names(repo, run.id):
         # The supervisor, or an earlier recovery, was killed after the publication.
         return []
-    complete, notices = complete_files.select(repo, run.id, work, files)
+    complete, notices = files, list[tuple[str, str]]()
+    if not is_done(repo, run.id, attempt, directory):
+        complete, notices = complete_files.select(repo, run.id, work, files)
     if complete:
         _log.warning("run %s was killed: storing the output files of attempt %d", run.id, attempt)
         waiting = directory / unsaved.OUTPUTS
