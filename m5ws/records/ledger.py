@@ -148,10 +148,15 @@ class Imported(Event, tag="imported", frozen=True, kw_only=True):
 
 
 class RankEnded(Event, tag="rank-ended", frozen=True, kw_only=True):
-    """A rank has ended. `error` is None if its script succeeded."""
+    """A rank has ended. `error` is None if its script succeeded.
+
+    `raised`: a `raise` statement raised the error, and not a call of compiled code, such as a collective. None if that
+    is unknown.
+    """
 
     rank: int
     error: str | None = None
+    raised: bool | None = None
 
 
 class AttemptEnded(Event, tag="attempt-ended", frozen=True, kw_only=True):

@@ -14,6 +14,8 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from m5ws import secret_scan
 from m5ws.errors import M5Error, UsageError
 from m5ws.records import codec
@@ -27,7 +29,16 @@ from m5ws.training.checkpoint import background_save
 from m5ws.training.determinism import apply, portable
 from m5ws.training.frameworks import lightning_state, resume
 from m5ws.training.observation import watch
-from m5ws.training.runtime import context, facts, imported_copies, imports, isolation, missing_files, output_folders
+from m5ws.training.runtime import (
+    context,
+    facts,
+    imported_copies,
+    imports,
+    isolation,
+    missing_files,
+    output_folders,
+    script_error,
+)
 from m5ws.training.runtime.stop import StopRequest
 from m5ws.training.state import rng
 
@@ -65,13 +76,14 @@ def main(arguments: Sequence[str]) -> int:
         lightning_state.install()
     loads.watch()
     try:
-        status, error = _run(arguments, active)
+        end = _run(arguments, active)
         stop.ignore()
     except SystemExit:  # A signal, between the script's end and here. There is no second.
-        status, error = stop.exit_code, _exit_text(stop.exit_code)
+        end = _End(stop.exit_code, _exit_text(stop.exit_code))
     active.note_imports()
-    active.emit(RankEnded, rank=rank, error=error)
-    return status
+    active.emit(RankEnded, rank=rank, error=end.error, raised=end.raised)
+    _print_end(end.failure)
+    return end.status
 
 
 def _facts(orders: Context) -> dict[str, str | None]:
@@ -95,8 +107,17 @@ def read_context() -> Context:
     return codec.decode(Path(path).read_bytes(), Context, path)
 
 
-def _run(arguments: Sequence[str], active: context.ActiveRank) -> tuple[int, str | None]:
-    """Run the script; return the exit status and its error, which is in the log in full."""
+class _End(msgspec.Struct, frozen=True):
+    """The end of a script: the exit status, and for the record its error. `failure` is printed after it is recorded."""
+
+    status: int
+    error: str | None = None
+    raised: bool | None = None
+    failure: BaseException | None = None
+
+
+def _run(arguments: Sequence[str], active: context.ActiveRank) -> _End:
+    """Run the script to its end."""
     try:
         if portable.is_asked(active.context.determinism):
             portable.require()
@@ -107,24 +128,36 @@ def _run(arguments: Sequence[str], active: context.ActiveRank) -> tuple[int, str
         isolation.check(active.context)
     except SystemExit as leaving:
         if leaving.code is None or leaving.code == 0:
-            return 0, None
+            return _End(0)
         if isinstance(leaving.code, int):
-            return leaving.code, _exit_text(leaving.code)
-        print(leaving.code, file=sys.stderr)
-        return 1, secret_scan.masked(str(leaving.code))
+            return _End(leaving.code, _exit_text(leaving.code))
+        return _End(1, secret_scan.masked(str(leaving.code)), failure=leaving)
     except BaseException as error:
         # The one broad handler of a rank: every error of a script belongs in its log and its ledger.
-        traceback.print_exc()
-        if isinstance(error, M5Error) and error.hint:
-            print(error.hint, file=sys.stderr)
-        if (advice := missing_files.advice(error, active.context)) is not None:
+        active.stop.ignore()
+        failure = script_error.find_worker_error(error)
+        # Torch's handler raises errors of loaders. The script has ended, and no error may replace its own.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if (advice := missing_files.advice(failure, active.context)) is not None:
             active.notice(missing_files.KIND, secret_scan.masked(advice))
-        text = secret_scan.masked(f"{type(error).__name__}: {error}{_place(error)}")
-        return getattr(error, "exit_code", 1), text
-    finally:
+        raised = script_error.is_raised(failure)
+        return _End(getattr(failure, "exit_code", 1), script_error.describe(failure), raised, failure)
+    return _End(0)
+
+
+def _print_end(failure: BaseException | None) -> None:
+    """Print a failure to the log as Python would. The script may have closed the log."""
+    try:
+        if isinstance(failure, SystemExit):
+            print(failure.code, file=sys.stderr)
+        elif failure is not None:
+            traceback.print_exception(failure)
+        if isinstance(failure, M5Error) and failure.hint:
+            print(failure.hint, file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
-    return 0, None
+    except Exception as error:
+        os.write(2, f"the end of this log cannot be printed: {type(error).__name__}: {error}\n".encode())
 
 
 def _run_script(arguments: Sequence[str]) -> None:
@@ -145,14 +178,6 @@ def _exit_text(code: int) -> str:
     if code > 128 and code - 128 in (signal.SIGTERM, signal.SIGINT):
         return f"stopped by {signal.Signals(code - 128).name}"
     return f"exit status {code}"
-
-
-def _place(error: BaseException) -> str:
-    """Return the innermost frame of an error, as " (FILE:LINE)"; one of m5ws or of an import only without others."""
-    every = traceback.extract_tb(error.__traceback__)
-    own = str(Path(secret_scan.__file__).parent)
-    frames = [frame for frame in every if not frame.filename.startswith((own, "<frozen importlib"))] or every
-    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
 
 def _die_with_parent(parent: int) -> None:

@@ -30,7 +30,11 @@ def test_a_script_runs_as_python_would_run_it(runner: Any) -> None:
 
 @pytest.mark.parametrize(
     ("how", "status", "error"),
-    [("raise", 1, "ValueError: something in the script (plain.py:8)"), ("7", 7, "exit status 7")],
+    [
+        ("raise", 1, "ValueError: something in the script (plain.py:10)"),
+        ("raise without a log", 1, "ValueError: something in the script (plain.py:10)"),
+        ("7", 7, "exit status 7"),
+    ],
 )
 def test_a_script_that_fails_is_a_failed_rank(runner: Any, how: str, status: int, error: str) -> None:
     attempt = runner(PLAIN, how)

@@ -4,7 +4,9 @@ import os
 import sys
 
 print("called as", __name__, sys.argv, os.path.basename(sys.path[0]))
-if sys.argv[1] == "raise":
+if sys.argv[1] == "raise without a log":
+    sys.stderr.close()
+if sys.argv[1].startswith("raise"):
     raise ValueError("something in the script")
 if sys.argv[1] == "import":
     sys.path.insert(0, sys.argv[2])
