@@ -281,15 +281,23 @@ def _row(repo: Repository, run_id: str, facts: RunFacts) -> RunRow:
 def _end(repo: Repository, run_id: str, known: AttemptEnd | None) -> AttemptEnd:
     """Return the state of the newest attempt of a run. A finished run begins no further attempt, any other one may."""
     if known is not None and (known.is_final or known.attempt == max(ledger.attempts(repo, run_id), default=0)):
-        return known
+        return _with_steps(repo, run_id, known)
     state = load_newest(repo, run_id)
-    return AttemptEnd(
+    end = AttemptEnd(
         attempt=state.newest.attempt if state.newest else 0,
         is_final=False,
         outcome=state.standing,
         last_step=state.last_step,
         total_steps=state.total_steps,
     )
+    return _with_steps(repo, run_id, end)
+
+
+def _with_steps(repo: Repository, run_id: str, end: AttemptEnd) -> AttemptEnd:
+    """Return the end of an attempt; if it finished with no step left to do, with the last step before it."""
+    if end.last_step or end.outcome != "finished" or end.attempt == 1:
+        return end
+    return msgspec.structs.replace(end, last_step=load(repo, run_id).last_step)
 
 
 def _outcome(repo: Repository, run_id: str) -> str | None:

@@ -49,7 +49,7 @@ class AttemptState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a run: its attempts, and the last step of the newest one."""
+    """The state of a run: its attempts, oldest first."""
 
     run: str
     attempts: tuple[AttemptState, ...] = ()
@@ -64,8 +64,12 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def last_step(self) -> int:
-        """The last step known to be done. A resumed attempt counts from its resume."""
-        return self.newest.last_step if self.newest else 0
+        """The last step known to be done. A resumed attempt counts from its resume.
+
+        An attempt that finished without a step had none left to do, so the one before it counts.
+        """
+        done = [attempt.last_step for attempt in self.attempts]
+        return done[-1] if done and self.standing != "finished" else next(filter(None, reversed(done)), 0)
 
     @property
     def total_steps(self) -> int | None:

@@ -7,6 +7,7 @@ import pytest
 
 from m5ws.records import codec
 from m5ws.records.ledger import AttemptEnded, Event, RankEnded, Step
+from m5ws.repository import reindex
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
 from m5ws.runs import listing, state
@@ -48,6 +49,20 @@ def test_the_last_step_is_found_before_what_came_after_it(repo: Repository) -> N
     planted.append(repo, "a" * 12, 1, ledger.LAUNCHER, AttemptEnded(outcome="finished", exit_code=0))
     (row,) = listing.list_runs(repo)
     assert (row.last_step, row.total_steps, row.standing) == (5, 90, "finished")
+
+
+@pytest.mark.parametrize("is_indexed", [True, False])
+def test_an_attempt_that_had_no_step_left_to_do_keeps_the_last_step(repo: Repository, is_indexed: bool) -> None:
+    run = "a" * 12
+    _train(repo, run, 5)
+    planted.append(repo, run, 1, ledger.LAUNCHER, AttemptEnded(outcome="failed", exit_code=1))
+    planted.begin(repo, run, 2)
+    planted.append(repo, run, 2, ledger.LAUNCHER, AttemptEnded(outcome="finished", exit_code=0))
+    if is_indexed:
+        reindex.fill(repo)
+    (row,) = listing.list_runs(repo)
+    assert (row.last_step, row.attempts, row.standing) == (5, 2, "finished")
+    assert state.load(repo, run).last_step == 5
 
 
 def test_a_run_that_has_lost_a_batch_is_listed_as_damaged_beside_the_others(repo: Repository) -> None:
