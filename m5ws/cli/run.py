@@ -1,6 +1,9 @@
 """`m5ws run`."""
 
+import json
 import shlex
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -251,7 +254,8 @@ def _plan(
     ports = workspace.ports(repo)
     if resumes:
         ports = environment.ports(workspace, ports, env, run.id, None)
-    plan = operation.plan(
+    make_plan = partial(
+        operation.plan,
         repo,
         run,
         workspace.home,
@@ -261,15 +265,39 @@ def _plan(
         workspace.settings.checkpoint,
         python=ports.python,
     )
+    plan = make_plan()
     if resumes and plan.from_scratch and not from_scratch:
-        raise UsageError(
-            f"run {run.id} has neither a checkpoint nor output files to restore",
-            hint="`--from-scratch` restarts at the first step.",
-        )
+        _store_kept_files(workspace, repo, run, plan.attempt - 1)
+        plan = make_plan()
     with progress_bars.Bar() as bar:
         bar("comparing the environment", 0, 0)
         environment.check(ports, plan, env)
     return ports, plan
+
+
+def _store_kept_files(workspace: "Workspace", repo: "Repository", run: "Run", attempt: int) -> None:
+    """Store the files of an ended attempt that `[run] outputs` of m5ws.toml names now. Raises UsageError for none."""
+    from m5ws.runs import kept_files
+    from m5ws.runs.outputs import outputs
+
+    declared = workspace.settings.run.outputs
+    kept = kept_files.store(repo, run, attempt, workspace.home, declared)
+    if kept.files:
+        return
+    hint = "`--from-scratch` restarts at the first step."
+    if candidates := outputs.candidates(kept.not_kept):
+        work = workspace.attempt_dir(run.id, attempt) / "work"
+        line = _outputs_line(declared, candidates)
+        hint = (
+            f"Attempt {attempt} wrote {', '.join(candidates)}, kept in {work}. Set in [run] of m5ws.toml: {line}. "
+            f"Then `--resume` restores these files. {hint}"
+        )
+    raise UsageError(f"run {run.id} has neither a checkpoint nor output files to restore", hint=hint)
+
+
+def _outputs_line(declared: Sequence[str], added: Sequence[str]) -> str:
+    """Return the line of m5ws.toml that adds folders to `[run] outputs`."""
+    return f"outputs = [{', '.join(json.dumps(name) for name in (*declared, *added))}]"
 
 
 def _follow(ports: "Ports", plan: "AttemptPlan", *, progress: bool, as_json: bool) -> None:
@@ -300,8 +328,8 @@ def _print_provable(ports: "Ports", run: "Run") -> None:
     output.warn(f"run {run.id} finished; `m5ws reproduce` cannot verify it: {refusals.NOTHING}")
     hint = "Set outputs in [run] of m5ws.toml to the folders that the script writes to."
     if candidates:
-        names = ", ".join(f'"{name}"' for name in (*run.spec.outputs, *candidates))
-        hint = f"This run wrote {', '.join(candidates)}. Set in [run] of m5ws.toml: outputs = [{names}]."
+        line = _outputs_line(run.spec.outputs, candidates)
+        hint = f"This run wrote {', '.join(candidates)}. Set in [run] of m5ws.toml: {line}."
     output.warn(f"hint: {hint}")
 
 

@@ -51,6 +51,20 @@ def test_a_script_is_given_what_it_wrote_and_goes_on(workspace: Workspace, tmp_p
     assert workspace.m5ws("fsck", "--read-data").returncode == 0
 
 
+def test_a_resume_restores_files_of_a_folder_that_is_declared_later(workspace: Workspace) -> None:
+    settings = workspace.root / "m5ws.toml"
+    declared = settings.read_text()
+    settings.write_text(declared.replace('outputs = ["out"]', ""))
+    run = workspace.m5ws("run", "--no-progress", expect=1).stdout.strip()
+    hint = workspace.m5ws("run", "--resume", run, expect=2).stderr
+    assert 'outputs = ["out"]' in hint and str(workspace.root / ".m5ws" / "runs" / run / "0001" / "work") in hint
+    settings.write_text(declared)
+    workspace.m5ws("run", "--resume", run)
+    out = workspace.root / ".m5ws" / "runs" / run / "0002" / "work" / "out"
+    assert (out / "log.txt").read_text().split() == list("123456") and (out / "counted.txt").read_text() == "3"
+    assert workspace.m5ws("fsck", "--read-data").returncode == 0
+
+
 def test_a_resume_that_would_begin_again_is_asked_for(workspace: Workspace, tmp_path: Path) -> None:
     run = workspace.m5ws("run", "--no-progress", "--", "train.py", "nothing", expect=1).stdout.strip()
     assert "no output files" in workspace.m5ws("outputs", run, str(tmp_path / "model"), expect=3).stderr
