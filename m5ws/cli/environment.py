@@ -69,7 +69,8 @@ def made(
     there = workspace.environments(containers=recipe.image is not None).build(
         recipe, rebuild.code_writer(given.repo, recipe, progress), progress, same_patch=same_patch
     )
-    output.print_note(f"environment: rebuilt, {recipe.image or there.python}")
+    place = f"a container of {recipe.image}" if recipe.image is not None else f"rebuilt, {there.python}"
+    output.print_note(f"environment: {place}")
     return msgspec.structs.replace(
         given, python=there.python, environment=there.environment, launcher=there.launcher, observer=there.observer
     )
@@ -85,7 +86,7 @@ def check(given: "Ports", plan: "AttemptPlan", env: Sequence[str]) -> None:
         output.print_note("environment: differs from the one that the run requires")
         output.print_note(_table(changes, "required"))
     if wanted == "fail":
-        environment_check.refuse(changes)
+        environment_check.refuse(changes, is_new=plan.attempt == 1)
 
 
 def announce(drifted: "tuple[Change, ...]") -> None:

@@ -20,6 +20,13 @@ class EnvironmentDiffers(M5Error):
     hint = "`--env warn` continues anyway; `--resume RUN --env rebuild` rebuilds the environment of the run."
 
 
+_FIRST = (
+    "`--env warn` continues anyway. Install the declared versions. For a declared image, run m5ws in its container, "
+    "with M5WS_CONTAINER_IMAGE set to the image."
+)
+"""Hint for a new run, which has no environment yet that could be rebuilt."""
+
+
 def differences(ports: supervise.Ports, plan: AttemptPlan) -> tuple[Change, ...]:
     """Return all differences, the most serious first. Distributions that no rank loaded count as harmless.
 
@@ -40,12 +47,15 @@ def differences(ports: supervise.Ports, plan: AttemptPlan) -> tuple[Change, ...]
     return (*unmet, *usage.before_launch(pinned, observed))
 
 
-def refuse(changes: tuple[Change, ...]) -> None:
-    """Raise EnvironmentDiffers for a difference that can change bits."""
+def refuse(changes: tuple[Change, ...], *, is_new: bool) -> None:
+    """Raise EnvironmentDiffers for a difference that can change bits; `is_new`: the run has no attempt yet."""
     grave = [change for change in changes if change.rating != "cannot"]
     if grave:
         more = f" and {len(grave) - _NAMED} more" if len(grave) > _NAMED else ""
-        raise EnvironmentDiffers(f"the environment differs: {'; '.join(map(drift.title, grave[:_NAMED]))}{more}")
+        raise EnvironmentDiffers(
+            f"the environment differs: {'; '.join(map(drift.title, grave[:_NAMED]))}{more}",
+            hint=_FIRST if is_new else EnvironmentDiffers.hint,
+        )
 
 
 def _continued(plan: AttemptPlan) -> int:

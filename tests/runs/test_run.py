@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from m5ws.config.settings import RunSettings
+from m5ws.environment import drift
 from m5ws.errors import UsageError
 from m5ws.repository.repository import Repository
-from m5ws.runs import run, take_over
+from m5ws.runs import environment_check, run, take_over
 from m5ws.snapshot import snapshot
 from m5ws.workspace import find
 from tests.support.workspace.workspaces import make_workspace
@@ -62,6 +63,14 @@ def test_a_plan_is_a_record_that_writes_nothing(repo: Repository, tmp_path: Path
     assert planned.request.environment["PYTHONPATH"] == f"{tmp_path}/elsewhere"
     assert planned.request.environment["OMP_NUM_THREADS"] == "1"
     assert [found.key for found in repo.store.list("")] == before and not planned.directory.exists()
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_only_a_run_that_has_an_environment_is_led_to_its_rebuilding(is_new: bool) -> None:
+    change = drift.rate("declared", "image", "registry/train@sha256:0", None)
+    with pytest.raises(environment_check.EnvironmentDiffers, match="image") as raised:
+        environment_check.refuse((change,), is_new=is_new)
+    assert ("--env rebuild" in raised.value.hint) != is_new
 
 
 @pytest.mark.parametrize("launcher", [{}, {"PYTHONPATH": "."}])
