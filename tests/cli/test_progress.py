@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from m5ws.cli.terminal import output
+from m5ws.cli.terminal.log_lines import LogReader
 from m5ws.cli.terminal.progress import Bar
 from m5ws.cli.terminal.run_progress import RunProgress
 from m5ws.records.ledger import (
@@ -208,6 +209,17 @@ def test_the_output_of_a_script_without_a_session_is_followed_in_whole_lines(
         progress.poll()
         assert capsys.readouterr().err == "100%\n"
     assert capsys.readouterr().err == "\\x07unfinished\n"
+
+
+def test_movements_of_the_cursor_are_left_out_of_followed_output(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_bytes(b"  0%| |\x1b[A\n\x1b[A{'loss': 5}\n      \x1b[A\n\n\x1b[2K\r\x1b[A\nend\n 5%\r\x1b[A\r")
+    with RunProgress(log=log, terminal=False, clock=lambda: 0.0) as progress:
+        progress.poll()
+        assert capsys.readouterr().err.splitlines() == ["  0%| |", "{'loss': 5}", "", "end"]
+    assert LogReader(log, at_end=False).read_bar() == " 5%"
 
 
 def test_secrets_are_masked_in_followed_output_and_a_key_is_waited_for(

@@ -1,11 +1,12 @@
-"""Lines of a rank's log as they are written, with secrets masked and colours removed."""
+"""Lines of a rank's log as they are written, with secrets masked, and without colours and movements of the cursor."""
 
 import re
 from pathlib import Path
 
 from m5ws import secret_scan
 
-_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+"""A control sequence of a terminal (ECMA-48, section 5.4), such as one for a colour or a movement of the cursor."""
 _KEY_BYTES = 16_384
 """The longest private key that is waited for. A key has many lines, and only a whole one is recognised."""
 
@@ -26,14 +27,13 @@ class LogReader:
         if not last:
             text = _whole(text)
         self._place += len(text)
-        # Masked as a whole, because a private key has many lines.
-        return _plain(text).removesuffix("\n").split("\n") if text else []
+        plain = _plain(text)
+        return plain.removesuffix("\n").split("\n") if plain else []
 
     def read_bar(self) -> str | None:
         """Return the state of a progress bar, which writes one line again and again; None without one."""
         states = self._unread().rpartition(b"\n")[2].split(b"\r")[:-1]
-        text = next((state for state in reversed(states) if state.strip()), None)
-        return None if text is None else _plain(text)
+        return next((text for text in map(_plain, reversed(states)) if text.strip()), None)
 
     def _unread(self) -> bytes:
         try:
@@ -45,7 +45,11 @@ class LogReader:
 
 
 def _plain(text: bytes) -> str:
-    return secret_scan.masked(_COLOUR.sub("", text.decode("utf-8", "replace")))
+    """Return text without control sequences, and without lines of blanks and such sequences alone."""
+    lines = text.decode("utf-8", "replace").split("\n")
+    plain = [(line, _SEQUENCE.sub("", line)) for line in lines]
+    # Masked as a whole, because a private key has many lines.
+    return secret_scan.masked("\n".join(shown for line, shown in plain if shown.strip() or shown == line))
 
 
 def _whole(text: bytes) -> bytes:
