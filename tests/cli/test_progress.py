@@ -13,15 +13,7 @@ from m5ws.cli.terminal import output
 from m5ws.cli.terminal.log_lines import LogReader
 from m5ws.cli.terminal.progress import Bar
 from m5ws.cli.terminal.run_progress import RunProgress
-from m5ws.records.ledger import (
-    AttemptEnded,
-    AttemptStarted,
-    CheckpointPublished,
-    Notice,
-    Observation,
-    RankStarted,
-    Step,
-)
+from m5ws.records.ledger import AttemptEnded, CheckpointPublished, Notice, Observation, RankStarted, Step
 
 
 class Clock:
@@ -124,8 +116,6 @@ def test_a_silent_attempt_is_named_by_its_stage(tmp_path: Path, capsys: pytest.C
         return capsys.readouterr().err
 
     with RunProgress(log=log, terminal=True, clock=clock, later=timers) as progress:
-        progress.watch("launcher", AttemptStarted(attempt=1, host="h", observed="0" * 64))
-        assert "torch" in shown()
         progress.watch("0", RankStarted(rank=0, world=1, pid=1))
         assert "running" in shown()
         log.write_text("epoch 1\n")

@@ -18,7 +18,6 @@ from m5ws.control_characters import escaped
 from m5ws.records.ledger import (
     AnyEvent,
     AttemptEnded,
-    AttemptStarted,
     CheckpointPublished,
     Notice,
     Observation,
@@ -147,8 +146,6 @@ class RunProgress:
                 self._say(f"{event.kind}{where}: {event.message}", output.warn)
             case CheckpointPublished() if self._enabled and not self._terminal:
                 self._say(f"checkpoint {event.name}")
-            case AttemptStarted() if event.resume is not None:
-                self._say(f"resuming from checkpoint {event.resume}")
             case AttemptEnded():
                 self.close()
             case _:
@@ -227,8 +224,6 @@ class RunProgress:
 def _stage(event: AnyEvent) -> str | None:
     """Return the stage of an attempt that begins with an event."""
     match event:
-        case AttemptStarted():
-            return "starting the ranks, which import torch"
         case RankStarted():
             return "the script is running, without a step yet"
         case Step() | Observation():
