@@ -39,7 +39,7 @@ from m5ws.tracking.interface import FollowedRun, Tracker
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
-_BUILDING = "building DeepSpeed's operators: minutes of compilation, once for an environment"
+_BUILDING = "preparing DeepSpeed's operators; the first time in an environment, they are compiled for minutes"
 _STOPPING = "stopping the ranks, which may save a last checkpoint (Ctrl-C again ends them at once)"
 _SUCCESSOR_S = 30.0
 """Interval of checks for a newer attempt. The store refuses this attempt's publications even before a check."""

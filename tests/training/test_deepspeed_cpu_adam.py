@@ -277,6 +277,11 @@ def test_a_rank_loads_from_the_folder(launched_by: list[str], built: Path, tmp_p
         ({"train.py": "from deepspeed.ops.adam import DeepSpeedCPUAdam"}, (), True),
         ({"conf/zero.json": '{"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}'}, (), True),
         ({"train.py": ""}, ("train.py", "--offload_optimizer_device", "cpu"), True),
+        ({"train.py": 'config = {"cpu_offload": False}'}, (), False),
+        ({"ds.json": '{"offload_optimizer": null}', "a.yaml": "offload_params: false"}, (), False),
+        ({"train.py": 'config = {"cpu_offload": False}\nconfig["cpu_offload"] = args.offload'}, (), True),
+        ({"train.py": "def build(cpu_offload=False):\n    return zero if cpu_offload else plain"}, (), True),
+        ({"train.py": ""}, ("train.py", "zero.cpu_offload=true"), True),
     ],
 )
 def test_the_operator_is_built_for_scripts_that_mention_it(

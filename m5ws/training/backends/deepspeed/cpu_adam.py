@@ -47,7 +47,8 @@ _TORCH_VARIABLES = {
     "TORCH_XPU_ARCH_LIST",
 }
 _NOTE_NAME = "cpu_adam.json"
-_MENTION = re.compile(rb"cpu_?adam|offload", re.IGNORECASE)
+# A setting that is off, as `"cpu_offload": False`, is no mention. A script that turns it on later has another mention.
+_MENTION = re.compile(rb"(?:cpu_?adam|offload)(?!\w*[\"']?\s*[:=]\s*(?:false|none|null)\b)", re.IGNORECASE)
 _READ = {".py", ".json", ".yaml", ".yml", ".toml", ".sh"}
 _READ_BYTES = 2**20
 _MOST_FILES = 20_000
