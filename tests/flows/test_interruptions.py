@@ -75,17 +75,13 @@ def test_a_resume_after_a_kill_in_a_save_is_certified(workspace: Workspace, kind
     assert (certificate["interrupted"], certificate["restored"]) == ([3], [2])
 
 
-@pytest.mark.parametrize(
-    ("name", "result"), [("checkpoint.pt", "only checkpoint"), ("checkpoint.state", "the resume failed")]
-)
-def test_a_half_written_checkpoint_that_cannot_be_resumed_from_is_named(
-    workspace: Workspace, name: str, result: str
-) -> None:
+@pytest.mark.parametrize("name", ["checkpoint.pt", "checkpoint.state"])
+def test_a_half_written_checkpoint_that_cannot_be_resumed_from_is_named(workspace: Workspace, name: str) -> None:
     """The script overwrites its only checkpoint. m5ws leaves a file out if it sees that its end is missing."""
     workspace.edit("train.py", "checkpoint.pt", name)
     certificate = _certify(workspace, "exact", "--in-save", expect=2)
     assert certificate["outcome"] == "not comparable"
-    assert result in certificate["reason"] and "half-written" in certificate["reason"]
+    assert "only checkpoint" in certificate["reason"] and "half-written" in certificate["reason"]
     assert "os.replace" in certificate["reason"] and "no file" not in certificate["reason"]
 
 

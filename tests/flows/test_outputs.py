@@ -116,7 +116,7 @@ def test_output_files_never_overrule_the_state(stepped: tuple[Workspace, str]) -
     verdict = workspace.json("reproduce", run)
     assert verdict["outcome"] == "reproduced" and verdict["compared"]["checkpoints"] == 3
     assert verdict["reason"] == (
-        "weights and optimizer equal in every bit; 1 file differs in wall-clock values: out/metrics.json"
+        "weights and optimizer equal in every bit; 1 file differs in values that are not judged: out/metrics.json"
     )
     statement = attest.build(workspace.repo, run)
     assert [line.name for line in statement.predicate.outputs] == [f"{run}@0001-final"]

@@ -311,6 +311,34 @@ def test_a_number_beside_a_time_is_a_result(repo: Repository, tmp_path: Path, li
     assert [difference.name for difference in report.differences] == ["out/a.txt:line 1"]
 
 
+@pytest.mark.parametrize("changed", ["", "weights", "loss", "step"])
+def test_values_that_begin_again_with_an_attempt_are_not_judged_in_a_resumed_run(
+    repo: Repository, tmp_path: Path, changed: str
+) -> None:
+    """Lightning begins a folder in each attempt, and the Trainer a mean over its steps."""
+
+    def files(version: int, mean: float) -> Files:
+        folder, is_changed = f"lightning_logs/version_{version}", version > 0
+        weights = torch.full((2,), 2.0 if is_changed and changed == "weights" else 1.0)
+        results = {"train_loss": mean, "eval_loss": 2.0 if is_changed and changed == "loss" else 1.0}
+        name = "epoch=3-step=8.ckpt" if is_changed and changed == "step" else "epoch=4-step=10.ckpt"
+        return {
+            f"{folder}/checkpoints/{name}": _saved({"w": weights, "path": f"{folder}/checkpoints/{name}"}),
+            f"{folder}/metrics.csv": f"step,loss\n{version},1.0\n".encode(),
+            f"{folder}/hparams.yaml": b"{}\n",
+            "out/all_results.json": json.dumps(results).encode(),
+        }
+
+    earlier = {"lightning_logs/version_0/checkpoints/epoch=1-step=4.ckpt": _saved({"w": torch.zeros(2)})}
+    sides = earlier | files(1, mean=2.0), files(0, mean=1.0)
+    resumed = msgspec.structs.replace(_ONE, attempts=2)
+    assert bool(_compare(repo, tmp_path, (resumed, _OTHER), sides).differences) == bool(changed)
+    (tmp_path / "swapped").mkdir()
+    assert bool(_compare(repo, tmp_path / "swapped", (_OTHER, resumed), sides[::-1]).differences) == bool(changed)
+    (tmp_path / "not resumed").mkdir()
+    assert _compare(repo, tmp_path / "not resumed", (_ONE, _OTHER), sides).differences
+
+
 @pytest.mark.parametrize("name", ["duration_loss", "elapsed_error", "durations", "elapsed_head", "loss_over_time"])
 def test_a_result_whose_name_begins_as_one_of_a_time_is_judged(repo: Repository, tmp_path: Path, name: str) -> None:
     def files(loss: float) -> Files:

@@ -52,6 +52,18 @@ DEFAULTS = (
     ),
 )
 
+RESTARTED = (
+    *(
+        f"**/{file}.json:{key}"
+        for file in ("all_results", "train_results", "trainer_state")
+        for key in ("train_loss", "*num_tokens")
+    ),
+    "**/lightning_logs/version_*/hparams.yaml",
+    "**/lightning_logs/version_*/metrics.csv",
+)
+"""Rules for runs that were resumed: means and counts of the last attempt alone (Hugging Face's Trainer, trl), and logs
+for which each attempt begins a folder (Lightning)."""
+
 _SERIES = "_over_time"
 """End of the names of results at several times, such as `loss_over_time`. They are no times."""
 _MARK = "m5ws-"

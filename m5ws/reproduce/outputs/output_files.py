@@ -76,8 +76,17 @@ def compare(
     places: tuple[Surroundings, Surroundings],
     extra: Sequence[str] = (),
 ) -> OutputReport:
-    """Compare the output files of two runs, with the contents `sides`. Raises NotFound, CorruptObject."""
-    rules = (*ignored.DEFAULTS, *extra)
+    """Compare the output files of two runs, with the contents `sides`. Raises NotFound, CorruptObject.
+
+    If one of them was resumed, values that begin again with each attempt are not judged.
+    """
+    was_resumed = max(place.attempts for place in places) > 1
+    numbered = places[0].attempts != places[1].attempts
+    places = (
+        msgspec.structs.replace(places[0], numbered=numbered),
+        msgspec.structs.replace(places[1], numbered=numbered),
+    )
+    rules = (*ignored.DEFAULTS, *(ignored.RESTARTED if was_resumed else ()), *extra)
     old, new = (_entries(repo, side) for side in sides)
     earlier = paired_names.pair(old, new, places)
     equal, differences = Counter[str](), list[OutputDifference]()
@@ -125,7 +134,7 @@ def _hint(differences: Sequence[OutputDifference]) -> Iterator[str]:
 def _words(clocks: Sequence[str], layout: Sequence[str], equal: int, extra: Sequence[str]) -> Iterator[str]:
     if clocks:
         total = len(clocks) + len(layout) + equal
-        yield f"{len(clocks)} of {total} files differ only in values that are not judged (time, speed, place):"
+        yield f"{len(clocks)} of {total} files differ only in values that are not judged (time, place, restart):"
         yield from (f"  {line}" for line in outputs.listed(clocks, "\n").split("\n"))
     if layout:
         yield f"equal in every tensor and value, with a different layout: {outputs.listed(layout)}"

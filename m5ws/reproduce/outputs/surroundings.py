@@ -48,16 +48,22 @@ _WEEKDAY = r"(?:\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*,? )?"
 _BARE_CLOCK = re.compile(r"(^\W{0,3}|[/_])([0-2]\d)([:-])([0-5]\d)\3([0-5]\d)" + _FRACTION + r"(?![\d:-])")
 _EPOCH = re.compile(r"(?<!\d)(?<!\d\.)(\d{10})(?:(?:\d{3}|\d{6}|\d{9})|\.\d+)?(?!\.?\d)")
 _SCALES = (1, 1e3, 1e6, 1e9)
+VERSION = re.compile(r"((?<!\w)lightning_logs/version_)(\d+)(?!\d)")
+"""The folder of an attempt of Lightning, with its number."""
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """A run's id, its hosts, its first and last moment in seconds since the epoch, and the number of its attempts."""
+    """A run's id, its hosts, its first and last moment in seconds since the epoch, and the number of its attempts.
+
+    With `numbered`, the numbers of its attempts' folders (`VERSION`) are left out of texts.
+    """
 
     run: str
     hosts: tuple[str, ...] = ()
     began_s: float = 0.0
     ended_s: float = 0.0
     attempts: int = 1
+    numbered: bool = False
 
     def placeless(self, text: str | None) -> str | None:
         """Return a text without the run's folder and id."""
@@ -66,6 +72,8 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def plain(self, text: str) -> str:
         """Return a text without the run's folder, its id, its hosts, and the moments of its own time."""
         text = ignored.without_place(text, self.run)
+        if self.numbered:
+            text = VERSION.sub(r"\1N", text)
         if self.began_s:
             text = self._dated.sub("TIME", text)
             text = _BARE_CLOCK.sub(lambda match: f"{match[1]}TIME" if self._is_clock(match) else match[0], text)

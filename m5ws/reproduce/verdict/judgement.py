@@ -177,7 +177,7 @@ def _so_far(comparison: Comparison, unknown: str) -> str:
 
 def _clocks(comparison: Comparison, files: output_files.OutputReport) -> str | None:
     """Return the reason if results are equal but files differ in unjudged values; None if no file differs."""
-    kinds = {"wall-clock values": files.clocks, "the run's path": files.places}
+    kinds = {"values that are not judged": files.clocks, "the run's path": files.places}
     parts = [
         f"{len(names)} file{' differs' if len(names) == 1 else 's differ'} in {values}: {outputs.listed(names)}"
         for values, names in kinds.items()

@@ -105,6 +105,12 @@ class _ExactResume:
     def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
         return _callback, (self.module,)
 
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: torch.Tensor) -> None:
+        active = context.active()
+        for listen in active.loss_listeners if active is not None else ():
+            # Lightning has divided it for the mean over the batches of a step.
+            listen(loss.detach() * trainer.accumulate_grad_batches)
+
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         active = context.active()
         # Collective, so that it needs each process of the Trainer to be a rank. Those that Lightning starts are none.

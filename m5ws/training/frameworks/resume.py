@@ -8,11 +8,13 @@ step 1. Here the framework's own method gets its newest checkpoint, as its docum
 import functools
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import torch
 
 from m5ws.training.frameworks import after_import
 from m5ws.training.runtime.context import ActiveRank
@@ -60,17 +62,48 @@ _BEFORE_CHECKPOINT = 4
 
 
 def _lightning(active: ActiveRank, module: ModuleType) -> None:
-    """https://lightning.ai/docs/pytorch/stable/common/trainer.html: `Trainer.fit(ckpt_path="last")`."""
+    """https://lightning.ai/docs/pytorch/stable/common/trainer.html: `Trainer.fit(ckpt_path=…)`.
+
+    The first training of the script gets the newest checkpoint. Others get "last", which their own callbacks saved.
+    """
     original: Callable[..., Any] = module.Trainer.fit
+    begun: list[str] = []
 
     @functools.wraps(original)
     def fit(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         if len(args) < _BEFORE_CHECKPOINT and kwargs.get("ckpt_path") is None:
-            kwargs["ckpt_path"] = "last"
-            _report(active, 'Trainer.fit(ckpt_path="last")')
+            chosen = "last" if begun else find_lightning_checkpoint(_folders(active, self))
+            if chosen is not None:
+                kwargs["ckpt_path"] = chosen
+                _report(active, f"Trainer.fit(ckpt_path={chosen!r})")
+            elif active.rank == 0:
+                active.notice("resume", "Lightning starts at step 1: the restored files have none of its checkpoints")
+        begun.append("fit")
         return original(self, model, *args, **kwargs)
 
     module.Trainer.fit = fit
+
+
+def _folders(active: ActiveRank, trainer: Any) -> list[Path]:
+    """Return the folders of a Trainer's checkpoint callbacks, or the outputs if they choose theirs when they begin."""
+    named = [getattr(callback, "dirpath", None) for callback in trainer.checkpoint_callbacks]
+    return [Path(folder) for folder in named if folder] or [Path(folder) for folder in active.context.spec.outputs]
+
+
+def find_lightning_checkpoint(folders: Iterable[Path]) -> str | None:
+    """Return the checkpoint of the highest step in these folders, None if there is none."""
+    found = [path for folder in folders for path in folder.glob("**/*.ckpt")]
+    steps = {path: step for path in found if (step := _read_step(path)) is not None}
+    return str(max(steps, key=lambda path: (steps[path], path.name.startswith("last"), str(path)))) if steps else None
+
+
+def _read_step(path: Path) -> int | None:
+    """Return the step of a checkpoint: a file, or a folder of parts with a file for all that is no tensor."""
+    with suppress(Exception):  # Whatever cannot be read is no checkpoint to continue from.
+        file = path / "meta.pt" if path.is_dir() else path
+        # Lightning loads the same file. Tensors stay on the disk.
+        return int(torch.load(file, map_location="cpu", mmap=True, weights_only=False)["global_step"])
+    return None
 
 
 def _report(active: ActiveRank, call: str) -> None:

@@ -54,6 +54,8 @@ class _Forwards:
     losses: dict[int | type[torch.nn.Module], list[scalars.Reader | str]] = field(default_factory=dict)
     """Losses by the id of the module that returned them. A loss function may be made for one call, and freed: its type
     counts."""
+    noted: list[scalars.Reader | str] = field(default_factory=list)
+    """Losses that a framework passed on. They have priority over those of modules."""
     count: int = 0
     computed: set[StorageWeakRef] = field(default_factory=set)
     """Memory of the values that left modules: passed to another one, they are no data."""
@@ -181,6 +183,14 @@ class Observer:
         if loss is not None:
             key = id(module) if has_parameters else type(module)
             forwards.losses.setdefault(key, []).append(scalars.take("loss", samples.local(loss)))
+
+    def note_loss(self, loss: torch.Tensor) -> None:
+        """Add a loss of the current step. It has priority over those that modules return."""
+        self._guarded(self._add_loss, loss)
+
+    def _add_loss(self, loss: torch.Tensor) -> None:
+        if loss.numel() == 1 and len(self._forwards.noted) < _FORWARDS:
+            self._forwards.noted.append(scalars.take("loss", samples.local(loss.detach())))
 
     # --- optimizers
 
@@ -406,8 +416,8 @@ def _event(update: _Update, time_s: float, seconds: float) -> Step:
     if forwards.count:
         digests["output"] = samples.digest(forwards.outputs, forwards.count)
     quantities = {name: _text(value) for name, value in update.quantities.items()}
-    if forwards.losses:
-        losses = [decode(_text(value)) for value in list(forwards.losses.values())[-1]]
+    if read := forwards.noted or next(reversed(forwards.losses.values()), []):
+        losses = [decode(_text(value)) for value in read]
         quantities["loss"] = encode(losses[0] if len(losses) == 1 else sum(losses) / len(losses))
     return Step(
         time_s=time_s,

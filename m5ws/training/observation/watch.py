@@ -27,6 +27,7 @@ def start(active: ActiveRank) -> None:
         active.notice("limit", f"the script is not observed: {error}")
         return
     observer = _Watch.observer = Observer(active)
+    active.loss_listeners.append(observer.note_loss)
 
     thread = threading.get_ident()
 
