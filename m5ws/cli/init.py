@@ -71,4 +71,6 @@ def command(
         output.print_note(f"note: existing {path} was not changed; the template's rules were not added")
     if not init.in_git(root):
         output.print_note("hint: run `git init` here, so that snapshots record their commit.")
+    elif commit is None:
+        output.print_note("hint: commit m5ws.toml after your changes, so that every checkout has the same settings.")
     return None

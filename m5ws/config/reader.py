@@ -97,7 +97,7 @@ def _useless(table: Table) -> Iterator[tuple[Key, str]]:
     settings = msgspec.convert(table, Settings)
     for key, wrong, problem in _RULES:
         if _present(table, key) and wrong(settings):
-            yield key, f"{'.'.join(key)!r} {problem}"
+            yield key, f"{'.'.join(key)!r} {problem if isinstance(problem, str) else problem(settings)}"
 
 
 def _outside(path: str) -> bool:
@@ -109,7 +109,15 @@ def _below(number: int | None, least: int) -> bool:
     return number is not None and number < least
 
 
-_RULES: tuple[tuple[Key, Callable[[Settings], bool], str], ...] = (
+def _describe_data(settings: Settings) -> str:
+    """Return the problem of the first path in `data.paths` that is outside of the workspace."""
+    path = next(filter(_outside, settings.data.paths))
+    name = PurePosixPath(path).name.strip("~.") or "data"
+    link = f"`ln -s {path or 'FOLDER'} {name}` makes a link; name the link"
+    return f"holds {path!r}, which is not inside the workspace: {link}"
+
+
+_RULES: tuple[tuple[Key, Callable[[Settings], bool], str | Callable[[Settings], str]], ...] = (
     (("store", "url"), lambda s: not s.store.url, "is empty"),
     *(
         (("store", name), lambda s: not s.store.url.startswith("s3://"), "does nothing: 'store.url' is not s3://…")
@@ -132,11 +140,7 @@ _RULES: tuple[tuple[Key, Callable[[Settings], bool], str], ...] = (
         lambda s: any(map(_outside, s.config.files)),
         "holds a path that is not inside the workspace",
     ),
-    (
-        ("data", "paths"),
-        lambda s: any(map(_outside, s.data.paths)),
-        "holds a path that is not inside the workspace: `ln -s ~/.cache/huggingface hf` makes a link; name the link",
-    ),
+    (("data", "paths"), lambda s: any(map(_outside, s.data.paths)), _describe_data),
     (
         ("tokenizer", "path"),
         lambda s: s.tokenizer.path is not None and _outside(s.tokenizer.path),

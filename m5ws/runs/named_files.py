@@ -1,15 +1,62 @@
-"""Files of the workspace that a command names, and that a run would not find: git ignores them.
+"""Files of the workspace that a command names, and that a run would not find: its script, and files that git ignores.
 
 A script finds out after minutes, so they are named before the launch.
 """
 
+import difflib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+from m5ws.errors import UsageError
 from m5ws.records.snapshot import Snapshot
+from m5ws.records.tree import path_text
 from m5ws.repository.files import trees
 from m5ws.repository.repository import Repository
+
+_SUGGESTED = 3
+_COMMANDS = (
+    "m5ws starts Python scripts, and understands python, torchrun, deepspeed, accelerate launch, tune run and composer."
+)
+
+
+def refuse_missing_script(repo: Repository, snapshot: Snapshot, script: str, root: Path) -> None:
+    """Raise UsageError if the command's first word is no file of the snapshot, before every rank fails.
+
+    The hint has similar scripts of the snapshot, and the relative path of one in the workspace `root`.
+    """
+    if script.startswith("-"):
+        return
+    files = {
+        path_text(entry.path)
+        for tree in dict.fromkeys(snapshot.trees.values())
+        for entry in trees.load(repo.objects, tree).entries
+    }
+    wanted = os.path.normpath(script)
+    if wanted in files:
+        return
+    inside = os.path.relpath(os.path.realpath(script), root.resolve()) if os.path.isabs(script) else wanted
+    if not script.endswith(".py"):
+        hint = _COMMANDS
+    elif similar := _similar(inside, files):
+        hint = f"Did you mean {' or '.join(similar)}? Paths are relative to the workspace."
+    elif os.path.isabs(script):
+        hint = "Give the path relative to the workspace."
+    else:
+        hint = "`m5ws show SNAPSHOT` lists its parts."
+    raise UsageError(f"the snapshot has no file {script}", hint=hint)
+
+
+def _similar(wanted: str, files: Collection[str]) -> list[str]:
+    """Return a path if it is one of `files`, else scripts of its name in other folders, else those with a like path."""
+    if wanted in files:
+        return [wanted]
+    scripts = sorted(file for file in files if file.endswith(".py"))
+    if same := [file for file in scripts if os.path.basename(file) == os.path.basename(wanted)]:
+        return same[:_SUGGESTED]
+    # The suffix makes all names similar.
+    stems = [script.removesuffix(".py") for script in scripts]
+    return [f"{stem}.py" for stem in difflib.get_close_matches(wanted.removesuffix(".py"), stems, _SUGGESTED)]
 
 
 def warnings(

@@ -24,10 +24,9 @@ from m5ws.records.note import Note
 from m5ws.records.run import LaunchSpec, Parent, Run, Trainer
 from m5ws.records.snapshot import Snapshot
 from m5ws.repository import bindings, checkpoints, removals, runs, snapshots
-from m5ws.repository.files import trees
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
-from m5ws.runs import import_path
+from m5ws.runs import import_path, named_files
 from m5ws.runs.outputs import restored_outputs
 from m5ws.runs.outputs.restored_outputs import StoredOutputs
 from m5ws.store.interface import CachingStore
@@ -178,7 +177,7 @@ def plan(
         _require(run.spec)
     snapshot = snapshots.load(repo, run.snapshot)
     portable.refuse(snapshot.determinism, run.spec)
-    _find_script(repo, snapshot, run.spec.command)
+    named_files.refuse_missing_script(repo, snapshot, run.spec.command[0], author_dir)
     attempts = ledger.attempts(repo, run.id)
     attempt = max(attempts, default=0) + 1
     valid = checkpoints.valid(repo, run.id) if attempts else []
@@ -214,24 +213,6 @@ def repeat_fingerprints(planned: AttemptPlan, steps: Iterable[int]) -> AttemptPl
     """Return the plan of a replay that fingerprints the state after these steps of its original."""
     context = msgspec.structs.replace(planned.context, fingerprint_at=tuple(steps))
     return msgspec.structs.replace(planned, context=context)
-
-
-def _find_script(repo: Repository, snapshot: Snapshot, command: tuple[str, ...]) -> None:
-    """Raise UsageError if the command is not a script of the snapshot, before every rank fails."""
-    script = command[0]
-    if script.startswith("-"):
-        return
-    if os.path.isabs(script):
-        raise UsageError(f"{script} is not in the snapshot", hint="Give the path relative to the workspace.")
-    wanted = os.fsencode(os.path.normpath(script))
-    parts = dict.fromkeys(snapshot.trees.values())
-    if not any(entry.path == wanted for tree in parts for entry in trees.load(repo.objects, tree).entries):
-        launchers = (
-            "m5ws starts Python scripts, and understands python, torchrun, deepspeed, accelerate launch, tune run and "
-            "composer."
-        )
-        hint = "`m5ws show SNAPSHOT` lists its parts." if script.endswith(".py") else launchers
-        raise UsageError(f"the snapshot has no file {script}", hint=hint)
 
 
 def _require(launch: LaunchSpec) -> None:

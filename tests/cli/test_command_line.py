@@ -256,6 +256,7 @@ def test_init_changes_nothing_in_a_git_repository_but_for_its_own_files(m5: Any,
     commit_all(tmp_path)
     done = m5("-C", tmp_path, "init")
     assert done.status == 0 and "git init" not in done.err
+    assert "commit m5ws.toml" in done.err
     assert git(tmp_path, "status", "--porcelain", "-uall") == "?? m5ws.toml"
 
 

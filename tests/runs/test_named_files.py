@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pytest
+
+from m5ws.errors import UsageError
 from m5ws.repository.repository import Repository
 from m5ws.runs import named_files
 from tests.support.records import planted
@@ -34,3 +37,26 @@ def test_other_words_are_not_named(repo: Repository, tmp_path: Path) -> None:
         _named(repo, tmp_path, "--data", "absent", "out", "out/old.txt", "..", ".", "", "/etc", ".m5ws/index", "-")
         == []
     )
+
+
+@pytest.mark.parametrize(
+    ("script", "suggested"),
+    [
+        ("trian.py", "train.py"),
+        ("eval.py", "exp/eval.py"),
+        ("../train.py", "train.py"),
+        ("ROOT/exp/eval.py", "exp/eval.py"),
+        ("other.py", None),
+        ("srun", None),
+    ],
+)
+def test_a_missing_script_is_refused_with_similar_ones(
+    repo: Repository, tmp_path: Path, script: str, suggested: str | None
+) -> None:
+    root = tmp_path / "w"
+    snapshot = planted.snapshot(planted.tree(repo, root, {"train.py": "", "exp/eval.py": "", "run.py": ""}))
+    with pytest.raises(UsageError) as refused:
+        named_files.refuse_missing_script(repo, snapshot, script.replace("ROOT", str(root)), root)
+    hint = refused.value.hint
+    assert f"mean {suggested}?" in hint if suggested is not None else "mean" not in hint
+    named_files.refuse_missing_script(repo, snapshot, "./train.py", root)
