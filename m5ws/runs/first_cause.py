@@ -81,9 +81,11 @@ class FirstCause:
         failed = sorted((number for number, rank in self._ranks.items() if rank.error), key=self._place_in_time)
         stop = self._first_stop(failed, statuses)
         errors = [number for number in failed if number == stop or self._ranks[number].kind != _STOP]
+        if not errors and died:
+            early = self._describe_early(statuses) if died[0].status == -signal.SIGABRT else None
+            return "; ".join([*([early] if early else []), self._describe_dead(died, with_likely=True)])
         if not errors:
-            stopped = self._ranks[failed[0]].error if failed else None
-            return self._describe_dead(died, with_likely=True) if died else stopped
+            return self._ranks[failed[0]].error if failed else None
         first = stop if stop is not None else min(errors, key=lambda number: self._ranks[number].kind)
         texts = self._describe_error(first, died, statuses)
         if first != errors[0]:
@@ -118,20 +120,26 @@ class FirstCause:
 
         If all ranks were stopped, the first of them is not known: they end at different moments.
         """
-        own = {status.rank for status in statuses if not status.is_consequence}
+        own = {status.rank for status in statuses if not self._has_ended_by_torchrun(status)}
         if not failed or failed[0] not in own or self._ranks[failed[0]].kind != _STOP:
             return None
         are_all_stopped = all(rank.error and rank.kind == _STOP for rank in self._ranks.values())
         return None if are_all_stopped else failed[0]
+
+    def _has_ended_by_torchrun(self, status: RankStatus) -> bool:
+        """Return True if torchrun stopped a rank before its end was recorded. The process may end much later."""
+        return status.is_consequence and not (status.signalled_s or 0.0) > self._rank(status.rank).last_s
 
     def _describe_early(self, statuses: Sequence[RankStatus]) -> str | None:
         """Return words about the ranks that ended first and without an error; None if none ended before the others.
 
         A rank that fails in the step after their end has the same last step.
         """
-        step = min(rank.step for rank in self._ranks.values() if rank.error)
+        died = {status.rank for status in statuses if not status.is_consequence}
+        failed = died | {number for number, rank in self._ranks.items() if rank.error}
+        step = min(self._rank(number).step for number in failed)
         unrecorded = self._ended_without_record(statuses)
-        recorded = {number for number, rank in self._ranks.items() if rank.end is not None and not rank.error}
+        recorded = {number for number, rank in self._ranks.items() if rank.end is not None and not rank.error} - failed
         ended = {number: self._ranks[number].step for number in recorded | unrecorded}
         first = min(ended.values(), default=step + 1)
         if first > step:

@@ -1,5 +1,6 @@
 """Statuses of ranks, read from torchrun's log."""
 
+from datetime import datetime
 from pathlib import Path
 
 from hypothesis import given
@@ -16,14 +17,20 @@ _FAILED = st.integers(-15, -1) | st.integers(1, 255)
 def test_all_statuses_are_read(statuses: dict[int, tuple[int, bool]]) -> None:
     failures = {rank: ProcessFailure(rank, 1000 + rank, status, "") for rank, (status, _) in statuses.items()}
     lines = [
-        f"W1126 03:31:14.123000 99 torch/distributed/elastic/multiprocessing/api.py:1030] {words}"
+        f"W1126 03:31:{second}.123000 99 torch/distributed/elastic/multiprocessing/api.py:1030] {words}"
         for rank, (_, is_consequence) in statuses.items()
         if is_consequence
-        for words in (f"Sending process {1000 + rank} closing signal SIGTERM",)
+        for second, words in (
+            (14, f"Sending process {1000 + rank} closing signal SIGTERM"),
+            (44, f"Unable to shutdown process {1000 + rank} via SIGTERM, forcefully exiting via SIGKILL"),
+        )
     ]
+    signalled_s = datetime.fromisoformat("2026-11-26 03:31:14.123").timestamp()
     text = "\n".join([*lines, str(ChildFailedError("train.py", failures))])
-    assert torchrun_log._statuses(text) == tuple(
-        RankStatus(rank=rank, status=status, is_consequence=is_consequence)
+    assert torchrun_log._statuses(text, 2026) == tuple(
+        RankStatus(
+            rank=rank, status=status, is_consequence=is_consequence, signalled_s=signalled_s if is_consequence else None
+        )
         for rank, (status, is_consequence) in sorted(statuses.items())
     )
 

@@ -154,11 +154,33 @@ def test_a_rank_that_ended_with_status_0_and_no_record_is_named(
     assert described == f"rank {ranks} ended with status 0{after} before the others; the earliest error: {error}"
 
 
-@given(failure=_failure(), is_first=st.booleans(), is_consequence=st.booleans(), number=st.none() | _SIGNALS)
+@given(ranks=st.integers(1, 3), has_record=st.booleans(), number=_SIGNALS, is_ahead=st.booleans())
+def test_a_rank_that_ended_early_is_named_before_an_abort(
+    ranks: int, has_record: bool, number: signal.Signals, is_ahead: bool
+) -> None:
+    """As by NCCL's watchdog. Another signal than SIGABRT is a cause of its own."""
+    events = _steps(ranks + 1, 2)
+    if has_record:
+        events.append((ranks, RankEnded(time_s=3, rank=ranks)))
+    if is_ahead:
+        events.append((ranks, Step(time_s=2, step=3, quantities={})))
+    described = _describe(events, [RankStatus(rank=rank, status=-number) for rank in range(ranks)])
+    is_early = number == signal.SIGABRT and not is_ahead
+    status = "" if has_record else " with status 0"
+    assert described.startswith(f"rank {ranks} ended{status} after step 2, before the others; rank" * is_early)
+    assert ("before the others" in described) == is_early and number.name in described
+
+
+@given(
+    failure=_failure(),
+    is_first=st.booleans(),
+    signalled_s=st.sampled_from([None, 0.3, 0.7]),
+    number=st.none() | _SIGNALS,
+)
 def test_a_rank_that_another_program_stopped_before_all_errors_is_named(
     failure: tuple[int, int, list[int], list[tuple[int, AnyEvent]], list[RankStatus]],
     is_first: bool,
-    is_consequence: bool,
+    signalled_s: float | None,
     number: signal.Signals | None,
 ) -> None:
     ranks, count, order, events, statuses = failure
@@ -166,9 +188,11 @@ def test_a_rank_that_another_program_stopped_before_all_errors_is_named(
     statuses.append(RankStatus(rank=order[0], status=1))
     time_s = count + (0.4 if is_first else 0.6)
     events.append((ranks, RankEnded(time_s=time_s, rank=ranks, error="stopped by SIGTERM")))
-    statuses.append(RankStatus(rank=ranks, status=143, is_consequence=is_consequence))
+    # torchrun may signal a process after its script has ended.
+    signal_s = count + signalled_s if signalled_s is not None else None
+    statuses.append(RankStatus(rank=ranks, status=143, is_consequence=signal_s is not None, signalled_s=signal_s))
     died = [RankStatus(rank=ranks + 1, status=-number)] if number is not None else []
-    first = f"stopped by SIGTERM (rank {ranks})" if is_first and not is_consequence else None
+    first = f"stopped by SIGTERM (rank {ranks})" if is_first and signalled_s != 0.3 else None
     dead = f"; rank {ranks + 1} was ended by {number.name}" if number is not None else ""
     assert _describe(events, [*statuses, *died]) == (first or f"ValueError: later (rank {order[0]})") + dead
 

@@ -31,7 +31,7 @@ def describe(error: BaseException) -> str:
     if (caught := _CAUGHT.match(text)) and (last := _LAST_FRAME.match(text)):
         file, line, own = last.groups()
         return secret_scan.masked(f"{own} ({Path(file).name}:{line}, loader worker {caught[1]})")
-    return secret_scan.masked(f"{type(error).__name__}: {text}{place}")
+    return secret_scan.masked(f"{type(error).__name__}{': ' if text else ''}{text}{place}")
 
 
 def is_raised(error: BaseException) -> bool:
