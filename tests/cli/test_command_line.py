@@ -274,12 +274,12 @@ def test_init_with_git_commits_its_files_and_leaves_a_repository_as_it_is(m5: An
     assert not (tmp_path / "other" / "m5ws.toml").exists()
 
 
-def test_init_twice_is_refused_and_lists_what_is_there(m5: Any, tmp_path: Path) -> None:
+def test_init_twice_is_refused_and_names_the_store(m5: Any, tmp_path: Path) -> None:
     m5("init", tmp_path / "w")
     before = (tmp_path / "w" / "m5ws.toml").stat().st_mtime_ns
     done = m5("init", tmp_path / "w")
     assert (done.status, done.out) == (2, "")
-    assert "  m5ws.toml" in done.err
+    assert ".m5ws/store" in done.err
     assert (tmp_path / "w" / "m5ws.toml").stat().st_mtime_ns == before
 
 
