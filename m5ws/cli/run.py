@@ -13,7 +13,7 @@ import msgspec
 from m5ws.cli import detached, environment, note, sweep
 from m5ws.cli.parameters import launch_options, names, run_source, sweep_options
 from m5ws.cli.parameters.script import ScriptCommand, script
-from m5ws.cli.terminal import interrupt, output
+from m5ws.cli.terminal import interrupt, log_lines, output
 from m5ws.cli.terminal import progress as progress_bars
 from m5ws.cli.terminal.run_progress import RunProgress
 from m5ws.errors import M5Error, UsageError
@@ -306,13 +306,14 @@ def _follow(ports: "Ports", plan: "AttemptPlan", *, progress: bool, as_json: boo
 
     if not as_json:
         output.echo(plan.run.id)
-    with interrupt.on_signals(), RunProgress(enabled=progress, log=plan.directory / "logs" / "rank-0.log") as shown:
+    log = plan.directory / "logs" / "rank-0.log"
+    with interrupt.on_signals(), RunProgress(enabled=progress, log=log) as shown:
         result = supervise.execute(ports, plan, shown.watch, shown.prepare, shown.poll)
     if as_json:
         output.print_json({"run": plan.run, "result": result})
     if any((work := plan.directory / "work").glob("*")):
         output.print_note(f"files of the script are kept in {work}")
-    _judge(result)
+    _judge(result, log)
     _print_provable(ports, plan.run)
 
 
@@ -350,8 +351,8 @@ def _describe(plan: "AttemptPlan") -> str:
     return "\n".join([output.fields(fields), "with", *variables])
 
 
-def _judge(result: "AttemptResult") -> None:
-    """Report the result of a run. Raises RunFailed, RunInterrupted, RunUnsaved, Superseded."""
+def _judge(result: "AttemptResult", log: Path) -> None:
+    """Report the result of a run with this log of rank 0. Raises RunFailed, RunInterrupted, RunUnsaved, Superseded."""
     if not result.delivered and result.outcome not in COMPLETE:
         output.warn(
             "note: the store does not have the complete ledger yet; the next m5ws command here uploads the rest"
@@ -372,7 +373,11 @@ def _judge(result: "AttemptResult") -> None:
         )
         raise RunUnsaved(ended, hint=hint)
     if result.outcome != "finished":
-        raise RunFailed(ended, hint=f"`m5ws logs {result.run}` prints the output of its ranks.")
+        hint = f"`m5ws logs {result.run}` prints the output of its ranks."
+        # Such as Hydra, which prints the exception of a script and ends with a status.
+        if (result.message or "").startswith("exit status") and (error := log_lines.find_error(log)) is not None:
+            hint = f"The last error in the output of rank 0 is {error!r}. {hint}"
+        raise RunFailed(ended, hint=hint)
     if not result.delivered:
         raise RunUnsaved(
             f"{ended}, but the store does not have the complete ledger",

@@ -15,6 +15,7 @@ state = Path("out/deep/state.txt")
 begun = int(state.read_text()) if state.exists() else 0
 state.parent.mkdir(parents=True, exist_ok=True)
 if begun == 0 and "nothing" in sys.argv:
+    print("Error executing job\\nomegaconf.errors.ConfigError: no key\\n\\nSet FULL_ERROR=1 for more.")
     raise SystemExit(9)
 for step in range(begun + 1, 7):
     state.write_text(str(step))
@@ -66,7 +67,10 @@ def test_a_resume_restores_files_of_a_folder_that_is_declared_later(workspace: W
 
 
 def test_a_resume_that_would_begin_again_is_asked_for(workspace: Workspace, tmp_path: Path) -> None:
-    run = workspace.m5ws("run", "--no-progress", "--", "train.py", "nothing", expect=1).stdout.strip()
+    failed = workspace.m5ws("run", "--no-progress", "--", "train.py", "nothing", expect=1)
+    run = failed.stdout.strip()
+    # The script has printed its exception, and ended with a status.
+    assert "ConfigError: no key" in failed.stderr
     assert "no output files" in workspace.m5ws("outputs", run, str(tmp_path / "model"), expect=3).stderr
     refused = workspace.m5ws("run", "--resume", run, expect=2)
     assert "neither a checkpoint nor output files" in refused.stderr and "--from-scratch" in refused.stderr
