@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 _FAILURE = re.compile(r"^ *rank +: (\d+) \(local_rank: \d+\)\n *exitcode +: (-?\d+) \(pid: (\d+)\)", re.MULTILINE)
-_SIGNALLED = re.compile(r"^.(\d{4} [\d:.]+) .*(?:Sending process|Unable to shutdown process) (\d+) ", re.MULTILINE)
+_SIGNALLED = re.compile(r"(?:^.(\d{4} [\d:.]+) .*)?(?:Sending process|Unable to shutdown process) (\d+) ", re.MULTILINE)
 _READ_BYTES = 2**20
 
 
@@ -50,7 +50,7 @@ def _statuses(text: str, year: int) -> tuple[RankStatus, ...]:
 
 
 def _parse_time(moment: str, year: int) -> float | None:
-    """Return a local time of torchrun's log, which has no year, as seconds since the epoch; None if it is none."""
+    """Return a time of torchrun's log, local and without a year, as seconds since the epoch; None if there is none."""
     try:
         return datetime.strptime(f"{year} {moment}", "%Y %m%d %H:%M:%S.%f").astimezone().timestamp()
     except ValueError:

@@ -35,6 +35,15 @@ def test_all_statuses_are_read(statuses: dict[int, tuple[int, bool]]) -> None:
     )
 
 
+def test_a_signal_is_read_from_a_line_without_a_time() -> None:
+    lines = [
+        "Sending process 1000 closing signal SIGTERM",
+        str(ChildFailedError("a", {0: ProcessFailure(0, 1000, 3, "")})),
+    ]
+    [status] = torchrun_log._statuses("\n".join(lines), 2026)
+    assert status.is_consequence and status.signalled_s is None
+
+
 def test_a_log_without_statuses_has_none(tmp_path: Path) -> None:
     assert torchrun_log.read_statuses(tmp_path / "missing.log") == ()
     (tmp_path / "launcher.log").write_bytes(b"\xff" * (2**20 + 1))
