@@ -30,6 +30,7 @@ _LOST_CONNECTION = re.compile(
 """
 _TIMED_OUT = re.compile(r"time[d-]? ?out|monitoredBarrier", re.IGNORECASE)
 _STOPPED = "stopped by SIG"
+_HANDLING = " while handling "
 _EARLIEST = "the earliest error: "
 _CAUSE, _LOST, _STOP = range(3)
 """The order of errors: a cause, a lost connection, and a rank that was stopped."""
@@ -164,7 +165,12 @@ class FirstCause:
         texts = [
             _name(numbers)[0] + (f" (after step {step})" if step else "") for step, numbers in sorted(by_step.items())
         ]
-        return f"still running: {', '.join(texts)}" if texts else None
+        handling = [
+            self._name_error(number)
+            for number, rank in sorted(self._ranks.items())
+            if rank.kind == _STOP and _HANDLING in rank.error
+        ]
+        return "; ".join([f"still running: {', '.join(texts)}", *handling]) if texts else None
 
     def _describe_dead(self, died: Sequence[RankStatus], *, with_likely: bool) -> str:
         """Return words about the ranks that died with the same status as the first of them."""

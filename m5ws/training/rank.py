@@ -130,7 +130,7 @@ def _run(arguments: Sequence[str], active: context.ActiveRank) -> _End:
         if leaving.code is None or leaving.code == 0:
             return _End(0)
         if isinstance(leaving.code, int):
-            return _End(leaving.code, _exit_text(leaving.code))
+            return _End(leaving.code, _exit_text(leaving.code, leaving.__context__))
         return _End(1, secret_scan.masked(str(leaving.code)), failure=leaving)
     except BaseException as error:
         # The one broad handler of a rank: every error of a script belongs in its log and its ledger.
@@ -174,9 +174,11 @@ def _run_script(arguments: Sequence[str]) -> None:
     runpy.run_path(arguments[0], run_name="__main__")
 
 
-def _exit_text(code: int) -> str:
+def _exit_text(code: int, handled: BaseException | None = None) -> str:
+    """Return an exit status in words, with the error that the script was handling when a signal stopped it."""
     if code > 128 and code - 128 in (signal.SIGTERM, signal.SIGINT):
-        return f"stopped by {signal.Signals(code - 128).name}"
+        error = f" while handling {script_error.describe(handled)}" if handled is not None else ""
+        return f"stopped by {signal.Signals(code - 128).name}{error}"
     return f"exit status {code}"
 
 

@@ -12,6 +12,7 @@ from m5ws.records.ledger import AnyEvent, AttemptStarted, Notice, RankEnded, Ran
 from m5ws.runs.first_cause import FirstCause
 
 _LOST = "RuntimeError: Connection closed by peer"
+_TIMED_OUT = "RuntimeError: [/src/gloo/transport/tcp/unbound_buffer.cc:79] Timed out waiting 1000ms for recv operation"
 _SIGNALS = st.sampled_from([signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS])
 
 
@@ -209,8 +210,7 @@ def test_ranks_that_still_ran_are_named_if_a_collective_timed_out(
     failure: tuple[int, int, list[int], list[tuple[int, AnyEvent]], list[RankStatus]], is_behind: bool, is_timeout: bool
 ) -> None:
     ranks, count, order, events, statuses = failure
-    error = "RuntimeError: [/src/gloo/transport/tcp/unbound_buffer.cc:79] Timed out waiting 1000ms for recv operation"
-    error = error if is_timeout else _LOST
+    error = _TIMED_OUT if is_timeout else _LOST
     events.append((order[0], RankEnded(time_s=count + 0.5, rank=order[0], error=error)))
     statuses.append(RankStatus(rank=order[0], status=1))
     events.append((ranks, Step(time_s=count, step=count + 10 - is_behind, quantities={})))
@@ -222,6 +222,21 @@ def test_ranks_that_still_ran_are_named_if_a_collective_timed_out(
     running = described.partition("; still running: ")[2].replace("ranks", "rank").split("rank ")
     named = {int(number) for text in running for number in text.split(" (")[0].rstrip(", ").split(", ") if number}
     assert named == (set(range(ranks + 1)) - failed if is_timeout else set())
+
+
+@given(first=st.integers(0, 1), is_handling=st.booleans())
+def test_the_error_that_a_stopped_rank_was_handling_is_named_after_a_timeout(first: int, is_handling: bool) -> None:
+    """Its clean-up was slow, and others waited for it."""
+    slow = 1 - first
+    stopped = "stopped by SIGTERM" + (" while handling ValueError: first" if is_handling else "")
+    ends = [
+        (first, RankEnded(time_s=2, rank=first, error=_TIMED_OUT)),
+        (slow, RankEnded(time_s=3, rank=slow, error=stopped)),
+    ]
+    statuses = [RankStatus(rank=first, status=1), RankStatus(rank=slow, status=143, is_consequence=True)]
+    described = _describe([*_steps(2, 1), *ends], statuses)
+    handling = f"; {stopped} (rank {slow})" if is_handling else ""
+    assert described == f"{_TIMED_OUT} (rank {first}); still running: rank {slow} (after step 1){handling}"
 
 
 @given(lost_s=st.permutations(range(3)), cause=st.integers(0, 2))

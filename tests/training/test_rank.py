@@ -31,8 +31,9 @@ def test_a_script_runs_as_python_would_run_it(runner: Any) -> None:
 @pytest.mark.parametrize(
     ("how", "status", "error"),
     [
-        ("raise", 1, "ValueError: something in the script (plain.py:10)"),
-        ("raise without a log", 1, "ValueError: something in the script (plain.py:10)"),
+        ("raise", 1, "ValueError: something in the script (plain.py:11)"),
+        ("raise without a log", 1, "ValueError: something in the script (plain.py:11)"),
+        ("stopped", 143, "stopped by SIGTERM while handling KeyError: 'something in the script' (plain.py:19)"),
         ("7", 7, "exit status 7"),
     ],
 )

@@ -1,6 +1,7 @@
 """A script that does not use m5ws: it prints its arguments and ends as the first one demands."""
 
 import os
+import signal
 import sys
 
 print("called as", __name__, sys.argv, os.path.basename(sys.path[0]))
@@ -13,3 +14,8 @@ if sys.argv[1] == "import":
     __import__("from_the_checkout")
 if sys.argv[1].isdigit():
     sys.exit(int(sys.argv[1]))
+if sys.argv[1] == "stopped":
+    try:
+        raise KeyError("something in the script")
+    finally:
+        signal.raise_signal(signal.SIGTERM)
