@@ -8,6 +8,7 @@ import click
 
 from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output, progress
+from m5ws.errors import UsageError
 
 if TYPE_CHECKING:
     from m5ws.repository.repository import Repository
@@ -17,15 +18,17 @@ if TYPE_CHECKING:
 @click.command("outputs")
 @click.argument("run", type=names.Id(("run",)))
 @click.argument("directory", type=click.Path(path_type=Path), required=False)
+@click.option("--attempt", type=click.IntRange(min=1), help="Write the files of this attempt, and not the newest.")
 @output.json_option
 @click.pass_context
-def command(context: click.Context, run: str, directory: Path | None, as_json: bool) -> None:
+def command(context: click.Context, run: str, directory: Path | None, attempt: int | None, as_json: bool) -> None:
     """List a run's output files, or write them to a new directory.
 
     Output files are the files in the folders of `[run] outputs`. With DIRECTORY, write those of the newest attempt:
     its final files, or the last copies if it did not end. DIRECTORY must be empty or missing. Every byte is verified.
 
-    Without DIRECTORY, list all that the store has: the final files of each attempt, and copies made while it ran.
+    Without DIRECTORY, list all that the store has: the final files of each attempt, and copies made while it ran. A
+    resume of an attempt that did not finish may get other files; a notice of the next attempt names them.
 
     \b
     Example:
@@ -36,8 +39,10 @@ def command(context: click.Context, run: str, directory: Path | None, as_json: b
     repo = names.open_repository(names.workspace(context))
     run_id = names.find_id(repo, run, "run")
     if directory is None:
+        if attempt is not None:
+            raise UsageError("--attempt needs a directory to write to", hint="`m5ws outputs RUN` lists all attempts.")
         return _list(repo, run_id, as_json)
-    stored = restored_outputs.require_newest(repo, run_id)
+    stored = restored_outputs.require_newest(repo, run_id, attempt)
     with progress.Bar() as bar:
         tree = restored_outputs.write(repo, stored, directory, bar)
     if as_json:

@@ -278,7 +278,7 @@ def _plan(
 def _store_kept_files(workspace: "Workspace", repo: "Repository", run: "Run", attempt: int) -> None:
     """Store the files of an ended attempt that `[run] outputs` of m5ws.toml names now. Raises UsageError for none."""
     from m5ws.runs import kept_files
-    from m5ws.runs.outputs import outputs
+    from m5ws.runs.outputs import outputs, restored_outputs
 
     declared = workspace.settings.run.outputs
     kept = kept_files.store(repo, run, attempt, workspace.home, declared)
@@ -292,6 +292,8 @@ def _store_kept_files(workspace: "Workspace", repo: "Repository", run: "Run", at
             f"Attempt {attempt} wrote {', '.join(candidates)}, kept in {work}. Set in [run] of m5ws.toml: {line}. "
             f"Then `--resume` restores these files. {hint}"
         )
+    if restored_outputs.newest(repo, run.id) is not None:
+        hint = f"`m5ws outputs {run.id}` lists its stored files, of which no checkpoint is complete. {hint}"
     raise UsageError(f"run {run.id} has neither a checkpoint nor output files to restore", hint=hint)
 
 

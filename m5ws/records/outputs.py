@@ -8,10 +8,12 @@ from m5ws.records.base import Count, Digest, Record, RunId
 from m5ws.records.checkpoint import Checkpoint
 
 
-class OutputFiles(Record, tag="outputs/1", frozen=True, kw_only=True):
+class OutputFiles(Record, tag="outputs/1", frozen=True, kw_only=True, omit_defaults=True):
     """Files that a script wrote, linked to their run, snapshot and attempt; they belong to no step.
 
     `moment` is the end of their name: `final` at the end of the attempt, or the number of a copy made while it ran.
+    `content` has all complete files. `resume` has those that a resume gets, if they are others: earlier ones in place
+    of files that were incomplete at that moment.
     """
 
     run: RunId
@@ -19,6 +21,7 @@ class OutputFiles(Record, tag="outputs/1", frozen=True, kw_only=True):
     attempt: Count
     moment: Annotated[str, msgspec.Meta(pattern=r"\A([0-9]{6,}|final)\Z")]
     content: Digest
+    resume: Digest | None = None
 
 
 ANY_OUTPUTS: type[OutputFiles] = cast("type[OutputFiles]", OutputFiles | Checkpoint)

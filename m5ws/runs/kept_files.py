@@ -7,18 +7,21 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from m5ws.records.run import Run
+from m5ws.repository import outputs as stored_outputs
 from m5ws.repository.repository import Repository
 from m5ws.runs import inputs, recovery
-from m5ws.runs.outputs import complete_files, outputs, saved_outputs
+from m5ws.runs.outputs import outputs, restored_outputs, saved_outputs
 from m5ws.runs.outputs.outputs import Outputs
 
 
 def store(repo: Repository, run: Run, attempt: int, home: Path, declared: Sequence[str]) -> Outputs:
     """Store the complete files in the folders `declared` as the output files of a run's newest attempt, which ended.
 
-    Return these files, and the other files of the attempt. If it has not run in `home`, the workspace's `.m5ws`, there
-    are none. Raises M5Error, OSError.
+    Return these files if a resume gets some of them, and the other files of the attempt. If it has not run in `home`,
+    the workspace's `.m5ws`, there are none. Raises M5Error, OSError.
     """
     directory = home / "runs" / run.id / f"{attempt:04d}"
     work = Path(os.path.realpath(directory / "work"))
@@ -26,7 +29,10 @@ def store(repo: Repository, run: Run, attempt: int, home: Path, declared: Sequen
     if given is None or not recovery.is_own(repo, run.id, attempt, directory):
         return Outputs(files=(), not_kept=())
     written = outputs.collect(work, declared, given.stamps, given.begun_ns)
-    complete, _ = complete_files.select(repo, run.id, work, written.files)
-    if complete:
-        saved_outputs.publish(repo, run, attempt, complete)
-    return Outputs(files=tuple(complete), not_kept=written.not_kept)
+    files = written.files
+    if stored_outputs.name(attempt) not in stored_outputs.names(repo, run.id):
+        spec = msgspec.structs.replace(run.spec, outputs=tuple(declared))
+        saved_outputs.publish(repo, msgspec.structs.replace(run, spec=spec), attempt, files, work)
+    if restored_outputs.newest_to_restore(repo, run.id) is None:
+        files = ()
+    return Outputs(files=files, not_kept=written.not_kept)

@@ -18,7 +18,7 @@ from m5ws.repository.ledger.spool import SpoolWriter
 from m5ws.repository.publishing import repeated
 from m5ws.repository.repository import Repository
 from m5ws.runs import inputs
-from m5ws.runs.outputs import complete_files, outputs, restored_outputs, saved_outputs, unrecorded, unsaved
+from m5ws.runs.outputs import complete_files, copies, outputs, restored_outputs, saved_outputs, unrecorded, unsaved
 from m5ws.runs.run import AttemptPlan
 
 _log = logging.getLogger(__name__)
@@ -40,8 +40,9 @@ class Results:
         self._notify = notify
         self._published: set[str] = set()
         self._inputs = inputs.AttemptInputs(begun_ns=work.stat().st_ctime_ns, stamps=inputs.stamps(work))
-        self._copying = restored_outputs.OutputCopier(
-            repo, plan.run, plan.attempt, plan.run.spec.checkpoint_minutes, lambda: list(self._written().files)
+        minutes = plan.run.spec.checkpoint_minutes
+        self._copying = copies.OutputCopier(
+            repo, plan.run, plan.attempt, minutes, work, lambda: list(self._written().files)
         )
         self.unsaved: str | None = None
 
@@ -97,8 +98,9 @@ class Results:
             written = self._written()
             for lines in written.not_kept:
                 self._notify(outputs.NOT_KEPT, lines)
-            files = self._complete(written, has_finished)
-            repeated(lambda: self._publish(files))
+            for kind, message in [] if has_finished else complete_files.describe_cut(written.files):
+                self._notify(kind, message)
+            repeated(lambda: self._publish(list(written.files), has_finished))
         except (M5Error, OSError) as error:
             self.unsaved = f"the output files were not stored: {error}"
             self._notify(outputs.NOT_STORED, self.unsaved)
@@ -111,21 +113,14 @@ class Results:
         given = self._inputs
         return outputs.collect(self._work, self._plan.run.spec.outputs, given.stamps, given.begun_ns)
 
-    def _complete(self, written: outputs.Outputs, has_finished: bool) -> list[SourceFile]:
-        """Return the files to store."""
-        if has_finished:
-            return list(written.files)
-        files, notices = complete_files.select(self._repo, self._plan.run.id, self._work, written.files)
-        for kind, message in notices:
-            self._notify(kind, message)
-        return files
-
-    def _publish(self, files: list[SourceFile]) -> None:
+    def _publish(self, files: list[SourceFile], has_finished: bool) -> None:
         if not files:
             return
         # Until they are stored, the attempt counts as not delivered.
         waiting = self._plan.directory / unsaved.OUTPUTS
-        saved_outputs.wait(waiting, files)
-        stored = saved_outputs.publish(self._repo, self._plan.run, self._plan.attempt, files)
+        saved_outputs.wait(waiting, files, unfinished=not has_finished)
+        work = None if has_finished else self._work
+        stored = saved_outputs.publish(self._repo, self._plan.run, self._plan.attempt, files, work)
         waiting.unlink()
-        self._spool.append(msgspec.structs.replace(stored, time_s=time.time()))
+        if stored is not None:
+            self._spool.append(msgspec.structs.replace(stored, time_s=time.time()))

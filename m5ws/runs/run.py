@@ -196,7 +196,7 @@ def plan(
     if run.parent is not None and resume is None:
         resume, context = run.parent.checkpoint, _from_parent(repo, context, run.parent)
     request = _request(context, directory, environment, tracker, python)
-    outputs = restored_outputs.newest(repo, run.id) if attempts and resume is None else None
+    outputs = restored_outputs.newest_to_restore(repo, run.id) if attempts and resume is None else None
     return AttemptPlan(
         run=run,
         attempt=attempt,

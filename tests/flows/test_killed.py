@@ -88,6 +88,12 @@ def test_a_killed_script_goes_on_from_its_last_complete_checkpoint(
     resumes.m5ws("run", "--resume", run)
     resumes.m5ws("outputs", run, str(tmp_path / "results"))
     assert (tmp_path / "results" / "out" / "begun.txt").read_text() == str(begun)
+    resumes.m5ws("outputs", run, str(tmp_path / "first"), "--attempt", "1")
+    assert {path.name for path in (tmp_path / "first" / "out").iterdir()} == {
+        f"{step}.pt" for step in range(1, begun + 1)
+    }
+    resumes.m5ws("outputs", run, str(tmp_path / "none"), "--attempt", "3", expect=3)
+    resumes.m5ws("outputs", run, "--attempt", "1", expect=2)
     shown = resumes.m5ws("show", run).stdout
     assert "outputs-restored" in shown and ("out/3.pt" in shown) == (moment == "within")
     assert resumes.m5ws("fsck", "--read-data").returncode == 0

@@ -1,130 +1,566 @@
-"""The files to store of an attempt that ended while it wrote checkpoints."""
+"""Output files of scripts that are killed at any moment: no complete file is lost, and no cut one is restored.
 
+Scripts are functions that yield after each change of a file. They are killed after each change, and in the middle of
+each write. Then the files are stored as after a kill, and restored as by a resume.
+"""
+
+import io
+import itertools
 import os
+import re
+import shutil
+import struct
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from m5ws.records.outputs import OutputFiles
-from m5ws.records.run import LaunchSpec, Run
+from m5ws.errors import M5Error
+from m5ws.records.gc import RetentionRules
+from m5ws.records.run import LaunchSpec
+from m5ws.repository import objects
 from m5ws.repository import outputs as stored_outputs
-from m5ws.repository import runs
 from m5ws.repository.files.interface import SourceFile
+from m5ws.repository.fsck import fsck
+from m5ws.repository.gc import execute, gc
 from m5ws.repository.repository import Repository
-from m5ws.runs.outputs import complete_files, restored_outputs, saved_outputs
+from m5ws.runs import inputs
+from m5ws.runs.outputs import (
+    checkpoint_formats,
+    complete_files,
+    copies,
+    killed,
+    outputs,
+    restored_outputs,
+    saved_outputs,
+)
 from tests.support.records import planted
 from tests.support.stores.memory_store import MemoryStore
 
 _RUN = "a" * 12
-_PATHS = [b"out/1/state.pt", b"out/1/more.pt", b"out/2/state.pt", b"out/last.pt", b"out/step-9.pt"]
+_SIZE = 300
+Changes = Iterator[None]
 
 
-def _write(folder: Path, path: bytes, content: bytes, *, is_cut: bool = False) -> SourceFile:
-    file = folder / os.fsdecode(path)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("state", content * 100)
-    if is_cut:
-        file.write_bytes(file.read_bytes()[:60])
-    return SourceFile(path=path, location=os.path.realpath(file))
+def _zip(content: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("state", content.ljust(_SIZE, b"."))
+    return buffer.getvalue()
 
 
-def _begin(repo: Repository, folder: Path) -> Run:
-    snapshot = planted.publish(repo, planted.snapshot(planted.tree(repo, folder / "code", {"train.py": ""})))
-    planted.run(repo, _RUN, snapshot, spec=LaunchSpec(command=("train.py",)))
-    return runs.load(repo, _RUN)
+def _tensors(content: bytes) -> bytes:
+    header = b'{"w":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (_SIZE, _SIZE)
+    return struct.pack("<Q", len(header)) + header + content.ljust(_SIZE, b".")
 
 
-def _store(repo: Repository, run: Run, folder: Path, paths: Iterable[bytes], moment: str) -> None:
-    content = saved_outputs.content(repo, run, [_write(folder, path, b"old") for path in sorted(paths)])
-    stored_outputs.publish(
-        repo, OutputFiles(run=run.id, snapshot=run.snapshot, attempt=1, moment=moment, content=content)
-    )
+class _Attempts:
+    """Attempts of a run whose scripts are killed. `work` is the folder of the present one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.repo = Repository.create(MemoryStore())
+        (folder / "code").mkdir()
+        snapshot = planted.publish(self.repo, planted.snapshot(planted.tree(self.repo, folder / "code", {"x.py": ""})))
+        self.run = planted.run(self.repo, _RUN, snapshot, spec=LaunchSpec(command=("x.py",), outputs=("out",)))
+        self.folder, self.number, self.message = folder, 0, ""
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin an attempt with the files that a resume gets."""
+        self.number += 1
+        self.directory = self.folder / str(self.number)
+        self.work = self.directory / "work"
+        self.work.mkdir(parents=True)
+        given = inputs.AttemptInputs(begun_ns=self.work.stat().st_ctime_ns, stamps=inputs.stamps(self.work))
+        stored = restored_outputs.newest_to_restore(self.repo, _RUN)
+        self.message = restored_outputs.restore(self.repo, stored, self.work) if stored is not None else ""
+        inputs.save(self.directory, self.work, given)
+        planted.begin(self.repo, _RUN, self.number)
+        self.out = self.work / "out"
+        self.out.mkdir(exist_ok=True)
+        self.copier = copies.OutputCopier(self.repo, self.run, self.number, 0.0, self.work, self._collect)
+
+    def _collect(self) -> list[SourceFile]:
+        given = inputs.load(self.directory, self.work)
+        assert given is not None
+        return list(outputs.collect(self.work, ("out",), given.stamps, given.begun_ns).files)
+
+    def copy(self) -> None:
+        assert self.copier.copy() is None
+
+    def kill(self) -> list[str]:
+        """Store the files as after a kill, and return the messages of its notices."""
+        before = _tree(self.out)
+        notices = killed.store(self.repo, _RUN, self.number, self.directory)
+        assert _tree(self.out) == before
+        return [notice.message for notice in notices]
+
+    def stored(self) -> dict[str, bytes]:
+        """Return the files of the present attempt that are in the store."""
+        if stored_outputs.name(self.number) not in stored_outputs.names(self.repo, _RUN):
+            return {}
+        stored = restored_outputs.require_newest(self.repo, _RUN, self.number)
+        with TemporaryDirectory() as folder:
+            restored_outputs.write(self.repo, stored, Path(folder, "files"))
+            return _tree(Path(folder, "files", "out"))
 
 
-def _text(file: SourceFile) -> bytes:
-    with zipfile.ZipFile(file.location) as archive:
-        return archive.read("state")[:3]
+def _tree(top: Path) -> dict[str, bytes]:
+    """Return the files below a folder by path. A link to a folder has its target."""
+    files = dict[str, bytes]()
+    for folder, folders, names in os.walk(top):
+        for name in (*folders, *names):
+            path = Path(folder, name)
+            if path.is_symlink() and not path.is_file():
+                files[str(path.relative_to(top))] = b"link " + os.fsencode(os.readlink(path))
+            elif name in names:
+                files[str(path.relative_to(top))] = path.read_bytes()
+    return files
 
 
-@settings(max_examples=80)
-@given(
-    st.sets(st.sampled_from(_PATHS)),
-    st.dictionaries(st.sampled_from(_PATHS), st.booleans()),
-    st.sampled_from([stored_outputs.FINAL, "000000"]),
+def _write(path: Path, content: bytes) -> Changes:
+    """Write a file in two halves."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb", buffering=0) as file:
+        yield
+        file.write(content[: len(content) // 2])
+        yield
+        file.write(content[len(content) // 2 :])
+    yield
+
+
+def _step(file: Path) -> int:
+    match = re.search(rb"step ([0-9]+)", file.read_bytes())
+    assert match is not None and checkpoint_formats.ending(file) == "complete"
+    return int(match[1])
+
+
+# --- scripts: each returns the step from which it resumes, and yields after each change -------------
+
+
+class _Script:
+    """`save` yields after each change of a file. `resume` returns the step of the checkpoint that it finds."""
+
+    is_torn = False
+    """True if a kill between two files of a checkpoint leaves one that looks complete."""
+
+    def resume(self, out: Path) -> int:
+        raise NotImplementedError
+
+    def save(self, out: Path, step: int) -> Changes:
+        raise NotImplementedError
+
+
+class _NewNames(_Script):
+    """Writes each checkpoint under a new name, keeps two, and writes the name of the newest one to a file."""
+
+    def resume(self, out: Path) -> int:
+        latest = out / "latest"
+        return _step(out / latest.read_text()) if latest.exists() else 0
+
+    def save(self, out: Path, step: int) -> Changes:
+        yield from _write(out / f"step-{step}.ckpt", _zip(b"step %d" % step))
+        yield from _replace(out / "latest", b"step-%d.ckpt" % step)
+        for path in sorted(out.glob("step-*.ckpt"), key=_number)[:-2]:
+            path.unlink()
+            yield
+
+
+class _Overwritten(_Script):
+    """Overwrites two files that belong together, and a text file."""
+
+    is_torn = True
+
+    def resume(self, out: Path) -> int:
+        if not (out / "model").exists():
+            return 0
+        step = _step(out / "model")
+        assert _step(out / "optimizer.pth.tar") == step and int((out / "state.json").read_text()) == step
+        return step
+
+    def save(self, out: Path, step: int) -> Changes:
+        yield from _write(out / "model", _tensors(b"step %d" % step))
+        yield from _write(out / "optimizer.pth.tar", _zip(b"step %d" % step))
+        yield from _replace(out / "state.json", b"%d" % step)
+
+
+class _OfTwoFolders(_Overwritten):
+    """Overwrites a file in each of two folders."""
+
+    def resume(self, out: Path) -> int:
+        if not (out / "a" / "model").exists():
+            return 0
+        step = _step(out / "a" / "model")
+        assert _step(out / "b" / "model") == step
+        return step
+
+    def save(self, out: Path, step: int) -> Changes:
+        yield from _write(out / "a" / "model", _tensors(b"step %d" % step))
+        yield from _write(out / "b" / "model", _zip(b"step %d" % step))
+
+
+class _RemovedFirst(_Script):
+    """Removes the checkpoint before it writes the next one."""
+
+    def resume(self, out: Path) -> int:
+        return max((_step(path) for path in out.glob("step-*")), default=0)
+
+    def save(self, out: Path, step: int) -> Changes:
+        for path in out.glob("step-*"):
+            path.unlink()
+            yield
+        yield from _write(out / "metrics.json", b"%d" % step)
+        yield from _write(out / f"step-{step}.pt", _zip(b"step %d" % step))
+        yield from _write(out / f"sample-{step}.npz", _zip(b"")[:60] + b"")
+
+
+class _Rotated(_Script):
+    """Renames the checkpoint before it writes the next one."""
+
+    def resume(self, out: Path) -> int:
+        for name in ("last.pt", "previous.pt"):
+            if (out / name).exists():
+                return _step(out / name)
+        return 0
+
+    def save(self, out: Path, step: int) -> Changes:
+        if (out / "last.pt").exists():
+            (out / "last.pt").replace(out / "previous.pt")
+            yield
+        yield from _write(out / "last.pt", _zip(b"step %d" % step))
+
+
+class _Folders(_Script):
+    """Writes each checkpoint to a new folder, with a link to the newest one that it sets at the beginning."""
+
+    is_early, is_torn = True, True
+
+    def resume(self, out: Path) -> int:
+        if not (out / "latest").exists():
+            return 0
+        assert (out / "latest").is_symlink()
+        step = _step(out / "latest" / "model.safetensors")
+        assert _step(out / "latest" / "optimizer.pt") == step
+        return step
+
+    def _link(self, out: Path, step: int) -> Changes:
+        (out / "new").symlink_to(out / f"step-{step}" if step % 2 else Path(f"step-{step}"))
+        yield
+        (out / "new").replace(out / "latest")
+        yield
+
+    def save(self, out: Path, step: int) -> Changes:
+        if self.is_early:
+            yield from self._link(out, step)
+        yield from _write(out / f"step-{step}" / "model.safetensors", _tensors(b"step %d" % step))
+        yield from _write(out / f"step-{step}" / "optimizer.pt", _zip(b"step %d" % step))
+        if not self.is_early:
+            yield from self._link(out, step)
+        for path in sorted(out.glob("step-*"), key=_number)[:-2]:
+            shutil.rmtree(path)
+            yield
+
+
+class _LateLink(_Folders):
+    """As above, with the link at the end."""
+
+    is_early, is_torn = False, False
+
+
+def _replace(path: Path, content: bytes) -> Changes:
+    """Write a file under another name, and rename it."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(content)
+    yield
+    temporary.replace(path)
+    yield
+
+
+def _number(path: Path) -> int:
+    return int(re.findall("[0-9]+", path.name)[0])
+
+
+_SCRIPTS = [*(_NewNames, _Overwritten, _OfTwoFolders, _RemovedFirst, _Rotated, _Folders, _LateLink)]
+
+
+@pytest.mark.parametrize("script", _SCRIPTS, ids=lambda script: script.__name__.strip("_"))
+def test_a_script_that_is_killed_at_any_moment_continues_from_a_stored_checkpoint(
+    script: Callable[[], _Script], tmp_path: Path
+) -> None:
+    """The first attempt ends after step 1. The second one is killed in the save of step 3."""
+    for moment in itertools.count():
+        folder = tmp_path / str(moment)
+        folder.mkdir()
+        attempts, loop = _Attempts(folder), script()
+        for _ in loop.save(attempts.out, 1):
+            pass
+        attempts.kill()
+        attempts.begin()
+        assert loop.resume(attempts.out) == 1
+        for _ in loop.save(attempts.out, 2):
+            pass
+        saving = loop.save(attempts.out, 3)
+        is_killed = len(list(itertools.islice(saving, moment))) == moment
+        is_cut = any(message.startswith(complete_files.WITHOUT_END) for message in attempts.kill())
+        assert fsck.check(attempts.repo, read_data=True).damage == ()
+        attempts.begin()
+        if is_cut or not loop.is_torn or not is_killed:
+            assert loop.resume(attempts.out) >= (1 if is_killed else 3), moment
+        shutil.rmtree(folder)
+        if not is_killed:
+            return
+
+
+# --- single cases ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def attempts(tmp_path: Path) -> _Attempts:
+    return _Attempts(tmp_path)
+
+
+def _put(attempts: _Attempts, files: dict[str, bytes]) -> None:
+    for name, content in files.items():
+        path = attempts.out / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def _of(step: int) -> bytes:
+    return _zip(b"step %d" % step)
+
+
+def _cut(step: int) -> bytes:
+    return _of(step)[:100]
+
+
+def _again(attempts: _Attempts, files: dict[str, bytes]) -> dict[str, bytes]:
+    """Write files, kill the attempt, and return the files that a resume gets."""
+    _put(attempts, files)
+    attempts.kill()
+    attempts.begin()
+    return _tree(attempts.out)
+
+
+def test_text_files_are_those_of_the_newest_complete_checkpoint(attempts: _Attempts) -> None:
+    old = {"last.pt": _of(4), "step-4.pt": _of(4), "latest": b"step-4", "metrics": b"4"}
+    _again(attempts, old)
+    new = {"step-8.pt": _of(8), "latest": b"step-8", "metrics": b"8"}
+    assert _again(attempts, {**new, "last.pt": _cut(8)}) == {**old, **new}
+    assert "out/last.pt" in attempts.message
+    # A small file beside a cut checkpoint is no newer one, and the texts belong to the earlier one.
+    later = {"sample-9.npz": _small(), "latest": b"step-9", "metrics": b"9"}
+    assert _again(attempts, {**later, "last.pt": _cut(9)}) == {**old, **new, "sample-9.npz": _small()}
+    assert attempts.stored() == {} and "out/metrics" in attempts.message
+
+
+def _small() -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("a", b"")
+    return buffer.getvalue()
+
+
+def test_texts_of_another_folder_stay_those_of_the_end(attempts: _Attempts) -> None:
+    _again(attempts, {"a/last.pt": _of(4), "b/log": b"4", "log": b"4"})
+    assert _again(attempts, {"a/last.pt": _cut(8), "b/log": b"8", "log": b"8"}) == {
+        "a/last.pt": _of(4),
+        "b/log": b"8",
+        "log": b"4",
+    }
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_new_folder_of_which_a_file_was_cut_is_not_restored(attempts: _Attempts, first: bool) -> None:
+    old = {} if first else {"step-4/rank-0.pt": _of(4), "step-4/rank-1.pt": _of(4), "step-4/state.json": b"4"}
+    new = {"step-8/rank-0.pt": _of(8), "step-8/rank-1.pt": _cut(8), "step-8/state.json": b"8"}
+    _again(attempts, {**old, "log": b"4"})
+    if first:
+        new = {path.replace("rank-1.pt", "optimizer.bin"): content for path, content in new.items()}
+    assert _again(attempts, new) == {**old, "log": b"4"}
+    assert "out/step-8/rank-0.pt" in attempts.message and "--attempt 2" in attempts.message
+    attempts.number -= 1
+    assert {"step-8/rank-0.pt": _of(8), "step-8/state.json": b"8"}.items() <= attempts.stored().items()
+
+
+def test_folders_in_a_new_folder_belong_to_it_if_an_earlier_one_has_them(attempts: _Attempts) -> None:
+    old = {"step-4/model/a.pt": _of(4), "step-4/optimizer/a.pt": _of(4)}
+    _again(attempts, old)
+    assert _again(attempts, {"step-8/model/a.pt": _of(8), "step-8/optimizer/a.pt": _cut(8)}) == old
+
+
+@pytest.mark.parametrize("cut", ["version_0/epoch=1.ckpt", "version_0/last.ckpt"])
+def test_a_folder_with_a_checkpoint_in_each_file_is_restored_without_the_cut_one(attempts: _Attempts, cut: str) -> None:
+    """As in Lightning's folder of a first attempt."""
+    assert _again(attempts, {"version_0/epoch=0.ckpt": _of(1), cut: _cut(2)}) == {"version_0/epoch=0.ckpt": _of(1)}
+
+
+def test_a_file_that_is_emptied_counts_as_cut(attempts: _Attempts) -> None:
+    _again(attempts, {"model": _of(4), "__0_0.distcp": b""})
+    assert _again(attempts, {"model": b"", "__0_0.distcp": b""}) == {"model": _of(4), "__0_0.distcp": b""}
+
+
+def test_a_removed_file_is_not_restored_if_a_newer_checkpoint_is_as_large(attempts: _Attempts) -> None:
+    _again(attempts, {"step-4.pt": _of(4), "cache.npz": _small()})
+    (attempts.out / "step-4.pt").unlink()
+    (attempts.out / "cache.npz").unlink()
+    assert _again(attempts, {"step-8.pt": _of(8)}) == {"step-8.pt": _of(8)}
+
+
+def test_a_copy_of_a_save_that_stalls_has_the_earlier_checkpoint(attempts: _Attempts) -> None:
+    _put(attempts, {"last.pt": _of(4), "log": b"4"})
+    attempts.copy()
+    for log in (b"8", b"9"):
+        _put(attempts, {"last.pt": _cut(8), "log": log})
+        attempts.copy()
+    stored = restored_outputs.newest(attempts.repo, _RUN)
+    assert _files(attempts, stored) == {"last.pt": _of(4), "log": b"4"}
+    assert len(stored_outputs.names(attempts.repo, _RUN)) == 3
+    # gc retires copies that are not the newest.
+    planned = gc.plan(attempts.repo, RetentionRules(), -60.0)
+    assert planned.id is not None and execute.execute(attempts.repo, planned.id, "lock", grace_s=0.0).copies == 2
+    assert _again(attempts, {}) == {"last.pt": _of(4), "log": b"4"}
+    assert fsck.check(attempts.repo, read_data=True).damage == ()
+
+
+def test_a_checkpoint_that_is_written_during_a_copy_is_left_to_the_next_copy(attempts: _Attempts) -> None:
+    _put(attempts, {"last.pt": _of(4)})
+    files = attempts._collect()
+    content = saved_outputs.content
+
+    def write(*given: Any) -> Any:
+        _put(attempts, {"last.pt": _cut(8)})
+        return content(*given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(saved_outputs, "content", write)
+        with pytest.raises(M5Error, match=r"last\.pt"):
+            saved_outputs.record(attempts.repo, attempts.run, "0001-000000", files, attempts.work)
+
+
+def test_complete_files_are_stored_if_the_earlier_ones_cannot_be_read(attempts: _Attempts) -> None:
+    _again(attempts, {"last.pt": _of(4)})
+    stored = restored_outputs.newest(attempts.repo, _RUN)
+    assert stored is not None
+    attempts.repo.store.delete(objects.key(stored.content))
+    _put(attempts, {"last.pt": _cut(8), "step-9.pt": _of(9)})
+    assert any("out/last.pt" in message for message in attempts.kill())
+    assert attempts.stored() == {"step-9.pt": _of(9)}
+
+
+def test_nothing_is_restored_through_a_link_of_the_snapshot(attempts: _Attempts, tmp_path: Path) -> None:
+    _put(attempts, {"folder/last.pt": _of(4), "file/last.pt": _of(4)})
+    attempts.kill()
+    outside, work = tmp_path / "outside", tmp_path / "elsewhere" / "work"
+    outside.mkdir()
+    (work / "out").mkdir(parents=True)
+    (work / "out" / "folder").symlink_to(outside)
+    (work / "out" / "file").write_text("a file of the snapshot")
+    stored = restored_outputs.newest(attempts.repo, _RUN)
+    assert stored is not None
+    restored_outputs.restore(attempts.repo, stored, work)
+    assert list(outside.iterdir()) == []
+    assert _tree(work / "out") == {"folder/last.pt": _of(4), "file/last.pt": _of(4)}
+
+
+def test_a_resume_gets_nothing_if_the_first_checkpoint_is_not_complete(attempts: _Attempts) -> None:
+    _put(attempts, {"step-1/model": _of(1), "step-1/optimizer": _cut(1)})
+    attempts.kill()
+    assert attempts.stored() == {"step-1/model": _of(1)}
+    assert restored_outputs.newest_to_restore(attempts.repo, _RUN) is None
+
+
+# --- any changes of files --------------------------------------------------------------------------
+
+_PATHS = ["last.pt", "previous", "step-1.pth.tar", "step-2.pth.tar", "step-1/model", "step-1/more", "step-2/model"]
+_TEXTS = ["latest", "step-1/state.json"]
+_LINK = "link"
+_CHANGES = st.one_of(
+    st.tuples(st.just("write"), st.sampled_from([*_PATHS, *_TEXTS])),
+    st.tuples(st.just("rename"), st.sampled_from(_PATHS), st.sampled_from(_PATHS)),
+    st.tuples(st.just("remove"), st.sampled_from([*_PATHS, *_TEXTS, "step-1", "step-2"])),
+    st.tuples(st.just("link"), st.sampled_from(["step-1", "step-2", "step-9"])),
+    st.tuples(st.just("copy")),
 )
-def test_no_complete_checkpoint_is_lost_and_no_cut_one_is_kept(
-    copied: set[bytes], now: dict[bytes, bool], moment: str
+
+
+def _change(attempts: _Attempts, change: tuple[str, ...], content: bytes) -> Changes:
+    """Make a change if it is possible, and yield at each moment of it."""
+    kind, *names = change
+    paths = [attempts.out / name for name in names]
+    if kind == "write":
+        yield from _write(paths[0], content)
+    elif kind == "rename" and paths[0].exists():
+        paths[1].parent.mkdir(exist_ok=True)
+        paths[0].replace(paths[1])
+    elif kind == "remove" and paths[0].is_dir():
+        shutil.rmtree(paths[0])
+    elif kind == "remove":
+        paths[0].unlink(missing_ok=True)
+    elif kind == "link":
+        (attempts.out / _LINK).unlink(missing_ok=True)
+        (attempts.out / _LINK).symlink_to(names[0])
+    elif kind == "copy":
+        attempts.copy()
+
+
+def _checkpoints(files: dict[str, bytes]) -> dict[str, bytes]:
+    return {path: content for path, content in files.items() if content.startswith(b"PK\x03\x04")}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.lists(_CHANGES, max_size=6), _CHANGES, st.integers(0, 3)), min_size=1, max_size=3))
+def test_no_complete_file_is_lost_and_no_cut_one_is_restored_whatever_a_script_does(
+    attempts_of: list[tuple[list[tuple[str, ...]], tuple[str, ...], int]],
 ) -> None:
-    """`now` tells which files are cut. The stored files are a copy of this attempt, or the end of an earlier one."""
-    repo = Repository.create(MemoryStore())
+    """Each attempt makes some changes, and is killed at a moment of its last one."""
     with TemporaryDirectory() as name:
-        folder, work = Path(name), Path(name, "work")
+        attempts, whole, number = _Attempts(Path(name)), set[bytes](), itertools.count()
+        for changes, last, moment in attempts_of:
+            got = _tree(attempts.out)
+            for change in (*changes, last):
+                serial = next(number)
+                text = any(name in change for name in _TEXTS)
+                content = b"text %d" % serial if text else _zip(b"step %d" % serial)
+                whole.add(content)
+                steps = _change(attempts, change, content)
+                for _ in itertools.islice(steps, moment) if change is last else steps:
+                    pass
+            before = restored_outputs.newest(attempts.repo, _RUN)
+            earlier = _files(attempts, before)
+            left = _tree(attempts.out)
+            messages = attempts.kill()
+            complete = {path: each for path, each in _checkpoints(left).items() if each in whole}
+            cut = _checkpoints(left).keys() - complete.keys()
+            stored = attempts.stored()
+            # Each complete file is in the store, and no cut one.
+            assert complete.items() <= stored.items() and not cut & stored.keys()
+            assert all(any(path in message for message in messages) for path in cut)
+            attempts.begin()
+            restored = _tree(attempts.out)
+            # No cut file is restored, and no file under the name of another one.
+            assert set(_checkpoints(restored).values()) <= whole
+            for path, each in restored.items():
+                assert each in (left.get(path), earlier.get(path)), path
+                assert not each.startswith(b"link ") or (attempts.out / path).is_dir()
+            # Complete files that are not restored are named.
+            lost = [path for path, each in complete.items() if each not in restored.values()]
+            assert all(path in attempts.message for path in lost)
+            # No resume starts from nothing if the last one did not.
+            assert _checkpoints(restored) or not _checkpoints({**got, **earlier})
+
+
+def _files(attempts: _Attempts, stored: restored_outputs.StoredOutputs | None) -> dict[str, bytes]:
+    """Return the files that a resume gets of stored output files."""
+    if stored is None:
+        return {}
+    with TemporaryDirectory() as folder:
+        work = Path(folder, "work")
         work.mkdir()
-        run = _begin(repo, folder)
-        if copied:
-            _store(repo, run, folder / "copy", copied, moment)
-        files = [_write(work, path, b"new", is_cut=is_cut) for path, is_cut in now.items()]
-        cut = {path for path, is_cut in now.items() if is_cut}
-        selected, notices = complete_files.select(repo, _RUN, work, files)
-        chosen = {file.path: file for file in selected}
-        assert chosen.keys() >= (now.keys() - cut) | (cut & copied) and not chosen.keys() & (cut - copied)
-        folders = {os.path.dirname(path) for path in cut & copied}
-        for path, file in chosen.items():
-            assert file.location == os.path.realpath(work / os.fsdecode(path))
-            assert _text(file) == (b"old" if os.path.dirname(path) in folders and path in copied else b"new")
-        told = " ".join(message for _, message in notices)
-        assert all(path.decode() in told for path in cut) and bool(notices) == bool(cut)
-        assert [path for path in folder.iterdir() if path.name.startswith("stored-")] == []
-
-
-def test_an_empty_file_that_was_stored_is_no_cut_one(repo: Repository, tmp_path: Path) -> None:
-    run, work = _begin(repo, tmp_path), tmp_path / "work"
-    empty = work / "out" / "empty.pt"
-    file = _write(work, b"out/empty.pt", b"")
-    empty.write_bytes(b"")
-    content = saved_outputs.content(repo, run, [file])
-    record = OutputFiles(run=run.id, snapshot=run.snapshot, attempt=1, moment="000000", content=content)
-    stored_outputs.publish(repo, record)
-    newer = _write(work, b"out/step-9.pt", b"new")
-    assert complete_files.select(repo, _RUN, work, [file, newer]) == ([file, newer], [])
-
-
-def test_complete_files_are_stored_if_the_earlier_ones_cannot_be_read(repo: Repository, tmp_path: Path) -> None:
-    run, work = _begin(repo, tmp_path), tmp_path / "work"
-    _store(repo, run, tmp_path / "copy", [b"out/last.pt"], "000000")
-    for path in Path(repo.store.url, "objects").rglob("*"):
-        if path.is_file():
-            path.chmod(0o644)
-            path.write_bytes(b"damage")
-    cut, newer = _write(work, b"out/last.pt", b"new", is_cut=True), _write(work, b"out/step-9.pt", b"new")
-    selected, notices = complete_files.select(repo, _RUN, work, [cut, newer])
-    assert selected == [newer] and "out/last.pt" in notices[0][1]
-
-
-@pytest.mark.parametrize("moved", [0, 1])
-def test_files_that_are_put_back_are_of_one_moment_after_a_kill_too(
-    repo: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: int
-) -> None:
-    run, work, paths = _begin(repo, tmp_path), tmp_path / "work", _PATHS[:2]
-    _store(repo, run, tmp_path / "copy", paths, "000000")
-    files = [_write(work, path, b"new", is_cut=path == paths[0]) for path in paths]
-    move, done = restored_outputs._move, list[bytes]()
-
-    def die(path: bytes, source: Path, target: Path) -> None:
-        if len(done) == moved:
-            raise KeyboardInterrupt
-        done.append(path)
-        move(path, source, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(restored_outputs, "_move", die)
-        with pytest.raises(KeyboardInterrupt):
-            complete_files.select(repo, _RUN, work, files)
-    selected, _ = complete_files.select(repo, _RUN, work, files)
-    assert [_text(file) for file in selected] == [b"old", b"old"]
+        restored_outputs.restore(attempts.repo, stored, work)
+        return _tree(work / "out")

@@ -84,7 +84,8 @@ def _restored(repo: Repository, folder: Path) -> dict[str, str]:
     stored = restored_outputs.newest(repo, _RUN)
     if stored is None:
         return {}
-    restored_outputs.write(repo, stored, folder)
+    folder.mkdir()
+    restored_outputs.restore(repo, stored, folder)
     files = (path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_text(errors="replace") for path in files}
 
@@ -102,12 +103,9 @@ def test_output_files_of_a_killed_attempt_are_stored_as_at_a_usual_end(home: _Ho
     (work.path / "out" / "latest").symlink_to(work.path / "out" / "checkpoint-2")
     (work.path / "train.py").write_text("changed")
     home.deliver()
-    restored = _restored(home.repo, tmp_path / "restored")
-    assert restored == {
-        "out/checkpoint-1/state.txt": "1",
-        "out/checkpoint-2/state.txt": "2",
-        "out/latest/state.txt": "2",
-    }
+    restored = _restored(home.repo, tmp_path / "resumed")
+    assert restored == {"out/checkpoint-1/state.txt": "1", "out/checkpoint-2/state.txt": "2"}
+    assert os.readlink(tmp_path / "resumed" / "out" / "latest") == "checkpoint-2"
     notices = {event.kind: event.message for event in _events(home.repo) if isinstance(event, Notice)}
     assert "beside.txt" in notices[outputs.NOT_KEPT] and "train.py" in notices[inputs.MODIFIED]
     assert (directory / DELIVERED).exists() and not unsaved.waiting(directory)
@@ -135,7 +133,7 @@ def test_a_recovery_that_is_killed_at_any_write_is_done_by_the_next(tmp_path: Pa
         with pytest.raises(Died):
             home.deliver(Repository.open(DyingStore(LocalStore(folder / "store"), lives)))
         home.deliver(Repository.open(LocalStore(folder / "store")))
-        assert len(_restored(home.repo, folder / "restored")) == 2
+        assert len(_restored(home.repo, folder / "resumed")) == 2
         _assert_ended_once(home.repo)
 
 
@@ -148,7 +146,7 @@ def test_files_that_change_between_two_recoveries_are_not_published_twice(home: 
         lives += 1
     write(directory / "work", {"out/checkpoint-2/state.txt": "changed by the user"})
     home.deliver()
-    assert _restored(home.repo, tmp_path / "restored")["out/checkpoint-2/state.txt"] == "2"
+    assert _restored(home.repo, tmp_path / "resumed")["out/checkpoint-2/state.txt"] == "2"
     _assert_ended_once(home.repo)
 
 
@@ -164,7 +162,7 @@ def test_a_second_recovery_beside_the_first_does_nothing(home: _Home, tmp_path: 
 
     home.deliver(Repository.open(PassingStore(LocalStore(Path(home.repo.store.url)), before)))
     assert beside and not any(beside)
-    assert len(_restored(home.repo, tmp_path / "restored")) == 2
+    assert len(_restored(home.repo, tmp_path / "resumed")) == 2
     _assert_ended_once(home.repo)
 
 
@@ -187,7 +185,7 @@ def test_a_resume_in_another_workspace_of_the_machine_stores_them(home: _Home, t
         recovery.refuse_elsewhere(home.repo, _RUN, there)
     recovery.deliver_run(home.repo, _RUN, there, home.root, _opener)
     recovery.refuse_elsewhere(home.repo, _RUN, there)
-    assert len(_restored(home.repo, tmp_path / "restored")) == 2
+    assert len(_restored(home.repo, tmp_path / "resumed")) == 2
     _assert_ended_once(home.repo)
 
 
@@ -238,7 +236,7 @@ def test_a_checkpoint_without_its_end_is_left_out_and_named(home: _Home, tmp_pat
     _write_zip(work / "out" / "whole.pt")
     _write_zip(work / "out" / "cut.pt", 60)
     home.deliver()
-    assert {"out/whole.pt"} == {name for name in _restored(home.repo, tmp_path / "restored") if name.endswith(".pt")}
+    assert {"out/whole.pt"} == {name for name in _restored(home.repo, tmp_path / "resumed") if name.endswith(".pt")}
     notices = [event.message for event in _events(home.repo) if isinstance(event, Notice)]
     assert any("out/cut.pt" in message and "whole.pt" not in message for message in notices)
     _assert_ended_once(home.repo)
@@ -257,12 +255,12 @@ def test_an_earlier_copy_with_a_whole_checkpoint_is_restored_instead(home: _Home
     whole = state.read_bytes()
     state.write_bytes(whole[:60])
     home.deliver()
-    assert _restored(home.repo, tmp_path / "restored").keys() == {
+    assert _restored(home.repo, tmp_path / "resumed").keys() == {
         "out/checkpoint-1/state.txt",
         "out/checkpoint-2/state.txt",
         "out/state.pt",
     }
-    assert (tmp_path / "restored" / "out" / "state.pt").read_bytes() == whole
+    assert (tmp_path / "resumed" / "out" / "state.pt").read_bytes() == whole
     notices = [event.message for event in _events(home.repo) if isinstance(event, Notice)]
     assert any("out/state.pt" in message for message in notices) and (directory / DELIVERED).exists()
 
@@ -278,7 +276,7 @@ def test_files_that_cannot_be_stored_wait_on_this_machine(home: _Home, tmp_path:
     kinds = [event.kind for event in _events(home.repo) if isinstance(event, Notice)]
     assert outputs.NOT_STORED in kinds and unsaved.waiting(directory) and not (directory / DELIVERED).exists()
     home.deliver()
-    assert len(_restored(home.repo, tmp_path / "restored")) == 2 and (directory / DELIVERED).exists()
+    assert len(_restored(home.repo, tmp_path / "resumed")) == 2 and (directory / DELIVERED).exists()
 
 
 @pytest.mark.parametrize(("stage", "standing"), [("storing", "finished"), ("starting", "failed")])

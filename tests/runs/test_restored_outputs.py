@@ -23,7 +23,7 @@ from m5ws.repository.repository import Repository
 from m5ws.repository.transfer import transfer
 from m5ws.reproduce import refusals
 from m5ws.runs import history, state
-from m5ws.runs.outputs import restored_outputs, saved_outputs, unrecorded
+from m5ws.runs.outputs import copies, restored_outputs, saved_outputs, unrecorded
 from m5ws.store.local import LocalStore
 from tests.support.records import planted
 
@@ -38,11 +38,11 @@ def written(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def _copying(repo: Repository, written: Path, run: Run, minutes: float | None = 0.0) -> restored_outputs.OutputCopier:
+def _copying(repo: Repository, written: Path, run: Run, minutes: float | None = 0.0) -> copies.OutputCopier:
     def files() -> list[SourceFile]:
         return [SourceFile(path=b"out/" + path.name.encode(), location=path) for path in written.iterdir()]
 
-    return restored_outputs.OutputCopier(repo, run, 1, minutes, files)
+    return copies.OutputCopier(repo, run, 1, minutes, written.parent, files)
 
 
 def test_copies_are_made_when_something_changed_and_found_until_the_end(

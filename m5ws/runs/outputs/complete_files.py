@@ -1,70 +1,88 @@
-"""The output files to store of an attempt that did not finish, none of them a checkpoint file without its end.
+"""The files of an attempt that did not finish, and the checkpoint files without their end among them.
 
-So no resume restores a half-written checkpoint. A script that writes each checkpoint to new files has earlier ones that
-are complete. A script that overwrites its checkpoint may have it in the stored files alone: then all of that folder's
-stored files are put back, since they belong together.
+A folder behind a link is one folder: its files count under their real paths.
 """
 
-import logging
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from m5ws.errors import M5Error
-from m5ws.repository.files.interface import SourceFile
-from m5ws.repository.repository import Repository
-from m5ws.runs.outputs import checkpoint_formats, outputs, restored_outputs
+import msgspec
 
-_log = logging.getLogger(__name__)
+from m5ws.errors import M5Error
+from m5ws.filesystem import Stamp, stamp
+from m5ws.repository.files.interface import SourceFile
+from m5ws.runs.outputs import checkpoint_formats, outputs
+
 WITHOUT_END = "without their end, because the attempt ended while they were written"
 """Begins the notice of half-written files that are not stored."""
-_PUT_BACK = "overwritten when the attempt ended, so the stored files of before replace their folders' files"
-
-Notices = list[tuple[str, str]]
-"""Kinds of notices, with their messages."""
 
 
-def select(repo: Repository, run: str, work: Path, files: Sequence[SourceFile]) -> tuple[list[SourceFile], Notices]:
-    """Return the files to store of those in the work directory, and notices.
+class InspectedFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """`complete` files (or of formats without a known end), and the paths of those that were `cut`.
 
-    Where the newest stored output files of the run have a file that lacks its end now, the stored files of its folder
-    are put back into the work directory, if they can be read.
+    `checkpoints` has the complete checkpoint files, with their stamps before they were read.
     """
-    short = [file for file in files if checkpoint_formats.ending(Path(file.location)) == "cut"]
-    if not short:
-        return list(files), []
-    cut, earlier = {file.path for file in short}, list[bytes]()
-    try:
-        if (stored := restored_outputs.newest(repo, run)) is not None:
-            sizes = restored_outputs.sizes(repo, stored)
-            # A file that is as long as before was not cut now.
-            cut = {file.path for file in short if os.stat(file.location).st_size != sizes.get(file.path)}
-            if wanted := _of_one_moment(cut, sizes):
-                restored_outputs.put_back(repo, stored, wanted, work)
-            earlier = wanted
-    except (M5Error, OSError) as error:
-        # The complete files are stored in any case, or wait until the store takes them.
-        _log.warning("the stored output files of run %s cannot be put back: %s", run, error)
-    chosen = {file.path: file for file in files if file.path not in cut}
-    chosen |= {path: SourceFile(path=path, location=_location(work, path)) for path in earlier}
-    notices = [(outputs.NOT_KEPT, f"{WITHOUT_END}: {_listed(cut - set(earlier))}")] if cut - set(earlier) else []
-    if earlier:
-        notices.append((outputs.NOT_KEPT, f"{_PUT_BACK}: {_listed(cut & set(earlier))}"))
-    return [chosen[path] for path in sorted(chosen)], notices
+
+    complete: tuple[SourceFile, ...]
+    cut: frozenset[bytes]
+    checkpoints: dict[bytes, Stamp]
+
+    def require_unchanged(self) -> None:
+        """Raise M5Error if a checkpoint file was written since it was found to be complete, OSError if it is gone."""
+        for file in self.complete:
+            known = self.checkpoints.get(file.path)
+            if known is not None and stamp(os.stat(file.location)) != known:
+                raise M5Error(f"{outputs.shown(file.path)} was written while it was stored")
 
 
-def _of_one_moment(cut: Collection[bytes], stored: Collection[bytes]) -> list[bytes]:
-    """Return the stored files in folders in which a stored file was cut; those that were cut are last.
+def inspect(files: Iterable[SourceFile]) -> InspectedFiles:
+    """Inspect files in the work directory. Raises OSError for a file that is gone."""
+    complete, cut, checkpoints = list[SourceFile](), set[bytes](), dict[bytes, Stamp]()
+    for file in files:
+        seen = stamp(os.stat(file.location))
+        ending = checkpoint_formats.ending(Path(file.location))
+        if ending == "cut":
+            cut.add(file.path)
+            continue
+        complete.append(file)
+        if ending == "complete":
+            checkpoints[file.path] = seen
+    return InspectedFiles(complete=tuple(complete), cut=frozenset(cut), checkpoints=checkpoints)
 
-    If a kill ends their restore, the next one finds a file without its end again.
+
+def describe_cut(files: Iterable[SourceFile]) -> list[tuple[str, str]]:
+    """Return a notice, by kind, of the files that are not stored because they lack their end; none if all are complete.
+
+    Raises OSError.
     """
-    folders = {os.path.dirname(path) for path in stored if path in cut}
-    return sorted((path for path in stored if os.path.dirname(path) in folders), key=lambda path: (path in cut, path))
+    cut = inspect(files).cut
+    return (
+        [(outputs.NOT_KEPT, f"{WITHOUT_END}: {outputs.listed(list(map(outputs.shown, sorted(cut))))}")] if cut else []
+    )
 
 
-def _location(work: Path, path: bytes) -> str:
-    return os.path.realpath(work / os.fsdecode(path))
+def linked_folders(work: Path, paths: Sequence[bytes]) -> dict[bytes, bytes]:
+    """Return the folders that are links to another folder with some of the files, each with its target.
+
+    Both are paths in the work directory.
+    """
+    root, known = os.fsencode(os.path.realpath(work)), dict[bytes, bytes | None]()
+    links = dict[bytes, bytes]()
+    for path in paths:
+        for folder in folders_of(path):
+            if folder not in known:
+                place = os.path.join(root, folder)
+                known[folder] = os.path.relpath(os.path.realpath(place), root) if os.path.islink(place) else None
+            target = known[folder]
+            if target is not None:
+                links[folder] = target
+                break
+    real = {folder for path in paths if links.keys().isdisjoint(folders_of(path)) for folder in folders_of(path)}
+    return {folder: target for folder, target in links.items() if target in real}
 
 
-def _listed(paths: Collection[bytes]) -> str:
-    return outputs.listed([os.fsencode(path).decode("utf-8", "backslashreplace") for path in sorted(paths)])
+def folders_of(path: bytes) -> list[bytes]:
+    """Return the folders around a path, outermost first."""
+    parts = path.split(b"/")
+    return [b"/".join(parts[:count]) for count in range(1, len(parts))]

@@ -1,7 +1,7 @@
 """Output files of an attempt that was killed together with its supervisor. They are still in its work directory.
 
 A later process, which holds the run's lock, stores them as the supervisor would have done. A kill can come in the
-middle of a write. So checkpoint files without their end are left out (`complete_files`), unless the ranks ended well.
+middle of a write. So checkpoint files without their end are left out (`saved_outputs`), unless the ranks ended well.
 """
 
 import logging
@@ -68,13 +68,12 @@ def _store(
     if stored_outputs.name(attempt) in stored_outputs.names(repo, run.id):
         # The supervisor, or an earlier recovery, was killed after the publication.
         return []
-    complete, notices = files, list[tuple[str, str]]()
-    if not is_done(repo, run.id, attempt, directory):
-        complete, notices = complete_files.select(repo, run.id, work, files)
-    if complete:
+    is_done_well = is_done(repo, run.id, attempt, directory)
+    notices = [] if is_done_well else complete_files.describe_cut(files)
+    if files:
         _log.warning("run %s was killed: storing the output files of attempt %d", run.id, attempt)
         waiting = directory / unsaved.OUTPUTS
-        saved_outputs.wait(waiting, complete)
-        repeated(lambda: saved_outputs.publish(repo, run, attempt, complete))
+        saved_outputs.wait(waiting, files, unfinished=not is_done_well)
+        repeated(lambda: saved_outputs.publish(repo, run, attempt, files, None if is_done_well else work))
         waiting.unlink()
     return notices

@@ -103,6 +103,11 @@ def listed(names: Sequence[str], separator: str = ", ") -> str:
     return separator.join(names[:_LISTED]) + more
 
 
+def shown(path: bytes) -> str:
+    """Return a path as text for people."""
+    return path.decode("utf-8", "backslashreplace")
+
+
 def _fault(root: Path, path: Path, untouched: set[Path], begun_ns: int) -> str | None:
     """Return the reason not to keep a path: empty for an unchanged input, None for a result."""
     if _NEVER.intersection(path.relative_to(root).parts):
@@ -141,4 +146,4 @@ def _files(top: Path, *, follow: bool = True, above: frozenset[str] = frozenset(
 
 
 def _shown(path: Path) -> str:
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
+    return shown(os.fsencode(path))

@@ -1,40 +1,42 @@
-"""Output files of a script without a session: copied to the store while it runs, and restored at a resume."""
+"""Output files of a script without a session in the store: listed, written to a folder, and restored at a resume."""
 
-import logging
 import os
-import tempfile
-import time
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from m5ws import fresh_directory
-from m5ws.errors import M5Error, NotFound
+from m5ws.errors import NotFound
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Content
-from m5ws.records.outputs import OutputFiles
-from m5ws.records.run import Run
-from m5ws.records.tree import Tree
+from m5ws.records.tree import Entry, Tree
 from m5ws.repository import bindings, checkpoints, concurrency, outputs
 from m5ws.repository.files import trees
-from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.files.materialise import materialise
 from m5ws.repository.repository import Repository
-from m5ws.runs.outputs import saved_outputs
+from m5ws.runs.outputs import outputs as output_files
 from m5ws.runs.state import RunState
-
-_log = logging.getLogger(__name__)
 
 
 class StoredOutputs(msgspec.Struct, frozen=True, kw_only=True):
-    """Output files in the store: their attempt, whether they are final, and the digest of their content."""
+    """Output files in the store: their attempt, whether they are final, and the digest of their content.
+
+    `resume` is the content that a resume gets, if it is another one.
+    """
 
     run: str
     attempt: int
     final: bool
     content: Digest
+    resume: Digest | None = None
+
+    @property
+    def restored(self) -> Digest:
+        """The content that a resume gets."""
+        return self.resume or self.content
 
 
 class OutputsRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,14 +79,20 @@ def _row(repo: Repository, name: str, where: str, attempt: int) -> OutputsRow:
     )
 
 
-def newest(repo: Repository, run: str) -> StoredOutputs | None:
-    """Return a run's newest output files, or None if it has none. Raises CorruptObject."""
-    label = next(reversed(outputs.names(repo, run)), None)
+def newest(repo: Repository, run: str, before: str | None = None) -> StoredOutputs | None:
+    """Return a run's newest output files, or the newest with a name before `before`; None if there are none.
+
+    Raises CorruptObject.
+    """
+    names = [name for name in outputs.names(repo, run) if before is None or name < before]
+    label = names[-1] if names else None
     attempt = outputs.attempt_of(label) if label is not None else 0
     final = label is not None and outputs.is_final(label)
     # Older versions published final output files as a checkpoint.
     for name in sorted(checkpoints.valid(repo, run), key=checkpoints.attempt_of, reverse=True):
         made = checkpoints.attempt_of(name)
+        if before is not None and made >= outputs.attempt_of(before):
+            continue
         if made < attempt or (made == attempt and final):
             break
         _, record = checkpoints.find(repo, run, name)
@@ -92,12 +100,27 @@ def newest(repo: Repository, run: str) -> StoredOutputs | None:
             return StoredOutputs(run=run, attempt=made, final=True, content=record.content)
     if label is None:
         return None
-    return StoredOutputs(run=run, attempt=attempt, final=final, content=outputs.find(repo, run, label)[1].content)
+    found = outputs.find(repo, run, label)[1]
+    # Copies of older versions are `Checkpoint` records, without this field.
+    resume = getattr(found, "resume", None)
+    return StoredOutputs(run=run, attempt=attempt, final=final, content=found.content, resume=resume)
 
 
-def require_newest(repo: Repository, run: str) -> StoredOutputs:
-    """Return a run's newest output files. Raises NotFound if it has none, CorruptObject."""
-    if (stored := newest(repo, run)) is None:
+def newest_to_restore(repo: Repository, run: str) -> StoredOutputs | None:
+    """Return a run's newest output files; None if a resume gets no file of them. Raises CorruptObject."""
+    stored = newest(repo, run)
+    return stored if stored is not None and _tree(repo, stored.restored).entries else None
+
+
+def require_newest(repo: Repository, run: str, attempt: int | None = None) -> StoredOutputs:
+    """Return the newest output files of a run, or of one attempt. Raises NotFound if there are none, CorruptObject."""
+    stored = newest(repo, run, outputs.name(attempt + 1, "") if attempt is not None else None)
+    if attempt is not None and (stored is None or stored.attempt != attempt):
+        raise NotFound(
+            f"attempt {attempt} of run {run} has no output files in the store",
+            hint=f"`m5ws outputs {run}` lists the attempts that have some.",
+        )
+    if stored is None:
         raise NotFound(
             f"run {run} has no output files in the store",
             hint="Set `[run] outputs` in m5ws.toml to the folders that the script writes to.",
@@ -106,95 +129,80 @@ def require_newest(repo: Repository, run: str) -> StoredOutputs:
 
 
 def write(repo: Repository, stored: StoredOutputs, target: Path, progress: Progress | None = None) -> Tree:
-    """Write stored output files into `target`, which is missing or empty, and return their tree.
+    """Write all stored output files into `target`, which is missing or empty, and return their tree.
 
     Raises UsageError for another target, NotFound, CorruptObject, NotWritten.
     """
-    tree = _tree(repo, stored.content)
+    return _write(repo, stored.content, target, progress)
+
+
+def _write(repo: Repository, content: Digest, target: Path, progress: Progress | None = None) -> Tree:
+    tree = _tree(repo, content)
     with fresh_directory.create(target) as made:
         materialise(repo.objects, repo.locations, [tree], made, progress, read_only=False)
     return tree
 
 
 def restore(repo: Repository, stored: StoredOutputs, work: Path) -> str:
-    """Restore stored output files into the work directory, over those of the snapshot, and return a message.
+    """Restore the output files that a resume gets into the work directory, over those of the snapshot.
 
-    Raises the errors of `write`, and OSError.
+    Return a message, with the files of earlier moments and those that are not restored. Raises the errors of `write`,
+    and OSError.
     """
     aside = work.with_name("restored")
-    tree = write(repo, stored, aside)
+    tree = _write(repo, stored.restored, aside)
     for entry in tree.entries:
         _move(entry.path, aside, work)
-    files = f"{len(tree.entries):,} output files of attempt {stored.attempt}"
-    return f"{files} were restored; the script itself must continue from them"
+    choice = _describe_choice(stored, tree, _tree(repo, stored.content)) if stored.resume is not None else ""
+    restored = f"{len(tree.entries):,} output files of attempt {stored.attempt} were restored"
+    return f"{restored}{choice}; the script itself must continue from them"
 
 
-def put_back(repo: Repository, stored: StoredOutputs, paths: Sequence[bytes], work: Path) -> None:
-    """Restore some stored output files into the work directory, in the order of `paths`, over those that are there.
+def _describe_choice(stored: StoredOutputs, tree: Tree, left: Tree) -> str:
+    """Return the restored files that the attempt did not leave, and the files that it left which are not restored."""
+    known, got = {(entry.path, entry.digest) for entry in left.entries}, {entry.digest for entry in tree.entries}
+    earlier = [entry for entry in tree.entries if entry.link is None and (entry.path, entry.digest) not in known]
+    others = [entry for entry in left.entries if entry.digest not in got]
+    words = []
+    if earlier:
+        words.append(f"of an earlier moment: {_listed(earlier)}")
+    if others:
+        way = f"`m5ws outputs {stored.run} DIRECTORY --attempt {stored.attempt}`"
+        words.append(f"in the store, but not restored: {_listed(others)} ({way} writes them)")
+    return f" without a checkpoint that was not complete; {'; '.join(words)}" if words else ""
 
-    Raises NotFound, CorruptObject, NotWritten, OSError.
-    """
-    wanted = set(paths)
-    tree = _tree(repo, stored.content)
-    part = msgspec.structs.replace(tree, entries=tuple(entry for entry in tree.entries if entry.path in wanted))
-    with tempfile.TemporaryDirectory(dir=work.parent, prefix="stored-") as folder:
-        materialise(repo.objects, repo.locations, [part], Path(folder), read_only=False)
-        for path in paths:
-            _move(path, Path(folder), work)
+
+def _listed(entries: Sequence[Entry]) -> str:
+    return output_files.listed([entry.name for entry in entries])
 
 
 def _move(path: bytes, source: Path, target: Path) -> None:
-    """Move a file from one folder to the same path in another, over a file that is there."""
-    place = target / os.fsdecode(path)
-    place.parent.mkdir(parents=True, exist_ok=True)
+    """Move a file or link from one folder to the same path in another, over an existing file, link or folder.
+
+    Nothing is written behind a link: a real folder replaces it.
+    """
+    folder = target
+    *folders, name = os.fsdecode(path).split("/")
+    for part in folders:
+        folder /= part
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            folder.unlink()
+        folder.mkdir(parents=True, exist_ok=True)
+    place = folder / name
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place)
     (source / os.fsdecode(path)).replace(place)
 
 
-class OutputCopier:
-    """Copies output files to the store every `minutes`, if they have changed; never if None."""
-
-    def __init__(
-        self, repo: Repository, run: Run, attempt: int, minutes: float | None, files: Callable[[], list[SourceFile]]
-    ) -> None:
-        self._repo, self._run, self._attempt, self._files = repo, run, attempt, files
-        self._interval_s = 60 * minutes if minutes is not None and run.purpose == "train" else None
-        self._copied_s = time.monotonic()
-        self._content: Digest | None = None
-        self._number = 0
-
-    def copy(self) -> str | None:
-        """Copy the files if it is time. Return the error, or None."""
-        if self._interval_s is None or time.monotonic() - self._copied_s < self._interval_s:
-            return None
-        try:
-            files = self._files()
-            if not files:
-                return None
-            content = saved_outputs.content(self._repo, self._run, files)
-            if content != self._content:
-                copy = OutputFiles(
-                    run=self._run.id,
-                    snapshot=self._run.snapshot,
-                    attempt=self._attempt,
-                    content=content,
-                    moment=f"{self._number:06d}",
-                )
-                outputs.publish(self._repo, copy)
-                self._content, self._number = content, self._number + 1
-        except (M5Error, OSError) as error:
-            # Such as a file that the script is writing. The next copy has it.
-            return str(error)
-        finally:
-            self._copied_s = time.monotonic()
-        return None
+def located(repo: Repository, content: Digest) -> dict[bytes, Entry]:
+    """Return the entries of stored output files by path, with the parts of small files. Raises as `files`."""
+    return {entry.path: entry for entry in _tree(repo, content).entries}
 
 
-def sizes(repo: Repository, stored: StoredOutputs) -> dict[bytes, int]:
-    """Return the sizes of stored output files in bytes, by their paths in the work directory.
-
-    Raises NotFound, CorruptObject.
-    """
-    return {entry.path: entry.size_bytes for entry in _tree(repo, stored.content).entries}
+def files(repo: Repository, content: Digest) -> dict[bytes, Entry]:
+    """Return the entries of stored output files by path, as their tree has them. Raises NotFound, CorruptObject."""
+    record = repo.objects.get_record(content, Content)
+    return {entry.path: entry for entry in trees.load(repo.objects, record.tree).entries} if record.tree else {}
 
 
 def _tree(repo: Repository, digest: Digest) -> Tree:

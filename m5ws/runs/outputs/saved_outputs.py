@@ -1,5 +1,10 @@
-"""Storing the final output files of an attempt. Secrets in logs are masked."""
+"""Storing the output files of an attempt. Secrets in logs are masked.
 
+All complete files are stored. Of an attempt that did not finish, a second list has the files that a resume gets: the
+choice destroys no file (`resume_files`).
+"""
+
+import logging
 import os
 import shutil
 import tempfile
@@ -10,24 +15,34 @@ from pathlib import Path
 import msgspec
 
 from m5ws import secret_scan
+from m5ws.errors import M5Error
 from m5ws.records import codec
 from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Content
 from m5ws.records.ledger import OutputsStored
 from m5ws.records.outputs import OutputFiles
 from m5ws.records.run import Run
+from m5ws.records.tree import Entry, Packing, Tree
 from m5ws.repository import outputs
 from m5ws.repository.files import trees
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.repository import Repository
+from m5ws.runs.outputs import checkpoint_formats, complete_files, restored_outputs, resume_files
+from m5ws.runs.outputs.complete_files import InspectedFiles
+from m5ws.runs.outputs.restored_outputs import StoredOutputs
 
+_log = logging.getLogger(__name__)
 _PIECE_BYTES = 2**24
 
 
 class PendingOutputs(msgspec.Struct, frozen=True, kw_only=True):
-    """Output files that the store did not take: their paths in the attempt's work directory."""
+    """Output files that the store did not take: their paths in the attempt's work directory.
+
+    `unfinished`: the attempt did not finish, so files may lack their end.
+    """
 
     paths: tuple[bytes, ...]
+    unfinished: bool = False
 
 
 def content(repo: Repository, run: Run, files: Sequence[SourceFile]) -> Digest:
@@ -65,17 +80,117 @@ def _mask(log: Path, copy: Path) -> bool:
     return changed
 
 
-def publish(repo: Repository, run: Run, attempt: int, files: Sequence[SourceFile]) -> OutputsStored:
-    """Store files, publish them as the final output of an attempt, and return the event. Raises M5Error, OSError."""
-    record = OutputFiles(
-        run=run.id, snapshot=run.snapshot, attempt=attempt, moment=outputs.FINAL, content=content(repo, run, files)
+def record(
+    repo: Repository, run: Run, name: str, files: Sequence[SourceFile], work: Path | None = None
+) -> OutputFiles | None:
+    """Store files, and return their record with a name of output files, not yet published; None if there are none.
+
+    If they are those of an attempt that did not finish, in the directory `work`, files without their end are left out,
+    and the record has the files that a resume gets. Raises M5Error, OSError.
+    """
+    attempt, _, moment = name.partition("-")
+    inspected = complete_files.inspect(files) if work is not None else None
+    wanted = files if inspected is None else inspected.complete
+    if not wanted:
+        return None
+    stored, resume = content(repo, run, wanted), None
+    if work is not None and inspected is not None:
+        inspected.require_unchanged()
+        resume = _content_to_resume(repo, run, name, stored, inspected, work)
+    return OutputFiles(
+        run=run.id, snapshot=run.snapshot, attempt=int(attempt), moment=moment, content=stored, resume=resume
     )
-    return OutputsStored(name=outputs.name(attempt), record=outputs.publish(repo, record), content=record.content)
 
 
-def wait(record: Path, files: Sequence[SourceFile]) -> None:
-    """Write a list of output files, to be stored later, to the file `record`."""
-    record.write_bytes(msgspec.msgpack.encode(PendingOutputs(paths=tuple(file.path for file in files))))
+def _content_to_resume(
+    repo: Repository, run: Run, name: str, stored: Digest, inspected: InspectedFiles, work: Path
+) -> Digest | None:
+    """Store the list of files that a resume gets, and return the digest of its `Content`; None if it is `stored`."""
+    try:
+        before = restored_outputs.newest(repo, run.id, name)
+        earlier = restored_outputs.files(repo, before.restored) if before is not None else {}
+        files = restored_outputs.files(repo, stored)
+        left = _left_files(repo, files, inspected, work)
+        roots = [os.fsencode(os.path.normpath(folder)) for folder in run.spec.outputs]
+        chosen = resume_files.choose(left, earlier, roots, lambda entry: _is_checkpoint(repo, before, entry))
+        if chosen == files:
+            return None
+        return _store_list(repo, chosen, [stored, *([before.restored] if before is not None else [])])
+    except (M5Error, OSError) as error:
+        # The complete files are stored in any case, or wait until the store takes them.
+        _log.warning("the earlier output files of run %s cannot be read: %s", run.id, error)
+        return None
+
+
+def _left_files(
+    repo: Repository, files: dict[bytes, Entry], inspected: InspectedFiles, work: Path
+) -> resume_files.LeftFiles:
+    """Return the files that an attempt left, each under its real path, and links to folders as links."""
+    links = complete_files.linked_folders(work, [*files, *inspected.cut])
+
+    def is_real(path: bytes) -> bool:
+        return links.keys().isdisjoint(complete_files.folders_of(path))
+
+    entries = {path: entry for path, entry in files.items() if is_real(path)}
+    for path, folder in links.items():
+        target = os.path.relpath(folder, os.path.dirname(path))
+        entries[path] = Entry(
+            path=path, mode="link", size_bytes=len(target), digest=repo.objects.digest(target), link=target
+        )
+    return resume_files.LeftFiles(
+        files=entries,
+        checkpoints=frozenset(filter(is_real, inspected.checkpoints)),
+        cut=frozenset(filter(is_real, inspected.cut)),
+    )
+
+
+def _is_checkpoint(repo: Repository, stored: StoredOutputs | None, entry: Entry) -> bool:
+    """Return True if a stored output file has the format of a checkpoint. Raises NotFound, CorruptObject."""
+    assert stored is not None
+    parts = restored_outputs.located(repo, stored.restored)[entry.path].parts
+    return bool(parts) and checkpoint_formats.is_checkpoint(
+        bytes(repo.objects.read(parts[0])[: checkpoint_formats.BEGIN_BYTES])
+    )
+
+
+def _store_list(repo: Repository, files: dict[bytes, Entry], contents: Sequence[Digest]) -> Digest:
+    """Store a content that has files of other contents, and return its digest."""
+    tree = Tree(entries=tuple(files[path] for path in sorted(files)))
+    wanted = {bytes.fromhex(entry.digest) for entry in tree.entries}
+    sources = [repo.objects.get_record(content, Content) for content in contents]
+    packings = [repo.objects.get_record(source.packing, Packing) for source in sources if source.packing is not None]
+    packs = {pack.object: pack for packing in packings for pack in packing.packs if not wanted.isdisjoint(pack.names)}
+    packing = Packing(packs=tuple(pack for _, pack in sorted(packs.items()))) if packs else None
+    return repo.objects.put_record(
+        Content(
+            format="files/1",
+            world=sources[0].world,
+            tree=repo.objects.put_record(tree),
+            packing=repo.objects.put_record(packing) if packing is not None else None,
+        )
+    )
+
+
+def publish(
+    repo: Repository, run: Run, attempt: int, files: Sequence[SourceFile], work: Path | None = None
+) -> OutputsStored | None:
+    """Store files as `record` does, publish them as the final output of an attempt, and return the event.
+
+    None if there are none. Raises M5Error, OSError.
+    """
+    name = outputs.name(attempt)
+    if (written := record(repo, run, name, files, work)) is None:
+        return None
+    return OutputsStored(name=name, record=outputs.publish(repo, written), content=written.content)
+
+
+def wait(record: Path, files: Sequence[SourceFile], *, unfinished: bool = False) -> None:
+    """Write a list of output files, to be stored later, to the file `record`.
+
+    They are those of an attempt that did not finish if `unfinished`.
+    """
+    waiting = PendingOutputs(paths=tuple(file.path for file in files), unfinished=unfinished)
+    record.write_bytes(msgspec.msgpack.encode(waiting))
 
 
 def publish_waiting(repo: Repository, run: Run, attempt: int, record: Path, work: Path) -> bool:
@@ -87,5 +202,5 @@ def publish_waiting(repo: Repository, run: Run, attempt: int, record: Path, work
     files = [SourceFile(path=path, location=os.path.realpath(work / os.fsdecode(path))) for path in waiting.paths]
     if not all(os.path.exists(file.location) for file in files):
         return False
-    publish(repo, run, attempt, files)
+    publish(repo, run, attempt, files, work if waiting.unfinished else None)
     return True
