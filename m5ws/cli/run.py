@@ -1,6 +1,7 @@
 """`m5ws run`."""
 
 import json
+import re
 import shlex
 from collections.abc import Sequence
 from functools import partial
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from m5ws.runs.run import AttemptPlan, RunOptions
     from m5ws.runs.supervise import AttemptResult, Ports
     from m5ws.workspace import Workspace
+
+_EXIT_STATUS = re.compile(r"exit status \d+(?: \(rank (\d+)\))?")
+"""The reason of a failure if a script ended with a status, and not by an error."""
 
 
 class RunFailed(M5Error):
@@ -308,14 +312,14 @@ def _follow(ports: "Ports", plan: "AttemptPlan", *, progress: bool, as_json: boo
 
     if not as_json:
         output.echo(plan.run.id)
-    log = plan.directory / "logs" / "rank-0.log"
-    with interrupt.on_signals(), RunProgress(enabled=progress, log=log) as shown:
+    logs = plan.directory / "logs"
+    with interrupt.on_signals(), RunProgress(enabled=progress, log=logs / "rank-0.log") as shown:
         result = supervise.execute(ports, plan, shown.watch, shown.prepare, shown.poll)
     if as_json:
         output.print_json({"run": plan.run, "result": result})
     if any((work := plan.directory / "work").glob("*")):
         output.print_note(f"files of the script are kept in {work}")
-    _judge(result, log)
+    _judge(result, logs)
     _print_provable(ports, plan.run)
 
 
@@ -353,8 +357,11 @@ def _describe(plan: "AttemptPlan") -> str:
     return "\n".join([output.fields(fields), "with", *variables])
 
 
-def _judge(result: "AttemptResult", log: Path) -> None:
-    """Report the result of a run with this log of rank 0. Raises RunFailed, RunInterrupted, RunUnsaved, Superseded."""
+def _judge(result: "AttemptResult", logs: Path) -> None:
+    """Report the result of a run. Raises RunFailed, RunInterrupted, RunUnsaved, Superseded.
+
+    `logs` is the folder of its ranks' logs.
+    """
     if not result.delivered and result.outcome not in COMPLETE:
         output.warn(
             "note: the store does not have the complete ledger yet; the next m5ws command here uploads the rest"
@@ -377,8 +384,10 @@ def _judge(result: "AttemptResult", log: Path) -> None:
     if result.outcome != "finished":
         hint = f"`m5ws logs {result.run}` prints the output of its ranks."
         # Such as Hydra, which prints the exception of a script and ends with a status.
-        if (result.message or "").startswith("exit status") and (error := log_lines.find_error(log)) is not None:
-            hint = f"The last error in the output of rank 0 is {error!r}. {hint}"
+        ended_by = _EXIT_STATUS.match(result.message or "")
+        rank = (ended_by[1] or "0") if ended_by else None
+        if rank is not None and (error := log_lines.find_error(logs / f"rank-{rank}.log")) is not None:
+            hint = f"The last error in the output of rank {rank} is {error!r}. {hint}"
         raise RunFailed(ended, hint=hint)
     if not result.delivered:
         raise RunUnsaved(

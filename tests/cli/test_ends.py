@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from m5ws import cli
-from m5ws.cli import ls
+from m5ws.cli import ls, run
+from m5ws.runs.supervise import AttemptResult
 
 _BUG = "bug in m5ws"
 
@@ -65,3 +66,17 @@ def test_a_reader_that_leaves_is_no_bug(place: Path) -> None:
     command = f"set -o pipefail; {sys.executable} -m m5ws completion bash | true"
     done = [subprocess.run(["bash", "-c", command], cwd=place, capture_output=True, text=True) for _ in range(2)]
     assert {one.returncode for one in done} <= {0, cli.NO_READER}, done
+
+
+@pytest.mark.parametrize(
+    ("message", "rank"), [("exit status 3 (rank 1)", 1), ("exit status 3", 0), ("no (rank 1)", None)]
+)
+def test_a_run_that_ended_with_a_status_has_the_last_error_of_that_ranks_log(
+    tmp_path: Path, message: str, rank: int | None
+) -> None:
+    for number in (0, 1):
+        (tmp_path / f"rank-{number}.log").write_text(f"hydra.errors.ConfigError: key {number}\n")
+    result = AttemptResult(run="r", attempt=1, outcome="failed", exit_code=1, message=message)
+    with pytest.raises(run.RunFailed) as failed:
+        run._judge(result, tmp_path)
+    assert ("key" in failed.value.hint) == (rank is not None) and (rank is None or f"key {rank}" in failed.value.hint)
