@@ -1,9 +1,9 @@
 """Test of resumes of a script without a session: trainings that are interrupted, resumed, and compared.
 
 A training is killed after an observed step, as by a crash, before the script can save a checkpoint of that step, or in
-the middle of the first save after it. Then it is resumed as by `m5ws run --resume`: the output files are restored, and
-the script continues from its own checkpoint. Steps, state and output files are compared with those of the uninterrupted
-training.
+the middle of the first save of a checkpoint after it. Then it is resumed as by `m5ws run --resume`: the output files
+are restored, and the script continues from its own checkpoint. Steps, state and output files are compared with those of
+the uninterrupted training.
 """
 
 import random

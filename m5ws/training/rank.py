@@ -37,6 +37,7 @@ from m5ws.training.runtime import (
     isolation,
     missing_files,
     output_folders,
+    saves,
     script_error,
 )
 from m5ws.training.runtime.stop import StopRequest
@@ -70,6 +71,7 @@ def main(arguments: Sequence[str]) -> int:
     context.activate(active)
     active.emit(RankStarted, rank=rank, world=world, pid=os.getpid(), facts=active.facts)
     stop.install()
+    saves.defer_stop(stop)
     if orders.spec.observe:
         watch.start(active)
         resume.install(active)

@@ -84,6 +84,10 @@ def test_a_half_written_checkpoint_that_cannot_be_resumed_from_is_named(workspac
     assert "os.replace" in certificate["reason"] and "no file" not in certificate["reason"]
 
 
+def test_the_save_of_a_small_file_before_the_checkpoint_is_not_interrupted(workspace: Workspace) -> None:
+    assert "os.replace" in _certify(workspace, "statistics", "--in-save", expect=2)["reason"]
+
+
 def test_a_training_without_a_save_after_the_step_is_not_interrupted_in_one(workspace: Workspace) -> None:
     workspace.edit("train.py", "    if step == steps or", "    if step == 2 or")
     workspace.edit("train.py", 'step % 2 == 0 and kind not in ("late", "log")', "False")

@@ -54,6 +54,20 @@ def test_a_step_that_does_not_repeat_itself_is_nondeterministic(workspace: Works
     assert verdict["recheck"]["first"]["quantity"] == "batch"
 
 
+def test_a_hidden_input_that_changed_is_found_by_two_replays_that_agree(workspace: Workspace, tmp_path: Path) -> None:
+    """The first replay ends at the step that differs, before it writes the files of the later steps."""
+    hidden = tmp_path / "hidden"
+    hidden.write_text("0")
+    workspace.edit(
+        "train.py", "begin + shift), begin):", "begin + shift), begin):\n        x = x + HIDDEN * (step > 2)"
+    )
+    workspace.edit("train.py", "import torch\n", f"import torch\n\nHIDDEN = float(open({str(hidden)!r}).read())\n")
+    run = workspace.train("--", "train.py", "resuming", "300")
+    hidden.write_text("1")
+    verdict = workspace.json("reproduce", run, expect=1)
+    assert (verdict["outcome"], verdict["first"]["step"]) == ("diverged", 3) and verdict["recheck"]["repeats"]
+
+
 def test_a_run_that_is_not_observed_is_compared_by_its_files(workspace: Workspace) -> None:
     run = workspace.train("--no-observe", "--", "train.py", "resuming", "4")
     verdict = workspace.json("reproduce", run)

@@ -84,6 +84,15 @@ def test_a_file_that_was_cut_behind_an_inner_zip_file_is_not_complete(tmp_path: 
         assert checkpoint_formats.ending(path) == "cut"
 
 
+def test_a_file_whose_save_ended_with_an_exception_is_cut_though_it_was_closed(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    with pytest.raises(AttributeError):
+        torch.save({"w": torch.ones(20), "cannot be pickled": lambda: 0}, path)
+    assert zipfile.is_zipfile(path) and checkpoint_formats.ending(path) == "cut"
+    torch.export.save(torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),)), path)
+    assert checkpoint_formats.ending(path) == "complete"
+
+
 def test_zip_files_and_arrays_in_sequence_are_complete(tmp_path: Path) -> None:
     path = tmp_path / "__0_0.distcp"
     for several in ([_save(torch.ones(2)), _save(torch.ones(3))], [_arrays(np.ones(3)), _arrays(np.ones(4))]):

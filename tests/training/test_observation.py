@@ -99,6 +99,10 @@ def test_evaluations_and_values_that_are_no_tensors_are_no_evidence(observed: An
     assert len(steps(one)) == 3 and evidence(one) == evidence(other)
 
 
+def test_updates_are_counted_anew_after_a_reset_of_the_state(observed: Any) -> None:
+    assert [step.updates["optimizer"] for step in steps(observed(SCRIPT, "reset", "5"))] == [1, 2, 1, 2, 1]
+
+
 def test_a_model_is_trained_inside_a_wrapper_that_was_left_in_the_mode_of_evaluation(observed: Any) -> None:
     every = steps(observed(SCRIPT, "left_in_evaluation", "3"))
     assert [set(step.quantities) for step in every] == [WITH_LOSS] * 3 and all(step.batch for step in every)

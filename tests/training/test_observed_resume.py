@@ -139,6 +139,22 @@ def test_no_place_is_wrong_unless_it_is_guessed(fault: str) -> None:
     assert guessed > 0 and (fault or guessed < SEEDS / 2)
 
 
+def test_a_count_that_the_script_reset_proves_no_place() -> None:
+    """It counts to 4 again and again, so the steps with 3 updates are many."""
+    for seed in range(SEEDS):
+        training = Training(seed)
+        training.counts, training.turns = True, 1
+        steps = [
+            msgspec.structs.replace(training.step(number), updates={"optimizer": (number - 1) % 4 + 1})
+            for number in range(training.random.randint(5, 12), 0, -1)
+        ]
+        first = msgspec.structs.replace(
+            training.step(3, batch=training.random.randint(0, 99)), updates={"optimizer": 3}
+        )
+        proven = earlier_steps.place(steps, first)
+        assert proven.unclear is not None or proven.after == 2, seed
+
+
 def test_another_order_of_batches_is_placed_by_an_optimizer_that_counts() -> None:
     for seed in range(SEEDS):
         training = Training(seed)

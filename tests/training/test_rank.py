@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from m5ws.records import codec
 from m5ws.records.ledger import RESUME_LIMIT, Notice, RankEnded, RankStarted
@@ -75,6 +76,13 @@ def test_a_stop_ends_all_ranks_after_the_same_step_and_the_resume_is_exact(runne
     assert first.steps(1) | second.steps(1) == whole.steps(1)
     assert second.contents[5] == whole.contents[5]
     assert [event for event in whole.of(Notice) if event.kind != RESUME_LIMIT] == []
+
+
+def test_a_signal_in_a_save_ends_the_script_when_the_file_is_complete(runner: Any) -> None:
+    file = runner.tmp / "saved.pt"
+    attempt = runner(PLAIN, "stopped_in_save", str(file))
+    assert ended(attempt) == ["stopped by SIGTERM"] and attempt.status == 128 + signal.SIGTERM
+    assert torch.load(file, weights_only=False)["weights"].shape == (1000,)
 
 
 @pytest.mark.parametrize("line", range(1, 25))

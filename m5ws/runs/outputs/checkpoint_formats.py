@@ -127,7 +127,18 @@ def _begin_of_directory(file: BinaryIO, place: int) -> int | None:
     begin = directory_end - length - offset
     if begin < 0 or _read(file, begin, begin + len(_ZIP)) != _ZIP:
         return None
-    return begin if _read(file, begin + offset, directory_end).startswith(b"PK\x01\x02") else None
+    directory = _read(file, begin + offset, directory_end)
+    return begin if directory.startswith(b"PK\x01\x02") and not _is_cut_save(directory) else None
+
+
+def _is_cut_save(directory: bytes) -> bool:
+    """Return True for the directory of a file in which torch.save was interrupted by an exception.
+
+    Its writer closes the file in any case. The pickle is missing then, as it is in files of torch.export.
+    """
+    return b".data/serialization_id" in directory and not any(
+        name in directory for name in (b"/data.pkl", b"/archive_format")
+    )
 
 
 def _read(file: BinaryIO, first: int, end: int) -> bytes:

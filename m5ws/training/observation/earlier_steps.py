@@ -51,7 +51,7 @@ def place(steps: Sequence[Step], first: Step) -> Place:
     if not steps:
         return Place(0, _UNCLEAR if updates > 1 else None)
     # An optimizer that has done one update may be new, in the middle of a training.
-    if updates > 1 and not _in_turn(steps):
+    if updates > 1 and not _in_turn(steps) and not _was_reset(steps, label):
         return _by_updates(steps, label, updates)
     return _by_values(steps, first)
 
@@ -59,6 +59,12 @@ def place(steps: Sequence[Step], first: Step) -> Place:
 def _in_turn(steps: Sequence[Step]) -> bool:
     """Return True if optimizers took different steps: an attempt may begin with any, and give it another label."""
     return any(settings("optimizer") not in step.digests for step in steps)
+
+
+def _was_reset(steps: Sequence[Step], label: str) -> bool:
+    """Return True if an optimizer had the same number of updates after two steps: the script reset its state."""
+    counted = {(step.step, step.updates[label]) for step in steps if label in step.updates}
+    return len({step for step, _ in counted}) > len({count for _, count in counted})
 
 
 def _by_updates(steps: Sequence[Step], label: str, updates: int) -> Place:

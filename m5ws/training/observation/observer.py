@@ -106,6 +106,8 @@ class Observer:
         """The labels of the optimizers of each kind of step."""
         self._counts: dict[str, int | None] = {}
         """The number of updates of each optimizer by its label, None if it does not count them."""
+        self._firsts: dict[str, int | None] = {}
+        """The number of updates of each optimizer's first parameter by its label. A script may reset the state."""
         self._training: dict[int, weakref.ref[torch.nn.Module]] = {}
         """Modules that were called in the mode of training."""
         self._initial: dict[str, str] = {}
@@ -116,6 +118,8 @@ class Observer:
         self._pending: tuple[_Update, float, float] | None = None
         self._recorded = 0
         self._threads = Threads(active)
+        is_killed_in_save = active.context.killed_in_save
+        self._kill_in_save = interruption.KillInSave(self._announce_kill) if is_killed_in_save else None
         self._clock = time.perf_counter()
         self.step = 0
         """The last step that has ended."""
@@ -243,11 +247,14 @@ class Observer:
             self._record(update)
 
     def _count(self, optimizer: torch.optim.Optimizer, label: str) -> None:
-        """Count an update. The first one of an attempt is read from the optimizer's state."""
-        known = self._counts.get(label)
-        self._counts[label] = (
-            known + 1 if known is not None else None if label in self._counts else optimizer_values.updates(optimizer)
-        )
+        """Count an update. The first one of an attempt, and after a reset, is read from the optimizer's state."""
+        before, of_first = self._firsts.get(label), optimizer_values.updates_of_first(optimizer)
+        self._firsts[label] = of_first
+        is_reset = before is not None and of_first is not None and of_first <= before
+        if label not in self._counts or is_reset:
+            self._counts[label] = optimizer_values.updates(optimizer)
+        elif (known := self._counts[label]) is not None:
+            self._counts[label] = known + 1
 
     def _add_values(self, update: _Update, optimizer: torch.optim.Optimizer, call: _Call) -> None:
         """Add the values of an optimizer, and the state after it if that is recorded."""
@@ -311,8 +318,12 @@ class Observer:
             self._active.note_imports()
         if self.step == self._active.context.killed_after:
             self._flush()
-            kill = interruption.kill_in_next_save if self._active.context.killed_in_save else interruption.kill_rank
-            kill()
+            if self._kill_in_save is None:
+                interruption.kill_rank()
+            self._kill_in_save.is_armed = True
+
+    def _announce_kill(self, file: str) -> None:
+        self._active.notice("interrupted-save", f"this rank is killed in the save of {file}", self.step)
 
     def _last_state(self, update: _Update, engine: torch.nn.Module | None, has_ended: bool) -> State | None:
         """Return the state after a step, None if it was not read in time."""

@@ -54,6 +54,15 @@ def updates(optimizer: torch.optim.Optimizer) -> int | None:
     return max(counts, default=None)
 
 
+def updates_of_first(optimizer: torch.optim.Optimizer) -> int | None:
+    """Return the number of steps of the first parameter, None if its state does not have it on the host."""
+    parameter = next((parameter for group in optimizer.param_groups for parameter in group["params"]), None)
+    state = optimizer.state.get(parameter) if parameter is not None else None
+    value: Any = state.get("step") if isinstance(state, Mapping) else None
+    is_on_host = isinstance(value, int | float) or (_is_scalar(value) and value.device.type == "cpu")
+    return int(value) if is_on_host else None
+
+
 def _is_scalar(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.numel() == 1
 

@@ -41,6 +41,8 @@ for step in range(done + 1, steps + 1):
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
         if kind == "numbered":
             file = folder / f"checkpoint-{step}.pt"
+        if kind == "statistics":
+            torch.save({"step": step}, folder / "statistics.pt")
         target = file.with_name("incomplete") if kind == "renamed" else file
         torch.save(state if kind == "undrawn" else {**state, "generator": torch.get_rng_state()}, target)
         target.replace(file)

@@ -210,6 +210,19 @@ def evaluated(steps: int) -> None:
 
 
 @kind
+def reset(steps: int) -> None:
+    """The state of its optimizer is reset after each second step."""
+    model = WithLoss()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for number, (x, target) in enumerate(batches(steps)):
+        if number % 2 == 0:
+            optimizer.state.clear()
+        model(x, target)["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@kind
 def left_in_evaluation(steps: int) -> None:
     """A wrapper that stays in the mode of evaluation after the first step, and a model that is trained on."""
     model = WithLoss()

@@ -12,6 +12,18 @@ if sys.argv[1].startswith("raise"):
 if sys.argv[1] == "import":
     sys.path.insert(0, sys.argv[2])
     __import__("from_the_checkout")
+if sys.argv[1] == "stopped_in_save":
+    import signal
+
+    import torch
+
+    class Stopping:
+        def __reduce__(self) -> tuple[type, tuple[()]]:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return int, ()
+
+    torch.save({"stopping": Stopping(), "weights": torch.zeros(1000)}, sys.argv[2])
+    raise AssertionError("the signal ended the script after the save")
 if sys.argv[1].isdigit():
     sys.exit(int(sys.argv[1]))
 if sys.argv[1] == "stopped":
