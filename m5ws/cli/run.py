@@ -96,7 +96,8 @@ def command(
     --sweep starts a run for each combination of values, --parallel of them at a time. KEY is an argument of COMMAND, a
     key of the config (as in --set), or seed. VALUES are separated by commas, or a range: 0:4 is 0, 1, 2 and 3. A failed
     run does not stop the others. --resume SWEEP starts the runs that did not begin, and resumes those that did not
-    finish. The runs share the machine's GPUs.
+    finish. Runs that train at the same time get equal shares of the machine's GPUs, if each has
+    as many as it has processes.
 
     --from starts a new run (a fork) from a checkpoint of another run. RUN is its newest checkpoint, RUN@STEP the one
     after that step. The fork keeps its parent's snapshot and launch, except for SNAPSHOT and the options given. It

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from m5ws.cli.terminal import interrupt, output
 from m5ws.cli.terminal.log_lines import LogReader
 from m5ws.cli.terminal.progress import Bar
 from m5ws.errors import M5Error, UsageError
+from m5ws.launch import gpus
 from m5ws.launch.interface import Launcher, Process
 from m5ws.records.launch import LaunchRequest
 from m5ws.records.run import Axis, Run, Sweep
@@ -128,7 +129,8 @@ def execute(
         output.echo(plan.sweep.id)
     with _lock(workspace.prepare(), plan.sweep), interrupt.on_signals():
         starter = _Starter(workspace, repo, plan, arguments, why, take_over=take_over)
-        supervisor = Supervisor(workspace.launcher(), starter.request, parallel=parallel, progress=progress)
+        shares = gpus.shares(gpus.visible(os.environ), parallel, plan.base.spec.nproc)
+        supervisor = Supervisor(workspace.launcher(), starter.request, shares, progress=progress)
         results = supervisor.run(plan.runs)
     if as_json:
         output.print_json({"sweep": plan.sweep, "runs": results})
@@ -184,17 +186,24 @@ class _Starter:
 
 
 class Supervisor:
-    """Starts runs, `parallel` at a time, and shows their output line by line.
+    """Starts as many runs at a time as there are shares, and shows their output line by line.
 
-    `request` returns the launch of a run. A run that fails, or that cannot be started, does not stop the others.
+    `request` returns the launch of a run. `shares` are the variables for the runs that train at the same time. A run
+    that fails, or that cannot be started, does not stop the others.
     """
 
     def __init__(
-        self, launcher: Launcher, request: "Callable[[SweepRun], LaunchRequest]", *, parallel: int, progress: bool
+        self,
+        launcher: Launcher,
+        request: "Callable[[SweepRun], LaunchRequest]",
+        shares: Sequence[Mapping[str, str]],
+        *,
+        progress: bool,
     ) -> None:
-        self._launcher, self._request, self._parallel = launcher, request, parallel
+        self._launcher, self._request = launcher, request
+        self._free = deque(shares)
         self._bar = Bar() if progress and sys.stderr.isatty() else None
-        self._running: list[tuple[SweepRun, Process, LogReader]] = []
+        self._running: list[tuple[SweepRun, Process, LogReader, Mapping[str, str]]] = []
         self._results: dict[str, StartedRun] = {}
         self._total = 0
 
@@ -203,7 +212,7 @@ class Supervisor:
         waiting, self._total = deque(planned), len(planned)
         while waiting or self._running:
             try:
-                while waiting and len(self._running) < self._parallel:
+                while waiting and self._free:
                     self._start(waiting.popleft())
                 time.sleep(_POLL_S)
                 self._look()
@@ -215,11 +224,14 @@ class Supervisor:
         return [self._results.get(run.id, _result(run, "not started")) for run in planned]
 
     def _start(self, run: "SweepRun") -> None:
+        share = self._free.popleft()
         try:
             request = self._request(run)
+            request = msgspec.structs.replace(request, environment={**request.environment, **share})
             log = LogReader(Path(request.log), at_end=True)
-            self._running.append((run, self._launcher.launch(request), log))
+            self._running.append((run, self._launcher.launch(request), log, share))
         except M5Error as error:
+            self._free.append(share)
             self._results[run.id] = _result(run, "not started", error.exit_code)
             self._say(run, f"not started: {error}", output.warn)
         else:
@@ -228,7 +240,7 @@ class Supervisor:
     def _look(self) -> None:
         """Show new output of the runs, and record those that have ended."""
         for member in tuple(self._running):
-            run, process, log = member
+            run, process, log, share = member
             exit_code = process.poll()
             for line in log.read(last=exit_code is not None):
                 # A progress bar writes its states over each other, and the last one counts.
@@ -237,6 +249,7 @@ class Supervisor:
                     self._say(run, text)
             if exit_code is not None:
                 self._running.remove(member)
+                self._free.append(share)
                 outcome = _OUTCOMES.get(exit_code, "interrupted" if exit_code < 0 else "not started")
                 self._results[run.id] = _result(run, outcome, exit_code)
                 self._say(run, f"{outcome}, {len(self._results):,} of {self._total:,} runs have ended")
@@ -247,7 +260,7 @@ class Supervisor:
         """Have the running runs end as after Ctrl-C. A second call ends their ranks at once."""
         if self._running:
             output.warn(f"stopping {len(self._running)} runs, which may save last checkpoints")
-        for _, process, _ in self._running:
+        for _, process, *_ in self._running:
             if process.poll() is None:
                 os.kill(process.pid, signal.SIGTERM)
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from m5ws.cli import sweep as command
+from m5ws.launch import gpus
 from m5ws.launch.local import LocalLauncher
 from m5ws.records.launch import LaunchRequest
 from m5ws.records.run import Axis, LaunchSpec, Run, Sweep
@@ -156,18 +157,55 @@ def _supervisor(folder: Path, script: str, parallel: int) -> command.Supervisor:
         argv = ("sh", "-c", script, "sh", str(run.position))
         return LaunchRequest(argv=argv, cwd=str(folder), environment={}, log=str(folder / f"{run.id}.log"))
 
-    return command.Supervisor(LocalLauncher(os.environ), request, parallel=parallel, progress=True)
+    shares = gpus.shares([f"gpu{number}" for number in range(2 * parallel)], parallel, nproc=1)
+    return command.Supervisor(LocalLauncher(os.environ), request, shares, progress=True)
 
 
 def test_a_failed_run_does_not_stop_the_others_and_their_lines_have_their_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # At most two at a time: a third `mkdir` would fail.
-    script = 'mkdir a 2>/dev/null && s=a || { mkdir b && s=b; } || exit 9; echo "at $1"; rmdir $s; [ $1 != 1 ]'
+    # Each has a share of GPUs that no other one has at the time: else `mkdir` would fail.
+    script = 'mkdir $CUDA_VISIBLE_DEVICES || exit 9; echo "at $1"; rmdir $CUDA_VISIBLE_DEVICES; [ $1 != 1 ]'
     results = _supervisor(tmp_path, script, parallel=2).run(_planned(5))
     assert [result.outcome for result in results] == ["finished", "failed", "finished", "finished", "finished"]
     shown = capsys.readouterr().err.splitlines()
     assert {f"n={n}: at {n}" for n in range(5)} <= set(shown)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "listed", "expected"),
+    [
+        ("3,1, 0", 0, ["3", "1", "0"]),
+        ("GPU-8932f937,-1,2", 0, ["GPU-8932f937"]),
+        ("", 8, []),
+        (None, 3, ["0", "1", "2"]),
+        (None, None, []),
+    ],
+)
+def test_the_gpus_of_a_machine_are_known(
+    tmp_path: Path, chosen: str | None, listed: int | None, expected: list[str]
+) -> None:
+    lines = "".join(f"GPU {number}: NVIDIA H100 (UUID: GPU-{number})\\n" for number in range(listed or 0))
+    if listed is not None:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\nprintf '{lines}'\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    environment = {"PATH": str(tmp_path)} | ({} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen})
+    assert gpus.visible(environment) == expected
+
+
+@pytest.mark.parametrize("count", range(9))
+@pytest.mark.parametrize("parallel", [1, 2, 3])
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_shares_of_gpus_are_equal_and_apart_or_there_are_none(count: int, parallel: int, nproc: int) -> None:
+    every = [str(number) for number in range(count)]
+    parts = [share.get("CUDA_VISIBLE_DEVICES") for share in gpus.shares(every, parallel, nproc)]
+    assert len(parts) == parallel
+    if parallel == 1 or count < parallel * nproc:
+        assert parts == [None] * parallel
+        return
+    named = [(part or "").split(",") for part in parts]
+    assert len({len(part) for part in named}) == 1 and len(named[0]) >= nproc
+    assert len({name for part in named for name in part}) == sum(map(len, named))
 
 
 @pytest.mark.parametrize("presses", [1, 2])

@@ -276,6 +276,7 @@ def test_every_pair_has_a_reason_and_a_source() -> None:
     [
         ("rebuilt", "cannot"),
         ("variable.TORCH_EXTENSIONS_DIR", "cannot"),
+        ("variable.CUDA_VISIBLE_DEVICES", "cannot"),
         ("variable.OPENBLAS_CORETYPE", "does"),
         ("m5ws.code", "can"),
         ("aws-ofi-nccl", "can"),
