@@ -307,7 +307,6 @@ def test_a_script_that_is_killed_at_any_moment_continues_from_a_stored_checkpoin
         saving = loop.save(attempts.out, 3)
         is_killed = len(list(itertools.islice(saving, moment))) == moment
         is_cut = any(message.startswith(complete_files.WITHOUT_END) for message in attempts.kill())
-        assert fsck.check(attempts.repo, read_data=True).damage == ()
         attempts.begin()
         if is_cut or not loop.is_torn or not is_killed:
             assert loop.resume(attempts.out) >= (1 if is_killed else 3), moment

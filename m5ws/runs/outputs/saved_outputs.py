@@ -10,12 +10,13 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import msgspec
 
 from m5ws import secret_scan
-from m5ws.errors import M5Error
+from m5ws.errors import UNREADABLE
 from m5ws.records import codec
 from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Content
@@ -29,7 +30,6 @@ from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.repository import Repository
 from m5ws.runs.outputs import checkpoint_formats, complete_files, restored_outputs, resume_files
 from m5ws.runs.outputs.complete_files import InspectedFiles
-from m5ws.runs.outputs.restored_outputs import StoredOutputs
 
 _log = logging.getLogger(__name__)
 _PIECE_BYTES = 2**24
@@ -112,12 +112,13 @@ def _content_to_resume(
         files = restored_outputs.files(repo, stored)
         left = _left_files(repo, files, inspected, work)
         roots = [os.fsencode(os.path.normpath(folder)) for folder in run.spec.outputs]
-        chosen = resume_files.choose(left, earlier, roots, lambda entry: _is_checkpoint(repo, before, entry))
+        read = cache(lambda: restored_outputs.located(repo, before.restored) if before is not None else {})
+        chosen = resume_files.choose(left, earlier, roots, lambda entry: _is_checkpoint(repo, read()[entry.path]))
         if chosen == files:
             return None
         return _store_list(repo, chosen, [stored, *([before.restored] if before is not None else [])])
-    except (M5Error, OSError) as error:
-        # The complete files are stored in any case, or wait until the store takes them.
+    except UNREADABLE as error:
+        # Such as damage in the store. The complete files are stored in any case.
         _log.warning("the earlier output files of run %s cannot be read: %s", run.id, error)
         return None
 
@@ -144,13 +145,13 @@ def _left_files(
     )
 
 
-def _is_checkpoint(repo: Repository, stored: StoredOutputs | None, entry: Entry) -> bool:
-    """Return True if a stored output file has the format of a checkpoint. Raises NotFound, CorruptObject."""
-    assert stored is not None
-    parts = restored_outputs.located(repo, stored.restored)[entry.path].parts
-    return bool(parts) and checkpoint_formats.is_checkpoint(
-        bytes(repo.objects.read(parts[0])[: checkpoint_formats.BEGIN_BYTES])
-    )
+def _is_checkpoint(repo: Repository, entry: Entry) -> bool:
+    """Return True if a stored file, with the parts of small files, has the format of a checkpoint.
+
+    Raises NotFound, CorruptObject.
+    """
+    begin = repo.objects.read(entry.parts[0])[: checkpoint_formats.BEGIN_BYTES] if entry.parts else b""
+    return checkpoint_formats.is_checkpoint(bytes(begin))
 
 
 def _store_list(repo: Repository, files: dict[bytes, Entry], contents: Sequence[Digest]) -> Digest:
