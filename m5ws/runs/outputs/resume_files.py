@@ -38,12 +38,12 @@ def choose(
     dropped = _incomplete_folders(left, earlier, frozenset(roots))
     kept = {path: entry for path, entry in left.files.items() if dropped.isdisjoint(folders_of(path))}
     known = {entry.digest for entry in earlier.values()}
-    new = {path for path in left.checkpoints & kept.keys() if kept[path].digest not in known}
-    lost = _lost(left, kept, earlier, new, is_checkpoint)
+    new = {path: kept[path] for path in left.checkpoints & kept.keys() if kept[path].digest not in known}
+    lost = _lost(left, earlier, _largest(new.values()), is_checkpoint)
     put_back = set(lost)
     if lost:
         put_back |= {path for path in left.checkpoints if path in earlier}
-    has_newer = _has_newer(kept, earlier, new, lost)
+    has_newer = _has_newer(earlier, new, lost)
     if (lost or not left.checkpoints.isdisjoint(earlier)) and not has_newer:
         # Files beside and above a checkpoint, such as one with its name, belong to it.
         around = {folder for path in left.cut | lost for folder in (b"", *folders_of(path))}
@@ -51,35 +51,40 @@ def choose(
     return _with_valid_links(_merge({path: earlier[path] for path in put_back}, kept), earlier)
 
 
-def _lost(
-    left: LeftFiles, kept: Files, earlier: Files, new: Iterable[bytes], is_checkpoint: Callable[[Entry], bool]
-) -> set[bytes]:
-    """Return the earlier checkpoint files that were cut, or removed before a new one was complete."""
+def _lost(left: LeftFiles, earlier: Files, new_bytes: int, is_checkpoint: Callable[[Entry], bool]) -> set[bytes]:
+    """Return the earlier checkpoint files that were cut, or removed before a new one was complete.
+
+    `new_bytes` is the size of the largest new checkpoint file.
+    """
     lost = {path for path in earlier if path in left.cut}
     for path, entry in earlier.items():
         now = left.files.get(path)
         is_emptied = now is not None and now.link is None and now.size_bytes == 0 < entry.size_bytes
         is_gone = now is None and left.files.keys().isdisjoint(folders_of(path))
-        is_missing = is_gone and not _is_replaced([entry], kept, new)
+        is_missing = is_gone and not _is_as_large(new_bytes, entry.size_bytes)
         if path not in lost and entry.link is None and (is_emptied or is_missing) and is_checkpoint(entry):
             lost.add(path)
     return lost
 
 
-def _is_replaced(entries: Iterable[Entry], kept: Files, new: Iterable[bytes]) -> bool:
-    """Return True if a new checkpoint file is as large as the largest of the entries."""
-    size = max(entry.size_bytes for entry in entries)
-    return any(kept[path].size_bytes >= _AS_LARGE * size for path in new)
+def _largest(entries: Iterable[Entry]) -> int:
+    return max((entry.size_bytes for entry in entries), default=0)
 
 
-def _has_newer(kept: Files, earlier: Files, new: set[bytes], lost: set[bytes]) -> bool:
+def _is_as_large(new_bytes: int, size_bytes: int) -> bool:
+    """Return True if a new file of one size may be the successor of a file of another size."""
+    return new_bytes > 0 and new_bytes >= _AS_LARGE * size_bytes
+
+
+def _has_newer(earlier: Files, new: Files, lost: set[bytes]) -> bool:
     """Return True if the attempt left a checkpoint that is newer than the earlier files.
 
     If files were lost, it is one under a new name, because one that was overwritten may belong to them.
     """
     if not lost:
         return bool(new)
-    return _is_replaced([earlier[path] for path in lost], kept, new - earlier.keys())
+    named = _largest(entry for path, entry in new.items() if path not in earlier)
+    return _is_as_large(named, _largest(earlier[path] for path in lost))
 
 
 def _merge(first: Files, second: Files) -> dict[bytes, Entry]:
