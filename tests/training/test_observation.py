@@ -45,6 +45,7 @@ def evidence(attempt: Any, rank: int = 0) -> list[object]:
         (("plain", "3"), 3, WITHOUT_LOSS, {"model", "optimizer"}),
         (("module_loss", "3"), 3, WITH_LOSS, {"model", "optimizer"}),
         (("keywords", "3"), 3, WITH_LOSS, {"model", "optimizer"}),
+        (("distilled", "3"), 3, WITH_LOSS, {"model", "model2", "optimizer"}),
         (("closure", "3"), 3, WITH_LOSS, {"model", "optimizer"}),
         (("wrapped", "3"), 3, WITH_LOSS, {"model", "optimizer"}),
         (("peculiar", "3"), 3, WITH_LOSS, {"model", "optimizer"}),

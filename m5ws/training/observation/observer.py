@@ -21,20 +21,16 @@ from typing import Any
 import blake3
 import msgspec
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
-from m5ws.records.exact import decode, encode
 from m5ws.records.ledger import Observation, State, Step
-from m5ws.training.compat import tensors
 from m5ws.training.fingerprint import fingerprint
 from m5ws.training.observation import earlier_steps, interruption, optimizer_values, samples, zero
+from m5ws.training.observation.forwards import Forwards, leaves, text
 from m5ws.training.observation.names import Names
 from m5ws.training.runtime.context import ActiveRank
 from m5ws.training.runtime.threads import Threads
 from m5ws.training.state import rng, scalars
 
-_FORWARDS = 16
-"""Forward passes of a step of which values are read. The others are counted."""
 _OPTIMIZERS = 16
 """Optimizers of a step whose values are read. A script may have one for each parameter, called in the backward pass."""
 _EVERY = 1000
@@ -43,27 +39,6 @@ _UNCHECKED = (
     "whether the resume was exact. `m5ws reproduce` shows it"
 )
 _EARLY = frozenset((1, 2, 5, 10, 20, 50, 100, 200, 500))
-
-
-@dataclass
-class _Forwards:
-    """The forward passes of a step with gradients: the inputs and outputs of the outermost modules."""
-
-    inputs: list[samples.Sample] = field(default_factory=list)
-    outputs: list[samples.Sample] = field(default_factory=list)
-    losses: dict[int | type[torch.nn.Module], list[scalars.Reader | str]] = field(default_factory=dict)
-    """Losses by the id of the module that returned them. A loss function may be made for one call, and freed: its type
-    counts."""
-    noted: list[scalars.Reader | str] = field(default_factory=list)
-    """Losses that a framework passed on. They have priority over those of modules."""
-    count: int = 0
-    computed: set[StorageWeakRef] = field(default_factory=set)
-    """Memory of the values that left modules: passed to another one, they are no data."""
-    evaluated: set[StorageWeakRef] = field(default_factory=set)
-    """Memory of the values that left modules in the mode of evaluation."""
-    earlier: dict[int, weakref.ref[torch.nn.Module]] = field(default_factory=dict)
-    modules: dict[int, weakref.ref[torch.nn.Module]] = field(default_factory=dict)
-    """The modules by their ids, and those of the step before. Weak, since a script may delete its model."""
 
 
 @dataclass
@@ -80,7 +55,7 @@ class _Call:
 class _Update:
     """A step whose optimizers have been called."""
 
-    forwards: _Forwards
+    forwards: Forwards
     updated: set[tuple[int, int]] = field(default_factory=set)
     optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = field(default_factory=dict)
     state: State | None = None
@@ -98,7 +73,7 @@ class Observer:
     def __init__(self, active: ActiveRank) -> None:
         self._active = active
         self._names = Names()
-        self._forwards = _Forwards()
+        self._forwards = Forwards()
         self._update: _Update | None = None
         self._calls: list[tuple[torch.optim.Optimizer, _Call]] = []
         """The calls of optimizers that have begun, each within the one before it."""
@@ -137,18 +112,18 @@ class Observer:
 
     def _before_forward(self, module: torch.nn.Module) -> None:
         if self._update is not None and torch.is_grad_enabled() and self._names.module(module) is not None:
-            self._close(_engine(self._update.forwards))
+            self._close(self._update.forwards.engine())
 
     @torch.no_grad()
     def _after_forward(self, module: torch.nn.Module, given: Any, output: Any) -> None:
-        leaves = [leaf for leaf in tensors.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
-        if any(leaf.requires_grad for leaf in leaves):
+        if any(leaf.requires_grad for leaf in leaves(output)):
             if self._update is not None:  # The module has no parameters of its own: a loss function.
-                self._close(_engine(self._update.forwards))
+                self._close(self._update.forwards.engine())
             if self._is_evaluation(module, given):
-                self._forwards.evaluated.update(memory for leaf in leaves for memory in samples.memory(leaf))
+                self._forwards.add_evaluation(output)
             else:
-                self._add_forward(module, given, output, leaves)
+                has_parameters = self._names.module(module) is not None
+                self._forwards.add(module, given, output, has_parameters=has_parameters)
 
     def _is_evaluation(self, module: torch.nn.Module, given: Any) -> bool:
         """Return True for a forward pass in the mode of evaluation of a module that was in the mode of training.
@@ -158,43 +133,17 @@ class Observer:
         A wrapper may keep the mode of evaluation while the module inside is trained: Lightning restores the modes of
         its own module alone.
         """
-        if self._forwards.evaluated and self._names.module(module) is None:
-            inputs = (leaf for leaf in tensors.tree_leaves(given) if isinstance(leaf, torch.Tensor))
-            return any(not self._forwards.evaluated.isdisjoint(samples.memory(leaf)) for leaf in inputs)
+        if self._names.module(module) is None and self._forwards.are_evaluated(given):
+            return True
         if any(part.training for part in module.modules()):
             self._training[id(module)] = weakref.ref(module)
             return False
         known = self._training.get(id(module))
         return known is not None and known() is module
 
-    def _add_forward(self, module: torch.nn.Module, given: Any, output: Any, leaves: list[torch.Tensor]) -> None:
-        forwards = self._forwards
-        forwards.count += 1
-        has_parameters = self._names.module(module) is not None
-        if has_parameters:
-            forwards.modules[id(module)] = weakref.ref(module)
-        if forwards.count > _FORWARDS:
-            return
-
-        def is_computed(tensor: torch.Tensor) -> bool:
-            return tensor.requires_grad or not forwards.computed.isdisjoint(samples.memory(tensor))
-
-        forwards.inputs += samples.take(given, is_computed)
-        forwards.outputs += samples.take(output, lambda tensor: not tensor.requires_grad)
-        for leaf in leaves:
-            forwards.computed.update(samples.memory(leaf))
-        loss = samples.loss(output)
-        if loss is not None:
-            key = id(module) if has_parameters else type(module)
-            forwards.losses.setdefault(key, []).append(scalars.take("loss", samples.local(loss)))
-
     def note_loss(self, loss: torch.Tensor) -> None:
         """Add a loss of the current step. It has priority over those that modules return."""
-        self._guarded(self._add_loss, loss)
-
-    def _add_loss(self, loss: torch.Tensor) -> None:
-        if loss.numel() == 1 and len(self._forwards.noted) < _FORWARDS:
-            self._forwards.noted.append(scalars.take("loss", samples.local(loss.detach())))
+        self._guarded(self._forwards.add_loss, loss)
 
     # --- optimizers
 
@@ -216,7 +165,7 @@ class Observer:
         call = _Call("; ".join(map(optimizer_values.settings, groups)), groups[0].get("lr") if groups else None)
         self._calls.append((optimizer, call))
         if self._update is not None and self._update.updated & optimizer_values.places(optimizer):
-            self._close(_engine(self._update.forwards))
+            self._close(self._update.forwards.engine())
         # An optimizer that contains another one has no state of its own.
         if not self._begun or (outer is not None and self._update is None and not self._numbered):
             self._begun = True
@@ -230,7 +179,7 @@ class Observer:
             return  # The step of the one inside counts, if there is one.
         if self._update is None:
             self._update = _Update(self._forwards)
-            self._forwards = _Forwards(earlier=self._forwards.modules)
+            self._forwards = Forwards(earlier=self._forwards.modules)
         update = self._update
         is_repeated = id(optimizer) in update.optimizers
         update.updated |= optimizer_values.places(optimizer)
@@ -265,7 +214,7 @@ class Observer:
             update.quantities[f"lr{suffix}"] = scalars.take("lr", call.rate)
         if (count := self._counts[label]) is not None:
             update.counts[label] = count
-        if _engine(update.forwards) is not None:
+        if update.forwards.engine() is not None:
             return
         # Until its first step has been recorded, an attempt does not know its number.
         is_due = not self._numbered or self._is_due(self.step + (not update.is_recorded))
@@ -387,13 +336,12 @@ class Observer:
         return _record(self._fingerprints(update.forwards, optimizers))
 
     def _fingerprints(
-        self, forwards: _Forwards, optimizers: Iterable[torch.optim.Optimizer], *, initial: bool = False
+        self, forwards: Forwards, optimizers: Iterable[torch.optim.Optimizer], *, initial: bool = False
     ) -> dict[str, str]:
-        engine = _engine(forwards)
+        engine = forwards.engine()
         if engine is not None:
             return zero.fingerprints(engine)
-        modules = [module for ref in (forwards.earlier | forwards.modules).values() if (module := ref()) is not None]
-        tensors = self._names.tensors(modules, optimizers, initial=initial)
+        tensors = self._names.tensors(forwards.alive(), optimizers, initial=initial)
         sums = fingerprint.sums(list(tensors.values()))
         return {name: f"{value:016x}" for name, value in sorted(zip(tensors, sums, strict=True))}
 
@@ -414,22 +362,15 @@ def _record(tensors: dict[str, str]) -> State:
     return State(time_s=time.time(), step=0, tensors=tensors, generators=rng.digests(rng.capture({})))
 
 
-def _engine(forwards: _Forwards) -> torch.nn.Module | None:
-    """Return the engine with ZeRO that made the forward passes of a step, if it exists still."""
-    modules = (ref() for ref in forwards.modules.values())
-    return next((module for module in modules if module is not None and zero.is_engine(module)), None)
-
-
 def _event(update: _Update, time_s: float, seconds: float) -> Step:
     """Return the record of a step without its number. Waits for copies from a device."""
     forwards = update.forwards
     digests = {earlier_steps.settings(label): digest.hexdigest() for label, digest in update.settings.items()}
     if forwards.count:
         digests["output"] = samples.digest(forwards.outputs, forwards.count)
-    quantities = {name: _text(value) for name, value in update.quantities.items()}
-    if read := forwards.noted or next(reversed(forwards.losses.values()), []):
-        losses = [decode(_text(value)) for value in read]
-        quantities["loss"] = encode(losses[0] if len(losses) == 1 else sum(losses) / len(losses))
+    quantities = {name: text(value) for name, value in update.quantities.items()}
+    if (loss := forwards.loss()) is not None:
+        quantities["loss"] = loss
     return Step(
         time_s=time_s,
         step=0,
@@ -445,7 +386,3 @@ def _event(update: _Update, time_s: float, seconds: float) -> Step:
 def _without_norms(step: Step) -> Step:
     kept = {name: value for name, value in step.quantities.items() if not name.startswith("grad_norm")}
     return msgspec.structs.replace(step, quantities=kept)
-
-
-def _text(value: scalars.Reader | str) -> str:
-    return value if isinstance(value, str) else value()

@@ -223,6 +223,20 @@ def reset(steps: int) -> None:
 
 
 @kind
+def distilled(steps: int) -> None:
+    """A loss of the outputs of a trained model and of one in the mode of evaluation, with gradients."""
+    model, teacher, loss = WithLoss(), WithLoss(), torch.nn.MSELoss()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for x, _ in batches(steps):
+        teacher.train()
+        teacher(x)
+        teacher.eval()
+        loss(model(x)["logits"], teacher(x)["logits"]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@kind
 def left_in_evaluation(steps: int) -> None:
     """A wrapper that stays in the mode of evaluation after the first step, and a model that is trained on."""
     model = WithLoss()

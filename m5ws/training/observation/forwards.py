@@ -1,0 +1,104 @@
+"""The forward passes of a step with gradients: samples of their arguments and outputs, and their losses."""
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from m5ws.records.exact import decode, encode
+from m5ws.training.compat import tensors
+from m5ws.training.observation import samples, zero
+from m5ws.training.state import scalars
+
+_READ = 16
+"""Forward passes of a step of which values are read. The others are counted."""
+
+
+@dataclass
+class Forwards:
+    """The forward passes of one step, and the modules of the step before (`earlier`).
+
+    Modules are held weakly, by their ids, since a script may delete its model.
+    """
+
+    earlier: dict[int, weakref.ref[torch.nn.Module]] = field(default_factory=dict)
+    modules: dict[int, weakref.ref[torch.nn.Module]] = field(default_factory=dict)
+    inputs: list[samples.Sample] = field(default_factory=list)
+    outputs: list[samples.Sample] = field(default_factory=list)
+    count: int = 0
+    _losses: dict[int | type[torch.nn.Module], list[scalars.Reader | str]] = field(default_factory=dict)
+    """Losses by the id of the module that returned them. A loss function may be made for one call, and freed: its type
+    counts."""
+    _noted: list[scalars.Reader | str] = field(default_factory=list)
+    """Losses that a framework passed on. They have priority over those of modules."""
+    _computed: set[StorageWeakRef] = field(default_factory=set)
+    """Memory of the values that left modules: passed to another one, they are no data."""
+    _evaluated: set[StorageWeakRef] = field(default_factory=set)
+    """Memory of the values that left modules in the mode of evaluation."""
+
+    def add(self, module: torch.nn.Module, given: Any, output: Any, *, has_parameters: bool) -> None:
+        """Add a call of a module that `has_parameters` or not, with its arguments and output."""
+        self.count += 1
+        if has_parameters:
+            self.modules[id(module)] = weakref.ref(module)
+        if self.count > _READ:
+            return
+
+        def is_computed(tensor: torch.Tensor) -> bool:
+            return tensor.requires_grad or not self._computed.isdisjoint(samples.memory(tensor))
+
+        self.inputs += samples.take(given, is_computed)
+        self.outputs += samples.take(output, lambda tensor: not tensor.requires_grad)
+        self._computed.update(memory for leaf in leaves(output) for memory in samples.memory(leaf))
+        loss = samples.loss(output)
+        if loss is not None:
+            key = id(module) if has_parameters else type(module)
+            self._losses.setdefault(key, []).append(scalars.take("loss", samples.local(loss)))
+
+    def add_evaluation(self, output: Any) -> None:
+        """Note the output of a module in the mode of evaluation, which is no part of the step."""
+        self._evaluated.update(memory for leaf in leaves(output) for memory in samples.memory(leaf))
+
+    def are_evaluated(self, given: Any) -> bool:
+        """Return True if modules in the mode of evaluation returned some of these arguments, and others none."""
+        if not self._evaluated:
+            return False
+        used = {memory for leaf in leaves(given) for memory in samples.memory(leaf)}
+        return not self._evaluated.isdisjoint(used) and self._computed.isdisjoint(used)
+
+    def add_loss(self, loss: torch.Tensor) -> None:
+        """Add a loss, a tensor of one element, that a framework passed on."""
+        if loss.numel() == 1 and len(self._noted) < _READ:
+            self._noted.append(scalars.take("loss", samples.local(loss.detach())))
+
+    def loss(self) -> str | None:
+        """Return the mean of the last module's losses as exact text, None if there are none.
+
+        Waits for copies from a device.
+        """
+        read = self._noted or next(reversed(self._losses.values()), [])
+        values = [decode(text(value)) for value in read]
+        return encode(values[0] if len(values) == 1 else sum(values) / len(values)) if values else None
+
+    def alive(self) -> list[torch.nn.Module]:
+        """Return the modules of this step and the one before that still exist."""
+        every = self.earlier | self.modules
+        return [module for ref in every.values() if (module := ref()) is not None]
+
+    def engine(self) -> torch.nn.Module | None:
+        """Return the engine with ZeRO that made these forward passes, if it still exists."""
+        modules = (ref() for ref in self.modules.values())
+        return next((module for module in modules if module is not None and zero.is_engine(module)), None)
+
+
+def leaves(tree: Any) -> Sequence[torch.Tensor]:
+    """Return the tensors in nested containers."""
+    return [leaf for leaf in tensors.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def text(value: scalars.Reader | str) -> str:
+    """Return the exact text of a number, which may wait for its copy from a device."""
+    return value if isinstance(value, str) else value()
