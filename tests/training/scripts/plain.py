@@ -13,8 +13,6 @@ if sys.argv[1] == "import":
     sys.path.insert(0, sys.argv[2])
     __import__("from_the_checkout")
 if sys.argv[1] == "stopped_in_save":
-    import signal
-
     import torch
 
     class Stopping:
