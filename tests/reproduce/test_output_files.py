@@ -311,7 +311,7 @@ def test_a_number_beside_a_time_is_a_result(repo: Repository, tmp_path: Path, li
     assert [difference.name for difference in report.differences] == ["out/a.txt:line 1"]
 
 
-@pytest.mark.parametrize("changed", ["", "weights", "loss", "step"])
+@pytest.mark.parametrize("changed", ["", "weights", "loss", "step", "no Trainer"])
 def test_values_that_begin_again_with_an_attempt_are_not_judged_in_a_resumed_run(
     repo: Repository, tmp_path: Path, changed: str
 ) -> None:
@@ -327,6 +327,7 @@ def test_values_that_begin_again_with_an_attempt_are_not_judged_in_a_resumed_run
             f"{folder}/metrics.csv": f"step,loss\n{version},1.0\n".encode(),
             f"{folder}/hparams.yaml": b"{}\n",
             "out/all_results.json": json.dumps(results).encode(),
+            **({"out/trainer_state.json": b"{}"} if changed != "no Trainer" else {}),
         }
 
     earlier = {"lightning_logs/version_0/checkpoints/epoch=1-step=4.ckpt": _saved({"w": torch.zeros(2)})}

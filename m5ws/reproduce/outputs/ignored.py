@@ -5,7 +5,7 @@ A key matches by its last name, or by all of its names joined by dots.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 DEFAULTS = (
@@ -52,18 +52,13 @@ DEFAULTS = (
     ),
 )
 
-RESTARTED = (
-    *(
-        f"**/{file}.json:{key}"
-        for file in ("all_results", "train_results", "trainer_state")
-        for key in ("train_loss", "*num_tokens")
-    ),
-    "**/lightning_logs/version_*/hparams.yaml",
-    "**/lightning_logs/version_*/metrics.csv",
+_TRAINER_STATE = "trainer_state.json"
+_OF_TRAINER = tuple(
+    f"**/{file}:{key}"
+    for file in ("all_results.json", "train_results.json", _TRAINER_STATE)
+    for key in ("train_loss", "*num_tokens")
 )
-"""Rules for runs that were resumed: means and counts of the last attempt alone (Hugging Face's Trainer, trl), and logs
-for which each attempt begins a folder (Lightning)."""
-
+_OF_LIGHTNING = ("**/lightning_logs/version_*/hparams.yaml", "**/lightning_logs/version_*/metrics.csv")
 _SERIES = "_over_time"
 """End of the names of results at several times, such as `loss_over_time`. They are no times."""
 _MARK = "m5ws-"
@@ -76,6 +71,16 @@ _PLACE = re.compile(rf"(?:/[^\s'\",:;]*?)?{_MARK}[0-9a-f]{{16}}(?:/work\b)?")
 def is_file(path: str, rules: Sequence[str]) -> bool:
     """Return True if a file is not judged."""
     return any(_fits(path, rule) for rule in rules if ":" not in rule)
+
+
+def restarted(names: Iterable[str]) -> tuple[str, ...]:
+    """Return rules for the output files of a resumed run, for values that begin again with each attempt.
+
+    They are means and counts of Hugging Face's Trainer and of trl, if the Trainer's own file is among the names, and
+    logs for which each attempt of Lightning begins a folder.
+    """
+    is_of_trainer = any(name.rpartition("/")[2] == _TRAINER_STATE for name in names)
+    return (*_OF_LIGHTNING, *(_OF_TRAINER if is_of_trainer else ()))
 
 
 def is_key(path: str, key: str, rules: Sequence[str]) -> bool:

@@ -86,8 +86,8 @@ def compare(
         msgspec.structs.replace(places[0], numbered=numbered),
         msgspec.structs.replace(places[1], numbered=numbered),
     )
-    rules = (*ignored.DEFAULTS, *(ignored.RESTARTED if was_resumed else ()), *extra)
     old, new = (_entries(repo, side) for side in sides)
+    rules = (*ignored.DEFAULTS, *(ignored.restarted((*old, *new)) if was_resumed else ()), *extra)
     earlier = paired_names.pair(old, new, places)
     equal, differences = Counter[str](), list[OutputDifference]()
     logs, layout = list[str](), list[str]()

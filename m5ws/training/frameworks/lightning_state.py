@@ -8,10 +8,11 @@ Invariant: a checkpoint of the same process is restored as without m5ws, because
 """
 
 import functools
+import itertools
 import operator
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -41,11 +42,21 @@ _own_saves: set[bytes] = set()
 
 
 class _Saved(msgspec.Struct, frozen=True):
-    """State of a rank at a save. Without `before_order` the epoch was over: the next one draws its order."""
+    """State of a rank at a save. Without `before_order` the epoch was over: the next one draws its order.
+
+    `call` is the number of the call of `fit` in the script, 1 for the first one.
+    """
 
     generators: dict[str, Any]
     before_order: dict[str, Any] | None
     batches: int
+    call: int = 1
+
+
+def saved_by(checkpoint: Mapping[str, Any]) -> int | None:
+    """Return the number of the call of `fit` that saved a checkpoint in a rank, None for any other checkpoint."""
+    ranks = checkpoint.get(_KEY)
+    return msgspec.msgpack.decode(ranks[0].cpu().numpy().tobytes(), type=_Saved).call if ranks else None
 
 
 def install() -> None:
@@ -68,11 +79,17 @@ def _watch_order(module: ModuleType) -> None:
 
 def _add_callback(module: ModuleType) -> None:
     original: Callable[..., Any] = module.Trainer.fit
+    calls = itertools.count(1)
 
     @functools.wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not any(isinstance(callback, _ExactResume) for callback in self.callbacks) and _is_known(self.fit_loop):
-            self.callbacks.append(_callback(module.__name__))
+        call = next(calls)
+        callback = next((callback for callback in self.callbacks if isinstance(callback, _ExactResume)), None)
+        if callback is None and _is_known(self.fit_loop):
+            callback = _callback(module.__name__)
+            self.callbacks.append(callback)
+        if callback is not None:
+            callback.call = call
         return original(self, *args, **kwargs)
 
     module.Trainer.fit = fit
@@ -100,6 +117,7 @@ class _ExactResume:
     """The hooks of the callback."""
 
     module: str
+    call: int = 1
     restored: _Saved | None = None
 
     def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
@@ -116,7 +134,7 @@ class _ExactResume:
         # Collective, so that it needs each process of the Trainer to be a rank. Those that Lightning starts are none.
         if active is None or active.world != trainer.world_size or _fetcher(trainer) is None:
             return
-        own = msgspec.msgpack.encode(_state(trainer))
+        own = msgspec.msgpack.encode(_state(trainer, self.call))
         ranks = [own]
         if active.world > 1:
             ranks = [b""] * active.world
@@ -154,13 +172,13 @@ def _fetcher(trainer: Any) -> Any:
     return operator.attrgetter("_data_fetcher")(trainer.fit_loop)
 
 
-def _state(trainer: Any) -> _Saved:
+def _state(trainer: Any, call: int) -> _Saved:
     progress = trainer.fit_loop.epoch_loop.batch_progress
     loader = _fetcher(trainer).combined_loader
     generators = rng.capture(_generators(loader.flattened))
     if progress.is_last_batch:
-        return _Saved(generators, None, 0)
-    return _Saved(generators, _before_order.get(loader), progress.current.ready)
+        return _Saved(generators, None, 0, call)
+    return _Saved(generators, _before_order.get(loader), progress.current.ready, call)
 
 
 def _restore(state: _Saved, fit_loop: Any, fetcher: Any) -> None:

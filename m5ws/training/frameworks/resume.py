@@ -6,6 +6,7 @@ step 1. Here the framework's own method gets its newest checkpoint, as its docum
 """
 
 import functools
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterable
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 
-from m5ws.training.frameworks import after_import
+from m5ws.training.frameworks import after_import, lightning_state
 from m5ws.training.runtime.context import ActiveRank
 
 
@@ -64,46 +65,38 @@ _BEFORE_CHECKPOINT = 4
 def _lightning(active: ActiveRank, module: ModuleType) -> None:
     """https://lightning.ai/docs/pytorch/stable/common/trainer.html: `Trainer.fit(ckpt_path=…)`.
 
-    The first training of the script gets the newest checkpoint. Others get "last", which their own callbacks saved.
+    Each training gets the newest checkpoint that the same call of `fit` in the script saved. Without one it gets
+    "last", which its own callbacks may have saved.
     """
     original: Callable[..., Any] = module.Trainer.fit
-    begun: list[str] = []
+    calls = itertools.count(1)
 
     @functools.wraps(original)
     def fit(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        call = next(calls)
         if len(args) < _BEFORE_CHECKPOINT and kwargs.get("ckpt_path") is None:
-            chosen = "last" if begun else find_lightning_checkpoint(_folders(active, self))
-            if chosen is not None:
-                kwargs["ckpt_path"] = chosen
-                _report(active, f"Trainer.fit(ckpt_path={chosen!r})")
-            elif active.rank == 0:
-                active.notice("resume", "Lightning starts at step 1: the restored files have none of its checkpoints")
-        begun.append("fit")
+            chosen = find_lightning_checkpoint((Path(folder) for folder in active.context.spec.outputs), call)
+            kwargs["ckpt_path"] = chosen or "last"
+            _report(active, f"Trainer.fit(ckpt_path={kwargs['ckpt_path']!r}){'' if chosen else ', if there is one'}")
         return original(self, model, *args, **kwargs)
 
     module.Trainer.fit = fit
 
 
-def _folders(active: ActiveRank, trainer: Any) -> list[Path]:
-    """Return the folders of a Trainer's checkpoint callbacks, or the outputs if they choose theirs when they begin."""
-    named = [getattr(callback, "dirpath", None) for callback in trainer.checkpoint_callbacks]
-    return [Path(folder) for folder in named if folder] or [Path(folder) for folder in active.context.spec.outputs]
+def find_lightning_checkpoint(folders: Iterable[Path], call: int) -> str | None:
+    """Return the checkpoint of the highest step that a call of `fit` saved, None if there is none.
 
-
-def find_lightning_checkpoint(folders: Iterable[Path]) -> str | None:
-    """Return the checkpoint of the highest step in these folders, None if there is none."""
-    found = [path for folder in folders for path in folder.glob("**/*.ckpt")]
-    steps = {path: step for path in found if (step := _read_step(path)) is not None}
+    The outputs may have others: of a pretrained model, of another stage or fold.
+    """
+    steps = dict[Path, int]()
+    for path in (path for folder in folders for path in folder.glob("**/*.ckpt")):
+        with suppress(Exception):  # Whatever cannot be read is no checkpoint to continue from.
+            # A folder of parts has a file for all that is no tensor. Lightning loads it too. Tensors stay on the disk.
+            file = path / "meta.pt" if path.is_dir() else path
+            stored = torch.load(file, map_location="cpu", mmap=True, weights_only=False)
+            if lightning_state.saved_by(stored) == call:
+                steps[path] = int(stored["global_step"])
     return str(max(steps, key=lambda path: (steps[path], path.name.startswith("last"), str(path)))) if steps else None
-
-
-def _read_step(path: Path) -> int | None:
-    """Return the step of a checkpoint: a file, or a folder of parts with a file for all that is no tensor."""
-    with suppress(Exception):  # Whatever cannot be read is no checkpoint to continue from.
-        file = path / "meta.pt" if path.is_dir() else path
-        # Lightning loads the same file. Tensors stay on the disk.
-        return int(torch.load(file, map_location="cpu", mmap=True, weights_only=False)["global_step"])
-    return None
 
 
 def _report(active: ActiveRank, call: str) -> None:
