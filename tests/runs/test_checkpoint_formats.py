@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.package.package_exporter import PackageExporter
 
 from m5ws.runs.outputs import checkpoint_formats
 
@@ -93,6 +94,85 @@ def test_a_file_whose_save_ended_with_an_exception_is_cut_though_it_was_closed(t
     assert checkpoint_formats.ending(path) == "complete"
 
 
+_QUANTIZED = torch.quantize_per_tensor(torch.ones(9), 0.1, 0, torch.qint8)
+_STATES = {
+    "shared storages": [_TENSORS, _TENSORS["w"][2:], _TENSORS["w"].view(4, 5)],  # type: ignore[index, attr-defined]
+    "several types": [torch.zeros(7, dtype=kind) for kind in (torch.bfloat16, torch.complex64, torch.uint16)],
+    "quantized": [_QUANTIZED, _QUANTIZED.int_repr()],
+    "empty": [torch.empty(0), torch.empty(0, 3, dtype=torch.int64)],
+    "sparse": torch.eye(4).to_sparse(),
+    "objects": {"rng": torch.get_rng_state(), "numpy": np.ones(3), "path": Path("a"), "set": {torch.float32}},
+    "module": torch.nn.Linear(2, 2),
+}
+
+
+@pytest.mark.parametrize("state", [*_STATES.values(), torch.empty(5, device="meta")], ids=[*_STATES, "meta"])
+def test_a_closed_file_without_one_of_its_storages_is_cut(tmp_path: Path, state: object) -> None:
+    path = tmp_path / "model.pt"
+    torch.save(state, path)
+    assert checkpoint_formats.ending(path) == "complete"
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    for storage in (name for name in members if name.startswith("model/data/")):
+        missing = {name: content for name, content in members.items() if name != storage}
+        for changed in (missing, {**members, storage: members[storage][:-1]}):
+            with zipfile.ZipFile(path, "w") as archive:
+                for name, content in changed.items():
+                    archive.writestr(name, content)
+            assert checkpoint_formats.ending(path) == ("complete" if changed == members else "cut"), storage
+    torch.save(state, path, _use_new_zipfile_serialization=False)
+    assert checkpoint_formats.ending(path) == "complete"
+
+
+def test_a_save_that_an_exception_ends_at_any_record_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, left = tmp_path / "model.pt", 0
+
+    class Interrupted(torch._C.PyTorchFileWriter):
+        def write_record(self, *given: object) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+            super().write_record(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(torch._C, "PyTorchFileWriter", Interrupted)
+    for number in range(7):
+        left = number
+        with pytest.raises(KeyboardInterrupt):
+            torch.save(_TENSORS, path)
+        assert checkpoint_formats.ending(path) == "cut", number
+    left = 7
+    torch.save(_TENSORS, path)
+    assert checkpoint_formats.ending(path) == "complete"
+
+
+def test_other_zip_files_of_pytorch_are_complete(tmp_path: Path) -> None:
+    path, module = tmp_path / "model.pt", torch.nn.Linear(2, 2)
+    for scripted in (torch.jit.script(module), torch.jit.freeze(torch.jit.script(module.eval()))):
+        scripted.save(path)
+        assert checkpoint_formats.ending(path) == "complete"
+    with PackageExporter(path) as exporter:
+        exporter.extern("**")
+        exporter.save_pickle("model", "data.pkl", module)
+    assert checkpoint_formats.ending(path) == "complete"
+    with torch.serialization.skip_data():
+        torch.save(_TENSORS, path)
+    assert checkpoint_formats.ending(path) == "complete"
+
+
+@pytest.mark.parametrize("is_compressed", [True, False])
+def test_a_closed_npz_with_a_part_of_an_array_is_cut(tmp_path: Path, is_compressed: bool) -> None:
+    path, whole = tmp_path / "arrays.npz", _arrays(np.ones((3, 4)))
+    for length in range(len(whole) + 1):
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED if is_compressed else zipfile.ZIP_STORED) as archive:
+            archive.writestr("a.npy", whole)
+            archive.writestr("b.npy", whole[:length])
+        assert checkpoint_formats.ending(path) == ("complete" if length == len(whole) else "cut"), length
+    arrays = {"a": np.ones(3), "b": np.zeros((0, 2)), "c": np.array([{}], dtype=object), "d": np.array("text")}
+    (np.savez_compressed if is_compressed else np.savez)(path, **arrays)  # type: ignore[arg-type]
+    assert checkpoint_formats.ending(path) == "complete"
+
+
 def test_zip_files_and_arrays_in_sequence_are_complete(tmp_path: Path) -> None:
     path = tmp_path / "__0_0.distcp"
     for several in ([_save(torch.ones(2)), _save(torch.ones(3))], [_arrays(np.ones(3)), _arrays(np.ones(4))]):
@@ -132,6 +212,7 @@ def test_no_code_of_a_pickle_is_run(tmp_path: Path) -> None:
         def __reduce__(self) -> tuple[object, tuple[object, ...]]:
             return exec, (f"open({str(tmp_path / 'run')!r}, 'w')",)
 
-    (tmp_path / "a.pt").write_bytes(_save({"evil": Evil(), "w": torch.ones(2)}, is_new=False))
-    assert checkpoint_formats.ending(tmp_path / "a.pt") == "complete"
-    assert not (tmp_path / "run").exists()
+    for is_new in (True, False):
+        (tmp_path / "a.pt").write_bytes(_save({"evil": Evil(), "w": torch.ones(2)}, is_new=is_new))
+        assert checkpoint_formats.ending(tmp_path / "a.pt") == "complete"
+        assert not (tmp_path / "run").exists()

@@ -11,9 +11,11 @@ import os
 import pickle
 import re
 import struct
+import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, cast
 
 Ending = Literal["complete", "cut"]
 
@@ -34,6 +36,8 @@ _END = struct.Struct("<4s4H2LH")
 _LOCATOR = struct.Struct("<4sLQL")
 _END_64 = struct.Struct("<4sQ2H2L4Q")
 _COMMENT_BYTES = 0xFFFF
+_PICKLE_BYTES = 100_000_000
+"""A larger pickle in a zip file is not read."""
 
 
 def ending(path: Path) -> Ending | None:
@@ -92,9 +96,11 @@ def _is_whole_zip(file: BinaryIO, size: int) -> bool:
     Each ends with a directory that fits the file's length. A file that was cut behind a zip file inside of it does not.
     """
     end: int | None = size
+    count = 0
     while end:
         end = _begin_of_zip(file, end)
-    return end == 0
+        count += 1
+    return end == 0 and (count > 1 or _has_all_data(file))
 
 
 def _begin_of_zip(file: BinaryIO, end: int) -> int | None:
@@ -138,6 +144,46 @@ def _is_cut_save(directory: bytes) -> bool:
     """
     return b".data/serialization_id" in directory and not any(
         name in directory for name in (b"/data.pkl", b"/archive_format")
+    )
+
+
+def _has_all_data(file: BinaryIO) -> bool:
+    """Return False if a storage of a PyTorch file, or the end of an array of an `.npz`, is missing.
+
+    torch.save and numpy.savez close the file after an exception. Other zip files, and pickles that cannot be read
+    without their classes, are not judged.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            sizes = {member.filename: member.file_size for member in archive.infolist()}
+            if all(name.endswith(".npy") for name in sizes):
+                stored = sum(member.compress_size for member in archive.infolist())
+                return stored < archive.start_dir and all(_is_whole_array(archive, *member) for member in sizes.items())
+            return _has_all_storages(archive, sizes)
+    except (zipfile.BadZipFile, zlib.error, RuntimeError, *_OF_PICKLES):
+        return True
+
+
+def _is_whole_array(archive: zipfile.ZipFile, name: str, size: int) -> bool:
+    with archive.open(name) as member:
+        return size > 0 and _is_whole_npy(cast(BinaryIO, member), size) is not False
+
+
+def _has_all_storages(archive: zipfile.ZipFile, sizes: dict[str, int]) -> bool:
+    """Return True if a PyTorch file has each storage of its pickle, in its whole length if its type is known.
+
+    `sizes` has the bytes of each member. Raises the errors of zipfile and pickle.
+    """
+    prefix = next(iter(sizes)).partition("/")[0]
+    pickled = f"{prefix}/data.pkl"
+    if not 0 < sizes.get(pickled, 0) <= _PICKLE_BYTES:
+        return True
+    with archive.open(pickled) as member:
+        reader = _Reader(cast(BinaryIO, member))
+        reader.load()
+    return all(
+        sizes.get(f"{prefix}/data/{key}", -1) >= count * _ELEMENT_BYTES.get(kind, 0)
+        for key, (kind, count) in reader.storages.items()
     )
 
 
@@ -215,6 +261,9 @@ _ELEMENT_BYTES = {
     "BoolStorage": 1,
     "ComplexDoubleStorage": 16,
     "ComplexFloatStorage": 8,
+    "QInt8Storage": 1,
+    "QUInt8Storage": 1,
+    "QInt32Storage": 4,
     "UntypedStorage": 1,
 }
 
@@ -249,18 +298,18 @@ class _Anything:
 
 
 class _Reader(pickle.Unpickler):
-    """Reads a pickle without running code of it. `storages` has the name of each storage's class."""
+    """Reads a pickle without running code of it. `storages` has each storage's class, by name, and number of items."""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file)
-        self.storages: dict[object, str] = {}
+        self.storages: dict[object, tuple[str, int]] = {}
 
     def find_class(self, module: str, name: str) -> type:
         return type(name, (_Anything,), {"__module__": module})
 
     def persistent_load(self, pid: Any) -> object:
         if pid[0] == "storage":
-            self.storages[pid[2]] = pid[1].__name__
+            self.storages[pid[2]] = pid[1].__name__, pid[4]
         return pid[1] if pid[0] == "module" else _Anything()
 
 
@@ -277,7 +326,7 @@ def _is_whole_legacy(file: BinaryIO, size: int) -> bool | None:
         state.load()
         keys = _Reader(file).load()
         for key in keys:
-            if (width := _ELEMENT_BYTES.get(state.storages[key])) is None:
+            if (width := _ELEMENT_BYTES.get(state.storages[key][0])) is None:
                 return None
             (count,) = _LENGTH.unpack(file.read(_LENGTH.size))
             file.seek(count * width, os.SEEK_CUR)
