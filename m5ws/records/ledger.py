@@ -40,8 +40,8 @@ class Step(Event, tag="step", frozen=True, kw_only=True):
 
     `tokens` and `seconds` are for people, and are never compared. `total` is the planned number of steps, if known.
     In an observed script, `digests` are of other values, by name: the outputs of its modules, the optimizers' settings.
-    `updates` has the number of updates of each optimizer that counts them, by its label, and `passes` is the number of
-    forward passes with gradients. Both are never compared.
+    `updates` has the number of updates of each optimizer that counts them, by its label. `passes` is the number of
+    forward passes with gradients, and is never compared.
     """
 
     step: int
@@ -106,6 +106,8 @@ class Notice(Event, tag="notice", frozen=True, kw_only=True):
     rank: int | None = None
 
 
+INEXACT_RESUME = "inexact-resume"
+"""Kind of the launcher's notice about a step that a resume repeated with other values."""
 RESUME_LIMIT = "resume-limit"
 """Kind of a rank's notice about state that a resume does not restore."""
 OTHER_ENVIRONMENT = "other-environment"
@@ -125,13 +127,15 @@ class Observation(Event, tag="observation", frozen=True, kw_only=True):
     """The script does not use a session, and its steps are observed. `parts` describes new modules and optimizers.
 
     The first event of an attempt has the step `after` which the attempt goes on. `guessed`: the records do not prove
-    that step. `failed_after`: an error ended the observation after this step.
+    that step. `failed_after`: an error ended the observation after this step. `passes_after` is the digest of the
+    forward passes with gradients after the last step of the script.
     """
 
     rank: int
     after: Count | None = None
     guessed: bool = False
     failed_after: Count | None = None
+    passes_after: Digest | None = None
     parts: dict[str, str] = msgspec.field(default_factory=dict)
 
 

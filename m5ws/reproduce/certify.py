@@ -35,8 +35,8 @@ _WITHOUT_STEPS = (
     "hand: kill a run, continue it with `m5ws run --resume RUN`, and compare its files with `m5ws reproduce RUN`."
 )
 _UNRESTORED = (
-    "The resume does not restore the random generators ({}). A draw from them was tested "
-    "only if it changes a batch, an output, a loss, the weights, optimizer state or an output file"
+    "The resume does not restore the random generators ({}). A draw was tested only if it changes a recorded value: a "
+    "batch, an output, a loss, weights and optimizer state after a step, or an output file"
 )
 _FRAMEWORKS = {"dcp/1": "PyTorch", "deepspeed/1": "DeepSpeed"}
 
@@ -177,7 +177,7 @@ def observed_certificate(
     else:
         outcome = "certified"
         count = f"all {len(resumed)} resumes" if len(resumed) > 1 else "the resume"
-        reason = f"after {count} up to step {last}, the training has the same bits as without an interruption"
+        reason = f"after {count} up to step {last}, all that was recorded has the same bits as without an interruption"
         if len(resumed) < len(results):
             reason = (
                 f"{reason}. After {len(results) - len(resumed)} of {len(results)} interruptions nothing was resumed"

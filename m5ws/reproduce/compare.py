@@ -238,14 +238,24 @@ class Comparison:
         replayed = all(step in self.replay.states.get(rank, {}) for rank, step in last.items() if self._is_placed(step))
         return replayed and min(last.values(), default=0) > 0
 
+    def compare_ends(self) -> None:
+        """Compare the forward passes after the last steps of two scripts without a session, if both have finished."""
+        if self.original.outcome not in COMPLETE or self.replay.outcome not in COMPLETE:
+            return
+        for rank in sorted({*self.original.passes_after, *self.replay.passes_after}):
+            old, new = self.original.passes_after.get(rank), self.replay.passes_after.get(rank)
+            if old != new:
+                self._differs(self.original.last_step, len(_ORDER), rank, "forward passes after it", old, new)
+
     def last_unchecked_resume(self) -> int | None:
         """Return the step of the last resume of a script without a session, if no state after it was compared."""
-        original = self.original
-        resumed = original.resumed_before(original.last_step)
-        if not (original.observed and resumed):
-            return None
-        states, new = original.states.get(0, {}), self.replay.states.get(0, {})
-        return None if any(step > resumed and step in new for step in states) else resumed
+        states, new = self.original.states.get(0, {}), self.replay.states.get(0, {})
+        last = max((step for step in states if step in new), default=0)
+        for side in (self.original, self.replay):
+            resumed = side.resumed_before(side.last_step)
+            if side.observed and resumed and last <= resumed:
+                return resumed
+        return None
 
     def _is_placed(self, step: int) -> bool:
         """Return True if the number of a step is known to be right on both sides."""
@@ -274,8 +284,8 @@ class Comparison:
             elif self.original.outcome in COMPLETE:
                 self._differs(event.step, 0, rank, "step", None, "done")
             return
-        before = {"batch": known.batch} | known.digests | known.quantities
-        after = {"batch": event.batch} | event.digests | event.quantities
+        before = {"batch": known.batch} | known.digests | known.quantities | _named_updates(known)
+        after = {"batch": event.batch} | event.digests | event.quantities | _named_updates(event)
         same = True
         names = dict.fromkeys([*before, *after])
         if self._is_partial(event.step):
@@ -289,7 +299,8 @@ class Comparison:
                 order = _ORDER.index(name) if name in _ORDER else len(_ORDER)
                 self._differs(event.step, order, rank, name, old, new)
             elif old is not None:
-                self.equal["batches" if name == "batch" else "digests" if name in known.digests else "quantities"] += 1
+                kind = "batches" if name == "batch" else "digests" if name in known.digests else "quantities"
+                self.equal[kind] += name == "batch" or name in known.digests or name in known.quantities
         self.equal["steps"] += same
         self._measure(known, event, rank)
 
@@ -393,7 +404,9 @@ def compare_histories(original: History, replay: History) -> Comparison:
             comparison.feed(str(rank), event)
     comparison.replay.steps, comparison.replay.states = replay.steps, replay.states
     comparison.replay.outcome, comparison.replay.outputs = replay.outcome, replay.outputs
-    comparison.replay.notices = replay.notices
+    comparison.replay.notices, comparison.replay.message = replay.notices, replay.message
+    comparison.replay.passes_after, comparison.replay.attempts = replay.passes_after, replay.attempts
+    comparison.replay.attempt = replay.attempt
     return comparison
 
 
@@ -413,6 +426,11 @@ def relative(original: str, replayed: str) -> float:
 def absent_in(steps: Mapping[int, object], wanted: Iterable[int]) -> Numbers:
     """Return the steps of `wanted` that are not in `steps`."""
     return Numbers(step for step in wanted if step not in steps)
+
+
+def _named_updates(step: Step) -> dict[str, str]:
+    """Return the numbers of updates of a step by names for people."""
+    return {f"number of updates of {label}": str(count) for label, count in step.updates.items()}
 
 
 def _common(state: State, other: State) -> State:

@@ -66,6 +66,8 @@ def replay(
         result = supervise.execute(ports, planned, feed, progress)
         # Files and metrics that an incomplete replay did not write yet are no difference.
         with_files = result.outcome in COMPLETE and not comparison.original.by_session
+        for each in (with_first, with_original) if with_files else ():
+            each.compare_ends()
         parted, again = with_first.first(), with_original.first()
         if with_files and parted is None and comparison.replay.outcome in COMPLETE:
             parted = results.first_difference(ports.repo, ports.tracker, with_first, first_replay.id, second.id, ignore)

@@ -14,6 +14,7 @@ from m5ws.errors import CorruptObject
 from m5ws.records.base import Digest
 from m5ws.records.ledger import (
     COMPLETE,
+    INEXACT_RESUME,
     AnyEvent,
     AttemptEnded,
     AttemptStarted,
@@ -43,7 +44,8 @@ class History(msgspec.Struct, kw_only=True):
     `observed`: the script uses no session, and its steps were observed.
     `begun` is where each attempt began: after which step. `guessed` is the lowest of these steps that the records do
     not prove: the numbers of later steps may be wrong. `unobserved_after` is the last step before an error ended the
-    observation. `threads` is how many a rank used, from which step on.
+    observation, `passes_after` has the digest of each rank's forward passes after its last step. `threads` is how many
+    a rank used, from which step on.
     """
 
     steps: dict[int, Mapping[int, Step]] = {}
@@ -57,26 +59,35 @@ class History(msgspec.Struct, kw_only=True):
     begun: list[tuple[int, int]] = []
     guessed: int | None = None
     unobserved_after: int | None = None
+    passes_after: dict[int, Digest] = {}
     threads: dict[int, list[tuple[int, str]]] = {}
     outcome: str | None = None
+    message: str | None = None
     attempts: int = 0
     world: int = 0
     observed: bool = False
     source: tuple[Repository, str] | None = None
     """Store and run of a live history, from which steps are read that are not held any more."""
     _loaded: "History | None" = None
-    _attempt: int = 0
+    attempt: int = 0
+    """The newest attempt."""
 
     @property
     def last_step(self) -> int:
         """The last step that any rank recorded."""
         return max(map(recorded_steps.last, self.steps.values()), default=0)
 
+    def is_inexact(self) -> bool:
+        """Return True if the last resume of an observed script was reported as inexact."""
+        resumed = self.resumed_before(self.last_step)
+        notices = (notice for notice in self.notices if notice.kind == INEXACT_RESUME)
+        return self.observed and bool(resumed) and any((notice.step or 0) > (resumed or 0) for notice in notices)
+
     @property
     def ended_without_steps(self) -> bool:
         """Whether a later attempt of an observed script finished, and did no step."""
-        is_new = all(attempt != self._attempt for _, attempt in self.begun)
-        return self.observed and self.outcome in COMPLETE and self._attempt > 1 and is_new
+        is_new = all(attempt != self.attempt for _, attempt in self.begun)
+        return self.observed and self.outcome in COMPLETE and self.attempt > 1 and is_new
 
     @property
     def by_steps(self) -> bool:
@@ -110,7 +121,7 @@ class History(msgspec.Struct, kw_only=True):
             case Notice():
                 self.notices.append(event)
             case AttemptEnded():
-                self.outcome = event.outcome
+                self.outcome, self.message = event.outcome, event.message
             case _:
                 pass
 
@@ -173,14 +184,14 @@ class History(msgspec.Struct, kw_only=True):
     def _start(self, event: AttemptStarted | Observation) -> None:
         if isinstance(event, AttemptStarted):
             self.attempts += 1
-            self.outputs = self.outcome = None
-            self._attempt = event.attempt
+            self.outputs = self.outcome = self.message = None
+            self.attempt = event.attempt
             if not self.observed:
                 self._begin(checkpoints.step_of(event.resume) if event.resume else 0)
         elif event.after is not None:
             # Each rank has one. A script that goes on from its own checkpoint shows where by its first step.
             self.observed = True
-            others = [step for step, attempt in self.begun if attempt == self._attempt]
+            others = [step for step, attempt in self.begun if attempt == self.attempt]
             if event.after not in others:
                 self._begin(event.after)
             if event.guessed or (others and event.after not in others):
@@ -189,14 +200,17 @@ class History(msgspec.Struct, kw_only=True):
         elif event.failed_after is not None:
             steps = (event.failed_after, *(() if self.unobserved_after is None else (self.unobserved_after,)))
             self.unobserved_after = min(steps)
+        elif event.passes_after is not None:
+            self.passes_after[event.rank] = event.passes_after
 
     def _begin(self, step: int) -> None:
         """Forget all records after `step`: the attempt that begins does these steps again."""
-        self.begun.append((step, self._attempt))
+        self.begun.append((step, self.attempt))
         if self.unobserved_after is not None and step <= self.unobserved_after:
             self.unobserved_after = None
-        if self.guessed is not None and step <= self.guessed:
+        if self.guessed is not None and step < self.guessed:
             self.guessed = None
+        self.passes_after.clear()
         for steps in self.steps.values():
             recorded_steps.cut(steps, step)
         for states in self.states.values():

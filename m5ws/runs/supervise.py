@@ -23,7 +23,7 @@ from m5ws.launch.interface import Launcher, Process
 from m5ws.launch.torchrun_log import RankStatus
 from m5ws.progress import Progress, report
 from m5ws.records import codec
-from m5ws.records.ledger import AnyEvent, AttemptEnded, AttemptStarted, Notice, Observation, State
+from m5ws.records.ledger import INEXACT_RESUME, AnyEvent, AttemptEnded, AttemptStarted, Notice, Observation, State
 from m5ws.repository import checkpoints, snapshots
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.ledger import LAUNCHER
@@ -289,7 +289,7 @@ class _Attempt:
             self._is_observed = self._is_observed or isinstance(event, Observation)
             self._restored = self._restored or (isinstance(event, State) and event.restored)
             for message in self._repeated.compare(rank, event):
-                self._notice("inexact-resume", message)
+                self._notice(INEXACT_RESUME, message)
             stop = bool(self._watch and self._watch(rank, event)) or stop
         return stop
 

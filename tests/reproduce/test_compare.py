@@ -110,7 +110,7 @@ def test_a_step_after_a_guessed_place_is_compared_and_not_judged() -> None:
     assert any("4-5 were not replayed" in line for line in shorter.unplaced()) and shorter.missing() == ()
     # A later attempt with a proven place does the steps after a guessed one again.
     third = AttemptStarted(attempt=3, host="h", observed="0" * 64)
-    for after, guessed in ((2, None), (4, 2)):
+    for after, guessed in ((1, None), (2, 2), (4, 2)):
         assert _history([first, *events, *second, third, Observation(rank=0, after=after)]).guessed == guessed
 
 

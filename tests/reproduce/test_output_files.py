@@ -311,7 +311,7 @@ def test_a_number_beside_a_time_is_a_result(repo: Repository, tmp_path: Path, li
     assert [difference.name for difference in report.differences] == ["out/a.txt:line 1"]
 
 
-@pytest.mark.parametrize("changed", ["", "weights", "loss", "step", "no Trainer"])
+@pytest.mark.parametrize("changed", ["", "weights", "loss", "step", "row", "no Trainer"])
 def test_values_that_begin_again_with_an_attempt_are_not_judged_in_a_resumed_run(
     repo: Repository, tmp_path: Path, changed: str
 ) -> None:
@@ -319,18 +319,24 @@ def test_values_that_begin_again_with_an_attempt_are_not_judged_in_a_resumed_run
 
     def files(version: int, mean: float) -> Files:
         folder, is_changed = f"lightning_logs/version_{version}", version > 0
+        last = 2.0 if is_changed and changed == "row" else 1.0
+        earlier_rows = "" if version else "1,3.0\n4,2.0\n"
         weights = torch.full((2,), 2.0 if is_changed and changed == "weights" else 1.0)
         results = {"train_loss": mean, "eval_loss": 2.0 if is_changed and changed == "loss" else 1.0}
         name = "epoch=3-step=8.ckpt" if is_changed and changed == "step" else "epoch=4-step=10.ckpt"
         return {
             f"{folder}/checkpoints/{name}": _saved({"w": weights, "path": f"{folder}/checkpoints/{name}"}),
-            f"{folder}/metrics.csv": f"step,loss\n{version},1.0\n".encode(),
+            f"{folder}/metrics.csv": f"step,loss\n{earlier_rows}9,{last}\n".encode(),
             f"{folder}/hparams.yaml": b"{}\n",
             "out/all_results.json": json.dumps(results).encode(),
             **({"out/trainer_state.json": b"{}"} if changed != "no Trainer" else {}),
         }
 
-    earlier = {"lightning_logs/version_0/checkpoints/epoch=1-step=4.ckpt": _saved({"w": torch.zeros(2)})}
+    earlier = {
+        "lightning_logs/version_0/checkpoints/epoch=1-step=4.ckpt": _saved({"w": torch.zeros(2)}),
+        "lightning_logs/version_0/metrics.csv": b"step,loss\n1,3.0\n",
+        "lightning_logs/version_0/hparams.yaml": b"{}\n",
+    }
     sides = earlier | files(1, mean=2.0), files(0, mean=1.0)
     resumed = msgspec.structs.replace(_ONE, attempts=2)
     assert bool(_compare(repo, tmp_path, (resumed, _OTHER), sides).differences) == bool(changed)

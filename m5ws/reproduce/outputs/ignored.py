@@ -58,7 +58,6 @@ _OF_TRAINER = tuple(
     for file in ("all_results.json", "train_results.json", _TRAINER_STATE)
     for key in ("train_loss", "*num_tokens")
 )
-_OF_LIGHTNING = ("**/lightning_logs/version_*/hparams.yaml", "**/lightning_logs/version_*/metrics.csv")
 _SERIES = "_over_time"
 """End of the names of results at several times, such as `loss_over_time`. They are no times."""
 _MARK = "m5ws-"
@@ -76,11 +75,9 @@ def is_file(path: str, rules: Sequence[str]) -> bool:
 def restarted(names: Iterable[str]) -> tuple[str, ...]:
     """Return rules for the output files of a resumed run, for values that begin again with each attempt.
 
-    They are means and counts of Hugging Face's Trainer and of trl, if the Trainer's own file is among the names, and
-    logs for which each attempt of Lightning begins a folder.
+    They are means and counts of Hugging Face's Trainer and of trl, if the Trainer's own file is among the names.
     """
-    is_of_trainer = any(name.rpartition("/")[2] == _TRAINER_STATE for name in names)
-    return (*_OF_LIGHTNING, *(_OF_TRAINER if is_of_trainer else ()))
+    return _OF_TRAINER if any(name.rpartition("/")[2] == _TRAINER_STATE for name in names) else ()
 
 
 def is_key(path: str, key: str, rules: Sequence[str]) -> bool:

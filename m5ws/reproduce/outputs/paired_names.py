@@ -31,15 +31,27 @@ def pair(old: dict[str, Entry], new: dict[str, Entry], places: tuple[Surrounding
 
 
 def _leave_earlier_versions(resumed: dict[str, Entry], other: dict[str, Entry]) -> list[str]:
-    """Remove and return the files of earlier attempts of a resumed run in numbered folders, if the other has none."""
-    versions = {name: (name[: found.end(1)], int(found[2])) for name in resumed if (found := VERSION.search(name))}
-    last = dict[str, int]()
-    for folder, number in versions.values():
-        last[folder] = max(last.get(folder, 0), number)
-    left = [name for name, (folder, number) in versions.items() if number < last[folder] and name not in other]
+    """Remove and return the files of earlier attempts of a resumed run in numbered folders.
+
+    As many folders stay as the other run has.
+    """
+    counts = {folder: len(numbers) for folder, numbers in _versions(other).items()}
+    left = list[str]()
+    for folder, numbers in _versions(resumed).items():
+        earlier = sorted(numbers)[: -counts[folder]] if folder in counts else []
+        left += [name for number in earlier for name in numbers[number]]
     for name in left:
         del resumed[name]
     return left
+
+
+def _versions(names: Iterable[str]) -> dict[str, dict[int, list[str]]]:
+    """Return the names in numbered folders, by the folder's path without its number, and by the number."""
+    found = defaultdict[str, dict[int, list[str]]](lambda: defaultdict(list))
+    for name in names:
+        if match := VERSION.search(name):
+            found[name[: match.end(1)]][int(match[2])].append(name)
+    return found
 
 
 def _grouped(names: Iterable[str], place: Surroundings) -> dict[str, list[str]]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from m5ws.records.ledger import RESUME_LIMIT
+from m5ws.records.ledger import INEXACT_RESUME, RESUME_LIMIT
 from m5ws.records.verdict import Divergence, is_state
 from m5ws.reproduce.compare import Comparison, Difference
 from m5ws.reproduce.verdict import difference_kinds
@@ -103,7 +103,7 @@ def _resumed(comparison: Comparison, first: Divergence, begin: int) -> Hint | No
     at = original.resumed_before(first.step)
     if at is None or at < begin:
         return None
-    inexact = [notice for notice in original.notices if notice.kind == "inexact-resume" and (notice.step or 0) > at]
+    inexact = [notice for notice in original.notices if notice.kind == INEXACT_RESUME and (notice.step or 0) > at]
     limits = _resume_limits(comparison, first)
     if inexact:
         return Hint(words=f"after step {at} {inexact[0].message}{limits}", traces="store", strong=True)

@@ -46,6 +46,7 @@ def judge(
     runs = (replay.reproduces, replay.id)
     by_session = comparison.original.by_session
     is_whole = result.outcome in COMPLETE or comparison.is_exhausted(has_ended=True)
+    comparison.compare_ends()
     first, files = _compare_results(ports, comparison, runs, ignore, is_whole=is_whole)
     # The attempt whose record differs, or the first attempt of the run.
     began = next((attempt for _, attempt in comparison.original.begun), None)
@@ -150,16 +151,20 @@ def _outcome(
 
 def _find_unknown(comparison: Comparison, *, judge_generators: bool) -> str | None:
     """Return a sentence on a gap in the records, because of which they do not prove an equal end; None without one."""
-    original = comparison.original
+    original, sides = comparison.original, (comparison.original, comparison.replay)
     if original.outcome is None:
         return "The end of the original is not recorded"
     if comparison.unobserved():
         return "An error ended the observation after that"
-    if original.ended_without_steps:
+    if any(side.ended_without_steps for side in sides):
         return (
-            f"The last attempt of the original did no step, so it is unknown whether it had the weights of step "
+            "The last attempt of the resumed run did no step, so it is unknown whether it had the weights of step "
             f"{original.last_step}"
         )
+    if any(side.is_inexact() for side in sides):
+        return "A notice states that the resume was not exact (`m5ws show`)"
+    if original.outcome == "failed" and comparison.replay.outcome == "failed" and _failed_otherwise(comparison):
+        return f"The original ended with {original.message}, and the replay with {comparison.replay.message}"
     if (resumed := comparison.last_unchecked_resume()) is not None:
         return f"No state was recorded after the resume from step {resumed}"
     if judge_generators and (generators := comparison.unrestored_generators()):
@@ -168,6 +173,10 @@ def _find_unknown(comparison: Comparison, *, judge_generators: bool) -> str | No
             "nothing records may differ"
         )
     return None
+
+
+def _failed_otherwise(comparison: Comparison) -> bool:
+    return comparison.original.message != comparison.replay.message
 
 
 def _so_far(comparison: Comparison, unknown: str) -> str:

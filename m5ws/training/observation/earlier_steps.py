@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from m5ws.records.ledger import Step
+from m5ws.records.ledger import OF_PASSES, Observation, Step
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
 
@@ -42,7 +42,12 @@ def settings(label: str) -> str:
 
 def find(repo: Repository, run: str, attempt: int, rank: int, first: Step) -> Place:
     """Return the place of an attempt by its first step, without its number. Raises CorruptObject for a broken chain."""
-    return place([*itertools.islice(_backwards(repo, run, attempt, rank), _SEARCHED)], first)
+    found = place([*itertools.islice(_backwards(repo, run, attempt, rank), _SEARCHED)], first)
+    guessed = min(_guessed(repo, run, attempt, rank), default=None)
+    # Steps after a guessed place have numbers that prove nothing.
+    if guessed is not None and found.after >= guessed:
+        return Place(found.after, _UNCLEAR)
+    return found
 
 
 def place(steps: Sequence[Step], first: Step) -> Place:
@@ -108,19 +113,34 @@ def _backwards(repo: Repository, run: str, attempt: int, rank: int) -> Iterator[
                     yield event
 
 
+def _guessed(repo: Repository, run: str, attempt: int, rank: int) -> Iterator[int]:
+    """Yield the guessed places of earlier attempts of this rank."""
+    for earlier in range(1, attempt):
+        for event in ledger.events(repo, run, earlier, str(rank)):
+            if isinstance(event, Observation) and event.after is not None:
+                if event.guessed:
+                    yield event.after
+                break
+
+
 def _are_equal(one: Step, two: Step) -> bool:
     """Return True if the values of two steps are equal. Settings and learning rates alone prove nothing.
 
     Not every step has all values: the norm of many gradients is recorded at some steps, and the first step of an
     attempt has the values of its first optimizer.
     """
-    digests, quantities = one.digests.keys() & two.digests.keys(), one.quantities.keys() & two.quantities.keys()
+    # A pass before the first step of an attempt counts as its, so the values of the passes may be others.
+    unlike = OF_PASSES if one.passes != two.passes else frozenset[str]()
+    digests = (one.digests.keys() & two.digests.keys()) - unlike
+    quantities = (one.quantities.keys() & two.quantities.keys()) - unlike
     return (
-        one.batch == two.batch
+        (bool(unlike) or one.batch == two.batch)
         and bool(_labels(one) & _labels(two))
         and all(one.digests[name] == two.digests[name] for name in digests)
         and all(one.quantities[name] == two.quantities[name] for name in quantities)
-        and (one.batch is not None or any(name.startswith(("loss", "grad_norm")) for name in quantities))
+        and (
+            (one.batch is not None and not unlike) or any(name.startswith(("loss", "grad_norm")) for name in quantities)
+        )
     )
 
 

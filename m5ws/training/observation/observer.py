@@ -236,6 +236,12 @@ class Observer:
         # An engine may be gone or not, as the garbage collector has it, so its last state is not recorded.
         self._guarded(self._close, None, True)
         self._guarded(self._flush)
+        self._guarded(self._record_rest)
+
+    def _record_rest(self) -> None:
+        """Record the forward passes after the last step: a script may train without an optimizer."""
+        if self._forwards.count and self._recorded:
+            self._active.emit(Observation, rank=self._active.rank, passes_after=self._forwards.digest())
 
     def _close(self, engine: torch.nn.Module | None, has_ended: bool = False) -> None:
         """End the step whose optimizers have been called, and record the state after it: its own, or its engine's."""

@@ -30,7 +30,7 @@ class Unreadable(float):
 
 torch.manual_seed(0)
 model = torch.nn.Linear(4, 2)
-counts = fault in ("noise", "exact and counted")
+counts = fault in ("noise", "exact and counted", "no step", "own updates")
 optimizer = (torch.optim.Adam if counts else torch.optim.SGD)(model.parameters(), lr=0.1)
 begin = 0
 if checkpoint.exists():
@@ -42,6 +42,8 @@ if checkpoint.exists():
     begin = stored["step"]
 position = 0 if fault == "order" else begin
 end = STEPS + (begin if fault == "more-steps" else 0)
+if fault == "no step" and begin:
+    end = begin
 for step in range(begin + 1, end + 1):
     position += 1
     generator = torch.Generator().manual_seed(position)
@@ -57,12 +59,19 @@ for step in range(begin + 1, end + 1):
     if step == SAVED:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "generator": torch.get_rng_state()}
         torch.save({**state, "step": step}, checkpoint)
-        if not died.exists():
-            died.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+    if step == (STEPS if fault == "no step" else SAVED) and not died.exists():
+        died.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
 if fault == "noise":
     with torch.no_grad():
         model.weight.add_(torch.randn(2, 4))
+if fault == "own updates":
+    for _ in range(3):
+        x = torch.randn(8, 4) + random.SystemRandom().random()
+        model.zero_grad()
+        torch.nn.MSELoss()(model(x), x[:, :2]).backward()
+        with torch.no_grad():
+            model.weight.sub_(0.1 * model.weight.grad)
 checkpoint.unlink()
 Path("out/config.json").write_text(json.dumps({"steps": STEPS}))
 with (folder / "finals").open("a") as finals:
