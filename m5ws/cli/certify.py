@@ -263,6 +263,8 @@ def format_certificate(certificate: "Certificate") -> str:
     for restore in certificate.verdicts:
         if restore.outcome not in ("sampled", "reproduced"):
             lines += ["", verdict.format_verdict(restore)]
+    if certificate.interrupted and certificate.exit_code == 0:
+        lines += ["", "not compared:", *(f"  {line}" for line in certificate.verdicts[0].not_compared)]
     return "\n".join(lines)
 
 

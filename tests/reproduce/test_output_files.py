@@ -346,7 +346,9 @@ def test_values_that_begin_again_with_an_attempt_are_not_judged_in_a_resumed_run
     assert _compare(repo, tmp_path / "not resumed", (_ONE, _OTHER), sides).differences
 
 
-@pytest.mark.parametrize("name", ["duration_loss", "elapsed_error", "durations", "elapsed_head", "loss_over_time"])
+@pytest.mark.parametrize(
+    "name", ["duration_loss", "elapsed_error", "durations", "elapsed_head", "loss_over_time", "loss_at_time"]
+)
 def test_a_result_whose_name_begins_as_one_of_a_time_is_judged(repo: Repository, tmp_path: Path, name: str) -> None:
     def files(loss: float) -> Files:
         return {"out/a.json": json.dumps({name: {"loss": loss}, f"{name}_2": loss, "duration": loss}).encode()}

@@ -58,8 +58,8 @@ _OF_TRAINER = tuple(
     for file in ("all_results.json", "train_results.json", _TRAINER_STATE)
     for key in ("train_loss", "*num_tokens")
 )
-_SERIES = "_over_time"
-"""End of the names of results at several times, such as `loss_over_time`. They are no times."""
+_SERIES = ("over_time", "_by_time", "_at_time", "_vs_time")
+"""Ends of the names of results at several times, such as `loss_over_time`. They are no times."""
 _MARK = "m5ws-"
 """Prefix of the name of the folder around a work directory (`work_directories`)."""
 _NUMBER = re.compile(rf"{_MARK}[0-9a-f]{{16}}")

@@ -65,8 +65,8 @@ _BEFORE_CHECKPOINT = 4
 def _lightning(active: ActiveRank, module: ModuleType) -> None:
     """https://lightning.ai/docs/pytorch/stable/common/trainer.html: `Trainer.fit(ckpt_path=…)`.
 
-    Each training gets the newest checkpoint that the same call of `fit` in the script saved. Without one it gets
-    "last", which its own callbacks may have saved.
+    Each training gets the newest checkpoint that the same call of `fit` in the script saved. If no call of a rank saved
+    one, it gets "last", which its own callbacks may have saved.
     """
     original: Callable[..., Any] = module.Trainer.fit
     calls = itertools.count(1)
@@ -75,28 +75,31 @@ def _lightning(active: ActiveRank, module: ModuleType) -> None:
     def fit(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         call = next(calls)
         if len(args) < _BEFORE_CHECKPOINT and kwargs.get("ckpt_path") is None:
-            chosen = find_lightning_checkpoint((Path(folder) for folder in active.context.spec.outputs), call)
-            kwargs["ckpt_path"] = chosen or "last"
-            _report(active, f"Trainer.fit(ckpt_path={kwargs['ckpt_path']!r}){'' if chosen else ', if there is one'}")
+            saved = find_lightning_checkpoints(Path(folder) for folder in active.context.spec.outputs)
+            chosen = saved.get(call) if saved else "last"
+            kwargs["ckpt_path"] = chosen
+            if chosen is not None:
+                _report(active, f"Trainer.fit(ckpt_path={chosen!r}){'' if saved else ', if there is one'}")
         return original(self, model, *args, **kwargs)
 
     module.Trainer.fit = fit
 
 
-def find_lightning_checkpoint(folders: Iterable[Path], call: int) -> str | None:
-    """Return the checkpoint of the highest step that a call of `fit` saved, None if there is none.
+def find_lightning_checkpoints(folders: Iterable[Path]) -> dict[int, str]:
+    """Return the checkpoint of the highest step that each call of `fit` saved in a rank.
 
     The outputs may have others: of a pretrained model, of another stage or fold.
     """
-    steps = dict[Path, int]()
+    newest = dict[int, tuple[int, bool, str]]()
     for path in (path for folder in folders for path in folder.glob("**/*.ckpt")):
         with suppress(Exception):  # Whatever cannot be read is no checkpoint to continue from.
             # A folder of parts has a file for all that is no tensor. Lightning loads it too. Tensors stay on the disk.
             file = path / "meta.pt" if path.is_dir() else path
             stored = torch.load(file, map_location="cpu", mmap=True, weights_only=False)
-            if lightning_state.saved_by(stored) == call:
-                steps[path] = int(stored["global_step"])
-    return str(max(steps, key=lambda path: (steps[path], path.name.startswith("last"), str(path)))) if steps else None
+            if (call := lightning_state.saved_by(stored)) is not None:
+                found = (int(stored["global_step"]), path.name.startswith("last"), str(path))
+                newest[call] = max(newest.get(call, found), found)
+    return {call: path for call, (_, _, path) in newest.items()}
 
 
 def _report(active: ActiveRank, call: str) -> None:

@@ -61,6 +61,7 @@ class _Update:
     state: State | None = None
     labels: set[str] = field(default_factory=set)
     is_recorded: bool = False
+    has_new: bool = False
     norms_when_due: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
     quantities: dict[str, scalars.Reader | str] = field(default_factory=dict)
@@ -87,8 +88,7 @@ class Observer:
         """Modules that were called in the mode of training."""
         self._initial: dict[str, str] = {}
         self._asked = frozenset(active.context.fingerprint_at or ())
-        self._resumed_at: int | None = None
-        """The first step of a later attempt. The state after it shows whether the resume restored all."""
+        self._is_resumed = active.context.attempt > 1 and active.context.spec.fingerprint_every != 0
         self._begun = self._numbered = self._failed = False
         self._pending: tuple[_Update, float, float] | None = None
         self._recorded = 0
@@ -181,6 +181,8 @@ class Observer:
             self._update = _Update(self._forwards)
             self._forwards = Forwards(earlier=self._forwards.modules)
         update = self._update
+        # A later attempt restored all that it uses for the first time. The state shows whether it is as before.
+        update.has_new |= self._is_resumed and bool(self._names.new)
         is_repeated = id(optimizer) in update.optimizers
         update.updated |= optimizer_values.places(optimizer)
         update.optimizers[id(optimizer)] = weakref.ref(optimizer)
@@ -217,7 +219,7 @@ class Observer:
         if update.forwards.engine() is not None:
             return
         # Until its first step has been recorded, an attempt does not know its number.
-        is_due = not self._numbered or self._is_due(self.step + (not update.is_recorded))
+        is_due = not self._numbered or update.has_new or self._is_due(self.step + (not update.is_recorded))
         is_cheap = optimizer_values.is_cheap(optimizer)
         # In a step without forward passes of modules, nothing else shows its results.
         is_read = is_cheap or not update.forwards.count
@@ -251,7 +253,7 @@ class Observer:
         self._together.add(frozenset(update.labels))
         if not update.is_recorded:
             self._record(update)
-        if self._is_due(self.step):
+        if update.has_new or self._is_due(self.step):
             state = self._last_state(update, engine, has_ended)
             if state is not None:
                 self._flush()
@@ -297,7 +299,7 @@ class Observer:
             self._begin(step)
         self._recorded += 1
         step = msgspec.structs.replace(step, step=self._recorded)
-        if update.norms_when_due and not self._is_due(step.step):
+        if update.norms_when_due and not (update.has_new or self._is_due(step.step)):
             step = _without_norms(step)
         self._describe()
         self._active.append(step)
@@ -316,7 +318,6 @@ class Observer:
         self.step = place.after + 1
         self._describe(place)
         resumed = active.context.attempt > 1
-        self._resumed_at = self.step if resumed else None
         if place.is_unchecked and active.rank == 0:
             active.notice("resume-unchecked", _UNCHECKED.format(place.after), place.after)
         active.emit(State, step=place.after, tensors=self._initial, restored=resumed)
@@ -334,8 +335,7 @@ class Observer:
     def _is_due(self, step: int) -> bool:
         """Return True if the state after a step is recorded."""
         every = self._active.context.spec.fingerprint_every
-        asked = step == self._resumed_at or step in self._asked
-        return every != 0 and (asked or step in _EARLY or step % (every or _EVERY) == 0)
+        return every != 0 and (step in self._asked or step in _EARLY or step % (every or _EVERY) == 0)
 
     def _state(self, update: _Update) -> State:
         optimizers = [optimizer for ref in update.optimizers.values() if (optimizer := ref()) is not None]

@@ -30,12 +30,15 @@ class Unreadable(float):
 
 torch.manual_seed(0)
 model = torch.nn.Linear(4, 2)
-counts = fault in ("noise", "exact and counted", "no step", "own updates")
-optimizer = (torch.optim.Adam if counts else torch.optim.SGD)(model.parameters(), lr=0.1)
+head = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(2))
+parameters = [*model.parameters(), *head.parameters()]
+counts = fault in ("noise", "exact and counted", "no step", "own updates", "buffers")
+optimizer = (torch.optim.Adam if counts else torch.optim.SGD)(parameters, lr=0.1)
 begin = 0
 if checkpoint.exists():
     stored = torch.load(checkpoint)
     model.load_state_dict(stored["model"])
+    head.load_state_dict(stored["head"], strict=False)
     optimizer.load_state_dict(stored["optimizer"])
     if fault != "noise":
         torch.set_rng_state(stored["generator"])
@@ -51,14 +54,17 @@ for step in range(begin + 1, end + 1):
     if fault == "unobserved" and step > SAVED + 1:
         optimizer.param_groups[0]["unreadable"] = Unreadable()
         x = x + random.SystemRandom().random()
-    loss = torch.nn.MSELoss()(model(x), x[:, :2])
+    output = model(x)
+    if fault == "buffers" and step % 3 == 0:
+        output = output + head(x)
+    loss = torch.nn.MSELoss()(output, x[:, :2])
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
     torch.rand(1)
     if step == SAVED:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "generator": torch.get_rng_state()}
-        torch.save({**state, "step": step}, checkpoint)
+        torch.save({**state, "head": dict(head.named_parameters()), "step": step}, checkpoint)
     if step == (STEPS if fault == "no step" else SAVED) and not died.exists():
         died.touch()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -75,4 +81,5 @@ if fault == "own updates":
 checkpoint.unlink()
 Path("out/config.json").write_text(json.dumps({"steps": STEPS}))
 with (folder / "finals").open("a") as finals:
-    finals.write(model.weight.detach().numpy().tobytes().hex() + "\n")
+    final = torch.cat([model.weight.detach().flatten(), head[1].running_mean])
+    finals.write(final.numpy().tobytes().hex() + "\n")
