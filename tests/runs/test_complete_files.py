@@ -219,6 +219,35 @@ class _RemovedFirst(_Script):
         yield from _write(out / f"sample-{step}.npz", _zip(b"")[:60] + b"")
 
 
+class _PairRemovedFirst(_Script):
+    """Removes a model and its larger optimizer, one after the other, before it writes the next ones."""
+
+    names = ("model-*.pt", "optimizer-*.pt")
+
+    def resume(self, out: Path) -> int:
+        first, second = ({_step(path) for path in out.glob(name)} for name in self.names)
+        return max(first & second, default=0)
+
+    def save(self, out: Path, step: int) -> Changes:
+        for path in sorted(path for name in self.names for path in out.glob(name)):
+            path.unlink()
+            yield
+        for size, name in zip((_SIZE, 2 * _SIZE), self.names, strict=True):
+            yield from _write(out / name.replace("*", str(step)), _zip((b"step %d" % step).ljust(size, b".")))
+
+
+class _FolderRemovedFirst(_PairRemovedFirst):
+    """As above, in a folder of each step."""
+
+    names = ("step-*/model.pt", "step-*/optimizer.pt")
+
+
+class _OneFolderRemovedFirst(_PairRemovedFirst):
+    """As above, in one folder."""
+
+    names = ("last/model.pt", "last/optimizer.pt")
+
+
 class _Rotated(_Script):
     """Renames the checkpoint before it writes the next one."""
 
@@ -285,7 +314,10 @@ def _number(path: Path) -> int:
     return int(re.findall("[0-9]+", path.name)[0])
 
 
-_SCRIPTS = [*(_NewNames, _Overwritten, _OfTwoFolders, _RemovedFirst, _Rotated, _Folders, _LateLink)]
+_SCRIPTS = [
+    *(_NewNames, _Overwritten, _OfTwoFolders, _RemovedFirst, _Rotated, _Folders, _LateLink),
+    *(_PairRemovedFirst, _FolderRemovedFirst, _OneFolderRemovedFirst),
+]
 
 
 @pytest.mark.parametrize("script", _SCRIPTS, ids=lambda script: script.__name__.strip("_"))
@@ -409,6 +441,51 @@ def test_a_removed_file_is_not_restored_if_a_newer_checkpoint_is_as_large(attemp
     (attempts.out / "step-4.pt").unlink()
     (attempts.out / "cache.npz").unlink()
     assert _again(attempts, {"step-8.pt": _of(8)}) == {"step-8.pt": _of(8)}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "cut"),
+    [
+        (["step-4.pt", "state.json"], ["average-8.pt", "state.json"], "step-8.pt"),
+        (["model-4.pt", "optimizer-4.pt"], ["model-8.pt"], "optimizer-8.pt"),
+        (["last.pt", "state.json"], ["predictions.npz", "state.json"], "last.tmp"),
+        (
+            ["step-4/model.pt", "step-4/optimizer.pt", "step-4/state.json", "latest"],
+            ["best/model.pt"],
+            "step-8/model.pt",
+        ),
+    ],
+)
+def test_removed_files_are_restored_if_another_checkpoint_alone_is_complete(
+    attempts: _Attempts, old: list[str], new: list[str], cut: str
+) -> None:
+    earlier = {name: _of(4) if name.endswith(".pt") else b"4" for name in old}
+    later = {name: _of(8) if name.endswith((".pt", ".npz")) else b"8" for name in new}
+    _again(attempts, earlier)
+    for name in old:
+        (attempts.out / name).unlink()
+    assert _again(attempts, {**later, cut: _cut(8)}) == {**later, **earlier}
+
+
+def test_a_removed_file_is_not_restored_if_its_successor_is_complete(attempts: _Attempts) -> None:
+    _again(attempts, {"step-4.pt": _of(4), "latest": b"4"})
+    (attempts.out / "step-4.pt").unlink()
+    new = {"step-8.pt": _of(8), "latest": b"8"}
+    assert _again(attempts, {**new, "step-9.pt": _cut(9), ".step-10.pt": _cut(10)}) == new
+
+
+@pytest.mark.parametrize("name", ["last.tmp", ".last.pt", "tmp-last.pt", "new.partial/last.pt"])
+@pytest.mark.parametrize("is_emptied", [True, False])
+def test_a_cut_file_with_a_temporary_name_leaves_the_complete_one(
+    attempts: _Attempts, name: str, is_emptied: bool
+) -> None:
+    """The first attempt was killed before it renamed its complete file."""
+    _again(attempts, {"last.pt": _of(4), name: _of(8), "log": b"8"})
+    new = {"last.pt": _of(12), "log": b"12"}
+    restored = _again(attempts, {**new, name: b"" if is_emptied else _cut(16)})
+    assert {path: content for path, content in restored.items() if content} == new
+    assert _again(attempts, {name: _of(16)}) == {**new, name: _of(16)}
+    assert _again(attempts, {name: _cut(20)}) == {**new, name: _of(16)}
 
 
 def test_a_copy_of_a_save_that_stalls_has_the_earlier_checkpoint(attempts: _Attempts) -> None:

@@ -7,7 +7,7 @@ files of earlier paths are then all of one earlier moment, because files that ar
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -17,6 +17,9 @@ from m5ws.runs.outputs.complete_files import folders_of
 Files = Mapping[bytes, Entry]
 _AS_LARGE = 0.9
 """A checkpoint file replaces another one if it has this share of its size: names and numbers in it differ."""
+
+_TEMPORARY_ENDS = (b".tmp", b".temp", b".part", b".partial", b".incomplete", b"~")
+_TEMPORARY_BEGINS = (b".", b"tmp")
 
 
 class LeftFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,15 +38,25 @@ def choose(
     `earlier` has the files that a resume got before, `roots` the folders of [run] outputs. `is_checkpoint` reads an
     earlier file.
     """
-    dropped = _incomplete_folders(left, earlier, frozenset(roots))
+    roots = frozenset(roots)
+    dropped = _incomplete_folders(left, earlier, roots)
     kept = {path: entry for path, entry in left.files.items() if dropped.isdisjoint(folders_of(path))}
     known = {entry.digest for entry in earlier.values()}
     new = {path: kept[path] for path in left.checkpoints & kept.keys() if kept[path].digest not in known}
-    lost = _lost(left, earlier, _largest(new.values()), is_checkpoint)
+    gone = {path: entry for path, entry in earlier.items() if _is_gone(path, entry, left)}
+    removed = {path for path in _without_successor(left, earlier, gone, new, roots) if is_checkpoint(earlier[path])}
+    lost = _overwritten(left, earlier, is_checkpoint) | removed
+    changed = {path for path in left.checkpoints & kept.keys() if not _is_same(kept[path], earlier.get(path))}
+    unfinished = {path for path in lost | changed if _is_temporary(path, roots)}
+    if changed - unfinished:
+        # A file with a temporary name replaces a complete one at its end. The script reads the complete one.
+        lost, removed = lost - unfinished, removed - unfinished
+    if lost:
+        lost |= {path for path, entry in gone.items() if is_checkpoint(entry)}
     put_back = set(lost)
     if lost:
         put_back |= {path for path in left.checkpoints if path in earlier}
-    has_newer = _has_newer(earlier, new, lost)
+    has_newer = _has_newer(earlier, new, lost) and not _is_killed_save(left, earlier, new, removed)
     if (lost or not left.checkpoints.isdisjoint(earlier)) and not has_newer:
         # Files beside and above a checkpoint, such as one with its name, belong to it.
         around = {folder for path in left.cut | lost for folder in (b"", *folders_of(path))}
@@ -51,20 +64,67 @@ def choose(
     return _with_valid_links(_merge({path: earlier[path] for path in put_back}, kept), earlier)
 
 
-def _lost(left: LeftFiles, earlier: Files, new_bytes: int, is_checkpoint: Callable[[Entry], bool]) -> set[bytes]:
-    """Return the earlier checkpoint files that were cut, or removed before a new one was complete.
-
-    `new_bytes` is the size of the largest new checkpoint file.
-    """
-    lost = {path for path in earlier if path in left.cut}
+def _overwritten(left: LeftFiles, earlier: Files, is_checkpoint: Callable[[Entry], bool]) -> set[bytes]:
+    """Return the earlier checkpoint files that were cut or emptied."""
+    cut = {path for path in earlier if path in left.cut}
     for path, entry in earlier.items():
         now = left.files.get(path)
         is_emptied = now is not None and now.link is None and now.size_bytes == 0 < entry.size_bytes
-        is_gone = now is None and left.files.keys().isdisjoint(folders_of(path))
-        is_missing = is_gone and not _is_as_large(new_bytes, entry.size_bytes)
-        if path not in lost and entry.link is None and (is_emptied or is_missing) and is_checkpoint(entry):
-            lost.add(path)
-    return lost
+        if path not in cut and is_emptied and entry.link is None and is_checkpoint(entry):
+            cut.add(path)
+    return cut
+
+
+def _is_same(entry: Entry, before: Entry | None) -> bool:
+    return before is not None and entry.digest == before.digest
+
+
+def _is_temporary(path: bytes, roots: frozenset[bytes]) -> bool:
+    """Return True if the name of a file, or of a folder around it below `roots`, is that of an unfinished save."""
+    names = [os.path.basename(each) for each in (*folders_of(path), path) if each not in roots]
+    return names[-1].startswith(_TEMPORARY_BEGINS) or any(name.endswith(_TEMPORARY_ENDS) for name in names)
+
+
+def _is_gone(path: bytes, entry: Entry, left: LeftFiles) -> bool:
+    """Return True for an earlier file without a file, a cut one or a link in its place."""
+    places = (path, *folders_of(path))
+    return entry.link is None and path not in left.cut and left.files.keys().isdisjoint(places)
+
+
+def _without_successor(
+    left: LeftFiles, earlier: Files, gone: Files, new: Files, roots: frozenset[bytes]
+) -> Iterator[bytes]:
+    """Yield the files that are gone and that no new checkpoint file replaces.
+
+    A successor is as large. If a file was cut, or if another file with the same numbers has a successor by its name,
+    the names must be equal but for numbers. An earlier folder without new names, of which a file is gone, was removed
+    in part: its other files are no successors.
+    """
+    patterns = set(map(_pattern, new))
+    replaced = {_numbers(path) for path in gone if _pattern(path) in patterns} - {()}
+    around = {folder for root in roots for folder in (root, *folders_of(root))}
+    around |= {folder for path in (left.files.keys() | left.cut) - earlier.keys() for folder in folders_of(path)}
+    for path, entry in gone.items():
+        is_named = bool(left.cut) or _numbers(path) in replaced
+        removed = set(folders_of(path)) - around
+        if not any(
+            _is_as_large(other.size_bytes, entry.size_bytes)
+            and (not is_named or _pattern(name) == _pattern(path))
+            and removed.isdisjoint(folders_of(name))
+            for name, other in new.items()
+        ):
+            yield path
+
+
+def _is_killed_save(left: LeftFiles, earlier: Files, new: Files, removed: set[bytes]) -> bool:
+    """Return True if the attempt ended in the save of a successor of `removed` files.
+
+    That is one with their pattern. Without any new file of an earlier pattern, its name is unknown.
+    """
+    patterns = set(map(_pattern, removed))
+    known = set(map(_pattern, earlier))
+    is_unknown = known.isdisjoint(map(_pattern, new.keys() - earlier.keys()))
+    return bool(removed) and (is_unknown or not patterns.isdisjoint(map(_pattern, left.cut)))
 
 
 def _largest(entries: Iterable[Entry]) -> int:
@@ -167,3 +227,7 @@ def _is_series(path: bytes, left: LeftFiles) -> bool:
 
 def _pattern(name: bytes) -> bytes:
     return re.sub(rb"[0-9]+", b"#", name)
+
+
+def _numbers(name: bytes) -> tuple[bytes, ...]:
+    return tuple(re.findall(rb"[0-9]+", name))
