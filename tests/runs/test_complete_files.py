@@ -50,7 +50,7 @@ Changes = Iterator[None]
 def _zip(content: bytes) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("state", content.ljust(_SIZE, b"."))
+        archive.writestr(zipfile.ZipInfo("state"), content.ljust(_SIZE, b"."))
     return buffer.getvalue()
 
 
@@ -393,7 +393,7 @@ def test_text_files_are_those_of_the_newest_complete_checkpoint(attempts: _Attem
 def _small() -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("a", b"")
+        archive.writestr(zipfile.ZipInfo("a"), b"")
     return buffer.getvalue()
 
 
