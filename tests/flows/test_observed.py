@@ -65,7 +65,8 @@ def test_a_hidden_input_that_changed_is_found_by_two_replays_that_agree(workspac
     run = workspace.train("--", "train.py", "resuming", "300")
     hidden.write_text("1")
     verdict = workspace.json("reproduce", run, expect=1)
-    assert (verdict["outcome"], verdict["first"]["step"]) == ("diverged", 3) and verdict["recheck"]["repeats"]
+    assert (verdict["outcome"], verdict["first"]["step"]) == ("diverged", 3), verdict
+    assert verdict["recheck"]["repeats"]
 
 
 def test_a_run_that_is_not_observed_is_compared_by_its_files(workspace: Workspace) -> None:

@@ -100,6 +100,15 @@ def test_evaluations_and_values_that_are_no_tensors_are_no_evidence(observed: An
     assert len(steps(one)) == 3 and evidence(one) == evidence(other)
 
 
+@pytest.mark.parametrize("event", range(1, 13))
+def test_a_state_has_the_number_of_its_step_wherever_a_signal_ends_the_script(observed: Any, event: int) -> None:
+    """The first events are of the first step, and each later step and each state is one."""
+    whole, attempt = observed(SCRIPT, "stopped", "6"), observed(SCRIPT, "stopped", "6", str(event))
+    assert attempt.status != 0
+    expected = {state.step: state.tensors for state in states(whole).values()}
+    assert all(state.tensors == expected[state.step] for state in states(attempt).values())
+
+
 def test_updates_are_counted_anew_after_a_reset_of_the_state(observed: Any) -> None:
     assert [step.updates["optimizer"] for step in steps(observed(SCRIPT, "reset", "5"))] == [1, 2, 1, 2, 1]
 

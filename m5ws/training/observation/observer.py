@@ -61,6 +61,8 @@ class _Update:
     state: State | None = None
     labels: set[str] = field(default_factory=set)
     is_recorded: bool = False
+    is_numbered: bool = False
+    """Without it, a signal ended the script while the step was recorded, and `Observer.step` is not its number."""
     has_new: bool = False
     norms_when_due: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
@@ -253,7 +255,7 @@ class Observer:
         self._together.add(frozenset(update.labels))
         if not update.is_recorded:
             self._record(update)
-        if update.has_new or self._is_due(self.step):
+        if update.is_numbered and (update.has_new or self._is_due(self.step)):
             state = self._last_state(update, engine, has_ended)
             if state is not None:
                 self._flush()
@@ -270,6 +272,7 @@ class Observer:
         if is_first or not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
             self._flush()
         self.step += not is_first
+        update.is_numbered = True
         self._threads.record(self.step)
         if is_first:
             self._active.note_imports()

@@ -223,6 +223,23 @@ def reset(steps: int) -> None:
 
 
 @kind
+def stopped(steps: int) -> None:
+    """It gets SIGTERM while its event with the number of the argument is recorded."""
+    from m5ws.repository.ledger.spool import SpoolWriter
+
+    append, left = SpoolWriter.append, [int(argument(3, "0"))]
+
+    def stop(self: SpoolWriter, event: object) -> object:
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return append(self, event)
+
+    SpoolWriter.append = stop  # type: ignore[method-assign, assignment]
+    keywords(steps)
+
+
+@kind
 def distilled(steps: int) -> None:
     """A loss of the outputs of a trained model and of one in the mode of evaluation, with gradients."""
     model, teacher, loss = WithLoss(), WithLoss(), torch.nn.MSELoss()
