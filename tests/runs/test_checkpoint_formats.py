@@ -182,7 +182,7 @@ def test_zip_files_and_arrays_in_sequence_are_complete(tmp_path: Path) -> None:
         assert checkpoint_formats.ending(path) == "cut"
 
 
-@pytest.mark.parametrize("name", ["a.pt", "a.pth", "a.CKPT", "a.npz", "a.npy", "a.safetensors"])
+@pytest.mark.parametrize("name", ["a.pt", "a.pth", "a.bin", "a.CKPT", "a.npz", "a.npy", "a.safetensors"])
 def test_a_file_shorter_than_its_format_s_begin_is_judged_by_its_name(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"")
     assert checkpoint_formats.ending(tmp_path / name) == "cut"

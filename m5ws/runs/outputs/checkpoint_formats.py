@@ -27,7 +27,7 @@ BEGIN_BYTES = len(_LEGACY)
 """Number of bytes that identify a format."""
 _SHORTEST = 3
 """A file of at least so many bytes is the begin of a known format if these bytes are."""
-_SUFFIXES = {".pt", ".pth", ".ckpt", ".npz", ".npy", ".safetensors"}
+_SUFFIXES = {".pt", ".pth", ".bin", ".ckpt", ".npz", ".npy", ".safetensors"}
 _LENGTH = struct.Struct("<Q")
 _HEADER_BYTES = 100_000_000
 """Upper bound of the header of a safetensors file, by its specification."""
