@@ -44,11 +44,10 @@ def replay(
     progress: Progress | None = None,
     ignore: Sequence[str] = (),
 ) -> Recheck:
-    """Execute the second replay, and compare it with the first one in `comparison`. Stop where it differs from
-    that, or from the original.
+    """Execute the second replay, and compare it with the first one, in `comparison`.
 
-    An error here leaves the question open, and the result of the first replay
-    stands. Raises KeyboardInterrupt if the user stops it.
+    It ends where it differs from that, or from the original. An error here leaves the question open, and the result of
+    the first replay stands. Raises KeyboardInterrupt if the user stops it.
     """
     last = planned.run.segment.last if planned.run.segment is not None else None
     source = (ports.repo, planned.run.id)

@@ -1,7 +1,7 @@
 """Saves by torch.save that no request to end interrupts.
 
 A signal ends a script by SystemExit. In the middle of torch.save that closes the file as a valid archive without some
-of its tensors, which nobody can tell from a complete one.
+of its tensors.
 """
 
 import functools
