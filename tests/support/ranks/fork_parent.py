@@ -5,6 +5,7 @@ That process acts as torchrun: it starts the ranks, hosts their rendezvous store
 ranks when one fails.
 """
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -193,8 +194,9 @@ def _fork_rank(call: Call, place: dict[str, str]) -> int:
     except BaseException:  # noqa: BLE001  # as above
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # The script may have closed it.
+                stream.flush()
         os._exit(status)
 
 

@@ -51,7 +51,7 @@ def main() -> None:
     try:
         dcp.rehearse(tensors, objects, group)
     except ValueError as error:
-        print(f"rank {rank}: {str(error).strip()}")
+        print(f"rank {rank}: {str(error).strip()}\n", end="")  # One write: the ranks share the file.
     dist.destroy_process_group()
 
 
