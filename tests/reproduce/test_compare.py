@@ -17,6 +17,7 @@ from m5ws.records.ledger import (
     Step,
 )
 from m5ws.reproduce.compare import Comparison, compare_histories
+from m5ws.reproduce.outputs import output_files
 from m5ws.reproduce.verdict import judgement, reason
 from m5ws.runs.history import History
 from m5ws.runs.supervise import AttemptResult
@@ -329,6 +330,15 @@ def test_reproduced_is_only_what_was_compared_in_steps_and_state() -> None:
         comparison = _compared(_history(events), events)
         assert comparison.first() is None and comparison.missing() == ()
         assert judgement._outcome(comparison, ended, None, [], is_whole=True)[0] == outcome
+
+
+def test_files_without_a_known_pair_are_a_gap_in_the_evidence_of_a_script_without_a_session() -> None:
+    report = output_files.OutputReport(unpaired=("mlruns/0/a/w.pt",))
+    observed = Comparison(History(observed=True))
+    assert "mlruns/0/a/w.pt" in (judgement._find_unpaired(observed, report) or "")
+    assert judgement._find_unpaired(observed, output_files.OutputReport()) is None
+    by_session = _compared(_history(_events(0)), _events(0))
+    assert judgement._find_unpaired(by_session, report) is None
 
 
 def test_state_that_only_one_rank_lacks_is_no_evidence() -> None:

@@ -1,6 +1,7 @@
 """Output files as frameworks write them: a run's own time and place are not judged, everything else is."""
 
 import datetime as dt
+import hashlib
 import io
 import json
 import pickle
@@ -17,7 +18,7 @@ from m5ws.records.checkpoint import Content
 from m5ws.repository.files import trees
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.repository import Repository
-from m5ws.reproduce.outputs import output_files
+from m5ws.reproduce.outputs import output_files, tensor_files
 from m5ws.reproduce.outputs.output_files import OutputReport
 from m5ws.reproduce.outputs.surroundings import Surroundings
 
@@ -371,3 +372,86 @@ def test_digits_that_no_float_has_are_judged(repo: Repository, tmp_path: Path, n
     assert len(_compare(repo, tmp_path, (_ONE, _OTHER), files).differences) == 1
     same = {name: f'{{"pi": {one}, "loss": 0.10}}'.encode()}, {name: f'{{"pi": {one}, "loss": 0.1}}'.encode()}
     assert not _compare(repo, tmp_path, (_ONE, _OTHER), same).differences
+
+
+def _random_id(seed: str) -> str:
+    return hashlib.sha256(seed.encode()).hexdigest()[:32]
+
+
+_FOLDERS = (
+    "mlruns/0/abc/artifacts",
+    "out/mlruns/123456789012345678/models/m-{id}/artifacts/data",
+    "out/wandb/offline-run-{at:%Y%m%d_%H%M%S}-{id:.8}/files",
+    "lightning_logs/version_0/checkpoints",
+    "out/structured_logs",
+)
+
+
+@pytest.mark.parametrize("folder", _FOLDERS)
+@pytest.mark.parametrize("suffix", [*tensor_files.SUFFIXES, ".distcp", ".onnx"])
+def test_a_file_that_may_hold_weights_is_never_a_log_by_default(
+    repo: Repository, tmp_path: Path, folder: str, suffix: str
+) -> None:
+    def files(side: Side, loss: float) -> Files:
+        place = folder.format(id=_random_id(side.run), at=side.moment())
+        return {f"{place}/m{suffix}": pickle.dumps({"loss": loss, "path": place}), f"{place}/a.log": side.run.encode()}
+
+    def compare(new: float, *ignore: str) -> OutputReport:
+        contents = _content(repo, tmp_path, files(_ONE, 1.0)), _content(repo, tmp_path, files(_OTHER, new))
+        return output_files.compare(repo, contents, (_ONE.place, _OTHER.place), ignore)
+
+    (difference,) = compare(2.0).differences
+    assert f"m{suffix}" in difference.name and difference.original and difference.replayed
+    if suffix in tensor_files.PICKLES:
+        assert compare(1.0).differences == () and compare(1.0).equal
+    report = compare(2.0, f"*m{suffix}")
+    assert report.differences == () and f"m{suffix}" in report.not_compared[0] and "a.log" in report.not_compared[0]
+
+
+def _tracked(side: Side, *weights: float) -> Files:
+    """Write the weights of several MLflow runs, whose ids are drawn at random."""
+    return {
+        f"mlruns/0/{_random_id(f'{side.run} {number}')}/artifacts/w.npy": str(value).encode()
+        for number, value in enumerate(weights)
+    }
+
+
+@pytest.mark.parametrize(
+    ("weights", "attempts", "differing", "unpaired"),
+    [
+        (([1], [2]), 1, 1, 0),
+        (([1, 2, 3], [2, 3, 1]), 1, 0, 0),
+        (([1, 2, 3], [2, 4, 1]), 1, 1, 0),
+        (([1, 2], [3, 4]), 1, 0, 4),
+        (([1, 2], [1, 3, 4]), 1, 3, 0),
+        (([1, 2], [2]), 2, 0, 0),
+        (([1, 2], [1]), 2, 0, 0),
+        (([1, 2], [3]), 2, 0, 3),
+    ],
+)
+def test_files_in_folders_with_random_ids_are_paired_by_their_contents_or_not_at_all(
+    repo: Repository,
+    tmp_path: Path,
+    weights: tuple[list[float], list[float]],
+    attempts: int,
+    differing: int,
+    unpaired: int,
+) -> None:
+    sides = msgspec.structs.replace(_ONE, attempts=attempts), _OTHER
+    report = _compare(repo, tmp_path, sides, (_tracked(_ONE, *weights[0]), _tracked(_OTHER, *weights[1])))
+    assert (len(report.differences), len(report.unpaired)) == (differing, unpaired)
+    assert bool(unpaired) == ("pairs are unknown" in "".join(report.not_compared))
+
+
+def test_files_in_numbered_folders_of_times_keep_the_rules_of_their_names(repo: Repository, tmp_path: Path) -> None:
+    def sweep(side: Side, *losses: float) -> Files:
+        jobs: Files = {}
+        for number, loss in enumerate(losses):
+            folder = f"multirun/{side.moment(60 * number):%Y-%m-%d_%H-%M-%S}"
+            jobs[f"{folder}/m.pt"] = _saved({"w": torch.tensor(loss)})
+            jobs[f"{folder}/train.log"] = f"{side.run} {folder}".encode()
+        return jobs
+
+    report = _compare(repo, tmp_path, (_ONE, _OTHER), (sweep(_ONE, 1, 2), sweep(_OTHER, 1, 3)))
+    (difference,) = report.differences
+    assert difference.name == "multirun/TIME (2)/m.pt:w" and difference.tensor

@@ -1,12 +1,15 @@
 """Rules for output that is not judged: logs, and values whose names stand for times, speeds or places.
 
 A rule is a glob of a file's path, or `glob:key` for values in files that are compared by keys. `*` matches slashes too.
-A key matches by its last name, or by all of its names joined by dots.
+A key matches by its last name, or by all of its names joined by dots. Files of weights are left out by the user's rules
+alone.
 """
 
 import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
+
+from m5ws.reproduce.outputs import tensor_files
 
 DEFAULTS = (
     "**/events.out.tfevents.*",
@@ -52,6 +55,12 @@ DEFAULTS = (
     ),
 )
 
+_WEIGHTS = (
+    *tensor_files.SUFFIXES,
+    *(".distcp", ".gguf", ".h5", ".joblib", ".keras", ".msgpack", ".onnx", ".pt2", ".ptl", ".tflite"),
+)
+"""Ends of the names of files that may hold weights, in the folders of loggers too (`mlflow.pytorch.log_model`)."""
+
 _TRAINER_STATE = "trainer_state.json"
 _OF_TRAINER = tuple(
     f"**/{file}:{key}"
@@ -68,8 +77,14 @@ _PLACE = re.compile(rf"(?:/[^\s'\",:;]*?)?{_MARK}[0-9a-f]{{16}}(?:/work\b)?")
 
 
 def is_file(path: str, rules: Sequence[str]) -> bool:
-    """Return True if a file is not judged."""
-    return any(_fits(path, rule) for rule in rules if ":" not in rule)
+    """Return True if a file is not judged: by the `rules` of the user, or as a log that cannot hold weights."""
+    logs = () if may_hold_weights(path) else DEFAULTS
+    return any(_fits(path, rule) for rule in (*logs, *rules) if ":" not in rule)
+
+
+def may_hold_weights(path: str) -> bool:
+    """Return True if a file has the name of a file of weights."""
+    return path.endswith(_WEIGHTS)
 
 
 def restarted(names: Iterable[str]) -> tuple[str, ...]:

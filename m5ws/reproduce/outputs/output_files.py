@@ -40,7 +40,7 @@ class OutputReport(msgspec.Struct, frozen=True, kw_only=True):
     """The judged `differences`, the first of each file; counts of `equal` values; the rest as text.
 
     `clocks` names the files that differ in unjudged values alone, `places` those that differ in the run's own path
-    alone.
+    alone, and `unpaired` those with random names that may be pairs of files of the other run, or not.
     """
 
     differences: tuple[OutputDifference, ...] = ()
@@ -49,6 +49,7 @@ class OutputReport(msgspec.Struct, frozen=True, kw_only=True):
     not_compared: tuple[str, ...] = ()
     clocks: tuple[str, ...] = ()
     places: tuple[str, ...] = ()
+    unpaired: tuple[str, ...] = ()
 
     @property
     def first(self) -> OutputDifference | None:
@@ -88,7 +89,8 @@ def compare(
     )
     old, new = (_entries(repo, side) for side in sides)
     rules = (*ignored.DEFAULTS, *(ignored.restarted((*old, *new)) if was_resumed else ()), *extra)
-    earlier = paired_names.pair(old, new, places)
+    removed = paired_names.pair(old, new, places)
+    unpaired = [name for name in removed.unpaired if not ignored.is_file(name, extra)]
     equal, differences = Counter[str](), list[OutputDifference]()
     logs, layout = list[str](), list[str]()
     clocks, elsewhere = dict[str, str](), dict[str, str]()
@@ -96,7 +98,7 @@ def compare(
         before, after = old.get(name), new.get(name)
         if before is not None and after is not None and before.digest == after.digest:
             equal["files"] += 1
-        elif ignored.is_file(name, rules):
+        elif ignored.is_file(name, extra):
             logs.append(name)
         elif before is None or after is None:
             digests = (side.digest if side is not None else None for side in (before, after))
@@ -119,10 +121,12 @@ def compare(
         unjudged=(*_hint(differences), *_words([*clocks.values(), *elsewhere.values()], layout, equal["files"], extra)),
         not_compared=(
             *((f"logs that differ: {outputs.listed(logs)}",) if logs else ()),
-            *((f"files of earlier attempts, by their names: {outputs.listed(earlier)}",) if earlier else ()),
+            *((f"files of earlier attempts: {outputs.listed(removed.earlier)}",) if removed.earlier else ()),
+            *((f"files with random names, whose pairs are unknown: {outputs.listed(unpaired)}",) if unpaired else ()),
         ),
         clocks=tuple(clocks),
         places=tuple(elsewhere),
+        unpaired=tuple(unpaired),
     )
 
 

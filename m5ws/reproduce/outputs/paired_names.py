@@ -1,33 +1,76 @@
-"""Pairs of files of two runs whose names contain a time, a place or a number: `outputs/2026-11-24/18-22-30/…`."""
+"""Pairs of files of two runs whose names contain a time, place, number or id: `outputs/2026-11-24/18-22-30/…`."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 
+import msgspec
+
 from m5ws.records.tree import Entry
 from m5ws.reproduce.outputs import text_files
-from m5ws.reproduce.outputs.surroundings import VERSION, Surroundings
+from m5ws.reproduce.outputs.surroundings import VERSION, Surroundings, without_random_ids
+
+_REPLACED = re.compile(r"TIME|ID|version_N|HOST|RUN|$")
 
 
-def pair(old: dict[str, Entry], new: dict[str, Entry], places: tuple[Surroundings, Surroundings]) -> list[str]:
-    """Give each pair of files a common name. Remove and return the files of earlier attempts.
+class Removed(msgspec.Struct, frozen=True):
+    """Names of files that are not compared: those of `earlier` attempts, and those whose pair is unknown."""
+
+    earlier: list[str]
+    unpaired: list[str]
+
+
+def pair(old: dict[str, Entry], new: dict[str, Entry], places: tuple[Surroundings, Surroundings]) -> Removed:
+    """Give each pair of files a common name. Remove the files that are not compared, and return their names.
 
     Each attempt of a resumed run leaves a folder with its own time, or with the next number (Lightning), and those of
-    its last attempts are compared. If one run has more files for another reason, the files keep their names.
+    its last attempts are compared. If one run has more files for another reason, the files keep their names. Random ids
+    have no order: of several files with such names, those with equal contents are pairs.
     """
     attempts = places[0].attempts - places[1].attempts
     left = _leave_earlier_versions(*((old, new) if attempts > 0 else (new, old))) if attempts else []
+    removed = Removed(earlier=left, unpaired=[])
     groups = _grouped(old.keys() - new.keys(), places[0]), _grouped(new.keys() - old.keys(), places[1])
     for plain in sorted(groups[0].keys() & groups[1].keys() - old.keys() - new.keys()):
         before, after = groups[0][plain], groups[1][plain]
+        if len(before) + len(after) > 2 and without_random_ids(before[0]) != before[0]:
+            before, after = _with_equal_contents(old, new, (before, after), attempts, removed)
         longer, files = (before, old) if attempts > 0 else (after, new)
         while attempts and len(longer) > min(len(before), len(after)):
             left.append(longer.pop(0))
             del files[left[-1]]
         if len(before) == len(after):
             for number, (old_name, new_name) in enumerate(zip(before, after, strict=True), 1):
-                shared = plain if len(before) == 1 else f"{plain} ({number})"
+                shared = plain if len(before) == 1 else _REPLACED.sub(rf"\g<0> ({number})", plain, count=1)
                 old[shared], new[shared] = old.pop(old_name), new.pop(new_name)
-    return left
+    return removed
+
+
+def _with_equal_contents(
+    old: dict[str, Entry], new: dict[str, Entry], names: tuple[list[str], list[str]], attempts: int, removed: Removed
+) -> tuple[list[str], list[str]]:
+    """Return the names of pairs in equal order. Remove the other files if runs have equally many, or other attempts."""
+    before, after = list[str](), list[str]()
+    rest, others = list[str](), list(names[1])
+    for name in names[0]:
+        same = next((other for other in others if new[other].digest == old[name].digest), None)
+        if same is None:
+            rest.append(name)
+        else:
+            before.append(name)
+            after.append(same)
+            others.remove(same)
+    if len(rest) == len(others) == 1:
+        return [*before, *rest], [*after, *others]
+    if attempts or len(rest) == len(others):
+        # Each file of the run with fewer attempts has a pair: the rest is of earlier attempts.
+        listed = removed.earlier if not (others if attempts > 0 else rest) else removed.unpaired
+        listed += [*rest, *others]
+        for name in rest:
+            del old[name]
+        for name in others:
+            del new[name]
+    return before, after
 
 
 def _leave_earlier_versions(resumed: dict[str, Entry], other: dict[str, Entry]) -> list[str]:

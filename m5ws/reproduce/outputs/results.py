@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Sequence
 
+import msgspec
+
 from m5ws.errors import M5Error
 from m5ws.records.verdict import Divergence
 from m5ws.repository import checkpoints
@@ -81,14 +83,7 @@ def files(repo: Repository, comparison: Comparison, runs: tuple[str, str], ignor
     contents = (comparison.original.outputs, comparison.replay.outputs)
     places = (surroundings.load(repo, runs[0]), surroundings.load(repo, runs[1]))
     report = output_files.compare(repo, contents, places, ignore)
-    return OutputReport(
-        differences=report.differences,
-        equal=report.equal,
-        unjudged=report.unjudged,
-        not_compared=(*report.not_compared, *lines),
-        clocks=report.clocks,
-        places=report.places,
-    )
+    return msgspec.structs.replace(report, not_compared=(*report.not_compared, *lines))
 
 
 def find_candidates(repo: Repository, tracker: Tracker | None, run: str) -> list[str] | None:

@@ -48,6 +48,9 @@ _WEEKDAY = r"(?:\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*,? )?"
 _BARE_CLOCK = re.compile(r"(^\W{0,3}|[/_])([0-2]\d)([:-])([0-5]\d)\3([0-5]\d)" + _FRACTION + r"(?![\d:-])")
 _EPOCH = re.compile(r"(?<!\d)(?<!\d\.)(\d{10})(?:(?:\d{3}|\d{6}|\d{9})|\.\d+)?(?!\.?\d)")
 _SCALES = (1, 1e3, 1e6, 1e9)
+_MLFLOW = re.compile(r"(?<!\w)(?:mlruns|mlartifacts)/[^\s'\",:;]*")
+_MLFLOW_ID = re.compile(r"(?<=/)(?:m-)?(?:[0-9a-f]{32}|\d{15,20})(?=/|$)")
+_WANDB = re.compile(r"(?<!\w)(wandb/(?:offline-)?run-)\d{8}_\d{6}-[\w.-]+")
 VERSION = re.compile(r"((?<!\w)lightning_logs/version_)(\d+)(?!\d)")
 """The folder of an attempt of Lightning, with its number."""
 
@@ -70,8 +73,8 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return None if text is None else ignored.without_place(text, self.run)
 
     def plain(self, text: str) -> str:
-        """Return a text without the run's folder, its id, its hosts, and the moments of its own time."""
-        text = ignored.without_place(text, self.run)
+        """Return a text without the run's folder, its ids, its hosts, and the moments of its own time."""
+        text = without_random_ids(ignored.without_place(text, self.run))
         if self.numbered:
             text = VERSION.sub(r"\1N", text)
         if self.began_s:
@@ -121,6 +124,12 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         of_day = 3600 * int(match[2]) + 60 * int(match[4]) + int(match[5])
         begin = self.began_s - _SLACK_S
         return (of_day - begin) % _QUARTER_S <= self.ended_s + _SLACK_S - begin
+
+
+def without_random_ids(text: str) -> str:
+    """Return a text with the ids that MLflow and Weights & Biases draw for folders of runs replaced by `ID`."""
+    text = _MLFLOW.sub(lambda match: _MLFLOW_ID.sub("ID", match[0]), text)
+    return _WANDB.sub(r"\1ID", text)
 
 
 def load(repo: Repository, run: str) -> Surroundings:

@@ -61,7 +61,7 @@ def judge(
         why = reason.reason(
             first, changes, _find_hint(ports, replay, comparison, first, changes), hints.kind(comparison, first)
         )
-    unknown = _find_unknown(comparison, judge_generators=judge_generators)
+    unknown = _find_unknown(comparison, judge_generators=judge_generators) or _find_unpaired(comparison, files)
     if outcome == "reproduced" and unknown:
         why = _so_far(comparison, unknown)
     elif outcome == "reproduced":
@@ -174,6 +174,15 @@ def _find_unknown(comparison: Comparison, *, judge_generators: bool) -> str | No
     if judge_generators and any(side.is_inexact() for side in sides):
         return "A notice states that the resume was not exact (`m5ws show`)"
     return None
+
+
+def _find_unpaired(comparison: Comparison, files: output_files.OutputReport) -> str | None:
+    """Return a sentence on output files that were not compared because their pairs are unknown; None without one."""
+    if comparison.original.by_session or not files.unpaired:
+        return None
+    return (
+        f"Files with random names were not compared, because their pairs are unknown: {outputs.listed(files.unpaired)}"
+    )
 
 
 def _failed_otherwise(comparison: Comparison) -> bool:
