@@ -1,6 +1,7 @@
 """Files of weights, read without running code in them."""
 
 import copy
+import datetime as dt
 import io
 import os
 import pickle
@@ -11,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from m5ws.reproduce.outputs import tensor_files
+from m5ws.reproduce.outputs import inert_pickles, tensor_files
 
 
 class _Hostile:
@@ -87,6 +88,77 @@ def _tree(leaf: int) -> _Node:
     return root
 
 
+def _saved_before_1_6(value: object) -> io.BytesIO:
+    file = io.BytesIO()
+    torch.save(value, file, _use_new_zipfile_serialization=False)
+    file.seek(0)
+    return file
+
+
+def test_a_file_in_the_format_before_1_6_has_the_parts_of_a_zip_file() -> None:
+    def state(value: float) -> dict[str, object]:
+        shared = torch.arange(6.0)
+        layer = torch.nn.Linear(2, 2)
+        torch.nn.init.constant_(layer.weight, value)
+        torch.nn.init.zeros_(layer.bias)
+        return {"layer": layer.state_dict(), "shared": shared, "part": shared[2:4], "turned": layer.weight.T, "step": 3}
+
+    kept = [state(1.0) for _ in range(3)]  # Their storages have other addresses.
+    files = [_saved_before_1_6(value) for value in (*kept, state(2.0))]
+    assert files[0].getvalue() != files[1].getvalue()
+    one, two, _, other = (tensor_files.read("a.pt", file) for file in files)
+    zipped = tensor_files.read("a.pt", _saved(kept[0]))
+    assert one == two and one.tensors == zipped.tensors and one.values.items() <= zipped.values.items()
+    assert {name for name in one.tensors if one.tensors[name] != other.tensors[name]} == {"layer.weight", "turned"}
+    whole = tensor_files.read("a.bin", _saved_before_1_6(torch.nn.Linear(2, 2)))
+    assert {name.rpartition(".")[2] for name in whole.tensors} >= {"(0)"}
+
+
+@pytest.mark.parametrize("length", [30, 200, -9, -1])
+def test_a_cut_file_in_the_format_before_1_6_is_unreadable(length: int) -> None:
+    data = _saved_before_1_6({"w": torch.ones(9)}).getvalue()
+    with pytest.raises(tensor_files.UNREADABLE):
+        tensor_files.read("a.pt", io.BytesIO(data[:length]))
+    with pytest.raises(tensor_files.UNREADABLE):
+        tensor_files.read("a.pt", io.BytesIO(data + b"1"))
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_dates_in_pickles_are_values(protocol: int) -> None:
+    zoned = dt.datetime(2026, 11, 24, 20, 44, 45, 123456, dt.timezone(dt.timedelta(hours=-9)))
+    moment = zoned.replace(tzinfo=None)
+    dates = {"at": moment, "zoned": zoned, "day": moment.date(), "clock": moment.time()}
+    values = tensor_files.read("a.pkl", io.BytesIO(pickle.dumps(dates, protocol=protocol))).values
+    assert values["at"] == values["zoned.0"] == moment.isoformat() and values["day"] == "2026-11-24"
+    assert values["clock"] == "20:44:45.123456" and any("zoned.1" in name for name in values)
+
+
+def _model_class(factor: float) -> type[torch.nn.Module]:
+    class Model(torch.nn.Module):
+        scale = factor
+
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            return batch * factor
+
+    return Model
+
+
+def test_a_model_whose_class_is_stored_by_value_is_compared_without_the_random_id_of_the_class() -> None:
+    cloudpickle = pytest.importorskip("cloudpickle")
+
+    def saved(factor: float) -> tuple[bytes, tensor_files.FileParts]:
+        model = _model_class(factor)()
+        model.register_buffer("w", torch.ones(3))
+        file = io.BytesIO()
+        torch.save(model, file, pickle_module=cloudpickle)  # As mlflow.pytorch.log_model does.
+        return file.getvalue(), tensor_files.read("a.pth", file)
+
+    (data, one), (other_data, two), (_, different) = saved(1.0), saved(1.0), saved(2.0)
+    assert data != other_data and one == two and list(one.tensors) == ["(state)._buffers.w"]
+    changed = {name.rpartition(".")[2] for name in one.values if one.values[name] != different.values.get(name)}
+    assert {"scale"} < changed and len(changed) == 2
+
+
 def test_objects_that_refer_to_their_parents_are_compared_value_by_value() -> None:
     one, same, other = (tensor_files.read("a.pt", _saved({"tree": _tree(leaf)})) for leaf in (5, 5, 6))
     assert one == same
@@ -101,7 +173,7 @@ def test_a_place_of_an_object_that_contains_itself_is_compared() -> None:
     inner: list[object] = [2]
     inner_ring: list[object] = [1, inner, inner]
     inner.append(inner_ring)
-    one, two = dict(tensor_files.flat(ring)), dict(tensor_files.flat(inner_ring))
+    one, two = dict(inert_pickles.flat(ring)), dict(inert_pickles.flat(inner_ring))
     assert one["2"] == ("same object as", "") and two["1.1"] == ("same object as", "") and one != two
 
 
@@ -118,7 +190,7 @@ def test_a_chain_of_lists_costs_no_more_than_the_limit() -> None:
     for _ in range(200_000):
         chain = [chain]
     with pytest.raises(tensor_files.UNREADABLE, match="too many values"):
-        list(tensor_files.flat(chain))
+        list(inert_pickles.flat(chain))
 
 
 _nested = st.recursive(st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3), max_leaves=20)

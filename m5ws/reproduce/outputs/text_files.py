@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from decimal import Decimal
 
+from m5ws.reproduce.outputs.inert_pickles import flat
 from m5ws.reproduce.outputs.named_values import exact_text, unique
-from m5ws.reproduce.outputs.tensor_files import flat
 
 _ROWS = 10**6
 _NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"

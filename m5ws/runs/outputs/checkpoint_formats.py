@@ -21,9 +21,10 @@ Ending = Literal["complete", "cut"]
 
 _ZIP = b"PK\x03\x04"
 _NPY = b"\x93NUMPY"
-_LEGACY = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)
-_MAGIC = (_ZIP, _NPY, _LEGACY)
-BEGIN_BYTES = len(_LEGACY)
+LEGACY = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)
+"""The first bytes of a file in PyTorch's format before version 1.6."""
+_MAGIC = (_ZIP, _NPY, LEGACY)
+BEGIN_BYTES = len(LEGACY)
 """Number of bytes that identify a format."""
 _SHORTEST = 3
 """A file of at least so many bytes is the begin of a known format if these bytes are."""
@@ -64,7 +65,7 @@ def _ending(file: BinaryIO, size: int, suffix: str) -> Ending | None:
     checks: dict[bytes, Callable[[BinaryIO, int], bool | None]] = {
         _ZIP: _is_whole_zip,
         _NPY: _is_whole_npy,
-        _LEGACY: _is_whole_legacy,
+        LEGACY: _is_whole_legacy,
     }
     whole: bool | None
     for magic, check in checks.items():
