@@ -23,10 +23,11 @@ from m5ws.records.verdict import Change, Divergence
 from m5ws.repository import runs
 from m5ws.repository.publishing import repeated
 from m5ws.reproduce import compare, reproduce
-from m5ws.reproduce.compare import Comparison, absent_in
+from m5ws.reproduce.compare import Comparison
 from m5ws.reproduce.outputs import results
 from m5ws.runs import history, run, supervise
 from m5ws.runs.history import History
+from m5ws.runs.step_lists import absent_in
 from m5ws.snapshot.config.merge import MergeConflict
 
 Names = tuple[str, ...]

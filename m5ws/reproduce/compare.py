@@ -4,21 +4,21 @@ Values are compared as exact text: hex floats of quantities, digests and fingerp
 divergence is the one at the lowest step. Within a step, it is the first in causal order.
 """
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from m5ws.records import exact
 from m5ws.records.ledger import COMPLETE, OF_PASSES, AnyEvent, CheckpointPublished, RankEnded, State, Step
-from m5ws.records.verdict import Divergence, DivergenceSummary, LargestDifference, is_state
+from m5ws.records.verdict import Divergence, DivergenceSummary, is_state
 from m5ws.repository import checkpoints
 from m5ws.repository.repository import Repository
+from m5ws.reproduce.distances import Distances
 from m5ws.runs import recorded_steps
 from m5ws.runs.history import History
 from m5ws.runs.numbers import Numbers, common, union
 from m5ws.runs.recorded_steps import Series
+from m5ws.runs.step_lists import absent_in, describe_ranges, join_ranks
 
 _ORDER = ("batch", "output", "loss", "grad_norm")
 
@@ -61,11 +61,7 @@ class Comparison:
         self._settled_at: int | None = None
         self._lost: dict[int, Numbers] = {}
         self._unplaced: dict[int, Numbers] = {}
-        self.apart = LargestDifference(relative=-1.0, quantity="", step=0, rank=0, values=0)
-        """The quantity that is furthest from the original's, relatively, of `values` that were compared."""
-        self._unlike_at: tuple[int, int] | None = None
-        self.unlike: str | None = None
-        """The first difference of batches or of quantities' names, as text for people."""
+        self.distances = Distances()
 
     def feed(self, rank: str, event: AnyEvent) -> None:
         """Add one event of the replay, and compare it with the original's event of the same rank and step."""
@@ -138,11 +134,11 @@ class Comparison:
 
     def course(self) -> DivergenceSummary:
         """Return a summary of the divergence so far, over all ranks."""
-        by = {kind: _steps(ranks.values()) for kind, ranks in sorted(self._differing.items())}
+        by = {kind: _count(ranks.values()) for kind, ranks in sorted(self._differing.items())}
         every = [numbers for ranks in self._differing.values() for numbers in ranks.values()]
         return DivergenceSummary(
             compared=common(_distinct(self.replay.steps.values()), _distinct(self.original.steps.values())),
-            differ=_steps(every),
+            differ=_count(every),
             last=max((numbers.last or 0 for numbers in every), default=0),
             by={kind: count for kind, count in by.items() if count},
         )
@@ -166,7 +162,7 @@ class Comparison:
             rank: absent_in(self.replay.steps.get(rank, {}), filter(self._is_placed, steps))
             for rank, steps in self.original.steps.items()
         }
-        return tuple(f"{ranks}: steps {steps} of the original were not replayed" for ranks, steps in _joined(absent))
+        return tuple(f"{ranks}: steps {steps} of the original were not replayed" for ranks, steps in join_ranks(absent))
 
     def unplaced(self) -> tuple[str, ...]:
         """Return the steps that differ or are missing and whose numbers are guessed, as text for people."""
@@ -178,8 +174,8 @@ class Comparison:
             rank: absent_in(self.replay.steps.get(rank, {}), (step for step in steps if not self._is_placed(step)))
             for rank, steps in self.original.steps.items()
         }
-        differ = [f"{ranks}: steps {steps} differ, and were not judged" for ranks, steps in _joined(self._unplaced)]
-        lacking = [f"{ranks}: steps {steps} were not replayed" for ranks, steps in _joined(absent)]
+        differ = [f"{ranks}: steps {steps} differ, and were not judged" for ranks, steps in join_ranks(self._unplaced)]
+        lacking = [f"{ranks}: steps {steps} were not replayed" for ranks, steps in join_ranks(absent)]
         return tuple(f"{line}. {unknown}" for line in (*differ, *lacking))
 
     def unobserved(self) -> tuple[str, ...]:
@@ -193,7 +189,7 @@ class Comparison:
         """Return the steps after which generators that a resume did not restore differ, as text for people."""
         return tuple(
             f"{ranks}: generators that the resume does not restore differ after steps {steps}"
-            for ranks, steps in _joined(self._generators)
+            for ranks, steps in join_ranks(self._generators)
         )
 
     def unrestored_generators(self) -> tuple[str, ...]:
@@ -208,7 +204,7 @@ class Comparison:
         return tuple(
             f"{ranks}: steps {steps} of the original are not recorded. Their attempt was resumed on another machine "
             "before it delivered them"
-            for ranks, steps in _joined(self._lost)
+            for ranks, steps in join_ranks(self._lost)
         )
 
     def extra(self) -> tuple[str, ...]:
@@ -220,10 +216,10 @@ class Comparison:
             rank: absent_in(self.replay.states.get(rank, {}), states) for rank, states in self.original.states.items()
         }
         lines = [
-            f"{ranks}: the replay did not record the state after steps {steps}" for ranks, steps in _joined(absent)
+            f"{ranks}: the replay did not record the state after steps {steps}" for ranks, steps in join_ranks(absent)
         ]
         if contents := sorted(set(self.original.contents) - set(self.replay.contents)):
-            lines.append(f"the replay made no checkpoints of steps {_ranges(contents)}")
+            lines.append(f"the replay made no checkpoints of steps {describe_ranges(contents)}")
         return tuple(lines)
 
     @property
@@ -302,31 +298,11 @@ class Comparison:
                 kind = "batches" if name == "batch" else "digests" if name in known.digests else "quantities"
                 self.equal[kind] += name == "batch" or name in known.digests or name in known.quantities
         self.equal["steps"] += same
-        self._measure(known, event, rank)
+        self.distances.add(known, event, rank)
 
     def _is_partial(self, step: int) -> bool:
         """Return True if either side may lack values of a step."""
         return self.original.is_partial(step) or self.replay.is_partial(step)
-
-    def _measure(self, known: Step, event: Step, rank: int) -> None:
-        """Keep how far apart two records of a step are, for a verdict by a tolerance."""
-        if known.batch != event.batch:
-            self._note_unlike(event.step, rank, f"the batches of step {event.step} differ")
-        if known.quantities.keys() != event.quantities.keys():
-            self._note_unlike(event.step, rank, f"the names of the quantities of step {event.step} differ")
-            return
-        apart = self.apart
-        values = apart.values + len(known.quantities)
-        for name, text in known.quantities.items():
-            difference = relative(text, event.quantities[name])
-            nearer = (rank, event.step) < (apart.rank, apart.step)
-            if difference > apart.relative or (difference == apart.relative and nearer):
-                apart = LargestDifference(relative=difference, quantity=name, step=event.step, rank=rank, values=0)
-        self.apart = msgspec.structs.replace(apart, values=values)
-
-    def _note_unlike(self, step: int, rank: int, words: str) -> None:
-        if self._unlike_at is None or (rank, step) < self._unlike_at:
-            self._unlike_at, self.unlike = (rank, step), words
 
     def _compare_state(self, rank: int, event: State) -> None:
         known = self.original.states.get(rank, {}).get(event.step)
@@ -368,11 +344,10 @@ class Comparison:
         for name in dict.fromkeys([*before, *after]):
             if before.get(name) != after.get(name):
                 differ.append(name)
-                found = (step, order, rank, f"{kind} {name}", before.get(name), after.get(name))
                 if name in unrestored:
                     self._generators.setdefault(rank, Numbers()).add(step)
                 else:
-                    self._differs(*found)
+                    self._differs(step, order, rank, f"{kind} {name}", before.get(name), after.get(name))
             else:
                 self.equal[f"{kind}s"] += 1
         return differ
@@ -390,9 +365,7 @@ class Comparison:
 def compare_histories(original: History, replay: History) -> Comparison:
     """Return the comparison of two runs that have ended: the last record of each step, state and checkpoint."""
     comparison = Comparison(original)
-    # They decide how the steps are compared.
-    comparison.replay.begun, comparison.replay.observed = replay.begun, replay.observed
-    comparison.replay.guessed, comparison.replay.unobserved_after = replay.guessed, replay.unobserved_after
+    comparison.replay = msgspec.structs.replace(replay, steps={}, states={}, contents={}, published={})
     for step, content in replay.contents.items():
         name = checkpoints.name(step, 1)
         comparison.feed("0", CheckpointPublished(step=step, name=name, checkpoint=content, content=content))
@@ -402,30 +375,8 @@ def compare_histories(original: History, replay: History) -> Comparison:
     for rank, steps in replay.steps.items():
         for event in steps.values():
             comparison.feed(str(rank), event)
-    comparison.replay.steps, comparison.replay.states = replay.steps, replay.states
-    comparison.replay.outcome, comparison.replay.outputs = replay.outcome, replay.outputs
-    comparison.replay.notices, comparison.replay.message = replay.notices, replay.message
-    comparison.replay.passes_after, comparison.replay.attempts = replay.passes_after, replay.attempts
-    comparison.replay.attempt = replay.attempt
+    comparison.replay = replay
     return comparison
-
-
-def relative(original: str, replayed: str) -> float:
-    """Return the relative difference of two numbers, given as exact text. It is infinite if one is not finite."""
-    if original == replayed:
-        return 0.0
-    try:
-        a, b = exact.decode(original), exact.decode(replayed)
-    except (ValueError, OverflowError):
-        return math.inf
-    if not (math.isfinite(a) and math.isfinite(b)):
-        return math.inf
-    return abs(a - b) / max(abs(a), abs(b)) if a != b else 0.0
-
-
-def absent_in(steps: Mapping[int, object], wanted: Iterable[int]) -> Numbers:
-    """Return the steps of `wanted` that are not in `steps`."""
-    return Numbers(step for step in wanted if step not in steps)
 
 
 def _named_updates(step: Step) -> dict[str, str]:
@@ -444,26 +395,6 @@ def _distinct(ranks: Iterable[Iterable[int]]) -> Iterator[int]:
     return union(steps if isinstance(steps, Series) else sorted(steps) for steps in ranks)
 
 
-def _steps(ranks: Iterable[Numbers]) -> int:
+def _count(ranks: Iterable[Numbers]) -> int:
     """Return the number of steps that any of the ranks has, without step 0."""
     return sum(1 for step in union(ranks) if step)
-
-
-def _joined(by_rank: Mapping[int, Numbers]) -> list[tuple[str, str]]:
-    """Return ranks and their steps as text. Ranks with the same steps are joined, and those without steps left out."""
-    ranks: dict[str, list[int]] = {}
-    for rank, steps in sorted(by_rank.items()):
-        if steps:
-            ranks.setdefault(_ranges(steps), []).append(rank)
-    return [(f"rank{'s' * (len(those) > 1)} {_ranges(those)}", steps) for steps, those in ranks.items()]
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """Return sorted numbers as text, with consecutive ones joined: 1-4, 7."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1] = [parts[-1][0], number]
-        else:
-            parts.append([number])
-    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[1]}" for part in parts)

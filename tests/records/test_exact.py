@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from m5ws.cli.terminal import output
 from m5ws.records import exact
-from m5ws.reproduce import compare
+from m5ws.reproduce.distances import relative
 from m5ws.tracking.mlflow.metrics import _mean
 
 
@@ -22,7 +22,7 @@ def test_every_float_survives_the_round_trip_and_every_reader_accepts_it(bits: i
     assert math.isnan(_mean([text, exact.encode(1.0)])) == math.isnan(value)
     assert output.number(text) == f"{value:.6g}"
     other = exact.encode(0.5)
-    assert (compare.relative(text, other) == math.inf) == (not math.isfinite(value))
+    assert (relative(text, other) == math.inf) == (not math.isfinite(value))
 
 
 def test_numbers_whose_sum_overflows_have_a_mean() -> None:

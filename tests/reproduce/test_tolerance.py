@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from m5ws.records import exact
 from m5ws.records.ledger import Step
 from m5ws.records.verdict import Verdict
-from m5ws.reproduce.compare import Comparison, relative
+from m5ws.reproduce.compare import Comparison
+from m5ws.reproduce.distances import relative
 from m5ws.reproduce.verdict.tolerance import judge_tolerance
 from m5ws.runs.history import History
 

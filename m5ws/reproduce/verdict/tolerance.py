@@ -19,7 +19,7 @@ def judge_tolerance(verdict: Verdict, comparison: Comparison, tolerance: float) 
         return verdict
     if why := _other_run(comparison):
         return msgspec.structs.replace(verdict, reason=f"{verdict.reason}. The tolerance does not apply: {why}")
-    furthest = comparison.apart
+    furthest = comparison.distances.largest
     if not furthest.values:
         words = f"{verdict.reason}. The tolerance does not apply: no quantity was recorded"
         return msgspec.structs.replace(verdict, reason=words)
@@ -40,4 +40,4 @@ def _other_run(comparison: Comparison) -> str | None:
         return "the script records no steps (m5ws.session)"
     if missing := comparison.missing():
         return missing[0]
-    return comparison.unlike
+    return comparison.distances.unlike
