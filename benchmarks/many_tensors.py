@@ -1,0 +1,83 @@
+"""What a session costs with many small tensors, beside torch's own distributed checkpoints (DCP) of the same state.
+
+    python benchmarks/many_tensors.py [--parameters 10000] [--elements 100] [--rounds 3]
+
+One process and one thread. AdamW has three tensors for each parameter. *Start* is from the call of `m5ws.session` to
+the first step, with the rehearsal of a checkpoint; *resume* the same, with the restore. A step has a fingerprint of all
+tensors and its record. The checkpoint is written while the training waits, as with DCP. The ledger has a fingerprint of
+each of the first five steps.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SCRIPT = Path(__file__).parent / "scripts" / "many_tensors_step.py"
+_SETTINGS = """\
+[config]
+files = []
+
+[run]
+trainer = "python"
+checkpoint_every = 6
+fingerprint_every = 1
+
+[checkpoint]
+asynchronous = false
+
+[mlflow]
+enabled = false
+"""
+
+
+def measure(root: Path, parameters: int, elements: int) -> tuple[dict[str, list[float]], int]:
+    """Train, fail, and resume; return wall and CPU seconds in turn by name, and the bytes of the ledger."""
+    work = root / "work"
+    work.mkdir()
+    (work / "m5ws.toml").write_text(_SETTINGS)
+    (work / "train.py").write_text(SCRIPT.read_text())
+    out = root / "times.json"
+    command = ["--", "train.py", str(out), str(parameters), str(elements)]
+    run = m5ws_run(work, *command).split()[0]
+    ledger = sum(file.stat().st_size for file in (work / ".m5ws").rglob("ledger/**/*") if file.is_file())
+    m5ws_run(work, "--resume", run)
+    return json.loads(out.read_text()), ledger
+
+
+def m5ws_run(work: Path, *words: str) -> str:
+    """Run `m5ws run` with a script that fails in the end; return the output."""
+    command = [sys.executable, "-m", "m5ws", "-C", str(work), "run", "--no-progress", *words]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, check=False, env=environment, capture_output=True, text=True).stdout
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--parameters", type=int, default=10_000)
+    parser.add_argument("--elements", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    rounds = []
+    for _ in range(arguments.rounds):
+        with tempfile.TemporaryDirectory() as folder:
+            rounds.append(measure(Path(folder), arguments.parameters, arguments.elements))
+    found = {
+        name: [statistics.median(value for times, _ in rounds for value in times[name][place::2]) for place in (0, 1)]
+        for name in rounds[0][0]
+    }
+    print("| | s | CPU s |\n|---|---:|---:|")
+    for name, (wall_s, cpu_s) in found.items():
+        print(f"| {name} | {wall_s:.2f} | {cpu_s:.2f} |")
+    print(f"\nledger of five fingerprints: {statistics.median(size for _, size in rounds) / 2**20:.2f} MiB")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
