@@ -1,4 +1,4 @@
-"""What a session costs with many small tensors, beside torch's own distributed checkpoints (DCP) of the same state.
+"""Cost of a session with many small tensors, beside torch's own distributed checkpoints (DCP) of the same state.
 
     python benchmarks/many_tensors.py [--parameters 10000] [--elements 100] [--rounds 3]
 

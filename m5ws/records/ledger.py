@@ -127,15 +127,15 @@ class Observation(Event, tag="observation", frozen=True, kw_only=True):
     """The script does not use a session, and its steps are observed. `parts` describes new modules and optimizers.
 
     The first event of an attempt has the step `after` which the attempt goes on. `guessed`: the records do not prove
-    that step. `failed_after`: an error ended the observation after this step. `passes_after` is the digest of the
-    forward passes with gradients after the last step of the script.
+    that step. `failed_after`: an error ended the observation after this step. `weights` has fingerprints of this rank's
+    parameters and buffers by name, at the end of the script.
     """
 
     rank: int
     after: Count | None = None
     guessed: bool = False
     failed_after: Count | None = None
-    passes_after: Digest | None = None
+    weights: dict[str, str] | None = None
     parts: dict[str, str] = msgspec.field(default_factory=dict)
 
 

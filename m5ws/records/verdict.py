@@ -43,9 +43,13 @@ class Divergence(Record, frozen=True, kw_only=True):
     equal_after: int | None = None
 
 
+FINAL = "final tensor "
+"""Prefix of the quantity that is a tensor at the end of a script."""
+
+
 def is_state(quantity: str) -> bool:
     """Return True if the quantity of a difference is in the state after a step, and not a value of the step."""
-    return quantity.startswith(("tensor ", "generator ", "checkpoint"))
+    return quantity.startswith(("tensor ", "generator ", "checkpoint", FINAL))
 
 
 Outcome = Literal["reproduced", "sampled", "consistent", "diverged", "nondeterministic", "not comparable"]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from m5ws.records.ledger import COMPLETE, OF_PASSES, AnyEvent, CheckpointPublished, RankEnded, State, Step
-from m5ws.records.verdict import Divergence, DivergenceSummary, is_state
+from m5ws.records.verdict import FINAL, Divergence, DivergenceSummary, is_state
 from m5ws.repository import checkpoints
 from m5ws.repository.repository import Repository
 from m5ws.reproduce.distances import Distances
@@ -235,13 +235,28 @@ class Comparison:
         return replayed and min(last.values(), default=0) > 0
 
     def compare_ends(self) -> None:
-        """Compare the forward passes after the last steps of two scripts without a session, if both have finished."""
-        if self.original.outcome not in COMPLETE or self.replay.outcome not in COMPLETE:
+        """Compare the weights at the ends of two scripts without a session, if both have finished."""
+        if not self._have_finished:
             return
-        for rank in sorted({*self.original.passes_after, *self.replay.passes_after}):
-            old, new = self.original.passes_after.get(rank), self.replay.passes_after.get(rank)
-            if old != new:
-                self._differs(self.original.last_step, len(_ORDER), rank, "forward passes after it", old, new)
+        step = self.original.last_step
+        for rank, known in self.original.weights.items():
+            new = self.replay.weights.get(rank, {})
+            for name in known.keys() & new.keys():
+                if known[name] == new[name]:
+                    self.equal["final tensors"] += 1
+                else:
+                    self._differs(step, len(_ORDER) + 4, rank, f"{FINAL}{name}", known[name], new[name])
+
+    def ends_unknown(self) -> bool:
+        """Return True if two scripts without a session have finished, and weights at their ends are not recorded."""
+        sides = (self.original.weights, self.replay.weights)
+        names = [{rank: weights.keys() for rank, weights in side.items()} for side in sides]
+        is_known = names[0] == names[1] and names[0].keys() >= self.original.steps.keys()
+        return self.original.observed and self._have_finished and not is_known
+
+    @property
+    def _have_finished(self) -> bool:
+        return self.original.outcome in COMPLETE and self.replay.outcome in COMPLETE
 
     def last_unchecked_resume(self) -> int | None:
         """Return the step of the last resume of a script without a session, if no state after it was compared."""
@@ -269,6 +284,7 @@ class Comparison:
         if step == self._first.step:
             self._at_first.append(difference)
         kind = quantity if order <= len(_ORDER) else quantity.partition(" ")[0]
+        kind = FINAL.rstrip() if quantity.startswith(FINAL) else kind
         self._differing.setdefault(kind, {}).setdefault(rank, Numbers()).add(step)
 
     def _compare_step(self, rank: int, event: Step) -> None:
@@ -286,8 +302,10 @@ class Comparison:
         names = dict.fromkeys([*before, *after])
         if self._is_partial(event.step):
             names = dict.fromkeys(name for name in before if name in after)
-            if known.passes != event.passes:
-                names = dict.fromkeys(name for name in names if name not in OF_PASSES)
+            # An attempt may have done passes before its first step. Its gradients are those of the step alone.
+            is_same_update = "grad_norm" in names and before["grad_norm"] == after["grad_norm"]
+            if known.passes != event.passes or is_same_update:
+                names = dict.fromkeys(name for name in names if name not in OF_PASSES or before[name] == after[name])
         for name in names:
             old, new = before.get(name), after.get(name)
             if old != new:

@@ -44,8 +44,8 @@ class History(msgspec.Struct, kw_only=True):
     `observed`: the script uses no session, and its steps were observed.
     `begun` is where each attempt began: after which step. `guessed` is the lowest of these steps that the records do
     not prove: the numbers of later steps may be wrong. `unobserved_after` is the last step before an error ended the
-    observation, `passes_after` has the digest of each rank's forward passes after its last step. `threads` is how many
-    a rank used, from which step on.
+    observation, `weights` has the fingerprints of each rank's weights at the end of the script. `threads` is how many a
+    rank used, from which step on.
     """
 
     steps: dict[int, Mapping[int, Step]] = {}
@@ -59,7 +59,7 @@ class History(msgspec.Struct, kw_only=True):
     begun: list[tuple[int, int]] = []
     guessed: int | None = None
     unobserved_after: int | None = None
-    passes_after: dict[int, Digest] = {}
+    weights: dict[int, dict[str, str]] = {}
     threads: dict[int, list[tuple[int, str]]] = {}
     outcome: str | None = None
     message: str | None = None
@@ -200,8 +200,8 @@ class History(msgspec.Struct, kw_only=True):
         elif event.failed_after is not None:
             steps = (event.failed_after, *(() if self.unobserved_after is None else (self.unobserved_after,)))
             self.unobserved_after = min(steps)
-        elif event.passes_after is not None:
-            self.passes_after[event.rank] = event.passes_after
+        elif event.weights is not None:
+            self.weights[event.rank] = event.weights
 
     def _begin(self, step: int) -> None:
         """Forget all records after `step`: the attempt that begins does these steps again."""
@@ -210,7 +210,7 @@ class History(msgspec.Struct, kw_only=True):
             self.unobserved_after = None
         if self.guessed is not None and step < self.guessed:
             self.guessed = None
-        self.passes_after.clear()
+        self.weights.clear()
         for steps in self.steps.values():
             recorded_steps.cut(steps, step)
         for states in self.states.values():

@@ -132,6 +132,20 @@ def test_values_of_passes_before_the_first_step_of_an_attempt_are_not_compared()
     assert _compared(resumed(2, tensors={4: {"model.a": "x"}}), replay).first() is not None
 
 
+def test_values_of_passes_do_not_decide_where_the_first_step_of_an_attempt_has_the_same_gradients() -> None:
+    """A script may do as many passes before that step as the original did there, and others."""
+
+    def resumed(norm: str, loss: str) -> History:
+        first = Step(step=3, quantities={"loss": loss, "grad_norm": norm}, passes=2)
+        began = [AttemptStarted(attempt=number, host="h", observed="0" * 64) for number in (1, 2)]
+        places = [Observation(rank=0, after=after) for after in (0, 2)]
+        return _history([began[0], places[0], *_events(0, last=2), began[1], places[1], first])
+
+    for norm, loss, differs in (("n", "x", False), ("n", "l", False), ("m", "x", True)):
+        comparison = compare_histories(resumed("n", "l"), resumed(norm, loss))
+        assert (comparison.first() is not None) == differs
+
+
 @pytest.mark.parametrize(
     ("after", "observed", "changed", "judged"),
     [

@@ -52,6 +52,7 @@ def evidence(attempt: Any, rank: int = 0) -> list[object]:
         (("nested", "3"), 3, WITHOUT_LOSS, {"model", "optimizer"}),
         (("in_threads", "3"), 3, WITH_LOSS, {"model", "optimizer"}),
         (("scaler", "3"), 2, WITH_LOSS, {"model", "optimizer"}),
+        (("fused_scaler", "3"), 2, WITH_LOSS, {"model", "optimizer"}),
         (("compiled", "3", "wrapper"), 3, WITH_LOSS, {"model", "optimizer"}),
         (("compiled", "3", "in place"), 3, WITH_LOSS, {"model", "optimizer"}),
         (("compiled_function", "3"), 3, WITHOUT_LOSS, {"optimizer"}),

@@ -40,7 +40,8 @@ class OutputReport(msgspec.Struct, frozen=True, kw_only=True):
     """The judged `differences`, the first of each file; counts of `equal` values; the rest as text.
 
     `clocks` names the files that differ in unjudged values alone, `places` those that differ in the run's own path
-    alone, and `unpaired` those with random names that may be pairs of files of the other run, or not.
+    alone, and `unpaired` those with random names that may be pairs of files of the other run, or not. `has_tensors`: an
+    equal file is of a format with tensors, or tensors in a file are equal.
     """
 
     differences: tuple[OutputDifference, ...] = ()
@@ -50,6 +51,7 @@ class OutputReport(msgspec.Struct, frozen=True, kw_only=True):
     clocks: tuple[str, ...] = ()
     places: tuple[str, ...] = ()
     unpaired: tuple[str, ...] = ()
+    has_tensors: bool = False
 
     @property
     def first(self) -> OutputDifference | None:
@@ -94,10 +96,12 @@ def compare(
     equal, differences = Counter[str](), list[OutputDifference]()
     logs, layout = list[str](), list[str]()
     clocks, elsewhere = dict[str, str](), dict[str, str]()
+    has_tensors = False
     for name in sorted(old.keys() | new.keys(), key=text_files.natural):
         before, after = old.get(name), new.get(name)
         if before is not None and after is not None and before.digest == after.digest:
             equal["files"] += 1
+            has_tensors |= name.endswith(tensor_files.SUFFIXES)
         elif ignored.is_file(name, extra):
             logs.append(name)
         elif before is None or after is None:
@@ -108,6 +112,7 @@ def compare(
             if result.difference is not None and numbered and _is_continued_table(repo, name, (before, after)):
                 result = _FileResult(ignored=["rows of earlier attempts"], clock=True)
             equal["output tensors"] += result.tensors
+            has_tensors |= result.tensors > 0
             equal["output values"] += result.values
             if result.difference is not None:
                 differences.append(result.difference)
@@ -127,6 +132,7 @@ def compare(
         clocks=tuple(clocks),
         places=tuple(elsewhere),
         unpaired=tuple(unpaired),
+        has_tensors=has_tensors,
     )
 
 

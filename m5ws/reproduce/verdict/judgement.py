@@ -61,7 +61,7 @@ def judge(
         why = reason.reason(
             first, changes, _find_hint(ports, replay, comparison, first, changes), hints.kind(comparison, first)
         )
-    unknown = _find_unknown(comparison, judge_generators=judge_generators) or _find_unpaired(comparison, files)
+    unknown = _find_unknown(comparison, files, judge_generators=judge_generators) or _find_unpaired(comparison, files)
     if outcome == "reproduced" and unknown:
         why = _so_far(comparison, unknown)
     elif outcome == "reproduced":
@@ -149,7 +149,7 @@ def _outcome(
     return "reproduced", None
 
 
-def _find_unknown(comparison: Comparison, *, judge_generators: bool) -> str | None:
+def _find_unknown(comparison: Comparison, files: output_files.OutputReport, *, judge_generators: bool) -> str | None:
     """Return a sentence on a gap in the records, because of which they do not prove an equal end; None without one."""
     original, sides = comparison.original, (comparison.original, comparison.replay)
     if original.outcome is None:
@@ -161,6 +161,8 @@ def _find_unknown(comparison: Comparison, *, judge_generators: bool) -> str | No
             "The last attempt of the resumed run did no step, so it is unknown whether it had the weights of step "
             f"{original.last_step}"
         )
+    if comparison.ends_unknown() and not files.has_tensors:
+        return "The weights at the end of the script were not recorded, and no output file with tensors was compared"
     if original.outcome == "failed" and comparison.replay.outcome == "failed" and _failed_otherwise(comparison):
         return f"The original ended with {original.message}, and the replay with {comparison.replay.message}"
     if (resumed := comparison.last_unchecked_resume()) is not None:

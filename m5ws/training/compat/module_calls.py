@@ -5,7 +5,7 @@ traces them and warns of them (docs/design/0022). torch.fx replaces `Module.__ca
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -66,8 +66,20 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def held_by(module: torch.nn.Module) -> tuple[Mapping[str, torch.Tensor | None], Mapping[str, torch.Tensor | None]]:
+    """Return a module's own parameters and buffers: live mappings, which have later tensors too."""
+    return module._parameters, module._buffers
+
+
+def _has_holders() -> bool:
+    layer = torch.nn.BatchNorm1d(1)
+    parameters, buffers = held_by(layer)
+    return parameters["weight"] is layer.weight and buffers["running_mean"] is layer.running_mean
+
+
 OBSERVED = (
     Fact("torch", "Module.__call__", lambda: _original is torch.nn.Module.__dict__["__call__"]),
     Fact("torch", "torch._C._current_graph_task_id", lambda: not in_backward()),
     Fact("torch", "torch._C._functorch and dispatch modes", lambda: not is_traced()),
+    Fact("torch", "Module._parameters and Module._buffers", _has_holders),
 )

@@ -16,12 +16,25 @@ from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
 
 _SEARCHED = 100_000
+_FIRST = 1000
+"""Events of an attempt in which its place is, and nearly all of its modules and optimizers."""
 _ALIKE = 2
 """Optimizers that have the same labels in each attempt, if the first one has."""
 _UNCLEAR = (
     "the records do not prove which step is the first one of this attempt, so its number is guessed, and it is unknown "
     "whether the script's own resume was exact"
 )
+
+
+class Earlier(msgspec.Struct, frozen=True):
+    """Records of a rank's earlier attempts: the last steps, the newest first, and descriptions by label.
+
+    `guessed` are the places of attempts that are not proven.
+    """
+
+    steps: list[Step] = []
+    parts: dict[str, str] = {}
+    guessed: list[int] = []
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -40,29 +53,51 @@ def settings(label: str) -> str:
     return f"{label} settings"
 
 
-def find(repo: Repository, run: str, attempt: int, rank: int, first: Step) -> Place:
-    """Return the place of an attempt by its first step, without its number. Raises CorruptObject for a broken chain."""
-    found = place([*itertools.islice(_backwards(repo, run, attempt, rank), _SEARCHED)], first)
-    guessed = min(_guessed(repo, run, attempt, rank), default=None)
+def load(repo: Repository, run: str, attempt: int, rank: int) -> Earlier:
+    """Return the records of the attempts before one. Raises CorruptObject for a broken chain."""
+    steps: list[Step] = []
+    late: dict[str, str] = {}
+    for event in _backwards(repo, run, attempt, rank):
+        if isinstance(event, Observation):
+            late = event.parts | late
+        elif len(steps) < _SEARCHED:
+            steps.append(event)
+        else:
+            break
+    early: dict[str, str] = {}
+    guessed: list[int] = []
+    for observation in _begins(repo, run, attempt, rank):
+        early = observation.parts | early
+        if observation.guessed:
+            guessed.append(observation.after or 0)
+    return Earlier(steps, late | early, guessed)
+
+
+def find(earlier: Earlier, first: Step, *, are_certain: bool) -> Place:
+    """Return the place of an attempt by its first step, without its number."""
+    found = place(earlier.steps, first, are_certain=are_certain)
     # Steps after a guessed place have numbers that prove nothing.
-    if guessed is not None and found.after >= guessed:
+    if earlier.guessed and found.after >= min(earlier.guessed):
         return Place(found.after, _UNCLEAR)
     return found
 
 
-def place(steps: Sequence[Step], first: Step) -> Place:
-    """Return the place of an attempt by its first step and the earlier steps, the newest first."""
+def place(steps: Sequence[Step], first: Step, *, are_certain: bool = False) -> Place:
+    """Return the place of an attempt by its first step and the earlier steps, the newest first.
+
+    `are_certain`: all attempts have the same labels for the same optimizers.
+    """
     label, updates = next(iter(first.updates.items()), ("", 0))
     if not steps:
         return Place(0, _UNCLEAR if updates > 1 else None)
     # An optimizer that has done one update may be new, in the middle of a training.
-    if updates > 1 and not _in_turn(steps) and not _was_reset(steps, label):
+    if updates > 1 and (are_certain or not _in_turn(steps)) and not _was_reset(steps, label):
         return _by_updates(steps, label, updates)
-    return _by_values(steps, first)
+    return _by_values(steps, first, are_certain=are_certain)
 
 
 def _in_turn(steps: Sequence[Step]) -> bool:
-    """Return True if optimizers took different steps: an attempt may begin with any, and give it another label."""
+    """Return True if optimizers took different steps: an attempt may begin with any of them."""
     return any(settings("optimizer") not in step.digests for step in steps)
 
 
@@ -77,18 +112,19 @@ def _by_updates(steps: Sequence[Step], label: str, updates: int) -> Place:
     numbers = {step.updates[label]: step.step for step in reversed(steps) if label in step.updates}
     if updates in numbers:
         return Place(numbers[updates] - 1)
-    is_known = updates - 1 in numbers
+    # If the update before is in the last step, no step of another optimizer is missing between them.
+    is_known = numbers.get(updates - 1) == steps[0].step
     return Place(steps[0].step, None if is_known else _UNCLEAR, is_unchecked=is_known)
 
 
-def _by_values(steps: Sequence[Step], first: Step) -> Place:
+def _by_values(steps: Sequence[Step], first: Step, *, are_certain: bool) -> Place:
     """Return the place of the step with the same values.
 
     An equal batch proves no place: it may be in the next epoch, after the last step that was recorded.
     """
     last = steps[0].step
     equal = {step.step for step in steps if _are_equal(step, first)}
-    if len(equal) == 1 and len({name for step in steps for name in _labels(step)}) <= _ALIKE:
+    if len(equal) == 1 and (are_certain or len({name for step in steps for name in _labels(step)}) <= _ALIKE):
         return Place(equal.pop() - 1)
     alike = [step for step in steps if step.batch is not None and step.batch == first.batch]
     likely = next((step for step in alike if _settings(step) == _settings(first)), alike[0] if alike else None)
@@ -104,23 +140,21 @@ def _may_repeat(steps: Sequence[Step], number: int, last: int) -> bool:
     return all(batches.get(step - distance, batch) == batch for step, batch in batches.items())
 
 
-def _backwards(repo: Repository, run: str, attempt: int, rank: int) -> Iterator[Step]:
-    """Yield the steps of this rank in earlier attempts, the newest first."""
+def _backwards(repo: Repository, run: str, attempt: int, rank: int) -> Iterator[Step | Observation]:
+    """Yield the steps and observations of this rank in earlier attempts, the newest first."""
     for earlier in reversed(range(1, attempt)):
         for batch in ledger.backwards(repo, run, earlier, str(rank)):
             for event in map(ledger.decode_event, reversed(batch.events)):
-                if isinstance(event, Step):
+                if isinstance(event, Step | Observation):
                     yield event
 
 
-def _guessed(repo: Repository, run: str, attempt: int, rank: int) -> Iterator[int]:
-    """Yield the guessed places of earlier attempts of this rank."""
+def _begins(repo: Repository, run: str, attempt: int, rank: int) -> Iterator[Observation]:
+    """Yield the observations among the first events of earlier attempts of this rank."""
     for earlier in range(1, attempt):
-        for event in ledger.events(repo, run, earlier, str(rank)):
-            if isinstance(event, Observation) and event.after is not None:
-                if event.guessed:
-                    yield event.after
-                break
+        for event in itertools.islice(ledger.events(repo, run, earlier, str(rank)), _FIRST):
+            if isinstance(event, Observation):
+                yield event
 
 
 def _are_equal(one: Step, two: Step) -> bool:

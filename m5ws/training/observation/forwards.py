@@ -83,10 +83,6 @@ class Forwards:
         values = [decode(text(value)) for value in read]
         return encode(values[0] if len(values) == 1 else sum(values) / len(values)) if values else None
 
-    def digest(self) -> str:
-        """Return a digest of the passes' inputs and outputs, and of their number."""
-        return samples.digest([*self.inputs, *self.outputs], self.count)
-
     def alive(self) -> list[torch.nn.Module]:
         """Return the modules of this step and the one before that still exist."""
         every = self.earlier | self.modules

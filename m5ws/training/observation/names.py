@@ -3,10 +3,13 @@
 Modules are numbered in the order of their first calls, optimizers in that of their first steps.
 `model` is the first module with parameters that was called, `model2` the second. A parameter of `model` is named as in
 a session, `model.blocks.0.weight`, and its state in the first optimizer `optimizer.blocks.0.weight.exp_avg`.
+
+A later attempt may call them in another order. It knows them by their types and sizes, and modules by the place of
+their parameters in an optimizer.
 """
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,22 +42,28 @@ class _Labels:
 class Names:
     """Labels of modules and optimizers. It keeps none of them alive."""
 
-    def __init__(self) -> None:
+    def __init__(self, load_earlier: Callable[[], Mapping[str, str]] = dict) -> None:
+        self._load_earlier = load_earlier
+        self._earlier: Mapping[str, str] | None = None
+        """Descriptions of the earlier attempts' modules and optimizers by label."""
         self._modules = _Labels()
         self._optimizers = _Labels()
-        self._models = self._stepped = 0
+        self._stepped: list[tuple[str, weakref.ref[torch.optim.Optimizer]]] = []
+        self._used: set[str] = set()
         self._wrappers: set[str] = set()
+        self.are_certain = True
+        """False if a description fits several modules or optimizers of the earlier attempts."""
         self.new: dict[str, str] = {}
         """Descriptions of the modules and optimizers that were labelled since this was last emptied."""
 
     def module(self, module: torch.nn.Module) -> str | None:
-        """Return the label of a module, None if it has no parameters."""
+        """Return the label of a module, None if it has no parameters.
+
+        The optimizers that update it have their labels before it does.
+        """
         if module not in self._modules:
-            label = None
-            if next(module.parameters(), None) is not None:
-                self._models += 1
-                label = _numbered("model", self._models)
-                self.new[label] = type(module).__qualname__
+            parameters = list(module.parameters())
+            label = self._label("model", module, parameters, self._place(parameters)) if parameters else None
             self._modules[module] = label
         return self._modules[module]
 
@@ -62,16 +71,53 @@ class Names:
         """Return the label of an optimizer. The first one `within` another, which calls it, has the label of that."""
         if optimizer not in self._optimizers:
             label = self._optimizers[within] if within is not None else None
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             if label is None or label in self._wrappers:
-                self._stepped += 1
-                label = _numbered("optimizer", self._stepped)
-            elif within is not None:
+                label = self._label("optimizer", optimizer, parameters)
+            else:
                 self._wrappers.add(label)
+                self.new.setdefault(label, _describe(optimizer, parameters))
             self._optimizers[optimizer] = label
-            tensors = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            elements = sum(parameter.numel() for parameter in tensors)
-            self.new[label] = f"{type(optimizer).__qualname__}, {len(tensors)} tensors, {elements} elements"
+            self._stepped.append((label, weakref.ref(optimizer)))
         return self._optimizers[optimizer] or ""
+
+    def _label(self, word: str, item: object, parameters: Sequence[torch.Tensor], place: str = "") -> str:
+        """Return a label: that of the earlier attempts for an object of this description, or a new one."""
+        if self._earlier is None:
+            self._earlier = self._load_earlier()
+        known = {label: text for label, text in self._earlier.items() if label.rstrip("0123456789") == word}
+        sizes = _describe(item, parameters)
+        description = f"{sizes}, {place}" if place else sizes
+        without_sizes = type(item).__qualname__  # Older builds recorded this of modules.
+        alike = [
+            label
+            for label, text in known.items()
+            if label not in self._used
+            and (text in (without_sizes, sizes, description) or (not place and text.startswith(f"{sizes}, ")))
+        ]
+        exact = [label for label in alike if known[label] == description]
+        if found := exact if len(exact) == 1 else alike:
+            self.are_certain &= len(found) == 1
+            label = min(found, key=_number)
+        else:
+            label = _numbered(word, 1 + max(map(_number, {*known, *self._of(word)}), default=0))
+        self._used.add(label)
+        self.new[label] = description
+        return label
+
+    def _of(self, word: str) -> set[str]:
+        return {label for label in self._used if label.rstrip("0123456789") == word}
+
+    def _place(self, parameters: Sequence[torch.Tensor]) -> str:
+        """Return the first place of some parameters in an optimizer, "" if they are in none."""
+        of_module = set(map(id, parameters))
+        for label, ref in self._stepped:
+            optimizer = ref()
+            for number, group in enumerate(optimizer.param_groups if optimizer is not None else ()):
+                for place, parameter in enumerate(group["params"]):
+                    if id(parameter) in of_module:
+                        return f"{label} group{number}.{place}"
+        return ""
 
     def tensors(
         self, modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer], *, initial: bool
@@ -87,20 +133,34 @@ class Names:
             for name, tensor in _named(module, label, buffers=not initial) if label is not None else ():
                 if id(tensor) not in parameters:
                     parameters[id(tensor)] = name
-                    tensors |= _parts(name, tensor)
+                    tensors |= local_parts(name, tensor)
         for optimizer in optimizers:
             label = self.optimizer(optimizer)
             for number, group in enumerate(optimizer.param_groups):
                 for place, parameter in enumerate(group["params"]):
                     own = f"group{number}.{place}"
                     if id(parameter) not in parameters:
-                        tensors |= _parts(f"{label}.parameter.{own}", parameter)
+                        tensors |= local_parts(f"{label}.parameter.{own}", parameter)
                     tensors |= _state(optimizer, parameter, label, parameters.get(id(parameter), own))
         return tensors
 
 
+def has_parameters(module: torch.nn.Module) -> bool:
+    """Return True if a module has parameters."""
+    return next(module.parameters(), None) is not None
+
+
+def _describe(item: object, parameters: Sequence[torch.Tensor]) -> str:
+    elements = sum(parameter.numel() for parameter in parameters)
+    return f"{type(item).__qualname__}, {len(parameters)} tensors, {elements} elements"
+
+
 def _numbered(word: str, number: int) -> str:
     return word if number == 1 else f"{word}{number}"
+
+
+def _number(label: str) -> int:
+    return int(label[len(label.rstrip("0123456789")) :] or 1)
 
 
 def _named(module: torch.nn.Module, label: str, *, buffers: bool) -> Iterator[tuple[str, torch.Tensor]]:
@@ -119,14 +179,14 @@ def _state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, label: str
     named: dict[str, torch.Tensor] = {}
     try:
         for path, tensor in optimizer_state.leaves(name.removeprefix("model."), values):
-            named |= _parts(f"{label}{path.removeprefix('optimizer')}", tensor)
+            named |= local_parts(f"{label}{path.removeprefix('optimizer')}", tensor)
     except M5Error:
         # State that cannot be stored has no names. Its effect shows in the weights.
         return {}
     return named
 
 
-def _parts(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+def local_parts(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the tensors with the bytes of one tensor: its own part on this rank, or the inner ones of a wrapper."""
     wrapped = subclasses.parts(tensor)
     if wrapped is not None:

@@ -25,8 +25,9 @@ import torch
 from m5ws.records.ledger import Observation, State, Step
 from m5ws.training.fingerprint import fingerprint
 from m5ws.training.observation import earlier_steps, interruption, optimizer_values, samples, zero
+from m5ws.training.observation.final_weights import FinalWeights
 from m5ws.training.observation.forwards import Forwards, leaves, text
-from m5ws.training.observation.names import Names
+from m5ws.training.observation.names import Names, has_parameters
 from m5ws.training.runtime.context import ActiveRank
 from m5ws.training.runtime.threads import Threads
 from m5ws.training.state import rng, scalars
@@ -75,7 +76,9 @@ class Observer:
 
     def __init__(self, active: ActiveRank) -> None:
         self._active = active
-        self._names = Names()
+        self._earlier: earlier_steps.Earlier | None = None
+        self._names = Names(lambda: self._load_earlier().parts)
+        self._final = FinalWeights(self._names)
         self._forwards = Forwards()
         self._update: _Update | None = None
         self._calls: list[tuple[torch.optim.Optimizer, _Call]] = []
@@ -113,7 +116,7 @@ class Observer:
         return output
 
     def _before_forward(self, module: torch.nn.Module) -> None:
-        if self._update is not None and torch.is_grad_enabled() and self._names.module(module) is not None:
+        if self._update is not None and torch.is_grad_enabled() and has_parameters(module):
             self._close(self._update.forwards.engine())
 
     @torch.no_grad()
@@ -124,8 +127,9 @@ class Observer:
             if self._is_evaluation(module, given):
                 self._forwards.add_evaluation(output)
             else:
-                has_parameters = self._names.module(module) is not None
-                self._forwards.add(module, given, output, has_parameters=has_parameters)
+                self._forwards.add(module, given, output, has_parameters=has_parameters(module))
+                if has_parameters(module):
+                    self._final.follow_module(module)
 
     def _is_evaluation(self, module: torch.nn.Module, given: Any) -> bool:
         """Return True for a forward pass in the mode of evaluation of a module that was in the mode of training.
@@ -135,7 +139,7 @@ class Observer:
         A wrapper may keep the mode of evaluation while the module inside is trained: Lightning restores the modes of
         its own module alone.
         """
-        if self._names.module(module) is None and self._forwards.are_evaluated(given):
+        if not has_parameters(module) and self._forwards.are_evaluated(given):
             return True
         if any(part.training for part in module.modules()):
             self._training[id(module)] = weakref.ref(module)
@@ -177,11 +181,13 @@ class Observer:
         call = self._calls.pop()[1]
         if self._calls:
             self._calls[-1][1].calls_another = True
-        if call.calls_another or call.creates_state:
+        is_skipped = optimizer_values.is_skipped(optimizer)
+        if call.calls_another or call.creates_state or is_skipped:
             return  # The step of the one inside counts, if there is one.
         if self._update is None:
             self._update = _Update(self._forwards)
             self._forwards = Forwards(earlier=self._forwards.modules)
+            self._final.begin_update()
         update = self._update
         # A later attempt restored all that it uses for the first time. The state shows whether it is as before.
         update.has_new |= self._is_resumed and bool(self._names.new)
@@ -189,8 +195,11 @@ class Observer:
         update.updated |= optimizer_values.places(optimizer)
         update.optimizers[id(optimizer)] = weakref.ref(optimizer)
         label = self._names.optimizer(optimizer)
+        self._final.follow_optimizer(optimizer)
         update.labels.add(label)
-        if not is_repeated:
+        if is_skipped is None:
+            self._counts[label] = None
+        elif not is_repeated:
             self._count(optimizer, label)
         if len(update.optimizers) <= _OPTIMIZERS:
             self._add_values(update, optimizer, call)
@@ -240,12 +249,17 @@ class Observer:
         # An engine may be gone or not, as the garbage collector has it, so its last state is not recorded.
         self._guarded(self._close, None, True)
         self._guarded(self._flush)
-        self._guarded(self._record_rest)
+        self._guarded(self._record_weights)
 
-    def _record_rest(self) -> None:
-        """Record the forward passes after the last step: a script may train without an optimizer."""
-        if self._forwards.count and self._recorded:
-            self._active.emit(Observation, rank=self._active.rank, passes_after=self._forwards.digest())
+    def _record_weights(self) -> None:
+        """Record the weights at the end of the script, which may change them without an optimizer."""
+        weights = self._final.take()
+        if self._recorded and weights is not None:
+            self._active.emit(Observation, rank=self._active.rank, weights=weights)
+
+    def end(self) -> None:
+        """Observe nothing any more."""
+        self._final.end()
 
     def _close(self, engine: torch.nn.Module | None, has_ended: bool = False) -> None:
         """End the step whose optimizers have been called, and record the state after it: its own, or its engine's."""
@@ -307,14 +321,21 @@ class Observer:
         self._describe()
         self._active.append(step)
 
+    def _load_earlier(self) -> earlier_steps.Earlier:
+        """Return the records of the earlier attempts."""
+        if self._earlier is None:
+            context = self._active.context
+            self._earlier = earlier_steps.load(self._active.repo, context.run, context.attempt, self._active.rank)
+        return self._earlier
+
     def _begin(self, first: Step) -> None:
         """Find the number of the first step: an attempt may go on from the script's own checkpoint."""
         self._numbered = True
         active = self._active
         place = earlier_steps.Place(after=0)
         if active.context.attempt > 1:
-            run, attempt = active.context.run, active.context.attempt
-            place = earlier_steps.find(active.repo, run, attempt, active.rank, first)
+            place = earlier_steps.find(self._load_earlier(), first, are_certain=self._names.are_certain)
+            self._earlier = None
         if place.unclear is not None:
             active.notice("limit", place.unclear, place.after + 1)
         self._recorded = place.after

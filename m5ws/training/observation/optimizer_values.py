@@ -55,12 +55,23 @@ def updates(optimizer: torch.optim.Optimizer) -> int | None:
 
 
 def updates_of_first(optimizer: torch.optim.Optimizer) -> int | None:
-    """Return the number of steps of the first parameter, None if its state does not have it on the host."""
-    parameter = next((parameter for group in optimizer.param_groups for parameter in group["params"]), None)
-    state = optimizer.state.get(parameter) if parameter is not None else None
+    """Return the number of steps of the first parameter with a state, None if that does not have it on the host."""
+    every = (optimizer.state.get(parameter) for group in optimizer.param_groups for parameter in group["params"])
+    state = next((state for state in every if state), None)
     value: Any = state.get("step") if isinstance(state, Mapping) else None
     is_on_host = isinstance(value, int | float) or (_is_scalar(value) and value.device.type == "cpu")
     return int(value) if is_on_host else None
+
+
+def is_skipped(optimizer: torch.optim.Optimizer) -> bool | None:
+    """Return True for a call that changes nothing, because a gradient scaler found an overflow. None if it may be one.
+
+    A fused optimizer is called then too, with the scaler's finding. On a device, reading that would wait.
+    """
+    found = getattr(optimizer, "found_inf", None)
+    if not isinstance(found, torch.Tensor):
+        return False
+    return bool(found) if found.device.type == "cpu" else None
 
 
 def _is_scalar(value: Any) -> bool:

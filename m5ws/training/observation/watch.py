@@ -60,6 +60,7 @@ def end() -> int:
     observer, _Watch.observer = _Watch.observer, None
     if observer is None:
         return 0
+    observer.end()
     module_calls.restore()
     for handle in _Watch.handles:
         handle.remove()

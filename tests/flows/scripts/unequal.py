@@ -32,14 +32,32 @@ torch.manual_seed(0)
 model = torch.nn.Linear(4, 2)
 head = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(2))
 parameters = [*model.parameters(), *head.parameters()]
-counts = fault in ("noise", "exact and counted", "no step", "own updates", "buffers")
+twins = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])
+if fault == "exact, modules in turn":
+    parameters += twins.parameters()
+counts = fault in (
+    "exact, modules in turn",
+    "exact, optimizers in turn",
+    "noise",
+    "exact and counted",
+    "no step",
+    "own updates",
+    "buffers",
+    "best weights",
+    "rounded",
+)
 optimizer = (torch.optim.Adam if counts else torch.optim.SGD)(parameters, lr=0.1)
-begin = 0
+optimizers = [optimizer]
+if fault == "exact, optimizers in turn":
+    optimizers = [torch.optim.Adam(part.parameters(), lr=0.1) for part in (model, head)]
+begin, best = 0, {}
 if checkpoint.exists():
     stored = torch.load(checkpoint)
     model.load_state_dict(stored["model"])
     head.load_state_dict(stored["head"], strict=False)
-    optimizer.load_state_dict(stored["optimizer"])
+    twins.load_state_dict(stored["twins"])
+    for each, state in zip(optimizers, stored["optimizers"], strict=True):
+        each.load_state_dict(state)
     if fault != "noise":
         torch.set_rng_state(stored["generator"])
     begin = stored["step"]
@@ -55,22 +73,36 @@ for step in range(begin + 1, end + 1):
         optimizer.param_groups[0]["unreadable"] = Unreadable()
         x = x + random.SystemRandom().random()
     output = model(x)
+    if fault == "exact, modules in turn":
+        output = twins[step % 2](output)
+    elif fault == "exact, optimizers in turn" and step % 2:
+        output = head(x)
     if fault == "buffers" and step % 3 == 0:
         output = output + head(x)
     loss = torch.nn.MSELoss()(output, x[:, :2])
+    optimizer = optimizers[step % len(optimizers)]
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
     torch.rand(1)
+    if step < SAVED:
+        best = {name: value.clone() for name, value in model.state_dict().items()}
     if step == SAVED:
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "generator": torch.get_rng_state()}
-        torch.save({**state, "head": dict(head.named_parameters()), "step": step}, checkpoint)
+        state = {"model": model.state_dict(), "twins": twins.state_dict(), "generator": torch.get_rng_state()}
+        state["head"] = dict(head.named_parameters()) if fault == "buffers" else head.state_dict()
+        state["optimizers"] = [each.state_dict() for each in optimizers]
+        torch.save({**state, "step": step}, checkpoint)
     if step == (STEPS if fault == "no step" else SAVED) and not died.exists():
         died.touch()
         os.kill(os.getpid(), signal.SIGKILL)
 if fault == "noise":
     with torch.no_grad():
         model.weight.add_(torch.randn(2, 4))
+if fault == "best weights" and best:
+    model.load_state_dict(best)
+if fault == "rounded":
+    with torch.no_grad():
+        model.weight.mul_(1 + random.SystemRandom().random())
 if fault == "own updates":
     for _ in range(3):
         x = torch.randn(8, 4) + random.SystemRandom().random()

@@ -354,6 +354,21 @@ def scaler(steps: int) -> None:
 
 
 @kind
+def fused_scaler(steps: int) -> None:
+    """A fused optimizer, which is called in the skipped update too. Its first parameter is frozen."""
+    model = WithLoss()
+    next(model.parameters()).requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for number, (x, target) in enumerate(batches(steps), 1):
+        loss = model(x, target)["loss"] * (float("inf") if number == 2 else 1.0)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+@kind
 def compiled(steps: int) -> None:
     """A compiled model, by a wrapper or in place."""
     model = WithLoss()

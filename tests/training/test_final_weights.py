@@ -1,0 +1,100 @@
+"""The weights at the end of a script are those that it leaves, wherever they are deleted; and none is kept alive."""
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from m5ws.training.fingerprint import fingerprint
+from m5ws.training.observation.final_weights import FinalWeights
+from m5ws.training.observation.names import Names
+
+
+def digests(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
+    sums = fingerprint.sums(tensors.values())
+    return dict(sorted((name, f"{value:016x}") for name, value in zip(tensors, sums, strict=True)))
+
+
+def update(final: FinalWeights, module: torch.nn.Module | None, *optimizers: torch.optim.Optimizer) -> None:
+    """Do a step: a forward pass, and the optimizers."""
+    if module is not None:
+        final.follow_module(module)
+    final.begin_update()
+    for optimizer in optimizers:
+        final.follow_optimizer(optimizer)
+
+
+@torch.no_grad()
+def _change(model: torch.nn.BatchNorm1d) -> None:
+    model.weight.add_(1)
+    model.running_mean = torch.ones(3)
+    model.bias = torch.nn.Parameter(torch.full((3,), 2.0))
+
+
+@pytest.mark.parametrize("change", [lambda _: None, _change])
+@pytest.mark.parametrize("is_deleted", [False, True])
+@pytest.mark.parametrize("is_in_cycle", [False, True])
+def test_they_are_those_that_the_script_leaves(
+    change: Callable[[torch.nn.BatchNorm1d], None], is_deleted: bool, is_in_cycle: bool
+) -> None:
+    final, model = FinalWeights(Names()), torch.nn.BatchNorm1d(3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        update(final, model, optimizer)
+    if is_in_cycle:
+        model.__dict__["itself"] = model
+    change(model)
+    expected = digests({f"model.{name}": tensor.clone() for name, tensor in model.state_dict().items()})
+    alive = weakref.ref(model.weight)
+    if is_deleted:
+        del model, optimizer
+        gc.collect()
+        assert alive() is None
+    # A parameter that was replaced is still the optimizer's.
+    found = final.take() or {}
+    assert {name: value for name, value in found.items() if name.startswith("model.")} == expected
+    assert len(found) == len(expected) + (change is _change)
+
+
+def test_parameters_of_an_optimizer_without_a_module_count() -> None:
+    final, weights = FinalWeights(Names()), torch.ones(3, requires_grad=True)
+    optimizer = torch.optim.SGD([weights], lr=0.1)
+    update(final, None, optimizer)
+    weights.data.add_(1)
+    expected = digests({"optimizer.parameter.group0.0": weights.detach().clone()})
+    alive = weakref.ref(weights)
+    del optimizer, weights
+    assert alive() is None and final.take() == expected
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_module_that_is_not_used_any_more_does_not_count(is_deleted: bool) -> None:
+    final, first, second = FinalWeights(Names()), torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    update(final, first)
+    for _ in range(2):
+        update(final, second)
+    if is_deleted:
+        del first
+    update(final, second)
+    found = final.take()
+    assert found is not None and set(found) == {"model2.weight", "model2.bias"}
+
+
+def test_weights_that_another_thread_deletes_are_unknown() -> None:
+    final, held = FinalWeights(Names()), [torch.nn.Linear(2, 2)]
+    update(final, held[0])
+    thread = threading.Thread(target=held.clear)
+    thread.start()
+    thread.join()
+    assert final.take() is None
+
+
+def test_nothing_is_read_after_the_end() -> None:
+    final, model = FinalWeights(Names()), torch.nn.Linear(2, 2)
+    update(final, model)
+    final.end()
+    del model
+    assert final.take() is None

@@ -1,0 +1,56 @@
+"""A later attempt gives modules and optimizers the labels that they had, in whatever order it calls them."""
+
+import itertools
+
+import pytest
+import torch
+
+from m5ws.training.observation.names import Names
+
+Parts = dict[str, torch.nn.Module | torch.optim.Optimizer]
+
+
+def make() -> Parts:
+    """Return a model with two equal heads, another model, and their optimizers."""
+    body, heads, other = torch.nn.Linear(4, 2), [torch.nn.Linear(2, 2) for _ in range(2)], torch.nn.Linear(5, 5)
+    trained = [*body.parameters(), *heads[0].parameters(), *heads[1].parameters()]
+    return {
+        "optimizer of the body": torch.optim.SGD(trained, lr=0.1),
+        "optimizer of the other": torch.optim.SGD(other.parameters(), lr=0.1),
+        "body": body,
+        "head": heads[0],
+        "second head": heads[1],
+        "other": other,
+    }
+
+
+def label(names: Names, part: torch.nn.Module | torch.optim.Optimizer) -> str | None:
+    return names.optimizer(part) if isinstance(part, torch.optim.Optimizer) else names.module(part)
+
+
+def test_labels_do_not_depend_on_the_order_of_calls() -> None:
+    first, parts = Names(), make()
+    labels = {name: label(first, part) for name, part in parts.items()}
+    assert len(set(labels.values())) == len(parts)
+    optimizers = [name for name in parts if name.startswith("optimizer")]
+    modules = [name for name in parts if name not in optimizers]
+    # A module gets its label in an update, when its optimizer has one.
+    for orders in itertools.product(itertools.permutations(optimizers), itertools.permutations(modules)):
+        later, again = Names(first.new.copy), make()
+        assert {name: label(later, again[name]) for order in orders for name in order} == labels
+        assert later.are_certain
+
+
+def test_what_is_new_gets_a_new_label_and_what_is_alike_is_uncertain() -> None:
+    first = Names()
+    twins = [torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]
+    assert [first.module(twin) for twin in twins] == ["model", "model2"]
+    later = Names(first.new.copy)
+    assert later.module(torch.nn.Linear(3, 3)) == "model3" and later.are_certain
+    assert later.module(twins[1]) == "model" and not later.are_certain
+
+
+@pytest.mark.parametrize("recorded", [{"model": "Linear"}, {}])
+def test_the_records_of_older_builds_have_the_order_of_calls(recorded: dict[str, str]) -> None:
+    names = Names(recorded.copy)
+    assert [names.module(torch.nn.Linear(2, 2)) for _ in range(2)] == ["model", "model2"]
