@@ -455,3 +455,13 @@ def test_files_in_numbered_folders_of_times_keep_the_rules_of_their_names(repo: 
     report = _compare(repo, tmp_path, (_ONE, _OTHER), (sweep(_ONE, 1, 2), sweep(_OTHER, 1, 3)))
     (difference,) = report.differences
     assert difference.name == "multirun/TIME (2)/m.pt:w" and difference.tensor
+
+
+def test_files_that_are_compared_as_bytes_are_named_as_such(repo: Repository, tmp_path: Path) -> None:
+    def files(side: Side, *, missing: bool = False) -> Files:
+        return {"out/a.h5": b"\xff" + side.run.encode()} | ({"out/b.h5": b"\xff"} if missing else {})
+
+    report = _compare(repo, tmp_path, (_ONE, _OTHER), (files(_ONE), files(_OTHER)))
+    assert report.first is not None and report.first.as_bytes
+    assert "as bytes" in report.unjudged[0] and '[run] ignore = ["out/a.h5"]' in report.unjudged[0]
+    assert not _compare(repo, tmp_path, (_ONE, _OTHER), (files(_ONE), files(_OTHER, missing=True))).unjudged

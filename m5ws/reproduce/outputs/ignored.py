@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
-from m5ws.reproduce.outputs import tensor_files
+from m5ws.reproduce.outputs import archives, tensor_files
 
 DEFAULTS = (
     "**/events.out.tfevents.*",
@@ -57,6 +57,7 @@ DEFAULTS = (
 
 _WEIGHTS = (
     *tensor_files.SUFFIXES,
+    *archives.SUFFIXES,
     *(".distcp", ".gguf", ".h5", ".joblib", ".keras", ".msgpack", ".onnx", ".pt2", ".ptl", ".tflite"),
 )
 """Ends of the names of files that may hold weights, in the folders of loggers too (`mlflow.pytorch.log_model`)."""
@@ -84,7 +85,7 @@ def is_file(path: str, rules: Sequence[str]) -> bool:
 
 def may_hold_weights(path: str) -> bool:
     """Return True if a file has the name of a file of weights."""
-    return path.endswith(_WEIGHTS)
+    return path.removesuffix(".gz").endswith(_WEIGHTS)
 
 
 def restarted(names: Iterable[str]) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """Comparison of all output files of two runs: judged differences, unjudged ones, and files that cannot be compared.
 
-Files with equal digests are equal. Others are compared by tensors, keys, columns or lines if their format has them,
-else as bytes. Logs (`ignored`), and values that depend on a run's own time or place (`surroundings`), are never judged.
-Their differences are always listed.
+Files with equal digests are equal. Others are compared by members, tensors, keys, columns or lines if their format has
+them, else as bytes. Logs (`ignored`), and values that depend on a run's own time or place (`surroundings`), are never
+judged. Their differences are always listed.
 """
 
 import hashlib
@@ -17,23 +17,27 @@ from m5ws.records.checkpoint import Content
 from m5ws.records.tree import Entry
 from m5ws.repository.files import trees
 from m5ws.repository.repository import Repository
-from m5ws.reproduce.outputs import ignored, paired_names, tensor_files, text_files
+from m5ws.reproduce.outputs import archives, ignored, paired_names, tensor_files, text_files
 from m5ws.reproduce.outputs.surroundings import Surroundings
 from m5ws.runs.outputs import outputs
 
-_TEXT_BYTES = 2**26
+_UNKNOWN_BYTES = 2**26
 _PLACE = "the path of the run"
 _SHOWN = 200
 _ELSEWHERE = "the run's place or time in names"
 
 
 class OutputDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """A judged difference. `name` is the file's path, with `:key` for a value in the file."""
+    """A judged difference. `name` is the file's path, with `:key` for a value in the file.
+
+    `as_bytes`: both runs have the file, in a format that is not read.
+    """
 
     name: str
     original: str | None
     replayed: str | None
     tensor: bool = False
+    as_bytes: bool = False
 
 
 class OutputReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,8 +59,8 @@ class OutputReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def first(self) -> OutputDifference | None:
-        """The difference to name before all others: one of tensors, if there is one."""
-        return min(self.differences, key=lambda difference: not difference.tensor, default=None)
+        """The difference to name before all others: one of tensors, else one of a format that is read."""
+        return min(self.differences, key=lambda each: (not each.tensor, each.as_bytes), default=None)
 
 
 class _FileResult(msgspec.Struct):
@@ -137,10 +141,15 @@ def compare(
 
 
 def _hint(differences: Sequence[OutputDifference]) -> Iterator[str]:
-    """Yield a hint if values differ, but no tensor and no whole file does."""
-    if differences and all(":" in difference.name and not difference.tensor for difference in differences):
-        rules = ", ".join(f'"{difference.name.replace("TIME", "*")}"' for difference in differences[:3])
-        yield f"no tensor differs. To leave values that are no results out of verdicts: [run] ignore = [{rules}]"
+    """Yield a hint if values or files of unknown formats differ, and no tensor does."""
+    opaque = [difference.name for difference in differences if difference.as_bytes]
+    if not differences or not all(":" in each.name or each.as_bytes for each in differences):
+        return
+    if any(difference.tensor for difference in differences):
+        return
+    rules = ", ".join(f'"{difference.name.replace("TIME", "*")}"' for difference in differences[:3])
+    known = f"compared as bytes: {outputs.listed(opaque)}" if opaque else "no tensor differs"
+    yield f"{known}. To leave files and values that are no results out of verdicts: [run] ignore = [{rules}]"
 
 
 def _words(clocks: Sequence[str], layout: Sequence[str], equal: int, extra: Sequence[str]) -> Iterator[str]:
@@ -177,7 +186,9 @@ def _compare(
     except tensor_files.UNREADABLE:
         if _differ_in_place(repo, sides):
             return _FileResult(ignored=[_PLACE])
-        return _FileResult(difference=OutputDifference(name=name, original=sides[0].digest, replayed=sides[1].digest))
+        original, replayed = (side.digest for side in sides)
+        difference = OutputDifference(name=name, original=original, replayed=replayed, as_bytes=True)
+        return _FileResult(difference=difference)
     result = _FileResult(ignored=[])
     _compare_tensors(result, name, (old_parts.tensors, new_parts.tensors), places)
     values = [_keyed(part.values, place) for part, place in zip((old_parts, new_parts), places, strict=True)]
@@ -242,7 +253,7 @@ def _differ_in_place(repo: Repository, sides: tuple[Entry, Entry]) -> bool:
     old, new = sides
     if old.link is not None or new.link is not None or old.size_bytes != new.size_bytes:
         return False
-    if old.size_bytes > _TEXT_BYTES:
+    if old.size_bytes > _UNKNOWN_BYTES:
         return False
     before, after = (b"".join(repo.objects.read(part) for part in side.parts) for side in sides)
     return ignored.with_one_number(before) == ignored.with_one_number(after)
@@ -265,8 +276,4 @@ def _parts(repo: Repository, name: str, entry: Entry) -> tensor_files.FileParts:
         for part in entry.parts:
             file.write(repo.objects.read(part))
         file.seek(0)
-        if name.endswith(tensor_files.SUFFIXES):
-            return tensor_files.read(name, file)
-        if entry.size_bytes > _TEXT_BYTES:
-            raise ValueError("too long for a comparison by keys")
-        return tensor_files.FileParts(tensors={}, values=text_files.values(name, file.read()))
+        return archives.read(name, file)

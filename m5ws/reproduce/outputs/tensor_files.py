@@ -66,7 +66,7 @@ def read(name: str, file: IO[bytes]) -> FileParts:
     if name.endswith(".safetensors"):
         return _safetensors(file)
     if name.endswith(".npy"):
-        return FileParts(tensors={"array": _digest(file)}, values={})
+        return FileParts(tensors={"array": digest_stream(file)}, values={})
     if file.read(len(LEGACY)) == LEGACY:
         return _torch_before_1_6(file)
     if name.endswith(PICKLES) and not zipfile.is_zipfile(file):
@@ -121,7 +121,7 @@ def _torch_before_1_6(file: IO[bytes]) -> FileParts:
         if start + wanted_bytes > total_bytes:
             raise EOFError("its bytes are cut off")
         file.seek(begin + start)
-        return _digest(file, wanted_bytes)
+        return digest_stream(file, wanted_bytes)
 
     parts, shown = _parts(root, digest)
     rest = {f"storage {number}": digest(key) for number, key in enumerate(reader.storages) if key not in shown}
@@ -189,10 +189,10 @@ def _member(archive: zipfile.ZipFile, name: str, start: int = 0, size_bytes: int
         left = start
         while left and (passed := len(stream.read(min(left, _WINDOW_BYTES)))):
             left -= passed
-        return _digest(stream, size_bytes)
+        return digest_stream(stream, size_bytes)
 
 
-def _digest(stream: IO[bytes], size_bytes: int | None = None) -> str:
+def digest_stream(stream: IO[bytes], size_bytes: int | None = None) -> str:
     """Return a digest of the rest of a stream, or of its next `size_bytes`. Raises EOFError if it has fewer."""
     digest, left = hashlib.blake2b(digest_size=32), size_bytes
     while left is None or left:
@@ -217,7 +217,7 @@ def _safetensors(file: IO[bytes]) -> FileParts:
         start, after = entry["data_offsets"]
         if start != end:
             raise ValueError("its tensors overlap, or leave a gap")
-        tensors[name] = f"{entry['dtype']} {entry['shape']} {_digest(file, after - start)}"
+        tensors[name] = f"{entry['dtype']} {entry['shape']} {digest_stream(file, after - start)}"
         end = after
     if file.read(1):
         raise ValueError("bytes come after its tensors")

@@ -81,6 +81,12 @@ def is_hint(text: str | None) -> bool:
 
 def likely_cause(first: Divergence) -> str:
     """Return the likely cause of a first difference that no recorded change explains."""
+    if _is_compared_as_bytes(first):
+        path = first.quantity.removeprefix("file ")
+        return (
+            "unknown, because the file was compared as bytes: a result differs, or a time or an order in it alone. "
+            f'If the file is no result: [run] ignore = ["{path}"]'
+        )
     causes = {
         "learning rate": "a schedule that depends on time or on state that was not restored",
         "batch": "a loader without a seeded order, or one that reads data outside the snapshot",
@@ -90,6 +96,11 @@ def likely_cause(first: Divergence) -> str:
         "arithmetic": "a nondeterministic operation, or an input that is not recorded",
     }
     return causes[kind(first)]
+
+
+def _is_compared_as_bytes(first: Divergence) -> bool:
+    is_whole = first.quantity.startswith("file ") and ":" not in first.quantity
+    return is_whole and first.original is not None and first.replayed is not None
 
 
 def place_of(first: Divergence) -> str:
