@@ -114,6 +114,16 @@ def test_a_file_in_the_format_before_1_6_has_the_parts_of_a_zip_file() -> None:
     assert {name.rpartition(".")[2] for name in whole.tensors} >= {"(0)"}
 
 
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_tensors_in_a_plain_pickle_are_tensors(protocol: int) -> None:
+    """Each is in the format before 1.6, with an address in memory."""
+    weights = [{"w": torch.full((3,), value), "step": 5} for value in (1.0, 1.0, 2.0)]
+    files = [io.BytesIO(pickle.dumps(value, protocol=protocol)) for value in weights]
+    one, two, other = (tensor_files.read("a.pkl", file) for file in files)
+    assert files[0].getvalue() != files[1].getvalue() and one == two and one.tensors != other.tensors
+    assert one.values == other.values and one.values["step"] == "5" and len(one.tensors) == 1
+
+
 @pytest.mark.parametrize("length", [30, 200, -9, -1])
 def test_a_cut_file_in_the_format_before_1_6_is_unreadable(length: int) -> None:
     data = _saved_before_1_6({"w": torch.ones(9)}).getvalue()

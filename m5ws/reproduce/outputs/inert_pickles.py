@@ -136,7 +136,7 @@ def flat(root: object) -> Iterator[tuple[str, object]]:
         if key is None:
             del around[id(value)]
             continue
-        value = _date(value)
+        value = _plain(value)
         name = f"{name}.{key}" if name else key
         count += 1
         characters += len(name)
@@ -164,15 +164,17 @@ def _check(stream: IO[bytes]) -> None:
             raise ValueError("its pickle names registered extensions")
 
 
-def _date(value: object) -> object:
-    """Return the date or time that an inert record stands for, in a tuple if it has a zone; else the value."""
-    kind = _DATES.get(value.title) if isinstance(value, Inert) and value.state is None else None
-    if kind is None or not isinstance(value, Inert) or not value.arguments[0]:
+def _plain(value: object) -> object:
+    """Return the bytes, date or time that an inert record stands for, in a tuple if it has a zone; else the value."""
+    if not isinstance(value, Inert) or value.state is not None:
         return value
-    data, *zone = value.arguments[0]
-    if isinstance(data, Inert) and data.title == "_codecs.encode":
+    arguments, _ = value.arguments
+    if value.title == "_codecs.encode" and arguments[1:] in (("latin1",), ("latin-1",)):
         # Bytes in protocol 2, which torch.save uses.
-        data = str(data.arguments[0][0]).encode("latin-1")
+        return str(arguments[0]).encode("latin-1")
+    if (kind := _DATES.get(value.title)) is None or not arguments:
+        return value
+    data, *zone = _plain(arguments[0]), *arguments[1:]
     if not isinstance(data, bytes):
         return value
     moment = kind(data)

@@ -140,22 +140,30 @@ def _parts(root: object, digest: _StorageDigest) -> tuple[FileParts, set[str]]:
         elif isinstance(value, Inert):
             tensors[name], key = _tensor(value, digest)
             keys.add(key)
+        elif isinstance(value, bytes) and value.startswith(LEGACY):
+            # A storage in a plain pickle (`torch.storage._load_from_bytes`).
+            parts = _torch_before_1_6(io.BytesIO(value))
+            tensors |= {f"{name}.{key}" if key else name: text for key, text in parts.tensors.items()}
+            values |= {f"{name}.{key}" if key else name: text for key, text in parts.values.items()}
         else:
             values[name] = exact_text(value)
     return FileParts(tensors=tensors, values=values), keys
 
 
 def _pickle(file: IO[bytes]) -> FileParts:
-    """Return the values of a pickle alone."""
+    """Return the parts of a pickle alone, which has no storages beside it."""
     data = file.read(_PICKLE_BYTES + 1)
     if len(data) > _PICKLE_BYTES:
         raise ValueError("its pickle is too long")
     stream = io.BytesIO(data)
     root, _ = load(stream)
-    values = unique((name, exact_text(value)) for name, value in flat(root))
     if stream.read(1):
         raise ValueError("bytes come after its pickle")
-    return FileParts(tensors={}, values=values)
+    return _parts(root, lambda key, *_: _missing(key))[0]
+
+
+def _missing(key: str) -> str:
+    raise ValueError(f"its storage {key} is missing")
 
 
 def _tensor(value: Inert, digest: _StorageDigest) -> tuple[str, str]:
