@@ -59,4 +59,5 @@ def test_a_checkpoint_that_the_trainer_did_not_complete_is_passed_over(tmp_path:
         (folder / "model.safetensors").touch()
         if state is not None:
             (folder / "trainer_state.json").write_text(state)
-    assert resume.find_complete_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-10")
+    newest = resume.find_complete_checkpoint(str(tmp_path))
+    assert newest is not None and newest.path == str(tmp_path / "checkpoint-10")

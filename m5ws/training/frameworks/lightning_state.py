@@ -8,7 +8,6 @@ Invariant: a checkpoint of the same process is restored as without m5ws, because
 """
 
 import functools
-import itertools
 import operator
 import sys
 import weakref
@@ -44,7 +43,7 @@ _own_saves: set[bytes] = set()
 class _Saved(msgspec.Struct, frozen=True):
     """State of a rank at a save. Without `before_order` the epoch was over: the next one draws its order.
 
-    `call` is the number of the call of `fit` in the script, 1 for the first one.
+    `call`: older builds numbered the calls of `fit`. A number above 1 shows a script with several trainings.
     """
 
     generators: dict[str, Any]
@@ -53,10 +52,12 @@ class _Saved(msgspec.Struct, frozen=True):
     call: int = 1
 
 
-def saved_by(checkpoint: Mapping[str, Any]) -> int | None:
-    """Return the number of the call of `fit` that saved a checkpoint in a rank, None for any other checkpoint."""
-    ranks = checkpoint.get(_KEY)
-    return msgspec.msgpack.decode(ranks[0].cpu().numpy().tobytes(), type=_Saved).call if ranks else None
+def earlier_call(checkpoint: Mapping[str, Any]) -> int | None:
+    """Return `call` of a checkpoint that a rank of an earlier attempt saved, None for any other checkpoint."""
+    states = [state.cpu().numpy().tobytes() for state in checkpoint.get(_KEY, ())]
+    if not states or any(_digest(state) in _own_saves for state in states):
+        return None
+    return msgspec.msgpack.decode(states[0], type=_Saved).call
 
 
 def install() -> None:
@@ -79,18 +80,16 @@ def _watch_order(module: ModuleType) -> None:
 
 def _add_callback(module: ModuleType) -> None:
     original: Callable[..., Any] = module.Trainer.fit
-    calls = itertools.count(1)
 
     @functools.wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        call = next(calls)
-        callback = next((callback for callback in self.callbacks if isinstance(callback, _ExactResume)), None)
-        if callback is None and _is_known(self.fit_loop):
-            callback = _callback(module.__name__)
-            self.callbacks.append(callback)
-        if callback is not None:
-            callback.call = call
-        return original(self, *args, **kwargs)
+        if not any(isinstance(callback, _ExactResume) for callback in self.callbacks) and _is_known(self.fit_loop):
+            self.callbacks.append(_callback(module.__name__))
+        result = original(self, *args, **kwargs)
+        for callback in self.callbacks:
+            if isinstance(callback, _ExactResume):
+                callback.restore_after_end()
+        return result
 
     module.Trainer.fit = fit
 
@@ -117,7 +116,6 @@ class _ExactResume:
     """The hooks of the callback."""
 
     module: str
-    call: int = 1
     restored: _Saved | None = None
 
     def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
@@ -134,7 +132,7 @@ class _ExactResume:
         # Collective, so that it needs each process of the Trainer to be a rank. Those that Lightning starts are none.
         if active is None or active.world != trainer.world_size or _fetcher(trainer) is None:
             return
-        own = msgspec.msgpack.encode(_state(trainer, self.call))
+        own = msgspec.msgpack.encode(_state(trainer))
         ranks = [own]
         if active.world > 1:
             ranks = [b""] * active.world
@@ -162,6 +160,13 @@ class _ExactResume:
             place = f"after batch {state.batches} of an epoch" if state.before_order else "at the end of an epoch"
             active.notice("resume", f"generators and the order of the data are restored {place}")
 
+    def restore_after_end(self) -> None:
+        """Set the generators of the process if the checkpoint was the last one, so that no training started."""
+        if self.restored is not None:
+            saved = self.restored.generators
+            rng.restore({name: saved[name] for name in saved.keys() & rng.capture({}).keys()}, {})
+            self.restored = None
+
 
 def _digest(state: bytes) -> bytes:
     return blake3.blake3(state).digest()
@@ -172,13 +177,13 @@ def _fetcher(trainer: Any) -> Any:
     return operator.attrgetter("_data_fetcher")(trainer.fit_loop)
 
 
-def _state(trainer: Any, call: int) -> _Saved:
+def _state(trainer: Any) -> _Saved:
     progress = trainer.fit_loop.epoch_loop.batch_progress
     loader = _fetcher(trainer).combined_loader
     generators = rng.capture(_generators(loader.flattened))
     if progress.is_last_batch:
-        return _Saved(generators, None, 0, call)
-    return _Saved(generators, _before_order.get(loader), progress.current.ready, call)
+        return _Saved(generators, None, 0)
+    return _Saved(generators, _before_order.get(loader), progress.current.ready)
 
 
 def _restore(state: _Saved, fit_loop: Any, fetcher: Any) -> None:

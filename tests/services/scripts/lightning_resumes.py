@@ -104,7 +104,7 @@ def fit(folder: Path, case: str, path: Path | None = None) -> list[torch.Tensor]
         torch.rand(7)  # A resumed process has drawn other numbers.
     trainer.fit(net, train, validation, ckpt_path=path)
     moments = [value for state in trainer.optimizers[0].state.values() for value in state.values()]
-    return [*net.state_dict().values(), *moments]
+    return [*net.state_dict().values(), *moments, torch.get_rng_state()]
 
 
 def inexact(folder: Path, case: str) -> list[int]:
