@@ -82,7 +82,7 @@ def find_complete_checkpoint(folder: str) -> Newest | None:
 _BEFORE_CHECKPOINT = 4
 """Positional arguments of Lightning's `fit` before `ckpt_path`."""
 _VERSION = re.compile(r"(?<=/)version_[0-9]+(?=/|$)")
-"""The folder that a logger numbers in each attempt anew."""
+"""The folder of a logger, which takes a new number in each attempt."""
 
 
 def _lightning(folders: TrainingFolders, module: ModuleType) -> None:

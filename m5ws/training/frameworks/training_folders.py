@@ -25,7 +25,7 @@ class Newest(msgspec.Struct, frozen=True):
 
 
 class TrainingFolders:
-    """The folders in which trainings of this process save. They are patterns of `glob`, absolute or from the cwd."""
+    """The folders in which trainings of this process save: absolute patterns of `glob`."""
 
     def __init__(self, active: ActiveRank) -> None:
         self._active = active
@@ -59,7 +59,8 @@ class TrainingFolders:
                 self._report(f"{call} begins with its first step: no checkpoint in {', '.join(names)}")
             return None
         if self._is_resumed and newest.is_alone and not _overlap(names, self._shared):
-            self._report(f"the framework continues from its newest checkpoint: {call}({argument}={newest.path!r})")
+            given = f"{call}({argument}={self._name(newest.path)!r})"
+            self._report(f"the framework continues from its newest checkpoint: {given}")
             return newest.path
         self._note_shared(names, argument)
         if self._is_resumed:
@@ -73,10 +74,10 @@ class TrainingFolders:
     def _is_resumed(self) -> bool:
         return self._active.context.attempt > 1
 
-    def _name(self, folder: str) -> str:
-        """Return a folder inside the work directory, which is another one in each attempt, from there."""
-        relative = os.path.relpath(folder, self._root)
-        return folder if relative.startswith(os.pardir) else relative
+    def _name(self, path: str) -> str:
+        """Return a path inside the work directory, which is another one in each attempt, from there."""
+        relative = os.path.relpath(path, self._root)
+        return path if relative.startswith(os.pardir) else relative
 
     def _note_shared(self, names: Iterable[str], argument: str) -> None:
         """Record that several trainings save in these folders, for later attempts."""
