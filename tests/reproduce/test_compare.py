@@ -355,6 +355,16 @@ def test_files_without_a_known_pair_are_a_gap_in_the_evidence_of_a_script_withou
     assert judgement._find_unpaired(by_session, report) is None
 
 
+def test_a_script_of_which_only_texts_are_compared_has_them_in_the_reason() -> None:
+    texts = output_files.OutputReport(same=("out/config.json",))
+    alone = Comparison(History())
+    assert "out/config.json" in (judgement._limits(alone, texts) or "")
+    assert judgement._limits(alone, msgspec.structs.replace(texts, has_tensors=True)) is None
+    assert judgement._limits(_compared(_history(_events(0)), _events(0)), texts) is None
+    alone.equal["metrics"] += 1
+    assert judgement._limits(alone, texts) is None
+
+
 def test_state_that_only_one_rank_lacks_is_no_evidence() -> None:
     """The generators of rank 1 were never compared."""
     silent: list[AnyEvent] = [event for event in _events(1) if not isinstance(event, State)]

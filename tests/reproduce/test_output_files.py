@@ -465,3 +465,17 @@ def test_files_that_are_compared_as_bytes_are_named_as_such(repo: Repository, tm
     assert report.first is not None and report.first.as_bytes
     assert "as bytes" in report.unjudged[0] and '[run] ignore = ["out/a.h5"]' in report.unjudged[0]
     assert not _compare(repo, tmp_path, (_ONE, _OTHER), (files(_ONE), files(_OTHER, missing=True))).unjudged
+
+
+def test_files_with_equal_judged_values_are_named_and_those_of_weights_are_known(
+    repo: Repository, tmp_path: Path
+) -> None:
+    def files(side: Side) -> Files:
+        times = json.dumps({"seconds": side.began_s % 5, "loss": 1}).encode()
+        return {"out/a.json": b"{}", "out/b.json": times, "out/c.json": json.dumps(side.loss).encode()}
+
+    other = msgspec.structs.replace(_OTHER, loss=0.5)
+    report = _compare(repo, tmp_path, (_ONE, other), (files(_ONE), files(other)))
+    assert report.same == ("out/a.json", "out/b.json") and not report.has_tensors
+    for name in ("out/m.onnx", "out/m.npz.gz", "out/__0_0.distcp"):
+        assert _compare(repo, tmp_path, (_ONE, _OTHER), ({name: b"1"}, {name: b"1"})).has_tensors

@@ -57,10 +57,9 @@ DEFAULTS = (
 
 _WEIGHTS = (
     *tensor_files.SUFFIXES,
-    *archives.SUFFIXES,
     *(".distcp", ".gguf", ".h5", ".joblib", ".keras", ".msgpack", ".onnx", ".pt2", ".ptl", ".tflite"),
 )
-"""Ends of the names of files that may hold weights, in the folders of loggers too (`mlflow.pytorch.log_model`)."""
+"""Ends of the names of files of weights, in the folders of loggers too (`mlflow.pytorch.log_model`)."""
 
 _TRAINER_STATE = "trainer_state.json"
 _OF_TRAINER = tuple(
@@ -79,12 +78,12 @@ _PLACE = re.compile(rf"(?:/[^\s'\",:;]*?)?{_MARK}[0-9a-f]{{16}}(?:/work\b)?")
 
 def is_file(path: str, rules: Sequence[str]) -> bool:
     """Return True if a file is not judged: by the `rules` of the user, or as a log that cannot hold weights."""
-    logs = () if may_hold_weights(path) else DEFAULTS
+    logs = () if is_weights(path) or path.removesuffix(".gz").endswith(archives.SUFFIXES) else DEFAULTS
     return any(_fits(path, rule) for rule in (*logs, *rules) if ":" not in rule)
 
 
-def may_hold_weights(path: str) -> bool:
-    """Return True if a file has the name of a file of weights."""
+def is_weights(path: str) -> bool:
+    """Return True if a file has the name of a file of weights. An archive may contain some under any name."""
     return path.removesuffix(".gz").endswith(_WEIGHTS)
 
 

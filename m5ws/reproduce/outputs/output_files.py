@@ -43,9 +43,9 @@ class OutputDifference(msgspec.Struct, frozen=True, kw_only=True):
 class OutputReport(msgspec.Struct, frozen=True, kw_only=True):
     """The judged `differences`, the first of each file; counts of `equal` values; the rest as text.
 
-    `clocks` names the files that differ in unjudged values alone, `places` those that differ in the run's own path
-    alone, and `unpaired` those with random names that may be pairs of files of the other run, or not. `has_tensors`: an
-    equal file is of a format with tensors, or tensors in a file are equal.
+    `same` names the files with equal judged values, `clocks` those that differ in unjudged values alone, and `places`
+    those that differ in the run's own path alone. `unpaired` names those whose pair is unknown. `has_tensors`: an equal
+    file is of a format with tensors, or tensors in a file are equal.
     """
 
     differences: tuple[OutputDifference, ...] = ()
@@ -55,6 +55,7 @@ class OutputReport(msgspec.Struct, frozen=True, kw_only=True):
     clocks: tuple[str, ...] = ()
     places: tuple[str, ...] = ()
     unpaired: tuple[str, ...] = ()
+    same: tuple[str, ...] = ()
     has_tensors: bool = False
 
     @property
@@ -100,12 +101,13 @@ def compare(
     equal, differences = Counter[str](), list[OutputDifference]()
     logs, layout = list[str](), list[str]()
     clocks, elsewhere = dict[str, str](), dict[str, str]()
-    has_tensors = False
+    has_tensors, same = False, list[str]()
     for name in sorted(old.keys() | new.keys(), key=text_files.natural):
         before, after = old.get(name), new.get(name)
         if before is not None and after is not None and before.digest == after.digest:
             equal["files"] += 1
-            has_tensors |= name.endswith(tensor_files.SUFFIXES)
+            has_tensors |= ignored.is_weights(name)
+            same.append(name)
         elif ignored.is_file(name, extra):
             logs.append(name)
         elif before is None or after is None:
@@ -117,6 +119,7 @@ def compare(
                 result = _FileResult(ignored=["rows of earlier attempts"], clock=True)
             equal["output tensors"] += result.tensors
             has_tensors |= result.tensors > 0
+            same += [name] if result.tensors or result.values else []
             equal["output values"] += result.values
             if result.difference is not None:
                 differences.append(result.difference)
@@ -136,6 +139,7 @@ def compare(
         clocks=tuple(clocks),
         places=tuple(elsewhere),
         unpaired=tuple(unpaired),
+        same=tuple(same),
         has_tensors=has_tensors,
     )
 

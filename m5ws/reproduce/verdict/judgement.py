@@ -24,6 +24,10 @@ _UNOBSERVED = (
     "values that observation does not see: elements between the sampled ones of batches and outputs, losses that no "
     "module computes, averages of weights and generators of the script's own, and processes that the script starts"
 )
+_TEXTS_ALONE = (
+    "weights: no output file with tensors was compared. An equal file that contains only settings proves nothing about "
+    "the training"
+)
 
 
 def judge(
@@ -65,7 +69,7 @@ def judge(
     if outcome == "reproduced" and unknown:
         why = _so_far(comparison, unknown)
     elif outcome == "reproduced":
-        why = _clocks(comparison, files) if replay.segment is None else None
+        why = _limits(comparison, files) if replay.segment is None else None
     return Verdict(
         run=replay.reproduces,
         replay=replay.id,
@@ -81,6 +85,7 @@ def judge(
             *comparison.extra(),
             *_given(replay),
             *_unrecorded(comparison, replay),
+            *((_TEXTS_ALONE,) if _has_texts_alone(comparison, files) and outcome == "reproduced" else ()),
             *metrics,
             *files.not_compared,
         ),
@@ -192,19 +197,25 @@ def _failed_otherwise(comparison: Comparison) -> bool:
 
 
 def _so_far(comparison: Comparison, unknown: str) -> str:
-    last = comparison.original.last_step
-    return f"everything that was compared is equal, bit for bit, up to step {last}. {unknown}"
+    end = f", up to step {comparison.original.last_step}" if comparison.original.by_steps else ""
+    return f"everything that was compared is equal, bit for bit{end}. {unknown}"
 
 
-def _clocks(comparison: Comparison, files: output_files.OutputReport) -> str | None:
-    """Return the reason if results are equal but files differ in unjudged values; None if no file differs."""
+def _limits(comparison: Comparison, files: output_files.OutputReport) -> str | None:
+    """Return the reason if files differ in unjudged values, or if only files without tensors are equal; else None."""
     kinds = {"values that are not judged": files.clocks, "the run's path": files.places}
     parts = [
         f"{len(names)} file{' differs' if len(names) == 1 else 's differ'} in {values}: {outputs.listed(names)}"
         for values, names in kinds.items()
         if names
     ]
+    if _has_texts_alone(comparison, files):
+        parts.insert(0, f"no tensors and no metrics were compared, only {outputs.listed(files.same)}")
     return "; ".join([f"{_equal(comparison)} equal in every bit", *parts]) if parts else None
+
+
+def _has_texts_alone(comparison: Comparison, files: output_files.OutputReport) -> bool:
+    return not (comparison.original.by_steps or files.has_tensors or comparison.equal["metrics"]) and bool(files.same)
 
 
 def _equal(comparison: Comparison) -> str:
