@@ -443,6 +443,22 @@ def test_files_in_folders_with_random_ids_are_paired_by_their_contents_or_not_at
     assert bool(unpaired) == ("pairs are unknown" in "".join(report.not_compared))
 
 
+@pytest.mark.parametrize(("seconds", "unpaired"), [(60, 0), (0, 4)])
+def test_files_in_folders_with_times_and_random_ids_are_paired_by_the_times(
+    repo: Repository, tmp_path: Path, seconds: int, unpaired: int
+) -> None:
+    def files(side: Side) -> Files:
+        written: Files = {}
+        for number in range(2):
+            started = f"{side.moment(seconds * number):%Y%m%d_%H%M%S}"
+            folder = f"wandb/run-{started}-{_random_id(f'{side.run} {number}'):.8}/files"
+            written[f"{folder}/w.pt"] = _saved({"loss": number, "folder": folder})
+        return written
+
+    report = _compare(repo, tmp_path, (_ONE, _OTHER), (files(_ONE), files(_OTHER)))
+    assert report.differences == () and len(report.unpaired) == unpaired
+
+
 def test_files_in_numbered_folders_of_times_keep_the_rules_of_their_names(repo: Repository, tmp_path: Path) -> None:
     def sweep(side: Side, *losses: float) -> Files:
         jobs: Files = {}

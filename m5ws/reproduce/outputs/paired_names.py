@@ -25,7 +25,7 @@ def pair(old: dict[str, Entry], new: dict[str, Entry], places: tuple[Surrounding
 
     Each attempt of a resumed run leaves a folder with its own time, or with the next number (Lightning), and those of
     its last attempts are compared. If one run has more files for another reason, the files keep their names. Random ids
-    have no order: of several files with such names, those with equal contents are pairs.
+    have no order: of several files whose names differ in these alone, those with equal contents are pairs.
     """
     attempts = places[0].attempts - places[1].attempts
     left = _leave_earlier_versions(*((old, new) if attempts > 0 else (new, old))) if attempts else []
@@ -33,7 +33,7 @@ def pair(old: dict[str, Entry], new: dict[str, Entry], places: tuple[Surrounding
     groups = _grouped(old.keys() - new.keys(), places[0]), _grouped(new.keys() - old.keys(), places[1])
     for plain in sorted(groups[0].keys() & groups[1].keys() - old.keys() - new.keys()):
         before, after = groups[0][plain], groups[1][plain]
-        if len(before) + len(after) > 2 and without_random_ids(before[0]) != before[0]:
+        if not (_has_order(before) and _has_order(after)):
             before, after = _with_equal_contents(old, new, (before, after), attempts, removed)
         longer, files = (before, old) if attempts > 0 else (after, new)
         while attempts and len(longer) > min(len(before), len(after)):
@@ -44,6 +44,11 @@ def pair(old: dict[str, Entry], new: dict[str, Entry], places: tuple[Surrounding
                 shared = plain if len(before) == 1 else _REPLACED.sub(rf"\g<0> ({number})", plain, count=1)
                 old[shared], new[shared] = old.pop(old_name), new.pop(new_name)
     return removed
+
+
+def _has_order(names: list[str]) -> bool:
+    """Return True if names differ in more than random ids."""
+    return len(set(map(without_random_ids, names))) == len(names)
 
 
 def _with_equal_contents(

@@ -50,7 +50,7 @@ _EPOCH = re.compile(r"(?<!\d)(?<!\d\.)(\d{10})(?:(?:\d{3}|\d{6}|\d{9})|\.\d+)?(?
 _SCALES = (1, 1e3, 1e6, 1e9)
 _MLFLOW = re.compile(r"(?<!\w)(?:mlruns|mlartifacts)/[^\s'\",:;]*")
 _MLFLOW_ID = re.compile(r"(?<=/)(?:m-)?(?:[0-9a-f]{32}|\d{15,20})(?=/|$)")
-_WANDB = re.compile(r"(?<!\w)(wandb/(?:offline-)?run-)\d{8}_\d{6}-[\w.-]+")
+_WANDB = re.compile(r"(?<!\w)(wandb/(?:offline-)?run-\d{8}_\d{6}-)[\w.-]+")
 VERSION = re.compile(r"((?<!\w)lightning_logs/version_)(\d+)(?!\d)")
 """The folder of an attempt of Lightning, with its number."""
 
