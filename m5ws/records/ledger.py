@@ -56,7 +56,20 @@ class Step(Event, tag="step", frozen=True, kw_only=True):
 
 
 OF_PASSES = frozenset(("batch", "output", "loss"))
-"""Values of a step that are read in its forward passes. A pass before the first step of an attempt counts as its."""
+"""Values of a step that are read in its forward passes."""
+
+
+def unproven_values(before: Step, after: Step, *, is_first: bool = False) -> frozenset[str]:
+    """Return the values that prove nothing in two records of an observed step, if one attempt was resumed.
+
+    The attempt may have counted other forward passes: those before its `is_first` step count as of that step. And until
+    it knows which optimizers a step has, its records have the values of the first one alone.
+    """
+    old, new = (frozenset(("batch", *step.digests, *step.quantities)) for step in (before, after))
+    norms = (before.quantities.get("grad_norm"), after.quantities.get("grad_norm"))
+    is_same_update = is_first and norms[0] is not None and norms[0] == norms[1]
+    lacking = (old ^ new) - (frozenset() if is_first else OF_PASSES)
+    return lacking | (OF_PASSES if before.passes != after.passes or is_same_update else frozenset())
 
 
 class State(Event, tag="state", frozen=True, kw_only=True):

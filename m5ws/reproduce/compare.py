@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from m5ws.records.ledger import COMPLETE, OF_PASSES, AnyEvent, CheckpointPublished, RankEnded, State, Step
+from m5ws.records.ledger import COMPLETE, AnyEvent, CheckpointPublished, RankEnded, State, Step, unproven_values
 from m5ws.records.verdict import FINAL, Divergence, DivergenceSummary, is_state
 from m5ws.repository import checkpoints
 from m5ws.repository.repository import Repository
@@ -249,10 +249,20 @@ class Comparison:
 
     def ends_unknown(self) -> bool:
         """Return True if two scripts without a session have finished, and weights at their ends are not recorded."""
-        sides = (self.original.weights, self.replay.weights)
-        names = [{rank: weights.keys() for rank, weights in side.items()} for side in sides]
-        is_known = names[0] == names[1] and names[0].keys() >= self.original.steps.keys()
-        return self.original.observed and self._have_finished and not is_known
+        ranks = self.original.weights.keys() & self.replay.weights.keys()
+        return self.original.observed and self._have_finished and not ranks >= self.original.steps.keys()
+
+    def unlike_ends(self) -> str | None:
+        """Return the first tensor at the end of a script of which only one side has a record; None without one.
+
+        A resumed attempt records the modules that it called.
+        """
+        if not self._have_finished:
+            return None
+        for rank in sorted(self.original.weights.keys() & self.replay.weights.keys()):
+            if unlike := self.original.weights[rank].keys() ^ self.replay.weights[rank].keys():
+                return min(unlike)
+        return None
 
     @property
     def _have_finished(self) -> bool:
@@ -299,13 +309,15 @@ class Comparison:
         before = {"batch": known.batch} | known.digests | known.quantities | _named_updates(known)
         after = {"batch": event.batch} | event.digests | event.quantities | _named_updates(event)
         same = True
-        names = dict.fromkeys([*before, *after])
-        if self._is_partial(event.step):
-            names = dict.fromkeys(name for name in before if name in after)
-            # An attempt may have done passes before its first step. Its gradients are those of the step alone.
-            is_same_update = "grad_norm" in names and before["grad_norm"] == after["grad_norm"]
-            if known.passes != event.passes or is_same_update:
-                names = dict.fromkeys(name for name in names if name not in OF_PASSES or before[name] == after[name])
+        unproven: frozenset[str] = frozenset()
+        if any(side.observed and side.resumed_before(event.step) is not None for side in (self.original, self.replay)):
+            unproven = unproven_values(known, event, is_first=self._is_partial(event.step))
+            unproven |= _named_updates(known).keys() ^ _named_updates(event).keys()
+        names = [
+            name
+            for name in dict.fromkeys([*before, *after])
+            if name not in unproven or before.get(name) == after.get(name)
+        ]
         for name in names:
             old, new = before.get(name), after.get(name)
             if old != new:

@@ -7,7 +7,7 @@ restore they are equal in bits. If they differ, this reports the first such step
 import logging
 
 from m5ws.errors import M5Error
-from m5ws.records.ledger import OF_PASSES, AnyEvent, Observation, State, Step
+from m5ws.records.ledger import AnyEvent, Observation, State, Step, unproven_values
 from m5ws.repository.repository import Repository
 from m5ws.runs.history import load
 
@@ -60,9 +60,9 @@ class RepeatedSteps:
         self.steps += 1
         old, new = ({"batch": step.batch, **step.digests, **step.quantities} for step in (before, event))
         names = [name for name in old if new.get(name) != old[name]]
-        if event.step == self._partial:
-            unlike = OF_PASSES if before.passes != event.passes else frozenset()
-            names = [name for name in names if name in new and name not in unlike]
+        if self._partial is not None:
+            unproven = unproven_values(before, event, is_first=event.step == self._partial)
+            names = [name for name in names if name not in unproven]
         if any(event.updates.get(label, done) != done for label, done in before.updates.items()):
             names.append("the optimizer's number of updates")
         return [f"step {event.step} on rank {rank}: {' and '.join(names)} differ from before"] if names else []

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from m5ws.training.fingerprint import fingerprint
+from m5ws.training.observation import final_weights
 from m5ws.training.observation.final_weights import FinalWeights
 from m5ws.training.observation.names import Names
 
@@ -71,16 +72,18 @@ def test_parameters_of_an_optimizer_without_a_module_count() -> None:
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])
-def test_a_module_that_is_not_used_any_more_does_not_count(is_deleted: bool) -> None:
-    final, first, second = FinalWeights(Names()), torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
-    update(final, first)
-    for _ in range(2):
-        update(final, second)
+def test_those_of_many_modules_are_those_of_the_modules_that_were_used_last(
+    is_deleted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(final_weights, "_KEPT", 2)
+    final, modules = FinalWeights(Names()), [torch.nn.Linear(1, 1) for _ in range(4)]
+    for number in (0, 1, 2, 1, 3):
+        update(final, modules[number])
     if is_deleted:
-        del first
-    update(final, second)
+        modules.clear()
+    update(final, None)
     found = final.take()
-    assert found is not None and set(found) == {"model2.weight", "model2.bias"}
+    assert found is not None and {name.partition(".")[0] for name in found} == {"model2", "model4"}
 
 
 def test_weights_that_another_thread_deletes_are_unknown() -> None:

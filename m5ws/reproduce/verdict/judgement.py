@@ -22,7 +22,8 @@ from m5ws.runs.outputs import outputs
 
 _UNOBSERVED = (
     "values that observation does not see: elements between the sampled ones of batches and outputs, losses that no "
-    "module computes, averages of weights and generators of the script's own, and processes that the script starts"
+    "module computes, averages of weights and generators of the script's own, optimizers in compiled functions and in "
+    "threads, and processes that the script starts"
 )
 _TEXTS_ALONE = (
     "weights: no output file with tensors was compared. An equal file that contains only settings proves nothing about "
@@ -168,6 +169,8 @@ def _find_unknown(comparison: Comparison, files: output_files.OutputReport, *, j
         )
     if comparison.ends_unknown() and not files.has_tensors:
         return "The weights at the end of the script were not recorded, and no output file with tensors was compared"
+    if (name := comparison.unlike_ends()) is not None:
+        return f"Only one of the two runs has the record of {name} at the end of the script"
     if original.outcome == "failed" and comparison.replay.outcome == "failed" and _failed_otherwise(comparison):
         return f"The original ended with {original.message}, and the replay with {comparison.replay.message}"
     if (resumed := comparison.last_unchecked_resume()) is not None:

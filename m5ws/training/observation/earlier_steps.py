@@ -29,10 +29,11 @@ _UNCLEAR = (
 class Earlier(msgspec.Struct, frozen=True):
     """Records of a rank's earlier attempts: the last steps, the newest first, and descriptions by label.
 
-    `guessed` are the places of attempts that are not proven.
+    `guessed` are the places of attempts that are not proven, `kinds` the labels of the optimizers of each kind of step.
     """
 
     steps: list[Step] = []
+    kinds: set[frozenset[str]] = set()
     parts: dict[str, str] = {}
     guessed: list[int] = []
 
@@ -70,7 +71,8 @@ def load(repo: Repository, run: str, attempt: int, rank: int) -> Earlier:
         early = observation.parts | early
         if observation.guessed:
             guessed.append(observation.after or 0)
-    return Earlier(steps, late | early, guessed)
+    kinds = {frozenset(name.removesuffix(settings("")) for name in _labels(step)) for step in steps}
+    return Earlier(steps, kinds, late | early, guessed)
 
 
 def find(earlier: Earlier, first: Step, *, are_certain: bool) -> Place:
@@ -163,7 +165,6 @@ def _are_equal(one: Step, two: Step) -> bool:
     Not every step has all values: the norm of many gradients is recorded at some steps, and the first step of an
     attempt has the values of its first optimizer.
     """
-    # A pass before the first step of an attempt counts as its, so the values of the passes may be others.
     unlike = OF_PASSES if one.passes != two.passes else frozenset[str]()
     digests = (one.digests.keys() & two.digests.keys()) - unlike
     quantities = (one.quantities.keys() & two.quantities.keys()) - unlike

@@ -1,7 +1,7 @@
 """The weights at the end of a script: a script may change them after its last step.
 
-They are those of the modules and optimizers of the last two steps, and of the modules of later forward passes. They are
-read when the script ends, or just before their module is deleted. So nothing stays in memory longer than without m5ws.
+They are those of all modules that were called with gradients, and of all optimizers. They are read when the script
+ends, or just before their module is deleted. So nothing stays in memory longer than without m5ws.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ from m5ws.training.observation.names import Names, local_parts
 
 _MODEL = "model"
 """Beginning of the labels of modules."""
-_KEPT = 2
-"""Steps for which an object is followed after its last use."""
+_KEPT = 64
+"""Objects that are followed: those that were used last."""
 _Owner = torch.nn.Module | torch.optim.Optimizer
 _Named = Callable[[], Iterator[tuple[str, torch.Tensor]]]
 
@@ -52,10 +52,14 @@ class FinalWeights:
         self._step = 0
 
     def begin_update(self) -> None:
-        """Forget the objects that were not used lately. The forward passes of a step have been done."""
+        """Set the labels of the modules of a step. Of many objects, forget those that were used longest ago."""
         self._step += 1
         self._set_labels()
-        first = self._step - _KEPT
+        alive = (followed for followed, _ in self._alive.copy().values())
+        uses = sorted(followed.used for followed in (*self._deleted, *alive))
+        if len(uses) <= _KEPT:
+            return
+        first = uses[-_KEPT]
         self._deleted = [followed for followed in self._deleted if followed.used >= first]
         # Objects may be deleted meanwhile, so a copy is read.
         for key, (followed, finalizer) in self._alive.copy().items():

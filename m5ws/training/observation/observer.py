@@ -79,7 +79,7 @@ class Observer:
         self._earlier: earlier_steps.Earlier | None = None
         self._names = Names(lambda: self._load_earlier().parts)
         self._final = FinalWeights(self._names)
-        self._forwards = Forwards()
+        self._forwards, self._evaluations = Forwards(), Forwards()
         self._update: _Update | None = None
         self._calls: list[tuple[torch.optim.Optimizer, _Call]] = []
         """The calls of optimizers that have begun, each within the one before it."""
@@ -124,12 +124,13 @@ class Observer:
         if any(leaf.requires_grad for leaf in leaves(output)):
             if self._update is not None:  # The module has no parameters of its own: a loss function.
                 self._close(self._update.forwards.engine())
+            forwards = self._forwards
             if self._is_evaluation(module, given):
-                self._forwards.add_evaluation(output)
-            else:
-                self._forwards.add(module, given, output, has_parameters=has_parameters(module))
-                if has_parameters(module):
-                    self._final.follow_module(module)
+                forwards.add_evaluation(output)
+                forwards = self._evaluations
+            forwards.add(module, given, output, has_parameters=has_parameters(module))
+            if has_parameters(module):
+                self._final.follow_module(module)
 
     def _is_evaluation(self, module: torch.nn.Module, given: Any) -> bool:
         """Return True for a forward pass in the mode of evaluation of a module that was in the mode of training.
@@ -185,8 +186,11 @@ class Observer:
         if call.calls_another or call.creates_state or is_skipped:
             return  # The step of the one inside counts, if there is one.
         if self._update is None:
-            self._update = _Update(self._forwards)
-            self._forwards = Forwards(earlier=self._forwards.modules)
+            # Without other passes, those in the mode of evaluation were the training's.
+            done = self._forwards if self._forwards.count else self._evaluations
+            done.earlier = self._forwards.earlier
+            self._update = _Update(done)
+            self._forwards, self._evaluations = Forwards(earlier=done.modules), Forwards()
             self._final.begin_update()
         update = self._update
         # A later attempt restored all that it uses for the first time. The state shows whether it is as before.
@@ -326,6 +330,7 @@ class Observer:
         if self._earlier is None:
             context = self._active.context
             self._earlier = earlier_steps.load(self._active.repo, context.run, context.attempt, self._active.rank)
+            self._together |= self._earlier.kinds
         return self._earlier
 
     def _begin(self, first: Step) -> None:

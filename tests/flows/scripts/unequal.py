@@ -38,6 +38,9 @@ if fault == "exact, modules in turn":
 counts = fault in (
     "exact, modules in turn",
     "exact, optimizers in turn",
+    "exact, optimizers at intervals",
+    "exact, in the mode of evaluation",
+    "buffers of a module that is not called again",
     "noise",
     "exact and counted",
     "no step",
@@ -48,7 +51,7 @@ counts = fault in (
 )
 optimizer = (torch.optim.Adam if counts else torch.optim.SGD)(parameters, lr=0.1)
 optimizers = [optimizer]
-if fault == "exact, optimizers in turn":
+if fault.startswith("exact, optimizers"):
     optimizers = [torch.optim.Adam(part.parameters(), lr=0.1) for part in (model, head)]
 begin, best = 0, {}
 if checkpoint.exists():
@@ -72,24 +75,31 @@ for step in range(begin + 1, end + 1):
     if fault == "unobserved" and step > SAVED + 1:
         optimizer.param_groups[0]["unreadable"] = Unreadable()
         x = x + random.SystemRandom().random()
+    model.train(fault != "exact, in the mode of evaluation" or step < SAVED)
     output = model(x)
     if fault == "exact, modules in turn":
         output = twins[step % 2](output)
     elif fault == "exact, optimizers in turn" and step % 2:
         output = head(x)
-    if fault == "buffers" and step % 3 == 0:
+    if fault == "exact, optimizers at intervals" and step % 3 == 0:
+        output = output + head(x)
+    if (fault == "buffers" and step % 3 == 0) or (fault.startswith("buffers of") and step < SAVED):
         output = output + head(x)
     loss = torch.nn.MSELoss()(output, x[:, :2])
-    optimizer = optimizers[step % len(optimizers)]
-    optimizer.zero_grad()
+    used = [optimizers[step % len(optimizers)]]
+    if fault == "exact, optimizers at intervals":
+        used = optimizers if step % 3 == 0 else optimizers[:1]
+    for each in used:
+        each.zero_grad()
     loss.backward()
-    optimizer.step()
+    for each in used:
+        each.step()
     torch.rand(1)
     if step < SAVED:
         best = {name: value.clone() for name, value in model.state_dict().items()}
     if step == SAVED:
         state = {"model": model.state_dict(), "twins": twins.state_dict(), "generator": torch.get_rng_state()}
-        state["head"] = dict(head.named_parameters()) if fault == "buffers" else head.state_dict()
+        state["head"] = dict(head.named_parameters()) if "buffers" in fault else head.state_dict()
         state["optimizers"] = [each.state_dict() for each in optimizers]
         torch.save({**state, "step": step}, checkpoint)
     if step == (STEPS if fault == "no step" else SAVED) and not died.exists():
