@@ -1,6 +1,7 @@
 """Copies of output files that are made while a script runs: found, needed, and of no checkpoint's name."""
 
 import itertools
+import os
 from pathlib import Path
 
 import msgspec
@@ -55,12 +56,15 @@ def test_copies_are_made_when_something_changed_and_found_until_the_end(
     copying = _copying(repo, written, run)
     assert [copying.copy(), copying.copy()] == [None, None]
     (written / "log.txt").write_text("two")
+    os.utime(written / "model.bin", (2000.5, 1000.5))
     assert copying.copy() is None
     assert outputs.names(repo, _RUN) == ["0001-000000", "0001-000001"] and checkpoints.names(repo, _RUN) == []
     stored = restored_outputs.newest(repo, _RUN)
     assert stored is not None and not stored.final
     restored_outputs.restore(Repository.open(LocalStore(Path(repo.store.url))), stored, tmp_path / "work")
     assert (tmp_path / "work" / "out" / "log.txt").read_text() == "two"
+    for name in ("log.txt", "model.bin"):
+        assert (tmp_path / "work" / "out" / name).stat().st_mtime == (written / name).stat().st_mtime
     needed = roots.read(repo, RetentionRules(), lambda *_: True).reach.digests
     for name in outputs.names(repo, _RUN):
         content = outputs.find(repo, _RUN, name)[1].content

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from m5ws.records.ledger import INEXACT_RESUME, RESUME_LIMIT
-from m5ws.records.verdict import Divergence, is_state
+from m5ws.records.verdict import FINAL, Divergence, is_state
 from m5ws.reproduce.compare import Comparison, Difference
 from m5ws.reproduce.verdict import difference_kinds
 from m5ws.reproduce.verdict.difference_kinds import Kind, Traces
@@ -63,6 +63,7 @@ def find_hint(comparison: Comparison, first: Divergence, begin: int) -> Hint | N
         _record(comparison, first, differences)
         or _threads(comparison, first)
         or _resumed(comparison, first, begin)
+        or _end(first)
         or _data(comparison, first)
         or _pattern(comparison, first, differences)
     )
@@ -127,6 +128,14 @@ def _resume_limits(comparison: Comparison, first: Divergence) -> str:
     # Most limits are about the data.
     likely = first.quantity == "batch" or not _fed_the_same(comparison, first)
     return f". The run recorded {'the likely cause' if likely else 'limits of its resumes'}: {'; '.join(limits)}"
+
+
+def _end(first: Divergence) -> Hint | None:
+    """Return the hint for weights that differ at the end of a script alone."""
+    if not first.quantity.startswith(FINAL):
+        return None
+    words = "code that changes the weights in the last step or after it: best weights of memory, an average, rounding"
+    return Hint(words=words, traces="update")
 
 
 def _threads(comparison: Comparison, first: Divergence) -> Hint | None:
@@ -216,10 +225,17 @@ def _state_known(comparison: Comparison, step: int) -> bool:
 
 
 def _fed_the_same(comparison: Comparison, first: Divergence) -> bool:
-    """Return True if both runs recorded the batch of every rank at the step of the first difference."""
+    """Return True if both runs recorded the batch of every rank at the step of the first difference.
+
+    An observed step must also have a loss: the labels of a loss function that is no module are in no batch.
+    """
     steps = [
         side.steps.get(rank, {}).get(first.step)
         for side in (comparison.original, comparison.replay)
         for rank in comparison.original.steps
     ]
-    return all(step is not None and step.batch is not None for step in steps)
+    observed = comparison.original.observed
+    return all(
+        step is not None and step.batch is not None and not (observed and "loss" not in step.quantities)
+        for step in steps
+    )

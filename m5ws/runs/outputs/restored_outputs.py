@@ -24,7 +24,8 @@ from m5ws.runs.state import RunState
 class StoredOutputs(msgspec.Struct, frozen=True, kw_only=True):
     """Output files in the store: their attempt, whether they are final, and the digest of their content.
 
-    `resume` is the content that a resume gets, if it is another one.
+    `resume` is the content that a resume gets, if it is another one, and `modified_s` has the modification times of its
+    files.
     """
 
     run: str
@@ -32,6 +33,7 @@ class StoredOutputs(msgspec.Struct, frozen=True, kw_only=True):
     final: bool
     content: Digest
     resume: Digest | None = None
+    modified_s: tuple[float, ...] = ()
 
     @property
     def restored(self) -> Digest:
@@ -101,9 +103,11 @@ def newest(repo: Repository, run: str, before: str | None = None) -> StoredOutpu
     if label is None:
         return None
     found = outputs.find(repo, run, label)[1]
-    # Copies of older versions are `Checkpoint` records, without this field.
-    resume = getattr(found, "resume", None)
-    return StoredOutputs(run=run, attempt=attempt, final=final, content=found.content, resume=resume)
+    # Copies of older versions are `Checkpoint` records, without these fields.
+    resume, modified_s = getattr(found, "resume", None), getattr(found, "modified_s", ())
+    return StoredOutputs(
+        run=run, attempt=attempt, final=final, content=found.content, resume=resume, modified_s=modified_s
+    )
 
 
 def newest_to_restore(repo: Repository, run: str) -> StoredOutputs | None:
@@ -153,6 +157,7 @@ def restore(repo: Repository, stored: StoredOutputs, work: Path) -> str:
     tree = _write(repo, stored.restored, aside)
     for entry in tree.entries:
         _move(entry.path, aside, work)
+    _set_times(tree, stored.modified_s, work)
     choice = _describe_choice(stored, tree, _tree(repo, stored.content)) if stored.resume is not None else ""
     restored = f"{len(tree.entries):,} output files of attempt {stored.attempt} were restored"
     return f"{restored}{choice}; the script itself must continue from them"
@@ -176,6 +181,15 @@ def _listed(entries: Sequence[Entry]) -> str:
     return output_files.listed([entry.name for entry in entries])
 
 
+def _set_times(tree: Tree, modified_s: Sequence[float], work: Path) -> None:
+    """Set the modification times of restored files, as far as they are known."""
+    if len(modified_s) != len(tree.entries):
+        return
+    for entry, time_s in zip(tree.entries, modified_s, strict=True):
+        if time_s:
+            os.utime(work / os.fsdecode(entry.path), (time_s, time_s), follow_symlinks=False)
+
+
 def _move(path: bytes, source: Path, target: Path) -> None:
     """Move a file or link from one folder to the same path in another, over an existing file, link or folder.
 
@@ -192,6 +206,14 @@ def _move(path: bytes, source: Path, target: Path) -> None:
     if place.is_dir() and not place.is_symlink():
         shutil.rmtree(place)
     (source / os.fsdecode(path)).replace(place)
+
+
+def times(repo: Repository, stored: StoredOutputs) -> dict[tuple[bytes, Digest], float]:
+    """Return the modification times of the files that a resume gets, by path and digest. Raises as `files`."""
+    entries = _tree(repo, stored.restored).entries
+    if len(stored.modified_s) != len(entries):
+        return {}
+    return {(entry.path, entry.digest): time_s for entry, time_s in zip(entries, stored.modified_s, strict=True)}
 
 
 def located(repo: Repository, content: Digest) -> dict[bytes, Entry]:

@@ -98,8 +98,34 @@ def record(
         inspected.require_unchanged()
         resume = _content_to_resume(repo, run, name, stored, inspected, work)
     return OutputFiles(
-        run=run.id, snapshot=run.snapshot, attempt=int(attempt), moment=moment, content=stored, resume=resume
+        run=run.id,
+        snapshot=run.snapshot,
+        attempt=int(attempt),
+        moment=moment,
+        content=stored,
+        resume=resume,
+        modified_s=_times(repo, run, name, wanted, stored, resume),
     )
+
+
+def _times(
+    repo: Repository, run: Run, name: str, files: Sequence[SourceFile], stored: Digest, resume: Digest | None
+) -> tuple[float, ...]:
+    """Return the modification times of the files that a resume gets, in order of their paths. 0 is unknown.
+
+    All are unknown, (), if the store cannot be read.
+    """
+    try:
+        left = {file.path: os.stat(file.location).st_mtime for file in files}
+        written = restored_outputs.files(repo, stored)
+        known = {(path, entry.digest): left[path] for path, entry in written.items()}
+        if resume is not None and (before := restored_outputs.newest(repo, run.id, name)) is not None:
+            known = restored_outputs.times(repo, before) | known
+        chosen = restored_outputs.files(repo, resume or stored)
+    except UNREADABLE as error:
+        _log.warning("the modification times of the output files of run %s are not recorded: %s", run.id, error)
+        return ()
+    return tuple(known.get((path, chosen[path].digest), 0.0) for path in sorted(chosen))
 
 
 def _content_to_resume(

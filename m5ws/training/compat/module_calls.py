@@ -4,11 +4,13 @@ torch's own hooks of all modules cost six times as much, since they are called f
 traces them and warns of them (docs/design/0022). torch.fx replaces `Module.__call__` in the same way.
 """
 
+import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.utils import _python_dispatch
 
 from m5ws.training.compat.facts import Fact
 
@@ -61,6 +63,16 @@ def is_traced() -> bool:
     )
 
 
+@contextlib.contextmanager
+def without_modes() -> Iterator[None]:
+    """Hide the block's operations from the script's dispatch and function modes, which may count or change them."""
+    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+        with torch._C.DisableTorchFunction(), _python_dispatch._disable_current_modes():
+            yield
+    else:
+        yield
+
+
 def in_backward() -> bool:
     """Return True in a backward pass, in which activation checkpointing calls modules again."""
     return torch._C._current_graph_task_id() != -1
@@ -77,9 +89,15 @@ def _has_holders() -> bool:
     return parameters["weight"] is layer.weight and buffers["running_mean"] is layer.running_mean
 
 
+def _hides_from_modes() -> bool:
+    with torch.device("meta"), without_modes():
+        return not torch.empty(0).is_meta and callable(_python_dispatch._disable_current_modes)
+
+
 OBSERVED = (
     Fact("torch", "Module.__call__", lambda: _original is torch.nn.Module.__dict__["__call__"]),
     Fact("torch", "torch._C._current_graph_task_id", lambda: not in_backward()),
     Fact("torch", "torch._C._functorch and dispatch modes", lambda: not is_traced()),
+    Fact("torch", "torch.utils._python_dispatch._disable_current_modes", _hides_from_modes),
     Fact("torch", "Module._parameters and Module._buffers", _has_holders),
 )

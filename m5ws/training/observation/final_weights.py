@@ -126,7 +126,10 @@ class FinalWeights:
         self._deleted.append(followed)
         # The garbage collector may delete it in any thread, and while operations are traced.
         if threading.get_ident() == self._thread and not module_calls.is_traced():
-            with contextlib.suppress(Exception):  # The weights are unknown then, and the training goes on.
+            with (
+                module_calls.without_modes(),
+                contextlib.suppress(Exception),
+            ):  # The weights are unknown then, and the training goes on.
                 self._read(followed)
         followed.named = None
 

@@ -23,6 +23,7 @@ import msgspec
 import torch
 
 from m5ws.records.ledger import Observation, State, Step
+from m5ws.training.compat import module_calls
 from m5ws.training.fingerprint import fingerprint
 from m5ws.training.observation import earlier_steps, interruption, optimizer_values, samples, zero
 from m5ws.training.observation.final_weights import FinalWeights
@@ -384,7 +385,8 @@ class Observer:
         if self._failed:
             return
         try:
-            function(*arguments)
+            with module_calls.without_modes():
+                function(*arguments)
         except Exception as error:  # noqa: BLE001  # whatever it is, the training goes on
             self._failed = True
             message = f"the steps after step {self.step} are not observed, because of an error: {error!r}"

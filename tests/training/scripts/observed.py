@@ -5,10 +5,12 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 KINDS: dict[str, Callable[[int], None]] = {}
 
@@ -351,6 +353,31 @@ def scaler(steps: int) -> None:
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
+
+
+class Counted(TorchDispatchMode):  # type: ignore[misc]
+    """Changes the result of each seventh operation."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        result = function(*args, **(kwargs or {}))
+        is_changed = isinstance(result, torch.Tensor) and result.is_floating_point() and self.count % 7 == 0
+        return result * 1.25 if is_changed else result
+
+
+@kind
+def counted(steps: int) -> None:
+    """A mode that changes results."""
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with Counted():
+        for x, target in batches(steps):
+            functional.mse_loss(model(x), target).backward()
+            optimizer.step()
+    Path("out").mkdir(exist_ok=True)
+    torch.save(model.state_dict(), "out/checkpoint.pt")
 
 
 @kind
