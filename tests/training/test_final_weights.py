@@ -86,6 +86,17 @@ def test_those_of_many_modules_are_those_of_the_modules_that_were_used_last(
     assert found is not None and {name.partition(".")[0] for name in found} == {"model2", "model4"}
 
 
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_tensor_of_two_modules_has_the_name_in_the_one_that_was_used_last(is_deleted: bool) -> None:
+    final, whole = FinalWeights(Names()), torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    for module in (whole[1], whole, whole):
+        update(final, module)
+    expected = digests({f"model2.{name}": tensor.clone() for name, tensor in whole.state_dict().items()})
+    if is_deleted:
+        del module, whole
+    assert final.take() == expected
+
+
 def test_weights_that_another_thread_deletes_are_unknown() -> None:
     final, held = FinalWeights(Names()), [torch.nn.Linear(2, 2)]
     update(final, held[0])

@@ -5,6 +5,7 @@ ends, or just before their module is deleted. So nothing stays in memory longer 
 """
 
 import contextlib
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ from m5ws.training.backends import tensor_names
 from m5ws.training.compat import module_calls
 from m5ws.training.fingerprint import fingerprint
 from m5ws.training.observation import zero
-from m5ws.training.observation.names import Names, local_parts
+from m5ws.training.observation.names import Labels, Names, local_parts
 
 _MODEL = "model"
 """Beginning of the labels of modules."""
@@ -31,14 +32,14 @@ _Named = Callable[[], Iterator[tuple[str, torch.Tensor]]]
 class _Followed:
     """A module or an optimizer. `named` yields its tensors by name; None if they are not to be read.
 
-    `label` is empty until the optimizer of a module is known. `read` are the ids of the tensors in `fingerprints`.
+    `label` is empty until the optimizer of a module is known. `read` has the identity of each tensor in `fingerprints`.
     """
 
     label: str
     named: _Named | None
     used: int
     fingerprints: dict[str, str] | None = None
-    read: dict[str, int] = field(default_factory=dict)
+    read: dict[str, str] = field(default_factory=dict)
 
 
 class FinalWeights:
@@ -50,6 +51,9 @@ class FinalWeights:
         self._alive: dict[int, tuple[_Followed, weakref.finalize]] = {}  # type: ignore[type-arg]
         self._deleted: list[_Followed] = []
         self._step = 0
+        self._identities = Labels()
+        """A number for each tensor that was read. An id may be used again."""
+        self._numbers = itertools.count()
 
     def begin_update(self) -> None:
         """Set the labels of the modules of a step. Of many objects, forget those that were used longest ago."""
@@ -85,14 +89,13 @@ class FinalWeights:
             self._read(followed)
         every = [*self._deleted, *alive]
         self.end()
-        modules = [followed for followed in every if followed.label.startswith(_MODEL)]
-        of_modules = {number for followed in modules for number in followed.read.values()}
-        found = {
-            name: value
-            for followed in every
-            for name, value in (followed.fingerprints or {}).items()
-            if followed in modules or followed.read[name] not in of_modules
-        }
+        # A tensor has the name in the module that was used last; only one without a module has that in its optimizer.
+        every.sort(key=lambda followed: (followed.label.startswith(_MODEL), followed.used), reverse=True)
+        found, known = dict[str, str](), set[str]()
+        for followed in every:
+            new = {name for name, identity in followed.read.items() if identity not in known}
+            known.update(followed.read.values())
+            found |= {name: value for name, value in (followed.fingerprints or {}).items() if name in new}
         is_known = bool(found) and all(followed.fingerprints is not None for followed in every)
         return dict(sorted(found.items())) if is_known else None
 
@@ -141,9 +144,14 @@ class FinalWeights:
         for path, tensor in followed.named():
             own = local_parts(f"{followed.label}.{path}", tensor)
             parts |= own
-            followed.read |= dict.fromkeys(own, id(tensor))
+            followed.read |= dict.fromkeys(own, self._identify(tensor))
         sums = fingerprint.sums(parts.values())
         followed.fingerprints = {name: f"{value:016x}" for name, value in zip(parts, sums, strict=True)}
+
+    def _identify(self, tensor: torch.Tensor) -> str:
+        if tensor not in self._identities:
+            self._identities[tensor] = str(next(self._numbers))
+        return self._identities[tensor] or ""
 
 
 def _of_module(module: torch.nn.Module) -> _Named:

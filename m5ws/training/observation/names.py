@@ -21,7 +21,7 @@ from m5ws.training.observation import samples
 from m5ws.training.state import subclasses
 
 
-class _Labels:
+class Labels:
     """Labels by the identity of objects, which may define their own `==`. It keeps none of them alive."""
 
     def __init__(self) -> None:
@@ -46,8 +46,8 @@ class Names:
         self._load_earlier = load_earlier
         self._earlier: Mapping[str, str] | None = None
         """Descriptions of the earlier attempts' modules and optimizers by label."""
-        self._modules = _Labels()
-        self._optimizers = _Labels()
+        self._modules = Labels()
+        self._optimizers = Labels()
         self._stepped: list[tuple[str, weakref.ref[torch.optim.Optimizer]]] = []
         self._used: set[str] = set()
         self._wrappers: set[str] = set()
