@@ -1,5 +1,6 @@
 """Interfaces of a launcher and of the processes that it starts."""
 
+import signal
 from typing import Protocol
 
 from m5ws.records.launch import LaunchRequest
@@ -15,8 +16,8 @@ class Process(Protocol):
     def poll(self) -> int | None:
         """Return the exit status, or None while it runs."""
 
-    def stop(self, grace_s: float) -> int:
-        """Request the end, force it after `grace_s` seconds, and return the exit status."""
+    def stop(self, grace_s: float, number: signal.Signals = signal.SIGTERM) -> int:
+        """Request the end by a signal to each rank, force it after `grace_s` seconds, and return the exit status."""
 
 
 class Launcher(Protocol):

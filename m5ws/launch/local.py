@@ -87,15 +87,15 @@ class LocalProcess:
     def poll(self) -> int | None:
         return self._process.poll()
 
-    def stop(self, grace_s: float) -> int:
-        """Send SIGTERM to the ranks; after `grace_s` seconds kill torchrun, and with it the ranks.
+    def stop(self, grace_s: float, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal to the ranks; after `grace_s` seconds kill torchrun, and with it the ranks.
 
-        torchrun gets no SIGTERM: it would kill the ranks after 30 s, in the middle of a last checkpoint. It ends when
+        torchrun gets no signal: it would kill the ranks after 30 s, in the middle of a last checkpoint. It ends when
         they end.
         """
-        signalled = [_signalled(pid) for pid in self._ranks()]
+        signalled = [_signalled(pid, number) for pid in self._ranks()]
         if not any(signalled):
-            self._process.terminate()
+            self._process.send_signal(number)
         try:
             return self._process.wait(grace_s)
         except subprocess.TimeoutExpired:
@@ -118,9 +118,9 @@ def _is_rank(pid: str) -> bool:
         return False
 
 
-def _signalled(pid: int) -> bool:
+def _signalled(pid: int, number: signal.Signals) -> bool:
     try:
-        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, number)
     except ProcessLookupError:
         return False
     return True

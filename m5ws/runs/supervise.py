@@ -345,10 +345,10 @@ class _Attempt:
 
 
 def _stopped(process: Process | None, grace_s: float) -> int:
-    """Stop the ranks and return the exit status. A second Ctrl-C stops them at once."""
+    """Stop the ranks as Ctrl-C does, and return the exit status. A second Ctrl-C stops them at once."""
     if process is None:
         return 130
     try:
-        return process.stop(grace_s)
+        return process.stop(grace_s, signal.SIGINT)
     except KeyboardInterrupt:
         return process.stop(0.0)

@@ -80,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         end = _run(arguments, active)
         stop.ignore()
-    except SystemExit:  # A signal, between the script's end and here. There is no second.
+    except (SystemExit, KeyboardInterrupt):  # A signal, between the script's end and here. There is no second.
         end = _End(stop.exit_code, _exit_text(stop.exit_code))
     active.note_imports()
     active.emit(RankEnded, rank=rank, error=end.error, raised=end.raised)
@@ -135,6 +135,8 @@ def _run(arguments: Sequence[str], active: context.ActiveRank) -> _End:
             return _End(leaving.code, _exit_text(leaving.code, leaving.__context__))
         return _End(1, secret_scan.masked(str(leaving.code)), failure=leaving)
     except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and active.stop.is_requested:
+            return _End(active.stop.exit_code, _exit_text(active.stop.exit_code, error.__context__))
         # The one broad handler of a rank: every error of a script belongs in its log and its ledger.
         active.stop.ignore()
         failure = script_error.find_worker_error(error)

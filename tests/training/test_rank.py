@@ -34,7 +34,7 @@ def test_a_script_runs_as_python_would_run_it(runner: Any) -> None:
     [
         ("raise", 1, "ValueError: something in the script (plain.py:11)"),
         ("raise without a log", 1, "ValueError: something in the script (plain.py:11)"),
-        ("stopped", 143, "stopped by SIGTERM while handling KeyError: 'something in the script' (plain.py:29)"),
+        ("stopped", 143, "stopped by SIGTERM while handling KeyError: 'something in the script' (plain.py:37)"),
         ("7", 7, "exit status 7"),
     ],
 )
@@ -42,6 +42,17 @@ def test_a_script_that_fails_is_a_failed_rank(runner: Any, how: str, status: int
     attempt = runner(PLAIN, how)
     assert attempt.status == status and ended(attempt) == [error]
     assert ("Traceback" in attempt.log()) == (how == "raise")
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "error"), [("interrupted", 130, "stopped by SIGINT"), ("interrupted and ends", 0, None)]
+)
+def test_a_script_may_save_its_state_when_it_is_interrupted(
+    runner: Any, how: str, status: int, error: str | None
+) -> None:
+    attempt = runner(PLAIN, how)
+    assert attempt.status == status and ended(attempt) == [error]
+    assert attempt.log().endswith("saved\n")
 
 
 def test_code_from_the_authors_checkout_is_refused(runner: Any) -> None:

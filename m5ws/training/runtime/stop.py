@@ -5,7 +5,8 @@ collectives need it. So the first rank to notice, after its step n, names n+1, a
 name is a symbolic link: created atomically with its content, by one rank only, and read in a microsecond.
 
 A rank may get several signals: from the scheduler, then from torchrun when another rank has ended. One of them ends the
-script, by SystemExit. None interrupts the recording of an event.
+script, by SystemExit, or by KeyboardInterrupt for SIGINT in a script without a session, which may save its state then.
+None interrupts the recording of an event.
 """
 
 import contextlib
@@ -86,8 +87,16 @@ class StopRequest:
     def _end_once(self) -> None:
         if self._deferring:
             self._deferred = True
+        elif not self._ended and self._requested == signal.SIGINT:
+            self._ended = True
+            raise KeyboardInterrupt
         elif not self._ended:
             self.end()
+
+    @property
+    def is_requested(self) -> bool:
+        """Whether this rank got a signal."""
+        return self._requested is not None
 
     @property
     def exit_code(self) -> int:

@@ -111,7 +111,8 @@ def _be_launch(call: Call) -> None:
 def _be_python(call: Call) -> int:
     """Run the command in one process without torchrun's variables, and return its exit status."""
     rank = _fork_rank(call, {})
-    signal.signal(signal.SIGTERM, lambda number, _: send_signal(rank, number) and None)
+    for asked in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(asked, lambda number, _: send_signal(rank, number) and None)
     return os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1])
 
 
@@ -131,7 +132,8 @@ def _be_torchrun(call: Call, ranks: int) -> int:
         for child in children:
             send_signal(child, number)
 
-    signal.signal(signal.SIGTERM, pass_on)
+    for asked in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(asked, pass_on)
     failed = _wait_for_all(children)
     del store
     return int(failed)

@@ -215,9 +215,9 @@ class _Forked:
             return int(self._status.read_text())
         return None if alive else -signal.SIGKILL
 
-    def stop(self, grace_s: float) -> int:
+    def stop(self, grace_s: float, number: signal.Signals = signal.SIGTERM) -> int:
         end_s = time.monotonic() + grace_s
-        send_signal(self._pid, signal.SIGTERM)
+        send_signal(self._pid, number)
         while (status := self.poll()) is None:
             if time.monotonic() > end_s:
                 send_signal(self._pid, signal.SIGKILL)

@@ -1,5 +1,6 @@
 """Two runs whose ranks follow a rule of the test, and their bisection, all in the process of the test."""
 
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -42,7 +43,7 @@ class Ended:
     def poll(self) -> int | None:
         return self._status
 
-    def stop(self, grace_s: float) -> int:
+    def stop(self, grace_s: float, number: signal.Signals = signal.SIGTERM) -> int:
         return self._status
 
 

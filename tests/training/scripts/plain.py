@@ -22,6 +22,14 @@ if sys.argv[1] == "stopped_in_save":
 
     torch.save({"stopping": Stopping(), "weights": torch.zeros(1000)}, sys.argv[2])
     raise AssertionError("the signal ended the script after the save")
+if sys.argv[1].startswith("interrupted"):
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        signal.raise_signal(signal.SIGTERM)  # Another one ends nothing.
+        print("saved")
+        if sys.argv[1] == "interrupted":
+            raise
 if sys.argv[1].isdigit():
     sys.exit(int(sys.argv[1]))
 if sys.argv[1] == "stopped":
