@@ -122,9 +122,23 @@ MUTATIONS = (
     Mutation(
         "a quantity that one side lacks is not compared",
         "m5ws/reproduce/compare.py",
-        "        if self._is_partial(event.step):\n            names",
-        "        if True:\n            names",
+        "        if any(side.observed and",
+        "        if True or any(side.observed and",
         ("reproduce/test_compare.py",),
+    ),
+    Mutation(
+        "weights that differ at the end are not compared",
+        "m5ws/reproduce/compare.py",
+        "                if known[name] == new[name]:\n",
+        "                if known[name] is not None:\n",
+        ("flows/test_unequal_runs.py",),
+    ),
+    Mutation(
+        "a module of a later attempt has the label of any that is not used yet",
+        "m5ws/training/observation/names.py",
+        "        exact = [label for label in alike if known[label] == description]\n",
+        "        exact = [label for label in known if label not in self._used][:1]\n",
+        ("training/test_observed_names.py",),
     ),
     Mutation(
         "the last step of a segment is not compared",

@@ -145,7 +145,7 @@ def _run(arguments: Sequence[str], active: context.ActiveRank) -> _End:
         if (advice := missing_files.advice(failure, active.context)) is not None:
             active.notice(missing_files.KIND, secret_scan.masked(advice))
         raised = script_error.is_raised(failure)
-        return _End(getattr(failure, "exit_code", 1), script_error.describe(failure), raised, failure)
+        return _End(getattr(failure, "exit_code", 1), script_error.describe_origin(failure), raised, failure)
     return _End(0)
 
 

@@ -86,3 +86,21 @@ def test_a_loaders_worker_that_was_killed_is_named() -> None:
 )
 def test_an_error_is_raised_by_a_statement_or_by_compiled_code(fail: Callable[[], None], is_raised: bool) -> None:
     assert script_error.is_raised(_error(fail)) == is_raised
+
+
+def _fail_in_the_end() -> None:
+    try:
+        _fail_by_key()
+    finally:
+        _multiply()
+
+
+@pytest.mark.parametrize(
+    ("fail", "has_origin"), [(_fail_in_the_end, True), (_multiply, False), (_fail_after_a_collective, False)]
+)
+def test_the_error_that_was_handled_when_a_collective_failed_is_named_too(
+    fail: Callable[[], None], has_origin: bool
+) -> None:
+    described = script_error.describe_origin(_error(fail))
+    assert (" while handling KeyError: 'sample 1 is broken'" in described) == has_origin
+    assert described.startswith("RuntimeError: ")

@@ -42,6 +42,15 @@ def is_raised(error: BaseException) -> bool:
     return _has_raised(error) and all(_has_raised(each) for each in _chain(error) if isinstance(each, RuntimeError))
 
 
+def describe_origin(error: BaseException) -> str:
+    """Return the text of `describe`, with the error that was being handled when compiled code raised this one.
+
+    Such as that of a script whose `finally` calls a collective, which fails too.
+    """
+    handled = None if _has_raised(error) else next(filter(_has_raised, _chain(error)), None)
+    return describe(error) + (f" while handling {describe(handled)}" if handled is not None else "")
+
+
 def find_worker_error(error: BaseException) -> BaseException:
     """Return torch's error of a loader's worker that was killed, if its death broke a connection; else `error`.
 
