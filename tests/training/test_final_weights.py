@@ -71,19 +71,45 @@ def test_parameters_of_an_optimizer_without_a_module_count() -> None:
     assert alive() is None and final.take() == expected
 
 
+def test_weights_that_were_forgotten_among_many_modules_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(final_weights, "_KEPT", 4)
+    final, modules = FinalWeights(Names()), [torch.nn.Linear(1, 1) for _ in range(6)]
+    for module in modules:
+        update(final, module)
+    assert final.take() is None
+
+
+class Wrapper(torch.nn.Module):
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+
+def test_tensors_that_outlive_their_module_are_read_at_the_end() -> None:
+    final, inner = FinalWeights(Names()), torch.nn.Linear(2, 2)
+    wrapper = Wrapper(inner)
+    update(final, wrapper)
+    del wrapper
+    inner.weight.data.add_(1)
+    expected = {f"model.inner.{name}": tensor.clone() for name, tensor in inner.state_dict().items()}
+    assert final.take() == digests(expected)
+
+
 @pytest.mark.parametrize("is_deleted", [False, True])
-def test_those_of_many_modules_are_those_of_the_modules_that_were_used_last(
-    is_deleted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(final_weights, "_KEPT", 2)
-    final, modules = FinalWeights(Names()), [torch.nn.Linear(1, 1) for _ in range(4)]
-    for number in (0, 1, 2, 1, 3):
-        update(final, modules[number])
+@pytest.mark.parametrize("is_used_again", [False, True])
+def test_a_part_that_was_replaced_is_not_kept_and_not_read(is_deleted: bool, is_used_again: bool) -> None:
+    final, model = FinalWeights(Names()), torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 3))
+    update(final, model)
+    old = weakref.ref(model[1].weight)
+    model[1] = torch.nn.Linear(2, 4)
+    if is_used_again:
+        update(final, model)
+        assert old() is None
+    expected = digests({f"model.{name}": tensor.clone() for name, tensor in model.state_dict().items()})
     if is_deleted:
-        modules.clear()
-    update(final, None)
-    found = final.take()
-    assert found is not None and {name.partition(".")[0] for name in found} == {"model2", "model4"}
+        del model
+    # It is deleted, and it is unknown what it had instead of that part.
+    assert final.take() == (expected if is_used_again or not is_deleted else None)
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])

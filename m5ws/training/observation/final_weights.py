@@ -1,14 +1,15 @@
 """The weights at the end of a script: a script may change them after its last step.
 
 They are those of all modules that were called with gradients, and of all optimizers. They are read when the script
-ends, or just before their module is deleted. So nothing stays in memory longer than without m5ws.
+ends. Those that end before are read just before their module is deleted, so that no module stays in memory longer than
+without m5ws. A part that a module loses stays until the next step.
 """
 
 import contextlib
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,24 +23,47 @@ from m5ws.training.observation.names import Labels, Names, local_parts
 
 _MODEL = "model"
 """Beginning of the labels of modules."""
-_KEPT = 64
-"""Objects that are followed: those that were used last."""
+_KEPT = 256
+"""Objects that are followed. Beyond, those that were used longest ago are forgotten."""
 _Owner = torch.nn.Module | torch.optim.Optimizer
-_Named = Callable[[], Iterator[tuple[str, torch.Tensor]]]
+_Held = Mapping[str, torch.Tensor | None]
+
+
+class _Part:
+    """A part of a module with its path, and the dictionaries of its own tensors. It does not keep the part alive."""
+
+    def __init__(self, path: str, part: torch.nn.Module) -> None:
+        self.path = path
+        self.ref = weakref.ref(part)
+        self.held: tuple[_Held, ...] = module_calls.held_by(part)
 
 
 @dataclass(eq=False)
 class _Followed:
-    """A module or an optimizer. `named` yields its tensors by name; None if they are not to be read.
+    """A module with its parts, the module itself first, or an optimizer with its groups. Neither: it is not to be read.
 
-    `label` is empty until the optimizer of a module is known. `read` has the identity of each tensor in `fingerprints`.
+    `label` is empty until the optimizer of a module is known. `tensors` has those of `fingerprints`, and the name of
+    each: it keeps none of them alive.
     """
 
     label: str
-    named: _Named | None
     used: int
+    parts: list[_Part] = field(default_factory=list)
+    groups: Sequence[dict[str, Any]] = ()
     fingerprints: dict[str, str] | None = None
-    read: dict[str, str] = field(default_factory=dict)
+    tensors: list[tuple[str, weakref.ref[torch.Tensor]]] = field(default_factory=list)
+    identities: dict[str, str] = field(default_factory=dict)
+
+    def named(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the tensors by name."""
+        for part in self.parts:
+            for held in part.held:
+                for name, tensor in held.items():
+                    if tensor is not None:
+                        yield f"{self.label}.{tensor_names.join(part.path, name)}", tensor
+        for number, group in enumerate(self.groups):
+            for place, parameter in enumerate(group["params"]):
+                yield f"{self.label}.parameter.group{number}.{place}", parameter
 
 
 class FinalWeights:
@@ -50,60 +74,82 @@ class FinalWeights:
         self._thread = threading.get_ident()
         self._alive: dict[int, tuple[_Followed, weakref.finalize]] = {}  # type: ignore[type-arg]
         self._deleted: list[_Followed] = []
+        self._forgot = False
         self._step = 0
         self._identities = Labels()
         """A number for each tensor that was read. An id may be used again."""
         self._numbers = itertools.count()
 
     def begin_update(self) -> None:
-        """Set the labels of the modules of a step. Of many objects, forget those that were used longest ago."""
+        """Set the labels of the modules of a step, and let go of parts that a module has no longer."""
         self._step += 1
         self._set_labels()
-        alive = (followed for followed, _ in self._alive.copy().values())
-        uses = sorted(followed.used for followed in (*self._deleted, *alive))
-        if len(uses) <= _KEPT:
-            return
-        first = uses[-_KEPT]
-        self._deleted = [followed for followed in self._deleted if followed.used >= first]
         # Objects may be deleted meanwhile, so a copy is read.
-        for key, (followed, finalizer) in self._alive.copy().items():
-            if followed.used < first and finalizer.detach() is not None:
-                del self._alive[key]
+        for followed, finalizer in self._alive.copy().values():
+            is_used = followed.used >= self._step - 1
+            if (
+                is_used
+                and any(part.ref() is None for part in followed.parts)
+                and (alive := finalizer.peek()) is not None
+            ):
+                followed.parts = _parts_of(alive[0])
+        if len(self._alive) + len(self._deleted) > _KEPT:
+            self._forget_some()
 
     def follow_module(self, module: torch.nn.Module) -> None:
         """Follow a module with parameters that was called with gradients."""
         if not self._is_followed(module):
             # An engine may be deleted or not, as the garbage collector has it, and only it has its weights.
-            self._follow(module, None if zero.is_engine(module) else _of_module(module))
+            parts = [] if zero.is_engine(module) else _parts_of(module)
+            self._follow(module, _Followed("", self._step, parts=parts))
 
     def follow_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Follow the parameters of an optimizer, which need not be in a module."""
         if not self._is_followed(optimizer):
-            self._follow(optimizer, _of_groups(optimizer.param_groups), self._names.optimizer(optimizer))
+            label = self._names.optimizer(optimizer)
+            self._follow(optimizer, _Followed(label, self._step, groups=optimizer.param_groups))
 
     def take(self) -> dict[str, str] | None:
         """Return the fingerprints of all weights by name, at the end of the script; None if they are unknown."""
         self._set_labels()
-        alive = [followed for followed, _ in self._alive.copy().values()]
-        for followed in alive:
-            self._read(followed)
+        alive: list[_Followed] = []
+        for followed, finalizer in self._alive.copy().values():
+            owner = finalizer.peek()
+            if owner is not None and followed.parts:
+                followed.parts = _parts_of(owner[0])
+            self._read(followed, dict(followed.named()))
+            alive.append(followed)
+        for followed in self._deleted:
+            # Its tensors may have another owner, and other values since.
+            self._read(followed, {name: tensor for name, ref in followed.tensors if (tensor := ref()) is not None})
         every = [*self._deleted, *alive]
+        is_known = not self._forgot and all(followed.fingerprints is not None for followed in every)
         self.end()
         # A tensor has the name in the module that was used last; only one without a module has that in its optimizer.
         every.sort(key=lambda followed: (followed.label.startswith(_MODEL), followed.used), reverse=True)
         found, known = dict[str, str](), set[str]()
         for followed in every:
-            new = {name for name, identity in followed.read.items() if identity not in known}
-            known.update(followed.read.values())
+            new = {name for name, identity in followed.identities.items() if identity not in known}
+            known.update(followed.identities.values())
             found |= {name: value for name, value in (followed.fingerprints or {}).items() if name in new}
-        is_known = bool(found) and all(followed.fingerprints is not None for followed in every)
-        return dict(sorted(found.items())) if is_known else None
+        return dict(sorted(found.items())) if found and is_known else None
 
     def end(self) -> None:
         """Follow nothing any more."""
         for _, finalizer in self._alive.copy().values():
             finalizer.detach()
         self._alive, self._deleted = {}, []
+
+    def _forget_some(self) -> None:
+        """Forget the objects that were used longest ago."""
+        self._forgot = True
+        alive = self._alive.copy()
+        uses = sorted(followed.used for followed in (*self._deleted, *(followed for followed, _ in alive.values())))
+        first = uses[-_KEPT // 2]
+        self._deleted = [followed for followed in self._deleted if followed.used >= first]
+        for key, (followed, finalizer) in alive.items():
+            if followed.used < first and finalizer.detach() is not None:
+                del self._alive[key]
 
     def _set_labels(self) -> None:
         for followed, finalizer in self._alive.copy().values():
@@ -117,8 +163,7 @@ class FinalWeights:
         self._alive[id(owner)][0].used = self._step
         return True
 
-    def _follow(self, owner: _Owner, named: _Named | None, label: str = "") -> None:
-        followed = _Followed(label, named, self._step)
+    def _follow(self, owner: _Owner, followed: _Followed) -> None:
         finalizer = weakref.finalize(owner, self._read_last, id(owner))
         finalizer.atexit = False
         self._alive[id(owner)] = (followed, finalizer)
@@ -127,26 +172,27 @@ class FinalWeights:
         """Read the weights of an object that is being deleted, where that is possible."""
         followed = self._alive.pop(key)[0]
         self._deleted.append(followed)
+        # The parts are still there, or the garbage collector deletes all of them. Otherwise the module was changed.
+        is_whole = len({part.ref() is None for part in followed.parts[1:]}) < 2
         # The garbage collector may delete it in any thread, and while operations are traced.
-        if threading.get_ident() == self._thread and not module_calls.is_traced():
-            with (
-                module_calls.without_modes(),
-                contextlib.suppress(Exception),
-            ):  # The weights are unknown then, and the training goes on.
-                self._read(followed)
-        followed.named = None
+        if is_whole and threading.get_ident() == self._thread and not module_calls.is_traced():
+            with module_calls.without_modes(), contextlib.suppress(Exception):  # They are unknown then.
+                self._read(followed, dict(followed.named()))
+        followed.parts, followed.groups = [], ()
 
     @torch.no_grad()
-    def _read(self, followed: _Followed) -> None:
-        if followed.named is None or not followed.label:
+    def _read(self, followed: _Followed, tensors: Mapping[str, torch.Tensor]) -> None:
+        if not followed.label or not tensors:
             return
         parts: dict[str, torch.Tensor] = {}
-        for path, tensor in followed.named():
-            own = local_parts(f"{followed.label}.{path}", tensor)
+        for name, tensor in tensors.items():
+            own = local_parts(name, tensor)
             parts |= own
-            followed.read |= dict.fromkeys(own, self._identify(tensor))
+            followed.identities |= dict.fromkeys(own, self._identify(tensor))
+        followed.tensors = [(name, weakref.ref(tensor)) for name, tensor in tensors.items()]
         sums = fingerprint.sums(parts.values())
-        followed.fingerprints = {name: f"{value:016x}" for name, value in zip(parts, sums, strict=True)}
+        found = {name: f"{value:016x}" for name, value in zip(parts, sums, strict=True)}
+        followed.fingerprints = (followed.fingerprints or {}) | found
 
     def _identify(self, tensor: torch.Tensor) -> str:
         if tensor not in self._identities:
@@ -154,26 +200,6 @@ class FinalWeights:
         return self._identities[tensor] or ""
 
 
-def _of_module(module: torch.nn.Module) -> _Named:
-    """Return a function that yields a module's tensors by their paths, and does not keep the module alive."""
+def _parts_of(module: torch.nn.Module) -> list[_Part]:
     paths = tensor_names.module_names(module)
-    held = [(paths[path], tensors) for path, part in module.named_modules() for tensors in module_calls.held_by(part)]
-
-    def named() -> Iterator[tuple[str, torch.Tensor]]:
-        for path, tensors in held:
-            for name, tensor in tensors.items():
-                if tensor is not None:
-                    yield tensor_names.join(path, name), tensor
-
-    return named
-
-
-def _of_groups(groups: Sequence[dict[str, Any]]) -> _Named:
-    """Return a function that yields the parameters of an optimizer's groups by their places."""
-
-    def named() -> Iterator[tuple[str, torch.Tensor]]:
-        for number, group in enumerate(groups):
-            for place, parameter in enumerate(group["params"]):
-                yield f"parameter.group{number}.{place}", parameter
-
-    return named
+    return [_Part(paths[path], part) for path, part in module.named_modules()]
