@@ -147,7 +147,7 @@ class Observation(Event, tag="observation", frozen=True, kw_only=True):
 
     The first event of an attempt has the step `after` which the attempt goes on. `guessed`: the records do not prove
     that step. `failed_after`: an error ended the observation after this step. `weights` has fingerprints of this rank's
-    parameters and buffers by name, at the end of the script.
+    parameters and buffers by name, at the end of the script. Older builds recorded `passes_after`, which is not read.
     """
 
     rank: int
@@ -155,6 +155,7 @@ class Observation(Event, tag="observation", frozen=True, kw_only=True):
     guessed: bool = False
     failed_after: Count | None = None
     weights: dict[str, str] | None = None
+    passes_after: Digest | None = None
     parts: dict[str, str] = msgspec.field(default_factory=dict)
 
 

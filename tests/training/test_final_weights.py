@@ -108,7 +108,7 @@ def test_a_part_that_was_replaced_is_not_kept_and_not_read(is_deleted: bool, is_
     expected = digests({f"model.{name}": tensor.clone() for name, tensor in model.state_dict().items()})
     if is_deleted:
         del model
-    # It is deleted, and it is unknown what it had instead of that part.
+    # Otherwise the part in place of the old one is unknown.
     assert final.take() == (expected if is_used_again or not is_deleted else None)
 
 
@@ -121,6 +121,17 @@ def test_a_tensor_of_two_modules_has_the_name_in_the_one_that_was_used_last(is_d
     if is_deleted:
         del module, whole
     assert final.take() == expected
+
+
+def test_weights_without_memory_are_unknown_and_modules_without_an_update_do_not_count() -> None:
+    final, model = FinalWeights(Names()), torch.nn.Linear(2, 2)
+    update(final, model)
+    expected = digests({f"model.{name}": tensor.clone() for name, tensor in model.state_dict().items()})
+    final.follow_module(torch.nn.Linear(3, 3))
+    assert final.take() == expected
+    update(final, model)
+    model.weight.untyped_storage().resize_(0)
+    assert final.take() is None
 
 
 def test_weights_that_another_thread_deletes_are_unknown() -> None:

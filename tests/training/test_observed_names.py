@@ -41,6 +41,13 @@ def test_labels_do_not_depend_on_the_order_of_calls() -> None:
         assert later.are_certain
 
 
+def test_a_wrapper_that_is_made_again_has_the_label_of_the_one_before() -> None:
+    names, inner = Names(), torch.nn.Linear(2, 2)
+    assert [names.module(torch.nn.Sequential(inner)) for _ in range(3)] == ["model"] * 3
+    assert names.module(inner) == "model2"
+    assert names.module(torch.nn.Sequential(torch.nn.Linear(2, 2))) == "model3"
+
+
 def test_what_is_new_gets_a_new_label_and_what_is_alike_is_uncertain() -> None:
     first = Names()
     twins = [torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]

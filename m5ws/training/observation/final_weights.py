@@ -5,7 +5,6 @@ ends. Those that end before are read just before their module is deleted, so tha
 without m5ws. A part that a module loses stays until the next step.
 """
 
-import contextlib
 import itertools
 import threading
 import weakref
@@ -117,12 +116,15 @@ class FinalWeights:
             owner = finalizer.peek()
             if owner is not None and followed.parts:
                 followed.parts = _parts_of(owner[0])
-            self._read(followed, dict(followed.named()))
+            self._try_to_read(followed, dict(followed.named()))
             alive.append(followed)
         for followed in self._deleted:
             # Its tensors may have another owner, and other values since.
-            self._read(followed, {name: tensor for name, ref in followed.tensors if (tensor := ref()) is not None})
-        every = [*self._deleted, *alive]
+            self._try_to_read(
+                followed, {name: tensor for name, ref in followed.tensors if (tensor := ref()) is not None}
+            )
+        # A module without a label was deleted before any update: it was no part of the training.
+        every = [followed for followed in (*self._deleted, *alive) if followed.label]
         is_known = not self._forgot and all(followed.fingerprints is not None for followed in every)
         self.end()
         # A tensor has the name in the module that was used last; only one without a module has that in its optimizer.
@@ -176,9 +178,16 @@ class FinalWeights:
         is_whole = len({part.ref() is None for part in followed.parts[1:]}) < 2
         # The garbage collector may delete it in any thread, and while operations are traced.
         if is_whole and threading.get_ident() == self._thread and not module_calls.is_traced():
-            with module_calls.without_modes(), contextlib.suppress(Exception):  # They are unknown then.
-                self._read(followed, dict(followed.named()))
+            with module_calls.without_modes():
+                self._try_to_read(followed, dict(followed.named()))
         followed.parts, followed.groups = [], ()
+
+    def _try_to_read(self, followed: _Followed, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Read tensors. Without their memory, which a script may have freed, the weights are unknown."""
+        try:
+            self._read(followed, tensors)
+        except Exception:  # noqa: BLE001  # whatever it is, the script goes on
+            followed.fingerprints = None
 
     @torch.no_grad()
     def _read(self, followed: _Followed, tensors: Mapping[str, torch.Tensor]) -> None:

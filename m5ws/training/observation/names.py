@@ -48,6 +48,9 @@ class Names:
         """Descriptions of the earlier attempts' modules and optimizers by label."""
         self._modules = Labels()
         self._optimizers = Labels()
+        self._by_parameter = Labels()
+        """Labels of modules by their first parameter. A script may make a wrapper of its model again and again."""
+        self._descriptions: dict[str, str] = {}
         self._stepped: list[tuple[str, weakref.ref[torch.optim.Optimizer]]] = []
         self._used: set[str] = set()
         self._wrappers: set[str] = set()
@@ -63,7 +66,10 @@ class Names:
         """
         if module not in self._modules:
             parameters = list(module.parameters())
-            label = self._label("model", module, parameters, self._place(parameters)) if parameters else None
+            label = self._of_parameters(module, parameters)
+            if label is None and parameters:
+                label = self._label("model", module, parameters, self._place(parameters))
+                self._by_parameter[parameters[0]] = label
             self._modules[module] = label
         return self._modules[module]
 
@@ -102,8 +108,14 @@ class Names:
         else:
             label = _numbered(word, 1 + max(map(_number, {*known, *self._of(word)}), default=0))
         self._used.add(label)
-        self.new[label] = description
+        self.new[label] = self._descriptions[label] = description
         return label
+
+    def _of_parameters(self, module: torch.nn.Module, parameters: Sequence[torch.Tensor]) -> str | None:
+        """Return the label of an earlier module with the same parameters and description; None without one."""
+        label = self._by_parameter[parameters[0]] if parameters and parameters[0] in self._by_parameter else None
+        sizes = _describe(module, parameters)
+        return label if label is not None and self._descriptions[label].startswith(sizes) else None
 
     def _of(self, word: str) -> set[str]:
         return {label for label in self._used if label.rstrip("0123456789") == word}
