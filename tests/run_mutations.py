@@ -122,8 +122,8 @@ MUTATIONS = (
     Mutation(
         "a quantity that one side lacks is not compared",
         "m5ws/reproduce/compare.py",
-        "        if any(side.observed and",
-        "        if True or any(side.observed and",
+        "        return any(side.observed and",
+        "        return True or any(side.observed and",
         ("reproduce/test_compare.py",),
     ),
     Mutation(

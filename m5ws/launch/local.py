@@ -103,7 +103,12 @@ class LocalProcess:
             return self._process.wait()
 
     def _ranks(self) -> list[int]:
-        """Return the processes that torchrun has started, if the kernel lists them."""
+        """Return the ranks, if the kernel lists them: torchrun's children, or without torchrun the process itself.
+
+        The workers of a rank's loaders are no ranks.
+        """
+        if _is_rank(str(self.pid)):
+            return [self.pid]
         try:
             children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
         except OSError:
@@ -113,9 +118,10 @@ class LocalProcess:
 
 def _is_rank(pid: str) -> bool:
     try:
-        return b"m5ws.training.rank" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
+    return b"m5ws.training.rank" in words and b"torch.distributed.run" not in words
 
 
 def _signalled(pid: int, number: signal.Signals) -> bool:

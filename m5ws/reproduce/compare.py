@@ -310,7 +310,7 @@ class Comparison:
         after = {"batch": event.batch} | event.digests | event.quantities | _named_updates(event)
         same = True
         unproven: frozenset[str] = frozenset()
-        if any(side.observed and side.resumed_before(event.step) is not None for side in (self.original, self.replay)):
+        if self._was_resumed(event.step):
             unproven = unproven_values(known, event, is_first=self._is_partial(event.step))
             unproven |= _named_updates(known).keys() ^ _named_updates(event).keys()
         names = [
@@ -330,6 +330,10 @@ class Comparison:
         self.equal["steps"] += same
         self.distances.add(known, event, rank)
 
+    def _was_resumed(self, step: int) -> bool:
+        """Return True if a step is of a later attempt of a script without a session."""
+        return any(side.observed and side.resumed_before(step) is not None for side in (self.original, self.replay))
+
     def _is_partial(self, step: int) -> bool:
         """Return True if either side may lack values of a step."""
         return self.original.is_partial(step) or self.replay.is_partial(step)
@@ -338,8 +342,9 @@ class Comparison:
         known = self.original.states.get(rank, {}).get(event.step)
         if known is None:
             return
-        if self._is_partial(event.step):
-            # An attempt does not know the modules that only the step before its first one called.
+        if self._was_resumed(event.step):
+            # An attempt does not know the modules that only the step before its first one called, and may not know
+            # which one of several equal modules it calls.
             known, event = _common(known, event), _common(event, known)
         unrestored = self._find_unrestored(known, event, rank)
         self._compare_named(

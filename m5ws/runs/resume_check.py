@@ -5,6 +5,7 @@ restore they are equal in bits. If they differ, this reports the first such step
 """
 
 import logging
+import re
 
 from m5ws.errors import M5Error
 from m5ws.records.ledger import AnyEvent, Observation, State, Step, unproven_values
@@ -12,7 +13,7 @@ from m5ws.repository.repository import Repository
 from m5ws.runs.history import load
 
 _MOST = 3
-_OPTIMIZER = "optimizer."
+_OPTIMIZER = re.compile(r"optimizer\d*\.(?!parameter\.)")
 _log = logging.getLogger(__name__)
 
 
@@ -75,8 +76,8 @@ class RepeatedSteps:
         states = self._earlier.states.get(rank, {})
         before = next((states[step] for step in reversed([*states]) if 0 < step <= event.step), None)
         # Without a forward pass before the optimizer's call, as in Lightning, its state has other names.
-        count = sum(name.startswith(_OPTIMIZER) for name in before.tensors) if before is not None else 0
-        if not count or any(name.startswith(_OPTIMIZER) for name in event.tensors):
+        count = sum(_OPTIMIZER.match(name) is not None for name in before.tensors) if before is not None else 0
+        if not count or any(map(_OPTIMIZER.match, event.tensors)):
             return []
         return [f"after step {event.step} on rank {rank}: the optimizer has no state, and had {count} tensors before"]
 

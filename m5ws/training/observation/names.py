@@ -20,6 +20,8 @@ from m5ws.training.backends.tensor_names import join
 from m5ws.training.observation import samples
 from m5ws.training.state import subclasses
 
+_OPTIMIZER = "optimizer"
+
 
 class Labels:
     """Labels by the identity of objects, which may define their own `==`. It keeps none of them alive."""
@@ -53,6 +55,7 @@ class Names:
         self._descriptions: dict[str, str] = {}
         self._stepped: list[tuple[str, weakref.ref[torch.optim.Optimizer]]] = []
         self._used: set[str] = set()
+        self._last: dict[str, int] = {}
         self._wrappers: set[str] = set()
         self.are_certain = True
         """False if a description fits several modules or optimizers of the earlier attempts."""
@@ -79,7 +82,7 @@ class Names:
             label = self._optimizers[within] if within is not None else None
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             if label is None or label in self._wrappers:
-                label = self._label("optimizer", optimizer, parameters)
+                label = self._label(_OPTIMIZER, optimizer, parameters)
             else:
                 self._wrappers.add(label)
                 self.new.setdefault(label, _describe(optimizer, parameters))
@@ -99,15 +102,21 @@ class Names:
             label
             for label, text in known.items()
             if label not in self._used
-            and (text in (without_sizes, sizes, description) or (not place and text.startswith(f"{sizes}, ")))
+            and (
+                text in (without_sizes, sizes)
+                or (text.startswith(f"{sizes}, ") and _fit(text[len(sizes) + 2 :], place))
+            )
         ]
         exact = [label for label in alike if known[label] == description]
-        if found := exact if len(exact) == 1 else alike:
-            self.are_certain &= len(found) == 1
+        found = exact if len(exact) == 1 else alike
+        self.are_certain &= len(found) <= 1
+        # The tensors of an uncertain module have names that are not compared.
+        if len(found) == 1 or (found and word == _OPTIMIZER):
             label = min(found, key=_number)
         else:
-            label = _numbered(word, 1 + max(map(_number, {*known, *self._of(word)}), default=0))
+            label = _numbered(word, 1 + max(self._last.get(word, 0), max(map(_number, known), default=0)))
         self._used.add(label)
+        self._last[word] = max(self._last.get(word, 0), _number(label))
         self.new[label] = self._descriptions[label] = description
         return label
 
@@ -117,12 +126,10 @@ class Names:
         sizes = _describe(module, parameters)
         return label if label is not None and self._descriptions[label].startswith(sizes) else None
 
-    def _of(self, word: str) -> set[str]:
-        return {label for label in self._used if label.rstrip("0123456789") == word}
-
     def _place(self, parameters: Sequence[torch.Tensor]) -> str:
         """Return the first place of some parameters in an optimizer, "" if they are in none."""
         of_module = set(map(id, parameters))
+        self._stepped = [(label, ref) for label, ref in self._stepped if ref() is not None]
         for label, ref in self._stepped:
             optimizer = ref()
             for number, group in enumerate(optimizer.param_groups if optimizer is not None else ()):
@@ -165,6 +172,11 @@ def has_parameters(module: torch.nn.Module) -> bool:
 def _describe(item: object, parameters: Sequence[torch.Tensor]) -> str:
     elements = sum(parameter.numel() for parameter in parameters)
     return f"{type(item).__qualname__}, {len(parameters)} tensors, {elements} elements"
+
+
+def _fit(one: str, two: str) -> bool:
+    """Return True unless two places are different ones of the same optimizer: not all optimizers may have stepped."""
+    return one == two or one.partition(" ")[0] != two.partition(" ")[0]
 
 
 def _numbered(word: str, number: int) -> str:

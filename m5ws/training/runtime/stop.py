@@ -117,8 +117,8 @@ class StopRequest:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
-            # A forked worker has its parent's handler, but must end at once.
-            signal.signal(number, signal.SIG_DFL)
+            # A forked worker has its parent's handler, but must end at once: by SIGINT as torch's loaders expect it.
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
             os.kill(os.getpid(), number)
         elif self._requested is None:
             self._requested, self._requested_s = number, time.monotonic()

@@ -19,14 +19,26 @@ def ready() -> None:
     part.rename(part.with_suffix(""))
 
 
+worker = 0
+
+
 def last_words(number: int, frame: object) -> None:
     Path(os.environ["ENDS"], f"{rank}.ended").touch()
+    if worker:
+        os.kill(worker, signal.SIGKILL)
     sys.exit(0)
 
 
 if how == "waits":
     signal.signal(signal.SIGTERM, last_words)
     ready()
+    time.sleep(600)
+elif how == "waits with a worker":
+    worker = os.fork()
+    rank = -1 if worker == 0 else rank
+    signal.signal(signal.SIGTERM, last_words)
+    if worker:
+        ready()
     time.sleep(600)
 elif how == "stays":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
