@@ -85,12 +85,9 @@ class FinalWeights:
         self._set_labels()
         # Objects may be deleted meanwhile, so a copy is read.
         for followed, finalizer in self._alive.copy().values():
-            is_used = followed.used >= self._step - 1
-            if (
-                is_used
-                and any(part.ref() is None for part in followed.parts)
-                and (alive := finalizer.peek()) is not None
-            ):
+            if followed.used < self._step - 1 or all(part.ref() is not None for part in followed.parts):
+                continue
+            if (alive := finalizer.peek()) is not None:
                 followed.parts = _parts_of(alive[0])
         if len(self._alive) + len(self._deleted) > _KEPT:
             self._forget_some()
