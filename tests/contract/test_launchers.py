@@ -256,12 +256,11 @@ def test_every_rank_is_asked_to_end_and_may_take_its_time(launcher: Launchers, t
     _until(lambda: not any(_is_alive(pid) for pid in pids))
 
 
-@pytest.mark.parametrize("has_torchrun", [False, True])
-def test_the_workers_of_a_rank_are_not_asked(has_torchrun: bool, tmp_path: Path) -> None:
+def test_the_workers_of_a_rank_are_not_asked(tmp_path: Path) -> None:
+    """Without torchrun, whose ranks are its children, they are the only children."""
     request = _as_rank(tmp_path, "waits with a worker")
-    if not has_torchrun:
-        argv = (sys.executable, *request.argv[request.argv.index("m5ws.training.rank") - 1 :])
-        request = msgspec.structs.replace(request, argv=argv)
+    argv = (sys.executable, *request.argv[request.argv.index("m5ws.training.rank") - 1 :])
+    request = msgspec.structs.replace(request, argv=argv)
     process = LocalLauncher(dict(os.environ)).launch(request)
     _until((tmp_path / "0").exists)
     assert process.stop(_PATIENCE_S) == 0

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from m5ws.training.compat import lightning
 from m5ws.training.frameworks import after_import, lightning_state
 from m5ws.training.frameworks.training_folders import Newest, TrainingFolders, escape
 from m5ws.training.runtime.context import ActiveRank
@@ -92,7 +93,7 @@ def _lightning(folders: TrainingFolders, module: ModuleType) -> None:
     @functools.wraps(original)
     def fit(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         if patterns := _lightning_folders(self):
-            is_set = getattr(self._checkpoint_connector, "_user_managed", False)  # trainer.ckpt_path = …
+            is_set = lightning.has_checkpoint(self)
             given = folders.begin(
                 patterns,
                 lambda: find_lightning_checkpoint(patterns),
@@ -112,7 +113,7 @@ def _lightning_folders(trainer: Any) -> list[str]:
 
     A finder of `Tuner` ends `fit` before the training, and a `fast_dev_run` saves nothing.
     """
-    if trainer.fast_dev_run or any(getattr(callback, "_early_exit", False) for callback in trainer.callbacks):
+    if trainer.fast_dev_run or lightning.is_trial(trainer):
         return []
     saving = [callback for callback in trainer.checkpoint_callbacks if hasattr(callback, "dirpath")]
     named = {
