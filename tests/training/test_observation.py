@@ -110,6 +110,12 @@ def test_a_state_has_the_number_of_its_step_wherever_a_signal_ends_the_script(ob
     assert all(state.tensors == expected[state.step] for state in states(attempt).values())
 
 
+def test_a_step_whose_values_were_not_all_read_is_not_recorded(observed: Any) -> None:
+    attempt = observed(SCRIPT, "stopped_in_values", "5")
+    assert attempt.status != 0 and [step.step for step in steps(attempt)] == [1, 2]
+    assert [set(step.quantities) for step in steps(attempt)] == [WITHOUT_LOSS] * 2
+
+
 def test_updates_are_counted_anew_after_a_reset_of_the_state(observed: Any) -> None:
     assert [step.updates["optimizer"] for step in steps(observed(SCRIPT, "reset", "5"))] == [1, 2, 1, 2, 1]
 

@@ -63,6 +63,8 @@ class _Update:
     state: State | None = None
     labels: set[str] = field(default_factory=set)
     is_recorded: bool = False
+    is_whole: bool = False
+    """Without it, a signal ended the script while the values of an optimizer were read."""
     is_numbered: bool = False
     """Without it, a signal ended the script while the step was recorded, and `Observer.step` is not its number."""
     has_new: bool = False
@@ -194,6 +196,7 @@ class Observer:
             self._forwards, self._evaluations = Forwards(earlier=done.modules), Forwards()
             self._final.begin_update()
         update = self._update
+        update.is_whole = False
         # A later attempt restored all that it uses for the first time. The state shows whether it is as before.
         update.has_new |= self._is_resumed and bool(self._names.new)
         is_repeated = id(optimizer) in update.optimizers
@@ -210,6 +213,7 @@ class Observer:
             self._add_values(update, optimizer, call)
         else:
             update.state = None  # It would be read after each of them. It is read when the step ends.
+        update.is_whole = True
         if not update.is_recorded and not any(update.labels < labels for labels in self._together):
             self._record(update)
 
@@ -269,7 +273,7 @@ class Observer:
     def _close(self, engine: torch.nn.Module | None, has_ended: bool = False) -> None:
         """End the step whose optimizers have been called, and record the state after it: its own, or its engine's."""
         update, self._update = self._update, None
-        if update is None:
+        if update is None or not update.is_whole:
             return
         self._together.add(frozenset(update.labels))
         if not update.is_recorded:

@@ -1,5 +1,6 @@
 """Trainings that know nothing of m5ws. Called as: observed.py KIND STEPS [ARGUMENT…]."""
 
+import itertools
 import os
 import signal
 import sys
@@ -378,6 +379,22 @@ def counted(steps: int) -> None:
             optimizer.step()
     Path("out").mkdir(exist_ok=True)
     torch.save(model.state_dict(), "out/checkpoint.pt")
+
+
+@kind
+def stopped_in_values(steps: int) -> None:
+    """A signal ends the script while the values of step 3 are read."""
+    from m5ws.training.observation import optimizer_values
+
+    read, calls = optimizer_values.gradient_norm, itertools.count(1)
+
+    def gradient_norm(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
+        if next(calls) == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return read(optimizer)
+
+    optimizer_values.gradient_norm = gradient_norm
+    plain(steps)
 
 
 @kind
