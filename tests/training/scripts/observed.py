@@ -342,11 +342,8 @@ def adversaries(steps: int) -> None:
         one.zero_grad()
 
 
-@kind
-def scaler(steps: int) -> None:
-    """A gradient scaler that skips the second update."""
-    model = WithLoss()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+def skip_second_update(model: WithLoss, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    """Train with a gradient scaler that skips the second update."""
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     for number, (x, target) in enumerate(batches(steps), 1):
         loss = model(x, target)["loss"] * (float("inf") if number == 2 else 1.0)
@@ -354,6 +351,13 @@ def scaler(steps: int) -> None:
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
+
+
+@kind
+def scaler(steps: int) -> None:
+    """An optimizer that is not called in the skipped update."""
+    model = WithLoss()
+    skip_second_update(model, torch.optim.SGD(model.parameters(), lr=1e-2), steps)
 
 
 class Counted(TorchDispatchMode):  # type: ignore[misc]
@@ -402,14 +406,7 @@ def fused_scaler(steps: int) -> None:
     """A fused optimizer, which is called in the skipped update too. Its first parameter is frozen."""
     model = WithLoss()
     next(model.parameters()).requires_grad_(False)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    for number, (x, target) in enumerate(batches(steps), 1):
-        loss = model(x, target)["loss"] * (float("inf") if number == 2 else 1.0)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
+    skip_second_update(model, torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True), steps)
 
 
 @kind
