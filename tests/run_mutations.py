@@ -93,16 +93,16 @@ MUTATIONS = (
     ),
     Mutation(
         "a rank that the replay does not have is not missed",
-        "m5ws/reproduce/compare.py",
-        "filter(self._is_placed, steps))\n",
-        "filter(self._is_placed, steps) if rank in self.replay.steps else ())\n",
+        "m5ws/reproduce/gaps.py",
+        "filter(comparison.is_placed, steps))\n",
+        "filter(comparison.is_placed, steps) if rank in comparison.replay.steps else ())\n",
         ("reproduce/test_compare.py",),
     ),
     Mutation(
         "a step after a guessed place is judged",
         "m5ws/reproduce/compare.py",
-        "        if not self._is_placed(step):\n",
-        "        if not self._is_placed(step) and step < 0:\n",
+        "        if not self.is_placed(step):\n",
+        "        if not self.is_placed(step) and step < 0:\n",
         ("reproduce/test_compare.py",),
     ),
     Mutation(

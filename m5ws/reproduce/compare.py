@@ -18,7 +18,6 @@ from m5ws.runs import recorded_steps
 from m5ws.runs.history import History
 from m5ws.runs.numbers import Numbers, common, union
 from m5ws.runs.recorded_steps import Series
-from m5ws.runs.step_lists import absent_in, describe_ranges, join_ranks
 
 _ORDER = ("batch", "output", "loss", "grad_norm")
 
@@ -49,7 +48,8 @@ class Comparison:
         self.original = original
         self._unrestored: dict[tuple[int, int], frozenset[str]] = {}
         """Generators that differ in the first state after a resume, by rank and the last step before the resume."""
-        self._generators: dict[int, Numbers] = {}
+        self.generator_steps: dict[int, Numbers] = {}
+        """Steps by rank after which generators that a resume did not restore differ."""
         self.replay = History(steps={}, states={}, contents={}, facts={}, notices=[], source=source)
         self.equal: Counter[str] = Counter()
         self._first: Difference | None = None
@@ -59,8 +59,10 @@ class Comparison:
         self._reached: dict[int, int] = {}
         self._ended: set[int] = set()
         self._settled_at: int | None = None
-        self._lost: dict[int, Numbers] = {}
-        self._unplaced: dict[int, Numbers] = {}
+        self.lost_steps: dict[int, Numbers] = {}
+        """Steps by rank that the original trained but its record lacks: a checkpoint after them exists."""
+        self.unplaced_steps: dict[int, Numbers] = {}
+        """Steps by rank that differ, and whose numbers are guessed."""
         self.distances = Distances()
 
     def feed(self, rank: str, event: AnyEvent) -> None:
@@ -156,74 +158,12 @@ class Comparison:
             and min(self._reached.values(), default=0) >= last + (not has_ended)
         )
 
-    def missing(self) -> tuple[str, ...]:
-        """Return the steps of the original that the replay lacks, as text for people."""
-        absent = {
-            rank: absent_in(self.replay.steps.get(rank, {}), filter(self._is_placed, steps))
-            for rank, steps in self.original.steps.items()
-        }
-        return tuple(f"{ranks}: steps {steps} of the original were not replayed" for ranks, steps in join_ranks(absent))
-
-    def unplaced(self) -> tuple[str, ...]:
-        """Return the steps that differ or are missing and whose numbers are guessed, as text for people."""
-        unknown = (
-            "The script continued from a checkpoint of its own, and the records do not show which steps it did after "
-            f"step {self._placed_until}"
-        )
-        absent = {
-            rank: absent_in(self.replay.steps.get(rank, {}), (step for step in steps if not self._is_placed(step)))
-            for rank, steps in self.original.steps.items()
-        }
-        differ = [f"{ranks}: steps {steps} differ, and were not judged" for ranks, steps in join_ranks(self._unplaced)]
-        lacking = [f"{ranks}: steps {steps} were not replayed" for ranks, steps in join_ranks(absent)]
-        return tuple(f"{line}. {unknown}" for line in (*differ, *lacking))
-
-    def unobserved(self) -> tuple[str, ...]:
-        """Return a line if an error ended the observation of either side."""
-        steps = [side.unobserved_after for side in (self.original, self.replay) if side.unobserved_after is not None]
-        if not steps:
-            return ()
-        return (f"steps after step {min(steps)}: an error ended the observation of the script (`m5ws show`)",)
-
-    def differing_generators(self) -> tuple[str, ...]:
-        """Return the steps after which generators that a resume did not restore differ, as text for people."""
-        return tuple(
-            f"{ranks}: generators that the resume does not restore differ after steps {steps}"
-            for ranks, steps in join_ranks(self._generators)
-        )
-
     def unrestored_generators(self) -> tuple[str, ...]:
         """Return the names of the generators that a resume did not restore."""
         return tuple(sorted(frozenset[str]().union(*self._unrestored.values())))
 
-    def lost(self) -> tuple[str, ...]:
-        """Return the steps that the original trained but its ledger lacks, as text for people.
-
-        The machine of an attempt was lost before it delivered them. A checkpoint after those steps exists.
-        """
-        return tuple(
-            f"{ranks}: steps {steps} of the original are not recorded. Their attempt was resumed on another machine "
-            "before it delivered them"
-            for ranks, steps in join_ranks(self._lost)
-        )
-
-    def extra(self) -> tuple[str, ...]:
-        """Return the states and checkpoints that only the original has, as text for people.
-
-        An attempt that is asked to stop saves once more, at a step where an uninterrupted replay does not save.
-        """
-        absent = {
-            rank: absent_in(self.replay.states.get(rank, {}), states) for rank, states in self.original.states.items()
-        }
-        lines = [
-            f"{ranks}: the replay did not record the state after steps {steps}" for ranks, steps in join_ranks(absent)
-        ]
-        if contents := sorted(set(self.original.contents) - set(self.replay.contents)):
-            lines.append(f"the replay made no checkpoints of steps {describe_ranges(contents)}")
-        return tuple(lines)
-
     @property
-    def _placed_until(self) -> int | None:
+    def placed_until(self) -> int | None:
         """The last step up to which the numbers of both sides are known to be right; None if all are."""
         guessed = [side.guessed for side in (self.original, self.replay) if side.guessed is not None]
         return min(guessed, default=None)
@@ -231,7 +171,7 @@ class Comparison:
     def state_compared(self) -> bool:
         """Return True if the last state of the original was compared. Equal losses alone prove little."""
         last = {rank: recorded_steps.last(states) for rank, states in self.original.states.items()}
-        replayed = all(step in self.replay.states.get(rank, {}) for rank, step in last.items() if self._is_placed(step))
+        replayed = all(step in self.replay.states.get(rank, {}) for rank, step in last.items() if self.is_placed(step))
         return replayed and min(last.values(), default=0) > 0
 
     def compare_ends(self) -> None:
@@ -278,13 +218,13 @@ class Comparison:
                 return resumed
         return None
 
-    def _is_placed(self, step: int) -> bool:
+    def is_placed(self, step: int) -> bool:
         """Return True if the number of a step is known to be right on both sides."""
-        return self._placed_until is None or step <= self._placed_until
+        return self.placed_until is None or step <= self.placed_until
 
     def _differs(self, step: int, order: int, rank: int, quantity: str, original: str | None, new: str | None) -> None:
-        if not self._is_placed(step):
-            self._unplaced.setdefault(rank, Numbers()).add(step)
+        if not self.is_placed(step):
+            self.unplaced_steps.setdefault(rank, Numbers()).add(step)
             return
         difference = Difference(step=step, order=order, rank=rank, quantity=quantity, original=original, replayed=new)
         if self._first is None or step < self._first.step:
@@ -302,7 +242,7 @@ class Comparison:
         known = self.original.steps.get(rank, {}).get(event.step)
         if known is None:
             if self.original.is_lost(event.step):
-                self._lost.setdefault(rank, Numbers()).add(event.step)
+                self.lost_steps.setdefault(rank, Numbers()).add(event.step)
             elif self.original.outcome in COMPLETE:
                 self._differs(event.step, 0, rank, "step", None, "done")
             return
@@ -359,7 +299,7 @@ class Comparison:
         resumed = max(side.resumed_before(event.step) or 0 for side in (self.original, self.replay))
         differed_before = self._first is not None and self._first.step <= resumed
         # A script that begins after step 0 started from the beginning, and resumed nothing.
-        if not (self.original.observed and resumed and self._is_placed(event.step)) or differed_before:
+        if not (self.original.observed and resumed and self.is_placed(event.step)) or differed_before:
             return frozenset()
         names = known.generators.keys() | event.generators.keys()
         differ = frozenset(name for name in names if known.generators.get(name) != event.generators.get(name))
@@ -380,7 +320,7 @@ class Comparison:
             if before.get(name) != after.get(name):
                 differ.append(name)
                 if name in unrestored:
-                    self._generators.setdefault(rank, Numbers()).add(step)
+                    self.generator_steps.setdefault(rank, Numbers()).add(step)
                 else:
                     self._differs(step, order, rank, f"{kind} {name}", before.get(name), after.get(name))
             else:

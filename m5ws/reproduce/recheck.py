@@ -15,6 +15,7 @@ from m5ws.records.ledger import COMPLETE, AnyEvent
 from m5ws.records.run import Run, Segment
 from m5ws.records.verdict import Divergence, Recheck, Verdict
 from m5ws.repository import runs
+from m5ws.reproduce import gaps
 from m5ws.reproduce.compare import Comparison
 from m5ws.reproduce.outputs import results
 from m5ws.reproduce.verdict import reason, suspicion
@@ -117,7 +118,7 @@ def from_start(
         raise KeyboardInterrupt
     if comparison.first() is not None:
         return False
-    return True if result.outcome == "finished" and not comparison.missing() else None
+    return True if result.outcome == "finished" and not gaps.missing(comparison) else None
 
 
 def compare_replays(

@@ -16,6 +16,7 @@ from m5ws.records.ledger import (
     State,
     Step,
 )
+from m5ws.reproduce import gaps
 from m5ws.reproduce.compare import Comparison, compare_histories
 from m5ws.reproduce.outputs import output_files
 from m5ws.reproduce.verdict import judgement, reason
@@ -67,7 +68,7 @@ def _compared(original: History, *ranks: list[AnyEvent]) -> Comparison:
 
 def test_equal_runs_have_no_divergence_and_nothing_missing() -> None:
     comparison = _compared(_history(_events(0), _events(1)), _events(0), _events(1))
-    assert comparison.first() is None and comparison.missing() == () and comparison.state_compared()
+    assert comparison.first() is None and gaps.missing(comparison) == () and comparison.state_compared()
     assert comparison.equal["steps"] == 2 * _LAST
     assert comparison.equal["tensors"] == 2 * 4
 
@@ -101,14 +102,14 @@ def test_a_step_after_a_guessed_place_is_compared_and_not_judged() -> None:
     events = _events(0, loss={5: "x"}, last=5)
     original = _history([first, *events, *second, *[event for event in events if getattr(event, "step", 0) > 2]])
     comparison = _compared(original, [first, *_events(0)])
-    assert comparison.first() is None and comparison.missing() == () and comparison.state_compared()
-    (line,) = comparison.unplaced()
+    assert comparison.first() is None and gaps.missing(comparison) == () and comparison.state_compared()
+    (line,) = gaps.unplaced(comparison)
     assert "5-6" in line  # One differs, and the other was not done by the original.
     assert comparison.equal["steps"] == 4
     earlier = _compared(original, [first, *_events(0, loss={2: "y"})]).first()
     assert earlier is not None and earlier.step == 2
     shorter = _compared(original, [first, *_events(0, last=3)])
-    assert any("4-5 were not replayed" in line for line in shorter.unplaced()) and shorter.missing() == ()
+    assert any("4-5 were not replayed" in line for line in gaps.unplaced(shorter)) and gaps.missing(shorter) == ()
     # A later attempt with a proven place does the steps after a guessed one again.
     third = AttemptStarted(attempt=3, host="h", observed="0" * 64)
     for after, guessed in ((1, None), (2, 2), (4, 2)):
@@ -174,7 +175,7 @@ def test_generators_that_a_script_s_own_resume_does_not_restore_are_kept_apart(
     first = comparison.first()
     assert (first.step if first is not None else None) == judged
     assert comparison.unrestored_generators() == (("torch",) if judged is None else ())
-    assert any("4, 6" in line for line in comparison.differing_generators()) == (judged is None)
+    assert any("4, 6" in line for line in gaps.differing_generators(comparison)) == (judged is None)
     # A step that draws from them shows it. The other side may be the resumed one.
     drawn = _compared(side(changed, loss={3: "x"}), _events(0)).first()
     assert drawn is not None and drawn.quantity == ("loss" if 2 not in changed else "generator torch")
@@ -202,7 +203,7 @@ def test_a_resumed_side_is_compared_by_the_values_that_it_has() -> None:
     judged = compare_histories(original, resumed(other, guessed=False)).first()
     assert judged is not None and (judged.step, judged.quantity) == (3, "loss")
     unjudged = compare_histories(original, resumed(other, guessed=True))
-    assert unjudged.first() is None and unjudged.unplaced()
+    assert unjudged.first() is None and gaps.unplaced(unjudged)
 
 
 def test_the_lowest_step_comes_first_whichever_rank_is_seen_first() -> None:
@@ -325,7 +326,7 @@ def test_a_quantity_that_one_side_alone_recorded_differs() -> None:
 def test_a_rank_that_the_replay_does_not_have_is_missing() -> None:
     comparison = _compared(_history(_events(0), _events(1)), _events(0))
     assert comparison.first() is None and not comparison.state_compared()
-    assert comparison.missing() == ("rank 1: steps 1-6 of the original were not replayed",)
+    assert gaps.missing(comparison) == ("rank 1: steps 1-6 of the original were not replayed",)
 
 
 def test_a_segment_is_what_comes_after_its_first_step_up_to_its_last() -> None:
@@ -342,7 +343,7 @@ def test_reproduced_is_only_what_was_compared_in_steps_and_state() -> None:
     losses: list[AnyEvent] = [event for event in _events(0) if not isinstance(event, State)]
     for events, outcome in ((_events(0), "reproduced"), (losses, "not comparable"), ([], "not comparable")):
         comparison = _compared(_history(events), events)
-        assert comparison.first() is None and comparison.missing() == ()
+        assert comparison.first() is None and gaps.missing(comparison) == ()
         assert judgement._outcome(comparison, ended, None, [], is_whole=True)[0] == outcome
 
 
@@ -370,7 +371,7 @@ def test_state_that_only_one_rank_lacks_is_no_evidence() -> None:
     silent: list[AnyEvent] = [event for event in _events(1) if not isinstance(event, State)]
     comparison = _compared(_history(_events(0), _events(1)), _events(0), silent)
     assert comparison.first() is None and not comparison.state_compared()
-    assert comparison.extra() == ("rank 1: the replay did not record the state after steps 0, 2, 4, 6",)
+    assert gaps.only_in_original(comparison) == ("rank 1: the replay did not record the state after steps 0, 2, 4, 6",)
 
 
 def test_an_original_without_steps_is_never_exhausted() -> None:
@@ -382,8 +383,8 @@ def test_an_original_without_steps_is_never_exhausted() -> None:
 def test_a_replay_that_stops_early_is_missing_something() -> None:
     comparison = _compared(_history(_events(0)), _events(0, last=3))
     assert comparison.first() is None
-    assert comparison.missing() == ("rank 0: steps 4-6 of the original were not replayed",)
-    assert comparison.extra() == ("rank 0: the replay did not record the state after steps 4, 6",)
+    assert gaps.missing(comparison) == ("rank 0: steps 4-6 of the original were not replayed",)
+    assert gaps.only_in_original(comparison) == ("rank 0: the replay did not record the state after steps 4, 6",)
     assert not comparison.state_compared()
 
 
@@ -394,7 +395,7 @@ def test_an_original_that_was_interrupted_is_compared_as_far_as_it_goes() -> Non
         comparison.feed("0", event)
         if comparison.is_exhausted():
             break
-    assert comparison.first() is None and comparison.missing() == ()
+    assert comparison.first() is None and gaps.missing(comparison) == ()
     assert comparison.equal["steps"] == 4
 
 
@@ -423,8 +424,8 @@ def test_a_checkpoint_that_only_a_stopped_attempt_made_is_listed_and_no_divergen
     original.add("0", State(step=3, tensors={"model.a": "a3"}))
     original.contents[3] = "content"
     comparison = _compared(original, _events(0))
-    assert comparison.first() is None and comparison.missing() == () and comparison.state_compared()
-    assert comparison.extra() == (
+    assert comparison.first() is None and gaps.missing(comparison) == () and comparison.state_compared()
+    assert gaps.only_in_original(comparison) == (
         "rank 0: the replay did not record the state after steps 3",
         "the replay made no checkpoints of steps 3",
     )
@@ -440,4 +441,17 @@ def test_steps_that_were_lost_with_a_machine_are_listed_and_are_no_divergence() 
     original.add("launcher", AttemptEnded(outcome="finished", exit_code=0))
     comparison = _compared(original, _events(0))
     assert comparison.first() is None and comparison.equal["steps"] == 2 and comparison.state_compared()
-    assert [line.partition(" of")[0] for line in comparison.lost()] == ["rank 0: steps 1-4"]
+    assert [line.partition(" of")[0] for line in gaps.lost(comparison)] == ["rank 0: steps 1-4"]
+
+
+def test_steps_that_an_attempt_from_the_beginning_replaced_are_listed_with_that_reason() -> None:
+    original = History(steps={}, states={}, contents={}, facts={}, notices=[])
+    for attempt, after in ((1, 0), (2, 0), (3, 4)):
+        original.add("launcher", AttemptStarted(attempt=attempt, host="a", observed="0" * 64))
+        original.add("0", Observation(rank=0, after=after))
+        for event in _events(0, last=2 if attempt == 2 else _LAST):
+            if isinstance(event, Step) and event.step > after:
+                original.add("0", event)
+    original.add("launcher", AttemptEnded(outcome="finished", exit_code=0))
+    (line,) = gaps.lost(_compared(original, _events(0)))
+    assert "steps 3-4 " in line and "from the beginning" in line and "machine" not in line

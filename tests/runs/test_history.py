@@ -10,7 +10,7 @@ from m5ws.records import codec
 from m5ws.records.ledger import AttemptEnded, Batch, RankStarted, State, Step
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
-from m5ws.reproduce import compare
+from m5ws.reproduce import compare, gaps
 from m5ws.reproduce.compare import Comparison
 from m5ws.runs import history, recorded_steps
 from m5ws.runs.history import History
@@ -157,7 +157,7 @@ def test_a_comparison_by_ledger_is_that_of_histories_in_memory(repo: Repository,
             and found.equal == held.equal
             and found.distances.largest == held.distances.largest
         )
-        assert (found.missing(), found.extra()) == (held.missing(), held.extra())
+        assert (gaps.missing(found), gaps.only_in_original(found)) == (gaps.missing(held), gaps.only_in_original(held))
         assert found.at_first() == held.at_first()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from m5ws.records.ledger import Step
 from m5ws.repository.ledger import ledger
-from m5ws.reproduce import compare
+from m5ws.reproduce import compare, gaps
 from m5ws.runs import history
 from m5ws.runs.delivery import Delivery
 from m5ws.runs.resume_check import RepeatedSteps
@@ -49,8 +49,8 @@ def test_a_run_that_is_killed_at_any_moment_and_resumed_exactly_is_equal_to_an_u
     assert one.begun[-1] == (at - (moment != "save"), 2)
     assert one.guessed is None or optimizers != "adamw"
     comparison = compare.compare_histories(one, two)
-    assert comparison.first() is None and comparison.unplaced() == () and comparison.missing() == ()
-    assert comparison.differing_generators() == ()
+    assert comparison.first() is None and gaps.unplaced(comparison) == () and gaps.missing(comparison) == ()
+    assert gaps.differing_generators(comparison) == ()
     assert comparison.equal["steps"] == 5 and comparison.state_compared()
 
 
@@ -63,7 +63,7 @@ def test_the_ranks_of_a_killed_run_are_placed_alike(observed: Any, tmp_path: Pat
     one, two = (history.load(observed.repo, run) for run in (RUN, OTHER))
     assert one.begun == [(0, 1), (3, 2)]
     comparison = compare.compare_histories(one, two)
-    assert comparison.first() is None and comparison.unplaced() == () and comparison.equal["steps"] == 10
+    assert comparison.first() is None and gaps.unplaced(comparison) == () and comparison.equal["steps"] == 10
 
 
 @pytest.mark.parametrize(("optimizers", "forgotten"), [("adamw", True), ("momentum", True), ("momentum", False)])

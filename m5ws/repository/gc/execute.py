@@ -130,10 +130,9 @@ def execute(
             workers,
         )
     except NotFound as error:
-        # X6 without X4 and X5: the writer of an incomplete reference may wait for this plan's end before it completes it.
-        bindings.create(
-            repo.store, gc_plans.done_key(plan), GcResult(checkpoints=0, objects=0, size_bytes=0, spared=head.objects)
-        )
+        # X6 without X4 and X5: the writer of an incomplete reference may wait for the end of this plan to complete it.
+        nothing = GcResult(checkpoints=0, objects=0, size_bytes=0, spared=head.objects)
+        bindings.create(repo.store, gc_plans.done_key(plan), nothing)
         raise NotFound(
             f"plan {plan} ends early, and deletes nothing more: {error}",
             hint="If another command is about to publish this, run `m5ws gc` again later. "

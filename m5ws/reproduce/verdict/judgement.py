@@ -13,7 +13,7 @@ from m5ws.records.ledger import COMPLETE
 from m5ws.records.run import Run
 from m5ws.records.verdict import Change, Divergence, Verdict
 from m5ws.repository import cross_check
-from m5ws.reproduce import refusals
+from m5ws.reproduce import gaps, refusals
 from m5ws.reproduce.compare import Comparison
 from m5ws.reproduce.outputs import output_files, results
 from m5ws.reproduce.verdict import hints, reason
@@ -47,7 +47,7 @@ def judge(
     generators is at most *sampled*.
     """
     assert replay.reproduces is not None
-    missing = list(comparison.missing())
+    missing = list(gaps.missing(comparison))
     runs = (replay.reproduces, replay.id)
     by_session = comparison.original.by_session
     is_whole = result.outcome in COMPLETE or comparison.is_exhausted(has_ended=True)
@@ -79,11 +79,11 @@ def judge(
         compared=dict(comparison.equal),
         not_compared=(
             *missing,
-            *comparison.lost(),
-            *comparison.unplaced(),
-            *comparison.unobserved(),
-            *comparison.differing_generators(),
-            *comparison.extra(),
+            *gaps.lost(comparison),
+            *gaps.unplaced(comparison),
+            *gaps.unobserved(comparison),
+            *gaps.differing_generators(comparison),
+            *gaps.only_in_original(comparison),
             *_given(replay),
             *_unrecorded(comparison, replay),
             *((_TEXTS_ALONE,) if _has_texts_alone(comparison, files) and outcome == "reproduced" else ()),
@@ -146,7 +146,7 @@ def _outcome(
         return ("not comparable", f"the replay {result.outcome}: {result.message or f'status {result.exit_code}'}")
     if missing:
         return "not comparable", "the replay lacks records that the original has"
-    if unplaced := comparison.unplaced():
+    if unplaced := gaps.unplaced(comparison):
         return "not comparable", unplaced[0]
     if comparison.original.by_steps and not comparison.state_compared():
         return "not comparable", "the last recorded state was not compared, and equal losses alone prove little"
@@ -160,7 +160,7 @@ def _find_unknown(comparison: Comparison, files: output_files.OutputReport, *, j
     original, sides = comparison.original, (comparison.original, comparison.replay)
     if original.outcome is None:
         return "The end of the original is not recorded"
-    if comparison.unobserved():
+    if gaps.unobserved(comparison):
         return "An error ended the observation after that"
     if any(side.ended_without_steps for side in sides):
         return (

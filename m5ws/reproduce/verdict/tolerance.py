@@ -7,6 +7,7 @@ It covers recorded values alone. Two runs within the tolerance are *consistent*,
 import msgspec
 
 from m5ws.records.verdict import Verdict
+from m5ws.reproduce import gaps
 from m5ws.reproduce.compare import Comparison
 
 
@@ -38,6 +39,6 @@ def _other_run(comparison: Comparison) -> str | None:
     """Return the reason why a tolerance does not apply: other inputs, or missing steps. None if it applies."""
     if not comparison.original.by_steps:
         return "the script records no steps (m5ws.session)"
-    if missing := comparison.missing():
+    if missing := gaps.missing(comparison):
         return missing[0]
     return comparison.distances.unlike
