@@ -111,12 +111,12 @@ class _Attempts:
 
 
 def _tree(top: Path) -> dict[str, bytes]:
-    """Return the files below a folder by path. A link to a folder has its target."""
+    """Return the files below a folder by path. A link has its target."""
     files = dict[str, bytes]()
     for folder, folders, names in os.walk(top):
         for name in (*folders, *names):
             path = Path(folder, name)
-            if path.is_symlink() and not path.is_file():
+            if path.is_symlink():
                 files[str(path.relative_to(top))] = b"link " + os.fsencode(os.readlink(path))
             elif name in names:
                 files[str(path.relative_to(top))] = path.read_bytes()
@@ -301,6 +301,32 @@ class _LateLink(_Folders):
     is_early, is_torn = False, False
 
 
+class _LinkedFile(_NewNames):
+    """Writes each checkpoint under a new name, and sets a link to the newest one at the end."""
+
+    def resume(self, out: Path) -> int:
+        return _step(out / "latest.ckpt") if (out / "latest.ckpt").exists() else 0
+
+    def save(self, out: Path, step: int) -> Changes:
+        yield from super().save(out, step)
+        assert (out / "latest.ckpt").is_symlink() or not (out / "latest.ckpt").exists()
+        (out / "new.ckpt").symlink_to(out / f"step-{step}.ckpt" if step % 2 else f"step-{step}.ckpt")
+        yield
+        (out / "new.ckpt").replace(out / "latest.ckpt")
+        yield
+
+
+class _OverwrittenBehindALink(_LinkedFile):
+    """Overwrites a file through a link."""
+
+    def save(self, out: Path, step: int) -> Changes:
+        if not (out / "latest.ckpt").exists():
+            (out / "latest.ckpt").symlink_to("state.ckpt")
+            yield
+        assert (out / "latest.ckpt").is_symlink()
+        yield from _write(out / "latest.ckpt", _zip(b"step %d" % step))
+
+
 def _replace(path: Path, content: bytes) -> Changes:
     """Write a file under another name, and rename it."""
     temporary = path.with_name(f".{path.name}.tmp")
@@ -316,7 +342,7 @@ def _number(path: Path) -> int:
 
 _SCRIPTS = [
     *(_NewNames, _Overwritten, _OfTwoFolders, _RemovedFirst, _Rotated, _Folders, _LateLink),
-    *(_PairRemovedFirst, _FolderRemovedFirst, _OneFolderRemovedFirst),
+    *(_PairRemovedFirst, _FolderRemovedFirst, _OneFolderRemovedFirst, _LinkedFile, _OverwrittenBehindALink),
 ]
 
 
@@ -560,7 +586,7 @@ _CHANGES = st.one_of(
     st.tuples(st.just("write"), st.sampled_from([*_PATHS, *_TEXTS])),
     st.tuples(st.just("rename"), st.sampled_from(_PATHS), st.sampled_from(_PATHS)),
     st.tuples(st.just("remove"), st.sampled_from([*_PATHS, *_TEXTS, "step-1", "step-2"])),
-    st.tuples(st.just("link"), st.sampled_from(["step-1", "step-2", "step-9"])),
+    st.tuples(st.just("link"), st.sampled_from(["step-1", "step-2", "step-9", "last.pt", "step-1.pth.tar"])),
     st.tuples(st.just("copy")),
 )
 
@@ -623,10 +649,10 @@ def test_no_complete_file_is_lost_and_no_cut_one_is_restored_whatever_a_script_d
             assert set(_checkpoints(restored).values()) <= whole
             for path, each in restored.items():
                 assert each in (left.get(path), earlier.get(path)), path
-                assert not each.startswith(b"link ") or (attempts.out / path).is_dir()
-            # Complete files that are not restored are named.
+                assert not each.startswith(b"link ") or (attempts.out / path).exists()
+            # Complete files that are not restored are named. If none is restored, the command refuses to resume.
             lost = [path for path, each in complete.items() if each not in restored.values()]
-            assert all(path in attempts.message for path in lost)
+            assert not restored or all(path in attempts.message for path in lost)
             # No resume starts from nothing if the last one did not.
             assert _checkpoints(restored) or not _checkpoints({**got, **earlier})
 

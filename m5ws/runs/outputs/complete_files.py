@@ -1,10 +1,10 @@
 """The files of an attempt that did not finish, and the checkpoint files without their end among them.
 
-A folder behind a link is one folder: its files count under their real paths.
+A file behind a link is one file, and a folder one folder: they count under their real paths.
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -62,24 +62,29 @@ def describe_cut(files: Iterable[SourceFile]) -> list[tuple[str, str]]:
     )
 
 
-def linked_folders(work: Path, paths: Sequence[bytes]) -> dict[bytes, bytes]:
-    """Return the folders that are links to another folder with some of the files, each with its target.
+def links(work: Path, paths: Sequence[bytes]) -> dict[bytes, bytes]:
+    """Return the links to another of the files, or to a folder with some of them, each with its target.
 
     Both are paths in the work directory.
     """
     root, known = os.fsencode(os.path.realpath(work)), dict[bytes, bytes | None]()
-    links = dict[bytes, bytes]()
+    found = dict[bytes, bytes]()
     for path in paths:
-        for folder in folders_of(path):
-            if folder not in known:
-                place = os.path.join(root, folder)
-                known[folder] = os.path.relpath(os.path.realpath(place), root) if os.path.islink(place) else None
-            target = known[folder]
+        for place in (*folders_of(path), path):
+            if place not in known:
+                whole = os.path.join(root, place)
+                known[place] = os.path.relpath(os.path.realpath(whole), root) if os.path.islink(whole) else None
+            target = known[place]
             if target is not None:
-                links[folder] = target
+                found[place] = target
                 break
-    real = {folder for path in paths if links.keys().isdisjoint(folders_of(path)) for folder in folders_of(path)}
-    return {folder: target for folder, target in links.items() if target in real}
+    real = {place for path in paths if is_real(path, found) for place in (*folders_of(path), path)}
+    return {place: target for place, target in found.items() if target in real}
+
+
+def is_real(path: bytes, links: Container[bytes]) -> bool:
+    """Return True if a path is not a link, and in no folder that is one."""
+    return not any(place in links for place in (*folders_of(path), path))
 
 
 def folders_of(path: bytes) -> list[bytes]:

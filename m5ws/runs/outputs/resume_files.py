@@ -159,23 +159,23 @@ def _merge(first: Files, second: Files) -> dict[bytes, Entry]:
 
 
 def _with_valid_links(files: dict[bytes, Entry], earlier: Files) -> dict[bytes, Entry]:
-    """Return the files, with links only to folders that have files; an earlier link replaces one that is not valid."""
-    folders = {folder for path, entry in files.items() if entry.link is None for folder in folders_of(path)}
+    """Return the files, with links only to them and their folders; an earlier link replaces one that is not valid."""
+    places = {place for path, entry in files.items() if entry.link is None for place in (*folders_of(path), path)}
     links = {path: entry for path, entry in _merge(files, earlier).items() if entry.link is not None}
     chosen = {path: entry for path, entry in files.items() if entry.link is None}
     for path in links:
         both = (files.get(path), earlier.get(path))
-        valid = (entry for entry in both if entry is not None and _leads(path, entry, folders))
+        valid = (entry for entry in both if entry is not None and _leads(path, entry, places))
         if (entry := next(valid, None)) is not None:
             chosen[path] = entry
     return chosen
 
 
-def _leads(path: bytes, entry: Entry, folders: set[bytes]) -> bool:
-    """Return True if an entry is a link to one of the folders."""
+def _leads(path: bytes, entry: Entry, places: set[bytes]) -> bool:
+    """Return True if an entry is a link to one of the places."""
     if entry.link is None:
         return False
-    return os.path.normpath(os.path.join(os.path.dirname(path), entry.link)) in folders
+    return os.path.normpath(os.path.join(os.path.dirname(path), entry.link)) in places
 
 
 # --- folders that are checkpoints ------------------------------------------------------------------

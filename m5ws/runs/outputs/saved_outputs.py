@@ -152,15 +152,15 @@ def _content_to_resume(
 def _left_files(
     repo: Repository, files: dict[bytes, Entry], inspected: InspectedFiles, work: Path
 ) -> resume_files.LeftFiles:
-    """Return the files that an attempt left, each under its real path, and links to folders as links."""
-    links = complete_files.linked_folders(work, [*files, *inspected.cut])
+    """Return the files that an attempt left, each under its real path, and links to them or their folders as links."""
+    links = complete_files.links(work, [*files, *inspected.cut])
 
     def is_real(path: bytes) -> bool:
-        return links.keys().isdisjoint(complete_files.folders_of(path))
+        return complete_files.is_real(path, links)
 
     entries = {path: entry for path, entry in files.items() if is_real(path)}
-    for path, folder in links.items():
-        target = os.path.relpath(folder, os.path.dirname(path))
+    for path, leads_to in links.items():
+        target = os.path.relpath(leads_to, os.path.dirname(path))
         entries[path] = Entry(
             path=path, mode="link", size_bytes=len(target), digest=repo.objects.digest(target), link=target
         )
