@@ -66,7 +66,7 @@ class RepeatedSteps:
             names = [name for name in names if name not in unproven]
         if any(event.updates.get(label, done) != done for label, done in before.updates.items()):
             names.append("the optimizer's number of updates")
-        return [f"step {event.step} on rank {rank}: {' and '.join(names)} differ from before"] if names else []
+        return [f"step {event.step} on rank {rank}: {_differ(names)}"] if names else []
 
     def _restored_state(self, rank: int, event: State) -> list[str]:
         """Return the optimizer's state that an observed script did not restore from its own checkpoint."""
@@ -89,4 +89,10 @@ class RepeatedSteps:
         tensors = [name for name, value in before.tensors.items() if event.tensors.get(name, value) != value]
         generators = [name for name, value in before.generators.items() if event.generators.get(name) != value]
         named = [f"generator {name}" for name in generators] + [f"tensor {name}" for name in tensors[:3]]
-        return [f"after step {event.step} on rank {rank}: {', '.join(named)}"] if named else []
+        return [f"after step {event.step} on rank {rank}: {_differ(named)}"] if named else []
+
+
+def _differ(names: list[str]) -> str:
+    """Return a clause with values that differ."""
+    *others, last = names
+    return f"{', '.join(others)} and {last} differ from before" if others else f"{last} differs from before"
