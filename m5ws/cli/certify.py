@@ -137,7 +137,8 @@ def _certify(
     """Restore or interrupt the training `count` times, compare, and return the certificate. Ctrl-C stops it."""
     from m5ws.reproduce import certify, interruptions, reproduce
 
-    request = reproduce.ReplayRequest(original=whole.id, env="ignore", ignore=workspace.settings.run.ignore)
+    rules = workspace.settings.run.ignore
+    request = reproduce.ReplayRequest(original=whole.id, env="ignore", ignore=rules, overwrite=True)
     if interruptions.is_observed(ports, whole):
         parts = interruptions.choose(ports, whole, count, seed, in_save=in_save)
         interrupted = _interrupt(workspace, ports, request, parts, parallel, in_save=in_save)

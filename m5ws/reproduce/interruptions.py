@@ -22,7 +22,7 @@ from m5ws.reproduce.verdict import judgement, reason
 from m5ws.reproduce.verdict.difference_kinds import Kind, kind
 from m5ws.runs import history, run, supervise
 from m5ws.runs.history import History
-from m5ws.runs.outputs import outputs
+from m5ws.runs.outputs import outputs, outside
 from m5ws.runs.outputs.complete_files import WITHOUT_END
 
 _LOST: dict[Kind, str] = {
@@ -90,9 +90,10 @@ def choose(ports: supervise.Ports, whole: Run, count: int | None, seed: int, *, 
 
     With `in_save`, one in the middle of the training, so that a save follows.
 
-    Raises UsageError if the training is too short, or wrote no output files.
+    Raises UsageError if the training is too short, wrote no output files, or wrote outside of its work directory.
     """
     done = history.load(ports.repo, whole.id)
+    outside.refuse_overwriting(whole.id, done.notices)
     if done.outputs is None:
         raise _without_outputs(whole, done)
     last = done.last_step

@@ -8,6 +8,7 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+from m5ws.config.commands import arguments
 from m5ws.errors import UsageError
 from m5ws.records.snapshot import Snapshot
 from m5ws.records.tree import path_text
@@ -68,7 +69,7 @@ def warnings(
     """
     written = tuple(Path(os.path.normpath(output)) for output in outputs)
     pinned: frozenset[str] | None = None
-    for word in dict.fromkeys(_values(command[1:])):
+    for word in dict.fromkeys(arguments.values(command[1:])):
         path = Path(os.path.normpath(word))
         inside = path.relative_to(root) if path.is_relative_to(root) else path
         if inside.is_absolute() or not _is_input(inside, written) or not os.path.lexists(root / inside):
@@ -81,16 +82,6 @@ def warnings(
             )
         elif path.is_absolute():
             yield f"{word} leads into the workspace: the script reads the live file. The snapshot's copy is {inside}"
-
-
-def _values(arguments: Sequence[str]) -> Iterator[str]:
-    """Yield the arguments, and the values of those like `--key=value`."""
-    for argument in arguments:
-        key, _, value = argument.partition("=")
-        if value:
-            yield value
-        elif not key.startswith("-"):
-            yield key
 
 
 def _is_input(path: Path, written: Sequence[Path]) -> bool:

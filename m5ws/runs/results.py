@@ -18,7 +18,16 @@ from m5ws.repository.ledger.spool import SpoolWriter
 from m5ws.repository.publishing import repeated
 from m5ws.repository.repository import Repository
 from m5ws.runs import inputs
-from m5ws.runs.outputs import complete_files, copies, outputs, restored_outputs, saved_outputs, unrecorded, unsaved
+from m5ws.runs.outputs import (
+    complete_files,
+    copies,
+    outputs,
+    outside,
+    restored_outputs,
+    saved_outputs,
+    unrecorded,
+    unsaved,
+)
 from m5ws.runs.run import AttemptPlan
 
 _log = logging.getLogger(__name__)
@@ -98,6 +107,8 @@ class Results:
             written = self._written()
             for lines in written.not_kept:
                 self._notify(outputs.NOT_KEPT, lines)
+            for kind, message in outside.notices(self._plan.run.spec.command, self._work, self._inputs.begun_ns):
+                self._notify(kind, message)
             for kind, message in [] if has_finished else complete_files.describe_cut(written.files):
                 self._notify(kind, message)
             repeated(lambda: self._publish(list(written.files), has_finished))

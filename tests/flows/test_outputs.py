@@ -128,3 +128,20 @@ def test_output_files_never_overrule_the_state(stepped: tuple[Workspace, str]) -
     assert verdict["outcome"] == "reproduced"
     assert "differs: out/chance.txt:line 1" in verdict["outputs"]
     assert "the recorded steps and states decide the verdict; output files do not change it" in verdict["outputs"]
+
+
+def test_a_replay_does_not_overwrite_what_its_original_wrote_elsewhere(workspace: Workspace, tmp_path: Path) -> None:
+    place = tmp_path / "results"
+    (workspace.root / "train.py").write_text(
+        "import os, sys\nos.makedirs(sys.argv[2], exist_ok=True)\n"
+        "open(f'{sys.argv[2]}/model.txt', 'a').write('x')\nopen('out/y', 'w').write('y')\n"
+    )
+    finished = workspace.m5ws("run", "--", "train.py", "--out", str(place))
+    run = finished.stdout.strip()
+    assert f"outside of the work directory, the script changed files in {place}" in finished.stderr
+    refused = workspace.m5ws("reproduce", run, expect=2)
+    assert str(place) in refused.stderr and "--overwrite" in refused.stderr
+    assert (place / "model.txt").read_text() == "x"
+    verdict = workspace.json("reproduce", run, "--overwrite")
+    assert verdict["outcome"] == "reproduced" and any(str(place) in line for line in verdict["not_compared"])
+    assert (place / "model.txt").read_text() == "xx"

@@ -71,6 +71,16 @@ def parse(command: Sequence[str], read: ReadFile) -> Arguments:
     return Arguments(script=script, values=values, files=files)
 
 
+def values(words: Sequence[str]) -> Iterator[str]:
+    """Yield the arguments, and the values of those like `--key=value`."""
+    for argument in words:
+        key, _, value = argument.partition("=")
+        if value:
+            yield value
+        elif not key.startswith("-"):
+            yield key
+
+
 def value_of(command: Sequence[str], name: str) -> str | None:
     """Return the value of a named argument; None if the command does not have it."""
     return _values(split(command)[1]).get(_label(name))

@@ -14,7 +14,7 @@ from m5ws.reproduce.outputs import output_files, surroundings
 from m5ws.reproduce.outputs.output_files import OutputReport
 from m5ws.runs import history
 from m5ws.runs.history import History
-from m5ws.runs.outputs import outputs
+from m5ws.runs.outputs import outputs, outside
 from m5ws.tracking.interface import Tracker
 
 _log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ def is_nothing(done: History, tracker: Tracker | None, run: str) -> bool:
 
 def not_kept(side: str, done: History) -> list[str]:
     """Return lines on files that the run `side` wrote and that were not stored."""
-    kinds = (outputs.NOT_KEPT, outputs.NOT_STORED)
+    kinds = (outputs.NOT_KEPT, outputs.NOT_STORED, outside.OUTSIDE)
     return [f"output files of {side}: {notice.message}" for notice in done.notices if notice.kind in kinds]
 
 

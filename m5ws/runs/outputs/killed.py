@@ -19,7 +19,7 @@ from m5ws.repository.ledger import ledger
 from m5ws.repository.publishing import repeated
 from m5ws.repository.repository import Repository
 from m5ws.runs import inputs
-from m5ws.runs.outputs import complete_files, outputs, saved_outputs, unsaved
+from m5ws.runs.outputs import complete_files, outputs, outside, saved_outputs, unsaved
 
 _DONE = "ranks-done"
 """Name of a file in an attempt's directory. The file exists if all ranks have ended well, with all checkpoints stored.
@@ -55,6 +55,7 @@ def store(repo: Repository, run: str, attempt: int, directory: Path) -> list[Not
     try:
         written = outputs.collect(work, record.spec.outputs, given.stamps, given.begun_ns)
         notices += [(outputs.NOT_KEPT, lines) for lines in written.not_kept]
+        notices += outside.notices(record.spec.command, work, given.begun_ns)
         notices += _store(repo, record, attempt, directory, work, list(written.files))
     except (M5Error, OSError) as error:
         notices.append((outputs.NOT_STORED, f"the output files were not stored: {error}"))
