@@ -5,12 +5,19 @@ import hashlib
 import io
 import json
 import pickle
+import re
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
+import numpy as np
 import pytest
+import safetensors.torch
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 
 from m5ws.records.base import Digest
@@ -21,6 +28,7 @@ from m5ws.repository.repository import Repository
 from m5ws.reproduce.outputs import output_files, tensor_files
 from m5ws.reproduce.outputs.output_files import OutputReport
 from m5ws.reproduce.outputs.surroundings import Surroundings
+from tests.support.stores.memory_store import MemoryStore
 
 Files = dict[str, bytes]
 
@@ -374,6 +382,37 @@ def test_digits_that_no_float_has_are_judged(repo: Repository, tmp_path: Path, n
     assert not _compare(repo, tmp_path, (_ONE, _OTHER), same).differences
 
 
+_STEPS = st.sets(st.integers(1, 6), min_size=1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(_STEPS, st.lists(_STEPS, min_size=2, max_size=4), st.sampled_from([None, 1, 2, 3, 4, 5, 6]))
+def test_checkpoints_in_a_folder_of_each_attempt_are_compared_together(
+    whole: set[int], attempts: list[set[int]], changed: int | None
+) -> None:
+    """Each attempt has a numbered folder, and saves some steps. The newest file of a step is compared."""
+
+    def files(version: int, steps: set[int], is_changed: bool) -> Files:
+        return {
+            f"lightning_logs/version_{version}/checkpoints/step={step}.ckpt": _saved(
+                {"w": torch.full((2,), float(-step if is_changed and step == changed else step))}
+            )
+            for step in steps
+        }
+
+    newest = {step: number for number, steps in enumerate(attempts) for step in steps}
+    original: Files = {}
+    for number, steps in enumerate(attempts):
+        original |= files(number, steps, is_changed=changed in newest and number == newest[changed])
+    resumed = msgspec.structs.replace(_ONE, attempts=len(attempts))
+    with TemporaryDirectory() as folder:
+        repo = Repository.create(MemoryStore())
+        report = _compare(repo, Path(folder), (resumed, _OTHER), (original, files(0, whole, is_changed=False)))
+    differ = {int(re.findall(r"step=(\d)", each.name)[0]) for each in report.differences}
+    # A file that the last attempt alone wrote, and one that no attempt wrote, differ too.
+    assert differ == (whole - newest.keys()) | (attempts[-1] - whole) | ({changed} & newest.keys() & whole)
+
+
 def _random_id(seed: str) -> str:
     return hashlib.sha256(seed.encode()).hexdigest()[:32]
 
@@ -495,3 +534,57 @@ def test_files_with_equal_judged_values_are_named_and_those_of_weights_are_known
     assert report.same == ("out/a.json", "out/b.json") and not report.has_tensors
     for name in ("out/m.onnx", "out/m.npz.gz", "out/__0_0.distcp"):
         assert _compare(repo, tmp_path, (_ONE, _OTHER), ({name: b"1"}, {name: b"1"})).has_tensors
+
+
+def _array(value: object, **arguments: object) -> bytes:
+    buffer = io.BytesIO()
+    (np.savez if arguments else np.save)(buffer, np.array(value), **arguments)  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+_FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.float8_e4m3fn]
+_SETTINGS = {"lr": 0.1, "epochs": 5, "betas": (0.9, 0.99), "seed": torch.tensor(3), "mask": torch.tensor([True])}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "has_weights"),
+    [
+        ("out/training_args.bin", _saved(_SETTINGS), False),
+        ("out/args.pkl", pickle.dumps({"lr": 0.1}), False),
+        ("out/rng_state.pth", _saved({"cpu": torch.get_rng_state()}), False),
+        ("out/order.npy", _array([3, 1, 2]), False),
+        ("out/order.npz", _array([3], order=np.array([3, 1])), False),
+        ("out/tokens.safetensors", safetensors.torch.save({"ids": torch.tensor([3])}), False),
+        *(
+            (f"out/model.{end}", _saved({"w": torch.ones(3, dtype=kind)}), True)
+            for end in ("pt", "bin")
+            for kind in _FLOATS
+        ),
+        ("out/model.pkl", pickle.dumps({"w": torch.ones(3)}), True),
+        ("out/model.npy", _array([3.5]), True),
+        ("out/model.npz", _array([3], w=np.array([3.5], dtype=np.float16)), True),
+        ("out/model.safetensors", safetensors.torch.save({"w": torch.ones(3, dtype=torch.bfloat16)}), True),
+        ("out/model.bin", b"another format", True),
+    ],
+)
+def test_an_equal_file_proves_weights_if_it_has_floating_point_numbers(
+    repo: Repository, tmp_path: Path, name: str, content: bytes, has_weights: bool
+) -> None:
+    report = _compare(repo, tmp_path, (_ONE, _OTHER), ({name: content}, {name: content}))
+    assert report.same == (name,) and report.has_tensors == has_weights
+
+
+@pytest.mark.parametrize(
+    "kind", [float, np.float64, np.float32, lambda s: [np.float64(s)], lambda s: dt.timedelta(seconds=s), Fraction]
+)
+def test_a_time_in_a_pickle_is_not_judged_in_any_type(
+    repo: Repository, tmp_path: Path, kind: Callable[[float], object]
+) -> None:
+    def files(seconds: float, loss: float) -> Files:
+        value = {"epoch_time": kind(seconds), "loss": kind(loss)}
+        return {"out/a.pkl": pickle.dumps(value), "out/b.pt": _saved(value)}
+
+    assert not _compare(repo, tmp_path, (_ONE, _OTHER), (files(1.5, 3.5), files(2.5, 3.5))).differences
+    (tmp_path / "other").mkdir()
+    differences = _compare(repo, tmp_path / "other", (_ONE, _OTHER), (files(1.5, 3.5), files(2.5, 4.5))).differences
+    assert [":loss" in difference.name for difference in differences] == [True, True]

@@ -97,7 +97,8 @@ def restarted(names: Iterable[str]) -> tuple[str, ...]:
 
 def is_key(path: str, key: str, rules: Sequence[str]) -> bool:
     """Return True if a value in a file is not judged."""
-    names = [name for name in key.split(".") if not name.isdigit()] or [key]
+    # Arguments and states of objects in pickles have their places in parentheses.
+    names = [name for name in key.split(".") if not name.isdigit() and not name.startswith("(")] or [key]
     for rule in rules:
         files, colon, keys = rule.rpartition(":")
         if names[-1].endswith(_SERIES) and rule in DEFAULTS:

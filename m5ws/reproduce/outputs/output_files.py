@@ -9,6 +9,8 @@ import hashlib
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import IO
 
 import msgspec
 
@@ -106,7 +108,7 @@ def compare(
         before, after = old.get(name), new.get(name)
         if before is not None and after is not None and before.digest == after.digest:
             equal["files"] += 1
-            has_tensors |= ignored.is_weights(name)
+            has_tensors = has_tensors or _has_weights(repo, name, before)
             same.append(name)
         elif ignored.is_file(name, extra):
             logs.append(name)
@@ -272,12 +274,32 @@ def _is_continued_table(repo: Repository, name: str, sides: tuple[Entry, Entry])
     return header == other_header and bool(rows) and other_rows[-len(rows) :] == rows
 
 
+def _has_weights(repo: Repository, name: str, entry: Entry) -> bool:
+    """Return True if a file may have weights: a large one by its name, others if they have floating-point numbers."""
+    if not ignored.is_weights(name) or entry.link is not None:
+        return False
+    if entry.size_bytes > _UNKNOWN_BYTES or not name.endswith(tensor_files.SUFFIXES):
+        return True
+    try:
+        with _opened(repo, entry) as file:
+            return tensor_files.has_floats(name, file)
+    except tensor_files.UNREADABLE:
+        return True
+
+
 def _parts(repo: Repository, name: str, entry: Entry) -> tensor_files.FileParts:
     """Return the parts of a file. Raises one of `tensor_files.UNREADABLE`."""
+    if entry.link is not None:
+        raise ValueError("a link")
+    with _opened(repo, entry) as file:
+        return archives.read(name, file)
+
+
+@contextmanager
+def _opened(repo: Repository, entry: Entry) -> Iterator[IO[bytes]]:
+    """Yield the content of a file."""
     with tempfile.TemporaryFile() as file:
-        if entry.link is not None:
-            raise ValueError("a link")
         for part in entry.parts:
             file.write(repo.objects.read(part))
         file.seek(0)
-        return archives.read(name, file)
+        yield file

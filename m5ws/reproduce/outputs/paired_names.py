@@ -23,12 +23,13 @@ class Removed(msgspec.Struct, frozen=True):
 def pair(old: dict[str, Entry], new: dict[str, Entry], places: tuple[Surroundings, Surroundings]) -> Removed:
     """Give each pair of files a common name. Remove the files that are not compared, and return their names.
 
-    Each attempt of a resumed run leaves a folder with its own time, or with the next number (Lightning), and those of
-    its last attempts are compared. If one run has more files for another reason, the files keep their names. Random ids
-    have no order: of several files whose names differ in these alone, those with equal contents are pairs.
+    Each attempt of a resumed run leaves a folder with its own time, or with the next number (Lightning). Those of its
+    last attempts are compared, with the files of earlier numbers that they lack. If one run has more files for another
+    reason, the files keep their names. Random ids have no order: of several files whose names differ in these alone,
+    those with equal contents are pairs.
     """
     attempts = places[0].attempts - places[1].attempts
-    left = _leave_earlier_versions(*((old, new) if attempts > 0 else (new, old))) if attempts else []
+    left = _join_versions(*((old, new) if attempts > 0 else (new, old))) if attempts else []
     removed = Removed(earlier=left, unpaired=[])
     groups = _grouped(old.keys() - new.keys(), places[0]), _grouped(new.keys() - old.keys(), places[1])
     for plain in sorted(groups[0].keys() & groups[1].keys() - old.keys() - new.keys()):
@@ -78,18 +79,24 @@ def _with_equal_contents(
     return before, after
 
 
-def _leave_earlier_versions(resumed: dict[str, Entry], other: dict[str, Entry]) -> list[str]:
-    """Remove and return the files of earlier attempts of a resumed run in numbered folders.
+def _join_versions(resumed: dict[str, Entry], other: dict[str, Entry]) -> list[str]:
+    """Join the numbered folders of the attempts of a resumed run, until it has as many as the other run.
 
-    As many folders stay as the other run has.
+    A file of an earlier attempt counts as one of the next folder that stays, if the other run has it and no later
+    attempt wrote it again. All others are removed and returned.
     """
-    counts = {folder: len(numbers) for folder, numbers in _versions(other).items()}
-    left = list[str]()
+    left, others = list[str](), _versions(other)
     for folder, numbers in _versions(resumed).items():
-        earlier = sorted(numbers)[: -counts[folder]] if folder in counts else []
-        left += [name for number in earlier for name in numbers[number]]
-    for name in left:
-        del resumed[name]
+        known = sorted(others.get(folder, {}))
+        stay = sorted(numbers)[-len(known) :] if known else []
+        for number in sorted(numbers.keys() - set(stay) if stay else (), reverse=True):
+            for name in numbers[number]:
+                inside = name.removeprefix(f"{folder}{number}")
+                entry, joined = resumed.pop(name), f"{folder}{stay[0]}{inside}"
+                if joined in resumed or f"{folder}{known[0]}{inside}" not in other:
+                    left.append(name)
+                else:
+                    resumed[joined] = entry
     return left
 
 

@@ -9,6 +9,7 @@ import io
 import json
 import math
 import pickle
+import re
 import struct
 import zipfile
 import zlib
@@ -49,6 +50,10 @@ _ITEM_BYTES = {
     **dict.fromkeys(("ByteStorage", "CharStorage", "BoolStorage"), 1),
     "ComplexDoubleStorage": 16,
 }
+_FLOATS = ("Float", "Double", "Half", "BFloat16", "Complex", "Untyped", "F", "BF")
+"""Begins the types of tensors of floating-point numbers, of PyTorch (8-bit ones are untyped) and of safetensors."""
+_FLOAT_ARRAY = re.compile(rb"'descr': '[<>=|][fc]")
+_ARRAY_HEAD_BYTES = 2**10
 _CHANCE = ".data/serialization_id"
 _StorageDigest = Callable[[str, int, int | None], str]
 """Digest of the bytes of a storage: its key, the first byte, and the number of bytes (None: all)."""
@@ -79,6 +84,24 @@ def read(name: str, file: IO[bytes]) -> FileParts:
         if name.endswith(".npz"):
             return FileParts(tensors={member: _member(archive, member) for member in members}, values={})
         return _torch(archive, members)
+
+
+def has_floats(name: str, file: IO[bytes]) -> bool:
+    """Return True if a file has a tensor or array of floating-point numbers. Raises one of UNREADABLE."""
+    if name.endswith(".npy"):
+        return _is_float_array(file)
+    if name.endswith(".npz"):
+        with zipfile.ZipFile(file) as archive:
+            return any(_is_float_array(archive.open(member)) for member in archive.namelist())
+    return any(text.startswith(_FLOATS) for text in read(name, file).tensors.values())
+
+
+def _is_float_array(file: IO[bytes]) -> bool:
+    """Return True for a file of NumPy with floating-point or complex numbers.
+
+    https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
+    """
+    return _FLOAT_ARRAY.search(file.read(_ARRAY_HEAD_BYTES)) is not None
 
 
 def _torch(archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo]) -> FileParts:
