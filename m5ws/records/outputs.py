@@ -14,7 +14,8 @@ class OutputFiles(Record, tag="outputs/1", frozen=True, kw_only=True, omit_defau
     `moment` is the end of their name: `final` at the end of the attempt, or the number of a copy made while it ran.
     `content` has all complete files. `resume` has those that a resume gets, if they are others: earlier ones in place
     of files that were incomplete at that moment. `modified_s` has the modification times of these files, in order of
-    their paths, in s since the epoch (0: unknown): scripts search for the newest checkpoint by them.
+    their paths, in s since the epoch (0: unknown): scripts search for the newest checkpoint by them. `folders` has the
+    empty folders that a resume gets.
     """
 
     run: RunId
@@ -24,6 +25,7 @@ class OutputFiles(Record, tag="outputs/1", frozen=True, kw_only=True, omit_defau
     content: Digest
     resume: Digest | None = None
     modified_s: tuple[float, ...] = ()
+    folders: tuple[bytes, ...] = ()
 
 
 ANY_OUTPUTS: type[OutputFiles] = cast("type[OutputFiles]", OutputFiles | Checkpoint)

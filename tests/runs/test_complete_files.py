@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -568,6 +569,32 @@ def test_nothing_is_restored_through_a_link_of_the_snapshot(attempts: _Attempts,
     restored_outputs.restore(attempts.repo, stored, work)
     assert list(outside.iterdir()) == []
     assert _tree(work / "out") == {"folder/last.pt": _of(4), "file/last.pt": _of(4)}
+
+
+def test_empty_folders_are_made_again_but_for_those_that_look_like_checkpoints(
+    attempts: _Attempts, tmp_path: Path
+) -> None:
+    for name in ("samples", "logs/train", "step-8", "step-8/x", "full", "behind", "file"):
+        (attempts.out / name).mkdir(parents=True)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (attempts.out / "link").symlink_to(outside)
+    _put(attempts, {"full/last.pt": _of(1)})
+    attempts.kill()
+    attempts.begin()
+    folders = {str(path.relative_to(attempts.out)) for path in attempts.out.rglob("*") if path.is_dir()}
+    assert folders == {"samples", "logs", "logs/train", "full", "behind", "file"}
+    # A resume of a run whose snapshot has a link and a file at these places.
+    stored = restored_outputs.newest_to_restore(attempts.repo, _RUN)
+    assert stored is not None
+    work = tmp_path / "work"
+    (work / "out").mkdir(parents=True)
+    (work / "out" / "behind").symlink_to(outside)
+    (work / "out" / "file").write_text("a file")
+    foreign = (b"out/behind/in", b"../up", b"/abs", str(tmp_path / "absolute").encode(), b"out/./x/../../../up")
+    restored_outputs.restore(attempts.repo, msgspec.structs.replace(stored, folders=(*stored.folders, *foreign)), work)
+    assert not (tmp_path / "up").exists() and not (tmp_path / "absolute").exists()
+    assert not list(outside.iterdir()) and (work / "out" / "file").is_file() and (work / "out" / "samples").is_dir()
 
 
 def test_a_resume_gets_nothing_if_the_first_checkpoint_is_not_complete(attempts: _Attempts) -> None:

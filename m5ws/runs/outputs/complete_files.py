@@ -4,6 +4,7 @@ A file behind a link is one file, and a folder one folder: they count under thei
 """
 
 import os
+import re
 from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from m5ws.runs.outputs import checkpoint_formats, outputs
 
 WITHOUT_END = "without their end, because the attempt ended while they were written"
 """Begins the notice of half-written files that are not stored."""
+_NUMBER = re.compile(rb"[0-9]")
+_EMPTY = 1_000
+"""Number of empty folders that are recorded."""
 
 
 class InspectedFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +89,20 @@ def links(work: Path, paths: Sequence[bytes]) -> dict[bytes, bytes]:
 def is_real(path: bytes, links: Container[bytes]) -> bool:
     """Return True if a path is not a link, and in no folder that is one."""
     return not any(place in links for place in (*folders_of(path), path))
+
+
+def empty_folders(work: Path, outputs: Iterable[str]) -> tuple[bytes, ...]:
+    """Return the empty folders below `outputs` by their paths in the work directory.
+
+    Those with a number in their names below `outputs` are left out: scripts take `step-8` for a checkpoint.
+    """
+    found = dict[bytes, None]()
+    for output in outputs:
+        root = os.fsencode(work / output)
+        for folder, folders, files in os.walk(root):
+            if not folders and not files and not _NUMBER.search(folder[len(root) :]):
+                found[os.path.relpath(folder, os.fsencode(work))] = None
+    return tuple(sorted(found))[:_EMPTY]
 
 
 def folders_of(path: bytes) -> list[bytes]:

@@ -24,8 +24,8 @@ from m5ws.runs.state import RunState
 class StoredOutputs(msgspec.Struct, frozen=True, kw_only=True):
     """Output files in the store: their attempt, whether they are final, and the digest of their content.
 
-    `resume` is the content that a resume gets, if it is another one, and `modified_s` has the modification times of its
-    files.
+    `resume` is the content that a resume gets, if it is another one. `modified_s` has the modification times of its
+    files, and `folders` the empty folders beside them.
     """
 
     run: str
@@ -34,6 +34,7 @@ class StoredOutputs(msgspec.Struct, frozen=True, kw_only=True):
     content: Digest
     resume: Digest | None = None
     modified_s: tuple[float, ...] = ()
+    folders: tuple[bytes, ...] = ()
 
     @property
     def restored(self) -> Digest:
@@ -104,10 +105,8 @@ def newest(repo: Repository, run: str, before: str | None = None) -> StoredOutpu
         return None
     found = outputs.find(repo, run, label)[1]
     # Copies of older versions are `Checkpoint` records, without these fields.
-    resume, modified_s = getattr(found, "resume", None), getattr(found, "modified_s", ())
-    return StoredOutputs(
-        run=run, attempt=attempt, final=final, content=found.content, resume=resume, modified_s=modified_s
-    )
+    known = {name: getattr(found, name) for name in ("resume", "modified_s", "folders") if hasattr(found, name)}
+    return StoredOutputs(run=run, attempt=attempt, final=final, content=found.content, **known)
 
 
 def newest_to_restore(repo: Repository, run: str) -> StoredOutputs | None:
@@ -157,6 +156,8 @@ def restore(repo: Repository, stored: StoredOutputs, work: Path) -> str:
     tree = _write(repo, stored.restored, aside)
     for entry in tree.entries:
         _move(entry.path, aside, work)
+    for folder in stored.folders:
+        _make_folder(work, folder)
     _set_times(tree, stored.modified_s, work)
     choice = _describe_choice(stored, tree, _tree(repo, stored.content)) if stored.resume is not None else ""
     restored = f"{len(tree.entries):,} output files of attempt {stored.attempt} were restored"
@@ -188,6 +189,16 @@ def _set_times(tree: Tree, modified_s: Sequence[float], work: Path) -> None:
     for entry, time_s in zip(tree.entries, modified_s, strict=True):
         if time_s:
             os.utime(work / os.fsdecode(entry.path), (time_s, time_s), follow_symlinks=False)
+
+
+def _make_folder(work: Path, path: bytes) -> None:
+    """Make an empty folder and those around it. Nothing is made outside of `work`, or in place of a file or link."""
+    folder = work
+    for part in os.fsdecode(path).split("/"):
+        folder /= part
+        if part in ("", ".", "..") or folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            return
+        folder.mkdir(exist_ok=True)
 
 
 def _move(path: bytes, source: Path, target: Path) -> None:

@@ -93,10 +93,11 @@ def record(
     wanted = files if inspected is None else inspected.complete
     if not wanted:
         return None
-    stored, resume = content(repo, run, wanted), None
+    stored, resume, folders = content(repo, run, wanted), None, tuple[bytes, ...]()
     if work is not None and inspected is not None:
         inspected.require_unchanged()
         resume = _content_to_resume(repo, run, name, stored, inspected, work)
+        folders = complete_files.empty_folders(work, run.spec.outputs)
     return OutputFiles(
         run=run.id,
         snapshot=run.snapshot,
@@ -105,6 +106,7 @@ def record(
         content=stored,
         resume=resume,
         modified_s=_times(repo, run, name, wanted, stored, resume),
+        folders=folders,
     )
 
 
