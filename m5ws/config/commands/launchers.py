@@ -38,6 +38,8 @@ _MODULES = {
     "composer.cli.launcher": ("composer",),
 }
 """Modules that are launchers, as their programs."""
+_DEEPSPEED_OPTION = re.compile(r"--deepspeed(?:[_-]config)?(?:=.+)?", re.DOTALL)
+"""The option of a script that uses DeepSpeed, of `deepspeed.add_config_arguments` and of Hugging Face's Trainer."""
 _SINGLE_DEVICE = "_single_device"
 """The end of the names of torchtune's recipes that `tune run` refuses to start by torchrun."""
 
@@ -130,10 +132,12 @@ def _torchrun(command: Sequence[str], _read: ReadFile) -> Launch:
         raise refusal(launcher, f"--max-restarts {values['max_restarts']}", remedy)
     if values.get("node_rank", 0) != 0:
         raise refusal(launcher, f"--node-rank {values['node_rank']}", _NODES)
+    command = _script(parsed)
     return Launch(
         launcher=launcher,
-        command=_script(parsed),
-        trainer="torchrun",
+        command=command,
+        # Both start the same command. DeepSpeed's operator is compiled before it.
+        trainer="deepspeed" if any(map(_DEEPSPEED_OPTION.fullmatch, command[1:])) else "torchrun",
         nproc=_count(launcher, "--nproc-per-node", values.get("nproc_per_node", "1")),
         ignored=parsed.ignored,
     )
