@@ -53,6 +53,24 @@ def test_a_script_that_was_resumed_from_its_own_files_is_no_mystery() -> None:
     assert hints.resume_hint(Comparison(History(attempts=1))) is hints.resume_hint(Comparison(by_session)) is None
 
 
+@pytest.mark.parametrize("quantity", ["file out/a.ckpt:w", "file out/a.csv", "metric loss"])
+def test_a_file_or_metric_that_differs_after_equal_steps_has_no_hint_but_a_resume(quantity: str) -> None:
+    def found(*notices: Notice, resumed: bool) -> hints.Hint | None:
+        original = History(steps={}, states={}, contents={}, facts={}, notices=list(notices), begun=[], threads={})
+        for rank, event in _events({}, at=2, resumed=resumed):
+            original.add(rank, event)
+        comparison = Comparison(original)
+        for rank, event in _events({}):
+            comparison.feed(rank, event)
+        assert comparison.first() is None
+        first = Divergence(step=4, rank=0, quantity=quantity, original="1", replayed="2")
+        return hints.find_hint(comparison, first, begin=0)
+
+    assert found(resumed=False) is None and found(resumed=True) is None
+    hint = found(Notice(kind="inexact-resume", message="the resume was not exact", step=3), resumed=True)
+    assert hint is not None and "after step 1 the resume was not exact" in hint.words
+
+
 def _hint(changed: dict[str, str], *more: Notice, resumed: bool = False) -> hints.Hint:
     """Return the hint for an original in which step 3 is `changed`, with the notices `more`."""
     return _pointed([*_events(changed, resumed=resumed), *(("launcher", event) for event in more)])

@@ -58,6 +58,9 @@ def find_hint(comparison: Comparison, first: Divergence, begin: int) -> Hint | N
     """
     if not comparison.original.by_steps or first.step == 0:
         return None
+    if first.quantity.startswith(("file ", "metric ")):
+        # All steps and states are equal, so they show no pattern.
+        return _resumed(comparison, first, begin)
     differences = comparison.at_first()
     return (
         _record(comparison, first, differences)
