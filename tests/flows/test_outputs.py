@@ -134,14 +134,14 @@ def test_a_replay_does_not_overwrite_what_its_original_wrote_elsewhere(workspace
     place = tmp_path / "results"
     (workspace.root / "train.py").write_text(
         "import os, sys\nos.makedirs(sys.argv[2], exist_ok=True)\n"
-        "open(f'{sys.argv[2]}/model.txt', 'a').write('x')\nopen('out/y', 'w').write('y')\n"
+        "open(f'{sys.argv[2]}/model.bin', 'a').write('PK')\nopen('out/y', 'w').write('y')\n"
     )
     finished = workspace.m5ws("run", "--", "train.py", "--out", str(place))
     run = finished.stdout.strip()
-    assert f"outside of the work directory, the script changed files in {place}" in finished.stderr
+    assert f"outside of the work directory, the script changed checkpoint files in {place}" in finished.stderr
     refused = workspace.m5ws("reproduce", run, expect=2)
     assert str(place) in refused.stderr and "--overwrite" in refused.stderr
-    assert (place / "model.txt").read_text() == "x"
+    assert (place / "model.bin").read_text() == "PK"
     verdict = workspace.json("reproduce", run, "--overwrite")
     assert verdict["outcome"] == "reproduced" and any(str(place) in line for line in verdict["not_compared"])
-    assert (place / "model.txt").read_text() == "xx"
+    assert (place / "model.bin").read_text() == "PKPK"

@@ -574,16 +574,17 @@ def test_nothing_is_restored_through_a_link_of_the_snapshot(attempts: _Attempts,
 def test_empty_folders_are_made_again_but_for_those_that_look_like_checkpoints(
     attempts: _Attempts, tmp_path: Path
 ) -> None:
-    for name in ("samples", "logs/train", "step-8", "step-8/x", "full", "behind", "file"):
+    numbered = ("step-8", "step-9/x", "8", "epoch=3", "full/step-1")
+    for name in ("samples", "cifar10/logs", *numbered, "full-2/x", "behind", "file"):
         (attempts.out / name).mkdir(parents=True)
     outside = tmp_path / "outside"
     outside.mkdir()
     (attempts.out / "link").symlink_to(outside)
-    _put(attempts, {"full/last.pt": _of(1)})
+    _put(attempts, {"full-2/last.pt": _of(1)})
     attempts.kill()
     attempts.begin()
     folders = {str(path.relative_to(attempts.out)) for path in attempts.out.rglob("*") if path.is_dir()}
-    assert folders == {"samples", "logs", "logs/train", "full", "behind", "file"}
+    assert folders == {"samples", "cifar10", "cifar10/logs", "full-2", "full-2/x", "behind", "file"}
     # A resume of a run whose snapshot has a link and a file at these places.
     stored = restored_outputs.newest_to_restore(attempts.repo, _RUN)
     assert stored is not None

@@ -284,7 +284,7 @@ def _has_weights(repo: Repository, name: str, entry: Entry) -> bool:
         with _opened(repo, entry) as file:
             return tensor_files.has_floats(name, file)
     except tensor_files.UNREADABLE:
-        return True
+        return False  # Such as token ids in a .bin file.
 
 
 def _parts(repo: Repository, name: str, entry: Entry) -> tensor_files.FileParts:

@@ -17,7 +17,7 @@ from m5ws.runs.outputs import checkpoint_formats, outputs
 
 WITHOUT_END = "without their end, because the attempt ended while they were written"
 """Begins the notice of half-written files that are not stored."""
-_NUMBER = re.compile(rb"[0-9]")
+_NUMBERED = re.compile(rb"(.*[-_=.])?[0-9]+", re.DOTALL)
 _EMPTY = 1_000
 """Number of empty folders that are recorded."""
 
@@ -94,15 +94,20 @@ def is_real(path: bytes, links: Container[bytes]) -> bool:
 def empty_folders(work: Path, outputs: Iterable[str]) -> tuple[bytes, ...]:
     """Return the empty folders below `outputs` by their paths in the work directory.
 
-    Those with a number in their names below `outputs` are left out: scripts take `step-8` for a checkpoint.
+    Those with a number at the end of their names are left out: scripts take `step-8` for a checkpoint.
     """
     found = dict[bytes, None]()
     for output in outputs:
         root = os.fsencode(work / output)
         for folder, folders, files in os.walk(root):
-            if not folders and not files and not _NUMBER.search(folder[len(root) :]):
+            if not folders and not files and not is_numbered(os.path.basename(folder)):
                 found[os.path.relpath(folder, os.fsencode(work))] = None
     return tuple(sorted(found))[:_EMPTY]
+
+
+def is_numbered(name: bytes) -> bool:
+    """Return True for the name of a folder that ends with a number, as that of a checkpoint."""
+    return _NUMBERED.fullmatch(name) is not None
 
 
 def folders_of(path: bytes) -> list[bytes]:

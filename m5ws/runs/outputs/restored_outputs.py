@@ -17,6 +17,7 @@ from m5ws.repository import bindings, checkpoints, concurrency, outputs
 from m5ws.repository.files import trees
 from m5ws.repository.files.materialise import materialise
 from m5ws.repository.repository import Repository
+from m5ws.runs.outputs import complete_files
 from m5ws.runs.outputs import outputs as output_files
 from m5ws.runs.state import RunState
 
@@ -192,10 +193,15 @@ def _set_times(tree: Tree, modified_s: Sequence[float], work: Path) -> None:
 
 
 def _make_folder(work: Path, path: bytes) -> None:
-    """Make an empty folder and those around it. Nothing is made outside of `work`, or in place of a file or link."""
+    """Make an empty folder and those around it, except for a numbered one, which would look like a checkpoint.
+
+    Nothing is made outside of `work`, or in place of a file or link.
+    """
     folder = work
     for part in os.fsdecode(path).split("/"):
         folder /= part
+        if complete_files.is_numbered(os.fsencode(part)) and not folder.exists():
+            return
         if part in ("", ".", "..") or folder.is_symlink() or (folder.exists() and not folder.is_dir()):
             return
         folder.mkdir(exist_ok=True)

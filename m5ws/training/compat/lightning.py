@@ -2,6 +2,8 @@
 
 from typing import Any
 
+_COUNT = "_batches_that_stepped"
+
 
 def has_checkpoint(trainer: Any) -> bool:
     """Return True if the script set `trainer.ckpt_path`."""
@@ -11,3 +13,26 @@ def has_checkpoint(trainer: Any) -> bool:
 def is_trial(trainer: Any) -> bool:
     """Return True for a finder of `Tuner`, which ends `fit` before the training."""
     return any(getattr(callback, "_early_exit", False) for callback in trainer.callbacks)
+
+
+def logged_steps(trainer: Any) -> int | None:
+    """Return the step under which the Trainer logs its next values; None without this internal."""
+    return getattr(trainer.fit_loop.epoch_loop, _COUNT, None)
+
+
+def finish_epoch(trainer: Any, logged: int) -> None:
+    """End an epoch whose checkpoint was saved in `on_train_epoch_end`, so that the next one begins.
+
+    Without this, Lightning 2.6 ends such an epoch a second time if there is a validation: it counts the epoch, on which
+    the order of a DistributedSampler depends, and the step of its logs twice. A schedule by `ReduceLROnPlateau` would
+    be updated here. It needs a metric that no checkpoint has, and is not.
+    Source: `FitLoop.on_advance_end` in lightning/pytorch/loops/fit_loop.py.
+    """
+    loop = trainer.fit_loop
+    epochs = loop.epoch_progress
+    epochs.current.completed = epochs.current.processed
+    epochs.total.completed = epochs.total.processed
+    # As after an epoch: the loops do not restart any more.
+    loop.on_iteration_done()
+    loop.epoch_loop.on_iteration_done()
+    setattr(loop.epoch_loop, _COUNT, logged)

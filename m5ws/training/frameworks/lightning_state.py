@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from m5ws.records.ledger import RESUME_LIMIT
+from m5ws.training.compat import lightning as internals
 from m5ws.training.dataloader import Feed
 from m5ws.training.frameworks import after_import
 from m5ws.training.runtime import context
@@ -30,12 +31,17 @@ _KEY = "m5ws"
 _USED = (
     "_data_fetcher",
     "epoch_progress.current.processed",
+    "epoch_progress.current.started",
     "epoch_loop.batch_progress.current.ready",
     "epoch_loop.batch_progress.is_last_batch",
 )
 """Attributes of a Trainer's loop, as Lightning has them since 2.0."""
 _before_order: "weakref.WeakKeyDictionary[Any, dict[str, Any]]" = weakref.WeakKeyDictionary()
 """The generators before a CombinedLoader, which has all loaders of a training, began its newest epoch."""
+_next_epoch: "weakref.WeakKeyDictionary[Any, dict[str, Any]]" = weakref.WeakKeyDictionary()
+"""The restored generators with which a CombinedLoader begins its next epoch, until a batch is trained. It may begin it
+more than once.
+"""
 _own_saves: set[bytes] = set()
 """Digests of the states that this process saved."""
 
@@ -43,6 +49,7 @@ _own_saves: set[bytes] = set()
 class _Saved(msgspec.Struct, frozen=True):
     """State of a rank at a save. Without `before_order` the epoch was over: the next one draws its order.
 
+    `logged_steps`: in `on_train_epoch_end`, the step under which the next values are logged. Older builds lack it.
     `call`: older builds numbered the calls of `fit`. A number above 1 shows a script with several trainings.
     """
 
@@ -50,6 +57,7 @@ class _Saved(msgspec.Struct, frozen=True):
     before_order: dict[str, Any] | None
     batches: int
     call: int = 1
+    logged_steps: int | None = None
 
 
 def earlier_call(checkpoint: Mapping[str, Any]) -> int | None:
@@ -72,7 +80,10 @@ def _watch_order(module: ModuleType) -> None:
 
     @functools.wraps(original)
     def begin_epoch(self: Any) -> Any:
-        _before_order[self] = rng.capture(_generators(self.flattened))
+        named = _generators(self.flattened)
+        if self in _next_epoch:
+            rng.restore(_next_epoch[self], named)
+        _before_order[self] = rng.capture(named)
         return original(self)
 
     module.CombinedLoader.__iter__ = begin_epoch
@@ -155,10 +166,16 @@ class _ExactResume:
         fetcher = _fetcher(trainer)
         if active is None or state is None or fetcher is None:
             return
+        if state.logged_steps is not None:
+            internals.finish_epoch(trainer, state.logged_steps)
         _restore(state, trainer.fit_loop, fetcher)
         if active.rank == 0:
             place = f"after batch {state.batches} of an epoch" if state.before_order else "at the end of an epoch"
             active.notice("resume", f"generators and the order of the data are restored {place}")
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if _next_epoch and (fetcher := _fetcher(trainer)) is not None:
+            _next_epoch.pop(fetcher.combined_loader, None)
 
     def restore_after_end(self) -> None:
         """Set the generators of the process if the checkpoint was the last one, so that no training started."""
@@ -182,7 +199,9 @@ def _state(trainer: Any) -> _Saved:
     loader = _fetcher(trainer).combined_loader
     generators = rng.capture(_generators(loader.flattened))
     if progress.is_last_batch:
-        return _Saved(generators, None, 0)
+        epochs = trainer.fit_loop.epoch_progress.current
+        is_end = epochs.processed == epochs.started
+        return _Saved(generators, None, 0, logged_steps=internals.logged_steps(trainer) if is_end else None)
     return _Saved(generators, _before_order.get(loader), progress.current.ready)
 
 
@@ -200,6 +219,8 @@ def _restore(state: _Saved, fit_loop: Any, fetcher: Any) -> None:
     if fit_loop.epoch_progress.current.processed == 0:
         # Persistent workers draw their seed in the first epoch alone.
         fetcher.combined_loader.reset()
+    if state.before_order is None:
+        _next_epoch[fetcher.combined_loader] = state.generators
     iter(fetcher)
     for _ in range(state.batches):
         next(fetcher)

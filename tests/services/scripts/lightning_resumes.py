@@ -50,8 +50,9 @@ class Net(lightning.LightningModule):
     def validation_step(self, batch: torch.Tensor, index: int) -> None:
         self.log("val", self.layers(batch).mean())
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), lr=0.01)
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.7)]
 
 
 def noisy(**options: Any) -> DataLoader:
@@ -63,6 +64,7 @@ def plain(**options: Any) -> DataLoader:
 
 
 STEPS, EPOCHS = {"max_steps": 15}, {"max_epochs": 3}
+EACH_SECOND_EPOCH = {"every_n_epochs": 2}
 EVERY_4, EVERY_6, EACH_EPOCH = ({"every_n_train_steps": 4}, {"every_n_train_steps": 6}, {"every_n_epochs": 1})
 WORKERS = {"num_workers": 2}
 PERSISTENT = {"num_workers": 1, "persistent_workers": True}
@@ -71,6 +73,10 @@ CASES: dict[str, Any] = {
     "generator of the loader": lambda: (STEPS, EVERY_4, noisy(generator=torch.Generator().manual_seed(3)), None),
     "end of epoch": lambda: (EPOCHS, EACH_EPOCH, noisy(), None),
     "end of epoch, validation": lambda: (EPOCHS, EACH_EPOCH, noisy(), noisy()),
+    "end of epoch, number of steps": lambda: (STEPS, EACH_EPOCH, noisy(), None),
+    "end of epoch, number of steps, validation": lambda: (STEPS, EACH_EPOCH, noisy(), noisy()),
+    "end of every second epoch": lambda: (STEPS, EACH_SECOND_EPOCH, noisy(), noisy()),
+    "end of epoch, persistent workers": lambda: (STEPS, EACH_EPOCH, plain(**PERSISTENT), plain()),
     "validation in mid-epoch": lambda: (EPOCHS | {"val_check_interval": 4}, {}, noisy(), noisy()),
     "last batch": lambda: (STEPS, EVERY_6, noisy(), None),
     "last batch, validation": lambda: (STEPS, EVERY_6, noisy(), noisy()),
@@ -85,7 +91,7 @@ CASES: dict[str, Any] = {
 
 
 def fit(folder: Path, case: str, path: Path | None = None) -> list[torch.Tensor]:
-    """Train, from a checkpoint if there is one, and return the tensors of the model and the optimizer."""
+    """Train, from a checkpoint if there is one, and return the tensors of model and optimizer, and counts."""
     for seed in (torch.manual_seed, np.random.seed, random.seed):
         seed(1)
     settings, intervals, train, validation = CASES[case]()
@@ -104,7 +110,13 @@ def fit(folder: Path, case: str, path: Path | None = None) -> list[torch.Tensor]
         torch.rand(7)  # A resumed process has drawn other numbers.
     trainer.fit(net, train, validation, ckpt_path=path)
     moments = [value for state in trainer.optimizers[0].state.values() for value in state.values()]
-    return [*net.state_dict().values(), *moments, torch.get_rng_state()]
+    loop = trainer.fit_loop
+    counts = [trainer.current_epoch, loop.epoch_progress.current.processed, loop.epoch_loop._batches_that_stepped]
+    lr = torch.tensor(trainer.optimizers[0].param_groups[0]["lr"])
+    # Lightning ends no epoch if the checkpoint leaves nothing to train.
+    is_trained = path is None or torch.load(path)["global_step"] < trainer.global_step
+    known = [torch.tensor(counts)] if is_trained else []
+    return [*net.state_dict().values(), *moments, torch.get_rng_state(), lr, *known]
 
 
 def inexact(folder: Path, case: str) -> list[int]:
