@@ -55,6 +55,19 @@ def test_a_run_that_is_killed_at_any_moment_and_resumed_exactly_is_equal_to_an_u
 
 
 @pytest.mark.parametrize("optimizers", ["sgd", "adamw"])
+@pytest.mark.parametrize("resumes", [True, False])
+def test_a_resume_that_starts_from_the_beginning_says_so(
+    observed: Any, tmp_path: Path, resumes: bool, optimizers: str
+) -> None:
+    words = ("save", "3", optimizers)
+    assert train(observed, RUN, "killed", "5", str(tmp_path / "one.pt"), *words) != 0
+    train(observed, RUN, "killed", "5", str(tmp_path / ("one.pt" if resumes else "other.pt")), *words)
+    done = history.load(observed.repo, RUN)
+    assert done.begun[-1] == (3 if resumes else 0, 2)
+    assert any("from the beginning" in notice.message for notice in done.notices) == (not resumes)
+
+
+@pytest.mark.parametrize("optimizers", ["sgd", "adamw"])
 def test_the_ranks_of_a_killed_run_are_placed_alike(observed: Any, tmp_path: Path, optimizers: str) -> None:
     words = ("save", "3", optimizers)
     assert train(observed, RUN, "killed", "5", str(tmp_path / "one.pt"), *words, ranks=2) != 0

@@ -41,12 +41,14 @@ class Earlier(msgspec.Struct, frozen=True):
 class Place(msgspec.Struct, frozen=True):
     """The step `after` which an attempt goes on, and the reason why that is `unclear`, if it is guessed.
 
-    `is_unchecked`: it is the last step of the attempts before, so no step is repeated.
+    `is_unchecked`: it is the last step of the attempts before, so no step is repeated. `is_restart`: the attempt does
+    the first step again.
     """
 
     after: int
     unclear: str | None = None
     is_unchecked: bool = False
+    is_restart: bool = False
 
 
 def settings(label: str) -> str:
@@ -81,7 +83,8 @@ def find(earlier: Earlier, first: Step, *, are_certain: bool) -> Place:
     # Steps after a guessed place have numbers that prove nothing.
     if earlier.guessed and found.after >= min(earlier.guessed):
         return Place(found.after, _UNCLEAR)
-    return found
+    is_restart = bool(earlier.steps) and found.after == 0 and found.unclear is None
+    return msgspec.structs.replace(found, is_restart=is_restart)
 
 
 def place(steps: Sequence[Step], first: Step, *, are_certain: bool = False) -> Place:

@@ -40,6 +40,7 @@ _UNCHECKED = (
     "the script continued after step {}, the last one of the attempts before. No step was repeated, so it is unknown "
     "whether the resume was exact. `m5ws reproduce` shows it"
 )
+_RESTARTED = "the script started from the beginning: it does the first step again, and continues from no checkpoint"
 _EARLY = frozenset((1, 2, 5, 10, 20, 50, 100, 200, 500))
 
 
@@ -354,6 +355,8 @@ class Observer:
         resumed = active.context.attempt > 1
         if place.is_unchecked and active.rank == 0:
             active.notice("resume-unchecked", _UNCHECKED.format(place.after), place.after)
+        if place.is_restart and active.rank == 0:
+            active.notice("resume", _RESTARTED, 0)
         active.emit(State, step=place.after, tensors=self._initial, restored=resumed)
         self._initial = {}
 
