@@ -1,5 +1,6 @@
 """Rule: a run whose final weights its replay does not have is never reproduced, whatever was not recorded of it."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,7 @@ def test_a_run_with_other_final_weights_is_not_reproduced(fault: str, tmp_path: 
     assert verdict["outcome"] == expected, verdict["reason"]
     if expected == "sampled":
         assert {"unobserved": "error", "no step": "no step"}.get(fault, "model2") in verdict["reason"]
+    if expected == "diverged":
+        assert re.search("attempt 2 continued|resume was not exact|an attempt resumed", verdict["reason"]), verdict[
+            "reason"
+        ]

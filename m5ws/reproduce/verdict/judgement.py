@@ -106,9 +106,11 @@ def _find_hint(
     if false := cross_check.find_rewritten(ports.repo, replay.reproduces or ""):
         return hints.record_hint(false)
     hint = hints.find_hint(comparison, first, replay.begin)
-    if hint is None and all(change.rating == "cannot" for change in changes):
-        return hints.resume_hint(comparison)
-    return hint
+    if (hint is not None and hint.strong) or any(change.rating != "cannot" for change in changes):
+        return hint
+    # The resume of a script is a likelier cause than a pattern of differences after it.
+    is_after = hint is None or comparison.original.resumed_before(first.step) is not None
+    return (hints.resume_hint(comparison) if is_after else None) or hint
 
 
 def _compare_results(
