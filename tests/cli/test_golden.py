@@ -278,6 +278,7 @@ _SCENES = (
             "run <snapshot> -- accelerate launch --config_file /etc/accelerate.yaml train.py",
             "run <snapshot> -- srun train.py",
             "run --epochs 3 -- train.py",
+            "run -q train.py",
             "run <snapshot> -- other.py",
             "run <snapshot> -- ../train.py",
             "run <snapshot> --trainer python --nproc 2 -- train.py",

@@ -22,6 +22,9 @@ class ScriptCommand(click.Command):
         try:
             return super().parse_args(ctx, own)
         except click.NoSuchOption as error:
+            if any(error.option_name in each.opts for each in ctx.find_root().command.params):
+                hint = f"It goes before the command: m5ws {error.option_name} {self.name} …"
+                raise UsageError(error.format_message(), hint=hint) from error
             scripts = [word for word in (*words, *args) if word.endswith(".py")]
             if not scripts:
                 raise
