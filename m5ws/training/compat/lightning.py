@@ -32,7 +32,9 @@ def finish_epoch(trainer: Any, logged: int) -> None:
     epochs = loop.epoch_progress
     epochs.current.completed = epochs.current.processed
     epochs.total.completed = epochs.total.processed
-    # As after an epoch: the loops do not restart any more.
-    loop.on_iteration_done()
-    loop.epoch_loop.on_iteration_done()
+    # As after an epoch: the loops do not restart any more. Older versions have the attribute alone.
+    for each in (loop, loop.epoch_loop):
+        each._restarting = False
+        if hasattr(each, "on_iteration_done"):
+            each.on_iteration_done()
     setattr(loop.epoch_loop, _COUNT, logged)
