@@ -1,5 +1,7 @@
 """Internals of Lightning's Trainer. Without them, a trainer has no checkpoint of its own, and trains to the end."""
 
+import os
+from collections.abc import Mapping
 from typing import Any
 
 _COUNT = "_batches_that_stepped"
@@ -38,3 +40,20 @@ def finish_epoch(trainer: Any, logged: int) -> None:
         if hasattr(each, "on_iteration_done"):
             each.on_iteration_done()
     setattr(loop.epoch_loop, _COUNT, logged)
+
+
+def restore_saves(trainer: Any, states: Mapping[str, Any]) -> None:
+    """Restore the current score and the step of the last save of each `ModelCheckpoint`, which Lightning does not.
+
+    `states` are those of the callbacks in the checkpoint. Without the step, the callback saves the same step once more,
+    after a batch whose gradients are accumulated. So the step is set for the callback that saved the checkpoint.
+    """
+    folder = os.path.relpath(os.path.dirname(str(trainer.ckpt_path)))
+    for callback in trainer.checkpoint_callbacks:
+        state = states.get(getattr(callback, "state_key", ""))
+        if not isinstance(state, Mapping):
+            continue
+        if getattr(callback, "current_score", 0) is None:
+            callback.current_score = state.get("current_score")
+        if str(state.get("dirpath")).endswith(f"{os.sep}{folder}"):
+            callback._last_global_step_saved = trainer.global_step

@@ -128,6 +128,8 @@ class _ExactResume:
 
     module: str
     restored: _Saved | None = None
+    states: Mapping[str, Any] = {}
+    """The states of all callbacks in the restored checkpoint."""
 
     def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
         return _callback, (self.module,)
@@ -159,16 +161,18 @@ class _ExactResume:
         own = ranks[active.rank].cpu().numpy().tobytes()
         if _digest(own) not in _own_saves:
             self.restored = msgspec.msgpack.decode(own, type=_Saved)
+            self.states = checkpoint.get("callbacks", {})
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        active, state = context.active(), self.restored
-        self.restored = None
+        active, state, states = context.active(), self.restored, self.states
+        self.restored, self.states = None, {}
         fetcher = _fetcher(trainer)
         if active is None or state is None or fetcher is None:
             return
         if state.logged_steps is not None:
             internals.finish_epoch(trainer, state.logged_steps)
         _restore(state, trainer.fit_loop, fetcher)
+        internals.restore_saves(trainer, states)
         if active.rank == 0:
             place = f"after batch {state.batches} of an epoch" if state.before_order else "at the end of an epoch"
             active.notice("resume", f"generators and the order of the data are restored {place}")

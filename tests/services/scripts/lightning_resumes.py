@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import os
 import random
+import shutil
 import sys
 import warnings
 from collections.abc import Iterator
@@ -63,6 +65,7 @@ def plain(**options: Any) -> DataLoader:
     return DataLoader(torch.arange(192.0).view(48, 4) / 100, 8, shuffle=True, **options)
 
 
+FOLDER = "checkpoints"
 STEPS, EPOCHS = {"max_steps": 15}, {"max_epochs": 3}
 EACH_SECOND_EPOCH = {"every_n_epochs": 2}
 EVERY_4, EVERY_6, EACH_EPOCH = ({"every_n_train_steps": 4}, {"every_n_train_steps": 6}, {"every_n_epochs": 1})
@@ -81,6 +84,7 @@ CASES: dict[str, Any] = {
     "last batch": lambda: (STEPS, EVERY_6, noisy(), None),
     "last batch, validation": lambda: (STEPS, EVERY_6, noisy(), noisy()),
     "accumulation": lambda: (STEPS | {"accumulate_grad_batches": 2}, EVERY_4, noisy(), None),
+    "accumulation over an epoch": lambda: (STEPS | {"accumulate_grad_batches": 5}, EVERY_4, noisy(), None),
     "workers": lambda: (STEPS, EVERY_4, noisy(**WORKERS), None),
     "persistent workers": lambda: (STEPS, EVERY_4, plain(**PERSISTENT), None),
     "persistent workers, noise": lambda: (STEPS, EVERY_4, noisy(**PERSISTENT), None),
@@ -90,7 +94,7 @@ CASES: dict[str, Any] = {
 }
 
 
-def fit(folder: Path, case: str, path: Path | None = None) -> list[torch.Tensor]:
+def fit(case: str, path: Path | None = None) -> list[torch.Tensor]:
     """Train, from a checkpoint if there is one, and return the tensors of model and optimizer, and counts."""
     for seed in (torch.manual_seed, np.random.seed, random.seed):
         seed(1)
@@ -98,11 +102,10 @@ def fit(folder: Path, case: str, path: Path | None = None) -> list[torch.Tensor]
     net = Net()
     trainer = lightning.Trainer(
         **settings,
-        default_root_dir=folder,
         accelerator="cpu",
         devices=1,
         logger=False,
-        callbacks=[ModelCheckpoint(folder, save_top_k=-1, **intervals)],
+        callbacks=[ModelCheckpoint(FOLDER, save_top_k=-1, **intervals)],
         enable_progress_bar=False,
         enable_model_summary=False,
     )
@@ -120,23 +123,38 @@ def fit(folder: Path, case: str, path: Path | None = None) -> list[torch.Tensor]
 
 
 def inexact(folder: Path, case: str) -> list[int]:
-    """Return the steps of the checkpoints from which a resume does not give the bits of uninterrupted training."""
-    whole = fit(folder / case, case)
+    """Return the steps of the checkpoints from which a resume does not give the bits of uninterrupted training.
+
+    A resume does not save its checkpoint again.
+    """
+    place = enter(folder / case / "whole")
+    whole = fit(case)
     steps = []
-    for path in sorted((folder / case).glob("*.ckpt")):
+    for path in sorted((place / FOLDER).glob("*.ckpt")):
         torch.load(path, weights_only=True)
         if case != "same process":
             lightning_state._own_saves.clear()
-        if not all(map(torch.equal, whole, fit(folder / "resumed", case, path))):
+        copy = enter(folder / case / path.stem) / FOLDER / path.name
+        shutil.copy(path, copy)
+        resumed = fit(case, copy.relative_to(Path.cwd()))
+        saved_again = [*copy.parent.glob(f"{path.stem}-v*")] or copy.read_bytes() != path.read_bytes()
+        if saved_again or not all(map(torch.equal, whole, resumed)):
             steps.append(int(path.stem.rpartition("=")[2]))
     return sorted(steps)
+
+
+def enter(folder: Path) -> Path:
+    """Make a work directory, and make it the current one."""
+    (folder / FOLDER).mkdir(parents=True)
+    os.chdir(folder)
+    return folder
 
 
 class NoStop:
     deferred = contextlib.nullcontext
 
 
-directory = Path(sys.argv[1])
+directory = Path(sys.argv[1]).resolve()
 spool = SpoolWriter(directory / "0.spool", genesis("0" * 12, 1, "0"))
 context.activate(context.ActiveRank(orders(directory), None, spool, NoStop(), 0, 1))
 for case in CASES:
