@@ -161,14 +161,16 @@ def _wait_for_all(ranks: list[int]) -> bool:
 
     signal.signal(signal.SIGALRM, end)
     while left:
-        rank, status = os.wait()
-        left.discard(rank)
-        if status != 0:
-            is_first = not statuses
-            statuses[rank] = os.waitstatus_to_exitcode(status)
-            if is_first:
-                end(signal.SIGTERM)
-                signal.setitimer(signal.ITIMER_REAL, _GRACE_S)
+        # All that have ended, in any order: torchrun signals none of them.
+        ended = [os.wait()]
+        while left - {rank for rank, _ in ended} and (other := os.waitpid(-1, os.WNOHANG))[0]:
+            ended.append(other)
+        left -= {rank for rank, _ in ended}
+        is_first = not statuses
+        statuses |= {rank: os.waitstatus_to_exitcode(status) for rank, status in ended if status != 0}
+        if statuses and is_first:
+            end(signal.SIGTERM)
+            signal.setitimer(signal.ITIMER_REAL, _GRACE_S)
     if statuses:
         _print_statuses({ranks.index(rank): (rank, status) for rank, status in statuses.items()})
     return bool(statuses)
