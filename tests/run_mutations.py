@@ -240,10 +240,11 @@ def main(arguments: list[str]) -> int:
 
 
 def _copy(copy: Path) -> None:
-    """Copy the files that git knows or does not ignore, as they are in the working tree; links stay links."""
+    """Copy the files that git knows or does not ignore, and the compiled kernel. Links stay links."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
-    for name in filter(None, names):
+    compiled = [str(path.relative_to(ROOT)) for path in (ROOT / "m5ws").rglob("*.so")]
+    for name in filter(None, [*names, *compiled]):
         source, target = ROOT / name, copy / name
         if source.is_symlink() or source.is_file():
             target.parent.mkdir(parents=True, exist_ok=True)
