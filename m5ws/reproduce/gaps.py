@@ -73,7 +73,7 @@ def lost(comparison: Comparison) -> tuple[str, ...]:
 def only_in_original(comparison: Comparison) -> tuple[str, ...]:
     """Return the states and checkpoints that only the original has, as text for people.
 
-    An attempt that is asked to stop saves once more, at a step where an uninterrupted replay does not save.
+    Ctrl-C makes an attempt save at its current step. A replay that nobody stops does not save there.
     """
     absent = {
         rank: absent_in(comparison.replay.states.get(rank, {}), states)

@@ -17,7 +17,7 @@ import msgspec
 from m5ws import locks
 from m5ws.errors import M5Error, NotFound, ObjectExists, UsageError
 from m5ws.progress import Progress
-from m5ws.records.gc import GcExecution, GcResult
+from m5ws.records.gc import GcExecution, GcPlan, GcResult
 from m5ws.repository import bindings, gc_plans
 from m5ws.repository.gc import roots
 from m5ws.repository.gc.gc import store_now
@@ -130,14 +130,7 @@ def execute(
             workers,
         )
     except NotFound as error:
-        # X6 without X4 and X5: the writer of an incomplete reference may wait for the end of this plan to complete it.
-        nothing = GcResult(checkpoints=0, objects=0, size_bytes=0, spared=head.objects)
-        bindings.create(repo.store, gc_plans.done_key(plan), nothing)
-        raise NotFound(
-            f"plan {plan} ends early, and deletes nothing more: {error}",
-            hint="If another command is about to publish this, run `m5ws gc` again later. "
-            "If the error stays, `m5ws fsck` lists the damage.",
-        ) from error
+        raise _end_early(repo, plan, head, error) from error
     # X4 before X5: a reference never names a deleted object.
     _delete(repo, map(roots.key, needed.retired), len(needed.retired), progress, workers)
     deleted, size_bytes = 0, 0
@@ -162,6 +155,20 @@ def execute(
     )
     # X6: all deletes have returned.
     return bindings.create(repo.store, gc_plans.done_key(plan), done)
+
+
+def _end_early(repo: Repository, plan: str, head: GcPlan, error: NotFound) -> NotFound:
+    """Mark a plan as done that found a needed object missing, and return the error to raise.
+
+    X6 without X4 and X5: the writer of an incomplete reference may wait for the end of this plan to complete it.
+    """
+    nothing = GcResult(checkpoints=0, objects=0, size_bytes=0, spared=head.objects)
+    bindings.create(repo.store, gc_plans.done_key(plan), nothing)
+    return NotFound(
+        f"plan {plan} ends early, and deletes nothing more: {error}",
+        hint="If another command is about to publish this, run `m5ws gc` again later. "
+        "If the error stays, `m5ws fsck` lists the damage.",
+    )
 
 
 def clear(repo: Repository, after: str, older_than_s: float = CLEARED_S) -> None:
