@@ -26,8 +26,8 @@ def finish_epoch(trainer: Any, logged: int) -> None:
     """End an epoch whose checkpoint was saved in `on_train_epoch_end`, so that the next one begins.
 
     Without this, Lightning 2.6 ends such an epoch a second time if the Trainer has `max_steps`: it counts the epoch, on
-    which the order of a DistributedSampler depends, and the step of its logs twice. A schedule by `ReduceLROnPlateau` would
-    be updated here. It needs a metric that no checkpoint has, and is not.
+    which the order of a DistributedSampler depends, and the step of its logs twice. A schedule by `ReduceLROnPlateau`
+    would be updated here. It needs a metric that no checkpoint has, and is not.
     Source: `FitLoop.on_advance_end` in lightning/pytorch/loops/fit_loop.py.
     """
     loop = trainer.fit_loop
