@@ -13,6 +13,7 @@ from m5ws.records.ledger import COMPLETE, AnyEvent, CheckpointPublished, RankEnd
 from m5ws.records.verdict import FINAL, Divergence, DivergenceSummary, is_state
 from m5ws.repository import checkpoints
 from m5ws.repository.repository import Repository
+from m5ws.reproduce import ends
 from m5ws.reproduce.distances import Distances
 from m5ws.runs import recorded_steps
 from m5ws.runs.history import History
@@ -179,8 +180,8 @@ class Comparison:
         if not self._have_finished:
             return
         step = self.original.last_step
-        for rank, known in self.original.weights.items():
-            new = self.replay.weights.get(rank, {})
+        for rank in self.original.weights:
+            known, new = self._ends(rank)
             for name in known.keys() & new.keys():
                 if known[name] == new[name]:
                     self.equal["final tensors"] += 1
@@ -200,9 +201,15 @@ class Comparison:
         if not self._have_finished:
             return None
         for rank in sorted(self.original.weights.keys() & self.replay.weights.keys()):
-            if unlike := self.original.weights[rank].keys() ^ self.replay.weights[rank].keys():
-                return min(unlike)
+            known, new = self._ends(rank)
+            if unlike := known.keys() ^ new.keys():
+                return min(unlike).replace(ends.UNPAIRED, "", 1)
         return None
+
+    def _ends(self, rank: int) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the fingerprints of a rank's weights at the ends of both scripts by name."""
+        known, new = self.original.weights[rank], self.replay.weights.get(rank, {})
+        return known, ends.align(known, new) if self._was_resumed(self.original.last_step) else new
 
     @property
     def _have_finished(self) -> bool:

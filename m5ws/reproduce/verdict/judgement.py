@@ -172,7 +172,10 @@ def _find_unknown(comparison: Comparison, files: output_files.OutputReport, *, j
     if comparison.ends_unknown() and not files.has_tensors:
         return "The weights at the end of the script were not recorded, and no output file with tensors was compared"
     if (name := comparison.unlike_ends()) is not None:
-        return f"Only one of the two runs has the record of {name} at the end of the script"
+        return (
+            f"Only one of the two runs has the record of {name} at the end of the script (a resumed attempt records "
+            "the modules that it used)"
+        )
     if original.outcome == "failed" and comparison.replay.outcome == "failed" and _failed_otherwise(comparison):
         return f"The original ended with {original.message}, and the replay with {comparison.replay.message}"
     if (resumed := comparison.last_unchecked_resume()) is not None:
