@@ -61,3 +61,14 @@ def test_a_checkpoint_that_the_trainer_did_not_complete_is_passed_over(tmp_path:
             (folder / "trainer_state.json").write_text(state)
     newest = resume.find_complete_checkpoint(str(tmp_path))
     assert newest is not None and newest.path == str(tmp_path / "checkpoint-10")
+
+
+@pytest.mark.parametrize("has_generators", [False, True])
+def test_a_checkpoint_of_the_weights_alone_is_reported(tmp_path: Path, has_generators: bool) -> None:
+    folder = tmp_path / "checkpoint-2"
+    folder.mkdir()
+    (folder / "trainer_state.json").write_text("{}")
+    if has_generators:
+        (folder / "rng_state_0.pth").touch()
+    newest = resume.find_complete_checkpoint(str(tmp_path))
+    assert newest is not None and (newest.lacks is None) == has_generators

@@ -77,7 +77,12 @@ def find_complete_checkpoint(folder: str) -> Newest | None:
         with suppress(ValueError, OSError):
             json.loads(state.read_bytes())
             complete[int(state.parent.name.removeprefix("checkpoint-"))] = str(state.parent)
-    return Newest(complete[max(complete)]) if complete else None
+    if not complete:
+        return None
+    newest = complete[max(complete)]
+    # The Trainer saves them together, and neither with `save_only_model`.
+    has_generators = any(Path(newest).glob("rng_state*.pth"))
+    return Newest(newest, lacks=None if has_generators else "state of the optimizer, schedule and generators")
 
 
 _BEFORE_CHECKPOINT = 4

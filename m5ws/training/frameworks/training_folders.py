@@ -13,15 +13,19 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from m5ws.records.ledger import SHARED_FOLDER, Notice
+from m5ws.records.ledger import RESUME_LIMIT, SHARED_FOLDER, Notice
 from m5ws.training.runtime.context import ActiveRank
 
 
 class Newest(msgspec.Struct, frozen=True):
-    """The newest checkpoint in the folders of a training. `is_alone`: no checkpoint there shows another training."""
+    """The newest checkpoint in the folders of a training. `is_alone`: no checkpoint there shows another training.
+
+    `lacks` names state that an exact resume needs and the checkpoint does not have.
+    """
 
     path: str
     is_alone: bool = True
+    lacks: str | None = None
 
 
 class TrainingFolders:
@@ -61,6 +65,10 @@ class TrainingFolders:
         if self._is_resumed and newest.is_alone and not _overlap(names, self._shared):
             given = f"{call}({argument}={self._name(newest.path)!r})"
             self._report(f"the framework continues from its newest checkpoint: {given}")
+            if newest.lacks is not None and self._active.rank == 0:
+                self._active.notice(
+                    RESUME_LIMIT, f"{self._name(newest.path)} has no {newest.lacks}: the resume is not exact"
+                )
             return newest.path
         self._note_shared(names, argument)
         if self._is_resumed:
