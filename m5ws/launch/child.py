@@ -39,13 +39,17 @@ def can_mount(folder: str, path: str) -> bool:
 
 
 def enter(folder: str, path: str) -> None:
-    """Mount `folder` at `path`, an empty folder, for this process and its children; change into it. Raises OSError."""
+    """Mount `folder` at `path` for this process and its children. Raises OSError.
+
+    The current directory stays the same path, which may lead into the mounted folder now.
+    """
+    current = os.getcwd()
     libc = ctypes.CDLL(None, use_errno=True)
     _check(libc.unshare(_CLONE_NEWNS), "unshare")
     # Without this, the mount would be visible to all processes.
     _check(libc.mount(None, b"/", None, _MS_REC | _MS_SLAVE, None), "mount /")
     _check(libc.mount(os.fsencode(folder), os.fsencode(path), None, _MS_BIND, None), f"mount {path}")
-    os.chdir(path)
+    os.chdir(current)
 
 
 def _check(result: int, call: str) -> None:

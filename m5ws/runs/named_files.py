@@ -66,11 +66,19 @@ def warnings(
     """Yield a warning for each existing path in `command` that is not in the snapshot, nor below `outputs`.
 
     `root` is the workspace. An absolute path into it is one of the live file, whether or not the snapshot has a copy.
+    A path above the current directory is named whether or not it exists.
     """
     written = tuple(Path(os.path.normpath(output)) for output in outputs)
     pinned: frozenset[str] | None = None
     for word in dict.fromkeys(arguments.values(command[1:])):
         path = Path(os.path.normpath(word))
+        if path.parts[:1] == ("..",) and path.name != "..":
+            yield (
+                f"{word} leads out of the work directory, which is a copy of the checkout: the script does not find "
+                f"{os.path.normpath(root / path)} there, and files that it writes there are not stored. Give an "
+                "absolute path, or one inside the checkout (for results: a folder of [run] outputs)"
+            )
+            continue
         inside = path.relative_to(root) if path.is_relative_to(root) else path
         if inside.is_absolute() or not _is_input(inside, written) or not os.path.lexists(root / inside):
             continue

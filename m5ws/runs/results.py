@@ -107,7 +107,9 @@ class Results:
             written = self._written()
             for lines in written.not_kept:
                 self._notify(outputs.NOT_KEPT, lines)
-            for kind, message in outside.notices(self._plan.run.spec, self._work, self._inputs.begun_ns):
+            for kind, message in outside.notices(self._repo, self._plan.run, self._work, self._inputs.begun_ns):
+                self._notify(kind, message)
+            for kind, message in outside.beside(self._plan.directory):
                 self._notify(kind, message)
             for kind, message in [] if has_finished else complete_files.describe_cut(written.files):
                 self._notify(kind, message)

@@ -1,7 +1,7 @@
 """Work directories of attempts: below one private folder of the user, outside any checkout (docs/design/0018).
 
 An attempt has a number there until it ends. `work` in the attempt's directory is a link to its work directory. If the
-launcher can mount, its processes see the work directory under number 0. Otherwise a run, its resumes and its replays
+launcher can mount, its processes see the number's folder as number 0. Otherwise a run, its resumes and its replays
 share the run's number, which no other run gets. So an absolute path that a script stored never leads to another run's
 files. Only attempts that run at the same time differ, in paths of equal length that `ignored.without_place`
 recognises.
@@ -27,6 +27,8 @@ _MARK = "m5ws-"
 _WORK = "work"
 _ATTEMPT = "attempt"
 """Name of a file beside a work directory with the path of the attempt's directory."""
+_BESIDE = "beside"
+"""Name of the folder in an attempt's directory for files that a script wrote beside the work directory."""
 _SHIFT = 8
 """Bits of a number besides the run's id, which has 48."""
 _ENDED = 1 << 63
@@ -42,8 +44,11 @@ class WorkDirectory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mount(self) -> tuple[str, str] | None:
-        """The source and target of the mount for the processes; None if there is none."""
-        return (str(self.path), str(self.seen)) if self.seen != self.path else None
+        """The source and target of the mount for the processes; None if there is none.
+
+        The folder around the work directory is mounted, so that `..` is the attempt's own too.
+        """
+        return (str(self.path.parent), str(self.seen.parent)) if self.seen != self.path else None
 
 
 def make(root: Path, attempt: Path, run: RunId, author: Path, can_mount: Callable[[str, str], bool]) -> WorkDirectory:
@@ -61,7 +66,8 @@ def make(root: Path, attempt: Path, run: RunId, author: Path, can_mount: Callabl
         (attempt / _WORK).symlink_to(path)
     except OSError as error:
         raise UsageError(f"no work directory could be created in {root}: {error}", hint=_HINT) from error
-    return WorkDirectory(path=path, seen=seen if can_mount(str(path), str(seen)) else path)
+    mounted = WorkDirectory(path=path, seen=seen)
+    return mounted if can_mount(*(mounted.mount or ())) else WorkDirectory(path=path, seen=path)
 
 
 def find(attempt: Path) -> WorkDirectory | None:
@@ -103,13 +109,14 @@ def _inside(work: WorkDirectory, target: Path) -> Path | None:
 def end(attempt: Path) -> None:
     """Release an attempt's number after its last process has ended.
 
-    The remaining files move into its own directory, as `work`. On another file system they stay in place.
+    The remaining files move into its own directory, as `work` and `beside`. On another file system they stay in place.
     """
     home, aside = _own(attempt), attempt / f".{_WORK}"
     try:
         if home is not None and not _has_ended(home):
             if (home / _WORK).exists() and not _moved(home / _WORK, aside):
                 return _keep(attempt, home)
+            _keep_beside(attempt, home)
             remove(attempt)
         if aside.exists():
             aside.rename(attempt / _WORK)
@@ -119,10 +126,30 @@ def end(attempt: Path) -> None:
 
 
 def remove(attempt: Path) -> None:
-    """Remove the work directory of an attempt and its content, if it has one of its own."""
+    """Remove the work directory of an attempt and its content, if it has one of its own. Files beside it stay."""
     if (home := _own(attempt)) is not None:
-        shutil.rmtree(home, ignore_errors=True)
+        shutil.rmtree(home / _WORK if _others(home) else home, ignore_errors=True)
         (attempt / _WORK).unlink()
+
+
+def beside(attempt: Path) -> list[Path]:
+    """Return the files and folders beside an attempt's work directory, each at the place where it is kept."""
+    home = _own(attempt)
+    entries = _others(home) if home is not None else []
+    if home is None or not _has_ended(home):
+        kept = attempt / _BESIDE
+        entries = [*(kept.iterdir() if kept.is_dir() else ()), *(kept / entry.name for entry in entries)]
+    return sorted(entries)
+
+
+def _others(home: Path) -> list[Path]:
+    return [entry for entry in home.iterdir() if entry.name not in (_WORK, _ATTEMPT)]
+
+
+def _keep_beside(attempt: Path, home: Path) -> None:
+    for entry in _others(home):
+        (attempt / _BESIDE).mkdir(exist_ok=True)
+        entry.rename(attempt / _BESIDE / entry.name)
 
 
 def _moved(source: Path, target: Path) -> bool:

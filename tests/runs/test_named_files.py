@@ -32,6 +32,10 @@ def test_an_absolute_path_is_named_although_the_snapshot_has_a_copy(repo: Reposi
     assert _named(repo, tmp_path, "conf/base.yaml", "ROOT/conf", "conf") == ["ROOT/conf"]
 
 
+def test_paths_above_the_work_directory_are_named(repo: Repository, tmp_path: Path) -> None:
+    assert _named(repo, tmp_path, "../results", "--out=data/../../x", "..", "../..") == ["../results", "data/../../x"]
+
+
 def test_other_words_are_not_named(repo: Repository, tmp_path: Path) -> None:
     assert (
         _named(repo, tmp_path, "--data", "absent", "out", "out/old.txt", "..", ".", "", "/etc", ".m5ws/index", "-")

@@ -1,7 +1,8 @@
-"""Places outside of the work directory that a command names, and that an attempt changed."""
+"""Places outside of the work directory that a launch names, and that an attempt changed."""
 
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -9,17 +10,44 @@ import pytest
 from m5ws.errors import UsageError
 from m5ws.records.ledger import Notice
 from m5ws.records.run import LaunchSpec
+from m5ws.repository.repository import Repository
 from m5ws.runs.outputs import outside
+from tests.support.records import planted
 from tests.support.workspace.checkouts import write
 
+_FILES = {
+    "home/work/out/x.pt": "",
+    "home/beside/x.pt": "",
+    "results/a/x.pt": "",
+    "one.pt": "",
+    "texts/a.json": "{}",
+    "pickles/a.pkl": "",
+    "epoch/model_3.pt": "",
+    "epoch/other.json": "{}",
+    "cache/models--a/blobs/x.pt": "",
+    "other/m5ws-0000000000000001/work/x.pt": "",
+    "workspace/.m5ws/x.pt": "",
+}
 
-def _changed(tmp_path: Path, *arguments: str, begun_ns: int = 0) -> list[str]:
-    """Return the places of the notices. W is a work directory, and ROOT the folder around it."""
-    root = os.path.realpath(tmp_path)
-    write(tmp_path, {"w/out/x.pt": "", "results/a/x.pt": "", "one.pt": "", "texts/a.json": "{}"})
-    (tmp_path / "empty" / "deep").mkdir(parents=True, exist_ok=True)
+
+def _changed(
+    repo: Repository,
+    folder: Path,
+    *arguments: str,
+    config: str = "",
+    environment: Mapping[str, str] | None = None,
+    begun_ns: int = 0,
+) -> list[str]:
+    """Return the places of the notices. The work directory is ROOT/home/work."""
+    root = os.path.realpath(folder)
+    write(folder, _FILES)
+    (folder / "empty" / "deep").mkdir(parents=True, exist_ok=True)
     words = [argument.replace("ROOT", root) for argument in arguments]
-    found = outside.notices(LaunchSpec(command=("train.py", *words)), tmp_path / "w", begun_ns)
+    files = {"a.yaml": config.replace("ROOT", root)}
+    pinned = planted.publish(repo, planted.snapshot(planted.tree(repo, folder / "given", files)))
+    variables = {name: value.replace("ROOT", root) for name, value in (environment or {}).items()}
+    run = planted.run(repo, "0123456789ab", pinned, spec=LaunchSpec(command=("x.py", *words), environment=variables))
+    found = outside.notices(repo, run, folder / "home" / "work", begun_ns)
     assert all(kind == outside.OUTSIDE for kind, _ in found)
     return [message.rpartition(" ")[2].replace(root, "ROOT") for _, message in found]
 
@@ -31,39 +59,57 @@ def _changed(tmp_path: Path, *arguments: str, begun_ns: int = 0) -> list[str]:
         (("--out=ROOT/results/", "ROOT/results"), ["ROOT/results"]),
         (("dir=ROOT/results/a",), ["ROOT/results/a"]),
         (("--save", "ROOT/one.pt"), ["ROOT/one.pt"]),
-        (("../results", "out/../../one.pt"), ["ROOT/results", "ROOT/one.pt"]),
-        (("out", "--out=ROOT/w/out", "ROOT/w", "ROOT", "..", "/", "results", "--lr", "1", "", "~nobody"), []),
+        (("../../results", "out/../../../one.pt"), ["ROOT/results", "ROOT/one.pt"]),
         (("-oROOT/results", "-l/", "-x"), ["ROOT/results"]),
-        (("ROOT/absent", "ROOT/empty", "ROOT/texts", "a\0/b"), []),
+        (("a,ROOT/results", "file://ROOT/pickles"), ["ROOT/results", "ROOT/pickles"]),
+        (("ROOT/epoch/model", "ROOT/epoch/other"), ["ROOT/epoch/model*"]),
+        (("ROOT/epoch/model_{step}.pt", "ROOT/epoch/{step}.pt"), ["ROOT/epoch/model_*", "ROOT/epoch"]),
+        (("ROOT",), ["ROOT"]),
+        (("out", "ROOT/home/work/out", "ROOT/home", "..", "../beside", "/", "results", "--lr", "1", "", "~nobody"), []),
+        (("ROOT/absent", "ROOT/empty", "ROOT/texts", "a\0/b", "/absent", "ROOT/absent/x"), []),
+        (("ROOT/cache", "ROOT/other", "ROOT/workspace"), []),
     ],
 )
-def test_places_with_files_are_noted(tmp_path: Path, words: tuple[str, ...], places: list[str]) -> None:
-    assert _changed(tmp_path, *words) == places
+def test_places_with_files_are_noted(
+    repo: Repository, tmp_path: Path, words: tuple[str, ...], places: list[str]
+) -> None:
+    assert _changed(repo, tmp_path, *words) == places
 
 
-def test_places_in_variables_and_in_files_that_the_command_names_are_noted(tmp_path: Path) -> None:
-    root = os.path.realpath(tmp_path)
-    config = f"model:\n  output_dir: {root}/named\n"
-    write(tmp_path, {"w/a.yaml": config, "named/x.pt": "", "variable/x.pt": "", "other/x.pt": ""})
-    launch = LaunchSpec(command=("train.py", "a.yaml", "none.json"), environment={"OUT": f"{root}/variable"})
-    places = [message.rpartition("/")[2] for _, message in outside.notices(launch, tmp_path / "w", 0)]
-    assert places == ["named", "variable"]
+def test_places_in_variables_and_in_config_files_are_noted(repo: Repository, tmp_path: Path) -> None:
+    config = "model:\n  output_dir: ROOT/results\n  lr: 1\n"
+    assert _changed(repo, tmp_path, config=config, environment={"OUT": "ROOT/pickles"}) == [
+        "ROOT/pickles",
+        "ROOT/results",
+    ]
 
 
-def test_files_from_before_the_start_are_not_noted(tmp_path: Path) -> None:
-    assert _changed(tmp_path, "ROOT/results", begun_ns=time.time_ns() + 10**9) == []
+def test_places_in_files_that_the_command_names_are_noted(repo: Repository, tmp_path: Path) -> None:
+    assert _changed(repo, tmp_path, "a.yaml", "none.json", config="output_dir: ROOT/results") == ["ROOT/results"]
 
 
-def test_a_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_from_before_the_start_are_not_noted(repo: Repository, tmp_path: Path) -> None:
+    assert _changed(repo, tmp_path, "ROOT/results", begun_ns=time.time_ns() + 10**9) == []
+
+
+@pytest.mark.parametrize("word", ["~/results", "$HOME/results", "${HOME}/results"])
+def test_a_home_is_found(repo: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert _changed(tmp_path, "~/results") == ["ROOT/results"]
+    assert _changed(repo, tmp_path, word) == ["ROOT/results"]
 
 
-def test_a_replay_that_would_overwrite_them_is_refused(tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_read_leaves_the_arguments(repo: Repository, tmp_path: Path) -> None:
+    write(tmp_path, _FILES)
+    run = planted.run(repo, "0123456789ab", spec=LaunchSpec(command=("x.py", str(tmp_path / "results"))))
+    assert len(outside.notices(repo, run, tmp_path / "home" / "work", 0)) == 1
+
+
+def test_a_replay_that_would_overwrite_them_is_refused(repo: Repository, tmp_path: Path) -> None:
     others = [Notice(kind="limit", message="x")]
     outside.refuse_overwriting("aaaa", others)
-    write(tmp_path, {"results/x.pt": ""})
-    found = outside.notices(LaunchSpec(command=("x.py", str(tmp_path / "results"))), tmp_path / "w", 0)
+    write(tmp_path, _FILES)
+    run = planted.run(repo, "0123456789ab", spec=LaunchSpec(command=("x.py", str(tmp_path / "results"))))
+    found = outside.notices(repo, run, tmp_path / "home" / "work", 0)
     noted = [Notice(kind=kind, message=message) for kind, message in found]
     with pytest.raises(UsageError) as raised:
         outside.refuse_overwriting("aaaa", [*others, *noted, *noted])

@@ -69,10 +69,43 @@ def test_an_end_that_was_killed_is_made_good(tmp_path: Path, moved: bool) -> Non
     assert not one.path.parent.exists()
 
 
+@pytest.mark.parametrize("killed_after", ["nothing", "the work directory", "one file"])
+def test_what_a_script_wrote_beside_its_work_directory_is_kept(tmp_path: Path, killed_after: str) -> None:
+    one, attempt = _make(tmp_path, "a"), tmp_path / "a"
+    for name in ("results", "more"):
+        (one.path / ".." / name).mkdir()
+        (one.path / ".." / name / "last.pt").write_text(name)
+    named = [attempt / "beside" / name for name in ("more", "results")]
+    assert work_directories.beside(attempt) == named
+    if killed_after != "nothing":
+        one.path.rename(attempt / ".work")
+    if killed_after == "one file":
+        (attempt / "beside").mkdir()
+        (one.path.parent / "more").rename(attempt / "beside" / "more")
+    work_directories.end(attempt)
+    assert work_directories.beside(attempt) == named
+    assert [(path / "last.pt").read_text() for path in named] == ["more", "results"]
+    assert not one.path.parent.exists() and (attempt / "work").is_dir()
+
+
+def test_what_is_beside_a_work_directory_on_another_file_system_stays_there(tmp_path: Path) -> None:
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK) or memory.stat().st_dev == tmp_path.stat().st_dev:
+        loud_skip("another file system: there is no /dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory) as elsewhere:
+        (tmp_path / "root").symlink_to(elsewhere)
+        one = _make(tmp_path, "a")
+        (one.path.parent / "last.pt").write_text("a")
+        work_directories.end(tmp_path / "a")
+        (kept,) = work_directories.beside(tmp_path / "a")
+        work_directories.remove(tmp_path / "a")
+        assert kept.read_text() == "a" and not (tmp_path / "a" / "work").is_symlink()
+
+
 def test_processes_that_can_mount_share_one_path(tmp_path: Path) -> None:
     one, two = _make(tmp_path, "a", mounts=True), _make(tmp_path, "b", mounts=True)
     assert one.seen == two.seen and one.path != two.path
-    assert one.mount == (str(one.path), str(one.seen)) and _make(tmp_path, "c").mount is None
+    assert one.mount == (str(one.path.parent), str(one.seen.parent)) and _make(tmp_path, "c").mount is None
 
 
 def test_a_work_directory_that_is_gone_leaves_nothing(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def store(repo: Repository, run: str, attempt: int, directory: Path) -> list[Not
     try:
         written = outputs.collect(work, record.spec.outputs, given.stamps, given.begun_ns)
         notices += [(outputs.NOT_KEPT, lines) for lines in written.not_kept]
-        notices += outside.notices(record.spec, work, given.begun_ns)
+        notices += outside.notices(repo, record, work, given.begun_ns) + outside.beside(directory)
         notices += _store(repo, record, attempt, directory, work, list(written.files))
     except (M5Error, OSError) as error:
         notices.append((outputs.NOT_STORED, f"the output files were not stored: {error}"))

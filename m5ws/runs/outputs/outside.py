@@ -1,35 +1,63 @@
-"""Checkpoint files outside of its work directory that an attempt changed, at the places that its launch names.
+"""Files of an attempt outside of its work directory: checkpoint files at the places that its launch names, and all
+files beside the work directory (`../results`).
 
-No attempt has a copy of them: a replay would replace the results of its original.
+The former are stored nowhere, and a replay would replace them. The latter are the attempt's own.
 """
 
+import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from m5ws.config.commands import arguments
-from m5ws.errors import UsageError
+from m5ws.errors import M5Error, UsageError
 from m5ws.records.ledger import Notice
-from m5ws.records.run import LaunchSpec
+from m5ws.records.run import Run
+from m5ws.repository.repository import Repository
+from m5ws.runs import work_directories
 from m5ws.runs.outputs import checkpoint_formats, outputs
+from m5ws.runs.parameters import ParameterReader
 
 OUTSIDE = "outputs-outside"
 """Kind of notice: one such place, which is the end of the message."""
 _BEGIN = "outside of the work directory, the script changed checkpoint files in "
 _MOST = 20_000
 """Number of files that are looked at in one place."""
-_NAMED_BYTES = 2**20
 _SHORT_OPTION = re.compile(r"-[A-Za-z]([/~].*)", re.DOTALL)
+_PLACEHOLDER = re.compile(r"[{%$*<]")
+"""Begin of a part of a path that a script fills in, such as `model-{step}.pt`."""
+_NOT_RESULTS = re.compile(r"m5ws-[0-9a-f]{16}|\.m5ws|(models|datasets|spaces)--.*")
+"""Names of folders without results: work directories, stores, and downloads from a hub in its cache."""
+_OTHER_FORMATS = (".gguf", ".h5", ".joblib", ".keras", ".msgpack", ".onnx", ".pkl", ".tflite")
 
 
-def notices(launch: LaunchSpec, work: Path, begun_ns: int) -> list[tuple[str, str]]:
+def notices(repo: Repository, run: Run, work: Path, begun_ns: int) -> list[tuple[str, str]]:
     """Return a notice, by kind, of each place outside `work` with a checkpoint file that changed since the start.
 
-    The places are named by arguments, by files that the command names, and by the run's variables. `begun_ns`:
-    nanoseconds since the epoch.
+    The places are named by arguments, by files that the command names, by config files and by the run's variables.
+    `begun_ns`: nanoseconds since the epoch.
     """
-    return [(OUTSIDE, f"{_BEGIN}{place}") for place in _places(launch, work) if _has_changed(place, begun_ns)]
+    places = dict(_places(_words(repo, run), work))
+    return [(OUTSIDE, f"{_BEGIN}{place}") for place, files in places.items() if _has_changed(files, begun_ns)]
+
+
+def beside(attempt: Path) -> list[tuple[str, str]]:
+    """Return a notice, by kind, of the files that an attempt has beside its work directory; none without such files.
+
+    `attempt` is the attempt's directory.
+    """
+    entries = work_directories.beside(attempt)
+    if not entries:
+        return []
+    names = outputs.listed([f"../{entry.name}" for entry in entries])
+    message = (
+        f"outside of the work directory, the script wrote {names}. This is not stored, and no later attempt gets it. "
+        f"It stays on this machine, in {entries[0].parent}. Let the script write below its current directory, to a "
+        "folder of [run] outputs"
+    )
+    return [(outputs.NOT_KEPT, message)]
 
 
 def refuse_overwriting(run: str, noted: Iterable[Notice]) -> None:
@@ -45,51 +73,62 @@ def refuse_overwriting(run: str, noted: Iterable[Notice]) -> None:
         )
 
 
-def _places(launch: LaunchSpec, work: Path) -> list[str]:
-    """Return the existing places outside of the work directory that a launch names."""
-    found: dict[str, None] = {}
+def _words(repo: Repository, run: Run) -> Iterator[str]:
+    """Yield the texts of a launch that may be paths. Those of files are left out if the store cannot be read."""
+    command = run.spec.command[1:]
+    yield from arguments.values(command)
+    yield from (match[1] for match in map(_SHORT_OPTION.fullmatch, command) if match)
+    yield from run.spec.environment.values()
+    with suppress(M5Error):
+        yield from ParameterReader(repo).of_run(run).values()
+
+
+def _places(words: Iterable[str], work: Path) -> Iterator[tuple[str, Iterator[str]]]:
+    """Yield the places outside of a work directory that words name, each with its files.
+
+    A path that does not exist may be the begin of names of files: `/a/model` of `/a/model_step_8.pt`.
+    """
     root = os.path.realpath(work)
-    for word in map(os.path.expanduser, _words(launch, work)):
+    parts = (part for word in words for part in dict.fromkeys([word, *word.split(",")]))
+    for part in dict.fromkeys(os.path.expandvars(part.removeprefix("file://")) for part in parts):
+        word = os.path.expanduser(part)
         if "\0" in word or not (os.path.isabs(word) or ".." in Path(word).parts):
             continue
+        if not os.path.exists(os.path.join(root, word)):
+            word = _PLACEHOLDER.split(word)[0]
         place = os.path.realpath(os.path.join(root, word))
-        is_around = Path(root).is_relative_to(place)
-        if not is_around and not Path(place).is_relative_to(root) and os.path.exists(place):
-            found[place] = None
-    return list(found)
+        folder, begin = os.path.split(place)
+        if begin and not Path(place).is_relative_to(os.path.dirname(root)):
+            if os.path.exists(place):
+                yield place, _files(place)
+            elif folder != "/" and os.path.isdir(folder):
+                yield f"{place}*", _files_from(folder, begin)
 
 
-def _words(launch: LaunchSpec, work: Path) -> Iterator[str]:
-    """Yield the texts of a launch that may be paths."""
-
-    def read(path: str) -> bytes | None:
-        try:
-            with (work / path).open("rb") as file:
-                return file.read(_NAMED_BYTES)
-        except OSError:
-            return None
-
-    yield from arguments.values(launch.command[1:])
-    yield from arguments.parse(launch.command, read).parameters().values()
-    yield from (match[1] for match in map(_SHORT_OPTION.fullmatch, launch.command[1:]) if match)
-    yield from launch.environment.values()
-
-
-def _has_changed(place: str, begun_ns: int) -> bool:
-    """Return True if a checkpoint file, at or below a place, was changed since a time. Unreadable ones are left out."""
-    for number, path in enumerate(_files(place)):
-        if number >= _MOST:
-            return False
-        try:
-            if os.lstat(path).st_ctime_ns >= begun_ns and checkpoint_formats.ending(Path(path)) is not None:
+def _has_changed(files: Iterable[str], begun_ns: int) -> bool:
+    """Return True if a checkpoint file was changed since a time. Unreadable ones are left out."""
+    for path in itertools.islice(files, _MOST):
+        with suppress(OSError):
+            if os.lstat(path).st_ctime_ns >= begun_ns and _is_checkpoint(path):
                 return True
-        except OSError:
-            continue
     return False
+
+
+def _is_checkpoint(path: str) -> bool:
+    return path.lower().endswith(_OTHER_FORMATS) or checkpoint_formats.ending(Path(path)) is not None
 
 
 def _files(place: str) -> Iterator[str]:
     if not os.path.isdir(place):
         yield place
-    for folder, _, names in os.walk(place):
-        yield from (os.path.join(folder, name) for name in names)
+    for folder, names, files in os.walk(place):
+        names[:] = [name for name in names if not _NOT_RESULTS.fullmatch(name)]
+        yield from (os.path.join(folder, name) for name in files)
+
+
+def _files_from(folder: str, begin: str) -> Iterator[str]:
+    """Yield the files in a folder, and below, of which the first name begins with `begin`."""
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            if name.startswith(begin):
+                yield from _files(os.path.join(folder, name))
