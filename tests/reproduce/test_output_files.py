@@ -356,6 +356,42 @@ def test_values_that_begin_again_with_an_attempt_are_not_judged_in_a_resumed_run
 
 
 @pytest.mark.parametrize(
+    ("whole", "resumed", "is_continued"),
+    [
+        ("epoch,loss,step,val\n0,1.0,3,\n0,,5,2.0\n1,0.5,6,\n", "epoch,loss,step\n1,0.5,6\n", True),
+        ("epoch,loss,step,val\n0,1.0,3,\n1,0.5,6,\n1,,6,2.0\n", "epoch,loss,step\n1,0.5,6\n", False),
+        ("epoch,loss,step,val\n0,1.0,3,\n1,0.5,6,\n", "epoch,loss,step\n1,0.6,6\n", False),
+        ("epoch,loss\n0,1.0\n1,0.5\n", "epoch,accuracy\n1,0.5\n", False),
+        ("epoch,loss\n0,1.0\n1,0.5\n", "epoch,loss\n", False),
+    ],
+)
+@pytest.mark.parametrize("folder", ["lightning_logs", "out/named"])
+def test_a_resumed_table_of_lightning_has_the_last_rows_whatever_its_columns(
+    repo: Repository, tmp_path: Path, folder: str, whole: str, resumed: str, is_continued: bool
+) -> None:
+    sides = (
+        {f"{folder}/version_{number}/metrics.csv": rows.encode() for number, rows in enumerate(("epoch\n", resumed))},
+        {f"{folder}/version_0/metrics.csv": whole.encode()},
+    )
+    report = _compare(repo, tmp_path, (msgspec.structs.replace(_ONE, attempts=2), _OTHER), sides)
+    assert (not report.differences) == is_continued
+
+
+def test_the_counts_of_lightnings_validations_are_not_judged_in_a_resumed_run(repo: Repository, tmp_path: Path) -> None:
+    def file(batches: int, steps: int) -> Files:
+        progress = {"current": {"completed": batches}}
+        loops = {"fit_loop": {"epoch_loop": {"val_loop": {"batch_progress": progress}, "step": steps}}}
+        return {"out/a.ckpt": _saved({"loops": loops, "w": torch.ones(2)})}
+
+    resumed = msgspec.structs.replace(_ONE, attempts=2)
+    assert not _compare(repo, tmp_path, (resumed, _OTHER), (file(6, 1), file(12, 1))).differences
+    for number, sides in enumerate([(resumed, _OTHER), (_ONE, _OTHER)]):
+        (tmp_path / str(number)).mkdir()
+        other = file(12, 1) if number else file(6, 2)
+        assert _compare(repo, tmp_path / str(number), sides, (file(6, 1), other)).differences
+
+
+@pytest.mark.parametrize(
     "name", ["duration_loss", "elapsed_error", "durations", "elapsed_head", "loss_over_time", "loss_at_time"]
 )
 def test_a_result_whose_name_begins_as_one_of_a_time_is_judged(repo: Repository, tmp_path: Path, name: str) -> None:

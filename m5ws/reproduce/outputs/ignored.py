@@ -67,6 +67,7 @@ _OF_TRAINER = tuple(
     for file in ("all_results.json", "train_results.json", _TRAINER_STATE)
     for key in ("train_loss", "*num_tokens")
 )
+_OF_LIGHTNING = "**/*.ckpt:loops.*.val_loop.batch_progress.*"
 _SERIES = ("over_time", "_by_time", "_at_time", "_vs_time")
 """Ends of the names of results at several times, such as `loss_over_time`. They are no times."""
 _MARK = "m5ws-"
@@ -90,9 +91,11 @@ def is_weights(path: str) -> bool:
 def restarted(names: Iterable[str]) -> tuple[str, ...]:
     """Return rules for the output files of a resumed run, for values that begin again with each attempt.
 
-    They are means and counts of Hugging Face's Trainer and of trl, if the Trainer's own file is among the names.
+    They are means and counts of Hugging Face's Trainer and of trl, if the Trainer's own file is among the names, and
+    Lightning's counts of the batches of validations. A validation that a kill interrupted is counted as done.
     """
-    return _OF_TRAINER if any(name.rpartition("/")[2] == _TRAINER_STATE for name in names) else ()
+    is_trainer = any(name.rpartition("/")[2] == _TRAINER_STATE for name in names)
+    return (*(_OF_TRAINER if is_trainer else ()), _OF_LIGHTNING)
 
 
 def is_key(path: str, key: str, rules: Sequence[str]) -> bool:

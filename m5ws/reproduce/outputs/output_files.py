@@ -5,7 +5,9 @@ them, else as bytes. Logs (`ignored`), and values that depend on a run's own tim
 judged. Their differences are always listed.
 """
 
+import csv
 import hashlib
+import io
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -266,12 +268,21 @@ def _differ_in_place(repo: Repository, sides: tuple[Entry, Entry]) -> bool:
 
 
 def _is_continued_table(repo: Repository, name: str, sides: tuple[Entry, Entry]) -> bool:
-    """Return True if the table of one attempt of Lightning's CSVLogger has the last rows of the other table."""
-    if not name.endswith("lightning_logs/version_N/metrics.csv"):
+    """Return True if the table of one attempt of Lightning's CSVLogger has the last rows of the other table.
+
+    It has the columns of the values that were logged in its attempt. Columns that it lacks are empty in these rows.
+    """
+    if not name.endswith("/version_N/metrics.csv"):
         return False
-    tables = [b"".join(repo.objects.read(part) for part in side.parts).splitlines() for side in sides]
-    (header, *rows), (other_header, *other_rows) = sorted((table or [b""] for table in tables), key=len)
-    return header == other_header and bool(rows) and other_rows[-len(rows) :] == rows
+    rows, others = sorted((_rows(repo, side) for side in sides), key=len)
+    return bool(rows) and others[-len(rows) :] == rows
+
+
+def _rows(repo: Repository, entry: Entry) -> list[dict[str, str]]:
+    """Return the cells that are not empty of each row of a table, by column."""
+    text = b"".join(repo.objects.read(part) for part in entry.parts).decode(errors="surrogateescape")
+    table = csv.DictReader(io.StringIO(text), restkey="", restval="")
+    return [{column: cell for column, cell in row.items() if cell} for row in table]
 
 
 def _has_weights(repo: Repository, name: str, entry: Entry) -> bool:

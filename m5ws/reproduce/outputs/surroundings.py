@@ -51,8 +51,8 @@ _SCALES = (1, 1e3, 1e6, 1e9)
 _MLFLOW = re.compile(r"(?<!\w)(?:mlruns|mlartifacts)/[^\s'\",:;]*")
 _MLFLOW_ID = re.compile(r"(?<=/)(?:m-)?(?:[0-9a-f]{32}|\d{15,20})(?=/|$)")
 _WANDB = re.compile(r"(?<!\w)(wandb/(?:offline-)?run-\d{8}_\d{6}-)[\w.-]+")
-VERSION = re.compile(r"((?<!\w)lightning_logs/version_)(\d+)(?!\d)")
-"""The folder of an attempt of Lightning, with its number."""
+VERSION = re.compile(r"((?<=/)version_)(\d+)(?![\w.-])")
+"""The folder of an attempt in that of a logger of Lightning, with its number."""
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
