@@ -1,11 +1,13 @@
 """Output files as frameworks write them: a run's own time and place are not judged, everything else is."""
 
 import datetime as dt
+import gzip
 import hashlib
 import io
 import json
 import pickle
 import re
+import zipfile
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -568,13 +570,20 @@ def test_files_with_equal_judged_values_are_named_and_those_of_weights_are_known
     other = msgspec.structs.replace(_OTHER, loss=0.5)
     report = _compare(repo, tmp_path, (_ONE, other), (files(_ONE), files(other)))
     assert report.same == ("out/a.json", "out/b.json") and not report.has_tensors
-    for name in ("out/m.onnx", "out/m.npz.gz", "out/__0_0.distcp"):
+    for name in ("out/m.onnx", "out/__0_0.distcp"):
         assert _compare(repo, tmp_path, (_ONE, _OTHER), ({name: b"1"}, {name: b"1"})).has_tensors
 
 
 def _array(value: object, **arguments: object) -> bytes:
     buffer = io.BytesIO()
     (np.savez if arguments else np.save)(buffer, np.array(value), **arguments)  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def _zipped(name: str, content: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(zipfile.ZipInfo(name), content)
     return buffer.getvalue()
 
 
@@ -601,6 +610,13 @@ _SETTINGS = {"lr": 0.1, "epochs": 5, "betas": (0.9, 0.99), "seed": torch.tensor(
         ("out/model.npz", _array([3], w=np.array([3.5], dtype=np.float16)), True),
         ("out/model.safetensors", safetensors.torch.save({"w": torch.ones(3, dtype=torch.bfloat16)}), True),
         ("out/train.bin", b"token ids", False),
+        ("out/tokens.pt", _saved({"ids": torch.ones(3, dtype=torch.uint16)}), False),
+        ("out/rate.pt", _saved({"lr": torch.tensor(0.1)}), False),
+        ("out/args.pkl.gz", gzip.compress(pickle.dumps({"lr": 0.1})), False),
+        ("out/order.npy.gz", gzip.compress(_array([3, 1])), False),
+        ("out/model.npy.gz", gzip.compress(_array([3.5])), True),
+        ("out/model.zip", _zipped("w.pt", _saved({"w": torch.ones(3)})), True),
+        ("out/texts.zip", _zipped("a.txt", b"a"), False),
     ],
 )
 def test_an_equal_file_proves_weights_if_it_has_floating_point_numbers(
@@ -608,6 +624,32 @@ def test_an_equal_file_proves_weights_if_it_has_floating_point_numbers(
 ) -> None:
     report = _compare(repo, tmp_path, (_ONE, _OTHER), ({name: content}, {name: content}))
     assert report.same == (name,) and report.has_tensors == has_weights
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "has_weights"),
+    [
+        ("out/model.bin", _saved({"w": torch.ones(3)}), True),
+        ("out/model.pkl", pickle.dumps([1]), True),
+        ("out/train.bin", b"token ids", False),
+    ],
+)
+def test_a_file_that_is_too_large_to_be_read_counts_by_its_first_bytes(
+    repo: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes, has_weights: bool
+) -> None:
+    monkeypatch.setattr(output_files, "_UNKNOWN_BYTES", 0)
+    report = _compare(repo, tmp_path, (_ONE, _OTHER), ({name: content}, {name: content}))
+    assert report.has_tensors == has_weights
+
+
+def test_equal_tensors_of_integers_in_a_file_with_a_time_prove_no_weights(repo: Repository, tmp_path: Path) -> None:
+    def files(side: Side, kind: torch.dtype) -> Files:
+        return {"out/split.pt": _saved({"ids": torch.ones(3, dtype=kind), "created_at": side.moment()})}
+
+    for number, kind in enumerate([torch.int64, torch.float32]):
+        (tmp_path / str(number)).mkdir()
+        report = _compare(repo, tmp_path / str(number), (_ONE, _OTHER), (files(_ONE, kind), files(_OTHER, kind)))
+        assert report.has_tensors == kind.is_floating_point and not report.differences
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import IO, cast
 
 from m5ws.reproduce.outputs import tensor_files, text_files
@@ -24,13 +25,28 @@ _WINDOW_BYTES = 2**20
 
 def read(name: str, file: IO[bytes]) -> FileParts:
     """Return the parts of a file, and of an archive those of its members. Raises one of `tensor_files.UNREADABLE`."""
+    with _expanded(name, file) as (inner, content):
+        return _archive(inner, content) if inner.endswith(SUFFIXES) else _plain(inner, content)
+
+
+def has_floats(name: str, file: IO[bytes]) -> bool:
+    """As `tensor_files.has_floats`; of an archive, if one of its members has them."""
+    with _expanded(name, file) as (inner, content):
+        if inner.endswith(SUFFIXES):
+            return tensor_files.are_floats(_archive(inner, content))
+        return inner.endswith(tensor_files.SUFFIXES) and tensor_files.has_floats(inner, content)
+
+
+@contextmanager
+def _expanded(name: str, file: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
+    """Yield a file without gzip's compression, and its name. Raises ValueError."""
     try:
         if not name.endswith((".gz", ".tgz")):
-            return _archive(name, file) if name.endswith(SUFFIXES) else _plain(name, file)
+            yield name, file
+            return
         with tempfile.TemporaryFile() as expanded:
             _copy(cast(IO[bytes], gzip.GzipFile(fileobj=file)), expanded, _EXPANDED_BYTES)
-            inner = name.removesuffix(".gz") if name.endswith(".gz") else f"{name}.tar"
-            return _archive(inner, expanded) if inner.endswith(SUFFIXES) else _plain(inner, expanded)
+            yield name.removesuffix(".gz") if name.endswith(".gz") else f"{name}.tar", expanded
     except (gzip.BadGzipFile, tarfile.TarError) as error:
         raise ValueError(str(error)) from error
 

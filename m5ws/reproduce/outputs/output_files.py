@@ -23,11 +23,14 @@ from m5ws.repository.files import trees
 from m5ws.repository.repository import Repository
 from m5ws.reproduce.outputs import archives, ignored, paired_names, tensor_files, text_files
 from m5ws.reproduce.outputs.surroundings import Surroundings
-from m5ws.runs.outputs import outputs
+from m5ws.runs.outputs import checkpoint_formats, outputs
 
 _UNKNOWN_BYTES = 2**26
+_PICKLE = b"\x80"
 _PLACE = "the path of the run"
 _SHOWN = 200
+_KEYS = 3
+"""Values that are named of a file in which they are not judged."""
 _ELSEWHERE = "the run's place or time in names"
 
 
@@ -122,13 +125,13 @@ def compare(
             if result.difference is not None and numbered and _is_continued_table(repo, name, (before, after)):
                 result = _FileResult(ignored=["rows of earlier attempts"], clock=True)
             equal["output tensors"] += result.tensors
-            has_tensors |= result.tensors > 0
+            has_tensors = has_tensors or (result.tensors > 0 and _has_weights(repo, name, before))
             same += [name] if result.tensors or result.values else []
             equal["output values"] += result.values
             if result.difference is not None:
                 differences.append(result.difference)
             elif result.ignored:
-                (clocks if result.clock else elsewhere)[name] = f"{name} ({outputs.listed(result.ignored)})"
+                (clocks if result.clock else elsewhere)[name] = f"{name} ({outputs.listed(result.ignored, most=_KEYS)})"
             elif result.layout:
                 layout.append(name)
     return OutputReport(
@@ -286,16 +289,28 @@ def _rows(repo: Repository, entry: Entry) -> list[dict[str, str]]:
 
 
 def _has_weights(repo: Repository, name: str, entry: Entry) -> bool:
-    """Return True if a file may have weights: a large one by its name, others if they have floating-point numbers."""
-    if not ignored.is_weights(name) or entry.link is not None:
+    """Return True if a file may have weights: of a format that is read, if it has floating-point numbers.
+
+    A large file is not read: its first bytes show a format. Files of other formats count by their names.
+    """
+    plain = name.removesuffix(".gz")
+    is_archive = plain.endswith(archives.SUFFIXES)
+    if entry.link is not None or not (ignored.is_weights(name) or is_archive):
         return False
-    if entry.size_bytes > _UNKNOWN_BYTES or not name.endswith(tensor_files.SUFFIXES):
+    if not is_archive and not plain.endswith(tensor_files.SUFFIXES):
         return True
+    if entry.size_bytes > _UNKNOWN_BYTES:
+        return name != plain or is_archive or _has_known_format(repo, entry)
     try:
         with _opened(repo, entry) as file:
-            return tensor_files.has_floats(name, file)
+            return archives.has_floats(name, file)
     except tensor_files.UNREADABLE:
         return False  # Such as token ids in a .bin file.
+
+
+def _has_known_format(repo: Repository, entry: Entry) -> bool:
+    begin = bytes(repo.objects.read(entry.parts[0]))[: checkpoint_formats.BEGIN_BYTES]
+    return checkpoint_formats.is_checkpoint(begin) or begin.startswith(_PICKLE)
 
 
 def _parts(repo: Repository, name: str, entry: Entry) -> tensor_files.FileParts:

@@ -50,8 +50,10 @@ _ITEM_BYTES = {
     **dict.fromkeys(("ByteStorage", "CharStorage", "BoolStorage"), 1),
     "ComplexDoubleStorage": 16,
 }
-_FLOATS = ("Float", "Double", "Half", "BFloat16", "Complex", "Untyped", "F", "BF")
-"""Begins the types of tensors of floating-point numbers, of PyTorch (8-bit ones are untyped) and of safetensors."""
+_FLOATS = ("Float", "Double", "Half", "BFloat16", "Complex", "F", "BF")
+"""Begins the types of tensors of floating-point numbers, of PyTorch and of safetensors."""
+_UNTYPED, _FLOAT_TYPES = "Untyped", ("'torch.float", "'torch.bfloat", "'torch.complex")
+"""PyTorch stores tensors of newer types (8-bit ones, unsigned integers) as bytes, with the type beside them."""
 _FLOAT_ARRAY = re.compile(rb"'descr': '[<>=|][fc]")
 _ARRAY_HEAD_BYTES = 2**10
 _CHANCE = ".data/serialization_id"
@@ -87,13 +89,25 @@ def read(name: str, file: IO[bytes]) -> FileParts:
 
 
 def has_floats(name: str, file: IO[bytes]) -> bool:
-    """Return True if a file has a tensor or array of floating-point numbers. Raises one of UNREADABLE."""
+    """Return True if a file has an array, or a tensor that is no scalar, of floating-point numbers.
+
+    Raises one of UNREADABLE.
+    """
     if name.endswith(".npy"):
         return _is_float_array(file)
     if name.endswith(".npz"):
         with zipfile.ZipFile(file) as archive:
             return any(_is_float_array(archive.open(member)) for member in archive.namelist())
-    return any(text.startswith(_FLOATS) for text in read(name, file).tensors.values())
+    return are_floats(read(name, file))
+
+
+def are_floats(parts: FileParts) -> bool:
+    """Return True if a tensor that is no scalar has floating-point numbers."""
+    tensors = [text for text in parts.tensors.values() if " [] " not in text]
+    return any(text.startswith(_FLOATS) for text in tensors) or (
+        any(text.startswith(_UNTYPED) for text in tensors)
+        and any(text.startswith(_FLOAT_TYPES) for text in parts.values.values())
+    )
 
 
 def _is_float_array(file: IO[bytes]) -> bool:

@@ -59,12 +59,13 @@ def find_hint(comparison: Comparison, first: Divergence, begin: int) -> Hint | N
     if not comparison.original.by_steps or first.step == 0:
         return None
     if first.quantity.startswith(("file ", "metric ")):
-        # All steps and states are equal, so they show no pattern.
-        return _resumed(comparison, first, begin)
+        # All steps and states are equal, so they show no pattern, and the first step that differs is unknown.
+        return _noticed(comparison, first, begin)
     differences = comparison.at_first()
     return (
         _record(comparison, first, differences)
         or _threads(comparison, first)
+        or _noticed(comparison, first, begin)
         or _resumed(comparison, first, begin)
         or _end(first)
         or _data(comparison, first)
@@ -102,15 +103,23 @@ def _record(comparison: Comparison, first: Divergence, differences: Sequence[Dif
     return Hint(words=words, traces="record", strong=True)
 
 
+def _noticed(comparison: Comparison, first: Divergence, begin: int) -> Hint | None:
+    """Return the hint for a resume that a notice reports as inexact; None without one before the difference."""
+    at = comparison.original.resumed_before(first.step)
+    for notice in comparison.original.notices if at is not None and at >= begin else ():
+        if notice.kind == INEXACT_RESUME and (notice.step or 0) > (at or 0):
+            limits = _resume_limits(comparison, first)
+            return Hint(words=f"after step {at} {notice.message}{limits}", traces="store", strong=True)
+    return None
+
+
 def _resumed(comparison: Comparison, first: Divergence, begin: int) -> Hint | None:
+    """Return the hint for a first difference that directly follows a resume; None for any other."""
     original = comparison.original
     at = original.resumed_before(first.step)
     if at is None or at < begin:
         return None
-    inexact = [notice for notice in original.notices if notice.kind == INEXACT_RESUME and (notice.step or 0) > at]
     limits = _resume_limits(comparison, first)
-    if inexact:
-        return Hint(words=f"after step {at} {inexact[0].message}{limits}", traces="store", strong=True)
     # Most values of an observed step precede its update.
     if first.step == at + 1 or (original.observed and first.step == at + 2):
         words = (

@@ -20,6 +20,8 @@ from m5ws.reproduce.verdict import hints, reason
 from m5ws.runs import supervise
 from m5ws.runs.outputs import outputs
 
+_NAMED = 3
+"""Files that the first sentence of a verdict names. Lines below it list them."""
 _UNOBSERVED = (
     "values that observation does not see: elements between the sampled ones of batches and outputs, losses that no "
     "module computes, averages of weights and generators of the script's own, optimizers in compiled functions and in "
@@ -213,7 +215,7 @@ def _limits(comparison: Comparison, files: output_files.OutputReport) -> str | N
     """Return the reason if files differ in unjudged values, or if only files without tensors are equal; else None."""
     kinds = {"values that are not judged": files.clocks, "the run's path": files.places}
     parts = [
-        f"{len(names)} file{' differs' if len(names) == 1 else 's differ'} in {values}: {outputs.listed(names)}"
+        f"{len(names)} file{' differs' if len(names) == 1 else 's differ'} in {values}: {outputs.listed(names, most=_NAMED)}"
         for values, names in kinds.items()
         if names
     ]

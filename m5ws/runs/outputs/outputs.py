@@ -97,10 +97,10 @@ def _size_bytes(path: Path) -> int:
         return 0
 
 
-def listed(names: Sequence[str], separator: str = ", ") -> str:
-    """Return the first names, and the number of others."""
-    more = f"{separator}and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return separator.join(names[:_LISTED]) + more
+def listed(names: Sequence[str], separator: str = ", ", most: int = _LISTED) -> str:
+    """Return the first `most` names, and the number of others."""
+    more = f"{separator}and {len(names) - most} more" if len(names) > most else ""
+    return separator.join(names[:most]) + more
 
 
 def shown(path: bytes) -> str:
