@@ -215,7 +215,8 @@ def _limits(comparison: Comparison, files: output_files.OutputReport) -> str | N
     """Return the reason if files differ in unjudged values, or if only files without tensors are equal; else None."""
     kinds = {"values that are not judged": files.clocks, "the run's path": files.places}
     parts = [
-        f"{len(names)} file{' differs' if len(names) == 1 else 's differ'} in {values}: {outputs.listed(names, most=_NAMED)}"
+        f"{len(names)} file{' differs' if len(names) == 1 else 's differ'} in {values}: "
+        f"{outputs.listed(names, most=_NAMED)}"
         for values, names in kinds.items()
         if names
     ]
