@@ -574,9 +574,16 @@ def test_nothing_is_restored_through_a_link_of_the_snapshot(attempts: _Attempts,
 def test_empty_folders_are_made_again_but_for_those_that_look_like_checkpoints(
     attempts: _Attempts, tmp_path: Path
 ) -> None:
-    numbered = ("step-8", "step-9/x", "8", "epoch=3", "full/step-1")
-    for name in ("samples", "cifar10/logs", *numbered, "full-2/x", "behind", "file"):
+    prepared = ("fold_0", "fold_1", "years/2024", "years/2025", "epoch_1/x", "epoch_2/x", "done-1", "done-2/x")
+    checkpoints = ("step-8", "full/step-1/x", "cut-2/x", "new-1", "new-2/x")
+    for name in ("samples", "cifar10/logs", *prepared, *checkpoints, "full-2/x", "behind", "file"):
         (attempts.out / name).mkdir(parents=True)
+    # `done-2` is older than the file of `done-1`, and `new-2` newer than that of `new-1`.
+    for moment, name in enumerate(["done-2", "done-1/last.pt", "new-1/last.pt", "new-2"], 1):
+        if name.endswith(".pt"):
+            _put(attempts, {name: _of(1)})
+        os.utime(attempts.out / name, (moment, moment))
+    _put(attempts, {"cut-2/last.pt": _cut(1)})
     outside = tmp_path / "outside"
     outside.mkdir()
     (attempts.out / "link").symlink_to(outside)
@@ -584,7 +591,12 @@ def test_empty_folders_are_made_again_but_for_those_that_look_like_checkpoints(
     attempts.kill()
     attempts.begin()
     folders = {str(path.relative_to(attempts.out)) for path in attempts.out.rglob("*") if path.is_dir()}
-    assert folders == {"samples", "cifar10", "cifar10/logs", "full-2", "full-2/x", "behind", "file"}
+    kept = {*prepared, "samples", "cifar10/logs", "new-1", "full-2/x", "behind", "file"}
+    assert folders == kept | {os.path.dirname(path) for path in kept if "/" in path}
+    # The same holds after another kill.
+    attempts.kill()
+    attempts.begin()
+    assert folders == {str(path.relative_to(attempts.out)) for path in attempts.out.rglob("*") if path.is_dir()}
     # A resume of a run whose snapshot has a link and a file at these places.
     stored = restored_outputs.newest_to_restore(attempts.repo, _RUN)
     assert stored is not None

@@ -49,7 +49,7 @@ def _changed(
     run = planted.run(repo, "0123456789ab", pinned, spec=LaunchSpec(command=("x.py", *words), environment=variables))
     found = outside.notices(repo, run, folder / "home" / "work", begun_ns)
     assert all(kind == outside.OUTSIDE for kind, _ in found)
-    return [message.rpartition(" ")[2].replace(root, "ROOT") for _, message in found]
+    return [message.partition(" in ")[2].partition(" (")[0].replace(root, "ROOT") for _, message in found]
 
 
 @pytest.mark.parametrize(
@@ -82,6 +82,11 @@ def test_places_in_variables_and_in_config_files_are_noted(repo: Repository, tmp
         "ROOT/pickles",
         "ROOT/results",
     ]
+
+
+def test_caches_are_no_places_of_results(repo: Repository, tmp_path: Path) -> None:
+    variables = {"HF_HOME": "ROOT/results", "MY_CACHE_DIR": "ROOT/results", "TORCH_HOME": "ROOT/results"}
+    assert _changed(repo, tmp_path, config="model:\n  cache_dir: ROOT/results\n", environment=variables) == []
 
 
 def test_places_in_files_that_the_command_names_are_noted(repo: Repository, tmp_path: Path) -> None:

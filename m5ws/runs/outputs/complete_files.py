@@ -91,23 +91,50 @@ def is_real(path: bytes, links: Container[bytes]) -> bool:
     return not any(place in links for place in (*folders_of(path), path))
 
 
-def empty_folders(work: Path, outputs: Iterable[str]) -> tuple[bytes, ...]:
-    """Return the empty folders below `outputs` by their paths in the work directory.
+def empty_folders(work: Path, outputs: Iterable[str], restored: Iterable[bytes]) -> tuple[bytes, ...]:
+    """Return the empty folders below `outputs` that a resume gets, by their paths in the work directory.
 
-    Those with a number at the end of their names are left out: scripts take `step-8` for a checkpoint.
+    Scripts take a numbered folder, such as `step-8`, for a checkpoint. So empty folders in one are left out if it has
+    no file that is `restored`, unless the script had prepared it.
     """
-    found = dict[bytes, None]()
+    found, top = dict[bytes, None](), os.fsencode(work)
+    filled = {folder for path in restored for folder in folders_of(path)}
     for output in outputs:
-        root = os.fsencode(work / output)
-        for folder, folders, files in os.walk(root):
-            if not folders and not files and not is_numbered(os.path.basename(folder)):
-                found[os.path.relpath(folder, os.fsencode(work))] = None
+        for folder, folders, files in os.walk(os.fsencode(work / output)):
+            if folders or files:
+                continue
+            path = os.path.relpath(folder, top)
+            numbered = [part for part in (*folders_of(path), path) if _NUMBERED.fullmatch(os.path.basename(part))]
+            if all(part in filled or _is_prepared(os.path.join(top, part)) for part in numbered):
+                found[path] = None
     return tuple(sorted(found))[:_EMPTY]
 
 
-def is_numbered(name: bytes) -> bool:
-    """Return True for the name of a folder that ends with a number, as that of a checkpoint."""
-    return _NUMBERED.fullmatch(name) is not None
+def _is_prepared(folder: bytes) -> bool:
+    """Return True for a numbered folder without files that a script made before it needs it.
+
+    A kill leaves at most one without its first file, and that is newer than all files in the folders like it.
+    """
+    stem = _stem(folder)
+    with os.scandir(os.path.dirname(folder)) as entries:
+        alike = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False) and _stem(entry.path) == stem]
+    times = {other: _newest_file(other) for other in alike}
+    if times.pop(folder, None) is not None:
+        return False
+    written = [time_s for time_s in times.values() if time_s is not None]
+    return len(written) < len(times) or os.stat(folder).st_mtime < max(written, default=0.0)
+
+
+def _stem(path: bytes) -> bytes | None:
+    """Return the name of a numbered folder without its number; None for any other."""
+    match = _NUMBERED.fullmatch(os.path.basename(path))
+    return match and (match[1] or b"")
+
+
+def _newest_file(folder: bytes) -> float | None:
+    """Return the time of the newest file in a folder, in seconds since the epoch; None without a file."""
+    files = (os.path.join(place, name) for place, _, names in os.walk(folder) for name in names)
+    return max((os.lstat(file).st_mtime for file in files), default=None)
 
 
 def folders_of(path: bytes) -> list[bytes]:

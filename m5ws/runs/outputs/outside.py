@@ -21,7 +21,7 @@ from m5ws.runs.outputs import checkpoint_formats, outputs
 from m5ws.runs.parameters import ParameterReader
 
 OUTSIDE = "outputs-outside"
-"""Kind of notice: one such place, which is the end of the message."""
+"""Kind of notice: one such place, which is the end of the message, with the name of a file there."""
 _BEGIN = "outside of the work directory, the script changed checkpoint files in "
 _MOST = 20_000
 """Number of files that are looked at in one place."""
@@ -30,6 +30,8 @@ _PLACEHOLDER = re.compile(r"[{%$*<]")
 """Begin of a part of a path that a script fills in, such as `model-{step}.pt`."""
 _NOT_RESULTS = re.compile(r"m5ws-[0-9a-f]{16}|\.m5ws|(models|datasets|spaces)--.*")
 """Names of folders without results: work directories, stores, and downloads from a hub in its cache."""
+_CACHE = re.compile(r".*CACHE.*|HF_.*|TORCH_HOME|TMPDIR|TEMP|TMP", re.IGNORECASE)
+"""Names of variables with folders for downloads and temporary files."""
 _OTHER_FORMATS = (".gguf", ".h5", ".joblib", ".keras", ".msgpack", ".onnx", ".pkl", ".tflite")
 
 
@@ -40,7 +42,8 @@ def notices(repo: Repository, run: Run, work: Path, begun_ns: int) -> list[tuple
     `begun_ns`: nanoseconds since the epoch.
     """
     places = dict(_places(_words(repo, run), work))
-    return [(OUTSIDE, f"{_BEGIN}{place}") for place, files in places.items() if _has_changed(files, begun_ns)]
+    changed = {place: _changed(files, begun_ns) for place, files in places.items()}
+    return [(OUTSIDE, f"{_BEGIN}{_shown(place, file)}") for place, file in changed.items() if file is not None]
 
 
 def beside(attempt: Path) -> list[tuple[str, str]]:
@@ -78,9 +81,10 @@ def _words(repo: Repository, run: Run) -> Iterator[str]:
     command = run.spec.command[1:]
     yield from arguments.values(command)
     yield from (match[1] for match in map(_SHORT_OPTION.fullmatch, command) if match)
-    yield from run.spec.environment.values()
+    yield from (value for name, value in run.spec.environment.items() if not _CACHE.fullmatch(name))
     with suppress(M5Error):
-        yield from ParameterReader(repo).of_run(run).values()
+        parameters = ParameterReader(repo).of_run(run)
+        yield from (value for name, value in parameters.items() if not _CACHE.fullmatch(name.rpartition(".")[2]))
 
 
 def _places(words: Iterable[str], work: Path) -> Iterator[tuple[str, Iterator[str]]]:
@@ -105,13 +109,17 @@ def _places(words: Iterable[str], work: Path) -> Iterator[tuple[str, Iterator[st
                 yield f"{place}*", _files_from(folder, begin)
 
 
-def _has_changed(files: Iterable[str], begun_ns: int) -> bool:
-    """Return True if a checkpoint file was changed since a time. Unreadable ones are left out."""
+def _changed(files: Iterable[str], begun_ns: int) -> str | None:
+    """Return the first checkpoint file that was written since a time; None without one that can be read."""
     for path in itertools.islice(files, _MOST):
         with suppress(OSError):
-            if os.lstat(path).st_ctime_ns >= begun_ns and _is_checkpoint(path):
-                return True
-    return False
+            if os.lstat(path).st_mtime_ns >= begun_ns and _is_checkpoint(path):
+                return path
+    return None
+
+
+def _shown(place: str, file: str) -> str:
+    return place if file == place else f"{place} ({os.path.basename(file)})"
 
 
 def _is_checkpoint(path: str) -> bool:

@@ -17,7 +17,6 @@ from m5ws.repository import bindings, checkpoints, concurrency, outputs
 from m5ws.repository.files import trees
 from m5ws.repository.files.materialise import materialise
 from m5ws.repository.repository import Repository
-from m5ws.runs.outputs import complete_files
 from m5ws.runs.outputs import outputs as output_files
 from m5ws.runs.state import RunState
 
@@ -157,9 +156,11 @@ def restore(repo: Repository, stored: StoredOutputs, work: Path) -> str:
     tree = _write(repo, stored.restored, aside)
     for entry in tree.entries:
         _move(entry.path, aside, work)
-    for folder in stored.folders:
-        _make_folder(work, folder)
+    made = [folder for path in stored.folders for folder in _make_folders(work, path)]
     _set_times(tree, stored.modified_s, work)
+    # They are older than all files, as when the script made them.
+    for folder in made:
+        os.utime(folder, times=(0.0, min(filter(None, stored.modified_s), default=1.0) - 1.0))
     choice = _describe_choice(stored, tree, _tree(repo, stored.content)) if stored.resume is not None else ""
     restored = f"{len(tree.entries):,} output files of attempt {stored.attempt} were restored"
     return f"{restored}{choice}; the script itself must continue from them"
@@ -192,19 +193,20 @@ def _set_times(tree: Tree, modified_s: Sequence[float], work: Path) -> None:
             os.utime(work / os.fsdecode(entry.path), (time_s, time_s), follow_symlinks=False)
 
 
-def _make_folder(work: Path, path: bytes) -> None:
-    """Make an empty folder and those around it, except for a numbered one, which would look like a checkpoint.
+def _make_folders(work: Path, path: bytes) -> list[Path]:
+    """Make an empty folder and those around it, and return those that were made.
 
     Nothing is made outside of `work`, or in place of a file or link.
     """
-    folder = work
+    made, folder = list[Path](), work
     for part in os.fsdecode(path).split("/"):
         folder /= part
-        if complete_files.is_numbered(os.fsencode(part)) and not folder.exists():
-            return
         if part in ("", ".", "..") or folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-            return
-        folder.mkdir(exist_ok=True)
+            break
+        if not folder.exists():
+            folder.mkdir()
+            made.append(folder)
+    return made
 
 
 def _move(path: bytes, source: Path, target: Path) -> None:

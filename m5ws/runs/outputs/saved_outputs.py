@@ -97,7 +97,7 @@ def record(
     if work is not None and inspected is not None:
         inspected.require_unchanged()
         resume = _content_to_resume(repo, run, name, stored, inspected, work)
-        folders = complete_files.empty_folders(work, run.spec.outputs)
+        folders = complete_files.empty_folders(work, run.spec.outputs, restored_outputs.files(repo, resume or stored))
     return OutputFiles(
         run=run.id,
         snapshot=run.snapshot,
