@@ -71,8 +71,8 @@ def _absent_folder(error: BaseException, author: Path, work: Path) -> str | None
         return None
     if (work / inside.parts[0]).is_dir():
         return (
-            f"there is no folder {inside}: let the script create it, `os.makedirs(…, exist_ok=True)`. Its files are kept "
-            f'if [run] outputs in m5ws.toml has "{inside.parts[0]}"'
+            f"there is no folder {inside}: let the script create it, `os.makedirs(…, exist_ok=True)`. Its files are "
+            f'kept if [run] outputs in m5ws.toml has "{inside.parts[0]}"'
         )
     return (
         f'there is no folder {inside}. If the script writes into it, add `outputs = ["{inside.parts[0]}"]` to [run] in '
