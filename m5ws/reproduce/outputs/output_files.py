@@ -8,6 +8,7 @@ judged. Their differences are always listed.
 import csv
 import hashlib
 import io
+import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -117,6 +118,8 @@ def compare(
             same.append(name)
         elif ignored.is_file(name, extra):
             logs.append(name)
+        elif (before is None or after is None) and _is_of_an_earlier_attempt(name, (before, after), places):
+            removed.earlier.append(name)
         elif before is None or after is None:
             digests = (side.digest if side is not None else None for side in (before, after))
             differences.append(OutputDifference(name=name, original=next(digests), replayed=next(digests)))
@@ -148,6 +151,19 @@ def compare(
         unpaired=tuple(unpaired),
         same=tuple(same),
         has_tensors=has_tensors,
+    )
+
+
+def _is_of_an_earlier_attempt(
+    name: str, sides: tuple[Entry | None, Entry | None], places: tuple[Surroundings, Surroundings]
+) -> bool:
+    """Return True if a file that one run alone has was left by an earlier attempt of it.
+
+    A framework removes older checkpoints, and after a resume not always those of the attempt before.
+    """
+    return any(
+        side is not None and (os.path.basename(name), side.digest) in place.earlier
+        for side, place in zip(sides, places, strict=True)
     )
 
 

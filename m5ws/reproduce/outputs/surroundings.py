@@ -4,15 +4,19 @@ A date, a time of day or a count of seconds belongs to a clock only if it lies w
 an ordinary value.
 """
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 
 import msgspec
 
 from m5ws.records import exact
+from m5ws.records.checkpoint import Content
 from m5ws.records.ledger import AttemptEnded, AttemptStarted
+from m5ws.repository import outputs
+from m5ws.repository.files import trees
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.repository import Repository
@@ -58,7 +62,8 @@ VERSION = re.compile(r"((?<=/)version_)(\d+)(?![\w.-])")
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A run's id, its hosts, its first and last moment in seconds since the epoch, and the number of its attempts.
 
-    With `numbered`, the numbers of its attempts' folders (`VERSION`) are left out of texts.
+    `earlier` has the names, without folders, and the digests of the files that its earlier attempts left. With
+    `numbered`, the numbers of its attempts' folders (`VERSION`) are left out of texts.
     """
 
     run: str
@@ -66,6 +71,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     began_s: float = 0.0
     ended_s: float = 0.0
     attempts: int = 1
+    earlier: frozenset[tuple[str, str]] = frozenset()
     numbered: bool = False
 
     def placeless(self, text: str | None) -> str | None:
@@ -149,4 +155,21 @@ def load(repo: Repository, run: str) -> Surroundings:
     moments = [moment for moment in moments if moment]
     if not moments:
         return Surroundings(run=run)
-    return Surroundings(run=run, hosts=tuple(hosts), began_s=min(moments), ended_s=max(moments), attempts=len(attempts))
+    return Surroundings(
+        run=run,
+        hosts=tuple(hosts),
+        began_s=min(moments),
+        ended_s=max(moments),
+        attempts=len(attempts),
+        earlier=frozenset(_left_before(repo, run, max(attempts))),
+    )
+
+
+def _left_before(repo: Repository, run: str, last: int) -> Iterator[tuple[str, str]]:
+    """Yield the names, without folders, and the digests of the output files of the attempts before `last`."""
+    for label in outputs.names(repo, run) if last > 1 else ():
+        if outputs.attempt_of(label) < last:
+            content = repo.objects.get_record(outputs.find(repo, run, label)[1].content, Content)
+            tree = trees.located(repo.objects, repo.locations, content.tree, content.packing) if content.tree else None
+            for entry in tree.entries if tree is not None else ():
+                yield os.path.basename(entry.name), entry.digest
