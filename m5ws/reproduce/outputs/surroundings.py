@@ -153,15 +153,13 @@ def load(repo: Repository, run: str) -> Surroundings:
         for rank in () if ended else ledger.ranks(repo, run, attempt):
             moments += [event.time_s for event in ledger.events(repo, run, attempt, rank)]
     moments = [moment for moment in moments if moment]
-    if not moments:
-        return Surroundings(run=run)
     return Surroundings(
         run=run,
         hosts=tuple(hosts),
-        began_s=min(moments),
-        ended_s=max(moments),
+        began_s=min(moments, default=0.0),
+        ended_s=max(moments, default=0.0),
         attempts=len(attempts),
-        earlier=frozenset(_left_before(repo, run, max(attempts))),
+        earlier=frozenset(_left_before(repo, run, max(attempts, default=0))),
     )
 
 
