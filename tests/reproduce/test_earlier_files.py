@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from m5ws.records.base import Digest
 from m5ws.records.ledger import AttemptEnded
 from m5ws.repository import outputs
 from m5ws.repository.files.interface import SourceFile
@@ -21,7 +20,7 @@ Files = dict[str, str]
 
 def _differences(repo: Repository, folder: Path, resumed: list[Files], replay: list[Files]) -> list[str]:
     """Return the files that differ between two runs with the output files of each attempt."""
-    contents: list[Digest] = []
+    contents = dict[str, str]()
     for name, attempts in ((_RESUMED, resumed), (_REPLAY, replay)):
         run = planted.run(repo, name)
         for number, files in enumerate(attempts, 1):
@@ -33,10 +32,9 @@ def _differences(repo: Repository, folder: Path, resumed: list[Files], replay: l
             record = saved_outputs.record(repo, run, outputs.name(number), sources)
             assert record is not None
             outputs.publish(repo, record)
-            content = record.content
-        contents.append(content)
+            contents[name] = record.content
     places = (surroundings.load(repo, _RESUMED), surroundings.load(repo, _REPLAY))
-    report = output_files.compare(repo, (contents[0], contents[1]), places)
+    report = output_files.compare(repo, (contents[_RESUMED], contents[_REPLAY]), places)
     return [difference.name for difference in report.differences]
 
 
