@@ -31,11 +31,14 @@ _KEY = "m5ws"
 _USED = (
     "_data_fetcher",
     "epoch_progress.current.processed",
-    "epoch_progress.current.started",
     "epoch_loop.batch_progress.current.ready",
     "epoch_loop.batch_progress.is_last_batch",
 )
 """Attributes of a Trainer's loop, as Lightning has them since 2.0."""
+_BEFORE_END = (
+    "the checkpoint was saved after the last batch of an epoch and before the epoch's end, which Lightning does not "
+    "repeat: it omits the validation, and counts the epoch otherwise. Checkpoints of the end of an epoch are exact"
+)
 _before_order: "weakref.WeakKeyDictionary[Any, dict[str, Any]]" = weakref.WeakKeyDictionary()
 """The generators before a CombinedLoader, which has all loaders of a training, began its newest epoch."""
 _next_epoch: "weakref.WeakKeyDictionary[Any, dict[str, Any]]" = weakref.WeakKeyDictionary()
@@ -130,6 +133,8 @@ class _ExactResume:
     restored: _Saved | None = None
     states: Mapping[str, Any] = {}
     """The states of all callbacks in the restored checkpoint."""
+    done_epochs: int = 0
+    """The number of epochs before the present one."""
 
     def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
         return _callback, (self.module,)
@@ -145,7 +150,7 @@ class _ExactResume:
         # Collective, so that it needs each process of the Trainer to be a rank. Those that Lightning starts are none.
         if active is None or active.world != trainer.world_size or _fetcher(trainer) is None:
             return
-        own = msgspec.msgpack.encode(_state(trainer))
+        own = msgspec.msgpack.encode(_state(trainer, self.done_epochs))
         ranks = [own]
         if active.world > 1:
             ranks = [b""] * active.world
@@ -163,7 +168,12 @@ class _ExactResume:
             self.restored = msgspec.msgpack.decode(own, type=_Saved)
             self.states = checkpoint.get("callbacks", {})
 
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self.done_epochs = _done_epochs(trainer)
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        # An epoch in the middle of which a training continues has no start.
+        self.done_epochs = _done_epochs(trainer)
         active, state, states = context.active(), self.restored, self.states
         self.restored, self.states = None, {}
         fetcher = _fetcher(trainer)
@@ -176,6 +186,8 @@ class _ExactResume:
         if active.rank == 0:
             place = f"after batch {state.batches} of an epoch" if state.before_order else "at the end of an epoch"
             active.notice("resume", f"generators and the order of the data are restored {place}")
+            if state.before_order is None and state.logged_steps is None:
+                active.notice(RESUME_LIMIT, _BEFORE_END)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if _next_epoch and (fetcher := _fetcher(trainer)) is not None:
@@ -198,13 +210,17 @@ def _fetcher(trainer: Any) -> Any:
     return operator.attrgetter("_data_fetcher")(trainer.fit_loop)
 
 
-def _state(trainer: Any) -> _Saved:
+def _done_epochs(trainer: Any) -> int:
+    return int(trainer.fit_loop.epoch_progress.current.processed)
+
+
+def _state(trainer: Any, done_epochs: int) -> _Saved:
+    """Return the state of a rank. `done_epochs` is the number of epochs before the present one."""
     progress = trainer.fit_loop.epoch_loop.batch_progress
     loader = _fetcher(trainer).combined_loader
     generators = rng.capture(_generators(loader.flattened))
     if progress.is_last_batch:
-        epochs = trainer.fit_loop.epoch_progress.current
-        is_end = epochs.processed == epochs.started
+        is_end = _done_epochs(trainer) > done_epochs
         return _Saved(generators, None, 0, logged_steps=internals.logged_steps(trainer) if is_end else None)
     return _Saved(generators, _before_order.get(loader), progress.current.ready)
 
