@@ -379,6 +379,26 @@ def test_a_resumed_table_of_lightning_has_the_last_rows_whatever_its_columns(
     assert (not report.differences) == is_continued
 
 
+@pytest.mark.parametrize("loss", [1.0, 2.0])
+def test_logs_of_several_trainings_in_numbered_folders_are_not_paired_in_a_resumed_run(
+    repo: Repository, tmp_path: Path, loss: float
+) -> None:
+    """The resumed run did the first training in two attempts, and so has three folders."""
+
+    def files(*rows: str) -> Files:
+        logs = {f"out/logs/version_{n}/metrics.csv": f"step,loss\n{row}".encode() for n, row in enumerate(rows)}
+        return logs | {
+            "out/fold0.pt": _saved({"w": torch.ones(2)}),
+            "out/fold1.pt": _saved({"w": torch.full((2,), loss)}),
+        }
+
+    sides = files("1,1.0\n", "2,1.0\n", "1,5.0\n2,6.0\n"), files("1,1.0\n2,1.0\n", "1,5.0\n2,6.0\n")
+    sides[1]["out/fold1.pt"] = _saved({"w": torch.ones(2)})
+    report = _compare(repo, tmp_path, (msgspec.structs.replace(_ONE, attempts=2), _OTHER), sides)
+    assert [difference.name for difference in report.differences] == (["out/fold1.pt:w"] if loss > 1 else [])
+    assert len(report.unpaired) == 3
+
+
 def test_the_counts_of_lightnings_validations_are_not_judged_in_a_resumed_run(repo: Repository, tmp_path: Path) -> None:
     def file(batches: int, steps: int) -> Files:
         progress = {"current": {"completed": batches}}
@@ -612,9 +632,9 @@ _SETTINGS = {"lr": 0.1, "epochs": 5, "betas": (0.9, 0.99), "seed": torch.tensor(
         ("out/train.bin", b"token ids", False),
         ("out/tokens.pt", _saved({"ids": torch.ones(3, dtype=torch.uint16)}), False),
         ("out/rate.pt", _saved({"lr": torch.tensor(0.1)}), False),
-        ("out/args.pkl.gz", gzip.compress(pickle.dumps({"lr": 0.1})), False),
-        ("out/order.npy.gz", gzip.compress(_array([3, 1])), False),
-        ("out/model.npy.gz", gzip.compress(_array([3.5])), True),
+        ("out/args.pkl.gz", gzip.compress(pickle.dumps({"lr": 0.1}), mtime=0), False),
+        ("out/order.npy.gz", gzip.compress(_array([3, 1]), mtime=0), False),
+        ("out/model.npy.gz", gzip.compress(_array([3.5]), mtime=0), True),
         ("out/model.zip", _zipped("w.pt", _saved({"w": torch.ones(3)})), True),
         ("out/texts.zip", _zipped("a.txt", b"a"), False),
     ],

@@ -144,7 +144,7 @@ def compare(
         not_compared=(
             *((f"logs that differ: {outputs.listed(logs)}",) if logs else ()),
             *((f"files of earlier attempts: {outputs.listed(removed.earlier)}",) if removed.earlier else ()),
-            *((f"files with random names, whose pairs are unknown: {outputs.listed(unpaired)}",) if unpaired else ()),
+            *((f"files whose pairs are unknown: {outputs.listed(unpaired)}",) if unpaired else ()),
         ),
         clocks=tuple(clocks),
         places=tuple(elsewhere),

@@ -1,5 +1,6 @@
 """Pairs of files of two runs whose names contain a time, place, number or id: `outputs/2026-11-24/18-22-30/…`."""
 
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable
@@ -7,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from m5ws.records.tree import Entry
-from m5ws.reproduce.outputs import text_files
+from m5ws.reproduce.outputs import ignored, text_files
 from m5ws.reproduce.outputs.surroundings import VERSION, Surroundings, without_random_ids
 
 _REPLACED = re.compile(r"TIME|ID|version_N|HOST|RUN|$")
@@ -29,8 +30,9 @@ def pair(old: dict[str, Entry], new: dict[str, Entry], places: tuple[Surrounding
     those with equal contents are pairs.
     """
     attempts = places[0].attempts - places[1].attempts
-    left = _join_versions(*((old, new) if attempts > 0 else (new, old))) if attempts else []
-    removed = Removed(earlier=left, unpaired=[])
+    removed = Removed(earlier=[], unpaired=[])
+    if attempts:
+        _join_versions(*((old, new) if attempts > 0 else (new, old)), removed)
     groups = _grouped(old.keys() - new.keys(), places[0]), _grouped(new.keys() - old.keys(), places[1])
     for plain in sorted(groups[0].keys() & groups[1].keys() - old.keys() - new.keys()):
         before, after = groups[0][plain], groups[1][plain]
@@ -38,8 +40,8 @@ def pair(old: dict[str, Entry], new: dict[str, Entry], places: tuple[Surrounding
             before, after = _with_equal_contents(old, new, (before, after), attempts, removed)
         longer, files = (before, old) if attempts > 0 else (after, new)
         while attempts and len(longer) > min(len(before), len(after)):
-            left.append(longer.pop(0))
-            del files[left[-1]]
+            removed.earlier.append(longer.pop(0))
+            del files[removed.earlier[-1]]
         if len(before) == len(after):
             for number, (old_name, new_name) in enumerate(zip(before, after, strict=True), 1):
                 shared = plain if len(before) == 1 else _REPLACED.sub(rf"\g<0> ({number})", plain, count=1)
@@ -79,25 +81,33 @@ def _with_equal_contents(
     return before, after
 
 
-def _join_versions(resumed: dict[str, Entry], other: dict[str, Entry]) -> list[str]:
+def _join_versions(resumed: dict[str, Entry], other: dict[str, Entry], removed: Removed) -> None:
     """Join the numbered folders of the attempts of a resumed run, until it has as many as the other run.
 
     A file of an earlier attempt counts as one of the next folder that stays, if the other run has it and no later
-    attempt wrote it again. All others are removed and returned.
+    attempt wrote it again. All others are removed. So are the logs and settings of a script with several trainings,
+    each of which has a folder: nothing shows which of its folders are of the same training.
     """
-    left, others = list[str](), _versions(other)
+    others = _versions(other)
     for folder, numbers in _versions(resumed).items():
         known = sorted(others.get(folder, {}))
+        if len(known) > 1:
+            for files, names in ((resumed, numbers.values()), (other, others[folder].values())):
+                unknown = [name for name in itertools.chain(*names) if not ignored.is_weights(name)]
+                removed.unpaired.extend(name for name in unknown if name not in removed.unpaired)
+                for name in unknown:
+                    del files[name]
         stay = sorted(numbers)[-len(known) :] if known else []
         for number in sorted(numbers.keys() - set(stay) if stay else (), reverse=True):
             for name in numbers[number]:
+                if name not in resumed:
+                    continue
                 inside = name.removeprefix(f"{folder}{number}")
                 entry, joined = resumed.pop(name), f"{folder}{stay[0]}{inside}"
                 if joined in resumed or f"{folder}{known[0]}{inside}" not in other:
-                    left.append(name)
+                    removed.earlier.append(name)
                 else:
                     resumed[joined] = entry
-    return left
 
 
 def _versions(names: Iterable[str]) -> dict[str, dict[int, list[str]]]:
