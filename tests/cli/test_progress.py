@@ -134,6 +134,21 @@ def test_a_silent_attempt_is_named_by_its_stage(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.usefixtures("as_terminal")
+def test_the_steps_of_a_script_that_prints_nothing_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock, timers = Clock(), Timers()
+    with RunProgress(log=tmp_path / "rank-0.log", terminal=True, clock=clock, later=timers) as progress:
+        progress.watch("0", Observation(rank=0, after=0))
+        for number in range(1, 20):
+            progress.watch("0", Step(step=number, quantities={}))
+            clock.now += 0.3
+            timers.fire()
+        shown = capsys.readouterr().err
+        assert "step 19" in shown and "step 2 " not in shown
+
+
+@pytest.mark.usefixtures("as_terminal")
 def test_the_start_of_the_processes_is_shown_again_after_a_notice(capsys: pytest.CaptureFixture[str]) -> None:
     clock, timers = Clock(), Timers()
     with RunProgress(terminal=True, clock=clock, later=timers) as progress:

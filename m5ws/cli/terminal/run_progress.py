@@ -122,6 +122,13 @@ class RunProgress:
             self._waiting(self._stage, 0, 0)
 
     def _event(self, rank: str, event: AnyEvent) -> None:
+        if isinstance(event, Step) and self._observed and self._log is not None:
+            # It prints nothing, so the stage stays, and is shown in time.
+            if rank == "0":
+                self._stage = f"the script is running: step {event.step}"
+                self._bar.close()
+                self._wait()
+            return
         self._hush()
         self._stage = _stage(event) or self._stage
         self._show_event(rank, event)
@@ -132,7 +139,7 @@ class RunProgress:
         match event:
             case Observation():
                 self._observed = True
-            case Step() if not (self._observed and self._log is not None):
+            case Step():
                 # A session's steps are shown, and not the script's output.
                 self._log = None
                 self._count(rank, event)
