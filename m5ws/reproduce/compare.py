@@ -175,6 +175,12 @@ class Comparison:
         replayed = all(step in self.replay.states.get(rank, {}) for rank, step in last.items() if self.is_placed(step))
         return replayed and min(last.values(), default=0) > 0
 
+    def was_equal_between(self, after: int, before: int) -> bool:
+        """Return True if a whole state between two steps was compared; `before` is that of the first difference."""
+        states = self.original.states.get(0, {}), self.replay.states.get(0, {})
+        common = any(after < step < before and step in states[1] for step in states[0])
+        return common and not self.unrestored_generators()
+
     def compare_ends(self) -> None:
         """Compare the weights at the ends of two scripts without a session, if both have finished."""
         if not self._have_finished:

@@ -16,6 +16,7 @@ import msgspec
 
 from m5ws import secret_scan
 from m5ws.checkpoints import resolve
+from m5ws.config.commands import launchers
 from m5ws.config.settings import RunSettings
 from m5ws.errors import CorruptObject, MissingExtra, NotFound, UsageError
 from m5ws.records import determinism, portable
@@ -92,6 +93,8 @@ def spec(settings: RunSettings, options: RunOptions) -> LaunchSpec:
     if nproc < 1:
         raise UsageError(f"a run needs at least 1 process, not {nproc}")
     trainer = options.trainer or settings.trainer
+    if trainer == "torchrun" and launchers.names_deepspeed(command):
+        trainer = "deepspeed"  # Both start the same command. DeepSpeed's operator is compiled before it.
     if trainer == "python" and nproc > 1:
         raise UsageError(f"--trainer python starts 1 process, not {nproc}", hint="`--trainer torchrun` starts several.")
     return LaunchSpec(

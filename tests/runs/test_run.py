@@ -44,6 +44,19 @@ def test_a_script_that_the_snapshot_does_not_have_is_refused_before_the_launch(
     assert raised.value.hint
 
 
+@pytest.mark.parametrize(
+    ("words", "trainer"),
+    [
+        (("t.py", "--deepspeed", "ds.json"), "deepspeed"),
+        (("t.py", "--deepspeed_config=ds.json"), "deepspeed"),
+        (("t.py", "--lr", "1"), "torchrun"),
+    ],
+)
+def test_torchrun_with_a_configuration_of_deepspeed_is_deepspeed(words: tuple[str, ...], trainer: str) -> None:
+    assert run.spec(RunSettings(nproc=2), run.RunOptions(command=words)).trainer == trainer
+    assert run.spec(RunSettings(nproc=1, trainer="python"), run.RunOptions(command=words)).trainer == "python"
+
+
 def test_a_notebook_is_refused_with_the_command_that_makes_a_script_of_it() -> None:
     with pytest.raises(UsageError, match="notebook") as raised:
         run.spec(RunSettings(command=("notebooks/nb.ipynb",)), run.RunOptions())

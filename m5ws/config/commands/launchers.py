@@ -120,6 +120,11 @@ def _python(command: Sequence[str], read: ReadFile) -> Launch:
     return Launch(launcher="python", command=tuple(words), trainer="python", nproc=1)
 
 
+def names_deepspeed(command: Sequence[str]) -> bool:
+    """Return True if a script gets the option for a configuration of DeepSpeed."""
+    return any(map(_DEEPSPEED_OPTION.fullmatch, command[1:]))
+
+
 def _torchrun(command: Sequence[str], _read: ReadFile) -> Launch:
     """`torchrun` of torch 2.13 (https://docs.pytorch.org/docs/stable/elastic/run.html), on one node."""
     launcher = _program(command[0])
@@ -137,7 +142,7 @@ def _torchrun(command: Sequence[str], _read: ReadFile) -> Launch:
         launcher=launcher,
         command=command,
         # Both start the same command. DeepSpeed's operator is compiled before it.
-        trainer="deepspeed" if any(map(_DEEPSPEED_OPTION.fullmatch, command[1:])) else "torchrun",
+        trainer="deepspeed" if names_deepspeed(command) else "torchrun",
         nproc=_count(launcher, "--nproc-per-node", values.get("nproc_per_node", "1")),
         ignored=parsed.ignored,
     )

@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
+import msgspec
+
 from m5ws.diff import commit_history, diff
 from m5ws.records.ledger import COMPLETE
 from m5ws.records.run import Run
@@ -110,9 +112,13 @@ def _find_hint(
     hint = hints.find_hint(comparison, first, replay.begin)
     if (hint is not None and hint.strong) or any(change.rating != "cannot" for change in changes):
         return hint
-    # The resume of a script is a likelier cause than a pattern of differences after it.
-    is_after = hint is None or comparison.original.resumed_before(first.step) is not None
-    return (hints.resume_hint(comparison) if is_after else None) or hint
+    at = comparison.original.resumed_before(first.step)
+    resume = hints.resume_hint(comparison) if hint is None or at is not None else None
+    if hint is not None and resume is not None and comparison.was_equal_between(at or 0, first.step):
+        # The first state after it is equal. So it is a second possibility, such as for the data of the next epoch.
+        return msgspec.structs.replace(hint, words=f"{hint.words}. The run was resumed after step {at}")
+    # Else the resume of a script is a likelier cause than a pattern of differences after it.
+    return resume or hint
 
 
 def _compare_results(
