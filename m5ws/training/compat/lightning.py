@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 _COUNT = "_batches_that_stepped"
@@ -46,14 +47,17 @@ def restore_saves(trainer: Any, states: Mapping[str, Any]) -> None:
     """Restore the current score and the step of the last save of each `ModelCheckpoint`, which Lightning does not.
 
     `states` are those of the callbacks in the checkpoint. Without the step, the callback saves the same step once more,
-    after a batch whose gradients are accumulated. So the step is set for the callback that saved the checkpoint.
+    after a batch whose gradients are accumulated. So the step is set for the callback that saved the checkpoint: its
+    state names the file.
     """
-    folder = os.path.relpath(os.path.dirname(str(trainer.ckpt_path)))
+    file = os.path.join(*Path(os.path.abspath(str(trainer.ckpt_path))).parts[-2:])
     for callback in trainer.checkpoint_callbacks:
         state = states.get(getattr(callback, "state_key", ""))
         if not isinstance(state, Mapping):
             continue
         if getattr(callback, "current_score", 0) is None:
             callback.current_score = state.get("current_score")
-        if str(state.get("dirpath")).endswith(f"{os.sep}{folder}"):
+        saved = (*state.get("best_k_models", ()), state.get("best_model_path"), state.get("last_model_path"))
+        # The work directory may be another one.
+        if any(os.path.join(*Path(str(path)).parts[-2:]) == file for path in saved if path):
             callback._last_global_step_saved = trainer.global_step
