@@ -335,6 +335,8 @@ def _print_provable(ports: "Ports", run: "Run") -> None:
         return
     output.warn(f"run {run.id} finished; `m5ws reproduce` cannot verify it: {refusals.NOTHING}")
     hint = "Set outputs in [run] of m5ws.toml to the folders that the script writes to."
+    if run.spec.outputs:
+        hint = f"The script wrote no file to {', '.join(run.spec.outputs)}, of [run] outputs in m5ws.toml."
     if candidates:
         line = _outputs_line(run.spec.outputs, candidates)
         hint = f"This run wrote {', '.join(candidates)}. Set in [run] of m5ws.toml: {line}."

@@ -84,9 +84,11 @@ def warnings(
             continue
         pinned = _paths(repo, snapshot) if pinned is None else pinned
         if inside.as_posix() not in pinned:
+            reads = "the script reads the live file. To pin it" if path.is_absolute() else "if the script reads it"
+            relative = f", and give the relative path {inside}" if path.is_absolute() else ""
             yield (
                 f"{word} is in the workspace, and the snapshot does not contain it, because git or [code] exclude "
-                f'ignores it. If the script reads it, add `paths = ["{inside}"]` to [data] in m5ws.toml'
+                f'ignores it: {reads}, add `paths = ["{inside}"]` to [data] in m5ws.toml{relative}'
             )
         elif path.is_absolute():
             yield f"{word} leads into the workspace: the script reads the live file. The snapshot's copy is {inside}"

@@ -120,8 +120,8 @@ def _file(files: Mapping[str, bytes], override: Override) -> str:
     if not files:
         raise UsageError(
             f"{override.label}: the snapshot has no config file",
-            hint="Add config files to m5ws.toml: [config] files. An argument of the command is no config key: "
-            f"`m5ws run --sweep {override.key}=…` starts a run with another value.",
+            hint="Add config files to m5ws.toml: [config] files. An argument of the command is no config key: give the "
+            f"command with another value after `--`, or use `m5ws run --sweep {override.key}=…`.",
         )
     if override.file is not None:
         return _named_file(files, override.file, override.label)
