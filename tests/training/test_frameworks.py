@@ -4,11 +4,14 @@ import importlib
 import inspect
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
-from m5ws.training.frameworks import after_import, lightning_state, resume
+from m5ws.training.frameworks import after_import, lightning_state, resume, trainer_loss
+from m5ws.training.runtime import context
 
 
 @pytest.fixture
@@ -72,3 +75,17 @@ def test_a_checkpoint_of_the_weights_alone_is_reported(tmp_path: Path, has_gener
         (folder / "rng_state_0.pth").touch()
     newest = resume.find_complete_checkpoint(str(tmp_path))
     assert newest is not None and (newest.lacks is None) == has_generators
+
+
+def test_the_losses_of_a_trainer_are_those_of_its_steps(package: str, tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "a_framework" / "trainer.py").write_text(
+        "class Trainer:\n    current_gradient_accumulation_steps = 4\n    args = None\n"
+        "    def training_step(self, model, inputs):\n        return inputs\n"
+    )
+    module, heard = importlib.import_module(package), list[torch.Tensor]()
+    trainer_loss._pass_on(module)
+    trainer = module.Trainer()
+    trainer.args = SimpleNamespace(gradient_accumulation_steps=8)
+    assert trainer.training_step(None, torch.tensor(2.0)) == 2.0
+    monkeypatch.setattr(context, "active", lambda: SimpleNamespace(loss_listeners=[heard.append]))
+    assert trainer.training_step(None, torch.tensor(2.0)) == 2.0 and heard == [8.0]
