@@ -1,1 +1,1 @@
-"""Frameworks that own the training loop: a resumed attempt continues from the framework's own newest checkpoint."""
+"""Frameworks that own the training loop: their losses, and resumes from their own newest checkpoints."""
