@@ -14,6 +14,9 @@ from m5ws.runs.history import load
 
 _MOST = 3
 _OPTIMIZER = re.compile(r"optimizer\d*\.(?!parameter\.)")
+_SETTINGS = " settings"
+"""End of the name of the digest of an optimizer's settings."""
+_RECENT = 1_000
 _log = logging.getLogger(__name__)
 
 
@@ -77,9 +80,18 @@ class RepeatedSteps:
         before = next((states[step] for step in reversed([*states]) if 0 < step <= event.step), None)
         # Without a forward pass before the optimizer's call, as in Lightning, its state has other names.
         count = sum(_OPTIMIZER.match(name) is not None for name in before.tensors) if before is not None else 0
-        if not count or any(map(_OPTIMIZER.match, event.tensors)):
+        if not count or any(map(_OPTIMIZER.match, event.tensors)) or self._begins(rank, event.step + 1):
             return []
         return [f"after step {event.step} on rank {rank}: the optimizer has no state, and had {count} tensors before"]
+
+    def _begins(self, rank: int, step: int) -> bool:
+        """Return True if the optimizers of a step did none of the steps before it: another stage of the training."""
+        assert self._earlier is not None
+        steps = self._earlier.steps.get(rank, {})
+        first = steps.get(step)
+        labels = {name for name in first.digests if name.endswith(_SETTINGS)} if first is not None else set[str]()
+        before = (steps.get(number) for number in range(max(1, step - _RECENT), step))
+        return bool(labels) and not any(labels & one.digests.keys() for one in before if one is not None)
 
     def _state(self, rank: int, event: State) -> list[str]:
         assert self._earlier is not None

@@ -7,6 +7,7 @@ bytes of all storages (before version 1.6). Tensors are compared by digests of t
 import hashlib
 import io
 import json
+import lzma
 import math
 import pickle
 import re
@@ -30,6 +31,7 @@ UNREADABLE = (
     AttributeError,
     EOFError,
     LookupError,
+    lzma.LZMAError,
     MemoryError,
     RuntimeError,
     TypeError,

@@ -71,8 +71,8 @@ def refuse_overwriting(run: str, noted: Iterable[Notice]) -> None:
         raise UsageError(
             f"run {run} changed checkpoint files in {outputs.listed(places)}, outside of its work directory: a replay "
             "would overwrite them",
-            hint="Let the script write below its current directory, to a folder of [run] outputs. If you have a copy "
-            "of these files, or only another program changed them, `m5ws reproduce --overwrite` replays this run.",
+            hint="Let the script write below its current directory, to a folder of [run] outputs. If you have moved "
+            "these files away, or only another program changed them, `m5ws reproduce --overwrite` replays this run.",
         )
 
 
