@@ -93,6 +93,13 @@ def test_places_in_files_that_the_command_names_are_noted(repo: Repository, tmp_
     assert _changed(repo, tmp_path, "a.yaml", "none.json", config="output_dir: ROOT/results") == ["ROOT/results"]
 
 
+def test_a_link_counts_as_the_file_behind_it(repo: Repository, tmp_path: Path) -> None:
+    (tmp_path / "named").mkdir()
+    (tmp_path / "named" / "last.pt").symlink_to(tmp_path / "one.pt")
+    (tmp_path / "named" / "gone.pt").symlink_to(tmp_path / "gone.pt")
+    assert _changed(repo, tmp_path, "ROOT/named") == ["ROOT/named"]
+
+
 def test_files_from_before_the_start_are_not_noted(repo: Repository, tmp_path: Path) -> None:
     assert _changed(repo, tmp_path, "ROOT/results", begun_ns=time.time_ns() + 10**9) == []
 

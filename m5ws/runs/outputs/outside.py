@@ -113,7 +113,7 @@ def _changed(files: Iterable[str], begun_ns: int) -> str | None:
     """Return the first checkpoint file that was written since a time; None without one that can be read."""
     for path in itertools.islice(files, _MOST):
         with suppress(OSError):
-            if os.lstat(path).st_mtime_ns >= begun_ns and _is_checkpoint(path):
+            if os.stat(path).st_mtime_ns >= begun_ns and _is_checkpoint(path):
                 return path
     return None
 
