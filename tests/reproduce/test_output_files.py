@@ -365,6 +365,10 @@ def test_values_that_begin_again_with_an_attempt_are_not_judged_in_a_resumed_run
         ("epoch,loss,step,val\n0,1.0,3,\n1,0.5,6,\n", "epoch,loss,step\n1,0.6,6\n", False),
         ("epoch,loss\n0,1.0\n1,0.5\n", "epoch,accuracy\n1,0.5\n", False),
         ("epoch,loss\n0,1.0\n1,0.5\n", "epoch,loss\n", False),
+        # The mean of the epoch in which the attempt began, and that of a later one.
+        ("epoch,loss_epoch\n0,1.0\n1,0.5\n", "epoch,loss_epoch\n0,1.5\n1,0.5\n", True),
+        ("epoch,loss_epoch\n0,1.0\n1,0.5\n", "epoch,loss_epoch\n0,1.0\n1,0.6\n", False),
+        ("epoch,loss_step\n0,1.0\n1,0.5\n", "epoch,loss_step\n0,1.5\n1,0.5\n", False),
     ],
 )
 @pytest.mark.parametrize("folder", ["lightning_logs", "out/named"])
@@ -377,6 +381,18 @@ def test_a_resumed_table_of_lightning_has_the_last_rows_whatever_its_columns(
     )
     report = _compare(repo, tmp_path, (msgspec.structs.replace(_ONE, attempts=2), _OTHER), sides)
     assert (not report.differences) == is_continued
+
+
+def test_the_first_cell_that_differs_in_the_last_rows_is_named(repo: Repository, tmp_path: Path) -> None:
+    whole, resumed = "step,loss\n1,3.0\n2,2.0\n3,1.0\n", "step,loss\n2,2.0\n3,9.0\n"
+    sides = (
+        {"logs/version_0/metrics.csv": whole.encode()},
+        {f"logs/version_{number}/metrics.csv": rows.encode() for number, rows in enumerate(("step\n", resumed))},
+    )
+    report = _compare(repo, tmp_path, (_OTHER, msgspec.structs.replace(_ONE, attempts=2)), sides)
+    (difference,) = report.differences
+    assert difference.name == "logs/version_N/metrics.csv:3.loss"
+    assert (difference.original, difference.replayed) == ("1.0", "9.0")
 
 
 @pytest.mark.parametrize("loss", [1.0, 2.0])

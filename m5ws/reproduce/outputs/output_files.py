@@ -125,8 +125,8 @@ def compare(
             differences.append(OutputDifference(name=name, original=next(digests), replayed=next(digests)))
         else:
             result = _compare(repo, name, (before, after), places, rules)
-            if result.difference is not None and numbered and _is_continued_table(repo, name, (before, after)):
-                result = _FileResult(ignored=["rows of earlier attempts"], clock=True)
+            if result.difference is not None and numbered:
+                result = _compare_last_rows(repo, name, (before, after)) or result
             equal["output tensors"] += result.tensors
             has_tensors = has_tensors or (result.tensors > 0 and _has_weights(repo, name, before))
             same += [name] if result.tensors or result.values else []
@@ -286,15 +286,32 @@ def _differ_in_place(repo: Repository, sides: tuple[Entry, Entry]) -> bool:
     return ignored.with_one_number(before) == ignored.with_one_number(after)
 
 
-def _is_continued_table(repo: Repository, name: str, sides: tuple[Entry, Entry]) -> bool:
-    """Return True if the table of one attempt of Lightning's CSVLogger has the last rows of the other table.
+def _compare_last_rows(repo: Repository, name: str, sides: tuple[Entry, Entry]) -> _FileResult | None:
+    """Compare the last rows of two tables of Lightning's CSVLogger; return None for any other file.
 
-    It has the columns of the values that were logged in its attempt. Columns that it lacks are empty in these rows.
+    The table of the last attempt has the columns of the values that were logged in it. Columns that it lacks are empty
+    in these rows. A mean over an epoch (`loss_epoch`) begins again with the attempt.
     """
     if not name.endswith("/version_N/metrics.csv"):
-        return False
-    rows, others = sorted((_rows(repo, side) for side in sides), key=len)
-    return bool(rows) and others[-len(rows) :] == rows
+        return None
+    tables = [_rows(repo, side) for side in sides]
+    count = min(map(len, tables))
+    if not count:
+        return None
+    result = _FileResult(ignored=["rows of earlier attempts"], clock=True)
+    first_epoch = tables[0][-count].get("epoch")
+    for row in range(-count, 0):
+        before, after = (table[row] for table in tables)
+        number = len(tables[0]) + row + 1
+        for column in dict.fromkeys([*before, *after]):
+            old, new = before.get(column), after.get(column)
+            if old == new:
+                result.values += 1
+            elif column.endswith("_epoch") and before.get("epoch") == first_epoch:
+                result.ignored.append(f"{number}.{column}")
+            elif result.difference is None:
+                result.difference = OutputDifference(name=f"{name}:{number}.{column}", original=old, replayed=new)
+    return result
 
 
 def _rows(repo: Repository, entry: Entry) -> list[dict[str, str]]:
