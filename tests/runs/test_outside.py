@@ -97,7 +97,13 @@ def test_a_link_counts_as_the_file_behind_it(repo: Repository, tmp_path: Path) -
     (tmp_path / "named").mkdir()
     (tmp_path / "named" / "last.pt").symlink_to(tmp_path / "one.pt")
     (tmp_path / "named" / "gone.pt").symlink_to(tmp_path / "gone.pt")
-    assert _changed(repo, tmp_path, "ROOT/named") == ["ROOT/named"]
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "a").symlink_to(tmp_path / "results")
+    (tmp_path / "folder" / "back").symlink_to(tmp_path / "folder")
+    (tmp_path / "loop").mkdir()
+    (tmp_path / "loop" / "back").symlink_to(tmp_path / "loop")
+    places = ["ROOT/named", "ROOT/folder"]
+    assert _changed(repo, tmp_path, *places, "ROOT/loop") == places
 
 
 def test_files_from_before_the_start_are_not_noted(repo: Repository, tmp_path: Path) -> None:

@@ -127,11 +127,16 @@ def _is_checkpoint(path: str) -> bool:
 
 
 def _files(place: str) -> Iterator[str]:
+    """Yield a file, or all files in a folder and in the folders behind its links, each folder once."""
     if not os.path.isdir(place):
         yield place
-    for folder, names, files in os.walk(place):
-        names[:] = [name for name in names if not _NOT_RESULTS.fullmatch(name)]
-        yield from (os.path.join(folder, name) for name in files)
+    seen = set[str]()
+    for folder, names, files in os.walk(place, followlinks=True):
+        real = os.path.realpath(folder)
+        is_new = real not in seen
+        seen.add(real)
+        names[:] = [name for name in names if is_new and not _NOT_RESULTS.fullmatch(name)]
+        yield from (os.path.join(folder, name) for name in files if is_new)
 
 
 def _files_from(folder: str, begin: str) -> Iterator[str]:
