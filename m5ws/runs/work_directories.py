@@ -29,6 +29,8 @@ _ATTEMPT = "attempt"
 """Name of a file beside a work directory with the path of the attempt's directory."""
 _BESIDE = "beside"
 """Name of the folder in an attempt's directory for files that a script wrote beside the work directory."""
+RESTORED = ".m5ws-restored"
+"""Name of a folder beside a work directory for files on their way into it."""
 _SHIFT = 8
 """Bits of a number besides the run's id, which has 48."""
 _ENDED = 1 << 63
@@ -143,7 +145,7 @@ def beside(attempt: Path) -> list[Path]:
 
 
 def _others(home: Path) -> list[Path]:
-    return [entry for entry in home.iterdir() if entry.name not in (_WORK, _ATTEMPT)]
+    return [entry for entry in home.iterdir() if entry.name not in (_WORK, _ATTEMPT) and RESTORED not in entry.name]
 
 
 def _keep_beside(attempt: Path, home: Path) -> None:

@@ -11,6 +11,7 @@ from m5ws.errors import UsageError
 from m5ws.records.ledger import Notice
 from m5ws.records.run import LaunchSpec
 from m5ws.repository.repository import Repository
+from m5ws.runs import work_directories
 from m5ws.runs.outputs import outside
 from tests.support.records import planted
 from tests.support.workspace.checkouts import write
@@ -91,6 +92,21 @@ def test_caches_are_no_places_of_results(repo: Repository, tmp_path: Path) -> No
 
 def test_places_in_files_that_the_command_names_are_noted(repo: Repository, tmp_path: Path) -> None:
     assert _changed(repo, tmp_path, "a.yaml", "none.json", config="output_dir: ROOT/results") == ["ROOT/results"]
+
+
+def test_files_beside_a_work_directory_are_named_whatever_their_names(tmp_path: Path) -> None:
+    home, attempt = tmp_path / "m5ws-1", tmp_path / "attempt"
+    (home / "work").mkdir(parents=True)
+    attempt.mkdir()
+    (attempt / "work").symlink_to(home / "work")
+    (home / "attempt").write_bytes(os.fsencode(os.path.realpath(attempt)))
+    assert outside.beside(attempt) == []
+    (home / work_directories.RESTORED).mkdir()
+    assert outside.beside(attempt) == []
+    for name in (b"last.pt", b"\xff\xfe"):
+        (home / os.fsdecode(name)).touch()
+    ((_, message),) = outside.beside(attempt)
+    assert "../last.pt" in message and message.encode()
 
 
 def test_a_link_counts_as_the_file_behind_it(repo: Repository, tmp_path: Path) -> None:

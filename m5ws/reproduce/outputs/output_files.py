@@ -8,7 +8,6 @@ judged. Their differences are always listed.
 import csv
 import hashlib
 import io
-import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from m5ws.records.tree import Entry
 from m5ws.repository.files import trees
 from m5ws.repository.repository import Repository
 from m5ws.reproduce.outputs import archives, ignored, paired_names, tensor_files, text_files
-from m5ws.reproduce.outputs.surroundings import Surroundings
+from m5ws.reproduce.outputs.surroundings import Surroundings, unnumbered
 from m5ws.runs.outputs import checkpoint_formats, outputs
 
 _UNKNOWN_BYTES = 2**26
@@ -157,12 +156,13 @@ def compare(
 def _is_of_an_earlier_attempt(
     name: str, sides: tuple[Entry | None, Entry | None], places: tuple[Surroundings, Surroundings]
 ) -> bool:
-    """Return True if a file that one run alone has was left by an earlier attempt of it.
+    """Return True if a file that one run alone has is of a checkpoint that an earlier attempt of it left.
 
-    A framework removes older checkpoints, and after a resume not always those of the attempt before.
+    A framework removes older checkpoints, and after a resume not always those of the attempt before. Any other file is
+    a result, whoever wrote it.
     """
-    return any(
-        side is not None and (os.path.basename(name), side.digest) in place.earlier
+    return any(map(ignored.is_weights, name.split("/"))) and any(
+        side is not None and (unnumbered(name), side.digest) in place.earlier
         for side, place in zip(sides, places, strict=True)
     )
 

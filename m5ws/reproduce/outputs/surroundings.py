@@ -4,7 +4,6 @@ A date, a time of day or a count of seconds belongs to a clock only if it lies w
 an ordinary value.
 """
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -59,11 +58,16 @@ VERSION = re.compile(r"((?<=/)version_)(\d+)(?![\w.-])")
 """The folder of an attempt in that of a logger of Lightning, with its number."""
 
 
+def unnumbered(text: str) -> str:
+    """Return a text without the numbers of an attempt's folders."""
+    return VERSION.sub(r"\1N", text)
+
+
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A run's id, its hosts, its first and last moment in seconds since the epoch, and the number of its attempts.
 
-    `earlier` has the names, without folders, and the digests of the files that its earlier attempts left. With
-    `numbered`, the numbers of its attempts' folders (`VERSION`) are left out of texts.
+    `earlier` has the paths, without the numbers of their folders (`VERSION`), and the digests of the files that its
+    earlier attempts left. With `numbered`, these numbers are left out of texts.
     """
 
     run: str
@@ -82,7 +86,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Return a text without the run's folder, its ids, its hosts, and the moments of its own time."""
         text = without_random_ids(ignored.without_place(text, self.run))
         if self.numbered:
-            text = VERSION.sub(r"\1N", text)
+            text = unnumbered(text)
         if self.began_s:
             text = self._dated.sub("TIME", text)
             text = _BARE_CLOCK.sub(lambda match: f"{match[1]}TIME" if self._is_clock(match) else match[0], text)
@@ -164,10 +168,10 @@ def load(repo: Repository, run: str) -> Surroundings:
 
 
 def _left_before(repo: Repository, run: str, last: int) -> Iterator[tuple[str, str]]:
-    """Yield the names, without folders, and the digests of the output files of the attempts before `last`."""
+    """Yield the paths and digests of the output files of the attempts before `last`, for `Surroundings.earlier`."""
     for label in outputs.names(repo, run) if last > 1 else ():
         if outputs.attempt_of(label) < last:
             content = repo.objects.get_record(outputs.find(repo, run, label)[1].content, Content)
             tree = trees.located(repo.objects, repo.locations, content.tree, content.packing) if content.tree else None
             for entry in tree.entries if tree is not None else ():
-                yield os.path.basename(entry.name), entry.digest
+                yield unnumbered(entry.name), entry.digest

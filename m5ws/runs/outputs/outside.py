@@ -54,7 +54,7 @@ def beside(attempt: Path) -> list[tuple[str, str]]:
     entries = work_directories.beside(attempt)
     if not entries:
         return []
-    names = outputs.listed([f"../{entry.name}" for entry in entries])
+    names = outputs.listed([f"../{outputs.shown(os.fsencode(entry.name))}" for entry in entries])
     message = (
         f"outside of the work directory, the script wrote {names}. This is not stored, and no later attempt gets it. "
         f"It stays on this machine, in {entries[0].parent}. Let the script write below its current directory, to a "
@@ -119,7 +119,8 @@ def _changed(files: Iterable[str], begun_ns: int) -> str | None:
 
 
 def _shown(place: str, file: str) -> str:
-    return place if file == place else f"{place} ({os.path.basename(file)})"
+    text = place if file == place else f"{place} ({os.path.basename(file)})"
+    return outputs.shown(os.fsencode(text))
 
 
 def _is_checkpoint(path: str) -> bool:

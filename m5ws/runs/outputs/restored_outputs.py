@@ -17,6 +17,7 @@ from m5ws.repository import bindings, checkpoints, concurrency, outputs
 from m5ws.repository.files import trees
 from m5ws.repository.files.materialise import materialise
 from m5ws.repository.repository import Repository
+from m5ws.runs import work_directories
 from m5ws.runs.outputs import outputs as output_files
 from m5ws.runs.state import RunState
 
@@ -152,10 +153,11 @@ def restore(repo: Repository, stored: StoredOutputs, work: Path) -> str:
     Return a message, with the files of earlier moments and those that are not restored. Raises the errors of `write`,
     and OSError.
     """
-    aside = work.with_name("restored")
+    aside = work.with_name(work_directories.RESTORED)
     tree = _write(repo, stored.restored, aside)
     for entry in tree.entries:
         _move(entry.path, aside, work)
+    shutil.rmtree(aside)
     made = [folder for path in stored.folders for folder in _make_folders(work, path)]
     _set_times(tree, stored.modified_s, work)
     # They are older than all files, as when the script made them.
