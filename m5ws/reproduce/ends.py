@@ -1,8 +1,9 @@
 """Weights at the ends of two scripts without a session, with equal labels for equal modules.
 
 An attempt that a script continued has no record of modules that only earlier attempts called, such as those of folds
-that were done. So its labels may be those of other modules (`model` for the second fold). Rule: a module of a resumed
-run is compared with a module that is equal to it bit for bit, if there is one, and otherwise with that of its label.
+that were done. So its labels may be those of other modules (`model` for the second fold). Rule: if the runs have other
+labels, a module is compared with one that is equal to it bit for bit, if there is one, and otherwise with that of its
+label. With the same labels on both sides, no training was left out, and each module is compared with that of its label.
 """
 
 from collections import defaultdict
@@ -19,6 +20,8 @@ def align(original: Mapping[str, str], replay: Mapping[str, str]) -> dict[str, s
     which no recorded label has.
     """
     wanted, labels = _modules(original), _modules(replay)
+    if wanted.keys() == labels.keys():
+        return dict(replay)
     free: dict[frozenset[tuple[str, str]], list[str]] = defaultdict(list)
     for label, module in wanted.items():
         free[module].append(label)

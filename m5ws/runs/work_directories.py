@@ -111,12 +111,13 @@ def _inside(work: WorkDirectory, target: Path) -> Path | None:
 def end(attempt: Path) -> None:
     """Release an attempt's number after its last process has ended.
 
-    The remaining files move into its own directory, as `work` and `beside`. On another file system they stay in place.
+    The remaining files move into its own directory, as `work` and `beside`. On another file system `work` stays.
     """
     home, aside = _own(attempt), attempt / f".{_WORK}"
     try:
         if home is not None and not _has_ended(home):
             if (home / _WORK).exists() and not _moved(home / _WORK, aside):
+                _keep_beside(attempt, home)
                 return _keep(attempt, home)
             _keep_beside(attempt, home)
             remove(attempt)
@@ -136,12 +137,9 @@ def remove(attempt: Path) -> None:
 
 def beside(attempt: Path) -> list[Path]:
     """Return the files and folders beside an attempt's work directory, each at the place where it is kept."""
-    home = _own(attempt)
-    entries = _others(home) if home is not None else []
-    if home is None or not _has_ended(home):
-        kept = attempt / _BESIDE
-        entries = [*(kept.iterdir() if kept.is_dir() else ()), *(kept / entry.name for entry in entries)]
-    return sorted(entries)
+    home, kept = _own(attempt), attempt / _BESIDE
+    waiting = _others(home) if home is not None else []
+    return sorted({*(kept.iterdir() if kept.is_dir() else ()), *(kept / entry.name for entry in waiting)})
 
 
 def _others(home: Path) -> list[Path]:
@@ -151,7 +149,7 @@ def _others(home: Path) -> list[Path]:
 def _keep_beside(attempt: Path, home: Path) -> None:
     for entry in _others(home):
         (attempt / _BESIDE).mkdir(exist_ok=True)
-        entry.rename(attempt / _BESIDE / entry.name)
+        shutil.move(entry, attempt / _BESIDE / entry.name)
 
 
 def _moved(source: Path, target: Path) -> bool:

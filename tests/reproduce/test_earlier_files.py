@@ -45,7 +45,12 @@ def _differences(repo: Repository, folder: Path, resumed: list[Files], replay: l
         ([{"step=9.ckpt": "9"}], [{"step=6.ckpt": "6"}, {"step=6.ckpt": "6", "step=9.ckpt": "9"}], []),
         # A checkpoint that is a folder, and one in the numbered folder of an attempt.
         ([{"step=6.ckpt/meta": "6"}, {"step=6.ckpt/meta": "6", "a": "1"}], [{"a": "1"}], []),
-        ([{"l/version_0/6.ckpt": "6"}, {"l/version_1/6.ckpt": "6", "a": "1"}], [{"a": "1"}], []),
+        (
+            [{"version_0/6.ckpt": "6"}, {"version_0/6.ckpt": "6", "version_1/9.ckpt": "9"}],
+            [{"version_1/9.ckpt": "9"}],
+            [],
+        ),
+        ([{"version_0/6.ckpt": "6"}, {"version_1/6.ckpt": "6", "a": "1"}], [{"a": "1"}], ["version_1/6.ckpt"]),
         # A result, and a file that happens to be equal to one in another folder.
         ([{"DONE": ""}, {"DONE": "", "a": "1"}], [{"a": "1"}], ["DONE"]),
         ([{"v0/step=6.ckpt": "6"}, {"v1/step=6.ckpt": "6", "a": "1"}], [{"a": "1"}], ["v1/step=6.ckpt"]),

@@ -22,18 +22,23 @@ def _labels(count: int) -> list[str]:
 
 
 @given(_MODULES, st.data())
-def test_equal_modules_are_equal_under_any_labels(modules: list[dict[str, str]], data: st.DataObject) -> None:
+def test_equal_modules_are_equal_under_other_labels(modules: list[dict[str, str]], data: st.DataObject) -> None:
+    """Unless the labels are the same ones: two modules of one shape may have been exchanged."""
     original = _named(modules, _labels(len(modules)))
     labels = data.draw(st.permutations(_labels(len(modules) + 2)))[: len(modules)]
-    assert align(original, _named(modules, labels)) == original
+    replay = _named(modules, labels)
+    assert align(original, replay) == (replay if set(labels) == set(_labels(len(modules))) else original)
 
 
-@given(_MODULES, _MODULES)
-def test_different_modules_stay_different(ours: list[dict[str, str]], theirs: list[dict[str, str]]) -> None:
-    original, replay = _named(ours, _labels(len(ours))), _named(theirs, _labels(len(theirs)))
+@given(_MODULES, _MODULES, st.integers(0, 1))
+def test_different_modules_stay_different(ours: list[dict[str, str]], theirs: list[dict[str, str]], shift: int) -> None:
+    original, replay = (_named(ours, _labels(len(ours))), _named(theirs, _labels(len(theirs) + shift)[shift:]))
     aligned = align(original, replay)
-    ours_sorted, theirs_sorted = (sorted(map(sorted, (m.items() for m in each))) for each in (ours, theirs))
-    assert (aligned == original) == (ours_sorted == theirs_sorted)
+    contents = [sorted(sorted(module.items()) for module in each) for each in (ours, theirs)]
+    if aligned == original:
+        assert contents[0] == contents[1]
+    if contents[0] == contents[1] and shift and ours:
+        assert aligned == original
     assert sorted(aligned.values()) == sorted(replay.values())
 
 
@@ -41,4 +46,5 @@ def test_a_changed_module_keeps_its_label_and_an_absent_one_is_not_compared() ->
     original = {"model.w": "2", "model2.w": "3"}
     # Folds 1 to 3, of which the last attempt of the original did the last two.
     assert align(original, {"model.w": "1", "model2.w": "2", "model3.w": "3"}) == {"model'.w": "1", **original}
-    assert align(original, {"model.w": "2", "model2.w": "4"}) == {"model.w": "2", "model2.w": "4"}
+    for same in ({"model.w": "2", "model2.w": "4"}, {"model.w": "3", "model2.w": "2"}):
+        assert align(original, same) == same

@@ -33,6 +33,7 @@ from m5ws.reproduce.outputs.surroundings import Surroundings
 from tests.support.stores.memory_store import MemoryStore
 
 Files = dict[str, bytes]
+_NUMBERED = re.compile(r"(.*/version_)(\d+)/")
 
 
 class Side(msgspec.Struct, frozen=True):
@@ -154,8 +155,21 @@ def _content(repo: Repository, folder: Path, files: Files) -> Digest:
 
 
 def _compare(repo: Repository, folder: Path, sides: tuple[Side, Side], files: tuple[Files, Files]) -> OutputReport:
+    """The files of a resumed run in numbered folders, but for the last number of each, are of earlier attempts."""
     contents = _content(repo, folder, files[0]), _content(repo, folder, files[1])
-    return output_files.compare(repo, contents, (sides[0].place, sides[1].place))
+    places = []
+    for side, content in zip(sides, contents, strict=True):
+        numbered = {
+            (match[1], int(match[2])) for match in map(_NUMBERED.search, output_files._entries(repo, content)) if match
+        }
+        last = {stem: max(number for other, number in numbered if other == stem) for stem, _ in numbered}
+        left = {
+            (name, entry.digest)
+            for name, entry in output_files._entries(repo, content).items()
+            if side.attempts > 1 and (match := _NUMBERED.search(name)) and int(match[2]) < last[match[1]]
+        }
+        places.append(msgspec.structs.replace(side.place, earlier=frozenset(left)))
+    return output_files.compare(repo, contents, (places[0], places[1]))
 
 
 @pytest.mark.parametrize("write", _WRITERS)
@@ -413,6 +427,19 @@ def test_logs_of_several_trainings_in_numbered_folders_are_not_paired_in_a_resum
     report = _compare(repo, tmp_path, (msgspec.structs.replace(_ONE, attempts=2), _OTHER), sides)
     assert [difference.name for difference in report.differences] == (["out/fold1.pt:w"] if loss > 1 else [])
     assert len(report.unpaired) == 3
+
+
+def test_numbered_folders_that_no_logger_made_are_results(repo: Repository, tmp_path: Path) -> None:
+    resumed = msgspec.structs.replace(_ONE, attempts=2)
+    best = {"out/best/version_2/a.json": b"1"}, {"out/best/version_5/a.json": b"1"}
+    assert _compare(repo, tmp_path, (resumed, _OTHER), best).differences
+    chosen = {"out/a.json": b'{"best": "abl/version_2/a.pt"}'}, {"out/a.json": b'{"best": "abl/version_5/a.pt"}'}
+    assert _compare(repo, tmp_path, (resumed, _OTHER), chosen).differences
+    more = {f"out/abl/version_{number}/a.pt": _saved({"w": torch.full((2,), float(number))}) for number in (1, 2)}
+    fewer = {"out/abl/version_2/a.pt": more["out/abl/version_2/a.pt"]}
+    place = msgspec.structs.replace(resumed.place, earlier=frozenset())
+    contents = _content(repo, tmp_path, more), _content(repo, tmp_path, fewer)
+    assert output_files.compare(repo, contents, (place, _OTHER.place)).differences
 
 
 def test_the_counts_of_lightnings_validations_are_not_judged_in_a_resumed_run(repo: Repository, tmp_path: Path) -> None:

@@ -122,6 +122,13 @@ def test_a_link_counts_as_the_file_behind_it(repo: Repository, tmp_path: Path) -
     assert _changed(repo, tmp_path, *places, "ROOT/loop") == places
 
 
+def test_pipes_and_texts_that_are_no_paths_are_passed_over(repo: Repository, tmp_path: Path) -> None:
+    (tmp_path / "pipes").mkdir()
+    os.mkfifo(tmp_path / "pipes" / "a.pt")
+    config = '{"a": "/a/\\ud800", "b": "ROOT/results"}'
+    assert _changed(repo, tmp_path, "ROOT/pipes", "ROOT/pipes/a.pt", config=config) == ["ROOT/results"]
+
+
 def test_files_from_before_the_start_are_not_noted(repo: Repository, tmp_path: Path) -> None:
     assert _changed(repo, tmp_path, "ROOT/results", begun_ns=time.time_ns() + 10**9) == []
 

@@ -88,7 +88,7 @@ def test_what_a_script_wrote_beside_its_work_directory_is_kept(tmp_path: Path, k
     assert not one.path.parent.exists() and (attempt / "work").is_dir()
 
 
-def test_what_is_beside_a_work_directory_on_another_file_system_stays_there(tmp_path: Path) -> None:
+def test_what_is_beside_a_work_directory_on_another_file_system_is_moved(tmp_path: Path) -> None:
     memory = Path("/dev/shm")
     if not os.access(memory, os.W_OK) or memory.stat().st_dev == tmp_path.stat().st_dev:
         loud_skip("another file system: there is no /dev/shm")
@@ -98,8 +98,9 @@ def test_what_is_beside_a_work_directory_on_another_file_system_stays_there(tmp_
         (one.path.parent / "last.pt").write_text("a")
         work_directories.end(tmp_path / "a")
         (kept,) = work_directories.beside(tmp_path / "a")
+        assert kept == tmp_path / "a" / "beside" / "last.pt" and kept.read_text() == "a"
         work_directories.remove(tmp_path / "a")
-        assert kept.read_text() == "a" and not (tmp_path / "a" / "work").is_symlink()
+        assert not (tmp_path / "a" / "work").is_symlink() and kept.exists()
 
 
 def test_processes_that_can_mount_share_one_path(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from m5ws.records.tree import Entry
 from m5ws.repository.files import trees
 from m5ws.repository.repository import Repository
 from m5ws.reproduce.outputs import archives, ignored, paired_names, tensor_files, text_files
-from m5ws.reproduce.outputs.surroundings import Surroundings, unnumbered
+from m5ws.reproduce.outputs.surroundings import Surroundings, logger_folders
 from m5ws.runs.outputs import checkpoint_formats, outputs
 
 _UNKNOWN_BYTES = 2**26
@@ -96,12 +96,12 @@ def compare(
     If one of them was resumed, values that begin again with each attempt are not judged.
     """
     was_resumed = max(place.attempts for place in places) > 1
-    numbered = places[0].attempts != places[1].attempts
+    old, new = (_entries(repo, side) for side in sides)
+    numbered = logger_folders([*old, *new]) if places[0].attempts != places[1].attempts else ()
     places = (
         msgspec.structs.replace(places[0], numbered=numbered),
         msgspec.structs.replace(places[1], numbered=numbered),
     )
-    old, new = (_entries(repo, side) for side in sides)
     rules = (*ignored.DEFAULTS, *(ignored.restarted((*old, *new)) if was_resumed else ()), *extra)
     removed = paired_names.pair(old, new, places)
     unpaired = [name for name in removed.unpaired if not ignored.is_file(name, extra)]
@@ -124,7 +124,7 @@ def compare(
             differences.append(OutputDifference(name=name, original=next(digests), replayed=next(digests)))
         else:
             result = _compare(repo, name, (before, after), places, rules)
-            if result.difference is not None and numbered:
+            if result.difference is not None and _is_numbered_table(name, numbered):
                 result = _compare_last_rows(repo, name, (before, after)) or result
             equal["output tensors"] += result.tensors
             has_tensors = has_tensors or (result.tensors > 0 and _has_weights(repo, name, before))
@@ -162,8 +162,7 @@ def _is_of_an_earlier_attempt(
     a result, whoever wrote it.
     """
     return any(map(ignored.is_weights, name.split("/"))) and any(
-        side is not None and (unnumbered(name), side.digest) in place.earlier
-        for side, place in zip(sides, places, strict=True)
+        side is not None and (name, side.digest) in place.earlier for side, place in zip(sides, places, strict=True)
     )
 
 
@@ -286,14 +285,16 @@ def _differ_in_place(repo: Repository, sides: tuple[Entry, Entry]) -> bool:
     return ignored.with_one_number(before) == ignored.with_one_number(after)
 
 
+def _is_numbered_table(name: str, numbered: Sequence[str]) -> bool:
+    return any(name == f"{folder}N/metrics.csv" for folder in numbered)
+
+
 def _compare_last_rows(repo: Repository, name: str, sides: tuple[Entry, Entry]) -> _FileResult | None:
-    """Compare the last rows of two tables of Lightning's CSVLogger; return None for any other file.
+    """Compare the last rows of two tables of Lightning's CSVLogger; return None if one of them has no row.
 
     The table of the last attempt has the columns of the values that were logged in it. Columns that it lacks are empty
     in these rows. A mean over an epoch (`loss_epoch`) begins again with the attempt.
     """
-    if not name.endswith("/version_N/metrics.csv"):
-        return None
     tables = [_rows(repo, side) for side in sides]
     count = min(map(len, tables))
     if not count:

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import msgspec
 
 from m5ws.records.tree import Entry
-from m5ws.reproduce.outputs import ignored, text_files
-from m5ws.reproduce.outputs.surroundings import VERSION, Surroundings, without_random_ids
+from m5ws.reproduce.outputs import text_files
+from m5ws.reproduce.outputs.surroundings import Surroundings, without_random_ids
 
 _REPLACED = re.compile(r"TIME|ID|version_N|HOST|RUN|$")
 
@@ -31,8 +31,8 @@ def pair(old: dict[str, Entry], new: dict[str, Entry], places: tuple[Surrounding
     """
     attempts = places[0].attempts - places[1].attempts
     removed = Removed(earlier=[], unpaired=[])
-    if attempts:
-        _join_versions(*((old, new) if attempts > 0 else (new, old)), removed)
+    if attempts and places[0].numbered:
+        _join_versions(*((old, new) if attempts > 0 else (new, old)), removed, places[0 if attempts > 0 else 1])
     groups = _grouped(old.keys() - new.keys(), places[0]), _grouped(new.keys() - old.keys(), places[1])
     for plain in sorted(groups[0].keys() & groups[1].keys() - old.keys() - new.keys()):
         before, after = groups[0][plain], groups[1][plain]
@@ -81,26 +81,26 @@ def _with_equal_contents(
     return before, after
 
 
-def _join_versions(resumed: dict[str, Entry], other: dict[str, Entry], removed: Removed) -> None:
-    """Join the numbered folders of the attempts of a resumed run, until it has as many as the other run.
+def _join_versions(resumed: dict[str, Entry], other: dict[str, Entry], removed: Removed, place: Surroundings) -> None:
+    """Join the numbered folders of the attempts of a resumed run, at `place`, until it has as many as the other run.
 
-    A file of an earlier attempt counts as one of the next folder that stays, if the other run has it and no later
-    attempt wrote it again. All others are removed. So are the logs and settings of a script with several trainings,
-    each of which has a folder: nothing shows which of its folders are of the same training.
+    A file that an earlier attempt left counts as one of the next folder that stays, if the other run has it and no
+    later attempt wrote it again, and else is removed. If a script has several trainings, each of which has a folder,
+    nothing shows which of its folders are of the same training, and their files are removed as without a pair.
     """
-    others = _versions(other)
-    for folder, numbers in _versions(resumed).items():
+    others = _versions(other, place)
+    for folder, numbers in _versions(resumed, place).items():
         known = sorted(others.get(folder, {}))
         if len(known) > 1:
             for files, names in ((resumed, numbers.values()), (other, others[folder].values())):
-                unknown = [name for name in itertools.chain(*names) if not ignored.is_weights(name)]
-                removed.unpaired.extend(name for name in unknown if name not in removed.unpaired)
-                for name in unknown:
+                for name in itertools.chain(*names):
                     del files[name]
-        stay = sorted(numbers)[-len(known) :] if known else []
+                    removed.unpaired.extend([name] if name not in removed.unpaired else [])
+            continue
+        stay = sorted(numbers)[-1:] if known else []
         for number in sorted(numbers.keys() - set(stay) if stay else (), reverse=True):
             for name in numbers[number]:
-                if name not in resumed:
+                if (name, resumed[name].digest) not in place.earlier:
                     continue
                 inside = name.removeprefix(f"{folder}{number}")
                 entry, joined = resumed.pop(name), f"{folder}{stay[0]}{inside}"
@@ -110,12 +110,12 @@ def _join_versions(resumed: dict[str, Entry], other: dict[str, Entry], removed: 
                     resumed[joined] = entry
 
 
-def _versions(names: Iterable[str]) -> dict[str, dict[int, list[str]]]:
+def _versions(names: Iterable[str], place: Surroundings) -> dict[str, dict[int, list[str]]]:
     """Return the names in numbered folders, by the folder's path without its number, and by the number."""
     found = defaultdict[str, dict[int, list[str]]](lambda: defaultdict(list))
     for name in names:
-        if match := VERSION.search(name):
-            found[name[: match.end(1)]][int(match[2])].append(name)
+        if match := place.numbers.match(name):
+            found[match[1]][int(match[2])].append(name)
     return found
 
 

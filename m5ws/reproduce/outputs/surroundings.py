@@ -5,7 +5,7 @@ an ordinary value.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 
@@ -54,20 +54,22 @@ _SCALES = (1, 1e3, 1e6, 1e9)
 _MLFLOW = re.compile(r"(?<!\w)(?:mlruns|mlartifacts)/[^\s'\",:;]*")
 _MLFLOW_ID = re.compile(r"(?<=/)(?:m-)?(?:[0-9a-f]{32}|\d{15,20})(?=/|$)")
 _WANDB = re.compile(r"(?<!\w)(wandb/(?:offline-)?run-\d{8}_\d{6}-)[\w.-]+")
-VERSION = re.compile(r"((?<=/)version_)(\d+)(?![\w.-])")
-"""The folder of an attempt in that of a logger of Lightning, with its number."""
+_OF_LOGGER = re.compile(
+    r"((?:.*/)?version_)\d+/(?:hparams\.yaml|metrics\.csv|checkpoints/.*|events\.out\.tfevents\..*)", re.DOTALL
+)
+"""A file in the folder that a logger of Lightning makes for an attempt, with a number."""
 
 
-def unnumbered(text: str) -> str:
-    """Return a text without the numbers of an attempt's folders."""
-    return VERSION.sub(r"\1N", text)
+def logger_folders(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the beginnings of paths, up to a number, of the numbered folders in which loggers of Lightning write."""
+    return tuple(sorted({match[1] for match in map(_OF_LOGGER.fullmatch, names) if match}))
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A run's id, its hosts, its first and last moment in seconds since the epoch, and the number of its attempts.
 
-    `earlier` has the paths, without the numbers of their folders (`VERSION`), and the digests of the files that its
-    earlier attempts left. With `numbered`, these numbers are left out of texts.
+    `earlier` has the paths and digests of the files that its earlier attempts left. `numbered` has the beginnings of
+    the paths of numbered folders (`logger_folders`), whose numbers are left out of texts.
     """
 
     run: str
@@ -76,7 +78,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     ended_s: float = 0.0
     attempts: int = 1
     earlier: frozenset[tuple[str, str]] = frozenset()
-    numbered: bool = False
+    numbered: tuple[str, ...] = ()
 
     def placeless(self, text: str | None) -> str | None:
         """Return a text without the run's folder and id."""
@@ -85,13 +87,22 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def plain(self, text: str) -> str:
         """Return a text without the run's folder, its ids, its hosts, and the moments of its own time."""
         text = without_random_ids(ignored.without_place(text, self.run))
-        if self.numbered:
-            text = unnumbered(text)
+        text = self.unnumbered(text)
         if self.began_s:
             text = self._dated.sub("TIME", text)
             text = _BARE_CLOCK.sub(lambda match: f"{match[1]}TIME" if self._is_clock(match) else match[0], text)
             text = _EPOCH.sub(lambda match: "TIME" if self._is_moment(float(match[1])) else match[0], text)
         return self._hosts.sub("HOST", text) if self.hosts else text
+
+    def unnumbered(self, text: str) -> str:
+        """Return a text without the numbers of its attempts' folders."""
+        return self.numbers.sub(r"\1N", text) if self.numbered else text
+
+    @cached_property
+    def numbers(self) -> "re.Pattern[str]":
+        """A numbered folder: its path up to the number, and the number."""
+        either = "|".join(map(re.escape, self.numbered))
+        return re.compile(rf"(?<![\w.-])({either})(\d+)(?![\w.-])")
 
     def plain_value(self, text: str | None) -> str | None:
         """Return the exact text of a value without the parts that `plain` removes. Numbers may be moments too."""
@@ -174,4 +185,4 @@ def _left_before(repo: Repository, run: str, last: int) -> Iterator[tuple[str, s
             content = repo.objects.get_record(outputs.find(repo, run, label)[1].content, Content)
             tree = trees.located(repo.objects, repo.locations, content.tree, content.packing) if content.tree else None
             for entry in tree.entries if tree is not None else ():
-                yield unnumbered(entry.name), entry.digest
+                yield entry.name, entry.digest

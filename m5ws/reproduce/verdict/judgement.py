@@ -115,9 +115,12 @@ def _find_hint(
     at = comparison.original.resumed_before(first.step)
     resume = hints.resume_hint(comparison) if hint is None or at is not None else None
     if hint is not None and resume is not None and comparison.was_equal_between(at or 0, first.step):
-        # The first state after it is equal. So it is a second possibility, such as for the data of the next epoch.
-        return msgspec.structs.replace(hint, words=f"{hint.words}. The run was resumed after step {at}")
-    # Else the resume of a script is a likelier cause than a pattern of differences after it.
+        # The resume may still be the cause, by the data of the next epoch or by state that no record has.
+        words = (
+            f"{resume.words}. The first state after that resume is equal. If it was exact, the cause is {hint.words}"
+        )
+        return msgspec.structs.replace(resume, words=words)
+    # The resume of a script is a likelier cause than a pattern of differences after it.
     return resume or hint
 
 

@@ -7,6 +7,7 @@ The former are stored nowhere, and a replay would replace them. The latter are t
 import itertools
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -96,11 +97,14 @@ def _places(words: Iterable[str], work: Path) -> Iterator[tuple[str, Iterator[st
     parts = (part for word in words for part in dict.fromkeys([word, *word.split(",")]))
     for part in dict.fromkeys(os.path.expandvars(part.removeprefix("file://")) for part in parts):
         word = os.path.expanduser(part)
-        if "\0" in word or not (os.path.isabs(word) or ".." in Path(word).parts):
+        if not (os.path.isabs(word) or ".." in Path(word).parts):
             continue
-        if not os.path.exists(os.path.join(root, word)):
-            word = _PLACEHOLDER.split(word)[0]
-        place = os.path.realpath(os.path.join(root, word))
+        try:
+            if not os.path.exists(os.path.join(root, word)):
+                word = _PLACEHOLDER.split(word)[0]
+            place = os.path.realpath(os.path.join(root, word))
+        except ValueError:
+            continue  # It has characters that no path has.
         folder, begin = os.path.split(place)
         if begin and not Path(place).is_relative_to(os.path.dirname(root)):
             if os.path.exists(place):
@@ -113,7 +117,9 @@ def _changed(files: Iterable[str], begun_ns: int) -> str | None:
     """Return the first checkpoint file that was written since a time; None without one that can be read."""
     for path in itertools.islice(files, _MOST):
         with suppress(OSError):
-            if os.stat(path).st_mtime_ns >= begun_ns and _is_checkpoint(path):
+            status = os.stat(path)
+            # Reading a pipe or a terminal would wait for ever.
+            if stat.S_ISREG(status.st_mode) and status.st_mtime_ns >= begun_ns and _is_checkpoint(path):
                 return path
     return None
 
