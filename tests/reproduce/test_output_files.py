@@ -680,6 +680,9 @@ _SETTINGS = {"lr": 0.1, "epochs": 5, "betas": (0.9, 0.99), "seed": torch.tensor(
         ("out/model.npy.gz", gzip.compress(_array([3.5]), mtime=0), True),
         ("out/model.zip", _zipped("w.pt", _saved({"w": torch.ones(3)})), True),
         ("out/texts.zip", _zipped("a.txt", b"a"), False),
+        ("out/arrays.zip", _zipped("w.npy", _array([3.5])), True),
+        ("out/order.zip", _zipped("order.npy", _array([3])), False),
+        ("out/lr.npy", _array(0.1), False),
     ],
 )
 def test_an_equal_file_proves_weights_if_it_has_floating_point_numbers(
@@ -694,6 +697,8 @@ def test_an_equal_file_proves_weights_if_it_has_floating_point_numbers(
     [
         ("out/model.bin", _saved({"w": torch.ones(3)}), True),
         ("out/model.pkl", pickle.dumps([1]), True),
+        ("out/model.npy", _array([3.5]), True),
+        ("out/order.npy", _array([3]), False),
         ("out/train.bin", b"token ids", False),
     ],
 )

@@ -26,7 +26,8 @@ from m5ws.reproduce.outputs.surroundings import Surroundings, logger_folders
 from m5ws.runs.outputs import checkpoint_formats, outputs
 
 _UNKNOWN_BYTES = 2**26
-_PICKLE = b"\x80"
+_PICKLE, _ARRAY = b"\x80", b"\x93NUMPY"
+_BEGIN_BYTES = 2**10
 _PLACE = "the path of the run"
 _SHOWN = 200
 _KEYS = 3
@@ -334,7 +335,7 @@ def _has_weights(repo: Repository, name: str, entry: Entry) -> bool:
     if not is_archive and not plain.endswith(tensor_files.SUFFIXES):
         return True
     if entry.size_bytes > _UNKNOWN_BYTES:
-        return name != plain or is_archive or _has_known_format(repo, entry)
+        return name != plain or is_archive or _may_begin_weights(repo, entry)
     try:
         with _opened(repo, entry) as file:
             return archives.has_floats(name, file)
@@ -342,9 +343,11 @@ def _has_weights(repo: Repository, name: str, entry: Entry) -> bool:
         return False  # Such as token ids in a .bin file.
 
 
-def _has_known_format(repo: Repository, entry: Entry) -> bool:
-    begin = bytes(repo.objects.read(entry.parts[0]))[: checkpoint_formats.BEGIN_BYTES]
-    return checkpoint_formats.is_checkpoint(begin) or begin.startswith(_PICKLE)
+def _may_begin_weights(repo: Repository, entry: Entry) -> bool:
+    begin = bytes(repo.objects.read(entry.parts[0]))[:_BEGIN_BYTES]
+    if begin.startswith(_ARRAY):
+        return tensor_files.is_float_array(begin)
+    return begin.startswith(_PICKLE) or checkpoint_formats.is_checkpoint(begin[: checkpoint_formats.BEGIN_BYTES])
 
 
 def _parts(repo: Repository, name: str, entry: Entry) -> tensor_files.FileParts:

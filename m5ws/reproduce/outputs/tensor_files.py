@@ -52,12 +52,13 @@ _ITEM_BYTES = {
     **dict.fromkeys(("ByteStorage", "CharStorage", "BoolStorage"), 1),
     "ComplexDoubleStorage": 16,
 }
-_FLOATS = ("Float", "Double", "Half", "BFloat16", "Complex", "F", "BF")
+_FLOATS = ("Float", "Double", "Half", "BFloat16", "Complex", "F", "BF", "C64")
 """Begins the types of tensors of floating-point numbers, of PyTorch and of safetensors."""
 _UNTYPED, _FLOAT_TYPES = "Untyped", ("'torch.float", "'torch.bfloat", "'torch.complex")
 """PyTorch stores tensors of newer types (8-bit ones, unsigned integers) as bytes, with the type beside them."""
 _FLOAT_ARRAY = re.compile(rb"'descr': '[<>=|][fc]")
 _ARRAY_HEAD_BYTES = 2**10
+"""Bytes in which the type and shape of a file of NumPy are."""
 _CHANCE = ".data/serialization_id"
 _StorageDigest = Callable[[str, int, int | None], str]
 """Digest of the bytes of a storage: its key, the first byte, and the number of bytes (None: all)."""
@@ -75,7 +76,7 @@ def read(name: str, file: IO[bytes]) -> FileParts:
     if name.endswith(".safetensors"):
         return _safetensors(file)
     if name.endswith(".npy"):
-        return FileParts(tensors={"array": digest_stream(file)}, values={})
+        return FileParts(tensors={"array": _array(file)}, values={})
     if file.read(len(LEGACY)) == LEGACY:
         return _torch_before_1_6(file)
     if name.endswith(PICKLES) and not zipfile.is_zipfile(file):
@@ -86,7 +87,7 @@ def read(name: str, file: IO[bytes]) -> FileParts:
         if len(members) != len(archive.infolist()):
             raise ValueError("two members have one name")
         if name.endswith(".npz"):
-            return FileParts(tensors={member: _member(archive, member) for member in members}, values={})
+            return FileParts(tensors={member: _array(archive.open(member)) for member in members}, values={})
         return _torch(archive, members)
 
 
@@ -95,11 +96,6 @@ def has_floats(name: str, file: IO[bytes]) -> bool:
 
     Raises one of UNREADABLE.
     """
-    if name.endswith(".npy"):
-        return _is_float_array(file)
-    if name.endswith(".npz"):
-        with zipfile.ZipFile(file) as archive:
-            return any(_is_float_array(archive.open(member)) for member in archive.namelist())
     return are_floats(read(name, file))
 
 
@@ -112,12 +108,19 @@ def are_floats(parts: FileParts) -> bool:
     )
 
 
-def _is_float_array(file: IO[bytes]) -> bool:
-    """Return True for a file of NumPy with floating-point or complex numbers.
+def _array(file: IO[bytes]) -> str:
+    """Return the kind of the elements, and the digest, of a file of NumPy, as for a tensor."""
+    head = file.read(_ARRAY_HEAD_BYTES)
+    file.seek(0)
+    return f"{'FloatArray' if is_float_array(head) else 'Array'} {digest_stream(file)}"
+
+
+def is_float_array(head: bytes) -> bool:
+    """Return True if a file of NumPy begins as one with floating-point or complex numbers, and is no scalar.
 
     https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
     """
-    return _FLOAT_ARRAY.search(file.read(_ARRAY_HEAD_BYTES)) is not None
+    return _FLOAT_ARRAY.search(head) is not None and b"'shape': ()" not in head
 
 
 def _torch(archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo]) -> FileParts:
