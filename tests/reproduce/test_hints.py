@@ -48,7 +48,10 @@ def _events(
 def test_a_script_that_was_resumed_from_its_own_files_is_no_mystery() -> None:
     given = Notice(kind="outputs-restored", message="2 output files")
     hint = hints.resume_hint(Comparison(History(attempts=2, notices=[given])))
-    assert hint is not None and hint.strong and "attempt 2 continued" in hint.words
+    assert hint is not None and hint.strong and "attempt 2 continued" in hint.words and "limits" not in hint.words
+    limit = Notice(kind="resume-limit", message="no optimizer")
+    limited = hints.resume_hint(Comparison(History(attempts=2, notices=[given, limit])))
+    assert limited is not None and limited.words.endswith("limits of its resumes: no optimizer")
     by_session = History(attempts=2, notices=[given], steps={0: {1: Step(step=1, quantities={})}})
     assert hints.resume_hint(Comparison(History(attempts=1))) is hints.resume_hint(Comparison(by_session)) is None
 

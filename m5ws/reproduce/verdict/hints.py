@@ -86,7 +86,9 @@ def resume_hint(comparison: Comparison) -> Hint | None:
             f"{continued}. A script's own resume may be inexact (data order, generators), or may restart a count or a "
             "mean over all steps"
         )
-    return Hint(words=words, traces="store", strong=True)
+    limits = dict.fromkeys(notice.message for notice in original.notices if notice.kind == RESUME_LIMIT)
+    recorded = f". The run recorded limits of its resumes: {'; '.join(limits)}" if limits else ""
+    return Hint(words=f"{words}{recorded}", traces="store", strong=True)
 
 
 def _record(comparison: Comparison, first: Divergence, differences: Sequence[Difference]) -> Hint | None:
