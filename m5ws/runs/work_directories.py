@@ -25,7 +25,7 @@ from m5ws.records.base import RunId
 _log = logging.getLogger(__name__)
 _MARK = "m5ws-"
 _WORK = "work"
-_ATTEMPT = "attempt"
+_ATTEMPT = ".m5ws-attempt"
 """Name of a file beside a work directory with the path of the attempt's directory."""
 _BESIDE = "beside"
 """Name of the folder in an attempt's directory for files that a script wrote beside the work directory."""
@@ -122,6 +122,8 @@ def end(attempt: Path) -> None:
             _keep_beside(attempt, home)
             remove(attempt)
         if aside.exists():
+            if not (attempt / _WORK).exists():
+                (attempt / _WORK).unlink(missing_ok=True)  # A broken link, after a kill in `remove`.
             aside.rename(attempt / _WORK)
     except OSError as error:
         _log.warning("the files of attempt %s stay in its work directory: %s", attempt, error)
@@ -133,6 +135,13 @@ def remove(attempt: Path) -> None:
     if (home := _own(attempt)) is not None:
         shutil.rmtree(home / _WORK if _others(home) else home, ignore_errors=True)
         (attempt / _WORK).unlink()
+
+
+def folder_of(attempt: Path) -> Path | None:
+    """Return the folder with an attempt's files; None if there is none, or if a script put a link in its place."""
+    home, work = _own(attempt), attempt / _WORK
+    folder = home / _WORK if home is not None else work
+    return folder if folder.is_dir() and not folder.is_symlink() else None
 
 
 def beside(attempt: Path) -> list[Path]:

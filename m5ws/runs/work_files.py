@@ -92,7 +92,9 @@ def _remove(repo: Repository, directory: Path, stored: list[Entry], *, dry_run: 
     known: dict[bytes, list[Entry]] = {}
     for entry in stored:
         known.setdefault(entry.path, []).append(entry)
-    work = Path(os.path.realpath(directory / "work"))
+    work = work_directories.folder_of(directory)
+    if work is None:
+        return RemovedFiles(files=0, size_bytes=0, left=0)
     paths = list(_files(work))
     entries = {path: known.get(os.fsencode(path.relative_to(work)), []) for path in paths}
     done = [path for path in paths if any(_is_stored(repo.objects, path, entry) for entry in entries[path])]

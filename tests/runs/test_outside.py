@@ -86,8 +86,22 @@ def test_places_in_variables_and_in_config_files_are_noted(repo: Repository, tmp
 
 
 def test_caches_are_no_places_of_results(repo: Repository, tmp_path: Path) -> None:
-    variables = {"HF_HOME": "ROOT/results", "MY_CACHE_DIR": "ROOT/results", "TORCH_HOME": "ROOT/results"}
+    variables = {"HF_HOME": "ROOT/results", "TORCH_HOME": "ROOT/results"}
     assert _changed(repo, tmp_path, config="model:\n  cache_dir: ROOT/results\n", environment=variables) == []
+
+
+@pytest.mark.parametrize("key", ["hf_save_dir", "checkpoint_cache_dir", "temp"])
+def test_a_key_that_looks_like_a_cache_is_a_place_of_results(repo: Repository, tmp_path: Path, key: str) -> None:
+    assert _changed(repo, tmp_path, config=f"{key}: ROOT/results") == ["ROOT/results"]
+
+
+def test_a_file_of_any_name_is_named_by_its_path_below_the_place(repo: Repository, tmp_path: Path) -> None:
+    place = tmp_path / "deep"
+    (place / "a").mkdir(parents=True)
+    (place / "a" / os.fsdecode(b"mod\xe8le.pt")).touch()
+    run = planted.run(repo, "0123456789ab", spec=LaunchSpec(command=("x.py", str(place))))
+    ((_, message),) = outside.notices(repo, run, tmp_path / "home" / "work", 0)
+    assert message.encode() and message.endswith(f"{place} (a/mod\\xe8le.pt)")
 
 
 def test_places_in_files_that_the_command_names_are_noted(repo: Repository, tmp_path: Path) -> None:
@@ -99,7 +113,7 @@ def test_files_beside_a_work_directory_are_named_whatever_their_names(tmp_path: 
     (home / "work").mkdir(parents=True)
     attempt.mkdir()
     (attempt / "work").symlink_to(home / "work")
-    (home / "attempt").write_bytes(os.fsencode(os.path.realpath(attempt)))
+    (home / work_directories._ATTEMPT).write_bytes(os.fsencode(os.path.realpath(attempt)))
     assert outside.beside(attempt) == []
     (home / work_directories.RESTORED).mkdir()
     assert outside.beside(attempt) == []

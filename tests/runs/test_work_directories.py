@@ -88,6 +88,29 @@ def test_what_a_script_wrote_beside_its_work_directory_is_kept(tmp_path: Path, k
     assert not one.path.parent.exists() and (attempt / "work").is_dir()
 
 
+@pytest.mark.parametrize("when", ["running", "ended"])
+def test_a_link_in_place_of_a_work_directory_leads_nowhere(tmp_path: Path, when: str) -> None:
+    one, attempt, own = _make(tmp_path, "a"), tmp_path / "a", tmp_path / "of the user"
+    assert work_directories.folder_of(attempt) == one.path
+    own.mkdir()
+    one.path.rmdir()
+    one.path.symlink_to(own)
+    if when == "ended":
+        work_directories.end(attempt)
+    assert work_directories.folder_of(attempt) is None
+    work_directories.remove(attempt)
+    assert own.is_dir()
+
+
+def test_an_end_is_made_good_after_a_kill_in_the_removal_of_the_folder(tmp_path: Path) -> None:
+    one, attempt = _make(tmp_path, "a"), tmp_path / "a"
+    (one.path / "kept.txt").write_text("a")
+    one.path.rename(attempt / ".work")
+    shutil.rmtree(one.path.parent)
+    work_directories.end(attempt)
+    assert (attempt / "work" / "kept.txt").read_text() == "a" and work_directories.folder_of(attempt) is not None
+
+
 def test_what_is_beside_a_work_directory_on_another_file_system_is_moved(tmp_path: Path) -> None:
     memory = Path("/dev/shm")
     if not os.access(memory, os.W_OK) or memory.stat().st_dev == tmp_path.stat().st_dev:

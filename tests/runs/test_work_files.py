@@ -83,7 +83,7 @@ def test_an_empty_work_directory_is_removed_on_any_file_system(
     home = tmp_path / "state" / "m5ws-ffff000000000001"
     if is_elsewhere:
         home.mkdir(parents=True)
-        (home / "attempt").write_bytes(os.fsencode(os.path.realpath(directory)))
+        (home / work_directories._ATTEMPT).write_bytes(os.fsencode(os.path.realpath(directory)))
         work.rename(home / "work")
         work.symlink_to(home / "work")
     work_files.remove_old(repo, tmp_path / "home", 0.0)

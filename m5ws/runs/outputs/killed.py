@@ -57,7 +57,7 @@ def store(repo: Repository, run: str, attempt: int, directory: Path) -> list[Not
         notices += [(outputs.NOT_KEPT, lines) for lines in written.not_kept]
         notices += outside.notices(repo, record, work, given.begun_ns) + outside.beside(directory)
         notices += _store(repo, record, attempt, directory, work, list(written.files))
-    except (M5Error, OSError) as error:
+    except (M5Error, OSError, ValueError) as error:
         notices.append((outputs.NOT_STORED, f"the output files were not stored: {error}"))
     return [Notice(time_s=time.time(), kind=kind, message=message) for kind, message in notices]
 

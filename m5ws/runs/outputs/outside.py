@@ -31,8 +31,18 @@ _PLACEHOLDER = re.compile(r"[{%$*<]")
 """Begin of a part of a path that a script fills in, such as `model-{step}.pt`."""
 _NOT_RESULTS = re.compile(r"m5ws-[0-9a-f]{16}|\.m5ws|(models|datasets|spaces)--.*")
 """Names of folders without results: work directories, stores, and downloads from a hub in its cache."""
-_CACHE = re.compile(r".*CACHE.*|HF_.*|TORCH_HOME|TMPDIR|TEMP|TMP", re.IGNORECASE)
-"""Names of variables with folders for downloads and temporary files."""
+_CACHES = frozenset(
+    (
+        *("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_ASSETS_CACHE", "HUGGINGFACE_HUB_CACHE"),
+        *("TRANSFORMERS_CACHE", "TORCH_HOME", "KERAS_HOME", "XDG_CACHE_HOME", "PIP_CACHE_DIR", "CUDA_CACHE_PATH"),
+        *("TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TMPDIR", "TEMP", "TMP"),
+    )
+)
+"""Variables with folders for downloads, compiled code and temporary files."""
+_CACHE_KEYS = frozenset(
+    ("cache_dir", "hf_home", "hf_hub_cache", "hf_datasets_cache", "transformers_cache", "torch_home")
+)
+"""Arguments, and keys of config files, with such folders."""
 _OTHER_FORMATS = (".gguf", ".h5", ".joblib", ".keras", ".msgpack", ".onnx", ".pkl", ".tflite")
 
 
@@ -82,10 +92,14 @@ def _words(repo: Repository, run: Run) -> Iterator[str]:
     command = run.spec.command[1:]
     yield from arguments.values(command)
     yield from (match[1] for match in map(_SHORT_OPTION.fullmatch, command) if match)
-    yield from (value for name, value in run.spec.environment.items() if not _CACHE.fullmatch(name))
+    yield from (value for name, value in run.spec.environment.items() if name not in _CACHES)
     with suppress(M5Error):
         parameters = ParameterReader(repo).of_run(run)
-        yield from (value for name, value in parameters.items() if not _CACHE.fullmatch(name.rpartition(".")[2]))
+        yield from (
+            value
+            for name, value in parameters.items()
+            if name.rpartition(".")[2] not in _CACHE_KEYS and not name.startswith("launch.")
+        )
 
 
 def _places(words: Iterable[str], work: Path) -> Iterator[tuple[str, Iterator[str]]]:
@@ -125,7 +139,8 @@ def _changed(files: Iterable[str], begun_ns: int) -> str | None:
 
 
 def _shown(place: str, file: str) -> str:
-    text = place if file == place else f"{place} ({os.path.basename(file)})"
+    name = os.path.relpath(file, place) if file.startswith(f"{place}/") else os.path.basename(file)
+    text = place if file == place else f"{place} ({name})"
     return outputs.shown(os.fsencode(text))
 
 
