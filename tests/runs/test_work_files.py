@@ -9,7 +9,7 @@ import pytest
 from m5ws.records.run import LaunchSpec, Run
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.repository import Repository
-from m5ws.runs import recovery, work_files
+from m5ws.runs import recovery, work_directories, work_files
 from m5ws.runs.delivery import DELIVERED
 from m5ws.runs.outputs import saved_outputs
 from tests.support.records import planted
