@@ -429,6 +429,17 @@ def test_logs_of_several_trainings_in_numbered_folders_are_not_paired_in_a_resum
     assert len(report.unpaired) == 3
 
 
+def test_a_table_of_an_uninterrupted_run_that_lacks_rows_differs(repo: Repository, tmp_path: Path) -> None:
+    whole, last = b"step,loss\n1,3.0\n2,2.0\n", b"step,loss\n2,2.0\n"
+    resumed = msgspec.structs.replace(_ONE, attempts=2)
+
+    def differ(mine: bytes, theirs: bytes) -> bool:
+        sides = {"logs/version_1/metrics.csv": mine}, {"logs/version_0/metrics.csv": theirs}
+        return bool(_compare(repo, tmp_path, (resumed, _OTHER), sides).differences)
+
+    assert differ(whole, last) and not differ(last, whole)
+
+
 def test_numbered_folders_that_no_logger_made_are_results(repo: Repository, tmp_path: Path) -> None:
     resumed = msgspec.structs.replace(_ONE, attempts=2)
     best = {"out/best/version_2/a.json": b"1"}, {"out/best/version_5/a.json": b"1"}

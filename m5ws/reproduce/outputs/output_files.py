@@ -12,7 +12,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import IO
+from typing import IO, Literal
 
 import msgspec
 
@@ -126,7 +126,8 @@ def compare(
         else:
             result = _compare(repo, name, (before, after), places, rules)
             if result.difference is not None and _is_numbered_table(name, numbered):
-                result = _compare_last_rows(repo, name, (before, after)) or result
+                resumed: Literal[0, 1] = 0 if places[0].attempts > places[1].attempts else 1
+                result = _compare_last_rows(repo, name, (before, after), resumed) or result
             equal["output tensors"] += result.tensors
             has_tensors = has_tensors or (result.tensors > 0 and _has_weights(repo, name, before))
             same += [name] if result.tensors or result.values else []
@@ -290,15 +291,19 @@ def _is_numbered_table(name: str, numbered: Sequence[str]) -> bool:
     return any(name == f"{folder}N/metrics.csv" for folder in numbered)
 
 
-def _compare_last_rows(repo: Repository, name: str, sides: tuple[Entry, Entry]) -> _FileResult | None:
-    """Compare the last rows of two tables of Lightning's CSVLogger; return None if one of them has no row.
+def _compare_last_rows(
+    repo: Repository, name: str, sides: tuple[Entry, Entry], resumed: Literal[0, 1]
+) -> _FileResult | None:
+    """Compare the last rows of two tables of Lightning's CSVLogger, of which one is of the last attempt of `resumed`.
+
+    Return None if that one has no rows, or more than the other.
 
     The table of the last attempt has the columns of the values that were logged in it. Columns that it lacks are empty
     in these rows. A mean over an epoch (`loss_epoch`) begins again with the attempt.
     """
     tables = [_rows(repo, side) for side in sides]
-    count = min(map(len, tables))
-    if not count:
+    count = len(tables[resumed])
+    if not 0 < count <= len(tables[1 - resumed]):
         return None
     result = _FileResult(ignored=["rows of earlier attempts"], clock=True)
     first_epoch = tables[0][-count].get("epoch")
