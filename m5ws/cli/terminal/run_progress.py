@@ -59,7 +59,7 @@ class RunProgress:
         self._clock = clock
         self._bar = Bar(terminal=self._terminal, clock=clock, later=later)
         self._waiting = Bar(terminal=self._terminal, clock=clock, patience_s=_WAITING_S, later=later)
-        self._stage = ""
+        self._stage, self._done = "", 0
         self._live: Live | None = None
         self._next_s = 0.0
         self._step: Step | None = None
@@ -74,7 +74,7 @@ class RunProgress:
         if not self._enabled or self._gone:
             return
         self._waiting.close()
-        self._stage = what
+        self._stage, self._done = what, 0
         try:
             self._bar(what, done, total)
         except OSError:
@@ -119,18 +119,19 @@ class RunProgress:
     def _wait(self) -> None:
         """Show the stage of the attempt if nothing else is shown for some seconds. Only a terminal shows it."""
         if self._terminal and self._enabled and self._live is None and self._stage:
-            self._waiting(self._stage, 0, 0)
+            self._waiting(self._stage, self._done, 0)
 
     def _event(self, rank: str, event: AnyEvent) -> None:
         if isinstance(event, Step) and self._observed and self._log is not None:
             # It prints nothing, so the stage stays, and is shown in time.
             if rank == "0":
-                self._stage = f"the script is running: step {event.step}"
+                self._stage, self._done = "the script is running, step", event.step
                 self._bar.close()
                 self._wait()
             return
         self._hush()
-        self._stage = _stage(event) or self._stage
+        if (stage := _stage(event)) is not None:
+            self._stage, self._done = stage, 0
         self._show_event(rank, event)
         if not isinstance(event, AttemptEnded):
             self._wait()
