@@ -138,6 +138,10 @@ def compare(
                 (clocks if result.clock else elsewhere)[name] = f"{name} ({outputs.listed(result.ignored, most=_KEYS)})"
             elif result.layout:
                 layout.append(name)
+    # Of pairs that are guessed, only equal ones count.
+    guessed = tuple(removed.guessed)
+    unpaired += [difference.name for difference in differences if difference.name.startswith(guessed)]
+    differences = [difference for difference in differences if not difference.name.startswith(guessed)]
     return OutputReport(
         differences=tuple(differences),
         equal={kind: count for kind, count in equal.items() if count},

@@ -1,6 +1,5 @@
 """Pairs of files of two runs whose names contain a time, place, number or id: `outputs/2026-11-24/18-22-30/…`."""
 
-import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable
@@ -15,10 +14,14 @@ _REPLACED = re.compile(r"TIME|ID|version_N|HOST|RUN|$")
 
 
 class Removed(msgspec.Struct, frozen=True):
-    """Names of files that are not compared: those of `earlier` attempts, and those whose pair is unknown."""
+    """Names of files that are not compared: those of `earlier` attempts, and those whose pair is unknown.
+
+    `guessed` has the beginnings of paths of numbered folders in which pairs may be wrong.
+    """
 
     earlier: list[str]
     unpaired: list[str]
+    guessed: list[str]
 
 
 def pair(old: dict[str, Entry], new: dict[str, Entry], places: tuple[Surroundings, Surroundings]) -> Removed:
@@ -30,7 +33,7 @@ def pair(old: dict[str, Entry], new: dict[str, Entry], places: tuple[Surrounding
     those with equal contents are pairs.
     """
     attempts = places[0].attempts - places[1].attempts
-    removed = Removed(earlier=[], unpaired=[])
+    removed = Removed(earlier=[], unpaired=[], guessed=[])
     if attempts and places[0].numbered:
         _join_versions(*((old, new) if attempts > 0 else (new, old)), removed, places[0 if attempts > 0 else 1])
     groups = _grouped(old.keys() - new.keys(), places[0]), _grouped(new.keys() - old.keys(), places[1])
@@ -85,19 +88,15 @@ def _join_versions(resumed: dict[str, Entry], other: dict[str, Entry], removed: 
     """Join the numbered folders of the attempts of a resumed run, at `place`, until it has as many as the other run.
 
     A file that an earlier attempt left counts as one of the next folder that stays, if the other run has it and no
-    later attempt wrote it again, and else is removed. If a script has several trainings, each of which has a folder,
-    nothing shows which of its folders are of the same training, and their files are removed as without a pair.
+    later attempt wrote it again, and else is removed. If each attempt has several folders, of ranks or of trainings,
+    their pairs are guessed.
     """
     others = _versions(other, place)
     for folder, numbers in _versions(resumed, place).items():
         known = sorted(others.get(folder, {}))
         if len(known) > 1:
-            for files, names in ((resumed, numbers.values()), (other, others[folder].values())):
-                for name in itertools.chain(*names):
-                    del files[name]
-                    removed.unpaired.extend([name] if name not in removed.unpaired else [])
-            continue
-        stay = sorted(numbers)[-1:] if known else []
+            removed.guessed.append(folder)
+        stay = sorted(numbers)[-len(known) :] if known else []
         for number in sorted(numbers.keys() - set(stay) if stay else (), reverse=True):
             for name in numbers[number]:
                 if (name, resumed[name].digest) not in place.earlier:

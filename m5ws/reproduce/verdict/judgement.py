@@ -207,8 +207,8 @@ def _find_unpaired(comparison: Comparison, files: output_files.OutputReport) -> 
     if comparison.original.by_session or not files.unpaired:
         return None
     return (
-        "Files with random names, or in numbered folders of several trainings, were not compared, because their pairs "
-        f"are unknown: {outputs.listed(files.unpaired)}"
+        "Files with random names, or that differ in numbered folders of several trainings or ranks, have no known "
+        f"pair: {outputs.listed(files.unpaired)}"
     )
 
 
