@@ -78,14 +78,22 @@ def test_a_checkpoint_of_the_weights_alone_is_reported(tmp_path: Path, has_gener
 
 
 def test_the_losses_of_a_trainer_are_those_of_its_steps(package: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """They are passed on before the backward pass, which makes the step with DeepSpeed."""
     (tmp_path / "a_framework" / "trainer.py").write_text(
         "class Trainer:\n    current_gradient_accumulation_steps = 4\n    args = None\n"
-        "    def training_step(self, model, inputs):\n        return inputs\n"
+        "    def training_step(self, model, inputs):\n"
+        "        self.accelerator.backward(inputs, scale=1)\n        return inputs\n"
     )
-    module, heard = importlib.import_module(package), list[torch.Tensor]()
+    module, heard = importlib.import_module(package), list[object]()
     trainer_loss._pass_on(module)
+
+    class Accelerator:
+        def backward(self, loss: torch.Tensor, scale: int) -> None:
+            heard.append("backward")
+
     trainer = module.Trainer()
-    trainer.args = SimpleNamespace(gradient_accumulation_steps=8)
+    trainer.args, trainer.accelerator = SimpleNamespace(gradient_accumulation_steps=8), Accelerator()
     assert trainer.training_step(None, torch.tensor(2.0)) == 2.0
     monkeypatch.setattr(context, "active", lambda: SimpleNamespace(loss_listeners=[heard.append]))
-    assert trainer.training_step(None, torch.tensor(2.0)) == 2.0 and heard == [8.0]
+    assert trainer.training_step(None, torch.tensor(2.0)) == 2.0
+    assert heard == ["backward", 8.0, "backward"] and "backward" not in vars(trainer.accelerator)

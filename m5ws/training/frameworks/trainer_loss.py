@@ -1,7 +1,8 @@
 """Losses of Hugging Face's Trainer, as it logs them.
 
 The loss that a model returns there is a part of the step's: divided by the numbers of processes and of batches whose
-gradients are accumulated. `Trainer.training_step` returns the loss of a batch, divided by the latter alone.
+gradients are accumulated. The Trainer passes the loss of a batch, divided by the latter alone, to
+`Accelerator.backward`, which makes the step too with DeepSpeed.
 """
 
 import functools
@@ -23,12 +24,19 @@ def _pass_on(module: ModuleType) -> None:
 
     @functools.wraps(original)
     def training_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        loss = original(self, *args, **kwargs)
         batches = getattr(self, "current_gradient_accumulation_steps", self.args.gradient_accumulation_steps)
-        active = context.active()
-        for listen in active.loss_listeners if active is not None else ():
-            # The mean of a step's batches is then the loss of the step.
-            listen(loss.detach() * batches)
-        return loss
+        backward, active = self.accelerator.backward, context.active()
+
+        def with_listeners(loss: Any, *args: Any, **kwargs: Any) -> Any:
+            for listen in active.loss_listeners if active is not None else ():
+                # The mean of a step's batches is then the loss of the step.
+                listen(loss.detach() * batches)
+            return backward(loss, *args, **kwargs)
+
+        self.accelerator.backward = with_listeners
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            del self.accelerator.backward
 
     module.Trainer.training_step = training_step
