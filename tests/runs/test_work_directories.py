@@ -3,6 +3,7 @@
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,17 @@ def _make(folder: Path, attempt: str, run: str = _RUN, *, mounts: bool = False) 
     (folder / attempt).mkdir(parents=True)
     (folder / "checkout").mkdir(exist_ok=True)
     return work_directories.make(folder / "root", folder / attempt, run, folder / "checkout", lambda *_: mounts)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[None]:
+    """Let the folder for work directories be on another file system."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK) or memory.stat().st_dev == tmp_path.stat().st_dev:
+        loud_skip("another file system: there is no /dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        (tmp_path / "root").symlink_to(folder)
+        yield
 
 
 def _number(path: Path) -> str:
@@ -40,20 +52,16 @@ def test_attempts_of_a_run_have_one_path_no_two_at_once_and_no_other_run_s(tmp_p
     assert not left.is_symlink() and (left / "kept.txt").read_text() == "a"
 
 
+@pytest.mark.usefixtures("elsewhere")
 def test_what_is_left_on_another_file_system_stays_there(tmp_path: Path) -> None:
-    memory = Path("/dev/shm")
-    if not os.access(memory, os.W_OK) or memory.stat().st_dev == tmp_path.stat().st_dev:
-        loud_skip("another file system: there is no /dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory) as elsewhere:
-        (tmp_path / "root").symlink_to(elsewhere)
-        one = _make(tmp_path, "a")
-        (one.path / "kept.txt").write_text("a")
-        for _ in range(2):
-            work_directories.end(tmp_path / "a")
-            assert (tmp_path / "a" / "work" / "kept.txt").read_text() == "a"
-        assert _make(tmp_path, "b").path == one.path
-        work_directories.remove(tmp_path / "a")
-        assert not (tmp_path / "a" / "work").is_symlink()
+    one = _make(tmp_path, "a")
+    (one.path / "kept.txt").write_text("a")
+    for _ in range(2):
+        work_directories.end(tmp_path / "a")
+        assert (tmp_path / "a" / "work" / "kept.txt").read_text() == "a"
+    assert _make(tmp_path, "b").path == one.path
+    work_directories.remove(tmp_path / "a")
+    assert not (tmp_path / "a" / "work").is_symlink()
 
 
 @pytest.mark.parametrize("moved", [True, False])
@@ -111,19 +119,15 @@ def test_an_end_is_made_good_after_a_kill_in_the_removal_of_the_folder(tmp_path:
     assert (attempt / "work" / "kept.txt").read_text() == "a" and work_directories.folder_of(attempt) is not None
 
 
+@pytest.mark.usefixtures("elsewhere")
 def test_what_is_beside_a_work_directory_on_another_file_system_is_moved(tmp_path: Path) -> None:
-    memory = Path("/dev/shm")
-    if not os.access(memory, os.W_OK) or memory.stat().st_dev == tmp_path.stat().st_dev:
-        loud_skip("another file system: there is no /dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory) as elsewhere:
-        (tmp_path / "root").symlink_to(elsewhere)
-        one = _make(tmp_path, "a")
-        (one.path.parent / "last.pt").write_text("a")
-        work_directories.end(tmp_path / "a")
-        (kept,) = work_directories.beside(tmp_path / "a")
-        assert kept == tmp_path / "a" / "beside" / "last.pt" and kept.read_text() == "a"
-        work_directories.remove(tmp_path / "a")
-        assert not (tmp_path / "a" / "work").is_symlink() and kept.exists()
+    one = _make(tmp_path, "a")
+    (one.path.parent / "last.pt").write_text("a")
+    work_directories.end(tmp_path / "a")
+    (kept,) = work_directories.beside(tmp_path / "a")
+    assert kept == tmp_path / "a" / "beside" / "last.pt" and kept.read_text() == "a"
+    work_directories.remove(tmp_path / "a")
+    assert not (tmp_path / "a" / "work").is_symlink() and kept.exists()
 
 
 def test_processes_that_can_mount_share_one_path(tmp_path: Path) -> None:
