@@ -8,6 +8,7 @@ the tools that end in -s3. `save` saves four times: all new, all changed by a st
 import json
 import os
 import sys
+import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -322,11 +323,16 @@ def _memory_bytes(field: str) -> int:
 
 
 def _touch_memory() -> None:
-    """Use as much memory as a save writes, and free it.
+    """Write as much into a file as a save does, and delete it.
 
-    A virtual machine gets memory that it has not used lately from its host, more slowly than a disk writes.
+    A virtual machine gets memory that it has not used lately from its host, more slowly than a disk writes. Memory that
+    a process freed is not enough, since the kernel takes other blocks for files.
     """
-    torch.ones(int(sys.argv[2]) * 2**20 // dist.get_world_size(), dtype=torch.uint8)
+    folder = None if "://" in sys.argv[4] else Path(sys.argv[4]).parent
+    with tempfile.TemporaryFile(dir=folder) as file:
+        for _ in range(int(sys.argv[2]) // dist.get_world_size()):
+            file.write(bytes(2**20))
+            file.flush()
 
 
 def measured(tool: Tool, number: int) -> dict[str, float]:

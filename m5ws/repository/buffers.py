@@ -14,7 +14,7 @@ from m5ws.repository.concurrency import Job, bounded_map
 from m5ws.repository.objects import Objects
 from m5ws.store.interface import Buffer
 
-_THREADS = max(4, min(16, 2 * (os.cpu_count() or 2)))
+_THREADS = max(8, min(16, 2 * (os.cpu_count() or 2)))
 _BUDGET_BYTES = 512 * 2**20
 _DENSE = 4
 """An object is read whole if at least this fraction of it (1/4) is needed."""
