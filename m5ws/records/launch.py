@@ -12,6 +12,9 @@ from m5ws.records.run import LaunchSpec, Parent
 UNSAVED = "unsaved"
 """Name of the store, in an attempt's directory, for a last checkpoint that could not be saved in the run's store."""
 
+COPY_REQUEST = "copy-outputs"
+"""Name of the file, in an attempt's spool folder, with which a rank asks for a copy of the output files."""
+
 
 def open_log(path: str | os.PathLike[str], flags: int = os.O_WRONLY | os.O_CREAT | os.O_APPEND) -> int:
     """Return a descriptor of a log that only the user may read, because scripts print secrets. Usable as `opener`."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from m5ws.errors import M5Error
-from m5ws.records.launch import UNSAVED
+from m5ws.records.launch import COPY_REQUEST, UNSAVED
 from m5ws.records.ledger import AnyEvent, CheckpointPublished, Notice
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.ledger.spool import SpoolWriter
@@ -50,8 +50,9 @@ class Results:
         self._published: set[str] = set()
         self._inputs = inputs.AttemptInputs(begun_ns=work.stat().st_ctime_ns, stamps=inputs.stamps(work))
         minutes = plan.run.spec.checkpoint_minutes
+        request = Path(plan.context.spool_dir, COPY_REQUEST)
         self._copying = copies.OutputCopier(
-            repo, plan.run, plan.attempt, minutes, work, lambda: list(self._written().files)
+            repo, plan.run, plan.attempt, minutes, work, request, lambda: list(self._written().files)
         )
         self.unsaved: str | None = None
 

@@ -43,7 +43,37 @@ def _copying(repo: Repository, written: Path, run: Run, minutes: float | None = 
     def files() -> list[SourceFile]:
         return [SourceFile(path=b"out/" + path.name.encode(), location=path) for path in written.iterdir()]
 
-    return copies.OutputCopier(repo, run, 1, minutes, written.parent, files)
+    return copies.OutputCopier(repo, run, 1, minutes, written.parent, written.parent / "request", files)
+
+
+def test_a_requested_copy_is_made_once_without_an_interval(
+    repo: Repository, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "code").mkdir()
+    pinned = planted.publish(repo, planted.snapshot(planted.tree(repo, tmp_path / "code", {"x.py": "1"})))
+    run = planted.run(repo, _RUN, pinned)
+    planted.begin(repo, _RUN, 1)
+    copying, request = _copying(repo, written, run, minutes=None), written.parent / "request"
+    assert copying.copy() is None and outputs.names(repo, _RUN) == []
+    request.touch()
+    assert copying.copy() is None and outputs.names(repo, _RUN) == ["0001-000000"] and not request.exists()
+    (written / "log.txt").write_text("two")
+    assert copying.copy() is None and outputs.names(repo, _RUN) == ["0001-000000"]
+    # A copy that fails is requested again, and waits.
+    request.touch()
+    broken = written / "model.bin"
+    broken.rename(tmp_path / "model.bin")
+    broken.symlink_to("nowhere")
+    assert copying.copy() is not None and request.exists()
+    broken.unlink()
+    (tmp_path / "model.bin").rename(broken)
+    assert copying.copy() is None and outputs.names(repo, _RUN) == ["0001-000000"]
+    monkeypatch.setattr(copies, "_RETRY_S", 0.0)
+    assert copying.copy() is None and outputs.names(repo, _RUN) == ["0001-000000", "0001-000001"]
+    # The files of a replay are stored at its end alone.
+    replay = msgspec.structs.replace(run, id="b" * 12, purpose="replay")
+    request.touch()
+    assert _copying(repo, written, replay, minutes=None).copy() is None and outputs.names(repo, "b" * 12) == []
 
 
 def test_copies_are_made_when_something_changed_and_found_until_the_end(

@@ -277,6 +277,41 @@ def test_lightning_resumes_exactly_but_for_the_documented_limits(
     assert len(cases) > len(inexact)
 
 
+_WAIT = """
+        if index == 5:
+            end_s = time.monotonic() + 60
+            while not glob.glob("STORE/runs/*/outputs/0001-000000"):
+                assert time.monotonic() < end_s
+                time.sleep(0.1)
+"""
+_PLAIN = """
+import sys, lightning, m5ws
+trainer = lightning.Trainer(plugins=[m5ws.lightning_checkpoint_io()], logger=False, enable_model_summary=False)
+trainer.strategy.checkpoint_io.save_checkpoint({}, f"{sys.argv[1]}/a.ckpt")
+print("saved", [c for c in trainer.callbacks if "Exact" in type(c).__name__])
+"""
+"""Outside a run, Lightning gets nothing from m5ws."""
+
+
+def test_a_checkpoint_of_lightning_is_stored_when_it_is_saved(
+    interpreter: Callable[[Versions], Path], tmp_path: Path
+) -> None:
+    python = interpreter("frameworks")
+    place = _make_place(tmp_path / "w", "lightning", python, _program(python))
+    script = place.root / "train.py"
+    text = script.read_text().replace(
+        "import lightning\n", "import glob\nimport lightning\nimport m5ws\nimport time\n", 1
+    )
+    text = text.replace("Trainer(", "Trainer(plugins=[m5ws.lightning_checkpoint_io()], ", 1)
+    # The first save is that of step 4.
+    logged = 'self.log("loss", loss)\n'
+    script.write_text(text.replace(logged, logged + _WAIT.replace("STORE", str(place.root / ".m5ws/store"))))
+    commit_all(place.root)
+    place.m5ws("run", "--no-progress")
+    plain = subprocess.run([python, "-c", _PLAIN, tmp_path], capture_output=True, text=True, check=False)
+    assert plain.stdout == "saved []\n", plain.stderr[-2000:]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("strategy", ["fsdp", "deepspeed_stage_2"])
 def test_lightning_on_a_gpu(strategy: str, interpreter: Callable[[Versions], Path], tmp_path: Path) -> None:

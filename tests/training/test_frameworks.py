@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -49,9 +50,28 @@ def test_a_lightning_of_another_form_trains_as_without_m5ws(package: str, tmp_pa
         "class Trainer:\n    fit_loop = object()\n    callbacks = []\n    def fit(self):\n        return 1\n"
     )
     module = importlib.import_module(package)
-    lightning_state._add_callback(module)
+    lightning_state._watch_fit(module)
     trainer = module.Trainer()
     assert trainer.fit() == 1 and trainer.callbacks == []
+
+
+def test_lightning_gets_a_callback_in_ranks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("lightning.pytorch", "pytorch_lightning")
+    factories = [
+        point.load()
+        for name in names
+        for point in entry_points(group=f"{name}.callbacks_factory")
+        if point.name == "m5ws"
+    ]
+    assert [factory() for factory in factories] == [[], []]
+    for name in names:
+        trainer = ModuleType(f"{name}.trainer.trainer")
+        trainer.Callback = type("Callback", (), {})  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, trainer.__name__, trainer)
+    monkeypatch.setattr(lightning_state, "_packages", list(names))
+    for name, factory in zip(names, factories, strict=True):
+        (callback,) = factory()
+        assert isinstance(callback, sys.modules[f"{name}.trainer.trainer"].Callback)
 
 
 def test_a_checkpoint_that_the_trainer_did_not_complete_is_passed_over(tmp_path: Path) -> None:

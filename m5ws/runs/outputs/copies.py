@@ -1,5 +1,6 @@
 """Copies of the output files of a script without a session, made while it runs."""
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,14 @@ from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.repository import Repository
 from m5ws.runs.outputs import saved_outputs
 
+_RETRY_S = 60.0
+
 
 class OutputCopier:
-    """Copies output files of the directory `work` to the store every `minutes`, if they changed; never if None."""
+    """Copies output files of the directory `work` to the store, if they changed.
+
+    It does so every `minutes`, if given, and when a rank has made the file `request`.
+    """
 
     def __init__(
         self,
@@ -22,26 +28,37 @@ class OutputCopier:
         attempt: int,
         minutes: float | None,
         work: Path,
+        request: Path,
         files: Callable[[], list[SourceFile]],
     ) -> None:
         self._repo, self._run, self._attempt, self._work, self._files = repo, run, attempt, work, files
-        self._interval_s = 60 * minutes if minutes is not None and run.purpose == "train" else None
+        self._request = request
+        self._interval_s = 60 * minutes if minutes is not None else math.inf
         self._copied_s = time.monotonic()
         self._content: str | None = None
         self._number = 0
+        self._failed = False
 
     def copy(self) -> str | None:
-        """Copy the files if it is time. Return the error, or None."""
-        if self._interval_s is None or time.monotonic() - self._copied_s < self._interval_s:
+        """Copy the files if it is time, or requested. Return the error, or None."""
+        waited_s = time.monotonic() - self._copied_s
+        is_requested = self._request.exists() and (not self._failed or waited_s >= _RETRY_S)
+        if self._run.purpose != "train" or (not is_requested and waited_s < self._interval_s):
             return None
+        # Before the files are listed, so that a request for a later one stays.
+        self._request.unlink(missing_ok=True)
         try:
             name = outputs.name(self._attempt, f"{self._number:06d}")
             copy = saved_outputs.record(self._repo, self._run, name, self._files(), self._work)
             if copy is not None and copy.content != self._content:
                 outputs.publish(self._repo, copy)
                 self._content, self._number = copy.content, self._number + 1
+            self._failed = False
         except (M5Error, OSError) as error:
             # Such as a file that the script is writing. The next copy has it.
+            self._failed = True
+            if is_requested:
+                self._request.touch()
             return str(error)
         finally:
             self._copied_s = time.monotonic()

@@ -39,6 +39,8 @@ _BEFORE_END = (
     "the checkpoint was saved after the last batch of an epoch and before the epoch's end, which Lightning does not "
     "repeat: it omits the validation, and counts the epoch otherwise. Checkpoints of the end of an epoch are exact"
 )
+_packages: list[str] = []
+"""The packages whose Trainers get the callback."""
 _before_order: "weakref.WeakKeyDictionary[Any, dict[str, Any]]" = weakref.WeakKeyDictionary()
 """The generators before a CombinedLoader, which has all loaders of a training, began its newest epoch."""
 _next_epoch: "weakref.WeakKeyDictionary[Any, dict[str, Any]]" = weakref.WeakKeyDictionary()
@@ -72,10 +74,16 @@ def earlier_call(checkpoint: Mapping[str, Any]) -> int | None:
 
 
 def install() -> None:
-    """Add the callback to each Trainer that fits, once the script imports Lightning."""
-    for package in ("lightning.pytorch", "pytorch_lightning"):
+    """Add the callback to each Trainer, once the script imports Lightning. Its entry points call `callbacks`."""
+    _packages.extend(("lightning.pytorch", "pytorch_lightning"))
+    for package in _packages:
         after_import.change(f"{package}.utilities.combined_loader", _watch_order)
-        after_import.change(f"{package}.trainer.trainer", _add_callback)
+        after_import.change(f"{package}.trainer.trainer", _watch_fit)
+
+
+def callbacks(package: str) -> list[Any]:
+    """Return the callbacks for a Trainer of a package of Lightning; none in a process without `install`."""
+    return [_callback(f"{package}.trainer.trainer")] if package in _packages else []
 
 
 def _watch_order(module: ModuleType) -> None:
@@ -92,13 +100,17 @@ def _watch_order(module: ModuleType) -> None:
     module.CombinedLoader.__iter__ = begin_epoch
 
 
-def _add_callback(module: ModuleType) -> None:
+def _watch_fit(module: ModuleType) -> None:
     original: Callable[..., Any] = module.Trainer.fit
 
     @functools.wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not any(isinstance(callback, _ExactResume) for callback in self.callbacks) and _is_known(self.fit_loop):
-            self.callbacks.append(_callback(module.__name__))
+        if (problem := _problem(self)) is not None:
+            self.callbacks = [callback for callback in self.callbacks if not isinstance(callback, _ExactResume)]
+            active = context.active()
+            if active is not None and active.rank == 0:
+                message = f"Lightning's checkpoints get no generators and no order of the data: {problem}"
+                active.notice(RESUME_LIMIT, message)
         result = original(self, *args, **kwargs)
         for callback in self.callbacks:
             if isinstance(callback, _ExactResume):
@@ -108,17 +120,16 @@ def _add_callback(module: ModuleType) -> None:
     module.Trainer.fit = fit
 
 
-def _is_known(fit_loop: Any) -> bool:
-    """Return True if a loop has the attributes that the callback uses."""
+def _problem(trainer: Any) -> str | None:
+    """Return the reason for which a Trainer cannot use the callback, or None."""
     try:
         for name in _USED:
-            operator.attrgetter(name)(fit_loop)
+            operator.attrgetter(name)(trainer.fit_loop)
     except AttributeError as error:
-        active = context.active()
-        if active is not None and active.rank == 0:
-            active.notice(RESUME_LIMIT, f"Lightning's checkpoints get no generators and no order of the data: {error}")
-        return False
-    return True
+        return str(error)
+    if not any(isinstance(callback, _ExactResume) for callback in trainer.callbacks):
+        return "it did not call m5ws's entry point, which an installed m5ws has"
+    return None
 
 
 def _callback(module: str) -> Any:
