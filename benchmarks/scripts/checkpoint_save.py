@@ -5,6 +5,7 @@ the tools that end in -s3. `save` saves four times: all new, all changed by a st
 `load` restores a new model, whose optimizer has no state yet.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -323,16 +324,17 @@ def _memory_bytes(field: str) -> int:
 
 
 def _touch_memory() -> None:
-    """Write as much into a file as a save does, and delete it.
+    """Write as much into two files as a save does, and delete them: one by large writes, the other by small ones.
 
     A virtual machine gets memory that it has not used lately from its host, more slowly than a disk writes. Memory that
-    a process freed is not enough, since the kernel takes other blocks for files.
+    a process freed is not enough: the kernel takes other blocks for files, and larger ones for larger writes.
     """
     folder = None if "://" in sys.argv[4] else Path(sys.argv[4]).parent
-    with tempfile.TemporaryFile(dir=folder) as file:
-        for _ in range(int(sys.argv[2]) // dist.get_world_size()):
-            file.write(bytes(2**20))
-            file.flush()
+    with contextlib.ExitStack() as files:
+        for piece in (2**20, 2**16):
+            file = files.enter_context(tempfile.TemporaryFile(dir=folder, buffering=0))
+            for _ in range(int(sys.argv[2]) * 2**20 // dist.get_world_size() // piece):
+                file.write(bytes(piece))
 
 
 def measured(tool: Tool, number: int) -> dict[str, float]:
