@@ -1,5 +1,6 @@
 """Changes of a framework's module after its import. tests/services/test_frameworks.py has the real frameworks."""
 
+import functools
 import importlib
 import inspect
 import sys
@@ -117,3 +118,6 @@ def test_the_losses_of_a_trainer_are_those_of_its_steps(package: str, tmp_path: 
     monkeypatch.setattr(context, "active", lambda: SimpleNamespace(loss_listeners=[heard.append]))
     assert trainer.training_step(None, torch.tensor(2.0)) == 2.0
     assert heard == ["backward", 8.0, "backward"] and "backward" not in vars(trainer.accelerator)
+    own = functools.partial(Accelerator.backward, trainer.accelerator)
+    trainer.accelerator.backward = own
+    assert trainer.training_step(None, torch.tensor(2.0)) == 2.0 and trainer.accelerator.backward is own

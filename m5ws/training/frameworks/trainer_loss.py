@@ -26,6 +26,8 @@ def _pass_on(module: ModuleType) -> None:
     def training_step(self: Any, *args: Any, **kwargs: Any) -> Any:
         batches = getattr(self, "current_gradient_accumulation_steps", self.args.gradient_accumulation_steps)
         backward, active = self.accelerator.backward, context.active()
+        # The script may have replaced the method itself.
+        before = vars(self.accelerator).get("backward")
 
         def with_listeners(loss: Any, *args: Any, **kwargs: Any) -> Any:
             for listen in active.loss_listeners if active is not None else ():
@@ -38,5 +40,7 @@ def _pass_on(module: ModuleType) -> None:
             return original(self, *args, **kwargs)
         finally:
             del self.accelerator.backward
+            if before is not None:
+                self.accelerator.backward = before
 
     module.Trainer.training_step = training_step
