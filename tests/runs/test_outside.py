@@ -90,7 +90,9 @@ def test_caches_are_no_places_of_results(repo: Repository, tmp_path: Path) -> No
     assert _changed(repo, tmp_path, config="model:\n  cache_dir: ROOT/results\n", environment=variables) == []
 
 
-@pytest.mark.parametrize("key", ["hf_save_dir", "checkpoint_cache_dir", "temp"])
+@pytest.mark.parametrize(
+    "key", ["hf_save_dir", "checkpoint_cache_dir", "temp", "launch.output_dir", "args.out", "code"]
+)
 def test_a_key_that_looks_like_a_cache_is_a_place_of_results(repo: Repository, tmp_path: Path, key: str) -> None:
     assert _changed(repo, tmp_path, config=f"{key}: ROOT/results") == ["ROOT/results"]
 

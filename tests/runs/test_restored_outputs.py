@@ -3,6 +3,7 @@
 import itertools
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -68,12 +69,33 @@ def test_a_requested_copy_is_made_once_without_an_interval(
     broken.unlink()
     (tmp_path / "model.bin").rename(broken)
     assert copying.copy() is None and outputs.names(repo, _RUN) == ["0001-000000"]
-    monkeypatch.setattr(copies, "_RETRY_S", 0.0)
+    monkeypatch.setattr(copying, "_wait_s", 0.0)
     assert copying.copy() is None and outputs.names(repo, _RUN) == ["0001-000000", "0001-000001"]
     # The files of a replay are stored at its end alone.
     replay = msgspec.structs.replace(run, id="b" * 12, purpose="replay")
     request.touch()
     assert _copying(repo, written, replay, minutes=None).copy() is None and outputs.names(repo, "b" * 12) == []
+
+
+def test_a_file_that_is_removed_while_the_files_are_copied_is_left_out(
+    repo: Repository, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A framework saves a checkpoint, and removes the one before."""
+    (tmp_path / "code").mkdir()
+    pinned = planted.publish(repo, planted.snapshot(planted.tree(repo, tmp_path / "code", {"x.py": "1"})))
+    run = planted.run(repo, _RUN, pinned)
+    planted.begin(repo, _RUN, 1)
+    copying, record, doomed = _copying(repo, written, run), saved_outputs.record, [written / "log.txt"]
+
+    def late(*arguments: Any) -> OutputFiles | None:
+        for path in doomed:
+            path.unlink(missing_ok=True)
+        return record(*arguments)
+
+    monkeypatch.setattr(saved_outputs, "record", late)
+    assert copying.copy() is None
+    stored = outputs.find(repo, _RUN, "0001-000000")[1].content
+    assert list(restored_outputs.files(repo, stored)) == [b"out/model.bin"]
 
 
 def test_copies_are_made_when_something_changed_and_found_until_the_end(

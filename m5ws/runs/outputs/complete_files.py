@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from m5ws.errors import M5Error
 from m5ws.filesystem import Stamp, stamp
 from m5ws.repository.files.interface import SourceFile
+from m5ws.repository.files.writer import FileChanged
 from m5ws.runs.outputs import checkpoint_formats, outputs
 
 WITHOUT_END = "without their end, because the attempt ended while they were written"
@@ -33,11 +33,11 @@ class InspectedFiles(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: dict[bytes, Stamp]
 
     def require_unchanged(self) -> None:
-        """Raise M5Error if a checkpoint file was written since it was found to be complete, OSError if it is gone."""
+        """Raise FileChanged if a checkpoint file was written since it was inspected, OSError if it is gone."""
         for file in self.complete:
             known = self.checkpoints.get(file.path)
             if known is not None and stamp(os.stat(file.location)) != known:
-                raise M5Error(f"{outputs.shown(file.path)} was written while it was stored")
+                raise FileChanged(f"{outputs.shown(file.path)} was written while it was stored")
 
 
 def inspect(files: Iterable[SourceFile]) -> InspectedFiles:

@@ -9,10 +9,13 @@ from m5ws.errors import M5Error
 from m5ws.records.run import Run
 from m5ws.repository import outputs
 from m5ws.repository.files.interface import SourceFile
+from m5ws.repository.files.writer import FileChanged
 from m5ws.repository.repository import Repository
 from m5ws.runs.outputs import saved_outputs
 
-_RETRY_S = 60.0
+_TRIES = 3
+_FIRST_WAIT_S, _LAST_WAIT_S = 1.0, 60.0
+"""The time between failed copies doubles from the one to the other."""
 
 
 class OutputCopier:
@@ -37,29 +40,38 @@ class OutputCopier:
         self._copied_s = time.monotonic()
         self._content: str | None = None
         self._number = 0
-        self._failed = False
+        self._wait_s = 0.0
 
     def copy(self) -> str | None:
         """Copy the files if it is time, or requested. Return the error, or None."""
         waited_s = time.monotonic() - self._copied_s
-        is_requested = self._request.exists() and (not self._failed or waited_s >= _RETRY_S)
+        is_requested = self._request.exists() and waited_s >= self._wait_s
         if self._run.purpose != "train" or (not is_requested and waited_s < self._interval_s):
             return None
         # Before the files are listed, so that a request for a later one stays.
         self._request.unlink(missing_ok=True)
         try:
-            name = outputs.name(self._attempt, f"{self._number:06d}")
-            copy = saved_outputs.record(self._repo, self._run, name, self._files(), self._work)
-            if copy is not None and copy.content != self._content:
-                outputs.publish(self._repo, copy)
-                self._content, self._number = copy.content, self._number + 1
-            self._failed = False
+            self._store()
+            self._wait_s = 0.0
         except (M5Error, OSError) as error:
-            # Such as a file that the script is writing. The next copy has it.
-            self._failed = True
+            self._wait_s = min(max(_FIRST_WAIT_S, 2 * self._wait_s), _LAST_WAIT_S)
             if is_requested:
                 self._request.touch()
             return str(error)
         finally:
             self._copied_s = time.monotonic()
         return None
+
+    def _store(self) -> None:
+        """Store the files, listed again if the script removed or wrote one of them meanwhile."""
+        name = outputs.name(self._attempt, f"{self._number:06d}")
+        for left in reversed(range(_TRIES)):
+            try:
+                copy = saved_outputs.record(self._repo, self._run, name, self._files(), self._work)
+                break
+            except (FileChanged, FileNotFoundError):
+                if not left:
+                    raise
+        if copy is not None and copy.content != self._content:
+            outputs.publish(self._repo, copy)
+            self._content, self._number = copy.content, self._number + 1

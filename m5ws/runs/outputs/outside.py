@@ -16,10 +16,10 @@ from m5ws.config.commands import arguments
 from m5ws.errors import M5Error, UsageError
 from m5ws.records.ledger import Notice
 from m5ws.records.run import Run
+from m5ws.repository.arguments import load as load_arguments
 from m5ws.repository.repository import Repository
-from m5ws.runs import work_directories
+from m5ws.runs import parameters, work_directories
 from m5ws.runs.outputs import checkpoint_formats, outputs
-from m5ws.runs.parameters import ParameterReader
 
 OUTSIDE = "outputs-outside"
 """Kind of notice: one such place, which is the end of the message, with the name of a file there."""
@@ -42,7 +42,7 @@ _CACHES = frozenset(
 _CACHE_KEYS = frozenset(
     ("cache_dir", "hf_home", "hf_hub_cache", "hf_datasets_cache", "transformers_cache", "torch_home")
 )
-"""Arguments, and keys of config files, with such folders."""
+"""Keys of config files with such folders."""
 _OTHER_FORMATS = (".gguf", ".h5", ".joblib", ".keras", ".msgpack", ".onnx", ".pkl", ".tflite")
 
 
@@ -94,12 +94,9 @@ def _words(repo: Repository, run: Run) -> Iterator[str]:
     yield from (match[1] for match in map(_SHORT_OPTION.fullmatch, command) if match)
     yield from (value for name, value in run.spec.environment.items() if name not in _CACHES)
     with suppress(M5Error):
-        parameters = ParameterReader(repo).of_run(run)
-        yield from (
-            value
-            for name, value in parameters.items()
-            if name.rpartition(".")[2] not in _CACHE_KEYS and not name.startswith("launch.")
-        )
+        of_files = (parameters.config(repo, run.snapshot), load_arguments(repo, run.snapshot, run.spec).parameters())
+        for named in of_files:
+            yield from (value for name, value in named.items() if name.rpartition(".")[2] not in _CACHE_KEYS)
 
 
 def _places(words: Iterable[str], work: Path) -> Iterator[tuple[str, Iterator[str]]]:
