@@ -4,6 +4,7 @@ import functools
 import importlib
 import inspect
 import sys
+from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+import m5ws
 from m5ws.training.frameworks import after_import, lightning_state, resume, trainer_loss
 from m5ws.training.runtime import context
 
@@ -73,6 +75,43 @@ def test_lightning_gets_a_callback_in_ranks_alone(monkeypatch: pytest.MonkeyPatc
     for name, factory in zip(names, factories, strict=True):
         (callback,) = factory()
         assert isinstance(callback, sys.modules[f"{name}.trainer.trainer"].Callback)
+
+
+@pytest.fixture
+def without_lightning() -> Iterator[None]:
+    """Forget Lightning's modules after the test."""
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("lightning", "lightning_fabric")]:
+        del sys.modules[name]
+
+
+_FABRIC = """
+from abc import ABC
+class CheckpointIO(ABC): ...
+class TorchCheckpointIO(CheckpointIO):
+    def save_checkpoint(self, checkpoint, path):
+        path.write_text(str(checkpoint))
+"""
+
+
+@pytest.mark.parametrize("installed", [("lightning", "lightning_fabric"), ("lightning_fabric",), ("lightning",)])
+def test_a_save_by_the_checkpoint_io_asks_for_a_copy_in_a_rank(
+    installed: tuple[str, ...], without_lightning: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = [{"lightning": "lightning.fabric"}.get(name, name) for name in installed]
+    for name in names:
+        folder = tmp_path.joinpath(*name.split("."), "plugins")
+        folder.mkdir(parents=True)
+        (folder / "io.py").write_text(_FABRIC)
+    plugin = m5ws.lightning_checkpoint_io()
+    assert all(isinstance(plugin, importlib.import_module(f"{name}.plugins.io").CheckpointIO) for name in names)
+    plugin.save_checkpoint(1, tmp_path / "a.ckpt")
+    asked = list[str]()
+    active = SimpleNamespace(request_copy=lambda: asked.append((tmp_path / "b.ckpt").read_text()))
+    monkeypatch.setattr(context, "active", lambda: active)
+    plugin.save_checkpoint(2, tmp_path / "b.ckpt")
+    assert (tmp_path / "a.ckpt").read_text() == "1" and asked == ["2"]
 
 
 def test_a_checkpoint_that_the_trainer_did_not_complete_is_passed_over(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Lightning's checkpoints in the store as soon as they are saved, by a `CheckpointIO`."""
 
 import importlib
-import sys
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -18,10 +18,10 @@ def lightning_checkpoint_io() -> Any:
     Raises ImportError without Lightning.
     https://lightning.ai/docs/pytorch/stable/common/checkpointing_expert.html
     """
-    package = next((name for name in _PACKAGES if name in sys.modules), _PACKAGES[0])
-    base = importlib.import_module(f"{package}.plugins.io").TorchCheckpointIO
+    installed = [name for name in _PACKAGES if importlib.util.find_spec(name.partition(".")[0]) is not None]
+    base, *others = [importlib.import_module(f"{name}.plugins.io") for name in installed or _PACKAGES[:1]]
 
-    class StoringCheckpointIO(base):  # type: ignore[misc,valid-type]  # the package that the script imports
+    class StoringCheckpointIO(base.TorchCheckpointIO):  # type: ignore[misc,name-defined]  # an installed package's
         """As the class of Lightning, and asks for a copy after each save."""
 
         def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
@@ -33,4 +33,7 @@ def lightning_checkpoint_io() -> Any:
             if active is not None:
                 active.request_copy()
 
+    for other in others:
+        # The two packages have classes of their own, and the script may use either.
+        other.CheckpointIO.register(StoringCheckpointIO)
     return StoringCheckpointIO()
