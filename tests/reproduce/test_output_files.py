@@ -7,6 +7,7 @@ import io
 import json
 import pickle
 import re
+import tempfile
 import zipfile
 from collections.abc import Callable
 from fractions import Fraction
@@ -467,6 +468,49 @@ def test_numbered_folders_that_no_logger_made_are_results(repo: Repository, tmp_
     place = msgspec.structs.replace(resumed.place, earlier=frozenset())
     contents = _content(repo, tmp_path, more), _content(repo, tmp_path, fewer)
     assert output_files.compare(repo, contents, (place, _OTHER.place)).differences
+
+
+@pytest.mark.parametrize(
+    "changed", ["out/best.json", "out/logs/version_2/checkpoints/a.ckpt", "out/logs/version_best.pt"]
+)
+def test_numbers_that_both_runs_have_are_results(repo: Repository, tmp_path: Path, changed: str) -> None:
+    """Such as a logger with a version for each seed. The numbers of attempts are left out, those of results are not."""
+
+    def files(numbers: tuple[int, ...], is_changed: bool) -> Files:
+        found: Files = {"out/best.json": json.dumps({"best": f"out/logs/version_{1 + is_changed}"}).encode()}
+        found["out/logs/version_best.pt"] = _saved({"w": torch.full((2,), float(is_changed))})
+        for number in numbers:
+            found[f"out/logs/version_{number}/metrics.csv"] = f"step,loss\n{number},1.0\n".encode()
+            weights = torch.full((2,), float(number + 5 * is_changed))
+            found[f"out/logs/version_{number}/checkpoints/a.ckpt"] = _saved({"w": weights})
+        return found
+
+    resumed = msgspec.structs.replace(_ONE, attempts=2)
+    whole = files((1, 2), is_changed=False)
+    other = whole | {changed: files((1, 2), is_changed=True)[changed]}
+    assert not _compare(repo, tmp_path, (resumed, _OTHER), (whole, whole)).differences
+    (tmp_path / "a").mkdir()
+    assert _compare(repo, tmp_path / "a", (resumed, _OTHER), (whole, other)).differences
+    if changed == "out/logs/version_best.pt":
+        # Here the folders of attempts are paired by a guess, and a file beside them is not.
+        (tmp_path / "b").mkdir()
+        more = files((1, 2, 3), is_changed=False)
+        (difference,) = _compare(repo, tmp_path / "b", (resumed, _OTHER), (more, other)).differences
+        assert difference.name == f"{changed}:w"
+
+
+def test_a_table_of_the_last_attempt_with_a_fixed_number_has_the_last_rows(repo: Repository, tmp_path: Path) -> None:
+    """A mean over an epoch is judged in rows without an epoch."""
+    resumed = msgspec.structs.replace(_ONE, attempts=2)
+
+    def differ(mine: str, theirs: str) -> bool:
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        sides = tuple({"logs/version_0/metrics.csv": text.encode()} for text in (mine, theirs))
+        return bool(_compare(repo, folder, (resumed, _OTHER), (sides[0], sides[1])).differences)
+
+    assert not differ("epoch,step,loss\n1,2,2.0\n", "epoch,step,loss\n0,1,3.0\n1,2,2.0\n")
+    assert not differ("epoch,a_epoch\n1,2.0\n", "epoch,a_epoch\n0,1.0\n1,3.0\n")
+    assert differ("step,a_epoch\n1,2.0\n", "step,a_epoch\n0,1.0\n1,3.0\n")
 
 
 def test_the_counts_of_lightnings_validations_are_not_judged_in_a_resumed_run(repo: Repository, tmp_path: Path) -> None:

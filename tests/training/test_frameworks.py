@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import m5ws
-from m5ws.training.frameworks import after_import, lightning_state, resume, trainer_loss
+from m5ws.records.run import LaunchSpec
+from m5ws.training.frameworks import after_import, lightning_plugin, lightning_state, resume, trainer_loss
 from m5ws.training.runtime import context
 
 
@@ -56,6 +57,23 @@ def test_a_lightning_of_another_form_trains_as_without_m5ws(package: str, tmp_pa
     lightning_state._watch_fit(module)
     trainer = module.Trainer()
     assert trainer.fit() == 1 and trainer.callbacks == []
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_a_trainer_fits_with_one_callback_of_m5ws(
+    package: str, tmp_path: Path, is_given: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has none if the script replaced its callbacks."""
+    (tmp_path / "a_framework" / "trainer.py").write_text(
+        "class Callback: ...\nclass Trainer:\n    fit_loop, callbacks = object(), []\n"
+        "    def fit(self):\n        return len(self.callbacks)\n"
+    )
+    monkeypatch.setattr(lightning_state, "_USED", ())
+    module = importlib.import_module(package)
+    lightning_state._watch_fit(module)
+    if is_given:
+        module.Trainer.callbacks = [lightning_state._callback(package)]
+    assert module.Trainer().fit() == 1
 
 
 def test_lightning_gets_a_callback_in_ranks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,10 +125,20 @@ def test_a_save_by_the_checkpoint_io_asks_for_a_copy_in_a_rank(
     plugin = m5ws.lightning_checkpoint_io()
     assert all(isinstance(plugin, importlib.import_module(f"{name}.plugins.io").CheckpointIO) for name in names)
     plugin.save_checkpoint(1, tmp_path / "a.ckpt")
-    asked = list[str]()
-    active = SimpleNamespace(request_copy=lambda: asked.append((tmp_path / "b.ckpt").read_text()))
+    asked, notices = list[str](), list[str]()
+    active = SimpleNamespace(
+        context=SimpleNamespace(work_dir=str(tmp_path), spec=LaunchSpec(command=("x.py",), outputs=("out",))),
+        request_copy=lambda: asked.append((tmp_path / "out" / "b.ckpt").read_text()),
+        notice=lambda _, message: notices.append(message),
+    )
     monkeypatch.setattr(context, "active", lambda: active)
-    plugin.save_checkpoint(2, tmp_path / "b.ckpt")
+    monkeypatch.setattr(lightning_plugin, "_reported", [])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    plugin.save_checkpoint(2, Path("out", "b.ckpt"))
+    for _ in range(2):
+        plugin.save_checkpoint(3, tmp_path / "c.ckpt")
+    assert len(notices) == 1 and "[run] outputs" in notices[0]
     assert (tmp_path / "a.ckpt").read_text() == "1" and asked == ["2"]
 
 

@@ -98,7 +98,10 @@ def compare(
     """
     was_resumed = max(place.attempts for place in places) > 1
     old, new = (_entries(repo, side) for side in sides)
-    numbered = logger_folders([*old, *new]) if places[0].attempts != places[1].attempts else ()
+    loggers = [logger_folders(side if places[0].attempts != places[1].attempts else ()) for side in (old, new)]
+    folders = sorted({*loggers[0], *loggers[1]})
+    # With the same numbers on both sides, no attempt took one of its own.
+    numbered = tuple(folder for folder in folders if loggers[0].get(folder) != loggers[1].get(folder))
     places = (
         msgspec.structs.replace(places[0], numbered=numbered),
         msgspec.structs.replace(places[1], numbered=numbered),
@@ -125,7 +128,7 @@ def compare(
             differences.append(OutputDifference(name=name, original=next(digests), replayed=next(digests)))
         else:
             result = _compare(repo, name, (before, after), places, rules)
-            if result.difference is not None and _is_numbered_table(name, numbered):
+            if result.difference is not None and _is_numbered_table(name, folders):
                 resumed: Literal[0, 1] = 0 if places[0].attempts > places[1].attempts else 1
                 result = _compare_last_rows(repo, name, (before, after), resumed) or result
             equal["output tensors"] += result.tensors
@@ -139,9 +142,8 @@ def compare(
             elif result.layout:
                 layout.append(name)
     # Of pairs that are guessed, only equal ones count.
-    guessed = tuple(removed.guessed)
-    unpaired += [difference.name for difference in differences if difference.name.startswith(guessed)]
-    differences = [difference for difference in differences if not difference.name.startswith(guessed)]
+    unpaired += [difference.name for difference in differences if removed.is_guess(difference.name)]
+    differences = [difference for difference in differences if not removed.is_guess(difference.name)]
     return OutputReport(
         differences=tuple(differences),
         equal={kind: count for kind, count in equal.items() if count},
@@ -291,8 +293,9 @@ def _differ_in_place(repo: Repository, sides: tuple[Entry, Entry]) -> bool:
     return ignored.with_one_number(before) == ignored.with_one_number(after)
 
 
-def _is_numbered_table(name: str, numbered: Sequence[str]) -> bool:
-    return any(name == f"{folder}N/metrics.csv" for folder in numbered)
+def _is_numbered_table(name: str, folders: Sequence[str]) -> bool:
+    folder, _, file = name.rpartition("/")
+    return file == "metrics.csv" and folder.rstrip("N0123456789") in folders
 
 
 def _compare_last_rows(
@@ -318,7 +321,7 @@ def _compare_last_rows(
             old, new = before.get(column), after.get(column)
             if old == new:
                 result.values += 1
-            elif column.endswith("_epoch") and before.get("epoch") == first_epoch:
+            elif column.endswith("_epoch") and first_epoch is not None and before.get("epoch") == first_epoch:
                 result.ignored.append(f"{number}.{column}")
             elif result.difference is None:
                 result.difference = OutputDifference(name=f"{name}:{number}.{column}", original=old, replayed=new)

@@ -23,6 +23,11 @@ class Removed(msgspec.Struct, frozen=True):
     unpaired: list[str]
     guessed: list[str]
 
+    def is_guess(self, name: str) -> bool:
+        """Return True if a file, or a value in it, is in one of the folders `guessed`. Its number may be left out."""
+        folders = "|".join(map(re.escape, self.guessed))
+        return bool(self.guessed) and re.match(rf"({folders})(\d+|N)(?![\w.-])", name) is not None
+
 
 def pair(old: dict[str, Entry], new: dict[str, Entry], places: tuple[Surroundings, Surroundings]) -> Removed:
     """Give each pair of files a common name. Remove the files that are not compared, and return their names.

@@ -5,6 +5,7 @@ an ordinary value.
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -55,14 +56,18 @@ _MLFLOW = re.compile(r"(?<!\w)(?:mlruns|mlartifacts)/[^\s'\",:;]*")
 _MLFLOW_ID = re.compile(r"(?<=/)(?:m-)?(?:[0-9a-f]{32}|\d{15,20})(?=/|$)")
 _WANDB = re.compile(r"(?<!\w)(wandb/(?:offline-)?run-\d{8}_\d{6}-)[\w.-]+")
 _OF_LOGGER = re.compile(
-    r"((?:.*/)?version_)\d+/(?:hparams\.yaml|metrics\.csv|checkpoints/.*|events\.out\.tfevents\..*)", re.DOTALL
+    r"((?:.*/)?version_)(\d+)/(?:hparams\.yaml|metrics\.csv|checkpoints/.*|events\.out\.tfevents\..*)", re.DOTALL
 )
 """A file in the folder that a logger of Lightning makes for an attempt, with a number."""
 
 
-def logger_folders(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the beginnings of paths, up to a number, of the numbered folders in which loggers of Lightning write."""
-    return tuple(sorted({match[1] for match in map(_OF_LOGGER.fullmatch, names) if match}))
+def logger_folders(names: Iterable[str]) -> dict[str, set[str]]:
+    """Return the numbered folders in which loggers of Lightning write: the begin of their paths, with the numbers."""
+    found = defaultdict[str, set[str]](set)
+    for match in map(_OF_LOGGER.fullmatch, names):
+        if match:
+            found[match[1]].add(match[2])
+    return found
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True, dict=True):

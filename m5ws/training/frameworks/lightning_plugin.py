@@ -2,12 +2,18 @@
 
 import importlib
 import importlib.util
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from m5ws.training.runtime import context
+from m5ws.training.runtime.context import ActiveRank
 
 _PACKAGES = ("lightning.fabric", "lightning_fabric")
+_FORMS = (os.path.abspath, os.path.realpath)
+_reported: list[str] = []
+"""The first checkpoint that is not stored."""
 
 
 def lightning_checkpoint_io() -> Any:
@@ -27,13 +33,23 @@ def lightning_checkpoint_io() -> Any:
         def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
             return lightning_checkpoint_io, ()
 
-        def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-            super().save_checkpoint(*args, **kwargs)
+        def save_checkpoint(self, checkpoint: Any, path: Any, *args: Any, **kwargs: Any) -> None:
+            super().save_checkpoint(checkpoint, path, *args, **kwargs)
             active = context.active()
             if active is not None:
-                active.request_copy()
+                _store(active, os.fspath(path))
 
     for other in others:
         # The two packages have classes of their own, and the script may use either.
         other.CheckpointIO.register(StoringCheckpointIO)
     return StoringCheckpointIO()
+
+
+def _store(active: ActiveRank, path: str) -> None:
+    """Ask for a copy of a checkpoint that was saved; report once if m5ws does not keep files at its path."""
+    folders = [os.path.join(active.context.work_dir, output) for output in active.context.spec.outputs]
+    if any(Path(form(path)).is_relative_to(form(folder)) for folder in folders for form in _FORMS):
+        active.request_copy()
+    elif not _reported:
+        _reported.append(path)
+        active.notice("limit", f"the checkpoint {path} is not stored: it is in no folder of [run] outputs in m5ws.toml")

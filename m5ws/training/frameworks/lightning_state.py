@@ -105,12 +105,11 @@ def _watch_fit(module: ModuleType) -> None:
 
     @functools.wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if (problem := _problem(self)) is not None:
+        if not _is_known(self.fit_loop):
             self.callbacks = [callback for callback in self.callbacks if not isinstance(callback, _ExactResume)]
-            active = context.active()
-            if active is not None and active.rank == 0:
-                message = f"Lightning's checkpoints get no generators and no order of the data: {problem}"
-                active.notice(RESUME_LIMIT, message)
+        elif not any(isinstance(callback, _ExactResume) for callback in self.callbacks):
+            # The script replaced the callbacks, or this m5ws is not installed, and has no entry points.
+            self.callbacks.append(_callback(module.__name__))
         result = original(self, *args, **kwargs)
         for callback in self.callbacks:
             if isinstance(callback, _ExactResume):
@@ -120,16 +119,17 @@ def _watch_fit(module: ModuleType) -> None:
     module.Trainer.fit = fit
 
 
-def _problem(trainer: Any) -> str | None:
-    """Return the reason for which a Trainer cannot use the callback, or None."""
+def _is_known(fit_loop: Any) -> bool:
+    """Return True if a loop has the attributes that the callback uses."""
     try:
         for name in _USED:
-            operator.attrgetter(name)(trainer.fit_loop)
+            operator.attrgetter(name)(fit_loop)
     except AttributeError as error:
-        return str(error)
-    if not any(isinstance(callback, _ExactResume) for callback in trainer.callbacks):
-        return "it did not call m5ws's entry point, which an installed m5ws has"
-    return None
+        active = context.active()
+        if active is not None and active.rank == 0:
+            active.notice(RESUME_LIMIT, f"Lightning's checkpoints get no generators and no order of the data: {error}")
+        return False
+    return True
 
 
 def _callback(module: str) -> Any:
