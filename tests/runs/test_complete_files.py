@@ -579,8 +579,8 @@ def test_empty_folders_are_made_again_but_for_those_that_look_like_checkpoints(
     checkpoints = ("step-8", "full/step-1/x", "cut-2/x", "new-1", "new-2/x")
     for name in ("samples", "cifar10/logs", *prepared, *checkpoints, "full-2/x", "behind", "file"):
         (attempts.out / name).mkdir(parents=True)
-    # `done-2` is older than the file of `done-1`, and `new-2` newer than that of `new-1`.
-    for moment, name in enumerate(["done-2", "done-1/last.pt", "new-1/last.pt", "new-2"], 1):
+    # `done-2` is older than the file of `done-1`, and `new-2` newer than the first one of `new-1`.
+    for moment, name in enumerate(["done-2", "done-1/last.pt", "new-1/last.pt", "new-2", "new-1/later.pt"], 1):
         if name.endswith(".pt"):
             _put(attempts, {name: _of(1)})
         os.utime(attempts.out / name, (moment, moment))

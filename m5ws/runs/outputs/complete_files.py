@@ -113,12 +113,12 @@ def empty_folders(work: Path, outputs: Iterable[str], restored: Iterable[bytes])
 def _is_prepared(folder: bytes) -> bool:
     """Return True for a numbered folder without files that a script made before it needs it.
 
-    A kill leaves at most one without its first file, and that is newer than all files in the folders like it.
+    A kill leaves at most one without its first file, and that is newer than the first file in each folder like it.
     """
     stem = _stem(folder)
     with os.scandir(os.path.dirname(folder)) as entries:
         alike = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False) and _stem(entry.path) == stem]
-    times = {other: _newest_file(other) for other in alike}
+    times = {other: _first_file(other) for other in alike}
     if times.pop(folder, None) is not None:
         return False
     written = [time_s for time_s in times.values() if time_s is not None]
@@ -131,10 +131,10 @@ def _stem(path: bytes) -> bytes | None:
     return match and (match[1] or b"")
 
 
-def _newest_file(folder: bytes) -> float | None:
-    """Return the time of the newest file in a folder, in seconds since the epoch; None without a file."""
+def _first_file(folder: bytes) -> float | None:
+    """Return the time of the oldest file in a folder, in seconds since the epoch; None without a file."""
     files = (os.path.join(place, name) for place, _, names in os.walk(folder) for name in names)
-    return max((os.lstat(file).st_mtime for file in files), default=None)
+    return min((os.lstat(file).st_mtime for file in files), default=None)
 
 
 def folders_of(path: bytes) -> list[bytes]:
