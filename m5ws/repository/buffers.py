@@ -4,7 +4,6 @@ Large buffers are split on a fixed grid of `Format.chunk_bytes`, one object per 
 packs in the given order. The object of a byte depends only on sizes and order.
 """
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
@@ -14,7 +13,8 @@ from m5ws.repository.concurrency import Job, bounded_map
 from m5ws.repository.objects import Objects
 from m5ws.store.interface import Buffer
 
-_THREADS = max(8, min(16, 2 * (os.cpu_count() or 2)))
+_THREADS = 16
+"""They wait for a disk or a network most of the time."""
 _BUDGET_BYTES = 512 * 2**20
 _DENSE = 4
 """An object is read whole if at least this fraction of it (1/4) is needed."""
