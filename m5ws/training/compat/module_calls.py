@@ -32,7 +32,8 @@ def surround(around: Around) -> None:
 
     def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         nonlocal inside
-        if is_traced() or inside or threading.get_ident() != thread or in_backward():
+        # torch.compile evaluates the first condition while it traces. Inner calls, which are many, need no other one.
+        if torch.compiler.is_compiling() or inside or threading.get_ident() != thread or is_traced() or in_backward():
             return _original(module, *args, **kwargs)
         inside = True
         try:
