@@ -40,6 +40,15 @@ def written(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
+def _begun(repo: Repository, folder: Path) -> Run:
+    """Return a run whose first attempt has begun. `folder` gets its code."""
+    (folder / "code").mkdir()
+    pinned = planted.publish(repo, planted.snapshot(planted.tree(repo, folder / "code", {"x.py": "1"})))
+    run = planted.run(repo, _RUN, pinned)
+    planted.begin(repo, _RUN, 1)
+    return run
+
+
 def _copying(repo: Repository, written: Path, run: Run, minutes: float | None = 0.0) -> copies.OutputCopier:
     def files() -> list[SourceFile]:
         return [SourceFile(path=b"out/" + path.name.encode(), location=path) for path in written.iterdir()]
@@ -50,10 +59,7 @@ def _copying(repo: Repository, written: Path, run: Run, minutes: float | None = 
 def test_a_requested_copy_is_made_once_without_an_interval(
     repo: Repository, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "code").mkdir()
-    pinned = planted.publish(repo, planted.snapshot(planted.tree(repo, tmp_path / "code", {"x.py": "1"})))
-    run = planted.run(repo, _RUN, pinned)
-    planted.begin(repo, _RUN, 1)
+    run = _begun(repo, tmp_path)
     copying, request = _copying(repo, written, run, minutes=None), written.parent / "request"
     assert copying.copy() is None and outputs.names(repo, _RUN) == []
     request.touch()
@@ -66,6 +72,10 @@ def test_a_requested_copy_is_made_once_without_an_interval(
     broken.rename(tmp_path / "model.bin")
     broken.symlink_to("nowhere")
     assert copying.copy() is not None and request.exists()
+    # So is one that fails by the clock while a request waits.
+    by_clock = _copying(repo, written, run)
+    monkeypatch.setattr(by_clock, "_wait_s", 60.0)
+    assert by_clock.copy() is not None and request.exists()
     broken.unlink()
     (tmp_path / "model.bin").rename(broken)
     assert copying.copy() is None and outputs.names(repo, _RUN) == ["0001-000000"]
@@ -81,15 +91,11 @@ def test_a_file_that_is_removed_while_the_files_are_copied_is_left_out(
     repo: Repository, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A framework saves a checkpoint, and removes the one before."""
-    (tmp_path / "code").mkdir()
-    pinned = planted.publish(repo, planted.snapshot(planted.tree(repo, tmp_path / "code", {"x.py": "1"})))
-    run = planted.run(repo, _RUN, pinned)
-    planted.begin(repo, _RUN, 1)
-    copying, record, doomed = _copying(repo, written, run), saved_outputs.record, [written / "log.txt"]
+    run = _begun(repo, tmp_path)
+    copying, record = _copying(repo, written, run), saved_outputs.record
 
     def late(*arguments: Any) -> OutputFiles | None:
-        for path in doomed:
-            path.unlink(missing_ok=True)
+        (written / "log.txt").unlink(missing_ok=True)
         return record(*arguments)
 
     monkeypatch.setattr(saved_outputs, "record", late)
@@ -101,10 +107,7 @@ def test_a_file_that_is_removed_while_the_files_are_copied_is_left_out(
 def test_copies_are_made_when_something_changed_and_found_until_the_end(
     repo: Repository, written: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "code").mkdir()
-    pinned = planted.publish(repo, planted.snapshot(planted.tree(repo, tmp_path / "code", {"x.py": "1"})))
-    run = planted.run(repo, _RUN, pinned)
-    planted.begin(repo, _RUN, 1)
+    run = _begun(repo, tmp_path)
     copying = _copying(repo, written, run)
     assert [copying.copy(), copying.copy()] == [None, None]
     (written / "log.txt").write_text("two")

@@ -10,7 +10,7 @@ import hashlib
 import io
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Literal
 
@@ -98,10 +98,7 @@ def compare(
     """
     was_resumed = max(place.attempts for place in places) > 1
     old, new = (_entries(repo, side) for side in sides)
-    loggers = [logger_folders(side if places[0].attempts != places[1].attempts else ()) for side in (old, new)]
-    folders = sorted({*loggers[0], *loggers[1]})
-    # With the same numbers on both sides, no attempt took one of its own.
-    numbered = tuple(folder for folder in folders if loggers[0].get(folder) != loggers[1].get(folder))
+    folders, numbered = _logger_folders(old, new) if places[0].attempts != places[1].attempts else ((), ())
     places = (
         msgspec.structs.replace(places[0], numbered=numbered),
         msgspec.structs.replace(places[1], numbered=numbered),
@@ -159,6 +156,16 @@ def compare(
         same=tuple(same),
         has_tensors=has_tensors,
     )
+
+
+def _logger_folders(old: Iterable[str], new: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the folders of two runs as `logger_folders`, and those in which the attempts took numbers of their own.
+
+    With the same numbers on both sides, none did.
+    """
+    before, after = logger_folders(old), logger_folders(new)
+    folders = tuple(sorted({*before, *after}))
+    return folders, tuple(folder for folder in folders if before.get(folder) != after.get(folder))
 
 
 def _is_of_an_earlier_attempt(

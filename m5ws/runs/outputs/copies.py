@@ -45,8 +45,9 @@ class OutputCopier:
     def copy(self) -> str | None:
         """Copy the files if it is time, or requested. Return the error, or None."""
         waited_s = time.monotonic() - self._copied_s
-        is_requested = self._request.exists() and waited_s >= self._wait_s
-        if self._run.purpose != "train" or (not is_requested and waited_s < self._interval_s):
+        is_requested = self._request.exists()
+        is_time = waited_s >= self._interval_s or (is_requested and waited_s >= self._wait_s)
+        if self._run.purpose != "train" or not is_time:
             return None
         # Before the files are listed, so that a request for a later one stays.
         self._request.unlink(missing_ok=True)
