@@ -19,8 +19,9 @@ _reported: list[str] = []
 def lightning_checkpoint_io() -> Any:
     """Return a `CheckpointIO` of Lightning that stores each checkpoint when it is saved: `Trainer(plugins=[…])`.
 
-    It saves as Lightning's `TorchCheckpointIO`. In a run, m5ws then copies the output files to the store, while the
-    training continues. Outside a run it does nothing more. Fabric takes it too, and `AsyncCheckpointIO` may wrap it.
+    It saves as Lightning's `TorchCheckpointIO`. In a run of a script without a session, m5ws then copies the output
+    files to the store, while the training continues. Otherwise it does nothing more. Fabric takes it too, and
+    `AsyncCheckpointIO` may wrap it.
     Raises ImportError without Lightning.
     https://lightning.ai/docs/pytorch/stable/common/checkpointing_expert.html
     """
