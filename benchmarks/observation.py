@@ -1,23 +1,26 @@
-"""Cost of the observation of a script without a session: the same training with and without it, turn by turn.
+"""Cost of the observation of a script without a session: the same training with and without it, in turns.
 
-    python benchmarks/observation.py [--rounds 5] [--steps 100] [--layers 12] [--width 256] [--tokens 256] [--json FILE]
+    python benchmarks/observation.py [--rounds 40] [--layers 12] [--width 128] [--tokens 256] [--json FILE]
 
-Each turn is a process of its own, on one thread, with a GPT of many small modules and AdamW. The first two
-steps do not count. The others are added up by their median, in which fingerprints do not show, and by their mean.
-`added` is against the turn without observation in the same round. CPU time does not depend on the load of the machine.
+A GPT of many small modules is trained with AdamW on one thread of one process, since two processes differ by 2 % in
+where their memory lies. The C library keeps freed memory: otherwise it returns some to the system by chance, and to
+get that again took 0 to 2 ms of a step. In each round, the training goes on for some steps without observation and for
+as many with it, the other way round in every second round. The first three steps of a turn do not count.
+
+The parts of a step are compared by themselves, since their times vary less than that of the whole: the median of a
+turn's steps with and without observation, and the median of these differences over the rounds, with the quartiles.
+Fingerprints do not show in a median. There is one after step 5 and one after step 10, and later one in each 1,000.
 """
 
 import argparse
+import ctypes
+import itertools
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -34,35 +37,60 @@ from m5ws.training.runtime.context import ActiveRank
 from m5ws.training.runtime.stop import StopRequest
 
 RUN, NONE = "0" * 12, Digest("0" * 64)
+STEPS, UNCOUNTED = 13, 3
+FINGERPRINTED = (5 - 1 - UNCOUNTED, 10 - 1 - UNCOUNTED)
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""Options of `mallopt` in glibc."""
+
+PARTS = ("forward", "loss", "backward", "update")
+
+Times = list[list[float]]
+"""The ms of each part of each step of a turn that counts."""
 
 
-def turn(folder: Path, *, observe: bool, steps: int, layers: int, width: int, tokens: int) -> dict[str, Any]:
-    """Train in this process, and return the seconds and CPU seconds of each step, and the bytes of the ledger."""
-    torch.set_num_threads(1)
-    torch.manual_seed(1)
-    block = torch.nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.1, batch_first=True, norm_first=True)
-    model = torch.nn.Sequential(
-        torch.nn.Embedding(1000, width), torch.nn.TransformerEncoder(block, layers, enable_nested_tensor=False),
-        torch.nn.Linear(width, 1000),
-    )  # fmt: skip
-    optimizer = torch.optim.AdamW(model.parameters())
-    loss = torch.nn.CrossEntropyLoss()
-    spool = folder / "0.spool"
-    if observe:
-        watch.start(_rank(folder, spool))
-    times = []
-    for step in range(steps):
-        began, cpu = time.perf_counter(), time.process_time()
-        x = torch.randint(1000, (1, tokens), generator=torch.Generator().manual_seed(step))
-        loss(model(x).view(-1, 1000), x.view(-1)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        times.append((time.perf_counter() - began, time.process_time() - cpu))
-    watch.finish()
-    modules, tensors = len(list(model.modules())), len(list(model.parameters()))
-    elements = sum(parameter.numel() for parameter in model.parameters())
-    ledger = spool.stat().st_size if observe else 0
-    return {"times": times, "modules": modules, "tensors": tensors, "elements": elements, "ledger": ledger}
+class Training:
+    """A GPT, its optimizer and its batches, which are trained in turns."""
+
+    def __init__(self, layers: int, width: int, tokens: int) -> None:
+        torch.manual_seed(1)
+        block = torch.nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.1, batch_first=True, norm_first=True)
+        self.model = torch.nn.Sequential(
+            torch.nn.Embedding(1000, width), torch.nn.TransformerEncoder(block, layers, enable_nested_tensor=False),
+            torch.nn.Linear(width, 1000),
+        )  # fmt: skip
+        self.ledger_bytes = 0
+        """The size of the last observed turn's records."""
+        self._optimizer = torch.optim.AdamW(self.model.parameters())
+        self._loss = torch.nn.CrossEntropyLoss()
+        self._tokens = tokens
+        self._done = 0
+
+    def turn(self, *, observe: bool) -> Times:
+        """Train for some steps."""
+        with tempfile.TemporaryDirectory() as folder:
+            spool = Path(folder, "0.spool")
+            if observe:
+                watch.start(_rank(Path(folder), spool))
+            times = [self._step() for _ in range(STEPS)]
+            watch.finish()
+            if observe:
+                self.ledger_bytes = spool.stat().st_size
+        return times[UNCOUNTED:]
+
+    def _step(self) -> list[float]:
+        x = torch.randint(1000, (1, self._tokens), generator=torch.Generator().manual_seed(self._done))
+        self._done += 1
+        times = [time.perf_counter()]
+        output = self.model(x)
+        times.append(time.perf_counter())
+        loss = self._loss(output.view(-1, 1000), x.view(-1))
+        times.append(time.perf_counter())
+        loss.backward()
+        times.append(time.perf_counter())
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        times.append(time.perf_counter())
+        return [1e3 * (end - begin) for begin, end in itertools.pairwise(times)]
 
 
 def _rank(folder: Path, spool: Path) -> ActiveRank:
@@ -78,49 +106,48 @@ def _rank(folder: Path, spool: Path) -> ActiveRank:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--turn", choices=("with", "without"), help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.turn:
-        sizes = {name: getattr(given, name) for name in ("steps", "layers", "width", "tokens")}
-        with tempfile.TemporaryDirectory() as folder:
-            print(json.dumps(turn(Path(folder), observe=given.turn == "with", **sizes)))
-        return
     print(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors\n")
-    rounds = [{kind: _started(kind) for kind in ("without", "with")} for _ in range(given.rounds)]
-    one = rounds[0]["with"]
-    print(f"{one['modules']} modules, {one['tensors']} tensors, {one['elements']} parameters, ", end="")
-    print(f"{one['ledger'] / given.steps:.0f} bytes of ledger a step\n")
-    columns = ("", "ms a step", "added, median of steps", "added, mean of all steps", "CPU, median", "CPU, mean")
-    print(f"| {' | '.join(columns)} |\n|---|---:|---:|---:|---:|---:|")
-    for kind in ("without", "with"):
-        row = []
-        for column in (0, 1):
-            for average in (statistics.median, statistics.mean):
-                added = [
-                    _a_step(each[kind], column, average) / _a_step(each["without"], column, average) for each in rounds
-                ]
-                row.append(f"{statistics.median(added) - 1:+.2%}")
-        ms = 1e3 * statistics.median(_a_step(each[kind], 0, statistics.median) for each in rounds)
-        print(f"| {kind} | {ms:.2f} | {' | '.join(row)} |")
+    torch.set_num_threads(1)
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    for option in (_TRIM_THRESHOLD, _MMAP_THRESHOLD):
+        ctypes.CDLL(None).mallopt(option, 2**30)
+    training = Training(given.layers, given.width, given.tokens)
+    training.turn(observe=True)
+    rounds: list[dict[str, Times]] = []
+    for number in range(given.rounds):
+        kinds = ("without", "with") if number % 2 else ("with", "without")
+        rounds.append({kind: training.turn(observe=kind == "with") for kind in kinds})
+
+    parameters = list(training.model.parameters())
+    print(f"{len(list(training.model.modules()))} modules, {len(parameters)} tensors, ", end="")
+    print(f"{sum(parameter.numel() for parameter in parameters)} parameters, ", end="")
+    print(f"{training.ledger_bytes} bytes of ledger in {STEPS} steps\n")
+    done = {kind: [_medians(turns[kind]) for turns in rounds] for kind in ("without", "with")}
+    print("| | ms without | added ms | quartiles |\n|---|---:|---:|---:|")
+    step = total = 0.0
+    for part, name in enumerate(PARTS):
+        differences = [two[part] - one[part] for one, two in zip(done["without"], done["with"], strict=True)]
+        low, added, high = statistics.quantiles(differences, n=4)
+        without = statistics.median(one[part] for one in done["without"])
+        step, total = step + without, total + added
+        print(f"| {name} | {without:.2f} | {added:.2f} | {low:.2f} to {high:.2f} |")
+    print(f"| step | {step:.2f} | {total:.2f}, {total / step:.2%} | |\n")
+    updates = [[times[-1] for times in turns["with"]] for turns in rounds]
+    fingerprint = [max(times[index] for index in FINGERPRINTED) - statistics.median(times) for times in updates]
+    print(f"a fingerprint: {statistics.median(fingerprint):.2f} ms")
     if given.json:
         given.json.write_text(json.dumps(rounds))
 
 
-def _started(kind: str) -> dict[str, Any]:
-    done = subprocess.run([sys.executable, *sys.argv, "--turn", kind], check=True, capture_output=True, text=True)
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
-def _a_step(done: dict[str, Any], column: int, average: Callable[[list[float]], float]) -> float:
-    """Return the seconds (0) or CPU seconds (1) of a step after the first two."""
-    return average([times[column] for times in done["times"][2:]])
+def _medians(times: Times) -> list[float]:
+    """Return the median of each part's times."""
+    return [statistics.median(part) for part in zip(*times, strict=True)]
 
 
 if __name__ == "__main__":

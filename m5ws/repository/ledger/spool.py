@@ -71,7 +71,8 @@ class SpoolWriter:
 def _masked(event: Event) -> Event:
     """Return an event with secrets in its messages masked: errors quote the output of scripts and libraries."""
     texts = {name: text for name in ("message", "error") if isinstance(text := getattr(event, name, None), str)}
-    return msgspec.structs.replace(event, **{name: secret_scan.masked(text) for name, text in texts.items()})
+    masked = {name: secret_scan.masked(text) for name, text in texts.items()}
+    return msgspec.structs.replace(event, **masked) if masked else event
 
 
 class SpoolReader:

@@ -64,13 +64,15 @@ def is_traced() -> bool:
     )
 
 
+def has_modes() -> bool:
+    """Return True within dispatch or function modes of the script, which may count or change operations."""
+    return bool(torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack())
+
+
 @contextlib.contextmanager
 def without_modes() -> Iterator[None]:
-    """Hide the block's operations from the script's dispatch and function modes, which may count or change them."""
-    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
-        with torch._C.DisableTorchFunction(), _python_dispatch._disable_current_modes():
-            yield
-    else:
+    """Hide the block's operations from the script's dispatch and function modes."""
+    with torch._C.DisableTorchFunction(), _python_dispatch._disable_current_modes():
         yield
 
 

@@ -8,7 +8,7 @@ without m5ws. A part that a module loses stays until the next step.
 import itertools
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,9 +31,9 @@ _Held = Mapping[str, torch.Tensor | None]
 class _Part:
     """A part of a module with its path, and the dictionaries of its own tensors. It does not keep the part alive."""
 
-    def __init__(self, path: str, part: torch.nn.Module) -> None:
+    def __init__(self, path: str, part: torch.nn.Module, on_deletion: Callable[[Any], None]) -> None:
         self.path = path
-        self.ref = weakref.ref(part)
+        self.ref = weakref.ref(part, on_deletion)
         self.held: tuple[_Held, ...] = module_calls.held_by(part)
 
 
@@ -73,6 +73,8 @@ class FinalWeights:
         self._thread = threading.get_ident()
         self._alive: dict[int, tuple[_Followed, weakref.finalize]] = {}  # type: ignore[type-arg]
         self._deleted: list[_Followed] = []
+        self._changed: list[int] = []
+        """The keys in `_alive` of modules that have lost a part."""
         self._forgot = False
         self._step = 0
         self._identities = Labels()
@@ -83,25 +85,24 @@ class FinalWeights:
         """Set the labels of the modules of a step, and let go of parts that a module has no longer."""
         self._step += 1
         self._set_labels()
-        # Objects may be deleted meanwhile, so a copy is read.
-        for followed, finalizer in self._alive.copy().values():
-            if followed.used < self._step - 1 or all(part.ref() is not None for part in followed.parts):
-                continue
-            if (alive := finalizer.peek()) is not None:
-                followed.parts = _parts_of(alive[0])
+        for key in {self._changed.pop() for _ in range(len(self._changed))}:
+            followed, finalizer = self._alive.get(key, (None, None))
+            # An optimizer may have the id of a module that was deleted.
+            if followed is not None and followed.parts and finalizer and (alive := finalizer.peek()) is not None:
+                followed.parts = self._parts_of(alive[0])
         if len(self._alive) + len(self._deleted) > _KEPT:
             self._forget_some()
 
     def follow_module(self, module: torch.nn.Module) -> None:
         """Follow a module with parameters that was called with gradients."""
-        if not self._is_followed(module):
+        if not self._use(module):
             # An engine may be deleted or not, as the garbage collector has it, and only it has its weights.
-            parts = [] if zero.is_engine(module) else _parts_of(module)
+            parts = [] if zero.is_engine(module) else self._parts_of(module)
             self._follow(module, _Followed("", self._step, parts=parts))
 
     def follow_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Follow the parameters of an optimizer, which need not be in a module."""
-        if not self._is_followed(optimizer):
+        if not self._use(optimizer):
             label = self._names.optimizer(optimizer)
             self._follow(optimizer, _Followed(label, self._step, groups=optimizer.param_groups))
 
@@ -112,7 +113,7 @@ class FinalWeights:
         for followed, finalizer in self._alive.copy().values():
             owner = finalizer.peek()
             if owner is not None and followed.parts:
-                followed.parts = _parts_of(owner[0])
+                followed.parts = self._parts_of(owner[0])
             self._try_to_read(followed, dict(followed.named()))
             alive.append(followed)
         for followed in self._deleted:
@@ -151,16 +152,21 @@ class FinalWeights:
                 del self._alive[key]
 
     def _set_labels(self) -> None:
+        # Objects may be deleted meanwhile, so a copy is read.
         for followed, finalizer in self._alive.copy().values():
             if not followed.label and (alive := finalizer.peek()) is not None:
                 followed.label = self._names.module(alive[0]) or ""
 
-    def _is_followed(self, owner: _Owner) -> bool:
+    def is_followed(self, owner: _Owner) -> bool:
+        """Return True if an object is followed."""
+        return id(owner) in self._alive
+
+    def _use(self, owner: _Owner) -> bool:
         """Return True if an object is followed, and note that it is used now."""
-        if id(owner) not in self._alive:
-            return False
-        self._alive[id(owner)][0].used = self._step
-        return True
+        known = self._alive.get(id(owner))
+        if known is not None:
+            known[0].used = self._step
+        return known is not None
 
     def _follow(self, owner: _Owner, followed: _Followed) -> None:
         finalizer = weakref.finalize(owner, self._read_last, id(owner))
@@ -205,7 +211,6 @@ class FinalWeights:
             self._identities[tensor] = str(next(self._numbers))
         return self._identities[tensor] or ""
 
-
-def _parts_of(module: torch.nn.Module) -> list[_Part]:
-    paths = tensor_names.module_names(module)
-    return [_Part(paths[path], part) for path, part in module.named_modules()]
+    def _parts_of(self, module: torch.nn.Module) -> list[_Part]:
+        paths, changed, key = tensor_names.module_names(module), self._changed, id(module)
+        return [_Part(paths[path], part, lambda _: changed.append(key)) for path, part in module.named_modules()]

@@ -39,34 +39,43 @@ class Forwards:
     _evaluated: set[StorageWeakRef] = field(default_factory=set)
     """Memory of the values that left modules in the mode of evaluation."""
 
-    def add(self, module: torch.nn.Module, given: Any, output: Any, *, has_parameters: bool) -> None:
-        """Add a call of a module that `has_parameters` or not, with its arguments and output."""
+    def add(
+        self,
+        module: torch.nn.Module,
+        passed: Sequence[torch.Tensor],
+        returned: Sequence[torch.Tensor],
+        loss: torch.Tensor | None,
+        *,
+        has_parameters: bool,
+    ) -> None:
+        """Add a call of a module that `has_parameters` or not, with the tensors in its arguments and output."""
         self.count += 1
         if has_parameters:
             self.modules[id(module)] = weakref.ref(module)
         if self.count > _READ:
             return
 
-        def is_computed(tensor: torch.Tensor) -> bool:
-            return tensor.requires_grad or not self._computed.isdisjoint(samples.memory(tensor))
-
-        self.inputs += samples.take(given, is_computed)
-        self.outputs += samples.take(output, lambda tensor: not tensor.requires_grad)
-        self._computed.update(memory for leaf in leaves(output) for memory in samples.memory(leaf))
-        loss = samples.loss(output)
+        for tensor in passed:
+            if not tensor.requires_grad and not (self._computed and self._has_computed(tensor)):
+                self.inputs.append(samples.take(tensor))
+        self.outputs += [samples.take(tensor) for tensor in returned if tensor.requires_grad]
+        self._computed.update(memory for tensor in returned for memory in samples.memory(tensor))
         if loss is not None:
             key = id(module) if has_parameters else type(module)
             self._losses.setdefault(key, []).append(scalars.take("loss", samples.local(loss)))
 
-    def add_evaluation(self, output: Any) -> None:
-        """Note the output of a module in the mode of evaluation, which is no part of the step."""
-        self._evaluated.update(memory for leaf in leaves(output) for memory in samples.memory(leaf))
+    def _has_computed(self, tensor: torch.Tensor) -> bool:
+        return not self._computed.isdisjoint(samples.memory(tensor))
 
-    def are_evaluated(self, given: Any) -> bool:
+    def add_evaluation(self, returned: Sequence[torch.Tensor]) -> None:
+        """Note the output of a module in the mode of evaluation, which is no part of the step."""
+        self._evaluated.update(memory for tensor in returned for memory in samples.memory(tensor))
+
+    def are_evaluated(self, passed: Sequence[torch.Tensor]) -> bool:
         """Return True if modules in the mode of evaluation returned some of these arguments, and others none."""
         if not self._evaluated:
             return False
-        used = {memory for leaf in leaves(given) for memory in samples.memory(leaf)}
+        used = {memory for tensor in passed for memory in samples.memory(tensor)}
         return not self._evaluated.isdisjoint(used) and self._computed.isdisjoint(used)
 
     def add_loss(self, loss: torch.Tensor) -> None:
@@ -90,12 +99,20 @@ class Forwards:
 
     def engine(self) -> torch.nn.Module | None:
         """Return the engine with ZeRO that made these forward passes, if it still exists."""
-        modules = (ref() for ref in self.modules.values())
-        return next((module for module in modules if module is not None and zero.is_engine(module)), None)
+        for ref in self.modules.values():
+            module = ref()
+            if module is not None and zero.is_engine(module):
+                return module
+        return None
 
 
 def leaves(tree: Any) -> Sequence[torch.Tensor]:
-    """Return the tensors in nested containers."""
+    """Return the tensors in nested containers.
+
+    Other values are none of the training's: a module may return a time, a path or an object.
+    """
+    if isinstance(tree, torch.Tensor):
+        return [tree]
     return [leaf for leaf in tensors.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 

@@ -14,7 +14,7 @@ an error in it, the script goes on without it.
 
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,6 +93,8 @@ class Observer:
         """The number of updates of each optimizer by its label, None if it does not count them."""
         self._firsts: dict[str, int | None] = {}
         """The number of updates of each optimizer's first parameter by its label. A script may reset the state."""
+        self._cheap: dict[tuple[str | int, ...], bool] = {}
+        """Whether the gradient norm of an optimizer is cheap, by its label and numbers of parameters."""
         self._training: dict[int, weakref.ref[torch.nn.Module]] = {}
         """Modules that were called in the mode of training."""
         self._initial: dict[str, str] = {}
@@ -114,29 +116,36 @@ class Observer:
         self, original: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Call an outermost module, and observe its inputs and outputs."""
-        self._guarded(self._before_forward, module)
+        if self._update is not None and torch.is_grad_enabled():
+            self._guarded(self._before_forward, module)
         output = original(module, *args, **kwargs)
-        self._guarded(self._after_forward, module, (args, kwargs), output)
+        self._guarded(self._after_forward, module, args, kwargs, output)
         return output
 
     def _before_forward(self, module: torch.nn.Module) -> None:
-        if self._update is not None and torch.is_grad_enabled() and has_parameters(module):
+        if self._update is not None and self._is_model(module):
             self._close(self._update.forwards.engine())
 
-    @torch.no_grad()
-    def _after_forward(self, module: torch.nn.Module, given: Any, output: Any) -> None:
-        if any(leaf.requires_grad for leaf in leaves(output)):
+    def _after_forward(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        returned = leaves(output)
+        if any(leaf.requires_grad for leaf in returned):
             if self._update is not None:  # The module has no parameters of its own: a loss function.
                 self._close(self._update.forwards.engine())
-            forwards = self._forwards
-            if self._is_evaluation(module, given):
-                forwards.add_evaluation(output)
+            forwards, is_model = self._forwards, self._is_model(module)
+            passed = [leaf for argument in (*args, *kwargs.values()) for leaf in leaves(argument)]
+            if self._is_evaluation(module, passed, is_model=is_model):
+                forwards.add_evaluation(returned)
                 forwards = self._evaluations
-            forwards.add(module, given, output, has_parameters=has_parameters(module))
-            if has_parameters(module):
+            forwards.add(module, passed, returned, samples.loss(output), has_parameters=is_model)
+            if is_model:
                 self._final.follow_module(module)
 
-    def _is_evaluation(self, module: torch.nn.Module, given: Any) -> bool:
+    def _is_model(self, module: torch.nn.Module) -> bool:
+        return self._final.is_followed(module) or has_parameters(module)
+
+    def _is_evaluation(self, module: torch.nn.Module, passed: Sequence[torch.Tensor], *, is_model: bool) -> bool:
         """Return True for a forward pass in the mode of evaluation of a module that was in the mode of training.
 
         So is that of a module without parameters, such as a loss function, of values that such a pass returned.
@@ -144,9 +153,9 @@ class Observer:
         A wrapper may keep the mode of evaluation while the module inside is trained: Lightning restores the modes of
         its own module alone.
         """
-        if not has_parameters(module) and self._forwards.are_evaluated(given):
+        if not is_model and self._forwards.are_evaluated(passed):
             return True
-        if any(part.training for part in module.modules()):
+        if module.training or any(part.training for part in module.modules()):
             self._training[id(module)] = weakref.ref(module)
             return False
         known = self._training.get(id(module))
@@ -241,9 +250,8 @@ class Observer:
             return
         # Until its first step has been recorded, an attempt does not know its number.
         is_due = not self._numbered or update.has_new or self._is_due(self.step + (not update.is_recorded))
-        is_cheap = optimizer_values.is_cheap(optimizer)
         # In a step without forward passes of modules, nothing else shows its results.
-        is_read = is_cheap or not update.forwards.count
+        is_read = self._has_cheap_norm(optimizer, label) or not update.forwards.count
         if is_due or is_read:
             update.norms_when_due |= not is_read
             norm = optimizer_values.gradient_norm(optimizer)
@@ -251,6 +259,13 @@ class Observer:
                 update.quantities[f"grad_norm{suffix}"] = scalars.take("grad_norm", norm)
         if is_due:
             update.state = self._state(update)
+
+    def _has_cheap_norm(self, optimizer: torch.optim.Optimizer, label: str) -> bool:
+        # To read the sizes of all parameters takes time, and they do not change.
+        key: tuple[str | int, ...] = (label, *(len(group["params"]) for group in optimizer.param_groups))
+        if key not in self._cheap:
+            self._cheap[key] = optimizer_values.is_cheap(optimizer)
+        return self._cheap[key]
 
     # --- records
 
@@ -293,7 +308,7 @@ class Observer:
         self._pending = (update, time.time(), now - self._clock)
         self._clock = now
         is_first = not self._numbered
-        if is_first or not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
+        if is_first or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self._flush()
         self.step += not is_first
         update.is_numbered = True
@@ -392,7 +407,10 @@ class Observer:
         if self._failed:
             return
         try:
-            with module_calls.without_modes():
+            if module_calls.has_modes():
+                with module_calls.without_modes():
+                    function(*arguments)
+            else:
                 function(*arguments)
         except Exception as error:  # noqa: BLE001  # whatever it is, the training goes on
             self._failed = True

@@ -27,9 +27,9 @@ def settings(group: dict[str, Any]) -> str:
 
 def _plain(value: Any) -> Any:
     """Return a plain value itself, and the type of any other, whose text may have an address in memory."""
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value if isinstance(value, (bool, int, float, str, type(None))) else type(value).__qualname__
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else type(value).__qualname__
 
 
 def creates_state(optimizer: torch.optim.Optimizer) -> bool:
@@ -56,11 +56,14 @@ def updates(optimizer: torch.optim.Optimizer) -> int | None:
 
 def updates_of_first(optimizer: torch.optim.Optimizer) -> int | None:
     """Return the number of steps of the first parameter with a state, None if that does not have it on the host."""
-    every = (optimizer.state.get(parameter) for group in optimizer.param_groups for parameter in group["params"])
-    state = next((state for state in every if state), None)
-    value: Any = state.get("step") if isinstance(state, Mapping) else None
-    is_on_host = isinstance(value, int | float) or (_is_scalar(value) and value.device.type == "cpu")
-    return int(value) if is_on_host else None
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state: Any = optimizer.state.get(parameter)
+            if state:
+                value: Any = state.get("step") if isinstance(state, Mapping) else None
+                is_on_host = isinstance(value, int | float) or (_is_scalar(value) and value.is_cpu)
+                return int(value) if is_on_host else None
+    return None
 
 
 def is_skipped(optimizer: torch.optim.Optimizer) -> bool | None:
@@ -80,14 +83,14 @@ def _is_scalar(value: Any) -> bool:
 
 def is_cheap(optimizer: torch.optim.Optimizer) -> bool:
     """Return True unless many elements of gradients are on the host."""
-    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
     left = _HOST_ELEMENTS
-    for parameter in parameters:
-        if parameter.device.type != "cpu":
-            return True
-        left -= parameter.numel()
-        if left < 0:
-            return False
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if not parameter.is_cpu:
+                return True
+            left -= parameter.numel()
+            if left < 0:
+                return False
     return True
 
 

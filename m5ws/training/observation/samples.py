@@ -22,16 +22,13 @@ Sample = tuple[str, Reader | None]
 """The description of a tensor, and a function that returns its elements on the host, None if it has none to read."""
 
 
-def take(values: Any, skipped: Callable[[torch.Tensor], bool]) -> list[Sample]:
-    """Return samples of the tensors in nested containers, without those that are `skipped`.
-
-    Other values are none of the training's: a module may return a time, a path or an object.
-    """
-    return [
-        _sample(value)
-        for value in tensors.tree_leaves(values)
-        if isinstance(value, torch.Tensor) and not skipped(value)
-    ]
+def take(tensor: torch.Tensor) -> Sample:
+    """Return a sample of a tensor."""
+    part = local(tensor)
+    if part.is_nested:
+        return f"{part.dtype} nested;", None
+    description = f"{part.dtype} {tuple(part.shape)};"
+    return description, None if part.is_meta or part.layout != torch.strided else _copied(_spaced(part))
 
 
 def update(digest: Any, samples: list[Sample]) -> None:
@@ -72,15 +69,6 @@ def loss(output: Any) -> torch.Tensor | None:
         if isinstance(value, torch.Tensor) and value.numel() == 1 and value.requires_grad and value.is_floating_point():
             return value
     return None
-
-
-@torch.no_grad()
-def _sample(tensor: torch.Tensor) -> Sample:
-    part = local(tensor)
-    if part.is_nested:
-        return f"{part.dtype} nested;", None
-    description = f"{part.dtype} {tuple(part.shape)};"
-    return description, None if part.is_meta or part.layout != torch.strided else _copied(_spaced(part))
 
 
 def _spaced(tensor: torch.Tensor) -> torch.Tensor:

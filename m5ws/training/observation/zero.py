@@ -15,8 +15,10 @@ from m5ws.training.fingerprint import fingerprint
 
 def is_engine(module: torch.nn.Module) -> bool:
     """Return True for a DeepSpeed engine whose optimizer is ZeRO's."""
+    if type(module).__module__.partition(".")[0] != "deepspeed":
+        return False
     is_partitioned: Any = getattr(module, "zero_optimization", None)
-    return type(module).__module__.partition(".")[0] == "deepspeed" and bool(is_partitioned and is_partitioned())
+    return bool(is_partitioned and is_partitioned())
 
 
 def fingerprints(engine: Any) -> dict[str, str]:
