@@ -9,7 +9,8 @@ as many with it, the other way round in every second round. The first three step
 
 The parts of a step are compared by themselves, since their times vary less than that of the whole: the median of a
 turn's steps with and without observation, and the median of these differences over the rounds, with the quartiles.
-Fingerprints do not show in a median. There is one after step 5 and one after step 10, and later one in each 1,000.
+The steps with a fingerprint (5 and 10), and those after them, which record it, do not count either. The cost of a
+fingerprint is a figure of its own.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -37,15 +39,17 @@ from m5ws.training.runtime.context import ActiveRank
 from m5ws.training.runtime.stop import StopRequest
 
 RUN, NONE = "0" * 12, Digest("0" * 64)
-STEPS, UNCOUNTED = 13, 3
-FINGERPRINTED = (5 - 1 - UNCOUNTED, 10 - 1 - UNCOUNTED)
+STEPS = 19
+COUNTED = (4, 7, 8, 9, *range(12, STEPS + 1))
+"""The first ones warm the caches. Others have a fingerprint, or record it."""
+FINGERPRINTED = (5, 10)
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Options of `mallopt` in glibc."""
 
 PARTS = ("forward", "loss", "backward", "update")
 
 Times = list[list[float]]
-"""The ms of each part of each step of a turn that counts."""
+"""The ms of each part of each step of a turn."""
 
 
 class Training:
@@ -69,13 +73,15 @@ class Training:
         """Train for some steps."""
         with tempfile.TemporaryDirectory() as folder:
             spool = Path(folder, "0.spool")
-            if observe:
-                watch.start(_rank(Path(folder), spool))
+            active = _rank(Path(folder), spool) if observe else None
+            if active is not None:
+                watch.start(active)
             times = [self._step() for _ in range(STEPS)]
             watch.finish()
-            if observe:
+            if active is not None:
+                active.spool.close()
                 self.ledger_bytes = spool.stat().st_size
-        return times[UNCOUNTED:]
+        return times
 
     def _step(self) -> list[float]:
         x = torch.randint(1000, (1, self._tokens), generator=torch.Generator().manual_seed(self._done))
@@ -116,7 +122,8 @@ def main() -> None:
     torch.set_num_threads(1)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     for option in (_TRIM_THRESHOLD, _MMAP_THRESHOLD):
-        ctypes.CDLL(None).mallopt(option, 2**30)
+        if ctypes.CDLL(None).mallopt(option, 2**25) != 1:
+            raise SystemExit("the C library does not keep freed memory: use glibc")
     training = Training(given.layers, given.width, given.tokens)
     training.turn(observe=True)
     rounds: list[dict[str, Times]] = []
@@ -138,16 +145,20 @@ def main() -> None:
         step, total = step + without, total + added
         print(f"| {name} | {without:.2f} | {added:.2f} | {low:.2f} to {high:.2f} |")
     print(f"| step | {step:.2f} | {total:.2f}, {total / step:.2%} | |\n")
-    updates = [[times[-1] for times in turns["with"]] for turns in rounds]
-    fingerprint = [max(times[index] for index in FINGERPRINTED) - statistics.median(times) for times in updates]
-    print(f"a fingerprint: {statistics.median(fingerprint):.2f} ms")
+    fingerprints = [_mean(turns["with"], FINGERPRINTED) - _medians(turns["with"])[-1] for turns in rounds]
+    print(f"a fingerprint: {statistics.median(fingerprints):.2f} ms")
     if given.json:
         given.json.write_text(json.dumps(rounds))
 
 
 def _medians(times: Times) -> list[float]:
     """Return the median of each part's times."""
-    return [statistics.median(part) for part in zip(*times, strict=True)]
+    return [statistics.median(times[step - 1][part] for step in COUNTED) for part in range(len(PARTS))]
+
+
+def _mean(times: Times, steps: Sequence[int]) -> float:
+    """Return the mean time of the update in some steps."""
+    return statistics.mean(times[step - 1][-1] for step in steps)
 
 
 if __name__ == "__main__":

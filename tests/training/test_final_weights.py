@@ -4,6 +4,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -110,6 +111,44 @@ def test_a_part_that_was_replaced_is_not_kept_and_not_read(is_deleted: bool, is_
         del model
     # Otherwise the part in place of the old one is unknown.
     assert final.take() == (expected if is_used_again or not is_deleted else None)
+
+
+def test_an_optimizer_may_have_the_id_of_a_module_that_lost_a_part() -> None:
+    final, weights, ids = FinalWeights(Names()), torch.ones(3, requires_grad=True), set[int]()
+    for _ in range(1000):
+        module = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
+        final.follow_module(module)
+        module[0] = torch.nn.Linear(1, 1)
+        ids.add(id(module))
+        del module
+        optimizer = torch.optim.SGD([weights], lr=0.1)
+        final.follow_optimizer(optimizer)
+        final.begin_update()
+        if id(optimizer) in ids:
+            break
+    assert id(optimizer) in ids and final.take() is not None
+
+
+class _Unwrapped(torch.Tensor):
+    """A tensor whose class alone knows its values: they are one more than those in memory."""
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = super().__torch_function__(function, types, args, kwargs)  # type: ignore[no-untyped-call]
+        return result.as_subclass(torch.Tensor) + 1 if function is torch.Tensor.detach else result
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_tensor_is_read_as_its_class_says(is_deleted: bool) -> None:
+    final, model = FinalWeights(Names()), torch.nn.Linear(2, 2, bias=False)
+    weight = model.weight.detach().clone()
+    model._parameters["weight"] = weight.as_subclass(_Unwrapped)  # type: ignore[assignment]
+    update(final, model)
+    if is_deleted:
+        del model
+    assert final.take() == digests({"model.weight": weight + 1})
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])

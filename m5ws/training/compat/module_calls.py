@@ -4,10 +4,9 @@ torch's own hooks of all modules cost six times as much, since they are called f
 traces them and warns of them (docs/design/0022). torch.fx replaces `Module.__call__` in the same way.
 """
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch.utils import _python_dispatch
@@ -18,6 +17,7 @@ _original = torch.nn.Module.__call__
 
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 
+_Result = TypeVar("_Result")
 Around = Callable[[Callable[..., Any], torch.nn.Module, tuple[Any, ...], dict[str, Any]], Any]
 """Called with the original `Module.__call__`, the module and its arguments, in place of the call."""
 
@@ -64,16 +64,12 @@ def is_traced() -> bool:
     )
 
 
-def has_modes() -> bool:
-    """Return True within dispatch or function modes of the script, which may count or change operations."""
-    return bool(torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack())
-
-
-@contextlib.contextmanager
-def without_modes() -> Iterator[None]:
-    """Hide the block's operations from the script's dispatch and function modes."""
-    with torch._C.DisableTorchFunction(), _python_dispatch._disable_current_modes():
-        yield
+def call_without_modes(function: Callable[..., _Result], *arguments: Any) -> _Result:
+    """Call a function, and hide its operations from dispatch and function modes, which may count or change them."""
+    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+        with torch._C.DisableTorchFunction(), _python_dispatch._disable_current_modes():
+            return function(*arguments)
+    return function(*arguments)
 
 
 def in_backward() -> bool:
@@ -93,8 +89,8 @@ def _has_holders() -> bool:
 
 
 def _hides_from_modes() -> bool:
-    with torch.device("meta"), without_modes():
-        return not torch.empty(0).is_meta and callable(_python_dispatch._disable_current_modes)
+    with torch.device("meta"):
+        return not call_without_modes(torch.empty, 0).is_meta
 
 
 OBSERVED = (

@@ -181,8 +181,7 @@ class FinalWeights:
         is_whole = len({part.ref() is None for part in followed.parts[1:]}) < 2
         # The garbage collector may delete it in any thread, and while operations are traced.
         if is_whole and threading.get_ident() == self._thread and not module_calls.is_traced():
-            with module_calls.without_modes():
-                self._try_to_read(followed, dict(followed.named()))
+            module_calls.call_without_modes(self._try_to_read, followed, dict(followed.named()))
         followed.parts, followed.groups = [], ()
 
     def _try_to_read(self, followed: _Followed, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -43,12 +43,12 @@ class Forwards:
         self,
         module: torch.nn.Module,
         passed: Sequence[torch.Tensor],
+        output: Any,
         returned: Sequence[torch.Tensor],
-        loss: torch.Tensor | None,
         *,
         has_parameters: bool,
     ) -> None:
-        """Add a call of a module that `has_parameters` or not, with the tensors in its arguments and output."""
+        """Add a call of a module that `has_parameters` or not, with the tensors in its arguments and in its output."""
         self.count += 1
         if has_parameters:
             self.modules[id(module)] = weakref.ref(module)
@@ -60,6 +60,7 @@ class Forwards:
                 self.inputs.append(samples.take(tensor))
         self.outputs += [samples.take(tensor) for tensor in returned if tensor.requires_grad]
         self._computed.update(memory for tensor in returned for memory in samples.memory(tensor))
+        loss = samples.loss(output)
         if loss is not None:
             key = id(module) if has_parameters else type(module)
             self._losses.setdefault(key, []).append(scalars.take("loss", samples.local(loss)))

@@ -138,7 +138,7 @@ class Observer:
             if self._is_evaluation(module, passed, is_model=is_model):
                 forwards.add_evaluation(returned)
                 forwards = self._evaluations
-            forwards.add(module, passed, returned, samples.loss(output), has_parameters=is_model)
+            forwards.add(module, passed, output, returned, has_parameters=is_model)
             if is_model:
                 self._final.follow_module(module)
 
@@ -261,7 +261,7 @@ class Observer:
             update.state = self._state(update)
 
     def _has_cheap_norm(self, optimizer: torch.optim.Optimizer, label: str) -> bool:
-        # To read the sizes of all parameters takes time, and they do not change.
+        # To read the sizes of all parameters in each step takes time. One that is replaced by a larger one costs more.
         key: tuple[str | int, ...] = (label, *(len(group["params"]) for group in optimizer.param_groups))
         if key not in self._cheap:
             self._cheap[key] = optimizer_values.is_cheap(optimizer)
@@ -407,11 +407,7 @@ class Observer:
         if self._failed:
             return
         try:
-            if module_calls.has_modes():
-                with module_calls.without_modes():
-                    function(*arguments)
-            else:
-                function(*arguments)
+            module_calls.call_without_modes(function, *arguments)
         except Exception as error:  # noqa: BLE001  # whatever it is, the training goes on
             self._failed = True
             message = f"the steps after step {self.step} are not observed, because of an error: {error!r}"

@@ -49,8 +49,11 @@ def digest(values: list[Sample], count: int) -> str:
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """Return the part of a tensor that this rank holds, without its graph."""
     part = tensor.detach()
-    to_local = getattr(part, "to_local", None)
-    return to_local() if to_local is not None else part
+    if not hasattr(part, "to_local"):
+        return part
+    with torch.no_grad():
+        local: torch.Tensor = part.to_local()
+        return local
 
 
 def memory(tensor: torch.Tensor) -> list[StorageWeakRef]:
