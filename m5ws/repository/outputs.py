@@ -49,8 +49,12 @@ def names(repo: Repository, run: str) -> list[str]:
 
 
 def superseded(labels: list[str]) -> list[str]:
-    """Return the copies that newer output files replace. Final ones are evidence, and are kept."""
-    return [label for label in sorted(labels)[:-1] if not is_final(label)]
+    """Return the copies that newer output files of their attempt replace. Final ones are evidence, and are kept.
+
+    The last copy of an attempt that was lost shows which files were there before the next one.
+    """
+    newest = {attempt_of(label): label for label in sorted(labels)}
+    return [label for label in sorted(labels) if not is_final(label) and label != newest[attempt_of(label)]]
 
 
 def attempt_of(label: str) -> int:

@@ -9,7 +9,7 @@ import pickle
 import re
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -155,8 +155,17 @@ def _content(repo: Repository, folder: Path, files: Files) -> Digest:
     return repo.objects.put_record(Content(format="files/1", world=1, tree=written.digest, packing=written.packing))
 
 
-def _compare(repo: Repository, folder: Path, sides: tuple[Side, Side], files: tuple[Files, Files]) -> OutputReport:
-    """The files of a resumed run in numbered folders, but for the last number of each, are of earlier attempts."""
+def _compare(
+    repo: Repository,
+    folder: Path,
+    sides: tuple[Side, Side],
+    files: tuple[Files, Files],
+    earlier: Collection[str] | None = None,
+) -> OutputReport:
+    """By default, a resumed run's files in numbered folders, but for the last number of each, are of earlier attempts.
+
+    `earlier` names them otherwise.
+    """
     contents = _content(repo, folder, files[0]), _content(repo, folder, files[1])
     places = []
     for side, content in zip(sides, contents, strict=True):
@@ -169,6 +178,9 @@ def _compare(repo: Repository, folder: Path, sides: tuple[Side, Side], files: tu
             for name, entry in output_files._entries(repo, content).items()
             if side.attempts > 1 and (match := _NUMBERED.search(name)) and int(match[2]) < last[match[1]]
         }
+        if earlier is not None and side.attempts > 1:
+            entries = output_files._entries(repo, content).items()
+            left = {(name, entry.digest) for name, entry in entries if name in earlier}
         places.append(msgspec.structs.replace(side.place, earlier=frozenset(left)))
     return output_files.compare(repo, contents, (places[0], places[1]))
 
@@ -241,9 +253,12 @@ def test_folders_of_dates_are_compared_in_their_order_and_one_that_is_too_many_i
     assert len(_compare(repo, tmp_path, sides, (jobs(_ONE, 1, 2), jobs(_OTHER, 2, 1))).differences) == 2
     assert len(_compare(repo, tmp_path, sides, (jobs(_ONE, 1, 2, 3), jobs(_OTHER, 1, 2))).differences) == 5
     resumed = msgspec.structs.replace(_ONE, attempts=2)
-    report = _compare(repo, tmp_path, (resumed, _OTHER), (jobs(_ONE, 1, 2), jobs(_OTHER, 2)))
+    two = jobs(_ONE, 1, 2)
+    report = _compare(repo, tmp_path, (resumed, _OTHER), (two, jobs(_OTHER, 2)), earlier=[min(two)])
     assert not report.differences and report.equal["files"] == 1
     assert "files of earlier attempts" in report.not_compared[0]
+    # The last attempt made both.
+    assert len(_compare(repo, tmp_path, (resumed, _OTHER), (two, jobs(_OTHER, 2))).differences) == 3
 
 
 def test_what_is_not_of_the_kind_that_its_name_has_is_compared_by_lines(repo: Repository, tmp_path: Path) -> None:
@@ -381,8 +396,15 @@ def test_values_that_begin_again_with_an_attempt_are_not_judged_in_a_resumed_run
         ("epoch,loss\n0,1.0\n1,0.5\n", "epoch,accuracy\n1,0.5\n", False),
         ("epoch,loss\n0,1.0\n1,0.5\n", "epoch,loss\n", False),
         # The mean of the epoch in which the attempt began, and that of a later one.
-        ("epoch,loss_epoch\n0,1.0\n1,0.5\n", "epoch,loss_epoch\n0,1.5\n1,0.5\n", True),
-        ("epoch,loss_epoch\n0,1.0\n1,0.5\n", "epoch,loss_epoch\n0,1.0\n1,0.6\n", False),
+        ("epoch,a_epoch,a_step\n0,1.0,3\n1,0.5,4\n", "epoch,a_epoch,a_step\n0,1.5,3\n1,0.5,4\n", True),
+        ("epoch,a_epoch,a_step\n0,1.0,3\n1,0.5,4\n", "epoch,a_epoch\n0,1.5\n", False),
+        ("epoch,a_epoch,a_step\n0,1.0,3\n1,0.5,4\n", "epoch,a_epoch,a_step\n0,1.0,3\n1,0.6,4\n", False),
+        # Not of values that are logged at each step too: a script's own.
+        ("epoch,a_epoch\n0,1.0\n1,0.5\n", "epoch,a_epoch\n0,1.5\n1,0.5\n", False),
+        # Times are not judged. Tables that cannot be read by their columns are compared by their lines.
+        ("epoch,a,fit_time\n0,1.0,3\n1,0.5,4\n", "epoch,a,fit_time\n1,0.5,6\n", True),
+        ("epoch,a,a\n0,1.0,3\n1,0.5,4\n", "epoch,a,a\n1,0.6,4\n", False),
+        (f"epoch,a\n0,1.0\n1,{'5' * 200_000}\n", f"epoch,a\n1,{'5' * 200_000}\n", False),
         ("epoch,loss_step\n0,1.0\n1,0.5\n", "epoch,loss_step\n0,1.5\n1,0.5\n", False),
     ],
 )
@@ -439,11 +461,94 @@ def test_the_numbered_folders_of_several_ranks_are_compared_in_their_order(repo:
         return settings | {f"{folders[0]}/metrics.csv": f"step,loss\n{rows}".encode()}
 
     resumed = msgspec.structs.replace(_ONE, attempts=2)
-    whole = files(0, "1,5.0\n2,6.0\n")
-    report = _compare(repo, tmp_path, (resumed, _OTHER), (files(0, "1,5.0\n") | files(2, "2,6.0\n"), whole))
+    whole, first, sides = files(0, "1,5.0\n2,6.0\n"), files(0, "1,5.0\n"), (resumed, _OTHER)
+    report = _compare(repo, tmp_path, sides, (first | files(2, "2,6.0\n"), whole), earlier=first)
     assert not report.differences and not report.unpaired
-    report = _compare(repo, tmp_path, (resumed, _OTHER), (files(0, "1,5.0\n") | files(2, "2,7.0\n"), whole))
+    report = _compare(repo, tmp_path, sides, (first | files(2, "2,7.0\n"), whole), earlier=first)
     assert not report.differences and report.unpaired
+
+
+def _training(number: int, *, of: int) -> Files:
+    folder = f"logs/version_{number}"
+    table, weights = f"epoch,a_epoch,a_step\n0,{of}.5,{of}.0\n".encode(), _saved({"w": torch.full((2,), float(of))})
+    return {f"{folder}/hparams.yaml": b"{}\n", f"{folder}/metrics.csv": table, f"{folder}/checkpoints/a.ckpt": weights}
+
+
+@pytest.mark.parametrize("lost", range(3))
+def test_a_training_that_the_replay_lacks_is_a_difference(repo: Repository, tmp_path: Path, lost: int) -> None:
+    """Three trainings with numbers of their own, of which the first was done in an earlier attempt."""
+    resumed = msgspec.structs.replace(_ONE, attempts=2)
+    every = [_training(number, of=number) for number in (1, 2, 3)]
+    mine = every[0] | every[1] | every[2]
+    theirs = {name: data for number, files in enumerate(every) if number != lost for name, data in files.items()}
+    report = _compare(repo, tmp_path, (resumed, _OTHER), (mine, theirs), earlier=every[0])
+    assert report.differences or report.unpaired
+    (tmp_path / "swapped").mkdir()
+    report = _compare(repo, tmp_path / "swapped", (_OTHER, resumed), (theirs, mine), earlier=every[0])
+    assert report.differences or report.unpaired
+
+
+def test_the_table_of_a_training_that_an_earlier_attempt_did_is_judged_whole(repo: Repository, tmp_path: Path) -> None:
+    resumed = msgspec.structs.replace(_ONE, attempts=2)
+    first, second = _training(1, of=1), _training(2, of=2)
+    changed = first | {"logs/version_1/metrics.csv": b"epoch,a_epoch,a_step\n0,9.5,1.0\n"}
+    assert not _compare(repo, tmp_path, (resumed, _OTHER), (first | second, first | second), earlier=first).differences
+    (tmp_path / "changed").mkdir()
+    sides = first | second, changed | second
+    report = _compare(repo, tmp_path / "changed", (resumed, _OTHER), sides, earlier=first)
+    assert [difference.name for difference in report.differences] == ["logs/version_1/metrics.csv:1.a_epoch"]
+
+
+def test_numbers_that_no_attempt_took_are_judged(repo: Repository, tmp_path: Path) -> None:
+    """A value may name a folder of another run's logger, such as that of a pretrained model."""
+    resumed = msgspec.structs.replace(_ONE, attempts=2)
+
+    def files(*numbers: int, teacher: int) -> Files:
+        own = f"base: logs/version_{numbers[-1]}\ninit: logs/version_{teacher}/a.ckpt\n".encode()
+        return {f"logs/version_{number}/hparams.yaml": own for number in numbers} | {f"logs/version_{teacher}/r": b"1"}
+
+    for number, (teacher, is_equal) in enumerate({3: True, 7: False}.items()):
+        (tmp_path / str(number)).mkdir()
+        first = files(0, teacher=3)
+        sides = first | files(1, teacher=3), files(0, teacher=teacher)
+        report = _compare(repo, tmp_path / str(number), (resumed, _OTHER), sides, earlier=first)
+        assert (not report.differences) == is_equal
+
+
+@pytest.mark.parametrize("best", [1, 2])
+def test_the_training_that_was_chosen_is_judged(repo: Repository, tmp_path: Path, best: int) -> None:
+    """The first attempt was killed in the first of two trainings."""
+    resumed, first = msgspec.structs.replace(_ONE, attempts=2), {"logs/version_0/hparams.yaml": b"{}\n"}
+
+    def files(one: int, two: int, best: int) -> Files:
+        chosen = f'{{"best": "logs/version_{(one, two)[best - 1]}"}}'.encode()
+        return _training(one, of=1) | _training(two, of=2) | {"out/best.json": chosen}
+
+    report = _compare(repo, tmp_path, (resumed, _OTHER), (first | files(1, 2, best), files(0, 1, 1)), earlier=first)
+    assert [difference.name for difference in report.differences] == ["out/best.json:best"] * (best == 2)
+
+
+def test_a_result_of_an_earlier_attempt_that_the_replay_lacks_is_a_difference(repo: Repository, tmp_path: Path) -> None:
+    resumed = msgspec.structs.replace(_ONE, attempts=2)
+    first = {"logs/version_0/hparams.yaml": b"{}\n", "logs/version_0/results.json": b'{"accuracy": 0.9}'}
+    sides = first | _training(1, of=0), _training(0, of=0)
+    (difference,) = _compare(repo, tmp_path, (resumed, _OTHER), sides, earlier=first).differences
+    assert difference.name.endswith("results.json")
+
+
+def test_the_tables_of_attempts_in_folders_of_their_times_are_compared(repo: Repository, tmp_path: Path) -> None:
+    resumed = msgspec.structs.replace(_ONE, attempts=2)
+
+    def files(side: Side, after_s: float, rows: str) -> Files:
+        folder = f"outputs/{side.moment(after_s):%Y-%m-%d/%H-%M-%S}/csv/version_0"
+        return {f"{folder}/hparams.yaml": b"{}\n", f"{folder}/metrics.csv": f"step,loss\n{rows}".encode()}
+
+    first = files(_ONE, 1, "1,3.0\n")
+    for number, (last, is_equal) in enumerate({"2,2.0\n": True, "2,9.0\n": False}.items()):
+        (tmp_path / str(number)).mkdir()
+        sides = first | files(_ONE, 60, last), files(_OTHER, 1, "1,3.0\n2,2.0\n")
+        report = _compare(repo, tmp_path / str(number), (resumed, _OTHER), sides, earlier=first)
+        assert (not report.differences) == is_equal
 
 
 def test_a_table_of_an_uninterrupted_run_that_lacks_rows_differs(repo: Repository, tmp_path: Path) -> None:
@@ -509,8 +614,8 @@ def test_a_table_of_the_last_attempt_with_a_fixed_number_has_the_last_rows(repo:
         return bool(_compare(repo, folder, (resumed, _OTHER), (sides[0], sides[1])).differences)
 
     assert not differ("epoch,step,loss\n1,2,2.0\n", "epoch,step,loss\n0,1,3.0\n1,2,2.0\n")
-    assert not differ("epoch,a_epoch\n1,2.0\n", "epoch,a_epoch\n0,1.0\n1,3.0\n")
-    assert differ("step,a_epoch\n1,2.0\n", "step,a_epoch\n0,1.0\n1,3.0\n")
+    assert not differ("epoch,a_epoch,a_step\n1,2.0,7\n", "epoch,a_epoch,a_step\n0,1.0,6\n1,3.0,7\n")
+    assert differ("step,a_epoch,a_step\n1,2.0,7\n", "step,a_epoch,a_step\n0,1.0,6\n1,3.0,7\n")
 
 
 def test_the_counts_of_lightnings_validations_are_not_judged_in_a_resumed_run(repo: Repository, tmp_path: Path) -> None:

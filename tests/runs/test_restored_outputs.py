@@ -16,7 +16,7 @@ from m5ws.records.gc import RetentionRules
 from m5ws.records.ledger import CheckpointPublished, OutputsStored
 from m5ws.records.outputs import OutputFiles
 from m5ws.records.run import Run
-from m5ws.repository import bindings, checkpoints, outputs, runs
+from m5ws.repository import bindings, checkpoints, outputs, publishing, runs
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.fsck import fsck
 from m5ws.repository.gc import execute, gc, roots
@@ -71,11 +71,11 @@ def test_a_requested_copy_is_made_once_without_an_interval(
     broken = written / "model.bin"
     broken.rename(tmp_path / "model.bin")
     broken.symlink_to("nowhere")
-    assert copying.copy() is not None and request.exists()
+    assert copying.copy() is not None and not request.exists()
     # So is one that fails by the clock while a request waits.
-    by_clock = _copying(repo, written, run)
-    monkeypatch.setattr(by_clock, "_wait_s", 60.0)
-    assert by_clock.copy() is not None and request.exists()
+    monkeypatch.setattr(copying, "_interval_s", 0.0)
+    assert copying.copy() is not None
+    monkeypatch.setattr(copying, "_interval_s", 3600.0)
     broken.unlink()
     (tmp_path / "model.bin").rename(broken)
     assert copying.copy() is None and outputs.names(repo, _RUN) == ["0001-000000"]
@@ -85,6 +85,44 @@ def test_a_requested_copy_is_made_once_without_an_interval(
     replay = msgspec.structs.replace(run, id="b" * 12, purpose="replay")
     request.touch()
     assert _copying(repo, written, replay, minutes=None).copy() is None and outputs.names(repo, "b" * 12) == []
+
+
+def test_a_copy_whose_publication_was_not_answered_is_followed_by_others(
+    repo: Repository, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copying, create = _copying(repo, written, _begun(repo, tmp_path)), publishing.create_once
+
+    def unanswered(*arguments: Any) -> None:
+        create(*arguments)
+        raise TimeoutError("no answer")
+
+    monkeypatch.setattr(publishing, "create_once", unanswered)
+    assert copying.copy() == "no answer"
+    monkeypatch.setattr(publishing, "create_once", create)
+    (written / "log.txt").write_text("two")
+    assert copying.copy() is None and outputs.names(repo, _RUN) == ["0001-000000", "0001-000001"]
+
+
+def test_a_request_that_cannot_be_removed_is_an_error_of_the_copy(
+    repo: Repository, written: Path, tmp_path: Path
+) -> None:
+    copying, request = _copying(repo, written, _begun(repo, tmp_path), minutes=None), written.parent / "request"
+    request.mkdir()
+    assert copying.copy() is not None and outputs.names(repo, _RUN) == []
+
+
+@pytest.mark.parametrize(
+    ("labels", "replaced"),
+    [
+        ([], []),
+        (["0001-000000", "0001-000001"], ["0001-000000"]),
+        (["0001-000000", "0001-000001", "0001-final", "0002-000000"], ["0001-000000", "0001-000001"]),
+        # The first attempt was lost: its last copy shows what was there before the second one.
+        (["0001-000000", "0001-000001", "0002-000000", "0002-final"], ["0001-000000", "0002-000000"]),
+    ],
+)
+def test_a_copy_is_replaced_by_a_newer_one_of_its_attempt(labels: list[str], replaced: list[str]) -> None:
+    assert outputs.superseded(labels[::-1]) == replaced
 
 
 def test_a_file_that_is_removed_while_the_files_are_copied_is_left_out(

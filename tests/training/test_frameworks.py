@@ -188,3 +188,36 @@ def test_the_losses_of_a_trainer_are_those_of_its_steps(package: str, tmp_path: 
     own = functools.partial(Accelerator.backward, trainer.accelerator)
     trainer.accelerator.backward = own
     assert trainer.training_step(None, torch.tensor(2.0)) == 2.0 and trainer.accelerator.backward is own
+    # A script may replace it within a step.
+    new = functools.partial(Accelerator.backward, trainer.accelerator)
+    monkeypatch.setattr(Accelerator, "backward", lambda self, *_, **__: setattr(self, "backward", new))
+    del trainer.accelerator.backward
+    trainer.training_step(None, torch.tensor(2.0))
+    assert trainer.accelerator.backward is new
+
+
+def test_a_training_of_lightning_restores_nothing_that_was_loaded_before_it(monkeypatch: Any) -> None:
+    """Such as by a validation of another training's checkpoint, or by a training that failed as it began."""
+    module = ModuleType("a_lightning_trainer")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    found = list[object]()
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.callbacks = lightning_state.callbacks("a_lightning")
+            current, ready = SimpleNamespace(processed=0), SimpleNamespace(ready=0)
+            batches = SimpleNamespace(current=ready, is_last_batch=False)
+            progress = SimpleNamespace(current=current)
+            loop = SimpleNamespace(batch_progress=batches)
+            self.fit_loop = SimpleNamespace(_data_fetcher=None, epoch_progress=progress, epoch_loop=loop)
+
+        def fit(self) -> None:
+            found.extend(callback.restored for callback in self.callbacks)
+
+    vars(module).update(Trainer=Trainer, Callback=object)
+    lightning_state._watch_fit(module)
+    trainer = module.Trainer()
+    trainer.callbacks = [lightning_state._callback(module.__name__)]
+    trainer.callbacks[0].restored = lightning_state._Saved({}, {}, 3)
+    trainer.fit()
+    assert found == [None]

@@ -10,9 +10,9 @@ import hashlib
 import io
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import IO, Literal
+from typing import IO
 
 import msgspec
 
@@ -98,11 +98,9 @@ def compare(
     """
     was_resumed = max(place.attempts for place in places) > 1
     old, new = (_entries(repo, side) for side in sides)
-    folders, numbered = _logger_folders(old, new) if places[0].attempts != places[1].attempts else ((), ())
-    places = (
-        msgspec.structs.replace(places[0], numbered=numbered),
-        msgspec.structs.replace(places[1], numbered=numbered),
-    )
+    folders = set[str]()
+    if places[0].attempts != places[1].attempts:
+        folders, places = _logger_folders((old, new), places)
     rules = (*ignored.DEFAULTS, *(ignored.restarted((*old, *new)) if was_resumed else ()), *extra)
     removed = paired_names.pair(old, new, places)
     unpaired = [name for name in removed.unpaired if not ignored.is_file(name, extra)]
@@ -126,8 +124,7 @@ def compare(
         else:
             result = _compare(repo, name, (before, after), places, rules)
             if result.difference is not None and _is_numbered_table(name, folders):
-                resumed: Literal[0, 1] = 0 if places[0].attempts > places[1].attempts else 1
-                result = _compare_last_rows(repo, name, (before, after), resumed) or result
+                result = _compare_last_rows(repo, name, (before, after), places, rules) or result
             equal["output tensors"] += result.tensors
             has_tensors = has_tensors or (result.tensors > 0 and _has_weights(repo, name, before))
             same += [name] if result.tensors or result.values else []
@@ -158,14 +155,37 @@ def compare(
     )
 
 
-def _logger_folders(old: Iterable[str], new: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the folders of two runs as `logger_folders`, and those in which the attempts took numbers of their own.
+def _logger_folders(
+    sides: tuple[Iterable[str], Iterable[str]], places: tuple[Surroundings, Surroundings]
+) -> tuple[set[str], tuple[Surroundings, Surroundings]]:
+    """Return the numbered folders of two runs, also without their times, and places with those that attempts numbered.
 
-    With the same numbers on both sides, none did.
+    With the same numbers on both sides, none did; nor if the run with fewer attempts has no number as low as the
+    resumed one's first: it lacks a folder that one attempt made.
     """
-    before, after = logger_folders(old), logger_folders(new)
-    folders = tuple(sorted({*before, *after}))
-    return folders, tuple(folder for folder in folders if before.get(folder) != after.get(folder))
+    every = [logger_folders(side) for side in sides]
+    resumed = 0 if places[0].attempts > places[1].attempts else 1
+    folders = sorted({*every[0], *every[1]})
+    numbered: tuple[dict[str, dict[str, str]], ...] = ({}, {})
+    for folder in folders:
+        own = [sorted(map(int, side.get(folder, ()))) for side in every]
+        few, many = own[1 - resumed], own[resumed]
+        if few != many and (not few or not many or few[0] <= many[0]):
+            for labels, numbers in zip(numbered, own, strict=True):
+                labels[folder] = _labels(numbers, {*few, *many}, len(few))
+    replaced = [msgspec.structs.replace(place, numbered=one) for place, one in zip(places, numbered, strict=True)]
+    plain = {place.plain(folder) for place in places for folder in folders}
+    return {*folders, *plain}, (replaced[0], replaced[1])
+
+
+def _labels(own: Sequence[int], every: Iterable[int], count: int) -> dict[str, str]:
+    """Return a text for each number: the same one for the last `count` of both runs, in their order.
+
+    Any other number has that of the first of these.
+    """
+    first = max(0, len(own) - count)
+    positions = {number: max(0, position - first) for position, number in enumerate(own)}
+    return {str(number): "N" if count < 2 else f"N{positions.get(number, 0) + 1}" for number in every}
 
 
 def _is_of_an_earlier_attempt(
@@ -300,27 +320,38 @@ def _differ_in_place(repo: Repository, sides: tuple[Entry, Entry]) -> bool:
     return ignored.with_one_number(before) == ignored.with_one_number(after)
 
 
-def _is_numbered_table(name: str, folders: Sequence[str]) -> bool:
+def _is_numbered_table(name: str, folders: Collection[str]) -> bool:
     folder, _, file = name.rpartition("/")
     return file == "metrics.csv" and folder.rstrip("N0123456789") in folders
 
 
 def _compare_last_rows(
-    repo: Repository, name: str, sides: tuple[Entry, Entry], resumed: Literal[0, 1]
+    repo: Repository,
+    name: str,
+    sides: tuple[Entry, Entry],
+    places: tuple[Surroundings, Surroundings],
+    rules: Sequence[str],
 ) -> _FileResult | None:
-    """Compare the last rows of two tables of Lightning's CSVLogger, of which one is of the last attempt of `resumed`.
+    """Compare the last rows of two tables of Lightning's CSVLogger, of which one is of the resumed run's last attempt.
 
-    Return None if that one has no rows, or more than the other.
+    Return None if that one is of an earlier attempt, has no rows, or more than the other, or if one cannot be read.
 
     The table of the last attempt has the columns of the values that were logged in it. Columns that it lacks are empty
-    in these rows. A mean over an epoch (`loss_epoch`) begins again with the attempt.
+    in these rows. A mean over an epoch (`loss_epoch` beside `loss_step`) begins again with the attempt.
     """
-    tables = [_rows(repo, side) for side in sides]
+    resumed = 0 if places[0].attempts > places[1].attempts else 1
+    try:
+        tables = [_rows(repo, side) for side in sides]
+    except (csv.Error, ValueError):
+        return None
     count = len(tables[resumed])
-    if not 0 < count <= len(tables[1 - resumed]):
+    is_whole = sides[resumed].digest in {digest for _, digest in places[resumed].earlier}
+    if is_whole or not 0 < count <= len(tables[1 - resumed]):
         return None
     result = _FileResult(ignored=["rows of earlier attempts"], clock=True)
     first_epoch = tables[0][-count].get("epoch")
+    columns = {column for table in tables for row in table for column in row}
+    means = {column for column in columns if f"{column.removesuffix('_epoch')}_step" in columns}
     for row in range(-count, 0):
         before, after = (table[row] for table in tables)
         number = len(tables[0]) + row + 1
@@ -328,7 +359,11 @@ def _compare_last_rows(
             old, new = before.get(column), after.get(column)
             if old == new:
                 result.values += 1
-            elif column.endswith("_epoch") and first_epoch is not None and before.get("epoch") == first_epoch:
+            elif (
+                (column in means and first_epoch is not None and before.get("epoch") == first_epoch)
+                or ignored.is_key(name, f"{number}.{column}", rules)
+                or places[0].plain_value(old) == places[1].plain_value(new)
+            ):
                 result.ignored.append(f"{number}.{column}")
             elif result.difference is None:
                 result.difference = OutputDifference(name=f"{name}:{number}.{column}", original=old, replayed=new)
@@ -336,9 +371,15 @@ def _compare_last_rows(
 
 
 def _rows(repo: Repository, entry: Entry) -> list[dict[str, str]]:
-    """Return the cells that are not empty of each row of a table, by column."""
+    """Return the cells that are not empty of each row of a table, by column.
+
+    Raises csv.Error, or ValueError for two columns of one name.
+    """
     text = b"".join(repo.objects.read(part) for part in entry.parts).decode(errors="surrogateescape")
     table = csv.DictReader(io.StringIO(text), restkey="", restval="")
+    names = table.fieldnames or ()
+    if len(set(names)) < len(names):
+        raise ValueError("two columns have the same name")
     return [{column: cell for column, cell in row.items() if cell} for row in table]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from m5ws.records.tree import Entry
-from m5ws.reproduce.outputs import text_files
+from m5ws.reproduce.outputs import ignored, text_files
 from m5ws.reproduce.outputs.surroundings import Surroundings, without_random_ids
 
 _REPLACED = re.compile(r"TIME|ID|version_N|HOST|RUN|$")
@@ -47,9 +47,12 @@ def pair(old: dict[str, Entry], new: dict[str, Entry], places: tuple[Surrounding
         if not (_has_order(before) and _has_order(after)):
             before, after = _with_equal_contents(old, new, (before, after), attempts, removed)
         longer, files = (before, old) if attempts > 0 else (after, new)
-        while attempts and len(longer) > min(len(before), len(after)):
-            removed.earlier.append(longer.pop(0))
-            del files[removed.earlier[-1]]
+        left_before = places[0 if attempts > 0 else 1].earlier
+        for name in list(longer) if attempts else ():
+            if len(longer) > min(len(before), len(after)) and (name, files[name].digest) in left_before:
+                longer.remove(name)
+                removed.earlier.append(name)
+                del files[name]
         if len(before) == len(after):
             for number, (old_name, new_name) in enumerate(zip(before, after, strict=True), 1):
                 shared = plain if len(before) == 1 else _REPLACED.sub(rf"\g<0> ({number})", plain, count=1)
@@ -92,9 +95,9 @@ def _with_equal_contents(
 def _join_versions(resumed: dict[str, Entry], other: dict[str, Entry], removed: Removed, place: Surroundings) -> None:
     """Join the numbered folders of the attempts of a resumed run, at `place`, until it has as many as the other run.
 
-    A file that an earlier attempt left counts as one of the next folder that stays, if the other run has it and no
-    later attempt wrote it again, and else is removed. If each attempt has several folders, of ranks or of trainings,
-    their pairs are guessed.
+    A file that an earlier attempt left counts as one of the next folder that stays. It is removed if a later attempt
+    wrote it again, or if it is a checkpoint that the other run lacks. If each attempt has several folders, of ranks or
+    of trainings, their pairs are guessed.
     """
     others = _versions(other, place)
     for folder, numbers in _versions(resumed, place).items():
@@ -108,7 +111,8 @@ def _join_versions(resumed: dict[str, Entry], other: dict[str, Entry], removed: 
                     continue
                 inside = name.removeprefix(f"{folder}{number}")
                 entry, joined = resumed.pop(name), f"{folder}{stay[0]}{inside}"
-                if joined in resumed or f"{folder}{known[0]}{inside}" not in other:
+                is_checkpoint = any(map(ignored.is_weights, name.split("/")))
+                if joined in resumed or (is_checkpoint and f"{folder}{known[0]}{inside}" not in other):
                     removed.earlier.append(name)
                 else:
                     resumed[joined] = entry
@@ -118,8 +122,9 @@ def _versions(names: Iterable[str], place: Surroundings) -> dict[str, dict[int, 
     """Return the names in numbered folders, by the folder's path without its number, and by the number."""
     found = defaultdict[str, dict[int, list[str]]](lambda: defaultdict(list))
     for name in names:
-        if match := place.numbers.match(name):
-            found[match[1]][int(match[2])].append(name)
+        if numbered := place.numbered_folder(name):
+            folder, number = numbered
+            found[folder][number].append(name)
     return found
 
 

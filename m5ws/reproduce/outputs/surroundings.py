@@ -6,7 +6,7 @@ an ordinary value.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 
@@ -73,8 +73,8 @@ def logger_folders(names: Iterable[str]) -> dict[str, set[str]]:
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A run's id, its hosts, its first and last moment in seconds since the epoch, and the number of its attempts.
 
-    `earlier` has the paths and digests of the files that its earlier attempts left. `numbered` has the beginnings of
-    the paths of numbered folders (`logger_folders`), whose numbers are left out of texts.
+    `earlier` has the paths and digests of the files that its earlier attempts left. `numbered` has the numbered folders
+    (`logger_folders`) whose numbers are left out of names, and in values replaced by the text that they have here.
     """
 
     run: str
@@ -83,7 +83,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     ended_s: float = 0.0
     attempts: int = 1
     earlier: frozenset[tuple[str, str]] = frozenset()
-    numbered: tuple[str, ...] = ()
+    numbered: Mapping[str, Mapping[str, str]] = {}
 
     def placeless(self, text: str | None) -> str | None:
         """Return a text without the run's folder and id."""
@@ -101,11 +101,27 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def unnumbered(self, text: str) -> str:
         """Return a text without the numbers of its attempts' folders."""
-        return self.numbers.sub(r"\1N", text) if self.numbered else text
+
+        def replaced(match: "re.Match[str]") -> str:
+            return f"{match[1]}N" if match[2] in self.numbered[match[1]] else match[0]
+
+        return self._numbers.sub(replaced, text) if self.numbered else text
+
+    def _paired(self, text: str) -> str:
+        """Return a text with the numbers of its attempts' folders as those of the other run's folders have them."""
+
+        def replaced(match: "re.Match[str]") -> str:
+            return match[1] + self.numbered[match[1]].get(match[2], match[2])
+
+        return self._numbers.sub(replaced, text) if self.numbered else text
+
+    def numbered_folder(self, name: str) -> tuple[str, int] | None:
+        """Return the numbered folder in which a file is: its path up to the number, and the number."""
+        match = self._numbers.match(name) if self.numbered else None
+        return (match[1], int(match[2])) if match and match[2] in self.numbered[match[1]] else None
 
     @cached_property
-    def numbers(self) -> "re.Pattern[str]":
-        """A numbered folder: its path up to the number, and the number."""
+    def _numbers(self) -> "re.Pattern[str]":
         either = "|".join(map(re.escape, self.numbered))
         return re.compile(rf"(?<![\w.-])({either})(\d+)(?![\w.-])")
 
@@ -114,7 +130,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if text is None:
             return None
         if not text.startswith("0x1."):
-            return self.plain(text)
+            return self.plain(self._paired(text))
         try:
             seconds = exact.decode(text)
         except (ValueError, OverflowError):

@@ -41,23 +41,22 @@ class OutputCopier:
         self._content: str | None = None
         self._number = 0
         self._wait_s = 0.0
+        self._is_requested = False
 
     def copy(self) -> str | None:
         """Copy the files if it is time, or requested. Return the error, or None."""
         waited_s = time.monotonic() - self._copied_s
-        is_requested = self._request.exists()
-        is_time = waited_s >= self._interval_s or (is_requested and waited_s >= self._wait_s)
+        self._is_requested = self._is_requested or self._request.exists()
+        is_time = waited_s >= self._interval_s or (self._is_requested and waited_s >= self._wait_s)
         if self._run.purpose != "train" or not is_time:
             return None
-        # Before the files are listed, so that a request for a later one stays.
-        self._request.unlink(missing_ok=True)
         try:
+            # Before the files are listed, so that a request for a later one stays.
+            self._request.unlink(missing_ok=True)
             self._store()
-            self._wait_s = 0.0
+            self._wait_s, self._is_requested = 0.0, False
         except (M5Error, OSError) as error:
             self._wait_s = min(max(_FIRST_WAIT_S, 2 * self._wait_s), _LAST_WAIT_S)
-            if is_requested:
-                self._request.touch()
             return str(error)
         finally:
             self._copied_s = time.monotonic()
@@ -74,5 +73,7 @@ class OutputCopier:
                 if not left:
                     raise
         if copy is not None and copy.content != self._content:
+            # If the store's answer was lost, this copy may have its name already. The next one needs another.
+            self._number += 1
             outputs.publish(self._repo, copy)
-            self._content, self._number = copy.content, self._number + 1
+            self._content = copy.content

@@ -110,6 +110,10 @@ def _watch_fit(module: ModuleType) -> None:
         elif not any(isinstance(callback, _ExactResume) for callback in self.callbacks):
             # The script replaced the callbacks, or this m5ws is not installed, and has no entry points.
             self.callbacks.append(_callback(module.__name__))
+        for callback in self.callbacks:
+            if isinstance(callback, _ExactResume):
+                # Validation and tests load checkpoints too.
+                callback.restored, callback.states = None, {}
         result = original(self, *args, **kwargs)
         for callback in self.callbacks:
             if isinstance(callback, _ExactResume):

@@ -39,8 +39,10 @@ def _pass_on(module: ModuleType) -> None:
         try:
             return original(self, *args, **kwargs)
         finally:
-            del self.accelerator.backward
-            if before is not None:
-                self.accelerator.backward = before
+            # Unless the script replaced it within the step.
+            if vars(self.accelerator).get("backward") is with_listeners:
+                del self.accelerator.backward
+                if before is not None:
+                    self.accelerator.backward = before
 
     module.Trainer.training_step = training_step
