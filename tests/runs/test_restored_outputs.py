@@ -117,7 +117,7 @@ def test_a_request_that_cannot_be_removed_is_an_error_of_the_copy(
         ([], []),
         (["0001-000000", "0001-000001"], ["0001-000000"]),
         (["0001-000000", "0001-000001", "0001-final", "0002-000000"], ["0001-000000", "0001-000001"]),
-        # The first attempt was lost: its last copy shows what was there before the second one.
+        # The first attempt was lost. Its last copy shows which files were there before the second one.
         (["0001-000000", "0001-000001", "0002-000000", "0002-final"], ["0001-000000", "0002-000000"]),
     ],
 )
