@@ -51,8 +51,9 @@ class Results:
         self._inputs = inputs.AttemptInputs(begun_ns=work.stat().st_ctime_ns, stamps=inputs.stamps(work))
         minutes = plan.run.spec.checkpoint_minutes
         request = Path(plan.context.spool_dir, COPY_REQUEST)
+        index = plan.directory / "copies"
         self._copying = copies.OutputCopier(
-            repo, plan.run, plan.attempt, minutes, work, request, lambda: list(self._written().files)
+            repo, plan.run, plan.attempt, minutes, work, request, index, lambda: list(self._written().files)
         )
         self.unsaved: str | None = None
 

@@ -84,8 +84,10 @@ class _Attempts:
         planted.begin(self.repo, _RUN, self.number)
         self.out = self.work / "out"
         self.out.mkdir(exist_ok=True)
-        request = self.work.with_name("request")
-        self.copier = copies.OutputCopier(self.repo, self.run, self.number, 0.0, self.work, request, self._collect)
+        request, index = self.work.with_name("request"), self.work.with_name("index")
+        self.copier = copies.OutputCopier(
+            self.repo, self.run, self.number, 0.0, self.work, request, index, self._collect
+        )
 
     def _collect(self) -> list[SourceFile]:
         given = inputs.load(self.directory, self.work)

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from m5ws.records.ledger import CheckpointPublished, OutputsStored
 from m5ws.records.outputs import OutputFiles
 from m5ws.records.run import Run
 from m5ws.repository import bindings, checkpoints, outputs, publishing, runs
+from m5ws.repository.files import writer
+from m5ws.repository.files.chunking import read_chunks
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.fsck import fsck
 from m5ws.repository.gc import execute, gc, roots
@@ -53,7 +56,8 @@ def _copying(repo: Repository, written: Path, run: Run, minutes: float | None = 
     def files() -> list[SourceFile]:
         return [SourceFile(path=b"out/" + path.name.encode(), location=path) for path in written.iterdir()]
 
-    return copies.OutputCopier(repo, run, 1, minutes, written.parent, written.parent / "request", files)
+    work = written.parent
+    return copies.OutputCopier(repo, run, 1, minutes, work, work / "request", work / "index", files)
 
 
 def test_a_requested_copy_is_made_once_without_an_interval(
@@ -85,6 +89,33 @@ def test_a_requested_copy_is_made_once_without_an_interval(
     replay = msgspec.structs.replace(run, id="b" * 12, purpose="replay")
     request.touch()
     assert _copying(repo, written, replay, minutes=None).copy() is None and outputs.names(repo, "b" * 12) == []
+
+
+def test_each_file_is_read_once(
+    repo: Repository, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copying, sizes = _copying(repo, written, _begun(repo, tmp_path)), list[int]()
+
+    def counted(descriptor: int, *arguments: Any) -> Any:
+        sizes.append(os.fstat(descriptor).st_size)
+        return read_chunks(descriptor, *arguments)
+
+    monkeypatch.setattr(writer, "read_chunks", counted)
+    large = repo.objects.format.small_bytes
+    for number in range(3):
+        (written / f"step-{number}.pt").write_bytes(b"1" * (large + number))
+        # A file that was just written may change without a trace.
+        time.sleep(0.05)
+        assert copying.copy() is None
+    assert [size for size in sizes if size >= large] == [large, large + 1, large + 2]
+    # A file that was replaced is read again.
+    (written / "step-0.pt").write_bytes(b"2" * large)
+    time.sleep(0.05)
+    assert copying.copy() is None and sizes[-1] == large
+    stored = restored_outputs.newest(repo, _RUN)
+    assert stored is not None
+    restored_outputs.restore(repo, stored, tmp_path / "work")
+    assert (tmp_path / "work" / "out" / "step-0.pt").read_bytes() == b"2" * large
 
 
 def test_a_copy_whose_publication_was_not_answered_is_followed_by_others(

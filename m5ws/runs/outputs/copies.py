@@ -8,6 +8,7 @@ from pathlib import Path
 from m5ws.errors import M5Error
 from m5ws.records.run import Run
 from m5ws.repository import outputs
+from m5ws.repository.files.index import Index
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.files.writer import FileChanged
 from m5ws.repository.repository import Repository
@@ -21,7 +22,8 @@ _FIRST_WAIT_S, _LAST_WAIT_S = 1.0, 60.0
 class OutputCopier:
     """Copies output files of the directory `work` to the store, if they changed.
 
-    It does so every `minutes`, if given, and when a rank has made the file `request`.
+    It does so every `minutes`, if given, and when a rank has made the file `request`. It keeps an index in the file
+    `index`, so that each file is read once.
     """
 
     def __init__(
@@ -32,10 +34,11 @@ class OutputCopier:
         minutes: float | None,
         work: Path,
         request: Path,
+        index: Path,
         files: Callable[[], list[SourceFile]],
     ) -> None:
         self._repo, self._run, self._attempt, self._work, self._files = repo, run, attempt, work, files
-        self._request = request
+        self._request, self._index = request, index
         self._interval_s = 60 * minutes if minutes is not None else math.inf
         self._copied_s = time.monotonic()
         self._content: str | None = None
@@ -67,7 +70,8 @@ class OutputCopier:
         name = outputs.name(self._attempt, f"{self._number:06d}")
         for left in reversed(range(_TRIES)):
             try:
-                copy = saved_outputs.record(self._repo, self._run, name, self._files(), self._work)
+                with Index(self._index) as index:
+                    copy = saved_outputs.record(self._repo, self._run, name, self._files(), self._work, index)
                 break
             except (FileChanged, FileNotFoundError):
                 if not left:

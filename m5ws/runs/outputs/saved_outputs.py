@@ -26,6 +26,7 @@ from m5ws.records.run import Run
 from m5ws.records.tree import Entry, Packing, Tree
 from m5ws.repository import outputs
 from m5ws.repository.files import trees
+from m5ws.repository.files.index import Index
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.repository import Repository
 from m5ws.runs.outputs import checkpoint_formats, complete_files, restored_outputs, resume_files
@@ -45,10 +46,10 @@ class PendingOutputs(msgspec.Struct, frozen=True, kw_only=True):
     unfinished: bool = False
 
 
-def content(repo: Repository, run: Run, files: Sequence[SourceFile]) -> Digest:
+def content(repo: Repository, run: Run, files: Sequence[SourceFile], index: Index | None = None) -> Digest:
     """Store files, and return the digest of the `Content` that lists them. Raises M5Error, OSError."""
     with _masked(files) as stored:
-        written = trees.write_tree(repo.objects, repo.locations, stored)
+        written = trees.write_tree(repo.objects, repo.locations, stored, index)
     return repo.objects.put_record(
         Content(format="files/1", world=run.spec.nproc, tree=written.digest, packing=written.packing)
     )
@@ -81,19 +82,25 @@ def _mask(log: Path, copy: Path) -> bool:
 
 
 def record(
-    repo: Repository, run: Run, name: str, files: Sequence[SourceFile], work: Path | None = None
+    repo: Repository,
+    run: Run,
+    name: str,
+    files: Sequence[SourceFile],
+    work: Path | None = None,
+    index: Index | None = None,
 ) -> OutputFiles | None:
     """Store files, and return their record with a name of output files, not yet published; None if there are none.
 
     If they are those of an attempt that did not finish, in the directory `work`, files without their end are left out,
-    and the record has the files that a resume gets. Raises M5Error, OSError.
+    and the record has the files that a resume gets. Files that are in the `index` are not read again. Raises M5Error,
+    OSError.
     """
     attempt, _, moment = name.partition("-")
     inspected = complete_files.inspect(files) if work is not None else None
     wanted = files if inspected is None else inspected.complete
     if not wanted:
         return None
-    stored, resume, folders = content(repo, run, wanted), None, tuple[bytes, ...]()
+    stored, resume, folders = content(repo, run, wanted, index), None, tuple[bytes, ...]()
     if work is not None and inspected is not None:
         inspected.require_unchanged()
         resume = _content_to_resume(repo, run, name, stored, inspected, work)
