@@ -10,7 +10,7 @@ import hashlib
 import io
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO
 
@@ -21,8 +21,8 @@ from m5ws.records.checkpoint import Content
 from m5ws.records.tree import Entry
 from m5ws.repository.files import trees
 from m5ws.repository.repository import Repository
-from m5ws.reproduce.outputs import archives, ignored, paired_names, tensor_files, text_files
-from m5ws.reproduce.outputs.surroundings import Surroundings, logger_folders
+from m5ws.reproduce.outputs import archives, ignored, numbered_folders, paired_names, tensor_files, text_files
+from m5ws.reproduce.outputs.surroundings import Surroundings
 from m5ws.runs.outputs import checkpoint_formats, outputs
 
 _UNKNOWN_BYTES = 2**26
@@ -100,7 +100,7 @@ def compare(
     old, new = (_entries(repo, side) for side in sides)
     folders = set[str]()
     if places[0].attempts != places[1].attempts:
-        folders, places = _logger_folders((old, new), places)
+        folders, places = numbered_folders.find((old, new), places)
     rules = (*ignored.DEFAULTS, *(ignored.restarted((*old, *new)) if was_resumed else ()), *extra)
     removed = paired_names.pair(old, new, places)
     unpaired = [name for name in removed.unpaired if not ignored.is_file(name, extra)]
@@ -153,39 +153,6 @@ def compare(
         same=tuple(same),
         has_tensors=has_tensors,
     )
-
-
-def _logger_folders(
-    sides: tuple[Iterable[str], Iterable[str]], places: tuple[Surroundings, Surroundings]
-) -> tuple[set[str], tuple[Surroundings, Surroundings]]:
-    """Return the numbered folders of two runs, also without their times, and places with those that attempts numbered.
-
-    With the same numbers on both sides, none did; nor if the run with fewer attempts has no number as low as the
-    resumed one's first: it lacks a folder that one attempt made.
-    """
-    every = [logger_folders(side) for side in sides]
-    resumed = 0 if places[0].attempts > places[1].attempts else 1
-    folders = sorted({*every[0], *every[1]})
-    numbered: tuple[dict[str, dict[str, str]], ...] = ({}, {})
-    for folder in folders:
-        own = [sorted(map(int, side.get(folder, ()))) for side in every]
-        few, many = own[1 - resumed], own[resumed]
-        if few != many and (not few or not many or few[0] <= many[0]):
-            for labels, numbers in zip(numbered, own, strict=True):
-                labels[folder] = _labels(numbers, {*few, *many}, len(few))
-    replaced = [msgspec.structs.replace(place, numbered=one) for place, one in zip(places, numbered, strict=True)]
-    plain = {place.plain(folder) for place in places for folder in folders}
-    return {*folders, *plain}, (replaced[0], replaced[1])
-
-
-def _labels(own: Sequence[int], every: Iterable[int], count: int) -> dict[str, str]:
-    """Return a text for each number: the same one for the last `count` of both runs, in their order.
-
-    Any other number has that of the first of these.
-    """
-    first = max(0, len(own) - count)
-    positions = {number: max(0, position - first) for position, number in enumerate(own)}
-    return {str(number): "N" if count < 2 else f"N{positions.get(number, 0) + 1}" for number in every}
 
 
 def _is_of_an_earlier_attempt(

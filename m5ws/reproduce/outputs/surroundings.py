@@ -5,8 +5,7 @@ an ordinary value.
 """
 
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 
@@ -55,26 +54,13 @@ _SCALES = (1, 1e3, 1e6, 1e9)
 _MLFLOW = re.compile(r"(?<!\w)(?:mlruns|mlartifacts)/[^\s'\",:;]*")
 _MLFLOW_ID = re.compile(r"(?<=/)(?:m-)?(?:[0-9a-f]{32}|\d{15,20})(?=/|$)")
 _WANDB = re.compile(r"(?<!\w)(wandb/(?:offline-)?run-\d{8}_\d{6}-)[\w.-]+")
-_OF_LOGGER = re.compile(
-    r"((?:.*/)?version_)(\d+)/(?:hparams\.yaml|metrics\.csv|checkpoints/.*|events\.out\.tfevents\..*)", re.DOTALL
-)
-"""A file in the folder that a logger of Lightning makes for an attempt, with a number."""
-
-
-def logger_folders(names: Iterable[str]) -> dict[str, set[str]]:
-    """Return the numbered folders in which loggers of Lightning write: the begin of their paths, with the numbers."""
-    found = defaultdict[str, set[str]](set)
-    for match in map(_OF_LOGGER.fullmatch, names):
-        if match:
-            found[match[1]].add(match[2])
-    return found
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A run's id, its hosts, its first and last moment in seconds since the epoch, and the number of its attempts.
 
     `earlier` has the paths and digests of the files that its earlier attempts left. `numbered` has the numbered folders
-    (`logger_folders`) whose numbers are left out of names, and in values replaced by the text that they have here.
+    (`numbered_folders`) whose numbers are left out of names, and in values replaced by the text that they have here.
     """
 
     run: str
