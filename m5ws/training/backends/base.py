@@ -8,7 +8,7 @@ ranks yield every element of every named tensor, and each copy of it.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from m5ws.records.checkpoint import Content
 from m5ws.records.checkpoint import Tensor as TensorRecord
@@ -40,8 +40,7 @@ class Box:
     sizes: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """The part of one named tensor that this rank holds.
 
     Names are "model.<parameter fqn>", "buffer.<fqn>", "optimizer.<parameter fqn>.<key>", "master.<fqn>". `copy` is

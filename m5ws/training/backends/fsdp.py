@@ -18,7 +18,7 @@ from m5ws.records.checkpoint import Tensor as TensorRecord
 from m5ws.repository.objects import Objects
 from m5ws.training.backends import ddp, layouts, optimizer_state
 from m5ws.training.backends.base import Piece, Plain
-from m5ws.training.backends.fsdp_staged import StagedState, check_kind, differing_replicas, pieces, staged_copy
+from m5ws.training.backends.fsdp_staged import StagedState, check_kinds, differing_replicas, pieces, staged_copy
 from m5ws.training.backends.tensor_names import check_fit, check_same_on_all, join, module_names, stored_name
 from m5ws.training.compat import facts, modules, tensors
 from m5ws.training.runtime import collectives
@@ -152,8 +152,7 @@ class FsdpBackend:
         for name, values in self._optimizer_state(parameters):
             state |= optimizer_state.leaves(name, values)
         state |= self._own_shards()
-        for name, tensor in state.items():
-            check_kind(name, tensor)
+        check_kinds(state)
         return {name: state[name] for name in sorted(state)}
 
     def _reshard(self) -> None:
@@ -190,8 +189,9 @@ class FsdpBackend:
 
     def _states(self, parameters: _Parameters) -> Iterator[tuple[str, torch.Tensor, dict[str, Any]]]:
         for name, parameter, optimizer in self._optimized(parameters):
-            if parameter in optimizer.state:
-                yield name, parameter, optimizer.state[parameter]
+            values = optimizer.state.get(parameter)
+            if values is not None:
+                yield name, parameter, values
 
     def _optimized(self, parameters: _Parameters) -> Iterator[tuple[str, torch.Tensor, torch.optim.Optimizer]]:
         names = {id(parameter): name for name, parameter in parameters.items()}
@@ -199,7 +199,7 @@ class FsdpBackend:
         for number, (optimizer, group) in enumerate(groups):
             for position, parameter in enumerate(group["params"]):
                 # A parameter that the model lacks is named by its place in the optimizer.
-                yield names.get(id(parameter), f"group{number}.{position}"), parameter, optimizer
+                yield names.get(id(parameter)) or f"group{number}.{position}", parameter, optimizer
 
     # --- rebuilding optimizer state
 

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from m5ws.errors import M5Error
 from m5ws.repository.objects import Objects
 from m5ws.training.backends import optimizer_state
-from m5ws.training.backends.base import Box, Piece, Plain, Saved
+from m5ws.training.backends.base import Box, Piece, Plain, Saved, Span
 from m5ws.training.compat import tensors
 from m5ws.training.runtime import collectives
 from m5ws.training.state import subclasses
@@ -22,6 +22,7 @@ from m5ws.training.state.staging import Stager
 
 # Nearly all tensors are of these types. For thousands of small ones, the other checks would take time.
 _USUAL = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.bool))
+_WHOLE = Span()
 _BIT_FIELDS = re.compile(r"torch\.(u?int[1-7]|bits\w+)")
 
 
@@ -110,7 +111,7 @@ def pieces(state: Mapping[str, torch.Tensor]) -> Iterator[Piece]:
     """Yield this rank's pieces of tensors by name."""
     for name, tensor in state.items():
         if not isinstance(tensor, DTensor):
-            yield Piece(name, tensor, copy="replica")
+            yield Piece(name, tensor, _WHOLE, "replica")
         elif tensor.device_mesh.get_coordinate() is not None:
             yield _sharded(name, tensor)
 
@@ -131,11 +132,16 @@ def staged_copy(name: str, tensor: torch.Tensor, copier: Stager) -> torch.Tensor
     return tensor if copy is local else tensors.sharded_like(tensor, copy)
 
 
-def check_kind(name: str, tensor: torch.Tensor) -> None:
-    """Raise StateError for a tensor that is not a grid of elements of a known size."""
-    is_plain = type(tensor) in subclasses.PLAIN and tensor.dtype in _USUAL and tensor.layout is torch.strided
-    if is_plain and not tensor.is_nested and not tensor.is_meta:
-        return
+def check_kinds(state: Mapping[str, torch.Tensor]) -> None:
+    """Raise StateError if a tensor is not a grid of elements of a known size."""
+    for name, tensor in state.items():
+        usual = tensor.dtype in _USUAL and tensor.layout is torch.strided and type(tensor) in subclasses.PLAIN
+        if not usual or tensor.is_nested or tensor.is_meta:
+            _check_kind(name, tensor)
+
+
+def _check_kind(name: str, tensor: torch.Tensor) -> None:
+    """Raise StateError, with the reason, for a tensor that is not a grid of elements of a known size."""
     layout, dtype = (str(kind).removeprefix("torch.") for kind in (tensor.layout, tensor.dtype))
     reasons = {
         "a quantized tensor": tensor.is_quantized,

@@ -88,7 +88,7 @@ def leaves(name: str, values: Mapping[str, Any]) -> Iterator[tuple[str, torch.Te
 
 
 def _is_leaf(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and subclasses.parts(value) is None
+    return type(value) in subclasses.PLAIN or (isinstance(value, torch.Tensor) and subclasses.parts(value) is None)
 
 
 def within(value: object, path: str, wanted: plain_state.Take) -> Iterator[tuple[str, torch.Tensor]]:

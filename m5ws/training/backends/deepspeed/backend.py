@@ -6,7 +6,7 @@ steps and CPUAdam's beta powers (`cpu_adam_state`). On another number of ranks, 
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -115,7 +115,7 @@ class DeepSpeedBackend:
         copied = {name: copies.copy(name, tensor) for name, tensor in tensors.items()}
         # DeepSpeed's files hold nearly all pieces; a rank that saves no parameters copies its replicas too.
         pieces = [
-            replace(piece, tensor=copies.within(f"piece/{piece.name}/{number}", piece.tensor))
+            piece._replace(tensor=copies.within(f"piece/{piece.name}/{number}", piece.tensor))
             for number, piece in enumerate(self.tensors())
         ]
         common: dict[str, Plain] = {"optimizer_kind": type(_base(self._engine)).__name__}
