@@ -1,11 +1,12 @@
 """Cost of a session with many small tensors, beside torch's own distributed checkpoints (DCP) of the same state.
 
-    python benchmarks/many_tensors.py [--parameters 10000] [--elements 100] [--rounds 3]
+    python benchmarks/many_tensors.py [--parameters 10000] [--elements 100] [--rounds 3] [--sharded]
 
-One process and one thread. AdamW has three tensors for each parameter. *Start* is from the call of `m5ws.session` to
-the first step, with the rehearsal of a checkpoint; *resume* the same, with the restore. A step has a fingerprint of all
-tensors and its record. The checkpoint is written while the training waits, as with DCP. The ledger has a fingerprint of
-each of the first five steps.
+One process and one thread; with `--sharded`, FSDP2 on two processes of one thread each, of which rank 0 is measured.
+AdamW has three tensors for each parameter. *Start* is from the call of `m5ws.session` to the first step, with the
+rehearsal of a checkpoint; *resume* the same, with the restore. A step has a fingerprint of all tensors and its record.
+The checkpoint is written while the training waits, as with DCP. The ledger has a fingerprint of each of the first five
+steps.
 """
 
 import argparse
@@ -23,7 +24,8 @@ _SETTINGS = """\
 files = []
 
 [run]
-trainer = "python"
+trainer = "{trainer}"
+nproc = {processes}
 checkpoint_every = 6
 fingerprint_every = 1
 
@@ -35,14 +37,16 @@ enabled = false
 """
 
 
-def measure(root: Path, parameters: int, elements: int) -> tuple[dict[str, list[float]], int]:
+def measure(root: Path, parameters: int, elements: int, is_sharded: bool) -> tuple[dict[str, list[float]], int]:
     """Train, fail, and resume; return wall and CPU seconds in turn by name, and the bytes of the ledger."""
     work = root / "work"
     work.mkdir()
-    (work / "m5ws.toml").write_text(_SETTINGS)
+    (work / "m5ws.toml").write_text(
+        _SETTINGS.format(trainer="torchrun" if is_sharded else "python", processes=2 if is_sharded else 1)
+    )
     (work / "train.py").write_text(SCRIPT.read_text())
     out = root / "times.json"
-    command = ["--", "train.py", str(out), str(parameters), str(elements)]
+    command = ["--", "train.py", str(out), str(parameters), str(elements), *(["sharded"] if is_sharded else [])]
     run = m5ws_run(work, *command).split()[0]
     ledger = sum(file.stat().st_size for file in (work / ".m5ws").rglob("ledger/**/*") if file.is_file())
     m5ws_run(work, "--resume", run)
@@ -61,12 +65,13 @@ def main() -> None:
     parser.add_argument("--parameters", type=int, default=10_000)
     parser.add_argument("--elements", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sharded", action="store_true")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     rounds = []
     for _ in range(arguments.rounds):
         with tempfile.TemporaryDirectory() as folder:
-            rounds.append(measure(Path(folder), arguments.parameters, arguments.elements))
+            rounds.append(measure(Path(folder), arguments.parameters, arguments.elements, arguments.sharded))
     found = {
         name: [statistics.median(value for times, _ in rounds for value in times[name][place::2]) for place in (0, 1)]
         for name in rounds[0][0]

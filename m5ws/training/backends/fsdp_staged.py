@@ -108,26 +108,36 @@ def _on_all(
 
 
 def pieces(state: Mapping[str, torch.Tensor]) -> Iterator[Piece]:
-    """Yield this rank's pieces of tensors by name."""
+    """Yield this rank's pieces of tensors by name. Raises StateError."""
+    # Thousands of tensors have few layouts, and torch takes long to find a rank's part of one.
+    boxes: dict[tuple[object, ...], Box | None] = {}
     for name, tensor in state.items():
         if not isinstance(tensor, DTensor):
             yield Piece(name, tensor, _WHOLE, "replica")
-        elif tensor.device_mesh.get_coordinate() is not None:
-            yield _sharded(name, tensor)
+            continue
+        layout = (tensor.shape, tensor.device_mesh, tensor.placements)
+        if layout not in boxes:
+            boxes[layout] = _box(name, tensor)
+        box = boxes[layout]
+        if box is not None:
+            yield Piece(name, tensors.local_part(tensor), box)
 
 
-def _sharded(name: str, tensor: DTensor) -> Piece:
+def _box(name: str, tensor: DTensor) -> Box | None:
+    """Return the place of this rank's part; None if the rank is not one of the tensor's. Raises StateError."""
+    if tensor.device_mesh.get_coordinate() is None:
+        return None
     if any(placement.is_partial() for placement in tensor.placements):
         raise StateError(f"{name} has sums that are not reduced yet ({tensor.placements})")
     sizes, offsets = tensors.local_box(tensor.shape, tensor.device_mesh, tensor.placements)
-    return Piece(name, tensor.to_local(), Box(tuple(tensor.shape), offsets, sizes))
+    return Box(tuple(tensor.shape), offsets, sizes)
 
 
 def staged_copy(name: str, tensor: torch.Tensor, copier: Stager) -> torch.Tensor:
     """Return the copier's copy of a tensor; of a sharded one, with a copy of this rank's part."""
     if not isinstance(tensor, DTensor):
         return copier.copy(name, tensor)
-    local = tensor.to_local()
+    local = tensors.local_part(tensor)
     copy = copier.copy(name, local)
     return tensor if copy is local else tensors.sharded_like(tensor, copy)
 
@@ -135,8 +145,9 @@ def staged_copy(name: str, tensor: torch.Tensor, copier: Stager) -> torch.Tensor
 def check_kinds(state: Mapping[str, torch.Tensor]) -> None:
     """Raise StateError if a tensor is not a grid of elements of a known size."""
     for name, tensor in state.items():
-        usual = tensor.dtype in _USUAL and tensor.layout is torch.strided and type(tensor) in subclasses.PLAIN
-        if not usual or tensor.is_nested or tensor.is_meta:
+        local = tensors.local_part(tensor) if isinstance(tensor, DTensor) else tensor
+        usual = local.dtype in _USUAL and local.layout is torch.strided and type(local) in subclasses.PLAIN
+        if not usual or local.is_nested or local.is_meta:
             _check_kind(name, tensor)
 
 

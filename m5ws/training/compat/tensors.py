@@ -20,6 +20,14 @@ def sharded_like(tensor: DTensor, local: torch.Tensor) -> DTensor:
     return DTensor(local, tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
+def local_part(tensor: DTensor) -> torch.Tensor:
+    """Return this rank's part of a sharded tensor.
+
+    `to_local` does the same without gradients; with them, it adds an operation to autograd's graph, and takes longer.
+    """
+    return tensor._local_tensor
+
+
 def local_box(
     shape: torch.Size, mesh: DeviceMesh, placements: Sequence[Placement]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -68,10 +76,16 @@ def sharded(model: torch.nn.Module) -> Iterator[Fact]:
     """Yield the facts about sharded tensors, tried on a model's first one; none if this rank has none."""
     for tensor in model.parameters():
         if isinstance(tensor, DTensor) and tensor.device_mesh.get_coordinate() is not None:
+            yield Fact("torch", "DTensor._local_tensor", partial(_has_part, tensor))
             yield Fact("torch", "DTensor(local_tensor, spec, requires_grad=…)", partial(_is_rebuilt, tensor))
             name = "torch.distributed.tensor._utils.compute_local_shape_and_global_offset"
             yield Fact("torch", name, partial(_has_box, tensor))
             return
+
+
+@torch.no_grad()
+def _has_part(tensor: DTensor) -> bool:
+    return local_part(tensor).data_ptr() == tensor.to_local().data_ptr()
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ import itertools
 import math
 import operator
 from collections.abc import Iterable
+from functools import lru_cache
 
 from m5ws.training.backends.base import Box, Span
 
@@ -15,13 +16,17 @@ def rows(count: int, place: Span | Box) -> Iterable[Rows]:
     """Return the rows of elements with consecutive indices, in the order of a local tensor of `count` elements."""
     if not count:
         return ()
-    if isinstance(place, Span):
-        return ((1, count, place.start, 0),)
+    return ((1, count, place.start, 0),) if isinstance(place, Span) else _rows_of_box(place)
+
+
+@lru_cache
+def _rows_of_box(place: Box) -> list[Rows]:
+    # Kept, since thousands of tensors have few different boxes.
     strides = [math.prod(place.shape[d + 1 :]) for d in range(len(place.shape))]
     start = sum(offset * stride for offset, stride in zip(place.offsets, strides, strict=True))
     cut = [d for d, size in enumerate(place.sizes) if size != place.shape[d]]
     if not cut or all(size == 1 for size in place.sizes[: cut[-1]]):
-        return ((1, count, start, 0),)
+        return [(1, math.prod(place.sizes), start, 0)]
     # Elements of a row are consecutive. Rows have equal distances, back to a dimension that is cut.
     inner = cut[-1]
     outer = next((d for d in reversed(range(inner)) if d in cut), 0)

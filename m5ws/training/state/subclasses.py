@@ -66,10 +66,14 @@ def join(parts: TensorParts) -> torch.Tensor:
     return made
 
 
-@torch.no_grad()
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a sharded tensor, or any other tensor itself."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    if not hasattr(tensor, "to_local"):
+        return tensor
+    # With gradients it would take long, and add to the graph of autograd.
+    with torch.no_grad():
+        local: torch.Tensor = tensor.to_local()
+        return local
 
 
 def has_bytes(local: torch.Tensor) -> bool:

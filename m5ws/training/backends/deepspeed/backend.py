@@ -115,7 +115,7 @@ class DeepSpeedBackend:
         copied = {name: copies.copy(name, tensor) for name, tensor in tensors.items()}
         # DeepSpeed's files hold nearly all pieces; a rank that saves no parameters copies its replicas too.
         pieces = [
-            piece._replace(tensor=copies.within(f"piece/{piece.name}/{number}", piece.tensor))
+            Piece(piece.name, copies.within(f"piece/{piece.name}/{number}", piece.tensor), piece.place, piece.copy)
             for number, piece in enumerate(self.tensors())
         ]
         common: dict[str, Plain] = {"optimizer_kind": type(_base(self._engine)).__name__}
