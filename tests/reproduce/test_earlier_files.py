@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from m5ws.records.ledger import AttemptEnded
+from m5ws.records.ledger import AttemptEnded, Step
 from m5ws.repository import outputs
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.ledger.ledger import LAUNCHER
@@ -16,6 +17,35 @@ from tests.support.workspace.checkouts import write
 
 _RESUMED, _REPLAY = "a" * 12, "b" * 12
 Files = dict[str, str]
+
+
+def test_a_file_that_a_resume_put_back_was_left_by_the_attempt_before(repo: Repository, tmp_path: Path) -> None:
+    """The first attempt was killed in a save, after it had removed the checkpoint before."""
+    names = ("log", "step=4.ckpt", "step=9.ckpt")
+    write(tmp_path, dict.fromkeys(names, "1"))
+    log, old, new = (SourceFile(path=name.encode(), location=tmp_path / name) for name in names)
+    run, replay = planted.run(repo, _RESUMED), planted.run(repo, _REPLAY)
+    planted.begin(repo, _RESUMED, 1)
+    killed = saved_outputs.record(repo, run, outputs.name(1), [log])
+    before = saved_outputs.record(repo, run, outputs.name(1), [log, old])
+    assert killed is not None and before is not None
+    outputs.publish(repo, msgspec.structs.replace(killed, resume=before.content))
+    planted.begin(repo, _RESUMED, 2)
+    whole = saved_outputs.record(repo, run, outputs.name(2), [log, old, new])
+    other = saved_outputs.record(repo, replay, outputs.name(1), [log, new])
+    assert whole is not None and other is not None
+    places = (surroundings.load(repo, _RESUMED), surroundings.load(repo, _REPLAY))
+    assert not output_files.compare(repo, (whole.content, other.content), places).differences
+
+
+@pytest.mark.parametrize("first", [1, 5])
+def test_an_attempt_begins_anew_if_it_took_the_first_step(repo: Repository, first: int) -> None:
+    planted.run(repo, _RESUMED)
+    for attempt, step in ((1, 1), (2, first)):
+        planted.begin(repo, _RESUMED, attempt)
+        assert surroundings.load(repo, _RESUMED).begins_anew is False
+        planted.append(repo, _RESUMED, attempt, "0000", Step(step=step, quantities={}))
+    assert surroundings.load(repo, _RESUMED).begins_anew is (first == 1)
 
 
 def _differences(repo: Repository, folder: Path, resumed: list[Files], replay: list[Files]) -> list[str]:

@@ -1,5 +1,6 @@
 """Copies of output files that are made while a script runs: found, needed, and of no checkpoint's name."""
 
+import errno
 import itertools
 import os
 import time
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from m5ws.checkpoints import listing
@@ -18,7 +20,7 @@ from m5ws.records.ledger import CheckpointPublished, OutputsStored
 from m5ws.records.outputs import OutputFiles
 from m5ws.records.run import Run
 from m5ws.repository import bindings, checkpoints, outputs, publishing, runs
-from m5ws.repository.files import writer
+from m5ws.repository.files import index, writer
 from m5ws.repository.files.chunking import read_chunks
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.fsck import fsck
@@ -116,6 +118,45 @@ def test_each_file_is_read_once(
     assert stored is not None
     restored_outputs.restore(repo, stored, tmp_path / "work")
     assert (tmp_path / "work" / "out" / "step-0.pt").read_bytes() == b"2" * large
+
+
+def test_a_copy_that_fails_reads_no_file_twice(
+    repo: Repository, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, the more checkpoints there are, the longer the newest one would have to stay as it is."""
+    copying, names, stored = _copying(repo, written, _begun(repo, tmp_path)), list[str](), saved_outputs.content
+    for number in range(3):
+        np.save(written / f"step-{number}.npy", np.full(repo.objects.format.small_bytes, number))
+    time.sleep(0.05)
+
+    def counted(descriptor: int, *arguments: Any) -> Any:
+        names.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        return read_chunks(descriptor, *arguments)
+
+    def replaced(*arguments: Any) -> Any:
+        found = stored(*arguments)
+        np.save(tmp_path / "new.npy", np.full(repo.objects.format.small_bytes, len(names)))
+        (tmp_path / "new.npy").replace(written / "step-2.npy")
+        return found
+
+    monkeypatch.setattr(writer, "read_chunks", counted)
+    monkeypatch.setattr(saved_outputs, "content", replaced)
+    assert "written while it was stored" in (copying.copy() or "") and names.count("step-2.npy") == copies._TRIES
+    monkeypatch.setattr(saved_outputs, "content", stored)
+    assert copying.copy() is None and outputs.names(repo, _RUN) == ["0001-000000"]
+    assert names.count("step-0.npy") == names.count("step-1.npy") == 1
+
+
+def test_a_copy_without_space_for_its_index_is_made(
+    repo: Repository, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    copying = _copying(repo, written, _begun(repo, tmp_path))
+    time.sleep(0.05)
+    monkeypatch.setattr(index, "write_atomically", full)
+    assert copying.copy() is None and outputs.names(repo, _RUN) == ["0001-000000"]
 
 
 def test_a_copy_whose_publication_was_not_answered_is_followed_by_others(

@@ -6,6 +6,7 @@ process has mapped writable is not recorded either (`mappings`).
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
@@ -65,7 +66,7 @@ class _Content(msgspec.Struct, array_like=True):
 
 
 class Index:
-    """Context manager that saves additions atomically when it exits without an error.
+    """Context manager that saves additions atomically when it exits without an error, if it can.
 
     `marks` are sets of strings for other modules, for example digests already scanned. A `note` is encoded data of
     another module. Files and marks are decoded on first use.
@@ -109,8 +110,10 @@ class Index:
                 self._content.marks[name] = msgspec.Raw(msgspec.msgpack.encode(marks))
             if self._known is not None or not bytes(self._content.files):
                 self._content.files = msgspec.Raw(msgspec.msgpack.encode(self._files))
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._path, msgspec.msgpack.encode(self._content))
+            # The disk may be full, and the store elsewhere.
+            with suppress(OSError):
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(self._path, msgspec.msgpack.encode(self._content))
 
     def file(self, location: bytes, now: Stamp) -> Digest | None:
         """Return the digest of an unchanged file, or None."""

@@ -27,9 +27,9 @@ def find(
     folders = sorted({*every[0], *every[1]})
     numbered: tuple[dict[str, dict[str, str]], ...] = ({}, {})
     for folder in folders:
-        own = [sorted(side.get(folder, ())) for side in every]
+        own = [sorted(side.get(folder, ()), key=int) for side in every]
         few, many = own[1 - resumed], own[resumed]
-        if few != many and (not few or not many or few[0] <= many[0]):
+        if few != many and (not few or not many or int(few[0]) <= int(many[0])):
             for labels, numbers in zip(numbered, own, strict=True):
                 labels[folder] = _labels(numbers, {*few, *many}, len(few))
     replaced = [msgspec.structs.replace(place, numbered=one) for place, one in zip(places, numbered, strict=True)]
@@ -37,20 +37,20 @@ def find(
     return {*folders, *plain}, (replaced[0], replaced[1])
 
 
-def _of_loggers(names: Iterable[str]) -> dict[str, set[int]]:
+def _of_loggers(names: Iterable[str]) -> dict[str, set[str]]:
     """Return the numbered folders in which loggers of Lightning write: the begin of their paths, with the numbers."""
-    found = defaultdict[str, set[int]](set)
+    found = defaultdict[str, set[str]](set)
     for match in map(_OF_LOGGER.fullmatch, names):
         if match:
-            found[match[1]].add(int(match[2]))
+            found[match[1]].add(match[2])
     return found
 
 
-def _labels(own: Sequence[int], every: Iterable[int], count: int) -> dict[str, str]:
+def _labels(own: Sequence[str], every: Iterable[str], count: int) -> dict[str, str]:
     """Return a text for each number: the same one for the last `count` of both runs, in their order.
 
     Any other number has that of the first of these.
     """
     first = max(0, len(own) - count)
     positions = {number: max(0, position - first) for position, number in enumerate(own)}
-    return {str(number): "N" if count < 2 else f"N{positions.get(number, 0) + 1}" for number in every}
+    return {number: "N" if count < 2 else f"N{positions.get(number, 0) + 1}" for number in every}

@@ -8,6 +8,7 @@ judged. Their differences are always listed.
 import csv
 import hashlib
 import io
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -123,7 +124,9 @@ def compare(
             differences.append(OutputDifference(name=name, original=next(digests), replayed=next(digests)))
         else:
             result = _compare(repo, name, (before, after), places, rules)
-            if result.difference is not None and _is_numbered_table(name, folders):
+            if result.difference is not None and _is_interrupted_table(
+                name, (before, after), places, folders, removed.earlier
+            ):
                 result = _compare_last_rows(repo, name, (before, after), places, rules) or result
             equal["output tensors"] += result.tensors
             has_tensors = has_tensors or (result.tensors > 0 and _has_weights(repo, name, before))
@@ -268,7 +271,7 @@ def _compare_tensors(
 
 def _keyed(values: Mapping[str, str], place: Surroundings) -> Mapping[str, str]:
     """Return values by their names without time and place. If two names become equal, all names stay as they are."""
-    plain = {place.plain(name): value for name, value in values.items()}
+    plain = {place.plain_key(name): value for name, value in values.items()}
     return plain if len(plain) == len(values) else values
 
 
@@ -287,9 +290,30 @@ def _differ_in_place(repo: Repository, sides: tuple[Entry, Entry]) -> bool:
     return ignored.with_one_number(before) == ignored.with_one_number(after)
 
 
-def _is_numbered_table(name: str, folders: Collection[str]) -> bool:
-    folder, _, file = name.rpartition("/")
-    return file == "metrics.csv" and folder.rstrip("N0123456789") in folders
+def _is_interrupted_table(
+    name: str,
+    sides: tuple[Entry, Entry],
+    places: tuple[Surroundings, Surroundings],
+    folders: Collection[str],
+    superseded: Collection[str],
+) -> bool:
+    """Return True if an earlier attempt may have written the first rows of a table in one of the numbered `folders`.
+
+    It did not if the last attempt took the first step, or if no earlier attempt left a file in such a folder. A table
+    that an earlier attempt left is whole, unless a still earlier one had a table too, which is `superseded`.
+    """
+    path, _, file = name.rpartition("/")
+    folder = re.sub(r" \(\d+\)", "", path.rstrip("N0123456789"))
+    if file != "metrics.csv" or folder not in folders:
+        return False
+    resumed = 0 if places[0].attempts > places[1].attempts else 1
+    place, digest = places[resumed], sides[resumed].digest
+    left = {digest for name, digest in place.earlier if place.plain(name).startswith(folder)}
+    if place.begins_anew or (place.earlier and not left):
+        return False
+    return digest not in left or any(
+        place.plain(name).startswith(folder) and name.endswith("/metrics.csv") for name in superseded
+    )
 
 
 def _compare_last_rows(
@@ -301,10 +325,10 @@ def _compare_last_rows(
 ) -> _FileResult | None:
     """Compare the last rows of two tables of Lightning's CSVLogger, of which one is of the resumed run's last attempt.
 
-    Return None if that one is of an earlier attempt, has no rows, or more than the other, or if one cannot be read.
+    Return None if that one has no rows, or more than the other, or if one cannot be read.
 
     The table of the last attempt has the columns of the values that were logged in it. Columns that it lacks are empty
-    in these rows. A mean over an epoch (`loss_epoch` beside `loss_step`) begins again with the attempt.
+    in these rows. A mean over an epoch (`loss_epoch` in other rows than `loss_step`) begins again with the attempt.
     """
     resumed = 0 if places[0].attempts > places[1].attempts else 1
     try:
@@ -312,13 +336,11 @@ def _compare_last_rows(
     except (csv.Error, ValueError):
         return None
     count = len(tables[resumed])
-    is_whole = sides[resumed].digest in {digest for _, digest in places[resumed].earlier}
-    if is_whole or not 0 < count <= len(tables[1 - resumed]):
+    if not 0 < count <= len(tables[1 - resumed]):
         return None
     result = _FileResult(ignored=["rows of earlier attempts"], clock=True)
     first_epoch = tables[0][-count].get("epoch")
-    columns = {column for table in tables for row in table for column in row}
-    means = {column for column in columns if f"{column.removesuffix('_epoch')}_step" in columns}
+    means = _means([row for table in tables for row in table])
     for row in range(-count, 0):
         before, after = (table[row] for table in tables)
         number = len(tables[0]) + row + 1
@@ -337,17 +359,29 @@ def _compare_last_rows(
     return result
 
 
+def _means(rows: Sequence[Mapping[str, str]]) -> set[str]:
+    """Return the columns of means over an epoch, as Lightning logs them."""
+    columns = {column for row in rows for column in row if column.endswith("_epoch")}
+    steps = {column: f"{column.removesuffix('_epoch')}_step" for column in columns}
+    every = {column for row in rows for column in row}
+    together = {column for row in rows for column, step in steps.items() if column in row and step in row}
+    return {column for column, step in steps.items() if step in every} - together
+
+
 def _rows(repo: Repository, entry: Entry) -> list[dict[str, str]]:
     """Return the cells that are not empty of each row of a table, by column.
 
-    Raises csv.Error, or ValueError for two columns of one name.
+    Raises csv.Error, or ValueError for two columns of one name, or a row with more cells than there are columns.
     """
     text = b"".join(repo.objects.read(part) for part in entry.parts).decode(errors="surrogateescape")
-    table = csv.DictReader(io.StringIO(text), restkey="", restval="")
+    table = csv.DictReader(io.StringIO(text), restval="")
     names = table.fieldnames or ()
     if len(set(names)) < len(names):
         raise ValueError("two columns have the same name")
-    return [{column: cell for column, cell in row.items() if cell} for row in table]
+    rows = list(table)
+    if any(None in row for row in rows):
+        raise ValueError("a row has more cells than there are columns")
+    return [{column: cell for column, cell in row.items() if cell} for row in rows]
 
 
 def _has_weights(repo: Repository, name: str, entry: Entry) -> bool:

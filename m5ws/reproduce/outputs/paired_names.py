@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -10,7 +10,7 @@ from m5ws.records.tree import Entry
 from m5ws.reproduce.outputs import ignored, text_files
 from m5ws.reproduce.outputs.surroundings import Surroundings, without_random_ids
 
-_REPLACED = re.compile(r"TIME|ID|version_N|HOST|RUN|$")
+_REPLACED = re.compile(r"TIME|ID|version_N\d*|HOST|RUN|$")
 
 
 class Removed(msgspec.Struct, frozen=True):
@@ -26,7 +26,7 @@ class Removed(msgspec.Struct, frozen=True):
     def is_guess(self, name: str) -> bool:
         """Return True if a file, or a value in it, is in one of the folders `guessed`. Its number may be left out."""
         folders = "|".join(map(re.escape, self.guessed))
-        return bool(self.guessed) and re.match(rf"({folders})(\d+|N)(?![\w.-])", name) is not None
+        return bool(self.guessed) and re.match(rf"({folders})(\d+|N\d*)(?![\w.-])", name) is not None
 
 
 def pair(old: dict[str, Entry], new: dict[str, Entry], places: tuple[Surroundings, Surroundings]) -> Removed:
@@ -41,15 +41,18 @@ def pair(old: dict[str, Entry], new: dict[str, Entry], places: tuple[Surrounding
     removed = Removed(earlier=[], unpaired=[], guessed=[])
     if attempts and places[0].numbered:
         _join_versions(*((old, new) if attempts > 0 else (new, old)), removed, places[0 if attempts > 0 else 1])
-    groups = _grouped(old.keys() - new.keys(), places[0]), _grouped(new.keys() - old.keys(), places[1])
+    groups = _grouped(old, new, places[0]), _grouped(new, old, places[1])
     for plain in sorted(groups[0].keys() & groups[1].keys() - old.keys() - new.keys()):
         before, after = groups[0][plain], groups[1][plain]
         if not (_has_order(before) and _has_order(after)):
             before, after = _with_equal_contents(old, new, (before, after), attempts, removed)
         longer, files = (before, old) if attempts > 0 else (after, new)
+        shorter, others = (after, new) if attempts > 0 else (before, old)
         left_before = places[0 if attempts > 0 else 1].earlier
-        for name in list(longer) if attempts else ():
-            if len(longer) > min(len(before), len(after)) and (name, files[name].digest) in left_before:
+        whole = {others[name].digest for name in shorter}
+        # First those that an attempt left unfinished, and another did again.
+        for name in sorted(longer, key=lambda name: files[name].digest in whole) if attempts else ():
+            if len(longer) > len(shorter) and (name, files[name].digest) in left_before:
                 longer.remove(name)
                 removed.earlier.append(name)
                 del files[name]
@@ -101,26 +104,28 @@ def _join_versions(resumed: dict[str, Entry], other: dict[str, Entry], removed: 
     """
     others = _versions(other, place)
     for folder, numbers in _versions(resumed, place).items():
-        known = sorted(others.get(folder, {}))
+        known = sorted(others.get(folder, {}), key=int)
         if len(known) > 1:
             removed.guessed.append(folder)
-        stay = sorted(numbers)[-len(known) :] if known else []
-        for number in sorted(numbers.keys() - set(stay) if stay else (), reverse=True):
+        stay = sorted(numbers, key=int)[-len(known) :] if known else []
+        for number in sorted(numbers.keys() - set(stay) if stay else (), key=int, reverse=True):
             for name in numbers[number]:
                 if (name, resumed[name].digest) not in place.earlier:
                     continue
                 inside = name.removeprefix(f"{folder}{number}")
-                entry, joined = resumed.pop(name), f"{folder}{stay[0]}{inside}"
+                entry = resumed.pop(name)
                 is_checkpoint = any(map(ignored.is_weights, name.split("/")))
-                if joined in resumed or (is_checkpoint and f"{folder}{known[0]}{inside}" not in other):
+                is_rotated = is_checkpoint and f"{folder}{known[0]}{inside}" not in other
+                # Each attempt may have several folders, of loggers of different kinds.
+                if is_rotated or any(f"{folder}{later}{inside}" in resumed for later in stay):
                     removed.earlier.append(name)
                 else:
-                    resumed[joined] = entry
+                    resumed[f"{folder}{stay[0]}{inside}"] = entry
 
 
-def _versions(names: Iterable[str], place: Surroundings) -> dict[str, dict[int, list[str]]]:
+def _versions(names: Iterable[str], place: Surroundings) -> dict[str, dict[str, list[str]]]:
     """Return the names in numbered folders, by the folder's path without its number, and by the number."""
-    found = defaultdict[str, dict[int, list[str]]](lambda: defaultdict(list))
+    found = defaultdict[str, dict[str, list[str]]](lambda: defaultdict(list))
     for name in names:
         if numbered := place.numbered_folder(name):
             folder, number = numbered
@@ -128,10 +133,14 @@ def _versions(names: Iterable[str], place: Surroundings) -> dict[str, dict[int, 
     return found
 
 
-def _grouped(names: Iterable[str], place: Surroundings) -> dict[str, list[str]]:
-    """Return names in order, grouped by their text without time and place."""
+def _grouped(names: Iterable[str], others: Collection[str], place: Surroundings) -> dict[str, list[str]]:
+    """Return names in order, grouped by their text without time and place.
+
+    Those that the other run has too are pairs already, except in numbered folders: it gave its numbers to others.
+    """
+    own = [name for name in names if name not in others or place.numbered_folder(name)]
     groups = defaultdict[str, list[str]](list)
-    for name in sorted(names, key=text_files.natural):
+    for name in sorted(own, key=text_files.natural):
         if (plain := place.plain(name)) != name:
             groups[plain].append(name)
     return groups

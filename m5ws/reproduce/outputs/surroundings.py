@@ -11,9 +11,10 @@ from functools import cached_property
 
 import msgspec
 
+from m5ws.errors import NotFound
 from m5ws.records import exact
 from m5ws.records.checkpoint import Content
-from m5ws.records.ledger import AttemptEnded, AttemptStarted
+from m5ws.records.ledger import AttemptEnded, AttemptStarted, Step
 from m5ws.repository import outputs
 from m5ws.repository.files import trees
 from m5ws.repository.ledger import ledger
@@ -59,8 +60,9 @@ _WANDB = re.compile(r"(?<!\w)(wandb/(?:offline-)?run-\d{8}_\d{6}-)[\w.-]+")
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A run's id, its hosts, its first and last moment in seconds since the epoch, and the number of its attempts.
 
-    `earlier` has the paths and digests of the files that its earlier attempts left. `numbered` has the numbered folders
-    (`numbered_folders`) whose numbers are left out of names, and in values replaced by the text that they have here.
+    `earlier` has the paths and digests of the files that its earlier attempts left. `begins_anew`: its last attempt
+    took the first step. `numbered` has the numbered folders (`numbered_folders`), by the path up to the number, and for
+    each number the text that replaces it.
     """
 
     run: str
@@ -69,6 +71,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     ended_s: float = 0.0
     attempts: int = 1
     earlier: frozenset[tuple[str, str]] = frozenset()
+    begins_anew: bool = False
     numbered: Mapping[str, Mapping[str, str]] = {}
 
     def placeless(self, text: str | None) -> str | None:
@@ -77,46 +80,47 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def plain(self, text: str) -> str:
         """Return a text without the run's folder, its ids, its hosts, and the moments of its own time."""
+        return self._plain(self._numbers, text)
+
+    def plain_key(self, key: str) -> str:
+        """Return the key of a value as `plain` returns a text, but a folder may begin after a dot."""
+        return self._plain(self._numbers_in_keys, key)
+
+    def _plain(self, numbers: "re.Pattern[str]", text: str) -> str:
         text = without_random_ids(ignored.without_place(text, self.run))
-        text = self.unnumbered(text)
+        if self.numbered:
+            text = numbers.sub(lambda match: match[1] + self.numbered[match[1]].get(match[2], match[2]), text)
         if self.began_s:
             text = self._dated.sub("TIME", text)
             text = _BARE_CLOCK.sub(lambda match: f"{match[1]}TIME" if self._is_clock(match) else match[0], text)
             text = _EPOCH.sub(lambda match: "TIME" if self._is_moment(float(match[1])) else match[0], text)
         return self._hosts.sub("HOST", text) if self.hosts else text
 
-    def unnumbered(self, text: str) -> str:
-        """Return a text without the numbers of its attempts' folders."""
-
-        def replaced(match: "re.Match[str]") -> str:
-            return f"{match[1]}N" if match[2] in self.numbered[match[1]] else match[0]
-
-        return self._numbers.sub(replaced, text) if self.numbered else text
-
-    def _paired(self, text: str) -> str:
-        """Return a text with the numbers of its attempts' folders as those of the other run's folders have them."""
-
-        def replaced(match: "re.Match[str]") -> str:
-            return match[1] + self.numbered[match[1]].get(match[2], match[2])
-
-        return self._numbers.sub(replaced, text) if self.numbered else text
-
-    def numbered_folder(self, name: str) -> tuple[str, int] | None:
+    def numbered_folder(self, name: str) -> tuple[str, str] | None:
         """Return the numbered folder in which a file is: its path up to the number, and the number."""
         match = self._numbers.match(name) if self.numbered else None
-        return (match[1], int(match[2])) if match and match[2] in self.numbered[match[1]] else None
+        return (match[1], match[2]) if match and match[2] in self.numbered[match[1]] else None
 
     @cached_property
     def _numbers(self) -> "re.Pattern[str]":
+        return self._numbered_after(r"[\w./-]")
+
+    @cached_property
+    def _numbers_in_keys(self) -> "re.Pattern[str]":
+        return self._numbered_after(r"[\w/-]")
+
+    def _numbered_after(self, other: str) -> "re.Pattern[str]":
+        """Return a pattern of the run's own numbered folders, and not of others whose paths end like these."""
         either = "|".join(map(re.escape, self.numbered))
-        return re.compile(rf"(?<![\w.-])({either})(\d+)(?![\w.-])")
+        begin = rf"(?<!{other})|(?<=(?<!{other})\./)|(?<=RUN/)"
+        return re.compile(rf"(?:{begin})({either})(\d+)(?![\w-]|\.\d)")
 
     def plain_value(self, text: str | None) -> str | None:
         """Return the exact text of a value without the parts that `plain` removes. Numbers may be moments too."""
         if text is None:
             return None
         if not text.startswith("0x1."):
-            return self.plain(self._paired(text))
+            return self.plain(text)
         try:
             seconds = exact.decode(text)
         except (ValueError, OverflowError):
@@ -182,14 +186,29 @@ def load(repo: Repository, run: str) -> Surroundings:
         ended_s=max(moments, default=0.0),
         attempts=len(attempts),
         earlier=frozenset(_left_before(repo, run, max(attempts, default=0))),
+        begins_anew=len(attempts) > 1 and _takes_first_step(repo, run, max(attempts)),
     )
 
 
 def _left_before(repo: Repository, run: str, last: int) -> Iterator[tuple[str, str]]:
     """Yield the paths and digests of the output files of the attempts before `last`, for `Surroundings.earlier`."""
     for label in outputs.names(repo, run) if last > 1 else ():
-        if outputs.attempt_of(label) < last:
-            content = repo.objects.get_record(outputs.find(repo, run, label)[1].content, Content)
+        if outputs.attempt_of(label) >= last:
+            continue
+        try:
+            _, record = outputs.find(repo, run, label)
+        except NotFound:
+            continue  # Retired by a gc since the listing.
+        # A file that a resume put back may be in no other copy that is left. Records of older builds have no `resume`.
+        for digest in filter(None, {record.content, getattr(record, "resume", None)}):
+            content = repo.objects.get_record(digest, Content)
             tree = trees.located(repo.objects, repo.locations, content.tree, content.packing) if content.tree else None
             for entry in tree.entries if tree is not None else ():
                 yield entry.name, entry.digest
+
+
+def _takes_first_step(repo: Repository, run: str, attempt: int) -> bool:
+    """Return True if an attempt recorded the first step."""
+    ranks = ledger.ranks(repo, run, attempt)
+    events = ledger.events(repo, run, attempt, min(ranks)) if ranks else ()
+    return next((event.step == 1 for event in events if isinstance(event, Step)), False)

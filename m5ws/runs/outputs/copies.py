@@ -69,13 +69,15 @@ class OutputCopier:
         """Store the files, listed again if the script removed or wrote one of them meanwhile."""
         name = outputs.name(self._attempt, f"{self._number:06d}")
         for left in reversed(range(_TRIES)):
-            try:
-                with Index(self._index) as index:
+            # Also a try that fails leaves the index, so that the next one reads only the rest.
+            with Index(self._index) as index:
+                try:
                     copy = saved_outputs.record(self._repo, self._run, name, self._files(), self._work, index)
-                break
-            except (FileChanged, FileNotFoundError):
-                if not left:
-                    raise
+                    break
+                except (FileChanged, FileNotFoundError) as error:
+                    failure = error
+            if not left:
+                raise failure
         if copy is not None and copy.content != self._content:
             # If the store's answer was lost, this copy may have its name already. The next one needs another.
             self._number += 1
