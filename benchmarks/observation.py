@@ -1,11 +1,12 @@
 """Cost of the observation of a script without a session: the same training with and without it, in turns.
 
-    python benchmarks/observation.py [--rounds 40] [--layers 12] [--width 128] [--tokens 256] [--json FILE]
+    python benchmarks/observation.py [--rounds 40] [--layers 12] [--width 128] [--tokens 256] [--sharded] [--json FILE]
 
 A GPT of many small modules is trained with AdamW on one thread of one process, since two processes differ by 2 % in
-where their memory lies. The C library keeps freed memory: otherwise it returns some to the system by chance, and to
-get that again took 0 to 2 ms of a step. In each round, the training goes on for some steps without observation and for
-as many with it, the other way round in every second round. The first three steps of a turn do not count.
+where their memory lies. With `--sharded` its layers are sharded by FSDP2, on this process alone. The C library keeps
+freed memory: otherwise it returns some to the system by chance, and to get that again took 0 to 2 ms of a step. In each
+round, the training goes on for some steps without observation and for as many with it, the other way round in every
+second round. The first three steps of a turn do not count.
 
 The parts of a step are compared by themselves, since their times vary less than that of the whole: the median of a
 turn's steps with and without observation, and the median of these differences over the rounds, with the quartiles.
@@ -25,6 +26,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 
 from m5ws.records.base import Digest
 from m5ws.records.environment import Determinism
@@ -55,13 +58,18 @@ Times = list[list[float]]
 class Training:
     """A GPT, its optimizer and its batches, which are trained in turns."""
 
-    def __init__(self, layers: int, width: int, tokens: int) -> None:
+    def __init__(self, layers: int, width: int, tokens: int, *, is_sharded: bool) -> None:
         torch.manual_seed(1)
         block = torch.nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.1, batch_first=True, norm_first=True)
         self.model = torch.nn.Sequential(
             torch.nn.Embedding(1000, width), torch.nn.TransformerEncoder(block, layers, enable_nested_tensor=False),
             torch.nn.Linear(width, 1000),
         )  # fmt: skip
+        if is_sharded:
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            for layer in self.model[1].layers:
+                fully_shard(layer)
+            fully_shard(self.model)
         self.ledger_bytes = 0
         """The size of the last observed turn's records."""
         self._optimizer = torch.optim.AdamW(self.model.parameters())
@@ -116,6 +124,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--sharded", action="store_true")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     print(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors\n")
@@ -124,7 +133,7 @@ def main() -> None:
     for option in (_TRIM_THRESHOLD, _MMAP_THRESHOLD):
         if ctypes.CDLL(None).mallopt(option, 2**25) != 1:
             raise SystemExit("the C library does not keep freed memory: use glibc")
-    training = Training(given.layers, given.width, given.tokens)
+    training = Training(given.layers, given.width, given.tokens, is_sharded=given.sharded)
     training.turn(observe=True)
     rounds: list[dict[str, Times]] = []
     for number in range(given.rounds):
