@@ -1,6 +1,7 @@
 """Fixtures of all parts, and the summary of tests that could not run."""
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,7 +118,21 @@ _SLOWEST = (
 """Modules that begin first, so that no worker is left with one when all others have ended."""
 
 
+_LONG_MARKS = ("services", "long")
+_NAMES_A_LONG_MARK = re.compile(rf"\bmark\.(?:{'|'.join(_LONG_MARKS)})\b")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the modules without a test of `make test-services`: each worker would import them all, for nothing."""
+    if not str(config.option.markexpr).startswith("(services or long)") or collection_path.suffix != ".py":
+        return None
+    return None if _NAMES_A_LONG_MARK.search(collection_path.read_text()) else True
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = {item.path for item in items if any(map(item.get_closest_marker, _LONG_MARKS))}
+    if unnamed := [str(path) for path in marked if not _NAMES_A_LONG_MARK.search(path.read_text())]:
+        raise pytest.UsageError(f"`make test-services` finds a mark by its name, which is not in {', '.join(unnamed)}")
     places = {f"tests/{name}": place for place, name in enumerate(_SLOWEST)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
 
