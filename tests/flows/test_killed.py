@@ -31,7 +31,7 @@ def load(path):
 
 def die():
     MARK.touch()
-    os.kill(int(os.environ["SUPERVISOR"]), signal.SIGKILL)
+    os.kill(int(os.environ["PYTEST_SUPERVISOR"]), signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 
 moment = "" if MARK.exists() else sys.argv[1]

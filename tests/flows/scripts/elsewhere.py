@@ -29,7 +29,8 @@ def m5ws(root: str, *words: str) -> None:
 
 def near(root: str, *words: str) -> None:
     """Run a command line in a workspace; print its exit status and then its output. Ranks find its process id."""
-    os.environ["SUPERVISOR"] = str(os.getpid())
+    # With another name, each process would ask torch again: m5ws knows that torch reads no `PYTEST_*`.
+    os.environ["PYTEST_SUPERVISOR"] = str(os.getpid())
     supervise._SUCCESSOR_S = _LOOK_S
     with command_line.forked_ranks(_PARENTS):
         done = command_line.call("-C", root, *words)
@@ -38,7 +39,7 @@ def near(root: str, *words: str) -> None:
 
 def mute(root: str, *words: str) -> None:
     """Like `m5ws`, but publish nothing to the ledger before the attempt ends."""
-    delivery._INTERVAL_S = 1e9
+    delivery.Delivery._due = lambda *_: False
     m5ws(root, *words)
 
 
