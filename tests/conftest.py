@@ -26,6 +26,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 # The time to draw an example depends on the load of the machine, and not on m5ws.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("few", settings.get_profile("untimed"), max_examples=25)
 settings.load_profile("untimed")
 
 

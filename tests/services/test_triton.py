@@ -31,7 +31,9 @@ def _run(python: Path, folder: Path, *arguments: str | Path, interpret: bool = F
 
 
 def _run_tests(python: Path, folder: Path, *, interpret: bool = False) -> str:
-    options = ("-q", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib", "-k", "triton")
+    options = ["-q", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib", "-k", "triton"]
+    # The interpreter takes a tenth of a second for a launch. `make test` draws all examples, by the other ways.
+    options += ["--hypothesis-profile", "few"] if interpret else []
     return _run(python, folder, "-m", "pytest", *options, "--basetemp", folder / "tests", *_TESTS, interpret=interpret)
 
 
