@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.ranks.forks import ForkParents
+from tests.support.workspace import command_line
+
 pytestmark = pytest.mark.long
 
 Make = Callable[[str], Path]
@@ -23,8 +26,15 @@ def call(root: Path, *argv: str, expect: int = 0, variables: Mapping[str, str] |
     return done.stdout
 
 
-def m5ws(root: Path, *arguments: str, expect: int = 0) -> str:
-    return call(root, sys.executable, "-m", "m5ws", *arguments, expect=expect)
+def m5ws(root: Path, *arguments: str) -> str:
+    return call(root, sys.executable, "-m", "m5ws", *arguments)
+
+
+def m5ws_here(root: Path, *arguments: str) -> str:
+    """Like `m5ws`, in this process."""
+    done = command_line.call("-C", str(root), *arguments, environment={"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def torchrun(root: Path, variables: Mapping[str, str] | None = None) -> str:
@@ -49,17 +59,22 @@ def test_a_template_runs_without_m5ws_around_it(workspace: Make, text: Path, tem
     assert {path.name for path in root.iterdir()} - before <= {"__pycache__"}
 
 
-@pytest.mark.parametrize(
-    ("template", "change"),
-    [("gpt-fsdp", "dtype=bfloat16"), ("gpt-deepspeed", "zero_stage=2"), ("gpt-deepspeed", "zero_stage=3")],
-)
-def test_a_template_is_reproduced(workspace: Make, text: Path, template: str, change: str) -> None:
-    root = workspace(template)
+def check_it_is_reproduced(root: Path, text: Path, change: str, run_m5ws: Callable[..., str]) -> None:
     call(root, sys.executable, "prepare.py", str(text))
     with (root / "m5ws.toml").open("a") as settings:
         settings.write("enabled = false\n")  # [mlflow] is the last section.
-    snapshot = m5ws(root, "snapshot").strip()
-    run = json.loads(m5ws(root, "run", snapshot, "--set", change, "--json"))["run"]["id"]
-    verdict = json.loads(m5ws(root, "reproduce", run, "--json"))
+    snapshot = run_m5ws(root, "snapshot").strip()
+    run = json.loads(run_m5ws(root, "run", snapshot, "--set", change, "--json"))["run"]["id"]
+    verdict = json.loads(run_m5ws(root, "reproduce", run, "--json"))
     assert verdict["outcome"] == "reproduced"
     assert verdict["not_compared"] == []
+
+
+@pytest.mark.parametrize(("template", "change"), [("gpt-fsdp", "dtype=bfloat16"), ("gpt-deepspeed", "zero_stage=2")])
+def test_a_template_is_reproduced(workspace: Make, text: Path, template: str, change: str) -> None:
+    check_it_is_reproduced(workspace(template), text, change, m5ws)
+
+
+def test_another_stage_is_reproduced(workspace: Make, text: Path, fork_parents: ForkParents) -> None:
+    with command_line.forked_ranks(fork_parents):
+        check_it_is_reproduced(workspace("gpt-deepspeed"), text, "zero_stage=3", m5ws_here)
