@@ -87,7 +87,7 @@ def _wait_until_gone(pid: int) -> None:
     pytest.fail(f"process {pid} outlived its supervisor")
 
 
-@pytest.fixture(scope="module", params=["fsdp", pytest.param("zero", marks=pytest.mark.long)])
+@pytest.fixture(scope="module")
 def unbroken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, str]:
     """Return a workspace with one undisturbed run on 3 processes."""
     trainer = "torchrun" if request.param == "fsdp" else "deepspeed"
@@ -98,13 +98,18 @@ def unbroken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return workspace, workspace.train()
 
 
+# Each way of training, and each process that may die; every pair is tested by `make soak`.
+_KILLS = [("fsdp", 7, "m5ws"), ("zero", 5, "1")]
+_OTHER_KILLS = [("fsdp", 5, "1"), ("fsdp", 9, "0"), ("zero", 7, "m5ws"), ("zero", 9, "0")]
+
+
 @pytest.mark.parametrize(
-    ("step", "whom"),
+    ("unbroken", "step", "whom"),
     [
-        pytest.param(7, "m5ws", marks=pytest.mark.long),
-        pytest.param(5, "1", marks=pytest.mark.long),
-        pytest.param(9, "0", marks=pytest.mark.soak),
+        *(pytest.param(*kill, marks=pytest.mark.long) for kill in _KILLS),
+        *(pytest.param(*kill, marks=pytest.mark.soak) for kill in _OTHER_KILLS),
     ],
+    indirect=["unbroken"],
 )
 def test_a_killed_run_resumes_to_the_same_bits(unbroken: tuple[Workspace, str], step: int, whom: str) -> None:
     workspace, reference = unbroken
