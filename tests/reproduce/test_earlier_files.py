@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from m5ws.records.ledger import AttemptEnded, Step
+from m5ws.records.ledger import AttemptEnded, Observation, Step
 from m5ws.repository import outputs
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.ledger.ledger import LAUNCHER
@@ -38,14 +38,15 @@ def test_a_file_that_a_resume_put_back_was_left_by_the_attempt_before(repo: Repo
     assert not output_files.compare(repo, (whole.content, other.content), places).differences
 
 
-@pytest.mark.parametrize("first", [1, 5])
-def test_an_attempt_begins_anew_if_it_took_the_first_step(repo: Repository, first: int) -> None:
+@pytest.mark.parametrize(("first", "guessed"), [(1, False), (5, False), (1, True)])
+def test_an_attempt_begins_anew_if_it_took_the_first_step(repo: Repository, first: int, guessed: bool) -> None:
     planted.run(repo, _RESUMED)
     for attempt, step in ((1, 1), (2, first)):
         planted.begin(repo, _RESUMED, attempt)
         assert surroundings.load(repo, _RESUMED).begins_anew is False
-        planted.append(repo, _RESUMED, attempt, "0000", Step(step=step, quantities={}))
-    assert surroundings.load(repo, _RESUMED).begins_anew is (first == 1)
+        events = Observation(rank=0, after=step - 1, guessed=guessed), Step(step=step, quantities={})
+        planted.append(repo, _RESUMED, attempt, "0000", *events)
+    assert surroundings.load(repo, _RESUMED).begins_anew is (first == 1 and not guessed)
 
 
 def _differences(repo: Repository, folder: Path, resumed: list[Files], replay: list[Files]) -> list[str]:

@@ -270,6 +270,61 @@ def test_of_folders_of_times_the_one_that_an_attempt_left_unfinished_is_not_comp
         assert (not report.differences) is is_equal
 
 
+@pytest.mark.parametrize("best", [0, 1])
+def test_two_trainings_in_folders_of_each_attempts_time_are_compared_in_their_order(
+    repo: Repository, tmp_path: Path, best: int
+) -> None:
+    """The first attempt was killed as both had begun."""
+
+    def files(side: Side, after_s: float, *, is_begun: bool = False) -> Files:
+        folder = f"outputs/{side.moment(after_s):%Y-%m-%d/%H-%M-%S}/logs/version_"
+        found: Files = {f"{folder}{number}/hparams.yaml": b"{}\n" for number in (0, 1)}
+        for number in () if is_begun else (0, 1):
+            found[f"{folder}{number}/metrics.csv"] = f"step,loss\n1,{number}.5\n".encode()
+        return found | (
+            {} if is_begun else {"best.json": json.dumps({"a": f"{folder}{best if side == ONE else 0}"}).encode()}
+        )
+
+    first, resumed = files(ONE, 1, is_begun=True), msgspec.structs.replace(ONE, attempts=2)
+    report = compare(repo, tmp_path, (resumed, OTHER), (first | files(ONE, 60), files(OTHER, 1)), earlier=first)
+    assert bool(report.differences or report.unpaired) is (best == 1)
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "logs/version_0",
+        "logs/exp (1)/version_0",
+        f"logs/{ONE.moment():%Y-%m-%d}/version_0",
+        f"logs/{ONE.host}/version_0",
+    ],
+)
+@pytest.mark.parametrize("left", ["hparams.yaml", ""])
+def test_a_table_of_a_fixed_number_has_the_last_rows_in_any_folder(
+    repo: Repository, tmp_path: Path, folder: str, left: str
+) -> None:
+    """A logger may write its first file long after the first checkpoint, which is elsewhere."""
+    checkpoint: Files = {"a.ckpt": b"1", f"{folder}/hparams.yaml": b"{}\n"}
+    earlier = [f"{folder}/{left}", "a.ckpt"] if left else ["a.ckpt"]
+    sides = tuple(
+        checkpoint | {f"{folder}/metrics.csv": f"step,loss\n{rows}".encode()} for rows in ("2,2.0\n", "1,3.0\n2,2.0\n")
+    )
+    again = msgspec.structs.replace(ONE, run=OTHER.run)
+    resumed = msgspec.structs.replace(ONE, attempts=2)
+    assert not compare(repo, tmp_path, (resumed, again), (sides[0], sides[1]), earlier=earlier).differences
+
+
+def test_a_file_beside_numbered_folders_that_is_named_like_them_is_judged(repo: Repository, tmp_path: Path) -> None:
+    resumed, first = msgspec.structs.replace(ONE, attempts=2), {"logs/version_0/hparams.yaml": b"{}\n"}
+
+    def files(one: int, two: int, data: bytes) -> Files:
+        return _training(one, of=1) | _training(two, of=2) | {f"logs/version_{two}.onnx": data}
+
+    sides = first | files(1, 2, b"1"), files(0, 1, b"2")
+    report = compare(repo, tmp_path, (resumed, OTHER), sides, earlier=first)
+    assert [difference.name.partition(":")[0] for difference in report.differences] == ["logs/version_N2.onnx"]
+
+
 def test_a_row_with_too_many_cells_is_compared_as_a_line(repo: Repository, tmp_path: Path) -> None:
     resumed = msgspec.structs.replace(ONE, attempts=2)
     sides = tuple({"logs/version_0/metrics.csv": f"step,note\n1,a,{cell}\n".encode()} for cell in "bc")

@@ -1,16 +1,20 @@
 """Every kind of tensor and state that a training may hold resumes with its bits, or is refused by name."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 import m5ws
 from m5ws.records.checkpoint import Content
 from m5ws.repository import tensors
 from m5ws.repository.repository import Repository
-from m5ws.training.backends import dcp
+from m5ws.training.backends import dcp, fsdp_staged
 from m5ws.training.backends.base import Piece
 from m5ws.training.backends.fsdp import FsdpBackend
 from m5ws.training.fingerprint import fingerprint
@@ -267,3 +271,15 @@ def test_one_tensor_of_more_than_2_to_the_31_bytes_and_elements(repo: Repository
     assert fingerprint.fingerprints([Piece("t", large)], None) == written
     reader = tensors.TensorReader(tensors.PartCache(repo.objects), tensors.layout(found[0]))
     assert bytes(reader.read(2**31 - 1, 2**31 + 2)) == bytes([4, 5, 6])
+
+
+@pytest.mark.parametrize("size", [3, 5])
+def test_a_shard_of_another_size_than_torchs_is_refused_before_it_is_read(tmp_path: Path, size: int) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1)
+    try:
+        mesh, shape = init_device_mesh("cpu", (1,)), torch.Size([4])
+        shard = DTensor.from_local(torch.ones(size), mesh, [Shard(0)], run_check=False, shape=shape, stride=(1,))
+        with pytest.raises(StateError, match=rf"model\.w has {size} elements"):
+            fingerprint.local(fsdp_staged.pieces({"model.w": shard}))
+    finally:
+        dist.destroy_process_group()

@@ -25,9 +25,17 @@ def find(
     every = [_of_loggers(side) for side in sides]
     resumed = 0 if places[0].attempts > places[1].attempts else 1
     folders = sorted({*every[0], *every[1]})
+    # A folder may have another time in its path on each side.
+    alike = [
+        {place.plain(folder): numbers for folder, numbers in sorted(side.items())}
+        for side, place in zip(every, places, strict=True)
+    ]
     numbered: tuple[dict[str, dict[str, str]], ...] = ({}, {})
     for folder in folders:
-        own = [sorted(side.get(folder, ()), key=int) for side in every]
+        own = [
+            sorted(every[side].get(folder) or alike[side].get(places[1 - side].plain(folder)) or set[str](), key=int)
+            for side in (0, 1)
+        ]
         few, many = own[1 - resumed], own[resumed]
         if few != many and (not few or not many or int(few[0]) <= int(many[0])):
             for labels, numbers in zip(numbered, own, strict=True):

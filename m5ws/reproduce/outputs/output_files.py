@@ -124,10 +124,10 @@ def compare(
             differences.append(OutputDifference(name=name, original=next(digests), replayed=next(digests)))
         else:
             result = _compare(repo, name, (before, after), places, rules)
-            if result.difference is not None and _is_interrupted_table(
-                name, (before, after), places, folders, removed.earlier
-            ):
-                result = _compare_last_rows(repo, name, (before, after), places, rules) or result
+            folder = _logger_folder(name, folders)
+            if result.difference is not None and folder is not None:
+                both = (before, after)
+                result = _compare_last_rows(repo, name, folder, both, places, rules, removed.earlier) or result
             equal["output tensors"] += result.tensors
             has_tensors = has_tensors or (result.tensors > 0 and _has_weights(repo, name, before))
             same += [name] if result.tensors or result.values else []
@@ -290,53 +290,48 @@ def _differ_in_place(repo: Repository, sides: tuple[Entry, Entry]) -> bool:
     return ignored.with_one_number(before) == ignored.with_one_number(after)
 
 
-def _is_interrupted_table(
-    name: str,
-    sides: tuple[Entry, Entry],
-    places: tuple[Surroundings, Surroundings],
-    folders: Collection[str],
-    superseded: Collection[str],
-) -> bool:
-    """Return True if an earlier attempt may have written the first rows of a table in one of the numbered `folders`.
-
-    It did not if the last attempt took the first step, or if no earlier attempt left a file in such a folder. A table
-    that an earlier attempt left is whole, unless a still earlier one had a table too, which is `superseded`.
-    """
+def _logger_folder(name: str, folders: Collection[str]) -> str | None:
+    """Return the one of the numbered `folders` in which a table of Lightning's CSVLogger is; None for another file."""
     path, _, file = name.rpartition("/")
-    folder = re.sub(r" \(\d+\)", "", path.rstrip("N0123456789"))
-    if file != "metrics.csv" or folder not in folders:
-        return False
-    resumed = 0 if places[0].attempts > places[1].attempts else 1
-    place, digest = places[resumed], sides[resumed].digest
-    left = {digest for name, digest in place.earlier if place.plain(name).startswith(folder)}
-    if place.begins_anew or (place.earlier and not left):
-        return False
-    return digest not in left or any(
-        place.plain(name).startswith(folder) and name.endswith("/metrics.csv") for name in superseded
-    )
+    folder = path.rstrip("N0123456789")
+    # Of several paths that differ in their times, each has its place among them.
+    either = (folder, re.sub(r" \(\d+\)", "", folder))
+    return next((each for each in either if each in folders), None) if file == "metrics.csv" else None
 
 
 def _compare_last_rows(
     repo: Repository,
     name: str,
+    folder: str,
     sides: tuple[Entry, Entry],
     places: tuple[Surroundings, Surroundings],
     rules: Sequence[str],
+    superseded: Sequence[str],
 ) -> _FileResult | None:
     """Compare the last rows of two tables of Lightning's CSVLogger, of which one is of the resumed run's last attempt.
 
-    Return None if that one has no rows, or more than the other, or if one cannot be read.
+    Return None if that one has no rows, or more than the other, or if one cannot be read. Return None too if no attempt
+    was interrupted in that table: if the last one took the first step, or if it has all rows and only other folders
+    have files of earlier attempts. A table that an earlier attempt left is whole, unless a still earlier one had a
+    table too, which is `superseded`.
 
     The table of the last attempt has the columns of the values that were logged in it. Columns that it lacks are empty
     in these rows. A mean over an epoch (`loss_epoch` in other rows than `loss_step`) begins again with the attempt.
     """
     resumed = 0 if places[0].attempts > places[1].attempts else 1
+    place = places[resumed]
+    begin = place.plain(folder)
+    left = {digest for path, digest in place.earlier if place.plain(path).startswith(begin)}
+    is_second = any(path.endswith("/metrics.csv") and place.plain(path).startswith(begin) for path in superseded)
+    if place.begins_anew or (sides[resumed].digest in left and not is_second):
+        return None
     try:
         tables = [_rows(repo, side) for side in sides]
     except (csv.Error, ValueError):
         return None
     count = len(tables[resumed])
-    if not 0 < count <= len(tables[1 - resumed]):
+    others = len(tables[1 - resumed])
+    if not 0 < count <= others or (count == others and place.earlier and not left):
         return None
     result = _FileResult(ignored=["rows of earlier attempts"], clock=True)
     first_epoch = tables[0][-count].get("epoch")

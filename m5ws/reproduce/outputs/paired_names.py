@@ -40,7 +40,8 @@ def pair(old: dict[str, Entry], new: dict[str, Entry], places: tuple[Surrounding
     attempts = places[0].attempts - places[1].attempts
     removed = Removed(earlier=[], unpaired=[], guessed=[])
     if attempts and places[0].numbered:
-        _join_versions(*((old, new) if attempts > 0 else (new, old)), removed, places[0 if attempts > 0 else 1])
+        sides = ((old, new), places) if attempts > 0 else ((new, old), (places[1], places[0]))
+        _join_versions(*sides[0], removed, sides[1])
     groups = _grouped(old, new, places[0]), _grouped(new, old, places[1])
     for plain in sorted(groups[0].keys() & groups[1].keys() - old.keys() - new.keys()):
         before, after = groups[0][plain], groups[1][plain]
@@ -95,18 +96,24 @@ def _with_equal_contents(
     return before, after
 
 
-def _join_versions(resumed: dict[str, Entry], other: dict[str, Entry], removed: Removed, place: Surroundings) -> None:
-    """Join the numbered folders of the attempts of a resumed run, at `place`, until it has as many as the other run.
+def _join_versions(
+    resumed: dict[str, Entry], other: dict[str, Entry], removed: Removed, places: tuple[Surroundings, Surroundings]
+) -> None:
+    """Join the numbered folders of the attempts of a resumed run until it has as many as the other run.
 
     A file that an earlier attempt left counts as one of the next folder that stays. It is removed if a later attempt
     wrote it again, or if it is a checkpoint that the other run lacks. If each attempt has several folders, of ranks or
     of trainings, their pairs are guessed.
     """
-    others = _versions(other, place)
+    place = places[0]
+    # A folder may have another time in its path on each side.
+    others = {
+        places[1].plain(folder): (folder, sorted(s, key=int)) for folder, s in _versions(other, places[1]).items()
+    }
     for folder, numbers in _versions(resumed, place).items():
-        known = sorted(others.get(folder, {}), key=int)
+        beside, known = others.get(place.plain(folder), (folder, []))
         if len(known) > 1:
-            removed.guessed.append(folder)
+            removed.guessed.extend((folder, place.plain(folder)))
         stay = sorted(numbers, key=int)[-len(known) :] if known else []
         for number in sorted(numbers.keys() - set(stay) if stay else (), key=int, reverse=True):
             for name in numbers[number]:
@@ -115,7 +122,7 @@ def _join_versions(resumed: dict[str, Entry], other: dict[str, Entry], removed: 
                 inside = name.removeprefix(f"{folder}{number}")
                 entry = resumed.pop(name)
                 is_checkpoint = any(map(ignored.is_weights, name.split("/")))
-                is_rotated = is_checkpoint and f"{folder}{known[0]}{inside}" not in other
+                is_rotated = is_checkpoint and f"{beside}{known[0]}{inside}" not in other
                 # Each attempt may have several folders, of loggers of different kinds.
                 if is_rotated or any(f"{folder}{later}{inside}" in resumed for later in stay):
                     removed.earlier.append(name)

@@ -14,7 +14,7 @@ import msgspec
 from m5ws.errors import NotFound
 from m5ws.records import exact
 from m5ws.records.checkpoint import Content
-from m5ws.records.ledger import AttemptEnded, AttemptStarted, Step
+from m5ws.records.ledger import AttemptEnded, AttemptStarted, Observation, Step
 from m5ws.repository import outputs
 from m5ws.repository.files import trees
 from m5ws.repository.ledger import ledger
@@ -99,7 +99,8 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def numbered_folder(self, name: str) -> tuple[str, str] | None:
         """Return the numbered folder in which a file is: its path up to the number, and the number."""
         match = self._numbers.match(name) if self.numbered else None
-        return (match[1], match[2]) if match and match[2] in self.numbered[match[1]] else None
+        is_inside = match is not None and name[match.end() :].startswith("/")
+        return (match[1], match[2]) if match and is_inside and match[2] in self.numbered[match[1]] else None
 
     @cached_property
     def _numbers(self) -> "re.Pattern[str]":
@@ -208,7 +209,9 @@ def _left_before(repo: Repository, run: str, last: int) -> Iterator[tuple[str, s
 
 
 def _takes_first_step(repo: Repository, run: str, attempt: int) -> bool:
-    """Return True if an attempt recorded the first step."""
+    """Return True if an attempt recorded the first step, and its number was no guess."""
     ranks = ledger.ranks(repo, run, attempt)
-    events = ledger.events(repo, run, attempt, min(ranks)) if ranks else ()
-    return next((event.step == 1 for event in events if isinstance(event, Step)), False)
+    for event in ledger.events(repo, run, attempt, min(ranks)) if ranks else ():
+        if isinstance(event, Step) or (isinstance(event, Observation) and event.guessed):
+            return isinstance(event, Step) and event.step == 1
+    return False

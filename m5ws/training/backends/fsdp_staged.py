@@ -3,6 +3,7 @@
 A replica whose copies differ between ranks is stored once a rank. Every rank stores its own part of a sharded tensor.
 """
 
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -110,17 +111,25 @@ def _on_all(
 def pieces(state: Mapping[str, torch.Tensor]) -> Iterator[Piece]:
     """Yield this rank's pieces of tensors by name. Raises StateError."""
     # Thousands of tensors have few layouts, and torch takes long to find a rank's part of one.
-    boxes: dict[tuple[object, ...], Box | None] = {}
+    boxes: dict[tuple[object, ...], tuple[Box | None, int]] = {}
     for name, tensor in state.items():
         if not isinstance(tensor, DTensor):
             yield Piece(name, tensor, _WHOLE, "replica")
             continue
         layout = (tensor.shape, tensor.device_mesh, tensor.placements)
         if layout not in boxes:
-            boxes[layout] = _box(name, tensor)
-        box = boxes[layout]
-        if box is not None:
-            yield Piece(name, tensors.local_part(tensor), box)
+            box = _box(name, tensor)
+            boxes[layout] = box, math.prod(box.sizes) if box is not None else 0
+        box, count = boxes[layout]
+        if box is None:
+            continue
+        local = tensors.local_part(tensor)
+        if local.numel() != count:
+            raise StateError(
+                f"a shard of {name} has {local.numel()} elements, where torch would have {count} ({tensor.placements})",
+                hint="Shards that `DTensor.from_local` made must have the sizes that torch gives them.",
+            )
+        yield Piece(name, local, box)
 
 
 def _box(name: str, tensor: DTensor) -> Box | None:
