@@ -107,9 +107,8 @@ def _join_versions(
     """
     place = places[0]
     # A folder may have another time in its path on each side.
-    others = {
-        places[1].plain(folder): (folder, sorted(s, key=int)) for folder, s in _versions(other, places[1]).items()
-    }
+    theirs = _versions(other, places[1])
+    others = {places[1].plain(folder): (folder, sorted(numbers, key=int)) for folder, numbers in theirs.items()}
     for folder, numbers in _versions(resumed, place).items():
         beside, known = others.get(place.plain(folder), (folder, []))
         if len(known) > 1:
