@@ -7,11 +7,9 @@ judged. Their differences are always listed.
 
 import csv
 import hashlib
-import io
-import re
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO
 
@@ -22,7 +20,15 @@ from m5ws.records.checkpoint import Content
 from m5ws.records.tree import Entry
 from m5ws.repository.files import trees
 from m5ws.repository.repository import Repository
-from m5ws.reproduce.outputs import archives, ignored, numbered_folders, paired_names, tensor_files, text_files
+from m5ws.reproduce.outputs import (
+    archives,
+    ignored,
+    logger_tables,
+    numbered_folders,
+    paired_names,
+    tensor_files,
+    text_files,
+)
 from m5ws.reproduce.outputs.surroundings import Surroundings
 from m5ws.runs.outputs import checkpoint_formats, outputs
 
@@ -124,7 +130,7 @@ def compare(
             differences.append(OutputDifference(name=name, original=next(digests), replayed=next(digests)))
         else:
             result = _compare(repo, name, (before, after), places, rules)
-            folder = _logger_folder(name, folders)
+            folder = logger_tables.folder_of(name, folders)
             if result.difference is not None and folder is not None:
                 both = (before, after)
                 result = _compare_last_rows(repo, name, folder, both, places, rules, removed.earlier) or result
@@ -290,15 +296,6 @@ def _differ_in_place(repo: Repository, sides: tuple[Entry, Entry]) -> bool:
     return ignored.with_one_number(before) == ignored.with_one_number(after)
 
 
-def _logger_folder(name: str, folders: Collection[str]) -> str | None:
-    """Return the one of the numbered `folders` in which a table of Lightning's CSVLogger is; None for another file."""
-    path, _, file = name.rpartition("/")
-    folder = path.rstrip("N0123456789")
-    # Of several paths that differ in their times, each has its place among them.
-    either = (folder, re.sub(r" \(\d+\)", "", folder))
-    return next((each for each in either if each in folders), None) if file == "metrics.csv" else None
-
-
 def _compare_last_rows(
     repo: Repository,
     name: str,
@@ -326,7 +323,7 @@ def _compare_last_rows(
     if place.begins_anew or (sides[resumed].digest in left and not is_second):
         return None
     try:
-        tables = [_rows(repo, side) for side in sides]
+        tables = [logger_tables.read(repo, side) for side in sides]
     except (csv.Error, ValueError):
         return None
     count = len(tables[resumed])
@@ -335,7 +332,7 @@ def _compare_last_rows(
         return None
     result = _FileResult(ignored=["rows of earlier attempts"], clock=True)
     first_epoch = tables[0][-count].get("epoch")
-    means = _means([row for table in tables for row in table])
+    means = logger_tables.means([row for table in tables for row in table])
     for row in range(-count, 0):
         before, after = (table[row] for table in tables)
         number = len(tables[0]) + row + 1
@@ -352,31 +349,6 @@ def _compare_last_rows(
             elif result.difference is None:
                 result.difference = OutputDifference(name=f"{name}:{number}.{column}", original=old, replayed=new)
     return result
-
-
-def _means(rows: Sequence[Mapping[str, str]]) -> set[str]:
-    """Return the columns of means over an epoch, as Lightning logs them."""
-    columns = {column for row in rows for column in row if column.endswith("_epoch")}
-    steps = {column: f"{column.removesuffix('_epoch')}_step" for column in columns}
-    every = {column for row in rows for column in row}
-    together = {column for row in rows for column, step in steps.items() if column in row and step in row}
-    return {column for column, step in steps.items() if step in every} - together
-
-
-def _rows(repo: Repository, entry: Entry) -> list[dict[str, str]]:
-    """Return the cells that are not empty of each row of a table, by column.
-
-    Raises csv.Error, or ValueError for two columns of one name, or a row with more cells than there are columns.
-    """
-    text = b"".join(repo.objects.read(part) for part in entry.parts).decode(errors="surrogateescape")
-    table = csv.DictReader(io.StringIO(text), restval="")
-    names = table.fieldnames or ()
-    if len(set(names)) < len(names):
-        raise ValueError("two columns have the same name")
-    rows = list(table)
-    if any(None in row for row in rows):
-        raise ValueError("a row has more cells than there are columns")
-    return [{column: cell for column, cell in row.items() if cell} for row in rows]
 
 
 def _has_weights(repo: Repository, name: str, entry: Entry) -> bool:
