@@ -104,7 +104,7 @@ def plan(ports: supervise.Ports, good_id: str, bad_id: str, *, rebuilt: bool = F
     good, bad = runs.load(repo, good_id), runs.load(repo, bad_id)
     first, session = first_difference(ports, good, bad)
     elements, untried = differences.list_differences(repo, good, bad, rebuilt=rebuilt)
-    groups = tuple(map(tuple, differences.grouped(elements, first)))
+    groups = tuple(map(tuple, differences.grouped(elements)))
     ordered = tuple(element for group in groups for element in group)
     shown = BisectPlan(
         good=good.id,

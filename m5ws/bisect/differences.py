@@ -19,11 +19,10 @@ from m5ws.records.base import Digest
 from m5ws.records.environment import Declared, Determinism
 from m5ws.records.run import Run
 from m5ws.records.snapshot import Snapshot
-from m5ws.records.verdict import Change, Divergence
+from m5ws.records.verdict import Change
 from m5ws.repository import snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.repository import Repository
-from m5ws.reproduce.verdict import difference_kinds
 from m5ws.snapshot.config import merge
 from m5ws.snapshot.config.merge import Keys
 
@@ -73,14 +72,9 @@ def list_differences(
     return elements, [*_unset(good, bad), *_declared(old.declared, new.declared), *_layout(repo, old, new, elements)]
 
 
-def grouped(elements: Sequence[InputDifference], first: Divergence) -> list[list[InputDifference]]:
-    """Return elements by part, with the best explanations of `first` first."""
-    fitting, others = difference_kinds.rank_changes(first, [element.change for element in elements])
-    places = {id(change): place for place, change in enumerate([*fitting, *others])}
-    ordered = sorted(elements, key=lambda element: places.get(id(element.change), len(places)))
-    parts = list(dict.fromkeys(element.change.part for element in ordered))
-    ordered.sort(key=lambda element: parts.index(element.change.part))
-    return [list(group) for _, group in groupby(ordered, key=lambda element: element.change.part)]
+def grouped(elements: Sequence[InputDifference]) -> list[list[InputDifference]]:
+    """Return elements by part, in their order."""
+    return [list(group) for _, group in groupby(elements, key=lambda element: element.change.part)]
 
 
 def _code(repo: Repository, old: Snapshot, new: Snapshot) -> Iterator[InputDifference]:

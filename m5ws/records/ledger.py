@@ -172,15 +172,11 @@ class Imported(Event, tag="imported", frozen=True, kw_only=True):
 
 
 class RankEnded(Event, tag="rank-ended", frozen=True, kw_only=True):
-    """A rank has ended. `error` is None if its script succeeded.
-
-    `raised`: a `raise` statement raised the error, and not a call of compiled code, such as a collective. None if that
-    is unknown.
-    """
+    """A rank has ended. `error` is None if its script succeeded; `signal` is the number of a signal that stopped it."""
 
     rank: int
     error: str | None = None
-    raised: bool | None = None
+    signal: int | None = None
 
 
 class AttemptEnded(Event, tag="attempt-ended", frozen=True, kw_only=True):

@@ -54,7 +54,6 @@ class Comparison:
         self.replay = History(steps={}, states={}, contents={}, facts={}, notices=[], source=source)
         self.equal: Counter[str] = Counter()
         self._first: Difference | None = None
-        self._at_first: list[Difference] = []
         self._tensors: tuple[int, list[str]] | None = None
         self._differing: dict[str, dict[int, Numbers]] = {}
         self._reached: dict[int, int] = {}
@@ -107,10 +106,6 @@ class Comparison:
         while step is not None and step not in new:
             step = recorded_steps.up_to(known, step - 1)
         return step if step is not None and step < first.step - 1 else None
-
-    def at_first(self) -> tuple[Difference, ...]:
-        """Return all known differences at the step of the first divergence, in order."""
-        return tuple(sorted(self._at_first, key=lambda difference: difference.key))
 
     def is_decided(self) -> bool:
         """Return True if the first divergence is final.
@@ -175,12 +170,6 @@ class Comparison:
         replayed = all(step in self.replay.states.get(rank, {}) for rank, step in last.items() if self.is_placed(step))
         return replayed and min(last.values(), default=0) > 0
 
-    def was_equal_between(self, after: int, before: int) -> bool:
-        """Return True if a whole state between two steps was compared; `before` is that of the first difference."""
-        states = self.original.states.get(0, {}), self.replay.states.get(0, {})
-        common = any(after < step < before and step in states[1] for step in states[0])
-        return common and not self.unrestored_generators()
-
     def compare_ends(self) -> None:
         """Compare the weights at the ends of two scripts without a session, if both have finished."""
         if not self._have_finished:
@@ -240,12 +229,8 @@ class Comparison:
             self.unplaced_steps.setdefault(rank, Numbers()).add(step)
             return
         difference = Difference(step=step, order=order, rank=rank, quantity=quantity, original=original, replayed=new)
-        if self._first is None or step < self._first.step:
-            self._at_first = []
         if self._first is None or difference.key < self._first.key:
             self._first = difference
-        if step == self._first.step:
-            self._at_first.append(difference)
         kind = quantity if order <= len(_ORDER) else quantity.partition(" ")[0]
         kind = FINAL.rstrip() if quantity.startswith(FINAL) else kind
         self._differing.setdefault(kind, {}).setdefault(rank, Numbers()).add(step)

@@ -19,19 +19,11 @@ from m5ws.records.verdict import Divergence, Recheck, Verdict
 from m5ws.reproduce import reproduce
 from m5ws.reproduce.compare import compare_histories
 from m5ws.reproduce.verdict import judgement, reason
-from m5ws.reproduce.verdict.difference_kinds import Kind, kind
 from m5ws.runs import history, run, supervise
 from m5ws.runs.history import History
 from m5ws.runs.outputs import outputs, outside
 from m5ws.runs.outputs.complete_files import WITHOUT_END
 
-_LOST: dict[Kind, str] = {
-    "learning rate": "the schedule of the learning rate",
-    "batch": "the position in the data, or the generators that draw its order",
-    "result": "generators (dropout), buffers of modules, or the optimizer's state",
-    "arithmetic": "generators (dropout), buffers of modules, or the optimizer's state",
-}
-"""State that is likely lost in a resume, by the kind of the first difference."""
 _NOTHING_RESUMED = (
     "the script started from the beginning: nothing was resumed. Let it save checkpoints earlier, and continue from "
     "the newest one if there is one"
@@ -212,7 +204,7 @@ def _judge(
 def _nondeterministic(verdict: Verdict, first: Divergence, step: int) -> Verdict:
     words = (
         f"the training differs before it is interrupted after step {step}, first in {reason.place_of(first)}. "
-        f"It is not deterministic, so its resume cannot be judged. Likely cause: {reason.likely_cause(first)}"
+        "It is not deterministic, so its resume cannot be judged"
     )
     return msgspec.structs.replace(verdict, outcome="nondeterministic", reason=words)
 
@@ -254,15 +246,11 @@ def judge_repetition(interruption: Interruption, repeated: Verdict) -> Interrupt
 
 
 def _blame(first: Divergence) -> str:
-    """Return the likely cause of a difference that an uninterrupted replay does not have."""
+    """Return the meaning of a difference that an uninterrupted replay does not have."""
     if first.quantity.startswith("file "):
         return (
             "No judged step differs. So no step depends on the difference: it is in state beside the model (an average "
             "of weights), or in a value that starts again with each attempt (a log, a mean). [run] ignore in m5ws.toml "
             "leaves out values that are no results"
         )
-    lost = _LOST.get(kind(first), "a part of the state")
-    return (
-        "An uninterrupted replay equals the original, so the script does not restore all that its next steps depend "
-        f"on: likely {lost}"
-    )
+    return "An uninterrupted replay equals the original. The script does not restore all that its next steps depend on"

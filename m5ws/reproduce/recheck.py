@@ -18,7 +18,7 @@ from m5ws.repository import runs
 from m5ws.reproduce import gaps
 from m5ws.reproduce.compare import Comparison
 from m5ws.reproduce.outputs import results
-from m5ws.reproduce.verdict import reason, suspicion
+from m5ws.reproduce.verdict import reason
 from m5ws.runs import run, supervise
 from m5ws.runs.history import History
 
@@ -81,9 +81,9 @@ def replay(
     return msgspec.structs.replace(compare_replays(divergence, parted, again, result), replay=second.id, last=last)
 
 
-def suspects(verdict: Verdict) -> bool:
-    """Return True if a verdict would blame the original, because no recorded change explains the difference."""
-    return reason.is_hint(verdict.reason) or reason.is_unknown(verdict.reason)
+def is_unexplained(verdict: Verdict) -> bool:
+    """Return True if no recorded change explains the difference: the checkpoint of a segment may be the cause."""
+    return not reason.able_changes(verdict.changes)
 
 
 def segment_from_start(original: Run, replay: Run, first: Divergence) -> Segment | None:
@@ -154,16 +154,14 @@ def judge_recheck(verdict: Verdict, recheck: Recheck) -> Verdict:
         )
     elif recheck.repeats:
         also = ", as does one from the start" if recheck.start_equal is False else ""
-        suspected = suspicion.of_original(verdict, verdict.first)
-        words = f"two replays agree with each other and differ from the original{also}{suspected}"
+        words = f"two replays agree with each other and differ from the original{also}: {verdict.reason}"
     else:
         assert recheck.first is not None
         outcome = "nondeterministic"
         equal = ". The second replay equals the original up to there" if recheck.as_original else ""
         words = (
             f"two replays differ from each other, first in {reason.place_of(recheck.first)}: the run is not "
-            f"deterministic, so the original cannot be judged{equal}. Likely cause: "
-            f"{reason.likely_cause(recheck.first)}"
+            f"deterministic, so the original cannot be judged{equal}"
         )
     return msgspec.structs.replace(verdict, outcome=outcome, reason=words, recheck=recheck)
 

@@ -245,7 +245,7 @@ def _rechecked(
         second_replay = recheck.replay(
             ports, second, planned.run, comparison, verdict.first, listeners.watch, listeners.progress, request.ignore
         )
-        if second_replay.repeats and recheck.suspects(verdict):
+        if second_replay.repeats and recheck.is_unexplained(verdict):
             second_replay = _from_start(ports, request, planned, verdict.first, second_replay, listeners)
     except KeyboardInterrupt:
         return recheck.without_recheck(verdict), "the second replay"

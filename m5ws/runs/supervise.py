@@ -18,9 +18,7 @@ import msgspec
 
 from m5ws.environment.interface import Observer
 from m5ws.errors import M5Error
-from m5ws.launch import torchrun_log
 from m5ws.launch.interface import Launcher, Process
-from m5ws.launch.torchrun_log import RankStatus
 from m5ws.progress import Progress, report
 from m5ws.records import codec
 from m5ws.records.ledger import INEXACT_RESUME, AnyEvent, AttemptEnded, AttemptStarted, Notice, Observation, State
@@ -29,8 +27,7 @@ from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.repository import Repository
-from m5ws.runs import attempt_start, delivery, recovery, results, resume_check, work_directories, work_files
-from m5ws.runs.first_cause import FirstCause
+from m5ws.runs import attempt_start, delivery, failure, recovery, results, resume_check, work_directories, work_files
 from m5ws.runs.outputs import killed
 from m5ws.runs.run import SAVE_GRACE_S, AttemptPlan
 from m5ws.runs.work_directories import WorkDirectory
@@ -197,7 +194,7 @@ class _Attempt:
         self._last_step = checkpoints.step_of(plan.resume) if plan.resume else 0
         self._restored = self._is_observed = False
         self._results = results.Results(ports.repo, plan, work.path, spool, self._notice)
-        self._first_cause = FirstCause()
+        self._failures = failure.Failures()
         self._repeated = resume_check.RepeatedSteps(ports.repo, plan.run.id, plan.attempt)
         self._delivery = delivery.Delivery(ports.repo, plan.run.id, plan.attempt, Path(plan.context.spool_dir))
 
@@ -285,7 +282,7 @@ class _Attempt:
         for rank, event in events:
             self._last_step = max(self._last_step, getattr(event, "step", None) or 0)
             self._results.add(event)
-            self._first_cause.add(rank, event)
+            self._failures.add(event)
             self._is_observed = self._is_observed or isinstance(event, Observation)
             self._restored = self._restored or (isinstance(event, State) and event.restored)
             for message in self._repeated.compare(rank, event):
@@ -301,18 +298,14 @@ class _Attempt:
         notice = Notice(time_s=time.time(), kind=kind, message=message, step=self._last_step)
         self._spool.append(notice)
 
-    def _rank_statuses(self, exit_code: int) -> tuple[RankStatus, ...]:
-        """Return the exit statuses of ranks that failed. A rank without torchrun is the launched process itself."""
-        if self._plan.run.spec.trainer == "python":
-            return (RankStatus(rank=0, status=exit_code),)
-        return torchrun_log.read_statuses(Path(self._plan.request.log))
-
     def _describe_failure(self, exit_code: int) -> str:
-        statuses, killed_after = self._rank_statuses(exit_code), self._plan.context.killed_after
-        if killed_after is not None and any(each.status == -signal.SIGKILL for each in statuses):
+        """Return the failure in words. A rank without torchrun is the launched process itself."""
+        is_plain = self._plan.run.spec.trainer == "python"
+        statuses = {0: exit_code} if is_plain else failure.read_statuses(Path(self._plan.request.log))
+        killed_after = self._plan.context.killed_after
+        if killed_after is not None and -signal.SIGKILL in statuses.values():
             return f"killed after step {killed_after}, to test the resume"
-        described = self._first_cause.describe(statuses)
-        return described or f"the ranks ended with status {exit_code} without an error"
+        return self._failures.describe(statuses) or f"the ranks ended with status {exit_code} without an error"
 
     def _end(self, outcome: str, exit_code: int, message: str | None, follower: FollowedRun | None) -> AttemptResult:
         if outcome == "failed" and message is None:

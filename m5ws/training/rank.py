@@ -82,9 +82,9 @@ def main(arguments: Sequence[str]) -> int:
         end = _run(arguments, active)
         stop.ignore()
     except (SystemExit, KeyboardInterrupt):  # A signal, between the script's end and here. There is no second.
-        end = _End(stop.exit_code, _exit_text(stop.exit_code))
+        end = _stopped(stop.exit_code)
     active.note_imports()
-    active.emit(RankEnded, rank=rank, error=end.error, raised=end.raised)
+    active.emit(RankEnded, rank=rank, error=end.error, signal=end.signal)
     _print_end(end.failure)
     return end.status
 
@@ -111,11 +111,14 @@ def read_context() -> Context:
 
 
 class _End(msgspec.Struct, frozen=True):
-    """The end of a script: the exit status, and for the record its error. `failure` is printed after it is recorded."""
+    """The end of a script: the exit status, its error, and the number of the signal that stopped it.
+
+    `failure` is printed after it is recorded.
+    """
 
     status: int
     error: str | None = None
-    raised: bool | None = None
+    signal: int | None = None
     failure: BaseException | None = None
 
 
@@ -133,11 +136,12 @@ def _run(arguments: Sequence[str], active: context.ActiveRank) -> _End:
         if leaving.code is None or leaving.code == 0:
             return _End(0)
         if isinstance(leaving.code, int):
-            return _End(leaving.code, _exit_text(leaving.code, leaving.__context__))
+            is_stop = active.stop.is_requested and leaving.code == active.stop.exit_code
+            return _stopped(leaving.code) if is_stop else _End(leaving.code, f"exit status {leaving.code}")
         return _End(1, secret_scan.masked(str(leaving.code)), failure=leaving)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and active.stop.is_requested:
-            return _End(active.stop.exit_code, _exit_text(active.stop.exit_code, error.__context__))
+            return _stopped(active.stop.exit_code)
         # The one broad handler of a rank: every error of a script belongs in its log and its ledger.
         active.stop.ignore()
         failure = script_error.find_worker_error(error)
@@ -145,8 +149,7 @@ def _run(arguments: Sequence[str], active: context.ActiveRank) -> _End:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if (advice := missing_files.advice(failure, active.context)) is not None:
             active.notice(missing_files.KIND, secret_scan.masked(advice))
-        raised = script_error.is_raised(failure)
-        return _End(getattr(failure, "exit_code", 1), script_error.describe_origin(failure), raised, failure)
+        return _End(getattr(failure, "exit_code", 1), script_error.describe(failure), failure=failure)
     return _End(0)
 
 
@@ -179,12 +182,9 @@ def _run_script(arguments: Sequence[str]) -> None:
     runpy.run_path(arguments[0], run_name="__main__")
 
 
-def _exit_text(code: int, handled: BaseException | None = None) -> str:
-    """Return an exit status in words, with the error that the script was handling when a signal stopped it."""
-    if code > 128 and code - 128 in (signal.SIGTERM, signal.SIGINT):
-        error = f" while handling {script_error.describe(handled)}" if handled is not None else ""
-        return f"stopped by {signal.Signals(code - 128).name}{error}"
-    return f"exit status {code}"
+def _stopped(code: int) -> _End:
+    """Return the end of a script that a signal stopped, by its exit status."""
+    return _End(code, f"stopped by {signal.Signals(code - 128).name}", code - 128)
 
 
 def _die_with_parent(parent: int) -> None:

@@ -17,13 +17,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from m5ws.launch import torchrun_log
 from m5ws.launch.interface import Launcher, Process
 from m5ws.launch.local import LocalLauncher
 from m5ws.records import codec
 from m5ws.records.launch import LaunchRequest
 from m5ws.records.run import LaunchSpec
 from m5ws.repository.repository import Repository
+from m5ws.runs import failure
 from m5ws.store.local import LocalStore
 from tests.conftest import loud_skip
 from tests.support.ranks.forks import ForkLauncher, ForkParents, wait
@@ -216,10 +216,8 @@ def test_how_it_ended_is_told(
     request = _request(tmp_path, "ends.py", *how, ranks=ranks, ENDS=str(tmp_path))
     assert wait(launcher(dict(os.environ)).launch(request)) == status
     if ranks is not None:
-        died = [each for each in torchrun_log.read_statuses(Path(request.log)) if not each.is_consequence]
-        assert [(each.rank, each.status) for each in died] == [
-            (rank, _STATUSES[words]) for rank, words in enumerate(how) if words in _STATUSES
-        ]
+        expected = {rank: _STATUSES[words] for rank, words in enumerate(how) if words in _STATUSES}
+        assert failure.read_statuses(Path(request.log)) == expected
     pids = [int(path.read_text()) for path in tmp_path.glob("[0-9]")]
     _until(lambda: not any(_is_alive(pid) for pid in pids))
 

@@ -47,8 +47,8 @@ def test_a_script_is_given_what_it_wrote_and_goes_on(workspace: Workspace, tmp_p
     verdict = workspace.json("reproduce", run, expect=1)
     # The verdict names the value that counts steps of the last attempt alone, and the resume as its cause.
     assert verdict["first"]["quantity"] == "file out/counted.txt:line 1" and verdict["compared"]["files"] == 2
-    assert "in the original, attempt 2 continued from the output files" in verdict["reason"]
-    assert "fault" not in verdict["reason"]
+    assert "no recorded change explains the difference" in verdict["reason"]
+    assert verdict["reason"].endswith("The original was resumed from the output files of an earlier attempt")
     assert workspace.m5ws("fsck", "--read-data").returncode == 0
 
 

@@ -73,7 +73,7 @@ _SCALES = [_Scale(1), pytest.param(_Scale(20, soak=True), marks=[pytest.mark.soa
 
 
 @pytest.mark.parametrize("scale", _SCALES)
-def test_a_planted_fault_is_found_where_it_is_and_its_cause_is_named(runs: Runs, scale: _Scale) -> None:
+def test_a_planted_fault_is_found_in_its_step_and_only_recorded_causes_are_named(runs: Runs, scale: _Scale) -> None:
     seed = scale.seed()
     draw = random.Random(seed)
     counts = {kind: _Count(said=[]) for kind in CAUSES}

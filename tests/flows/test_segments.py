@@ -145,7 +145,7 @@ def test_a_fault_is_found_in_its_segment_alone(small: tuple[Workspace, str], tmp
     assert [verdict["outcome"] for verdict in joint["verdicts"]] == ["sampled", "diverged", "sampled"]
     assert joint["outcome"] == "diverged"
     again = joint["verdicts"][1]["recheck"]
-    assert (again["last"], again["repeats"]) == (7, True) and "under suspicion" in joint["reason"]
+    assert (again["last"], again["repeats"]) == (7, True) and "no recorded change explains" in joint["reason"]
     assert sorted(workspace.history(again["replay"]).steps[0]) == [5, 6, 7]
     shown = workspace.json("show", run)["joint"]
     assert [verdict["last"] for verdict in shown["verified"]] == [4, 10] and [

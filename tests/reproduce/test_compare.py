@@ -455,8 +455,3 @@ def test_steps_that_an_attempt_from_the_beginning_replaced_are_listed_with_that_
     original.add("launcher", AttemptEnded(outcome="finished", exit_code=0))
     (line,) = gaps.lost(_compared(original, _events(0)))
     assert "steps 3-4 " in line and "from the beginning" in line and "machine" not in line
-
-
-def test_a_whole_state_between_two_steps_shows_that_a_resume_before_it_was_exact() -> None:
-    comparison = _compared(_history(_events(0)), _events(0, loss={6: "x"}))
-    assert [comparison.was_equal_between(after, 6) for after in (1, 3, 4, 5)] == [True, True, False, False]

@@ -1,4 +1,6 @@
-"""Reasons: all changes that fit are named, the most likely first, and nothing is claimed beyond them."""
+"""Reasons: the resume before the first difference, or each recorded change that can alter bits, and no other cause."""
+
+import re
 
 import msgspec
 import pytest
@@ -6,176 +8,132 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from m5ws.environment.drift import rate
+from m5ws.records.ledger import INEXACT_RESUME, AttemptEnded, AttemptStarted, Notice, Step
 from m5ws.records.verdict import Change, Divergence
-from m5ws.reproduce.verdict.difference_kinds import kind, rank_changes
-from m5ws.reproduce.verdict.reason import reason
+from m5ws.reproduce.compare import Comparison
+from m5ws.reproduce.verdict.reason import Resume, explain, find_resume, is_named_whole, with_threads
+from m5ws.runs.history import History
 
-LR = rate("config", "optimizer.lr", "0.001", "0.002")
-SEED = rate("launch", "seed", "1", "2")
-DATA = rate("data", "corpus", "files 1", "files 2")
-TOKENIZER = rate("tokenizer", "tokenizer.json", "a", "b")
-CODE = rate("code", "train.py", "a", "b")
-THREADS = rate("environment", "threads", "1", "2")
-TORCH = rate("environment", "distribution.torch", "2.12.0", "2.13.0")
-KERNEL = rate("environment", "kernel", "6.1", "6.2")
-DROPOUT = rate("config", "model.dropout", "0.0", "0.1")
-EVERYTHING = (KERNEL, TORCH, THREADS, CODE, TOKENIZER, DATA, SEED, LR, DROPOUT)
+_CHANGES = (
+    rate("environment", "kernel", "6.1", "6.2"),
+    rate("environment", "distribution.torch", "2.12.0", "2.13.0"),
+    rate("environment", "threads", "1", "2"),
+    rate("code", "train.py", "a", "b"),
+    rate("code", "new.py", None, "b"),
+    rate("tokenizer", "tokenizer.json", "a", None),
+    rate("data", "corpus", "files 1", "files 2"),
+    rate("launch", "seed", "1", "2"),
+    rate("config", "optimizer.lr", "0.001", "0.002"),
+    rate("argument", "lr", "0.001", "0.002"),
+    *(rate("config", f"key{number}", "1", "2") for number in range(4)),
+)
+_QUANTITIES = (
+    "loss",
+    "lr",
+    "batch",
+    "generator torch",
+    "tensor model.w",
+    "file out/a.bin",
+    "metric loss",
+    "checkpoint",
+)
+
+_firsts = st.builds(
+    Divergence,
+    step=st.integers(0, 9),
+    rank=st.integers(0, 1),
+    quantity=st.sampled_from(_QUANTITIES),
+    original=st.just("a"),
+    replayed=st.just("b"),
+)
+_changes = st.sets(st.sampled_from(_CHANGES)).map(lambda some: tuple(sorted(some, key=repr)))
+_resumes = st.none() | st.builds(
+    Resume, step=st.integers(1, 9), is_cause=st.booleans(), notices=st.sampled_from([(), ("the loader was skipped",)])
+)
 
 
-def at(quantity: str, step: int = 3, tensor: str | None = None, tensor_step: int | None = None) -> Divergence:
-    return Divergence(
-        step=step, rank=0, quantity=quantity, original="a", replayed="b", tensor=tensor, tensor_step=tensor_step
-    )
+@given(_firsts, _changes, _resumes, st.none() | st.just("the ledger of rank 0 was edited"))
+def test_a_reason_names_the_resume_or_each_change_that_can_alter_bits(
+    first: Divergence, changes: tuple[Change, ...], resume: Resume | None, rewritten: str | None
+) -> None:
+    text = explain(first, changes, resume, rewritten)
+    able = [change for change in changes if change.rating != "cannot"]
+    by_resume = resume is not None and resume.is_cause
+    assert text.startswith("the resume of the original after step") == by_resume
+    assert ("is the only recorded change that can alter bits" in text) == (len(able) == 1 and not by_resume)
+    assert ("`m5ws bisect`" in text) == (len(able) > 1 and not by_resume)
+    assert ("the ledger" in text) == (rewritten is not None and not able and not by_resume)
+    assert ("no recorded change explains" in text) == (rewritten is None and not able and not by_resume)
+    for change in able[:8]:
+        assert re.search(rf"\b{change.part} {re.escape(change.name)}\b", text)
+    assert ("and 1 more" in text) == (len(able) == 9)
+    assert "kernel" not in text and "ikely" not in text
+    assert ("resumed" in text or by_resume) == (resume is not None)
+
+
+def test_changed_files_are_named_without_digests_and_other_changes_with_both_values() -> None:
+    first = Divergence(step=3, rank=0, quantity="loss", original="a", replayed="b")
+    words = {change.name: explain(first, [change]).partition(" is the only")[0] for change in _CHANGES[1:]}
+    assert words["train.py"] == "code train.py was changed" and words["new.py"] == "code new.py was added"
+    assert words["tokenizer.json"] == "tokenizer tokenizer.json was removed"
+    assert words["optimizer.lr"] == "config optimizer.lr: 0.001 → 0.002"
+    whole = {change.name for change in _CHANGES if is_named_whole(change)}
+    assert not whole & {"train.py", "new.py", "tokenizer.json", "corpus", "kernel"} and "seed" in whole
 
 
 @pytest.mark.parametrize(
-    ("first", "expected"),
+    ("quantity", "step", "words"),
     [
-        (at("lr"), "learning rate"),
-        (at("learning_rate"), "learning rate"),
-        (at("batch"), "batch"),
-        (at("generator torch"), "generator"),
-        (at("loss"), "arithmetic"),
-        (at("grad_norm"), "arithmetic"),
-        (at("clr_loss"), "arithmetic"),
-        (at("batch_size"), "arithmetic"),
-        (at("tensor model.batch_norm.lr"), "arithmetic"),
-        (at("checkpoint"), "arithmetic"),
-        (at("tensor model.w", step=0), "initial state"),
-        (at("generator torch", step=0), "initial state"),
-        (at("metric loss", step=0), "result"),
-        (at("file out/model.bin"), "result"),
+        ("loss", 3, "loss at step 3 on rank 0"),
+        ("tensor model.w", 3, "tensor model.w after step 3"),
+        ("generator torch", 0, "generator torch before the first step"),
+        ("file out/a", 0, "file out/a"),
     ],
 )
-def test_kind_of_the_first_difference(first: Divergence, expected: str) -> None:
-    assert kind(first) == expected
+def test_a_reason_contains_the_place_of_the_first_difference(quantity: str, step: int, words: str) -> None:
+    first = Divergence(step=step, rank=0, quantity=quantity, original="a", replayed="b")
+    assert explain(first, ()) == f"no recorded change explains the difference. The first difference is {words}"
 
 
-@pytest.mark.parametrize(
-    ("first", "best"),
-    [
-        (at("lr"), LR),
-        (at("batch"), TOKENIZER),
-        (at("tensor model.w", step=0), SEED),
-        (at("loss"), THREADS),
-        (at("generator torch"), SEED),
-    ],
-)
-def test_the_most_consistent_change_comes_first(first: Divergence, best: Change) -> None:
-    fitting, _ = rank_changes(first, EVERYTHING)
-    assert fitting[0] == best
+def _resumed(at: int, *, notice_step: int | None = None) -> Comparison:
+    """Return the comparison of a run of ten steps that was resumed after one."""
+    history = History(steps={}, states={}, contents={}, published={}, facts={}, notices=[])
+    for attempt, steps in ((1, range(1, at + 1)), (2, range(at + 1, 11))):
+        resume = f"{at:010d}-0001" if attempt == 2 else None
+        history.add("launcher", AttemptStarted(attempt=attempt, host="h", observed="0" * 64, resume=resume))
+        for step in steps:
+            history.add("0", Step(step=step, quantities={"loss": "0x1p+0"}))
+        history.add("launcher", AttemptEnded(outcome="finished", exit_code=0, heads={}))
+    if notice_step is not None:
+        history.add("launcher", Notice(kind=INEXACT_RESUME, message="batch differs", step=notice_step))
+    return Comparison(history)
 
 
-@pytest.mark.parametrize(
-    "first", [at("lr"), at("batch"), at("loss"), at("tensor w", 0), at("generator x"), at("file a")]
-)
-def test_every_change_that_can_alter_bits_is_listed_once(first: Divergence) -> None:
-    fitting, others = rank_changes(first, EVERYTHING)
-    assert sorted(map(repr, fitting + others)) == sorted(repr(change) for change in EVERYTHING if change != KERNEL)
+@given(st.integers(1, 9), st.integers(1, 10), st.none() | st.integers(1, 10), st.integers(0, 9))
+def test_a_resume_explains_a_difference_in_the_two_steps_after_it(
+    at: int, step: int, notice_step: int | None, begin: int
+) -> None:
+    first = Divergence(step=step, rank=0, quantity="loss", original="a", replayed="b")
+    found = find_resume(_resumed(at, notice_step=notice_step), first, begin)
+    assert (found is not None) == (step > at >= begin)
+    if found is not None:
+        is_inexact = notice_step is not None and notice_step > at
+        assert found.step == at and found.is_cause == (step <= at + 2 or is_inexact)
 
 
-def test_data_does_not_explain_a_loss_whose_batches_were_equal() -> None:
-    fitting, others = rank_changes(at("loss"), (DATA, THREADS))
-    assert (fitting, others) == ([THREADS], [DATA])
+def test_a_file_has_no_step_and_names_the_resume_as_a_fact() -> None:
+    first = Divergence(step=0, rank=0, quantity="file out/a", original="a", replayed="b")
+    found = find_resume(_resumed(4), first, 0)
+    assert found == Resume(step=4, is_cause=False)
+    assert explain(first, (), found).endswith("The original was resumed after step 4")
 
 
-def test_no_divergence_has_no_reason() -> None:
-    assert reason(None, EVERYTHING) is None
-
-
-def test_one_change_that_fits() -> None:
-    text = reason(at("lr", 1), (LR, KERNEL))
-    assert text == (
-        "config optimizer.lr: 0.001 → 0.002 is the only recorded change that can alter bits. "
-        "The first difference is lr at step 1 on rank 0"
-    )
-
-
-@pytest.mark.parametrize("first", [at("lr", 1), at("file out/model.bin")])
-def test_an_argument_is_named_as_a_config_key_is(first: Divergence) -> None:
-    argument = rate("argument", "lr", "0.001", "0.002")
-    text = reason(first, (argument, KERNEL)) or ""
-    assert text.startswith("argument lr: 0.001 → 0.002 is the only recorded change that can alter bits. ")
-
-
-def test_one_that_fits_among_others_is_not_called_certain() -> None:
-    text = reason(at("loss"), (DATA, THREADS)) or ""
-    assert text.startswith("most likely environment threads: 1 → 2. The first difference is loss at step 3")
-    assert "Less likely causes: (1) data corpus" in text
-
-
-def test_several_that_fit_are_all_named_without_a_choice() -> None:
-    text = reason(at("batch"), (CODE, TOKENIZER, DATA)) or ""
-    assert "3 recorded changes fit, the most likely first: (1) tokenizer tokenizer.json was changed; (2) data" in text
-    assert not text.startswith("most likely")
-
-
-def test_none_that_fits() -> None:
-    text = reason(at("lr"), (DATA,)) or ""
-    assert text.startswith("no recorded change explains the first difference, lr at step 3 on rank 0")
-    assert "(1) data corpus" in text
-
-
-@pytest.mark.parametrize("changes", [(), (KERNEL,)])
-def test_where_nothing_differs_the_cause_is_unknown(changes: tuple[Change, ...]) -> None:
-    text = reason(at("loss"), changes) or ""
-    assert text.startswith("unknown: no recorded input differs")
-    assert ("1 that cannot" in text) == bool(changes)
-
-
-def test_what_no_rank_imported_is_named_since_their_children_may_have() -> None:
-    unseen = msgspec.structs.replace(TORCH, rating="cannot", detail="no rank imported it")
-    text = reason(at("file out/a"), (KERNEL, unseen)) or ""
-    assert "(2 that cannot, unless a process that a rank started imported it: (1) environment distribution" in text
-
-
-@pytest.mark.parametrize(
-    ("first", "words"),
-    [
-        (at("loss", tensor="model.wte", tensor_step=4), "loss at step 3 on rank 0"),
-        (at("tensor model.wte", tensor="model.wte", tensor_step=3), "tensor model.wte after step 3"),
-        (at("generator torch", step=0), "generator torch before the first step"),
-        (at("grad_norm"), "grad_norm at step 3 on rank 0"),
-    ],
-)
-def test_where_it_differed_first(first: Divergence, words: str) -> None:
-    assert f". The first difference is {words}" in (reason(first, (THREADS, LR, CODE)) or "")
-
-
-def test_a_file_that_came_or_went() -> None:
-    added = msgspec.structs.replace(CODE, old=None)
-    removed = msgspec.structs.replace(CODE, new=None)
-    assert "code train.py was added is" in (reason(at("loss"), (added,)) or "")
-    assert "code train.py was removed is" in (reason(at("loss"), (removed,)) or "")
-
-
-def test_a_file_that_was_compared_as_bytes_has_no_guessed_cause() -> None:
-    whole, value = at("file out/w.h5", step=5), at("file out/w.json:loss", step=5)
-    missing = msgspec.structs.replace(whole, replayed=None)
-    assert "as bytes" in (reason(whole, ()) or "") and '[run] ignore = ["out/w.h5"]' in (reason(whole, ()) or "")
-    assert all("without a seed" in (reason(first, ()) or "") for first in (value, missing))
-
-
-def test_a_long_list_is_cut_and_counted() -> None:
-    many = tuple(rate("code", f"f{number}.py", "a", "b") for number in range(12))
-    assert "(8) code f7.py was changed; and 4 more. The first" in (reason(at("loss"), many) or "")
-
-
-changes = st.builds(
-    rate,
-    st.sampled_from(["code", "config", "tokenizer", "data", "declared", "determinism", "launch", "environment"]),
-    st.text(max_size=8),
-    st.none() | st.text(max_size=3),
-    st.none() | st.text(max_size=3),
-)
-firsts = st.builds(
-    at, st.text(max_size=8), st.integers(0, 9), st.none() | st.text(max_size=3), st.none() | st.integers(0, 9)
-)
-
-
-@given(firsts, st.lists(changes, max_size=6))
-def test_whatever_differs_there_is_an_answer_and_none_is_lost(first: Divergence, listed: list[Change]) -> None:
-    fitting, others = rank_changes(first, listed)
-    able = [change for change in listed if change.rating != "cannot"]
-    assert len(fitting) + len(others) == len(able)
-    assert (reason(first, listed) or "").startswith("unknown") == (not able)
+def test_threads_that_a_side_changed_in_the_run_are_a_recorded_change() -> None:
+    first = Divergence(step=6, rank=0, quantity="loss", original="a", replayed="b")
+    comparison = _resumed(4)
+    comparison.original.threads[0], comparison.replay.threads[0] = [(1, "1"), (5, "2")], [(1, "1")]
+    (change,) = with_threads((), comparison, first)
+    assert "threads of rank 0 in step 6: 2 → 1 is the only recorded change" in explain(first, [change])
+    started = rate("environment", "threads", "2", "1")
+    assert with_threads((started,), comparison, first) == (started,)
+    assert with_threads((), comparison, msgspec.structs.replace(first, step=4)) == ()

@@ -5,17 +5,20 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
+from m5ws.environment.drift import rate
+from m5ws.records.explanation import Explanation
 from m5ws.records.ledger import Step
 from m5ws.records.run import LaunchSpec, Run, Segment
-from m5ws.records.verdict import Divergence, Recheck, Verdict
+from m5ws.records.verdict import Change, Divergence, Recheck, Verdict
 from m5ws.reproduce import recheck
 from m5ws.reproduce.compare import Comparison
-from m5ws.reproduce.verdict.reason import reason
+from m5ws.reproduce.verdict.reason import explain
 from m5ws.runs import supervise
 from m5ws.runs.history import History
 
 _FIRST = Divergence(step=5, rank=0, quantity="loss", original="0x1p+0", replayed="0x1.1p+0")
-_DIVERGED = Verdict(run="a" * 12, replay="b" * 12, outcome="diverged", first=_FIRST, reason=reason(_FIRST, ()))
+_DIVERGED = Verdict(run="a" * 12, replay="b" * 12, outcome="diverged", first=_FIRST, reason=explain(_FIRST, ()))
+_KERNEL, _LR = rate("environment", "kernel", "6.1", "6.2"), rate("config", "lr", "1", "2")
 
 
 def test_replays_that_differ_say_nothing_of_the_original() -> None:
@@ -26,28 +29,23 @@ def test_replays_that_differ_say_nothing_of_the_original() -> None:
     assert "The second replay equals the original" in (judged.reason or "")
 
 
-@pytest.mark.parametrize(
-    ("why", "suspected"), [(reason(_FIRST, ()), True), ("config lr is the only recorded change", False)]
-)
-def test_replays_that_agree_suspect_the_original_unless_a_recorded_change_explains_it(
-    why: str | None, suspected: bool
-) -> None:
-    verdict = Verdict(run="a" * 12, replay="b" * 12, outcome="diverged", first=_FIRST, reason=why)
+@pytest.mark.parametrize("changes", [(), (_KERNEL,), (_LR,)])
+def test_replays_that_agree_leave_the_reason_and_a_change_explains_the_difference(changes: tuple[Change, ...]) -> None:
+    verdict = msgspec.structs.replace(_DIVERGED, changes=changes, reason=explain(_FIRST, changes))
     judged = recheck.judge_recheck(verdict, Recheck(replay="c" * 12, repeats=True))
-    assert judged.outcome == "diverged"
-    text = judged.reason or ""
-    assert text.startswith("two replays agree with each other")
-    assert ("under suspicion" in text) == suspected == ("config lr" not in text)
+    agree = "two replays agree with each other and differ from the original"
+    assert (judged.outcome, judged.reason) == ("diverged", f"{agree}: {verdict.reason}")
+    assert recheck.is_unexplained(verdict) == (_LR not in changes)
 
 
 def test_a_replay_from_the_start_that_is_equal_blames_the_restore_and_not_the_original() -> None:
     agree = Recheck(replay="c" * 12, repeats=True, start="d" * 12, start_equal=True)
     judged = recheck.judge_recheck(_DIVERGED, agree)
     assert judged.outcome == "not comparable" and judged.replays == ("b" * 12, "c" * 12, "d" * 12)
-    assert (judged.reason or "").startswith("inexact restore") and "suspicion" not in (judged.reason or "")
+    assert (judged.reason or "").startswith("inexact restore")
     for equal in (False, None):
         judged = recheck.judge_recheck(_DIVERGED, msgspec.structs.replace(agree, start_equal=equal))
-        assert judged.outcome == "diverged" and "under suspicion" in (judged.reason or "")
+        assert judged.outcome == "diverged" and "no recorded change" in (judged.reason or "")
         assert ("from the start" in (judged.reason or "")) == (equal is False)
 
 
@@ -103,3 +101,12 @@ def test_only_the_steps_up_to_the_difference_are_replayed_again() -> None:
     initial = Divergence(step=0, rank=0, quantity="tensor w", original="1", replayed="2")
     assert recheck.second_segment(_run(), recorded, initial) == Segment(first=0, last=1)
     assert recheck.second_segment(_run(), _comparison(by_steps=False), _FIRST) is None
+
+
+def test_traced_replays_that_differ_revoke_the_agreement_of_two_replays() -> None:
+    verdict = recheck.judge_recheck(_DIVERGED, Recheck(repeats=True))
+    explained = Explanation(first=3, last=3, sides=(), repeats=False)
+    judged = recheck.judge_traces(verdict, explained)
+    assert judged.outcome == "nondeterministic" and "agree with each other" not in (judged.reason or "")
+    same = msgspec.structs.replace(explained, repeats=True)
+    assert recheck.judge_traces(verdict, same) == verdict

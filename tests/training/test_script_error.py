@@ -1,4 +1,4 @@
-"""Texts of the errors that end scripts, and their origins."""
+"""Texts of the errors that end scripts."""
 
 import os
 import signal
@@ -50,17 +50,6 @@ def _fail_in_a_handler() -> None:
         raise RuntimeError("Connection reset by peer\n  while reading") from error
 
 
-def _multiply() -> None:
-    torch.ones(2) @ torch.ones(3)
-
-
-def _fail_after_a_collective() -> None:
-    try:
-        _multiply()
-    except RuntimeError as error:
-        raise RuntimeError("step 3") from error
-
-
 @pytest.mark.parametrize(
     ("fail", "text"),
     [
@@ -72,35 +61,8 @@ def test_an_error_of_a_loaders_worker_has_its_own_text_and_place(fail: Callable[
     error = _error(_load(fail))
     described = script_error.describe(error)
     assert described.startswith(text) and described.endswith(", loader worker 0)")
-    assert script_error.is_raised(error)
 
 
 def test_a_loaders_worker_that_was_killed_is_named() -> None:
     """Its connection may break before torch's handler has the signal."""
     assert "DataLoader worker" in script_error.describe(_error(_load(lambda: os.kill(os.getpid(), signal.SIGKILL))))
-
-
-@pytest.mark.parametrize(
-    ("fail", "is_raised"),
-    [(_fail_by_key, True), (_fail_in_a_handler, True), (_multiply, False), (_fail_after_a_collective, False)],
-)
-def test_an_error_is_raised_by_a_statement_or_by_compiled_code(fail: Callable[[], None], is_raised: bool) -> None:
-    assert script_error.is_raised(_error(fail)) == is_raised
-
-
-def _fail_in_the_end() -> None:
-    try:
-        _fail_by_key()
-    finally:
-        _multiply()
-
-
-@pytest.mark.parametrize(
-    ("fail", "has_origin"), [(_fail_in_the_end, True), (_multiply, False), (_fail_after_a_collective, False)]
-)
-def test_the_error_that_was_handled_when_a_collective_failed_is_named_too(
-    fail: Callable[[], None], has_origin: bool
-) -> None:
-    described = script_error.describe_origin(_error(fail))
-    assert (" while handling KeyError: 'sample 1 is broken'" in described) == has_origin
-    assert described.startswith("RuntimeError: ")

@@ -70,9 +70,9 @@ def _title(verdict: Verdict) -> str:
 
 def _is_told(verdict: Verdict) -> bool:
     """Return True if the reason already contains the only change, with both values."""
-    from m5ws.environment import drift
+    from m5ws.reproduce.verdict import reason
 
-    return len(verdict.changes) == 1 and drift.title(verdict.changes[0]) in (verdict.reason or "")
+    return verdict.first is not None and len(verdict.changes) == 1 and reason.is_named_whole(verdict.changes[0])
 
 
 def _replays(verdict: Verdict) -> tuple[str, ...]:

@@ -8,17 +8,15 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
-import msgspec
-
 from m5ws.diff import commit_history, diff
 from m5ws.records.ledger import COMPLETE
 from m5ws.records.run import Run
-from m5ws.records.verdict import Change, Divergence, Verdict
+from m5ws.records.verdict import Divergence, Verdict
 from m5ws.repository import cross_check
 from m5ws.reproduce import gaps, refusals
 from m5ws.reproduce.compare import Comparison
 from m5ws.reproduce.outputs import output_files, results
-from m5ws.reproduce.verdict import hints, reason
+from m5ws.reproduce.verdict import reason
 from m5ws.runs import supervise
 from m5ws.runs.outputs import outputs
 
@@ -67,9 +65,9 @@ def judge(
         metrics = results.metrics_beside(ports.tracker, comparison, runs, whole=replay.segment is None)
     outcome, why = _outcome(comparison, result, first, missing, is_whole=is_whole)
     if first is not None:
-        why = reason.reason(
-            first, changes, _find_hint(ports, replay, comparison, first, changes), hints.kind(comparison, first)
-        )
+        changes = reason.with_threads(changes, comparison, first)
+        resume = reason.find_resume(comparison, first, replay.begin)
+        why = reason.explain(first, changes, resume, cross_check.find_rewritten(ports.repo, replay.reproduces))
     unknown = _find_unknown(comparison, files, judge_generators=judge_generators) or _find_unpaired(comparison, files)
     if outcome == "reproduced" and unknown:
         why = _so_far(comparison, unknown)
@@ -101,27 +99,6 @@ def judge(
         reason=why,
         created_s=time.time(),
     )
-
-
-def _find_hint(
-    ports: supervise.Ports, replay: Run, comparison: Comparison, first: Divergence, changes: Sequence[Change]
-) -> hints.Hint | None:
-    """Return the cause of a first difference that the records of the original suggest; None without one."""
-    if false := cross_check.find_rewritten(ports.repo, replay.reproduces or ""):
-        return hints.record_hint(false)
-    hint = hints.find_hint(comparison, first, replay.begin)
-    if (hint is not None and hint.strong) or any(change.rating != "cannot" for change in changes):
-        return hint
-    at = comparison.original.resumed_before(first.step)
-    resume = hints.resume_hint(comparison) if hint is None or at is not None else None
-    if hint is not None and resume is not None and comparison.was_equal_between(at or 0, first.step):
-        # The resume may still be the cause, by the data of the next epoch or by state that no record has.
-        words = (
-            f"{resume.words}. The first state after that resume is equal. If it was exact, the cause is {hint.words}"
-        )
-        return msgspec.structs.replace(resume, words=words)
-    # The resume of a script is a likelier cause than a pattern of differences after it.
-    return resume or hint
 
 
 def _compare_results(

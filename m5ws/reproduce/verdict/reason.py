@@ -1,106 +1,103 @@
-"""The reason of a divergence in words: the recorded changes that explain the quantity that differed first.
+"""The reason of a divergence in words: the resume before the first difference, or the recorded changes.
 
-The first sentence names the cause, and no other sentence contradicts it. If several changes fit, all are named. If no
-recorded input differs, the cause is unknown.
+The reason contains recorded evidence alone. Recorded changes are listed by their rating and in no order of likelihood.
+`m5ws bisect` proves a cause.
 """
 
 from collections.abc import Sequence
 
-from m5ws.environment.drift import title
-from m5ws.records.verdict import Change, Divergence, is_state
-from m5ws.reproduce.verdict.difference_kinds import Kind, kind, rank_changes
-from m5ws.reproduce.verdict.hints import MARK, Hint
+import msgspec
+
+from m5ws.environment.drift import rate, title
+from m5ws.records.ledger import INEXACT_RESUME, RESUME_LIMIT
+from m5ws.records.verdict import FINAL, Change, Divergence, is_state
+from m5ws.reproduce.compare import Comparison
+from m5ws.runs.outputs import outputs
 
 _LISTED = 8
-_UNKNOWN = "unknown"
-_LIKELY = ". Likely cause: "
-_WORLD = {("launch", "nproc"), ("environment", "world")}
+_AFFECTED_STEPS = 2
+"""Steps after a resume that show lost state. Values of a step precede its update, which the next step shows."""
 
 
-def reason(
-    first: Divergence | None, changes: Sequence[Change], hint: Hint | None = None, of: Kind | None = None
-) -> str | None:
-    """Return the most plausible cause of a divergence in words, None if nothing diverged.
+class Resume(msgspec.Struct, frozen=True, kw_only=True):
+    """The last resume before a first difference, after `step`; None: from output files alone.
 
-    The first sentence names the recorded changes that explain `first`, which is of kind `of`. The `hint` is used
-    only if no change explains it.
+    `is_cause`: the difference is in the first steps after the resume, or a notice states that the resume was inexact.
+    `notices` are the recorded messages about the resume.
     """
-    if first is None:
+
+    step: int | None
+    is_cause: bool
+    notices: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"after step {self.step}" if self.step is not None else "from the output files of an earlier attempt"
+
+
+def able_changes(changes: Sequence[Change]) -> list[Change]:
+    """Return the changes that can alter bits."""
+    return [change for change in changes if change.rating != "cannot"]
+
+
+def find_resume(comparison: Comparison, first: Divergence, begin: int) -> Resume | None:
+    """Return the last resume of the original before a first difference; None without one after step `begin`."""
+    original = comparison.original
+    # A file, a metric and the final weights are of the last attempt. The step of their difference is unknown.
+    at_end = first.quantity.startswith(("file ", "metric ", FINAL))
+    step = original.last_step if at_end else first.step
+    at, attempt = original.resumed_before(step), original.attempt_of(step)
+    if not original.by_steps and any(notice.kind == outputs.RESTORED for notice in original.notices):
+        return Resume(step=None, is_cause=False)
+    if not at or at < begin:
         return None
-    fitting, others = rank_changes(first, changes, of, hint.traces if hint is not None else None)
-    where = f"The first difference is {place_of(first)}"
-    if fitting:
-        return _recorded(fitting, others, where)
-    if hint is not None and hint.strong:
-        rest = f". Recorded changes that do not explain the difference: {_list(others)}" if others else ""
-        return f"{hint}. {where}{rest}"
-    if not others:
-        return _unknown(first, changes, hint)
-    able = f"Recorded changes that can alter bits: {_list(others)}"
-    if hint is None:
-        return f"no recorded change explains the first difference, {place_of(first)}. {able}"
-    return f"likely {hint}. {where}. No recorded change explains the difference. {able}"
+    inexact = [
+        notice.message
+        for notice in original.notices
+        if notice.kind == INEXACT_RESUME and original.attempt_of(notice.step or 0) == attempt
+    ]
+    limits = [notice.message for notice in original.notices if notice.kind == RESUME_LIMIT]
+    if generators := comparison.unrestored_generators():
+        limits.append(f"the script did not restore the random generators ({', '.join(generators)})")
+    earliest = first.equal_after + 1 if first.equal_after is not None else first.step
+    is_cause = bool(inexact) or (not at_end and earliest <= at + _AFFECTED_STEPS)
+    return Resume(step=at, is_cause=is_cause, notices=tuple(dict.fromkeys((*inexact, *limits))))
 
 
-def _recorded(fitting: Sequence[Change], others: Sequence[Change], where: str) -> str:
-    """Return text on the recorded changes that explain a first difference, and on its place."""
-    if len(fitting) > 1:
-        cause = f"{len(fitting)} recorded changes fit, the most likely first: {_list(fitting)}"
-    elif others:
-        cause = f"most likely {_one(fitting[0])}"
-    else:
-        cause = f"{_one(fitting[0])} is the only recorded change that can alter bits"
-    rest = f". Less likely causes: {_list(others)}" if others else ""
-    return f"{cause}. {where}{rest}"
+def with_threads(changes: Sequence[Change], comparison: Comparison, first: Divergence) -> tuple[Change, ...]:
+    """Return changes with the change of the rank's number of threads that a side made during the run."""
+    old, new = (side.threads_at(first.rank, first.step) for side in (comparison.original, comparison.replay))
+    if old is None or new is None or old == new or any(change.name == "threads" for change in changes):
+        return tuple(changes)
+    threads = rate("environment", "threads", old, new)
+    name = f"threads of rank {first.rank} in step {first.step}"
+    return (*changes, msgspec.structs.replace(threads, name=name))
 
 
-def _unknown(first: Divergence, changes: Sequence[Change], hint: Hint | None) -> str:
-    # Imports in processes that ranks start by `spawn` or `exec` are not recorded.
-    unseen = [change for change in changes if (change.detail or "").endswith("imported it")]
-    unless = f", unless a process that a rank started imported it: {_list(unseen)}" if unseen else ""
-    harmless = f" that can alter bits ({len(changes)} that cannot{unless})" if changes else ""
-    where = f"The first difference is {place_of(first)}"
-    return f"{_UNKNOWN}: no recorded input differs{harmless}. {where}{_LIKELY}{hint or likely_cause(first)}"
+def explain(
+    first: Divergence, changes: Sequence[Change], resume: Resume | None = None, rewritten: str | None = None
+) -> str:
+    """Return the reason of a first difference.
+
+    `rewritten` describes an edit of the original's ledger. It is named if no resume and no change explains the
+    difference.
+    """
+    able = able_changes(changes)
+    where = f"first difference is {place_of(first)}"
+    if resume is None:
+        return f"{_cause(able, rewritten)}. The {where}"
+    notices = "".join(f". {message[:1].upper()}{message[1:]}" for message in resume.notices)
+    if not resume.is_cause:
+        return f"{_cause(able, rewritten)}. The {where}. The original was resumed {resume}{notices}"
+    named = f". Recorded changes that can alter bits: {_list(able)}" if able else ""
+    return f"the resume of the original {resume}: the {where}{notices}{named}"
 
 
-def is_unknown(text: str | None) -> bool:
-    """Return True if a reason is that no recorded change explains a divergence."""
-    return (text or "").startswith(_UNKNOWN)
-
-
-def known_facts(text: str | None, first: Divergence) -> str:
-    """Return the known facts of a divergence of unknown cause, without the guess of a single replay."""
-    rest = (text or "").removeprefix(f"{_UNKNOWN}: ").removesuffix(f"{_LIKELY}{likely_cause(first)}")
-    return rest[:1].upper() + rest[1:]
-
-
-def is_hint(text: str | None) -> bool:
-    """Return True if a reason is a strong hint about the original, and not a recorded change."""
-    return (text or "").startswith(MARK)
-
-
-def likely_cause(first: Divergence) -> str:
-    """Return the likely cause of a first difference that no recorded change explains."""
-    if _is_compared_as_bytes(first):
-        path = first.quantity.removeprefix("file ")
-        return (
-            "unknown, because the file was compared as bytes: a result differs, or a time or an order in it alone. "
-            f'If the file is no result: [run] ignore = ["{path}"]'
-        )
-    causes = {
-        "learning rate": "a schedule that depends on time or on state that was not restored",
-        "batch": "a loader without a seeded order, or one that reads data outside the snapshot",
-        "initial state": "weights drawn without the run's seed, or read from outside the snapshot",
-        "generator": "random numbers drawn in another order, for example by loader workers or threads",
-        "result": "random numbers without a seed, or input from outside the snapshot",
-        "arithmetic": "a nondeterministic operation, or an input that is not recorded",
-    }
-    return causes[kind(first)]
-
-
-def _is_compared_as_bytes(first: Divergence) -> bool:
-    is_whole = first.quantity.startswith("file ") and ":" not in first.quantity
-    return is_whole and first.original is not None and first.replayed is not None
+def _cause(able: Sequence[Change], rewritten: str | None) -> str:
+    if len(able) == 1:
+        return f"{_one(able[0])} is the only recorded change that can alter bits"
+    if able:
+        return f"{len(able)} recorded changes can alter bits: {_list(able)}. `m5ws bisect` finds the cause"
+    return rewritten or "no recorded change explains the difference"
 
 
 def place_of(first: Divergence) -> str:
@@ -123,11 +120,19 @@ def _list(changes: Sequence[Change]) -> str:
 
 def _one(change: Change) -> str:
     """Return a change in words. A changed file is named without its digests."""
-    if change.part in ("code", "tokenizer") and change.name not in {"probe ids", "commit"}:
+    if _is_file(change):
         done = "added" if change.old is None else "removed" if change.new is None else "changed"
         return f"{change.part} {change.name} was {done}"
-    if (change.part, change.name) in _WORLD:
-        return f"{title(change)} (reduction order, world size)"
     if change.part == "data" and change.detail:
         return f"data {change.name} ({change.detail.splitlines()[0]})"
     return title(change)
+
+
+def _is_file(change: Change) -> bool:
+    """Return True if a change is of a file, whose old and new values are digests."""
+    return change.part in ("code", "tokenizer") and change.name not in {"probe ids", "commit"}
+
+
+def is_named_whole(change: Change) -> bool:
+    """Return True if a reason contains both values of a change."""
+    return change.rating != "cannot" and change.part != "data" and not _is_file(change)

@@ -1,12 +1,11 @@
 """Files and folders that a script did not find.
 
 Files that the author's checkout has, because git ignores them, so that no snapshot contains them; folders that neither
-has, into which a script may write; and packages of the snapshot in a folder that imports do not search. The error of
-the script names them, in attributes or in its text.
+has, into which a script may write; and packages of the snapshot in a folder that imports do not search. Attributes of
+the script's error name them (`filename`, `name`); its text is not read.
 """
 
 import os
-import re
 import sys
 from collections.abc import Iterator
 from importlib.machinery import all_suffixes
@@ -17,9 +16,6 @@ from m5ws.records.launch import Context
 KIND = "missing-file"
 """Kind of notice."""
 _CHAIN = 10
-_NO_FOLDER = re.compile(r"Parent directory (.+) does not exist")
-"""The message of torch.save."""
-_WORD = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|(\S+)")
 
 
 def advice(error: BaseException, context: Context) -> str | None:
@@ -62,10 +58,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def _absent_folder(error: BaseException, author: Path, work: Path) -> str | None:
     """Return advice on a folder that neither the checkout nor the work directory has."""
-    if isinstance(error, FileNotFoundError) and isinstance(error.filename, str):
-        parent = os.path.dirname(error.filename)
-    else:
-        parent = found[1] if (found := _NO_FOLDER.search(str(error))) else ""
+    name = error.filename if isinstance(error, FileNotFoundError) else None
+    parent = os.path.dirname(name) if isinstance(name, str) else ""
     inside = _inside(os.path.join(os.getcwd(), parent), work) if parent else None
     if inside is None or (work / inside).exists() or (author / inside).exists():
         return None
@@ -102,21 +96,10 @@ def _places(error: BaseException | None, work: Path) -> Iterator[str]:
     for cause in _causes(error):
         if isinstance(cause, ModuleNotFoundError) and cause.name:
             yield from _modules(cause.name, work)
-        elif isinstance(cause, ImportError):
-            pass  # The text names a module that was found.
-        else:
-            names = [str(name) for name in (*_filenames(cause), *_words(str(cause))) if name]
+        elif isinstance(cause, OSError):
+            names = [os.fsdecode(name) for name in (cause.filename, cause.filename2) if isinstance(name, str | bytes)]
             yield from names
             yield from (os.path.join(os.getcwd(), name) for name in names)
-
-
-def _filenames(error: BaseException) -> tuple[object, ...]:
-    return (error.filename, error.filename2) if isinstance(error, OSError) else ()
-
-
-def _words(text: str) -> Iterator[str]:
-    for quoted, double, plain in _WORD.findall(text):
-        yield quoted or double or plain.strip("`,.:;()[]")
 
 
 def _modules(name: str, work: Path) -> Iterator[str]:

@@ -1,18 +1,15 @@
-"""The error that ended a rank's script: its text for the record, and its likely origin.
+"""The error that ended a rank's script, as text for the record.
 
 An error of a loader's worker is described by its own type, text and place, and a worker that was killed by its signal.
 """
 
-import dis
 import multiprocessing
 import os
 import re
 import signal
 import traceback
-from collections.abc import Iterator
 from multiprocessing import connection
 from pathlib import Path
-from types import TracebackType
 
 from m5ws import secret_scan
 
@@ -32,23 +29,6 @@ def describe(error: BaseException) -> str:
         file, line, own = last.groups()
         return secret_scan.masked(f"{own} ({Path(file).name}:{line}, loader worker {caught[1]})")
     return secret_scan.masked(f"{type(error).__name__}{': ' if text else ''}{text}{place}")
-
-
-def is_raised(error: BaseException) -> bool:
-    """Return True if a `raise` statement raised the error, and each RuntimeError that it was raised after.
-
-    Compiled code, such as a collective, raises errors in a call.
-    """
-    return _has_raised(error) and all(_has_raised(each) for each in _chain(error) if isinstance(each, RuntimeError))
-
-
-def describe_origin(error: BaseException) -> str:
-    """Return the text of `describe`, with the error that was being handled when compiled code raised this one.
-
-    Such as that of a script whose `finally` calls a collective, which fails too.
-    """
-    handled = None if _has_raised(error) else next(filter(_has_raised, _chain(error)), None)
-    return describe(error) + (f" while handling {describe(handled)}" if handled is not None else "")
 
 
 def find_worker_error(error: BaseException) -> BaseException:
@@ -71,25 +51,6 @@ def find_worker_error(error: BaseException) -> BaseException:
     except (RuntimeError, OSError) as killed:
         return killed.with_traceback(error.__traceback__) if isinstance(killed, RuntimeError) else error
     return error
-
-
-def _has_raised(error: BaseException) -> bool:
-    innermost: TracebackType | None = error.__traceback__
-    while innermost is not None and innermost.tb_next is not None:
-        innermost = innermost.tb_next
-    if innermost is None:
-        return False
-    return dis.opname[innermost.tb_frame.f_code.co_code[innermost.tb_lasti]] == "RAISE_VARARGS"
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors that were being handled when `error` was raised, the newest first."""
-    seen = {id(error)}
-    before = error.__cause__ or error.__context__
-    while before is not None and id(before) not in seen:
-        seen.add(id(before))
-        yield before
-        before = before.__cause__ or before.__context__
 
 
 def _place(error: BaseException) -> str:
