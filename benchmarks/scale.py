@@ -133,10 +133,7 @@ def _compared(repo: Repository) -> None:
 
 
 ROWS = {
-    "ls": lambda repo: run_table.select(repo, limit=20),
-    "ls --where 'state=failed'": lambda repo: run_table.select(repo, "state=failed", limit=20),
-    "ls --where 'loss<0.5'": lambda repo: run_table.select(repo, "loss<0.5", limit=20),
-    "ls --where 'grad_norm<3'": lambda repo: run_table.select(repo, "grad_norm<3", limit=20),
+    "ls": lambda repo: run_table.newest(repo, limit=20),
     "show RUN": lambda repo: listing.view_run(repo, f"{0:012x}"),
     "show SNAPSHOT": lambda repo: listing.view_snapshot(repo, snapshots.ids(repo)[0]),
     "show, long run": lambda repo: listing.view_run(repo, A),

@@ -21,7 +21,6 @@ _CHARACTERS = 60
 @click.command("ls")
 @click.option("--snapshots", "only", flag_value="snapshots", help="List snapshots only.")
 @click.option("--runs", "only", flag_value="runs", help="List runs only.")
-@click.option("--where", "condition", type=names.Text(), metavar="CONDITION", help="List runs that meet CONDITION.")
 @click.option(
     "--limit",
     type=click.IntRange(min=0),
@@ -32,32 +31,26 @@ _CHARACTERS = 60
 )
 @output.json_option
 @click.pass_context
-def command(context: click.Context, only: str | None, condition: str | None, limit: int, as_json: bool) -> None:
+def command(context: click.Context, only: str | None, limit: int, as_json: bool) -> None:
     """List snapshots and runs.
 
     The newest come first, and replays below their originals. Runs have their last and lowest loss, and their name or
     the parameters that are not the same in all listed runs.
 
-    CONDITION compares values with numbers, words or quoted text by < <= > >= = != and ~ (contains), joined by and, or,
-    not and parentheses. Names are id, name, age (such as 2h or 3d, without spaces), state, step, attempts, loss, best
-    (the lowest loss), snapshot, reproduces, parent, sweep, verdict, why, note and outcome (of notes); config keys, or
-    their last part; launch.FIELD; and other quantities of the last step. A run without a value does not meet a
-    comparison.
+    To search runs, use --json, m5ws.Workspace in Python, or the filters of MLflow.
 
     \b
     Examples:
       m5ws ls --runs
-      m5ws ls --where 'loss<3 and lr>1e-4 and age<7d'
-      m5ws ls --where 'why ~ "warmup" or outcome=refuted'
+      m5ws ls --runs --limit 0 --json | jq '.runs[] | select(.loss < 3) | .id'
     """
     from m5ws.runs import listing, run_table
 
-    only = "runs" if condition is not None and only is None else only
     workspace = names.workspace(context)
     repo = names.open_repository(workspace)
     with progress.Bar() as bar:
         snapshots = listing.list_snapshots(repo, bar, limit) if only != "runs" else listing.SnapshotList(rows=())
-        runs = run_table.select(repo, condition, limit, bar) if only != "snapshots" else run_table.RunTable(rows=())
+        runs = run_table.newest(repo, limit, bar) if only != "snapshots" else run_table.RunTable(rows=())
     known_ids.remember(workspace, _known_ids(snapshots.rows, runs.rows))
     more = {"snapshots": snapshots.more, "runs": runs.more}
     if as_json:
@@ -68,13 +61,9 @@ def command(context: click.Context, only: str | None, condition: str | None, lim
         output.echo()
     if runs.rows:
         output.echo(_runs(runs.rows))
-    _print_notes(more, runs.unreadable)
+    _print_older(more)
     if not snapshots.rows and not runs.rows:
-        output.print_note(
-            "no run meets the condition"
-            if condition is not None
-            else "no snapshots and no runs: create them with `m5ws snapshot` and `m5ws run`"
-        )
+        output.print_note("no snapshots and no runs: create them with `m5ws snapshot` and `m5ws run`")
     return None
 
 
@@ -96,11 +85,9 @@ def _known_ids(snapshots: "Sequence[SnapshotRow]", runs: "Sequence[RunRow]") -> 
     ]
 
 
-def _print_notes(more: Mapping[str, int], unreadable: int) -> None:
+def _print_older(more: Mapping[str, int]) -> None:
     if left := " and ".join(f"{number:,} older {kind}" for kind, number in more.items() if number):
         output.print_note(f"{left} not listed; `--limit N` lists more, `--limit 0` all")
-    if unreadable:
-        output.print_note(f"{unreadable:,} damaged runs were not searched; `m5ws fsck` names them")
 
 
 def _snapshot(row: "SnapshotRow") -> tuple[str, ...]:

@@ -23,7 +23,7 @@ def command(context: click.Context, run: str, text: str, outcome: NoteOutcome | 
     """Add a note to a run.
 
     Notes are only added, never changed. `m5ws run --why TEXT` stores the expectation of a new run. `m5ws show` and the
-    run's page in MLflow show all notes, and `m5ws ls --where 'note ~ "TEXT"'` finds them.
+    run's page in MLflow show all notes.
 
     \b
     Example:

@@ -86,7 +86,7 @@ class Run:
     def parameters(self) -> dict[str, str]:
         """The inputs by name: keys of config files, `args.NAME`, `launch.FIELD`, and digests of the snapshot's parts.
 
-        Values are text, as in conditions of `m5ws ls --where`.
+        Values are text.
         """
         from m5ws.runs.parameters import ParameterReader
 

@@ -85,11 +85,3 @@ def differing(of_runs: Sequence[Mapping[str, str]]) -> list[str]:
     """Return the names whose values are not the same in all runs, in the order in which they appear."""
     names: Iterable[str] = dict.fromkeys(name for parameters in of_runs for name in parameters)
     return [name for name in names if len({parameters.get(name) for parameters in of_runs}) > 1]
-
-
-def find(values: Mapping[str, str], name: str) -> str | None:
-    """Return the parameter of a name, or the only one whose name ends with a dot and it."""
-    if name in values:
-        return values[name]
-    ending = [value for key, value in values.items() if key.endswith(f".{name}")]
-    return ending[0] if len(ending) == 1 else None

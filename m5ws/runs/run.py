@@ -298,7 +298,7 @@ def _request(
     starter = () if spec.trainer == "python" else torchrun
     prepare: tuple[str, ...] = ()
     if spec.trainer == "deepspeed":
-        prepare = (python, "-m", "m5ws.training.backends.deepspeed.cpu_adam", "--for", *spec.command)
+        prepare = (python, "-m", "m5ws.training.backends.deepspeed.cpu_adam", "--try")
     # When a scheduler ends torchrun, torchrun waits this long before it kills the ranks.
     patience_s = math.ceil(context.saving.deadline_s + SAVE_GRACE_S)
     waits = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(patience_s)} if starter else {}

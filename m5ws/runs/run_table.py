@@ -1,136 +1,90 @@
-"""The newest runs that meet a condition, with losses, notes and the parameters in which they differ.
+"""The newest runs, with losses, notes and the parameters in which they differ.
 
 Cost: one listing of the run index, one of the runs and one of the notes, whatever the number of runs. Parameters,
-losses and notes are read of the shown runs. A condition reads more, of runs that can still meet it: first the state,
-then notes and parameters, at last summaries of attempts.
+losses and notes are read of the shown runs alone.
 """
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import msgspec
 
+from m5ws.errors import NotFound
 from m5ws.progress import Progress
-from m5ws.repository import concurrency, notes, runs
+from m5ws.repository import concurrency, notes, removals, run_index, runs
 from m5ws.repository.repository import Repository
-from m5ws.runs import listing, parameters, where
+from m5ws.repository.run_index import RunFacts
+from m5ws.runs import listing, parameters, run_losses
 from m5ws.runs.listing import RunRow
-from m5ws.runs.run_values import COSTS, NAMES, RunSource, RunValues
-from m5ws.runs.where import Condition, Known, NotRead
+from m5ws.runs.parameters import ParameterReader
 
 
 class RunTable(msgspec.Struct, frozen=True, kw_only=True):
-    """The shown runs, newest first, each followed by its replays; `more` is the number of older matching runs.
-
-    `unreadable` is the number of damaged runs for which a condition could not be tested.
-    """
+    """The shown runs, newest first, each followed by its replays; `more` is the number of older runs."""
 
     rows: tuple[RunRow, ...]
     more: int = 0
-    unreadable: int = 0
 
 
-def select(
-    repo: Repository,
-    condition: str | None = None,
-    limit: int = 0,
-    progress: Progress | None = None,
-    now_s: float | None = None,
-) -> RunTable:
-    """Return the newest runs that meet a condition, at most `limit`; all of them if it is 0. Removed ones are left out.
-
-    Raises InvalidCondition if the condition cannot be understood, or has a name that no run has.
-    """
-    parsed = where.parse(condition) if condition is not None else None
-    source = RunSource(repo, time.time() if now_s is None else now_s)
-    known = source.known
-    newest = sorted(known.keys() - source.removed, key=lambda run: (-known[run].created_s, run))
-    damaged = [run for run in runs.ids(repo) if run not in known and run not in source.removed]
-    if parsed is not None and condition is not None:
-        matching, unreadable = _matching(source, parsed, condition, newest, progress)
-        damaged, unreadable = [], unreadable + len(damaged)
-    else:
-        matching, unreadable = newest, 0
-    chosen = [*matching[: limit or None], *damaged[: limit or None]]
-    rows = listing.list_runs(repo, progress, source.index, chosen)
-    left = len(matching) + len(damaged) - len(chosen)
-    return RunTable(rows=tuple(_below_originals(_details(source, rows))), more=left, unreadable=unreadable)
+def newest(repo: Repository, limit: int = 0, progress: Progress | None = None) -> RunTable:
+    """Return the newest runs, at most `limit`; all of them if it is 0. Removed ones are left out."""
+    index = run_index.load(repo)
+    known, removed = runs.facts(repo, index), removals.removed_runs(repo)
+    readable = sorted(known.keys() - removed, key=lambda run: (-known[run].created_s, run))
+    damaged = [run for run in runs.ids(repo) if run not in known and run not in removed]
+    chosen = [*readable[: limit or None], *damaged[: limit or None]]
+    rows = _detail(repo, index, listing.list_runs(repo, progress, index, chosen))
+    return RunTable(rows=tuple(_below_originals(rows)), more=len(readable) + len(damaged) - len(chosen))
 
 
 def describe(repo: Repository, names: Sequence[str]) -> list[RunRow]:
     """Return the rows of these runs, as in a table of them alone, newest first."""
-    source = RunSource(repo, time.time())
-    return _details(source, listing.list_runs(repo, None, source.index, names))
+    index = run_index.load(repo)
+    return _detail(repo, index, listing.list_runs(repo, None, index, names))
 
 
-def _matching(
-    source: RunSource, condition: Condition, text: str, names: list[str], progress: Progress | None
-) -> tuple[list[str], int]:
-    """Return those of `names` that meet a condition, and the number of runs that could not be read."""
-    missing = {comparison.name for comparison in where.names(condition)} - set(NAMES)
-    matching: list[str] = []
-    unreadable = 0
-    results = concurrency.for_each(partial(_meets, source, condition), names)
-    for position, (run, (result, unknown)) in enumerate(zip(names, results, strict=True)):
-        matching += [run] * (result is True)
-        unreadable += result is None
-        missing &= unknown
-        if progress:
-            progress("searching runs", position, len(names))
-    for comparison in where.names(condition):
-        if names and comparison.name in missing and unreadable < len(names):
-            raise where.invalid(text, comparison.at, f"no run has a value {comparison.name}")
-    return matching, unreadable
-
-
-def _meets(source: RunSource, condition: Condition, run_id: str) -> tuple[bool | None, set[str]]:
-    """Return True if a run meets a condition, None if it is unreadable; and the names that it has no value of."""
-    values = RunValues(source, run_id)
-    unknown: set[str] = set()
-
-    def lookup(cost: int, name: str) -> Known | NotRead:
-        value = values.lookup(cost, name)
-        (unknown.add if value is None else unknown.discard)(name)
-        return value
-
-    try:
-        for cost in COSTS:
-            if (result := where.evaluate(condition, partial(lookup, cost))) is not None:
-                return result, unknown
-    except runs.UNREADABLE:
-        return None, unknown
-    raise AssertionError("all values were read")
-
-
-def _details(source: RunSource, rows: Iterable[RunRow]) -> list[RunRow]:
+def _detail(repo: Repository, index: Mapping[str, RunFacts], rows: Iterable[RunRow]) -> list[RunRow]:
     """Return rows with losses, notes and changed parameters."""
-    pairs = list(concurrency.for_each(partial(_detailed, source), rows))
-    changed = parameters.differing([found for _, found in pairs if found is not None])
+    detail = partial(_detail_row, repo, ParameterReader(repo), index, notes.annotated_runs(repo))
+    pairs = list(concurrency.for_each(detail, rows))
+    changed = parameters.differing([values for _, values in pairs if values is not None])
     return [
-        msgspec.structs.replace(row, changes={name: found.get(name) for name in changed}) if found is not None else row
-        for row, found in pairs
+        msgspec.structs.replace(row, changes={name: values.get(name) for name in changed})
+        if values is not None
+        else row
+        for row, values in pairs
     ]
 
 
-def _detailed(source: RunSource, row: RunRow) -> tuple[RunRow, Mapping[str, str] | None]:
+def _detail_row(
+    repo: Repository, reader: ParameterReader, index: Mapping[str, RunFacts], annotated: Iterable[str], row: RunRow
+) -> tuple[RunRow, Mapping[str, str] | None]:
     """Return a row with its losses and notes, and the run's parameters; as it is for a damaged run."""
     if row.problem is not None:
         return row, None
-    values = RunValues(source, row.id, row)
     try:
-        losses, inputs = values.losses, values.parameters
+        losses = run_losses.of_run(repo, row.id, index.get(row.id, RunFacts()), row.attempts)
+        written = notes.load(repo, row.id) if row.id in annotated else []
         row = msgspec.structs.replace(
             row,
             loss=losses.last,
             lowest_loss=losses.lowest,
             lowest_step=losses.lowest_step,
-            why=notes.why(values.notes),
-            note_outcome=notes.outcome(values.notes),
+            why=notes.why(written),
+            note_outcome=notes.outcome(written),
         )
+        return row, _parameters(repo, reader, row.id)
     except runs.UNREADABLE as error:
         return msgspec.structs.replace(row, problem=str(error)), None
-    return row, inputs
+
+
+def _parameters(repo: Repository, reader: ParameterReader, run_id: str) -> Mapping[str, str]:
+    """Return a run's parameters; those of its launch alone if its snapshot is not in the store."""
+    run = runs.load(repo, run_id)
+    try:
+        return reader.of_run(run)
+    except NotFound:
+        return parameters.launch(run.spec)
 
 
 def _below_originals(rows: list[RunRow]) -> Iterable[RunRow]:

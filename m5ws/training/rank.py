@@ -90,16 +90,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _facts(orders: Context) -> dict[str, str | None]:
-    """Return the effective values in this rank, and the digest of DeepSpeed's operator if the script may use it."""
-    values = dict(facts.effective())
+    """Return the effective values in this rank. DeepSpeed loads its operators from the folder of m5ws's builds."""
     if orders.spec.trainer == "deepspeed":
         from m5ws.training.backends.deepspeed import cpu_adam
 
         cpu_adam.use_own_folder()
-        # By the same rule as before the launch, so that a run has this fact whether or not the operator exists.
-        if cpu_adam.is_mentioned(Path.cwd(), orders.spec.command):
-            values["deepspeed.cpu_adam"] = cpu_adam.ensure_cpu_adam().digest
-    return values
+    return dict(facts.effective())
 
 
 def read_context() -> Context:

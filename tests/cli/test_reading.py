@@ -33,31 +33,6 @@ def test_ls_has_a_limit_and_says_how_many_more_there_are(m5: Any, made: Any) -> 
     assert m5("ls", "--limit", "0").err == m5("ls").err == ""
 
 
-def test_ls_where_lists_the_runs_that_meet_a_condition(m5: Any, made: Any) -> None:
-    m5("note", made.run, "Warmup made no difference", "--outcome", "refuted")
-    for condition, expected in (
-        ("loss<0.7 and best<1 and lr=0.1", [made.run, made.replay]),
-        ("name=trial", [made.run]),
-        ("note ~ 'warmup' or verdict=diverged", [made.run]),
-        ("not outcome=refuted and seed=7", [made.replay]),
-        ("loss>3 or age<1h", []),
-    ):
-        found = m5("ls", "--json", "--where", condition).document
-        assert [row["id"] for row in found["runs"]] == expected and found["snapshots"] == [], condition
-    assert "meets" in m5("ls", "--where", "loss>3").err
-
-
-@pytest.mark.parametrize(
-    ("condition", "at"),
-    [("loss<", 5), ("loss 3", 5), ("lost<3", 0), ("loss<3 and", 10), ("(loss<3", 7), ("loss<3)", 6), ("a='b", 2)],
-)
-def test_a_bad_condition_is_one_error_that_points_at_the_place(m5: Any, made: Any, condition: str, at: int) -> None:
-    done = m5("ls", "--where", condition)
-    assert (done.status, done.out) == (2, "")
-    shown, arrow = done.err.splitlines()[1:3]
-    assert shown == f"  {condition}" and arrow == f"  {' ' * at}^"
-
-
 def test_ls_can_be_asked_for_one_kind(m5: Any, made: Any) -> None:
     assert "SNAPSHOT  " in m5("ls", "--snapshots").out and "RUN" not in m5("ls", "--snapshots").out
     assert m5("ls", "--runs", "--json").document["snapshots"] == []

@@ -139,14 +139,14 @@ def test_a_name_of_another_run_or_with_another_fact_counts_for_nothing() -> None
 def test_a_number_that_no_writer_has_makes_a_name_foreign(repo: Repository, number: str) -> None:
     _run(repo, "a" * 12)
     _train(repo, "a" * 12, 2, _FINISHED)
-    rows = run_table.select(repo).rows
+    rows = run_table.newest(repo).rows
     nan = struct.pack(">d", math.nan).hex()
     for text in (f"ended.{number}.finished.1.1", f"ended.1.finished.{number}.1.{nan}.{nan}.{number}"):
         key = forged_key("a" * 12, text)
         assert not run_index.add(RunFacts(), "a" * 12, key.rpartition("/")[2])
         with suppress(OSError, UsageError):  # A store may refuse the name.
             repo.store.create(key, b"")
-    assert run_table.select(repo).rows == rows
+    assert run_table.newest(repo).rows == rows
     assert {one.kind for one in fsck.check(repo).damage} <= {"foreign"}
 
 
@@ -162,7 +162,7 @@ def test_a_forged_number_of_attempts_costs_no_reads(repo: Repository) -> None:
     _run(repo, "a" * 12)
     _train(repo, "a" * 12, 2, _FINISHED)
     repo.store.create(forged_key("a" * 12, "ended.9999999999.finished.1.1"), b"")
-    (row,) = run_table.select(repo).rows
+    (row,) = run_table.newest(repo).rows
     assert row.loss == 1.0
 
 

@@ -76,7 +76,7 @@ def test_gc_deletes_what_a_removed_run_alone_needs_and_leaves_its_records(repo: 
     _train(repo, B)
     assert _collect(repo, tmp_path / "home") == 0
     _remove(repo, A)
-    assert [row.id for row in run_table.select(repo).rows] == [B]
+    assert [row.id for row in run_table.newest(repo).rows] == [B]
     assert _collect(repo, tmp_path / "home") > 2 * 900 + 300
     assert checkpoints.names(repo, A) == [] and outputs.names(repo, A) == []
     assert len(checkpoints.names(repo, B)) == 2 and outputs.names(repo, B) == ["0001-final"]

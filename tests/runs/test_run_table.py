@@ -12,8 +12,7 @@ from m5ws.records.verdict import Verdict
 from m5ws.repository import notes, reindex, run_index, runs
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
-from m5ws.runs import run_table, run_values
-from m5ws.runs.where import InvalidCondition
+from m5ws.runs import run_losses, run_table
 from m5ws.store.local import LocalStore
 from tests.support.records import planted
 from tests.support.stores.counting_store import CountingStore
@@ -52,17 +51,17 @@ def _attempt(
 def test_a_row_has_what_differs_from_the_other_rows_and_nothing_else(repo: Repository, tmp_path: Path) -> None:
     first = _run(repo, tmp_path, 1)
     second = _run(repo, tmp_path, 2, "0.2", spec=LaunchSpec(command=("train.py",), seed=4))
-    rows = {row.id: row for row in run_table.select(repo).rows}
+    rows = {row.id: row for row in run_table.newest(repo).rows}
     assert set(rows[first].changes) == {"optimizer.lr", "launch.seed", "code"}
     assert (rows[first].changes["optimizer.lr"], rows[second].changes["optimizer.lr"]) == ("0.1", "0.2")
-    (alone,) = run_table.select(repo, limit=1).rows
+    (alone,) = run_table.newest(repo, limit=1).rows
     assert (alone.id, alone.changes) == (second, {})
 
 
 def test_arguments_of_the_script_are_parameters(repo: Repository, tmp_path: Path) -> None:
     specs = [LaunchSpec(command=("train.py", "--batch", str(size), "--fast"), seed=3) for size in (8, 16)]
     first, second = (_run(repo, tmp_path / str(place), place, spec=spec) for place, spec in enumerate(specs, 1))
-    rows = {row.id: row.changes for row in run_table.select(repo).rows}
+    rows = {row.id: row.changes for row in run_table.newest(repo).rows}
     assert rows == {first: {"args.batch": "8"}, second: {"args.batch": "16"}}
 
 
@@ -71,8 +70,8 @@ def test_replays_follow_their_originals_and_a_circle_of_replays_hides_nothing(re
         _run(repo, tmp_path, number)
     for number, other in ((4, 1), (5, 1), (6, 7), (7, 6)):
         _run(repo, tmp_path, number, purpose="reproduce", reproduces=f"{other:012x}")
-    assert [int(row.id, 16) for row in run_table.select(repo).rows] == [7, 6, 3, 2, 1, 5, 4]
-    table = run_table.select(repo, limit=4)
+    assert [int(row.id, 16) for row in run_table.newest(repo).rows] == [7, 6, 3, 2, 1, 5, 4]
+    table = run_table.newest(repo, limit=4)
     assert [int(row.id, 16) for row in table.rows] == [7, 6, 5, 4] and table.more == 3
 
 
@@ -81,14 +80,14 @@ def test_the_last_and_the_lowest_loss_are_those_of_all_attempts(repo: Repository
     _attempt(repo, run, 1, [3.0, 0.5, math.nan], "failed")
     _attempt(repo, run, 2, [2.0, 1.0], None)
     for _ in range(2):
-        (row,) = run_table.select(repo).rows
+        (row,) = run_table.newest(repo).rows
         assert (row.loss, row.lowest_loss, row.lowest_step) == (1.0, 0.5, 2)
         reindex.fill(repo)
     assert run_index.load(repo)[run].losses.keys() == {1}
     other = planted.run(repo, "b" * 12, created_s=2.0).id
     _attempt(repo, other, 1, [4.0], "finished", name="train/loss")
     planted.run(repo, "c" * 12, created_s=3.0)
-    rows = {row.id: row for row in run_table.select(repo).rows}
+    rows = {row.id: row for row in run_table.newest(repo).rows}
     assert rows[other].loss == 4.0 and rows["c" * 12].loss is None
 
 
@@ -97,56 +96,30 @@ def test_a_long_attempt_without_an_end_has_its_last_loss_alone(
 ) -> None:
     run = planted.run(repo, "a" * 12).id
     _attempt(repo, run, 1, [1.0, 2.0, 3.0, 4.0], None)
-    assert run_values.recorded_losses(repo, run, 1).lowest == 1.0
-    monkeypatch.setattr(run_values, "_MOST_BATCHES", 3)
-    found = run_values.recorded_losses(repo, run, 1)
+    assert run_losses.recorded_losses(repo, run, 1).lowest == 1.0
+    monkeypatch.setattr(run_losses, "_MOST_BATCHES", 3)
+    found = run_losses.recorded_losses(repo, run, 1)
     assert (found.last, found.lowest) == (4.0, None)
 
 
-def test_a_list_reads_the_shown_runs_alone_and_a_condition_those_that_can_meet_it(
-    repo: Repository, tmp_path: Path
-) -> None:
+def test_a_list_reads_the_shown_runs_alone(repo: Repository, tmp_path: Path) -> None:
     for number in range(1, 31):
         _run(repo, tmp_path, number, name=f"run {number}")
     replay = _run(repo, tmp_path, 31, purpose="reproduce", reproduces=f"{1:012x}")
     runs.publish_verdict(repo, Verdict(run=f"{1:012x}", replay=replay, outcome="diverged"))
     notes.publish(repo, Note(run=f"{3:012x}", text="longer warmup", kind="why", outcome="open", created_s=1.0))
     reindex.fill(repo)
-    for condition, matching, reading in (
-        (None, 31, {31, 30}),
-        ("name='run 7'", 1, {7}),
-        ("loss<1", 2, {1, 2}),
-        ("best<1 and state=finished and step=3", 2, {1, 2}),
-        ("verdict=diverged", 1, {31}),
-        ("why ~ 'warmup'", 1, {3}),
-        ("outcome=open", 1, {3}),
-        ("name='run 7' and lr=0.1", 1, {7}),
-        ("width=64 and name='run 8'", 1, {8}),
-    ):
-        counting = CountingStore(repo.store)
-        table = run_table.select(Repository.open(counting), condition, limit=2)
-        assert len(table.rows) + table.more == matching, condition
-        read = {int(key.split("/")[1], 16) for key in counting.gets if key.startswith(("runs/", "notes/"))}
-        assert read == reading, condition
+    counting = CountingStore(repo.store)
+    table = run_table.newest(Repository.open(counting), limit=2)
+    assert (len(table.rows), table.more) == (2, 29)
+    read = {int(key.split("/")[1], 16) for key in counting.gets if key.startswith(("runs/", "notes/"))}
+    assert read == {31, 30}
 
 
-def test_other_quantities_of_the_last_step_are_found_after_parameters(repo: Repository, tmp_path: Path) -> None:
-    _run(repo, tmp_path, 1)
-    plain = planted.run(repo, "b" * 12, created_s=9.0).id
-    _attempt(repo, plain, 1, [1.0], "finished")
-    assert [row.id for row in run_table.select(repo, "lr=0.5").rows] == [plain]
-    assert [row.id for row in run_table.select(repo, "lr=0.1").rows] == [f"{1:012x}"]
-    assert [row.id for row in run_table.select(repo, "age>5s and age<2m", now_s=100.0).rows] == [plain, f"{1:012x}"]
-    with pytest.raises(InvalidCondition, match="nothing"):
-        run_table.select(repo, "nothing=1")
-
-
-def test_a_damaged_run_is_listed_and_not_searched(repo: Repository, tmp_path: Path) -> None:
+def test_a_damaged_run_is_listed(repo: Repository, tmp_path: Path) -> None:
     good, bad, lost = (_run(repo, tmp_path, number) for number in (1, 2, 3))
     repo.store.delete(f"runs/{bad}/ledger/0001/0/00000001")
     repo.store.delete(f"runs/{lost}/run")
     repo.store.delete(f"{run_index.PREFIX}{lost}/{run_index.names(repo, lost)[0]}")
-    rows = {row.id: row.problem for row in run_table.select(repo, limit=3).rows}
+    rows = {row.id: row.problem for row in run_table.newest(repo, limit=3).rows}
     assert rows.keys() == {good, bad, lost} and rows[good] is None and rows[bad] and rows[lost]
-    table = run_table.select(repo, "loss<9")
-    assert [row.id for row in table.rows] == [good] and table.unreadable == 2

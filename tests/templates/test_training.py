@@ -45,8 +45,8 @@ def torchrun(root: Path, variables: Mapping[str, str] | None = None) -> str:
 def compiled() -> dict[str, str]:
     """Return the variable that names the folder of compiled operators: DeepSpeed compiles into another for minutes."""
     printed = call(Path(), sys.executable, "-m", "m5ws.training.backends.deepspeed.cpu_adam")
-    operator = json.loads(printed.splitlines()[-1])
-    return {"TORCH_EXTENSIONS_DIR": str(Path(operator["path"]).parents[1])}
+    operator = Path(printed.splitlines()[-1])
+    return {"TORCH_EXTENSIONS_DIR": str(operator.parents[1])}
 
 
 @pytest.mark.parametrize("template", ["gpt-fsdp", "gpt-deepspeed"])

@@ -203,6 +203,6 @@ def tiny() -> str:
 
 
 @pytest.fixture(scope="session")
-def operator() -> dict[str, str]:
+def operator() -> Path:
     """CPUAdam's operator, built before any rank needs it."""
     return zero_lab.build_operator()

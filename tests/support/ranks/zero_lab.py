@@ -33,8 +33,8 @@ def found(out: Path, scenario: str, rank: int = 0) -> Any:
     return json.loads((out / f"{scenario}-{rank}.json").read_text())
 
 
-def build_operator() -> dict[str, str]:
-    """Build CPUAdam's operator, as the supervisor does before a launch, and return its description."""
+def build_operator() -> Path:
+    """Build CPUAdam's operator, as the supervisor does before a launch, and return its path."""
     done = subprocess.run(
         [sys.executable, "-m", "m5ws.training.backends.deepspeed.cpu_adam"],
         env=os.environ | {"PYTHONPATH": str(PACKAGE)},
@@ -42,5 +42,4 @@ def build_operator() -> dict[str, str]:
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    answer: dict[str, str] = json.loads(done.stdout)
-    return answer
+    return Path(done.stdout.strip())

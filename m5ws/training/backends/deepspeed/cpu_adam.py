@@ -1,23 +1,19 @@
 """`python -m m5ws.training.backends.deepspeed.cpu_adam`: build DeepSpeed's CPUAdam operator before ranks start.
 
-It prints one JSON line, {"path": …, "digest": …}. With `--for COMMAND…` it prints nothing, and builds the operator if
-the command or a text file in the current directory mentions CPUAdam or offload. Only such scripts use it. It is
-compiled for the CPU of the build, so its digest is part of the environment. Each installation of torch and DeepSpeed
-has a folder of its own, m5ws-KEY in TORCH_EXTENSIONS_DIR: two of them never overwrite each other's builds or wait for
-each other. A note in the folder names the built operator. With it, a call imports neither torch nor DeepSpeed and takes
-a fraction of a second.
+It prints the path of the operator. With `--try`, a failed build is no error: only scripts with an offloaded optimizer
+use the operator. Each installation of torch and DeepSpeed has a folder of its own, m5ws-KEY in TORCH_EXTENSIONS_DIR:
+two of them never overwrite each other's builds or wait for each other. A note in the folder names the built operator.
+With it, a call imports neither torch nor DeepSpeed and takes a fraction of a second.
 """
 
 import json
 import os
 import re
-import struct
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -46,41 +42,13 @@ _TORCH_VARIABLES = {
     "TORCH_NO_COMPILER_WRAPPER",
     "TORCH_XPU_ARCH_LIST",
 }
-_NOTE_NAME = "cpu_adam.json"
-# A setting that is off, as `"cpu_offload": False`, is no mention. A script that turns it on later has another mention.
-_MENTION = re.compile(rb"(?:cpu_?adam|offload)(?!\w*[\"']?\s*[:=]\s*(?:false|none|null)\b)", re.IGNORECASE)
-_READ = {".py", ".json", ".yaml", ".yml", ".toml", ".sh"}
-_READ_BYTES = 2**20
-_MOST_FILES = 20_000
-"""With more files in its directory, a script counts as one that uses the operator."""
-_ALLOCATED, _NOTE, _NO_BITS = 2, 7, 8  # SHF_ALLOC, SHT_NOTE, SHT_NOBITS
+_NOTE_NAME = "cpu_adam.txt"
 
 
 class BuildFailed(M5Error):
     """The compiled operator could not be built."""
 
     hint = "CPUAdam needs a C++ compiler and ninja; the messages above are the compiler's."
-
-
-@dataclass(frozen=True)
-class Operator:
-    """A built operator: its shared object, and the digest (BLAKE3) of the sections that are loaded."""
-
-    path: str
-    digest: str
-
-
-def is_mentioned(folder: Path, command: Sequence[str]) -> bool:
-    """Return True if a script may use the operator: its command or a text file in its folder mentions it."""
-    if _MENTION.search(" ".join(command).encode(errors="surrogateescape")):
-        return True
-    files = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
-    for number, file in enumerate(files):
-        if number >= _MOST_FILES:
-            return True
-        if file.suffix in _READ and file.stat().st_size <= _READ_BYTES and _MENTION.search(file.read_bytes()):
-            return True
-    return False
 
 
 def use_own_folder() -> Path:
@@ -93,8 +61,8 @@ def use_own_folder() -> Path:
     return folder
 
 
-def ensure_cpu_adam() -> Operator:
-    """Build and load the operator, unless it is built already, and return it. Output is shown on failure only.
+def ensure_cpu_adam() -> Path:
+    """Build and load the operator, unless it is built already, and return its path. Output is shown on failure only.
 
     Sets TORCH_EXTENSIONS_DIR to the environment's own folder, for this process and its children. DeepSpeed loads its
     operators from there: this one, and that of `init_distributed` if there is no accelerator. Raises MissingExtra,
@@ -110,10 +78,10 @@ def ensure_cpu_adam() -> Operator:
         from m5ws.training.compat import cpu_adam as internals
 
         module, *_ = [_load(builder) for builder in internals.builders()]
-    operator = describe(Path(module.__file__))
+    operator = Path(module.__file__)
     folder.mkdir(parents=True, exist_ok=True)
     temporary = note.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps(asdict(operator)))
+    temporary.write_text(str(operator))
     temporary.replace(note)
     return operator
 
@@ -149,13 +117,13 @@ def _cpu() -> list[str]:
     return sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
 
 
-def _known(note: Path) -> Operator | None:
-    """Return the operator in a note, if its file has not changed since the build."""
+def _known(note: Path) -> Path | None:
+    """Return the operator in a note, if its file exists."""
     try:
-        operator = Operator(**json.loads(note.read_text()))
-        return operator if describe(Path(operator.path)) == operator else None
-    except (OSError, ValueError, TypeError):
+        operator = Path(note.read_text())
+    except OSError:
         return None
+    return operator if operator.is_file() else None
 
 
 def _load(builder: Any) -> Any:
@@ -163,30 +131,6 @@ def _load(builder: Any) -> Any:
         return builder.load(verbose=True)
     except (RuntimeError, OSError, ImportError) as error:
         raise BuildFailed(f"DeepSpeed's operator {builder.name} could not be built or loaded: {error}") from error
-
-
-def describe(path: Path) -> Operator:
-    """Return the path and digest of a built operator. Raises OSError."""
-    digest = blake3.blake3()
-    for part in _loaded(path.read_bytes()):
-        digest.update(part)
-    return Operator(str(path), digest.hexdigest())
-
-
-def _loaded(library: bytes) -> Iterator[bytes]:
-    """Yield the sections of a shared object that are loaded at run time.
-
-    Debug information and the build id contain the build directory: with them, no two users' digests would be equal.
-    ELF-64: https://refspecs.linuxfoundation.org/elf/gabi4+/ch4.sheader.html
-    """
-    if library[:6] != b"\x7fELF\x02\x01":
-        yield library
-        return
-    table, size, count = (*struct.unpack_from("<Q", library, 40), *struct.unpack_from("<HH", library, 58))
-    for start in range(table, table + size * count, size):
-        _, kind, flags, _, offset, length = struct.unpack_from("<IIQQQQ", library, start)
-        if flags & _ALLOCATED and kind not in (_NOTE, _NO_BITS):
-            yield library[offset : offset + length]
 
 
 def _drop_locks(folder: Path, age_s: float) -> None:
@@ -224,18 +168,13 @@ def _shown_on_failure() -> Iterator[None]:
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """Print the operator as one JSON line; with `--for COMMAND…`, only build it if the command uses it."""
+    """Print the path of the operator; with `--try`, a failed build is no error."""
     isolation.activate()
-    is_asked = not arguments
-    if not is_asked and not is_mentioned(Path.cwd(), arguments[1:]):
-        return 0
     try:
-        operator = ensure_cpu_adam()
+        print(ensure_cpu_adam())
     except M5Error as error:
         print(f"error: {error}\n{error.hint}", file=sys.stderr)
-        return error.exit_code
-    if is_asked:
-        print(json.dumps(asdict(operator)))
+        return 0 if "--try" in arguments else error.exit_code
     return 0
 
 

@@ -1,0 +1,42 @@
+"""Losses of runs in lists: from the run index, and of attempts that have not ended from the ledger of rank 0."""
+
+from collections.abc import Iterable
+
+from m5ws.records.ledger import Step
+from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger.losses import LossRange, LossTracker
+from m5ws.repository.repository import Repository
+from m5ws.repository.run_index import RunFacts
+
+_MOST_BATCHES = 256
+"""A running attempt with a longer ledger of rank 0 has no lowest loss until it ends."""
+
+
+def of_run(repo: Repository, run_id: str, facts: RunFacts, attempts: int) -> LossRange:
+    """Return the last loss of the newest attempt that has one, and the lowest of all attempts."""
+    known = facts.losses
+    every = known if len(known) >= attempts else ledger.attempts(repo, run_id)
+    return _join(known.get(attempt) or recorded_losses(repo, run_id, attempt) for attempt in sorted(every))
+
+
+def recorded_losses(repo: Repository, run_id: str, attempt: int) -> LossRange:
+    """Return the losses of an attempt from the ledger of rank 0; of a very long one the last loss alone."""
+    batches = list[LossRange]()
+    for number, batch in enumerate(ledger.backwards(repo, run_id, attempt, "0")):
+        if number >= _MOST_BATCHES:
+            return LossRange(last=_join(batches).last)
+        tracker = LossTracker()
+        for event in map(ledger.decode_event, batch.events):
+            if isinstance(event, Step):
+                tracker.add(event)
+        batches.insert(0, tracker.range)
+    return _join(batches)
+
+
+def _join(ranges: Iterable[LossRange]) -> LossRange:
+    """Return the range of losses of parts, in their order."""
+    parts = list(ranges)
+    last = next((part.last for part in reversed(parts) if part.last is not None), None)
+    lowest = [(part.lowest, part.lowest_step) for part in parts if part.lowest is not None]
+    best, step = min(lowest, key=lambda pair: pair[0], default=(None, None))
+    return LossRange(last=last, lowest=best, lowest_step=step)
