@@ -37,6 +37,6 @@ class SealedRecord(Record, frozen=True, kw_only=True):
 
 
 class KeyedRecord(SealedRecord, frozen=True, kw_only=True):
-    """Base of sealed records whose other fields do not bind them to a key. `key` is None in records of older builds."""
+    """Base of sealed records whose other fields do not bind them to a key. `key` is None until they are stored."""
 
     key: str | None = None

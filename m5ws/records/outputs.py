@@ -1,11 +1,10 @@
 """Record of a script's output files."""
 
-from typing import Annotated, cast
+from typing import Annotated
 
 import msgspec
 
 from m5ws.records.base import Count, Digest, Record, RunId
-from m5ws.records.checkpoint import Checkpoint
 
 
 class OutputFiles(Record, tag="outputs/1", frozen=True, kw_only=True, omit_defaults=True):
@@ -26,7 +25,3 @@ class OutputFiles(Record, tag="outputs/1", frozen=True, kw_only=True, omit_defau
     resume: Digest | None = None
     modified_s: tuple[float, ...] = ()
     folders: tuple[bytes, ...] = ()
-
-
-ANY_OUTPUTS: type[OutputFiles] = cast("type[OutputFiles]", OutputFiles | Checkpoint)
-"""Kinds of records under the keys of output files. Copies that older builds made are `Checkpoint` records."""

@@ -12,7 +12,7 @@ first; or Python alone, for scripts that expect GPUs if torchrun's variables are
 class LaunchSpec(Record, frozen=True, kw_only=True):
     """Launch settings of a run. `diff` and `reproduce` compare those that can change bits.
 
-    `observe`: the steps of a script without a session are observed. Older builds did not.
+    `observe`: the steps of a script without a session are observed.
     """
 
     command: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Completes the run index and the summaries of attempts: in stores of older builds, and after a kill."""
+"""Completes the run index and the summaries of attempts, after a kill."""
 
 from m5ws.errors import UNREADABLE
 from m5ws.progress import Progress
@@ -38,7 +38,7 @@ def _lacked(repo: Repository, run_id: str, known: RunFacts) -> bool:
     if run is not None and known.outcome is None and (verdict := runs.verdict(repo, run)) is not None:
         run_index.write_verdict(repo, verdict)
         lacked = True
-    if known.ended is not None and known.ended.is_final and known.ended.losses is not None:
+    if known.ended is not None and known.ended.is_final:
         return lacked
     for attempt in ledger.attempts(repo, run_id):
         if attempt not in known.losses:

@@ -21,7 +21,6 @@ from m5ws.repository.objects import Objects
 from m5ws.store.interface import FORMAT, ObjectStore, RegionAware
 
 T = TypeVar("T")
-_NEW = Format(file_chunk_bytes=16 * 2**20)
 """Format of a new store by default."""
 
 
@@ -64,7 +63,7 @@ class Repository:
         try:
             return cls._joined(store, form)
         except NotFound:
-            wanted = form or _NEW
+            wanted = form or Format()
         if isinstance(store, RegionAware):
             wanted = msgspec.structs.replace(wanted, home_region=store.expected_region())
             store.probe()
@@ -104,7 +103,7 @@ class Repository:
     @classmethod
     def for_dry_run(cls, store: ObjectStore, form: Format | None = None) -> "Repository":
         """Return the repository that `create` would make, without writing. For dry runs."""
-        return cls(store, form or _NEW)
+        return cls(store, form or Format())
 
     @classmethod
     def _joined(cls, store: ObjectStore, form: Format | None) -> "Repository":

@@ -44,17 +44,14 @@ class RunCreation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of one attempt. `is_final`: it finished; this replaces the `unsaved` of the same attempt.
-
-    `losses` is None in keys of older builds.
-    """
+    """The end of one attempt. `is_final`: it finished; this replaces the `unsaved` of the same attempt."""
 
     attempt: int
     is_final: bool
     outcome: str
     last_step: int
     total_steps: int | None = None
-    losses: LossRange | None = None
+    losses: LossRange = LossRange()
 
 
 class RunFacts(msgspec.Struct, kw_only=True):
@@ -110,17 +107,14 @@ def created_key(run: str, fact: RunCreation) -> str | None:
     """Return the key of a run's creation; None if its name would be too long, or its time is no time."""
     name = _NONE if fact.name is None else f"n{base64.urlsafe_b64encode(fact.name.encode()).decode().rstrip('=')}"
     time = struct.pack(">d", fact.created_s).hex()
-    # Only runs of sweeps have this part, so the keys of all other runs are those of older builds.
-    sweep = (fact.sweep,) if fact.sweep is not None else ()
-    return _key(run, "created", time, fact.snapshot, fact.reproduces or _NONE, fact.parent or _NONE, name, *sweep)
+    links = (fact.reproduces or _NONE, fact.parent or _NONE, name, fact.sweep or _NONE)
+    return _key(run, "created", time, fact.snapshot, *links)
 
 
 def ended_key(run: str, fact: AttemptEnd) -> str | None:
     """Return the key of an attempt's end; None if a number would be too long."""
     total = _NONE if fact.total_steps is None else str(fact.total_steps)
-    parts = ("ended", str(fact.attempt), fact.outcome, str(fact.last_step), total)
-    if (losses := fact.losses) is None:
-        return _key(run, *parts)
+    parts, losses = ("ended", str(fact.attempt), fact.outcome, str(fact.last_step), total), fact.losses
     step = _NONE if losses.lowest_step is None else str(losses.lowest_step)
     return _key(run, *parts, _double(losses.last), _double(losses.lowest), step)
 
@@ -156,8 +150,7 @@ def add(facts: RunFacts, run: str, name: str) -> bool:
         elif kind == "ended":
             fact = _ended(*parts)
             facts.ended = max(fact, facts.ended or fact, key=_newness)
-            if fact.losses is not None:
-                facts.losses[fact.attempt] = fact.losses
+            facts.losses[fact.attempt] = fact.losses
         elif kind == "verdict":
             (outcome,) = parts
             facts.outcome = outcome.replace(_NONE, " ")
@@ -168,13 +161,11 @@ def add(facts: RunFacts, run: str, name: str) -> bool:
     return True
 
 
-def _newness(end: AttemptEnd) -> tuple[int, bool, bool]:
-    return end.attempt, end.is_final, end.losses is not None
+def _newness(end: AttemptEnd) -> tuple[int, bool]:
+    return end.attempt, end.is_final
 
 
-def _created(
-    time: str, snapshot: str, reproduces: str, parent: str, name: str, sweep: str | None = None
-) -> RunCreation:
+def _created(time: str, snapshot: str, reproduces: str, parent: str, name: str, sweep: str) -> RunCreation:
     encoded = name[1:] + "=" * (-len(name[1:]) % 4)
     (created_s,) = struct.unpack(">d", bytes.fromhex(time))
     if not (math.isfinite(created_s) and created_s >= 0):
@@ -185,7 +176,7 @@ def _created(
         reproduces=None if reproduces == _NONE else reproduces,
         parent=None if parent == _NONE else parent,
         name=None if name == _NONE else base64.urlsafe_b64decode(encoded).decode(),
-        sweep=sweep,
+        sweep=None if sweep == _NONE else sweep,
     )
 
 
@@ -196,7 +187,7 @@ def _ended(attempt: str, outcome: str, last_step: str, total: str, *losses: str)
         outcome=outcome,
         last_step=_number(last_step),
         total_steps=None if total == _NONE else _number(total),
-        losses=_losses(*losses) if losses else None,
+        losses=_losses(*losses),
     )
 
 
@@ -257,7 +248,7 @@ def write_ended(repo: Repository, run: str, attempt: int, ranks: Mapping[str, Ch
 
 def expected(run: str, record: Run | None, ends: Iterator[AttemptEnd], outcome: str | None) -> set[str]:
     """Return the keys that originals allow: of a run's record, of ends of its attempts, and of its verdict."""
-    keys = {ended_key(run, form) for end in ends for form in (end, msgspec.structs.replace(end, losses=None))}
+    keys = {ended_key(run, end) for end in ends}
     keys.add(created_key(run, created(record)) if record is not None else None)
     keys.add(verdict_key(run, outcome) if outcome is not None else None)
     return {key for key in keys if key is not None}

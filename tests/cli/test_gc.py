@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from m5ws.records import codec
 from m5ws.records.checkpoint import Content
 from m5ws.records.gc import GcExecution
-from m5ws.repository import checkpoints, gc_plans
+from m5ws.repository import bindings, checkpoints, gc_plans
 from m5ws.repository.fsck import fsck
 from m5ws.repository.gc import execute
 from m5ws.repository.repository import Repository
@@ -84,7 +83,7 @@ def test_a_denied_delete_is_found_before_any_writer_has_to_wait(
 
 def test_another_workspaces_gc_is_taken_over_only_when_a_person_says_so(m5: M5, left: Repository) -> None:
     plan = m5("gc", "--older-than", "0s", "--json").document["plan"]
-    left.store.create(gc_plans.executing_key(plan), codec.encode(GcExecution(holder="another", host="far")))
+    bindings.create(left.store, gc_plans.executing_key(plan), GcExecution(holder="another", host="far"))
     refused = m5("gc", "--grace", "0s")
     assert refused.status == 2 and " far" in refused.err and "--take-over" in refused.err
     assert m5("gc", "--execute", plan, "--take-over").status == 0

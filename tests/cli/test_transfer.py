@@ -52,8 +52,8 @@ def test_a_new_store_gets_the_format_of_the_one_it_is_filled_from(m5: Any, place
 
 
 def test_who_pulls_first_gets_a_store_cut_as_the_one_pulled_from(m5: Any, place: Path, tmp_path: Path) -> None:
-    # As stores were made before files were cut into smaller chunks than tensors.
-    Repository.create(LocalStore(place / ".m5ws" / "store"), Format())
+    # Its files are cut in another way than those of a new store.
+    Repository.create(LocalStore(place / ".m5ws" / "store"), Format(file_chunk_bytes=64 * 2**20))
     assert m5("snapshot").status == 0
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -71,7 +71,7 @@ def test_who_pulls_first_gets_a_store_cut_as_the_one_pulled_from(m5: Any, place:
     (later / "m5ws.toml").write_text("")
     assert m5("-C", later, "snapshot").status == 0
     done = m5("-C", later, "pull", "--all", "--from", place / ".m5ws" / "store")
-    assert done.status == 2 and "file_chunk_bytes=None" in done.err and "[store] url" in done.err
+    assert done.status == 2 and "file_chunk_bytes=67108864" in done.err and "[store] url" in done.err
 
 
 def test_init_with_a_store_that_cannot_be_made_writes_nothing(m5: Any, tmp_path: Path) -> None:

@@ -11,10 +11,8 @@ import pytest
 
 from m5ws.errors import Misplaced
 from m5ws.records import codec
-from m5ws.records.base import KeyedRecord
 from m5ws.records.gc import Garbage
 from m5ws.records.run import Parent, Segment
-from m5ws.records.summary import AttemptSummary
 from m5ws.records.verdict import Verdict
 from m5ws.repository import bindings, checkpoints, runs
 from m5ws.repository.fsck import fsck
@@ -317,34 +315,6 @@ def test_a_fork_of_another_checkpoint_than_it_names_is_misplaced(world: World) -
         for arguments in (("gc", "--dry-run"), ("push", B, "--to", str(world.root / "out"), "--dry-run")):
             assert (_REPORTED.search(_call(world, *arguments)) is None) == held
         world.undo()
-
-
-# --- records of older builds -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("world", ["gc/"], indirect=True)
-@pytest.mark.parametrize("most", ALL_PAIRS)
-def test_a_store_of_an_earlier_build_is_clean_and_what_it_can_show_is_reported(world: World, most: int | None) -> None:
-    bound = {"snapshots/<id>/<time>-<nonce>", "runs/<run>/joint/<time>-<nonce>", "gc/<plan>/garbage/<n>"}
-    # Earlier builds wrote no summaries.
-    kinds = [(pattern, kind) for pattern, kind, _ in bindings.KEYS if kind is not AttemptSummary]
-    placed = {pattern: kind for pattern, kind in kinds if issubclass(kind, KeyedRecord)}
-    assert bound < placed.keys()
-    for pattern, kind in placed.items():
-        for key in world.of(ROWS[pattern]):
-            record = bindings.record(world.repo.store, key, kind)
-            assert record.key == key
-            old = dict(msgspec.msgpack.decode(codec.encode(record)[:-32]))
-            del old["key"]
-            world.put(key, codec.sealed(msgspec.msgpack.Encoder(order="deterministic").encode(old)))
-    assert fsck.check(world.repo).clean
-    for pattern in sorted(bound):
-        # A part of a plan may be equal to a part of another plan.
-        for one, other in (pair for pair in _pairs(world, pattern, most) if world.get(pair[0]) != world.get(pair[1])):
-            world.swap(one, other)
-            assert _reported(world, one) and _reported(world, other), (one, other)
-            world.swap(one, other)
-    assert fsck.check(world.repo).clean
 
 
 @pytest.mark.parametrize("world", ["gc/"], indirect=True)

@@ -20,7 +20,7 @@ from tests.support.ranks.warm import Warm
 _SCRIPT = Path(__file__).parent / "scripts" / "gc_process.py"
 _ROOT = Path(__file__).parents[2]
 _ROUND = 25
-_FORMAT = Format(chunk_bytes=4096, pack_bytes=2048, small_bytes=1024)
+_FORMAT = Format(chunk_bytes=4096, file_chunk_bytes=4096, pack_bytes=2048, small_bytes=1024)
 
 
 def _start(*arguments: object) -> "subprocess.Popen[str]":

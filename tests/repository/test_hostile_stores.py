@@ -242,14 +242,23 @@ def test_numbers_that_are_none_are_shown_as_they_are(world: World) -> None:
 
 def _plan(world: World, digests: bytes, **fields: object) -> None:
     sizes = bytes(len(digests) // 32 * 8)
-    world.place(f"gc/{PLAN}/garbage/00000000", codec.encode(Garbage(digests=digests, sizes=sizes)))
+    key = f"gc/{PLAN}/garbage/00000000"
+    world.place(key, codec.encode(Garbage(key=key, digests=digests, sizes=sizes)))
     part = PlanPart(
         first=digests[:32].hex() or "0" * 64, last=digests[-32:].hex() or "f" * 64, objects=len(digests) // 32
     )
+    key = f"gc/{PLAN}.plan"
     head = GcPlan(
-        older_than_s=0.0, rules=RetentionRules(), checkpoints=0, references=0, objects=1, size_bytes=1, parts=(part,)
+        key=key,
+        older_than_s=0.0,
+        rules=RetentionRules(),
+        checkpoints=0,
+        references=0,
+        objects=1,
+        size_bytes=1,
+        parts=(part,),
     )
-    world.place(f"gc/{PLAN}.plan", codec.sealed(packed(plain(head) | fields)))
+    world.place(key, codec.sealed(packed(plain(head) | fields)))
 
 
 def test_a_plan_that_names_all_that_is_alive_deletes_none_of_it(world: World) -> None:
@@ -280,8 +289,9 @@ def plain_part() -> dict[str, Any]:
 
 def _retire(world: World, reference: dict[str, str]) -> None:
     _plan(world, b"", references=1, checkpoints=1)
-    data = plain(Retirements(checkpoints=())) | {"checkpoints": [reference]}
-    world.place(f"gc/{PLAN}/retired/00000000", codec.sealed(packed(data)))
+    key = f"gc/{PLAN}/retired/00000000"
+    data = plain(Retirements(key=key, checkpoints=())) | {"checkpoints": [reference]}
+    world.place(key, codec.sealed(packed(data)))
 
 
 @pytest.mark.parametrize(("plant", "saying"), PLANS.values(), ids=PLANS.keys())

@@ -23,7 +23,7 @@ from tests.support.records import planted
 from tests.support.stores.counting_store import CountingStore
 from tests.support.stores.flowing_store import FlowingStore
 
-_SMALL = Format(chunk_bytes=65536, pack_bytes=8192, small_bytes=16384)
+_SMALL = Format(chunk_bytes=65536, file_chunk_bytes=65536, pack_bytes=8192, small_bytes=16384)
 _SIZES = (0, 1, 100, 5000, 16383, 16384, 65535, 65536, 65537, 3 * 65536, 10 * 65536 + 17)
 
 

@@ -87,7 +87,7 @@ def _requests(repo: Repository) -> tuple[Repository, Counter[str]]:
 
 
 def _forget(repo: Repository) -> None:
-    """Leave a store as an older build would have written it."""
+    """Delete the index and all summaries, as if each writer had been killed before it wrote them."""
     for stat in [*repo.store.list(run_index.PREFIX), *repo.store.list("runs/")]:
         if stat.key.startswith(run_index.PREFIX) or "/summaries/" in stat.key:
             repo.store.delete(stat.key)

@@ -29,7 +29,7 @@ from m5ws.store.local import LocalStore
 from tests.support.faults.settling import settle
 from tests.support.stores.passing_store import PassingStore
 
-_SMALL = Format(chunk_bytes=64, pack_bytes=96, small_bytes=48)
+_SMALL = Format(chunk_bytes=64, file_chunk_bytes=64, pack_bytes=96, small_bytes=48)
 
 
 def _allowed(name: bytes) -> bool:
@@ -144,7 +144,8 @@ def test_packs_have_a_least_size_and_a_file_more_shifts_few_of_them(tmp_path: Pa
 def test_ways_of_cutting_come_together_again_whatever_the_size_of_files(tmp_path: Path, least: int, most: int) -> None:
     """Sizes in 1,024ths of the defaults, up to the largest small file."""
     repo = Repository.create(
-        LocalStore(tmp_path / "store"), Format(pack_bytes=8192, small_bytes=1024, chunk_bytes=1024)
+        LocalStore(tmp_path / "store"),
+        Format(pack_bytes=8192, small_bytes=1024, chunk_bytes=1024, file_chunk_bytes=1024),
     )
     source = tmp_path / "source"
     source.mkdir()
@@ -252,10 +253,8 @@ class _Meeting(PassingStore):
                 self._gate.wait(60)
 
 
-@pytest.mark.parametrize(("said", "cut"), [(1024, [1024, 1024, 952]), (None, [3000])])
-def test_files_are_cut_finer_than_tensors_where_a_store_says_so(
-    tmp_path: Path, said: int | None, cut: list[int]
-) -> None:
+@pytest.mark.parametrize(("said", "cut"), [(1024, [1024, 1024, 952]), (4096, [3000])])
+def test_files_are_cut_finer_than_tensors_where_a_store_says_so(tmp_path: Path, said: int, cut: list[int]) -> None:
     form = Format(chunk_bytes=4096, file_chunk_bytes=said, small_bytes=512, pack_bytes=2048)
     Repository.create(LocalStore(tmp_path / "store"), form)
     repo = Repository.open(LocalStore(tmp_path / "store"))
@@ -274,19 +273,19 @@ def test_another_store_with_the_same_index_is_another_cut(tmp_path: Path) -> Non
     (tmp_path / "source" / "large").write_bytes(random.Random(1).randbytes(3000))
     files = _sources(tmp_path / "source")
     settle(tmp_path / "source")
-    for name, said in (("before", None), ("after", 1024), ("again", None)):
+    for name, said in (("before", 4096), ("after", 1024), ("again", 4096)):
         form = Format(chunk_bytes=4096, file_chunk_bytes=said, small_bytes=512, pack_bytes=2048)
         repo = Repository.create(LocalStore(tmp_path / name), form)
         with Index(tmp_path / "index") as index:
             written = trees.write_tree(repo.objects, repo.locations, files, index)
             assert trees.is_still(repo.objects, repo.locations, files, index, written.digest)
         (entry,) = trees.load(repo.objects, written.digest).entries
-        assert len(entry.parts) == (3 if said else 1)
+        assert len(entry.parts) == (3 if said == 1024 else 1)
 
 
 def test_a_new_store_cuts_files_finer_than_tensors(tmp_path: Path) -> None:
     form = Repository.create(LocalStore(tmp_path / "store")).format
-    assert form.file_chunk_bytes is not None and form.small_bytes < form.file_chunk_bytes < form.chunk_bytes
+    assert form.small_bytes < form.file_chunk_bytes < form.chunk_bytes
 
 
 def test_chunks_of_several_files_are_sent_at_once(tmp_path: Path) -> None:

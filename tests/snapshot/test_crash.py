@@ -14,7 +14,7 @@ from m5ws.workspace import Workspace, find
 from tests.support.stores.dying_store import Died, DyingStore
 from tests.support.workspace.workspaces import make_workspace
 
-_SMALL = Format(chunk_bytes=4096, pack_bytes=2048, small_bytes=4096)
+_SMALL = Format(chunk_bytes=4096, file_chunk_bytes=4096, pack_bytes=2048, small_bytes=4096)
 
 
 def _take(workspace: Workspace, repo: Repository, index: Path) -> str:

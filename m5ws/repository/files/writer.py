@@ -286,7 +286,7 @@ class TreeWriter:
         """Start the uploads of a file's chunks. Return their sizes, and futures of their slices."""
         sizes, futures = list[int](), list[Future[Slice]]()
         form = self._objects.format
-        chunk_bytes = form.file_chunk_bytes or form.chunk_bytes
+        chunk_bytes = form.file_chunk_bytes
         for chunk in read_chunks(descriptor, chunk_bytes, self._memory):
             sizes.append(chunk.nbytes)
             futures.append(self._pool.submit(self._put_chunk, chunk))

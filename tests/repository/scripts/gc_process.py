@@ -19,7 +19,9 @@ from tests.support.records import planted
 
 
 def repository(store: str) -> Repository:
-    return Repository.create(open_store(store), Format(chunk_bytes=4096, pack_bytes=2048, small_bytes=1024))
+    return Repository.create(
+        open_store(store), Format(chunk_bytes=4096, file_chunk_bytes=4096, pack_bytes=2048, small_bytes=1024)
+    )
 
 
 def write(store: str, folder: str, seed: str, count: str) -> None:

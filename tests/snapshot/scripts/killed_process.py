@@ -18,7 +18,7 @@ from m5ws.store import open_store
 from m5ws.store.cache.cache import cached
 from tests.support.workspace.captures import Machine
 
-_FORMAT = Format(chunk_bytes=32 * 2**10, pack_bytes=8 * 2**10, small_bytes=8 * 2**10)
+_FORMAT = Format(chunk_bytes=32 * 2**10, file_chunk_bytes=32 * 2**10, pack_bytes=8 * 2**10, small_bytes=8 * 2**10)
 _SETTINGS = Settings(config=ConfigSettings(files=()), data=DataSettings(paths=("data",), dvc=False))
 _CACHE_BYTES = 2**30
 _AHEAD = (collect, inspection)

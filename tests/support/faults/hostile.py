@@ -173,7 +173,8 @@ class World:
         return self.publish(digest)
 
     def publish(self, snapshot: str) -> str:
-        self.place(f"snapshots/{snapshot}/00000000001000-00000000", codec.encode(Annotation(created_s=1.0)))
+        key = f"snapshots/{snapshot}/00000000001000-00000000"
+        self.place(key, codec.encode(Annotation(key=key, created_s=1.0)))
         return snapshot
 
     def run(self, pinned: str, run: str = RUN, lies: Mapping[str, object] = MappingProxyType({})) -> str:
