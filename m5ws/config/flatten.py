@@ -10,20 +10,19 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-_KEYS = 10**5
+from m5ws.config import yaml_size
 
 
 def flatten(name: str, data: bytes) -> dict[str, str] | None:
     """Return the keys of the config file `name` (.yaml, .yml, .json, .toml).
 
-    Values are JSON, so `1` and `"1"` differ. None if it is not one, not valid, or has too many keys: sixty lines of
-    YAML with aliases can stand for 2**60.
+    Values are JSON, so `1` and `"1"` differ. None if it is not one, not valid, or has too many keys (`yaml_size`).
     """
     try:
-        values = list(itertools.islice(leaves(parse(name, data)), _KEYS + 1))
+        values = list(itertools.islice(leaves(parse(name, data)), yaml_size.MOST_VALUES + 1))
     except (ValueError, RecursionError):
         return None
-    if len(values) > _KEYS:
+    if len(values) > yaml_size.MOST_VALUES:
         return None
     return {key: json.dumps(value, ensure_ascii=False, default=str) for key, value in values}
 
@@ -50,6 +49,7 @@ def parse(name: str, data: bytes, yaml: str | None = None) -> object:
         from ruamel.yaml import YAML
         from ruamel.yaml.error import YAMLError
 
+        yaml_size.refuse_large(text)
         reader = YAML(typ="safe", pure=True)
         reader.version = yaml
         try:

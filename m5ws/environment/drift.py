@@ -211,15 +211,16 @@ def _new_conflicts(pinned: Observed, observed: Observed) -> Iterator[Change]:
 
 
 def conflicts(observed: Observed) -> tuple[Change, ...]:
-    """Return libraries whose loaded version is not the version that pip installed.
+    """Return libraries whose loaded version is not the version that pip installed. The old value is the installed one.
 
-    The old value is the installed version.
+    Public versions are compared: torch 2.14.1 on PyPI loads as `2.14.1+cu130`, and NVIDIA's builds differ in the local
+    part too (https://packaging.python.org/en/latest/specifications/version-specifiers/#local-version-identifiers).
     """
     changes = []
     for pair in _table().pair:
         installed, loaded = _installed(pair.installed, observed), observed.facts.get(pair.loaded)
         version = _plain(loaded) if loaded is not None else None
-        if installed is not None and version is not None and not (_meets(version, installed)):
+        if installed is not None and version is not None and not _meets(_public(version), _public(installed)):
             changes.append(
                 msgspec.structs.replace(
                     rate("environment", f"loaded {pair.loaded}", installed, version), detail=pair.why
@@ -232,6 +233,11 @@ def _installed(pattern: str, observed: Observed) -> str | None:
     """Return the version of the distribution that matches a pattern, None unless exactly one matches."""
     versions = [version for name, version in observed.distributions.items() if fnmatchcase(name, pattern)]
     return versions[0] if len(versions) == 1 else None
+
+
+def _public(version: str) -> str:
+    """Return a version without its local part."""
+    return version.partition("+")[0]
 
 
 def _plain(version: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import Any
 
+from m5ws.config import yaml_size
 from m5ws.errors import M5Error
 
 Edit = Callable[[Any], Any]
@@ -62,6 +63,7 @@ def scalar(text: str) -> object:
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
+    yaml_size.refuse_large(text)
     try:
         return YAML(typ="safe", pure=True).load(text)
     except YAMLError as error:
@@ -150,6 +152,12 @@ def _yaml(name: str, text: str) -> list[Any]:
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
+    try:
+        yaml_size.refuse_large(text)
+    except yaml_size.TooManyValues as error:
+        raise BadConfigFile(name, 1, str(error)) from error
+    except ValueError:
+        pass  # The next reader reports the line.
     try:
         return list(YAML(typ="rt", pure=True).load_all(text))
     except MarkedYAMLError as error:
