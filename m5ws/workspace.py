@@ -18,7 +18,7 @@ from m5ws.config import discovery as place
 from m5ws.config import reader
 from m5ws.config.settings import Settings, StoreSettings
 from m5ws.environment.interface import Environments, Observer
-from m5ws.errors import MissingExtra, NotFound
+from m5ws.errors import MissingExtra, NotFound, UsageError
 from m5ws.launch.interface import Launcher
 from m5ws.records.store import Format
 from m5ws.snapshot.sources.interface import CommitHistory, DatasetSource, SourceControl, TokenizerProbe
@@ -311,7 +311,8 @@ class Workspace:
 def find(start: Path, environment: Mapping[str, str] = os.environ) -> Workspace:
     """Return the workspace around `start`: the nearest directory upwards with an `m5ws.toml`.
 
-    Raises NotFound if there is none, ConfigError (with file and line) for an error in the file.
+    Raises NotFound if there is none, ConfigError (with file and line) for an error in the file, UsageError for a path
+    that is not UTF-8: no record of a run can contain it.
     """
     folder = start.absolute()
     if not folder.is_dir():
@@ -319,6 +320,8 @@ def find(start: Path, environment: Mapping[str, str] = os.environ) -> Workspace:
     root = place.nearest(os.fspath(folder))
     if root is None:
         raise NotFound(f"no {place.FILE} in {folder} or above it", hint="`m5ws init` creates a workspace here.")
+    if os.fsencode(root).decode("utf-8", "ignore") != root:
+        raise UsageError(f"the path of the workspace is not UTF-8: {root!a}", hint="Rename its folder.")
     return Workspace(Path(root), reader.read(Path(root, place.FILE)), dict(environment))
 
 

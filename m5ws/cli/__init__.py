@@ -5,7 +5,6 @@ shell completion start fast. Only `main` catches all exceptions. It turns each i
 status (docs/reference/exit-codes.md).
 """
 
-import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -26,17 +25,6 @@ NO_READER = 141
 BUG = 70
 _COMPLETION = "_M5WS_COMPLETE"
 """A shell sets this variable to ask click for completions. click then exits with its own status."""
-_RESOURCES = frozenset(
-    (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-)
-"""Errors of a disk or of a limit, from any system call."""
-_FILES = frozenset(
-    (
-        *(errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
-        *(errno.ELOOP, errno.ENAMETOOLONG, errno.ESTALE, errno.ETXTBSY, errno.EBUSY),
-    )
-)
-"""Errors that are about a file if they name one."""
 
 COMMANDS = {
     "init": "Create a workspace: m5ws.toml, ignore rules, a template's files.",
@@ -150,21 +138,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _report(error.format_message(), _usage_hint(error), error.exit_code)
     except M5Error as error:
         return _report(str(error), error.hint, error.exit_code)
-    except OSError as error:
-        if not _is_of_the_system(error):
+    except (OSError, UnicodeError) as error:
+        from m5ws.cli import system_errors
+
+        if (described := system_errors.describe(error)) is None:
             return _report_bug()
-        # Such as a full disk or a read-only folder. The system's message names the error and the file.
         _log_where(error)
-        return _report(str(error), "Run the command with `m5ws -v` to see the traceback.", M5Error.exit_code)
+        return _report(*described, M5Error.exit_code)
     except Exception:
         return _report_bug()
-
-
-def _is_of_the_system(error: OSError) -> bool:
-    """Return True for a condition of the machine that a user can change. Other errors are bugs."""
-    if isinstance(error, ConnectionError | TimeoutError):
-        return True
-    return error.errno in _RESOURCES or (error.errno in _FILES and error.filename is not None)
 
 
 def _report_bug() -> int:
@@ -177,7 +159,7 @@ def _report_bug() -> int:
     return _report("unexpected error: this is a bug in m5ws", "Please report the lines above.", BUG)
 
 
-def _log_where(error: OSError) -> None:
+def _log_where(error: Exception) -> None:
     import logging
 
     logging.getLogger(__name__).info("traceback:", exc_info=error)

@@ -39,6 +39,15 @@ class StoreGone(M5Error):
     hint = "Check that its file system is mounted, then run the command again. Published data is complete."
 
 
+@contextmanager
+def _naming(root: Path, key: str = "an object") -> Iterator[None]:
+    """Raise each error of the block with the key and the store, not with the name of a temporary file."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, f"{key} in store {root}") from error
+
+
 @dataclass
 class TemporaryFile:
     """A file of a store that has no key yet."""
@@ -49,7 +58,8 @@ class TemporaryFile:
 
     def write(self, data: memoryview) -> int:
         """Append some of `data`, and return the number of bytes written. Raises OSError."""
-        count = os.write(self.descriptor, data[:_WRITE_BYTES])
+        with _naming(self.path.parents[1]):
+            count = os.write(self.descriptor, data[:_WRITE_BYTES])
         self.size_bytes += count
         return count
 
@@ -100,8 +110,9 @@ class LocalStore:
     def draft(self) -> Iterator["TemporaryFile"]:
         """Yield a new file without a key, to fill and publish. It is deleted at the end."""
         path = self._path(f"{_TEMPORARY}/{os.urandom(12).hex()}")
-        self._make_directory(path.parent)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444)
+        with _naming(self.root):
+            self._make_directory(path.parent)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444)
         try:
             yield TemporaryFile(path, descriptor)
         finally:
@@ -111,16 +122,17 @@ class LocalStore:
     def publish(self, draft: "TemporaryFile", key: str) -> None:
         """Link a complete draft under its key. Raises ObjectExists if the key exists."""
         target = self._path(key)
-        self._make_directory(target.parent)
-        if self._durable:
-            os.fsync(draft.descriptor)
-        try:
-            # Published from here on: the bytes are complete and synced, and the link is atomic and exclusive.
-            os.link(draft.path, target)
-        except FileExistsError as error:
-            raise ObjectExists(key) from error
-        if self._durable:
-            _sync_directory(target.parent)
+        with _naming(self.root, key):
+            self._make_directory(target.parent)
+            if self._durable:
+                os.fsync(draft.descriptor)
+            try:
+                # Published from here on: the bytes are complete and synced, and the link is atomic and exclusive.
+                os.link(draft.path, target)
+            except FileExistsError as error:
+                raise ObjectExists(key) from error
+            if self._durable:
+                _sync_directory(target.parent)
         self._known = self._known or key == FORMAT
 
     def list(self, prefix: str) -> Iterator[ObjectStat]:
@@ -147,7 +159,8 @@ class LocalStore:
             return ()
 
     def delete(self, key: str) -> None:
-        self._path(key).unlink(missing_ok=True)
+        with _naming(self.root, key):
+            self._path(key).unlink(missing_ok=True)
 
     def stat(self, key: str) -> ObjectStat | None:
         try:
