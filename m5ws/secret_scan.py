@@ -7,12 +7,14 @@ kind of secret. The kinds are in `secret_rules`.
 import codecs
 import os
 import re
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import BinaryIO
 
 import msgspec
 
-from m5ws import secret_rules
+from m5ws import secret_rules, secret_text
 from m5ws.errors import M5Error
 
 SCANNED_BYTES = 1 << 20
@@ -64,15 +66,6 @@ _ENDS = bytes(10 if byte in b"\n,;{}<" else byte for byte in range(256))
 """Replaces the bytes that end the name before a value, searched from right to left, by line ends."""
 
 
-_URL_PASSWORD = re.compile(
-    rb"\b([A-Za-z][A-Za-z0-9+.-]{0,20})://([^\s/:@\"'<>`]{0,256}):([^\s/@\"'<>`]{1,512})@[A-Za-z0-9\[]"
-)
-_URL_TOKEN = re.compile(rb"\bhttps?://([A-Za-z0-9_-]{20,512})@[A-Za-z0-9]")
-_URL_QUERY = re.compile(
-    rb"://[^\s\"'<>]{1,2048}?[?&](?:access_token|private_token|auth_token|token|api_?key|sig|X-Amz-Signature)"
-    rb"=([A-Za-z0-9%+/_.=-]{8,})",
-    re.IGNORECASE,
-)
 _PLACEHOLDER = re.compile(
     rb"(?i)^(?:pass(?:word|wd|phrase)?|pwd?|x+|\*+|\.{2,}|\xe2\x80\xa6|null|none|change_?me|todo|example|redacted"
     rb"|your[-_ ].*|my[-_ ].*|<.*|\$.*|\{.*|%.*)$"
@@ -89,18 +82,13 @@ _CREDENTIAL_FILES = re.compile(
     r"|access_tokens\.db|accessTokens\.json|\.azure/.*token.*|\.dvc/config\.local|client_secrets?(?:_[^/]*)?\.json)$"
 )
 _TEMPLATE = re.compile(r"[.-](?:example|sample|template|tmpl|dist|defaults?|schema)$|^\.envrc$", re.IGNORECASE)
-_ASSIGNMENT = re.compile(
-    rb"^[ \t]*(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_.]*)[ \t]*[=:][ \t]*(.*?)[ \t\r]*$", re.MULTILINE
-)
+_ASSIGNMENT = re.compile(rb"^[ \t]*(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_.]*)[ \t]*[=:][ \t]*([^\n]*)$", re.MULTILINE)
 _SECRET_NAME = re.compile(rb"(?i)key|token|secret|passw|pwd|credential|auth|dsn")
 
 
-_KEY_BODY = re.compile(
-    rb"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----"
-    rb"(?:[\s\S]{0,20000}?-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|(?:(?:\s|\\[rn])*[A-Za-z0-9+/=]{16,})*)"
-    rb"|PuTTY-User-Key-File-\d[\s\S]{0,20000}?Private-MAC: \w+"
-)
-"""A whole private key; the rules match only its first line. A truncated key matches up to its last line."""
+_PASSWORD_NAME = re.compile(r"(?i)(?:^|[_.-])(?:pass(?:word|wd|phrase)?|secret)$")
+"""Name of an argument or config key whose value is a password, whatever it looks like."""
+_PASSWORD_CHARACTERS = 6
 
 
 def kind_by_name(path: str) -> str | None:
@@ -163,14 +151,42 @@ def _utf8(data: bytes) -> bytes:
 
 
 def masked(text: str) -> str:
-    """Return text for people with each possible secret replaced by `***`."""
-    data = _KEY_BODY.sub(b"***", text.encode("utf-8", "surrogateescape"))
-    for secret in sorted({secret for _, secret, _ in _secrets(data)}, key=len, reverse=True):
-        data = data.replace(secret, b"***")
-    data = _URL_PASSWORD.sub(lambda m: m[0].replace(b":" + m[3] + b"@", b":***@"), data)
-    for pattern in (_URL_TOKEN, _URL_QUERY):
-        data = pattern.sub(lambda m: m[0].replace(m[1], b"***"), data)
-    return data.decode("utf-8", "surrogateescape")
+    """Return text for people with each possible secret replaced by `***`. Colour codes inside a secret are ignored.
+
+    The work is proportional to the length of the text.
+    """
+    data = text.encode("utf-8", "surrogateescape")
+    plain, begins, origins = secret_text.without_colours(data)
+    parts, at = list[bytes](), 0
+    for first, last in sorted((start, end - 1) for start, end in _spans(plain) if end > start):
+        start, end = (
+            place - begins[i] + origins[i] for place in (first, last) for i in [bisect_right(begins, place) - 1]
+        )
+        if end >= at:
+            parts += [data[at:start], b"***"] if start >= at else []
+            at = end + 1
+    return b"".join((*parts, data[at:])).decode("utf-8", "surrogateescape") if parts else text
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Return True if the value of an argument, an override or a config key can be a secret, also by its name."""
+    if masked(value) != value or masked(f"{name}={value}") != f"{name}={value}":
+        return True
+    real = len(value) >= _PASSWORD_CHARACTERS and not _PLACEHOLDER.match(value.encode("utf-8", "replace"))
+    return real and _PASSWORD_NAME.search(name) is not None
+
+
+def _spans(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yield the begin and the end of each secret; a word that is a secret in one place is a secret in all places."""
+    yield from secret_text.key_spans(data)
+    words = _words(data)
+    for _, word, start, end in (*_token_secrets(words), *_named_secrets(data, words)):
+        yield from ((at + start, at + end) for at in words[word])
+    for rule in secret_rules.select("text", data):
+        yield from ((at, at + len(secret)) for secret, at in rule.secrets(data))
+    for pattern, group in ((secret_text.URL_PASSWORD, 3), (secret_text.URL_TOKEN, 1)):
+        yield from (match.span(group) for match in pattern.finditer(data))
+    yield from (match.span(1) for match in secret_text.url_queries(data))
 
 
 def _contents(data: bytes) -> Iterator[tuple[str, int]]:
@@ -183,40 +199,58 @@ def _contents(data: bytes) -> Iterator[tuple[str, int]]:
     if b"://" not in data:
         return
     if b"@" in data:
-        for match in _URL_PASSWORD.finditer(data):
+        for match in secret_text.URL_PASSWORD.finditer(data):
             if not _PLACEHOLDER.match(match[3]) and match[2] != match[3] and secret_rules.is_strong(match[3]):
                 yield (f"a password in a URL ({_show(match[1])}://…:***@…)", match.start())
-        for match in _URL_TOKEN.finditer(data):
+        for match in secret_text.URL_TOKEN.finditer(data):
             if match.start(1) not in seen and secret_rules.is_strong(match[1]):
                 yield f"a token in a URL ({_blot(match[1])})", match.start()
     if b"=" in data:
-        for match in _URL_QUERY.finditer(data):
+        for match in secret_text.url_queries(data):
             if not _PLACEHOLDER.match(match[1]) and match.start(1) not in seen and b"badge" not in match[0]:
                 yield f"a token in a URL ({_blot(match[1])})", match.start(1)
 
 
 def _secrets(data: bytes) -> Iterator[tuple[str, bytes, int]]:
     """Yield each secret with a known form or name: its kind, its bytes, and its first position."""
-    words = dict[bytes, int]()
-    # In a notebook, a line end is two characters of a JSON string.
-    for match in _WORD.finditer(data.replace(b"\\n", b"  ")):
-        words.setdefault(match[0], match.start())
-    joined = b"\n%b\n" % b"\n".join(filter(_MIXED.search, words))
-    for rule in secret_rules.select("token", joined):
-        yield from ((rule.shown, secret, data.find(secret)) for secret, _ in rule.secrets(joined))
+    words = _words(data)
+    yield from ((what, word[start:end], words[word][0] + start) for what, word, start, end in _token_secrets(words))
     for rule in secret_rules.select("text", data):
         yield from ((rule.shown, secret, at) for secret, at in rule.secrets(data))
-    for word, at in words.items():
-        if at and data[at - 1] in _SIGNS and _DIGIT.search(word):
-            yield from _named_secrets(data, word.rstrip(b"."), at)
+    yield from ((what, word[:end], words[word][0]) for what, word, _, end in _named_secrets(data, words))
 
 
-def _named_secrets(data: bytes, value: bytes, at: int) -> Iterator[tuple[str, bytes, int]]:
-    """Yield the value at a position if the name before it makes it a secret."""
-    name = _name_before(data[max(0, at - _BEFORE) : at])
-    rule = secret_rules.select_named(name, value)
-    if rule is not None:
-        yield rule.shown, value, at
+def _words(data: bytes) -> dict[bytes, list[int]]:
+    """Return the positions of each word that can be a token."""
+    words = dict[bytes, list[int]]()
+    # In a notebook, a line end is two characters of a JSON string.
+    for match in _WORD.finditer(data.replace(b"\\n", b"  ")):
+        words.setdefault(match[0], []).append(match.start())
+    return words
+
+
+def _token_secrets(words: Iterable[bytes]) -> Iterator[tuple[str, bytes, int, int]]:
+    """Yield each secret in words: its kind, its word, and its begin and end in the word."""
+    mixed = [word for word in words if _MIXED.search(word)]
+    joined = b"\n%b\n" % b"\n".join(mixed)
+    begins = list(accumulate((len(word) + 1 for word in mixed), initial=1))
+    for rule in secret_rules.select("token", joined):
+        for secret, at in rule.secrets(joined):
+            place = bisect_right(begins, at) - 1
+            start = at - begins[place]
+            yield rule.shown, mixed[place], start, start + len(secret)
+
+
+def _named_secrets(data: bytes, words: Mapping[bytes, Sequence[int]]) -> Iterator[tuple[str, bytes, int, int]]:
+    """Yield each word that the name before it makes a secret, as `_token_secrets` does."""
+    for word, places in words.items():
+        value = word.rstrip(b".")
+        for at in places if _DIGIT.search(word) else ():
+            if at and data[at - 1] in _SIGNS:
+                name = _name_before(data[max(0, at - _BEFORE) : at])
+                if (rule := secret_rules.select_named(name, value)) is not None:
+                    yield rule.shown, word, 0, len(value)
+                    break
 
 
 def _name_before(text: bytes) -> bytes:
@@ -231,7 +265,7 @@ def _environment(path: str, data: bytes) -> Iterator[SecretMatch]:
     """Yield values that an environment file sets. In a template, only values that look real."""
     template = _TEMPLATE.search(path.rsplit("/", 1)[-1]) is not None
     for match in _ASSIGNMENT.finditer(data):
-        name, value = match[1], match[2].strip(b"\"'")
+        name, value = match[1], match[2].rstrip(b" \t\r").strip(b"\"'")
         value = b"" if match[2].startswith(b"#") else value
         if not value or (template and (_PLACEHOLDER.match(value) or not _secret(name, value))):
             continue

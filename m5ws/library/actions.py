@@ -53,11 +53,8 @@ def write_note(
     kind: Literal["why", "note"] = "note",
     outcome: NoteOutcome | None = None,
 ) -> Note:
-    """Return a note of this workspace's user, with credentials masked."""
-    from m5ws import secret_scan
-
-    masked = secret_scan.masked(text)
-    return Note(run=run, text=masked, kind=kind, outcome=outcome, author=workspace.author(), created_s=time.time())
+    """Return a note of this workspace's user."""
+    return Note(run=run, text=text, kind=kind, outcome=outcome, author=workspace.author(), created_s=time.time())
 
 
 def publish_note(workspace: Workspace, repo: "Repository", written: Note) -> tuple[Note, str | None]:

@@ -6,6 +6,7 @@ They are beside `runs/`, so one listing names all runs with notes.
 import os
 from collections.abc import Sequence
 
+from m5ws import secret_gate
 from m5ws.errors import UsageError
 from m5ws.records.note import Note, NoteOutcome
 from m5ws.repository import bindings, concurrency
@@ -29,9 +30,9 @@ def prefix(run_id: str) -> str:
 
 
 def publish(repo: Repository, note: Note) -> Note:
-    """Publish a note about a published run, and return it as stored."""
+    """Publish a note about a published run, and return it as stored, with secrets masked."""
     stamp = f"{int(note.created_s * 1000):014d}-{os.urandom(4).hex()}"
-    return bindings.create(repo.store, f"{prefix(note.run)}{stamp}", note)
+    return bindings.create(repo.store, f"{prefix(note.run)}{stamp}", secret_gate.masked(note))
 
 
 def keys(repo: Repository, run_id: str) -> list[str]:

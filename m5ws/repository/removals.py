@@ -1,5 +1,6 @@
 """Removals of runs: `removed/<run>`, each written once. A removed run keeps its record, ledger, verdict and notes."""
 
+from m5ws import secret_gate
 from m5ws.errors import NotFound, UsageError
 from m5ws.records import codec
 from m5ws.records.removal import Removal
@@ -11,7 +12,7 @@ PREFIX = "removed/"
 
 def publish(repo: Repository, removal: Removal) -> None:
     """Publish the removal of a run. Raises ObjectExists if it is removed already."""
-    repo.store.create(f"{PREFIX}{removal.run}", codec.encode(removal))
+    repo.store.create(f"{PREFIX}{removal.run}", codec.encode(secret_gate.masked(removal)))
 
 
 def removed_runs(repo: Repository) -> frozenset[str]:

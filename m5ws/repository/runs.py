@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Mapping
 
-from m5ws import errors
+from m5ws import errors, secret_gate
 from m5ws.errors import NotFound, UsageError
 from m5ws.records import codec
 from m5ws.records.run import Run
@@ -20,10 +20,11 @@ def new_id() -> str:
 
 
 def publish(repo: Repository, run: Run) -> None:
-    """Publish a run, after its snapshot. Raises ObjectExists if the id exists.
+    """Publish a run, after its snapshot. Raises ObjectExists if the id exists, SecretText for a text like a secret.
 
     A fork needs the checkpoint that it starts from. Raises NotFound, ObjectDeleted if that is missing.
     """
+    secret_gate.refuse(run, f"run {run.id}")
 
     def create() -> None:
         repo.store.create(f"runs/{run.id}/run", codec.encode(run))

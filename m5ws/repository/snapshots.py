@@ -10,6 +10,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 
 import msgspec
 
+from m5ws import secret_gate
 from m5ws.errors import NotFound
 from m5ws.records.base import Digest
 from m5ws.records.snapshot import Annotation, Snapshot
@@ -56,7 +57,7 @@ def publish(
 
     def create() -> None:
         # Published from here on.
-        bindings.create(repo.store, f"snapshots/{digest}/{stamp}", annotation)
+        bindings.create(repo.store, f"snapshots/{digest}/{stamp}", secret_gate.masked(annotation))
 
     try:
         publishing.publish(repo, needs, create, patience=patience)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from m5ws import secret_scan
+from m5ws import secret_gate, secret_scan
 from m5ws.checkpoints import resolve
 from m5ws.config.commands import launchers
 from m5ws.config.settings import RunSettings
@@ -31,6 +31,7 @@ from m5ws.repository.repository import Repository
 from m5ws.runs import import_path, named_files
 from m5ws.runs.outputs import restored_outputs
 from m5ws.runs.outputs.restored_outputs import StoredOutputs
+from m5ws.secret_gate import SecretText
 from m5ws.store.interface import CachingStore
 from m5ws.tracking.interface import Tracker
 
@@ -124,19 +125,11 @@ def _refuse_notebook(command: tuple[str, ...]) -> None:
 
 
 def refuse_secrets(command: tuple[str, ...], environment: Mapping[str, str]) -> None:
-    """Raise UsageError for text like a secret in values that the run's record and MLflow's page contain."""
-    for position, word in enumerate(command):
-        if secret_scan.masked(word) != word:
-            raise UsageError(
-                f"argument {position} of the command looks like a secret, and would be stored with the run",
-                hint="Pass secrets in environment variables. The ranks inherit them, and they are not recorded.",
-            )
-    for name, value in environment.items():
-        if secret_scan.named_secret(name) or secret_scan.masked(value) != value:
-            raise UsageError(
-                f"[run] environment.{name} looks like a secret, and would be stored with the run",
-                hint="Set the variable in the shell. The ranks inherit it, and it is not recorded.",
-            )
+    """Raise SecretText for text like a secret in values that the run's record and MLflow's page contain."""
+    secret_gate.refuse({"command": command, "environment": environment}, "the run")
+    for name in environment:
+        if secret_scan.named_secret(name):
+            raise SecretText(f"[run] environment.{name}")
 
 
 def new_run(
@@ -148,7 +141,8 @@ def new_run(
     parent: Parent | None = None,
     run_id: str | None = None,
 ) -> Run:
-    """Return a new run. With `reproduces`, it replays another run; with `parent`, it is a fork."""
+    """Return a new run. With `reproduces`, it replays another run; with `parent`, it is a fork. Raises SecretText."""
+    secret_gate.refuse_value("--name", "name", name or "")
     return Run(
         id=run_id or runs.new_id(),
         snapshot=snapshot_id,

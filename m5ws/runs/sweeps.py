@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from m5ws import secret_scan
+from m5ws import secret_gate
 from m5ws.config.commands import arguments
 from m5ws.errors import NotFound, UsageError
 from m5ws.records.run import Axis, LaunchSpec, Run, Sweep
@@ -144,8 +144,7 @@ def _targeted(files: Mapping[str, bytes], spec: LaunchSpec, axis: Axis) -> Axis:
     """
     name = sweep_grid.name_key(axis.key)
     for value in axis.values:
-        if secret_scan.masked(f"{name}={value}") != f"{name}={value}":
-            raise UsageError(f"a value of --sweep {name} looks like a secret, and would be stored with the run")
+        secret_gate.refuse_value("--sweep", name, value)
     if axis.key == name and arguments.replace(spec.command, name, "") is not None:
         return _of_command(spec, axis)
     if axis.key == name == "seed" and not overrides.holds(files, name):

@@ -6,7 +6,7 @@ file is not read again.
 
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -91,7 +91,7 @@ def inspect_code(
             passed.add(objects.digest(data))
         if not permitted:
             findings += suspicious
-    if findings:
+    if findings := [*findings, *_named_secrets(files, allowed)]:
         raise secret_scan.SecretsFound(findings)
     _refuse_pointers(pointers)
     index.remember_marks(f"clean/{SEARCH_RULES}", passed)
@@ -102,7 +102,7 @@ def inspect_content(files: Iterable[SourceFile], allow: Sequence[str]) -> None:
     """Check names, and the content of small files, that are pinned by content. Raises as `inspect_code`."""
     findings: list[secret_scan.SecretMatch] = []
     pointers: list[str] = []
-    allowed = patterns.naming(allow)
+    allowed, files = patterns.naming(allow), list(files)
     for file in files:
         name, status = file.path.decode("utf-8", "backslashreplace"), os.lstat(file.location)
         permitted = allowed(file.path)
@@ -115,9 +115,18 @@ def inspect_content(files: Iterable[SourceFile], allow: Sequence[str]) -> None:
             pointers.append(name)
         if not permitted:
             findings += secret_scan.findings(name, data)
-    if findings:
+    if findings := [*findings, *_named_secrets(files, allowed)]:
         raise secret_scan.SecretsFound(findings)
     _refuse_pointers(pointers)
+
+
+def _named_secrets(files: Iterable[SourceFile], allowed: Callable[[bytes], bool]) -> Iterator[secret_scan.SecretMatch]:
+    """Yield the files whose names contain a secret. All names are searched at once, because few contain any."""
+    names = [file.path.decode("utf-8", "backslashreplace") for file in files if not allowed(file.path)]
+    if secret_scan.masked(joined := "\n".join(names)) != joined:
+        for name in names:
+            if (shown := secret_scan.masked(name)) != name:
+                yield secret_scan.SecretMatch(path=shown, line=0, what="a secret in the name of the file")
 
 
 def _read(file: SourceFile) -> bytes:

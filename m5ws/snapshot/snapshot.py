@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from m5ws import secret_gate
 from m5ws.config.settings import Settings
 from m5ws.environment.interface import Observer
 from m5ws.progress import Progress, report
@@ -196,9 +197,7 @@ def _declared(context: CaptureContext, observer: Observer) -> Declared:
 def _annotation(
     context: CaptureContext, contents: CaptureResult, message: str | None, snapshot_id: Digest
 ) -> Annotation:
-    """Return a new annotation, with credentials masked. The observed environment is made durable."""
-    from m5ws import secret_scan
-
+    """Return a new annotation, with secrets masked. The observed environment is made durable."""
     state = contents.state
     observed = None
     if not context.dry_run:
@@ -206,15 +205,16 @@ def _annotation(
         observed = context.observation.result()
         recent = sorted(context.index.marks(_ANNOTATED))[-_ANNOTATED_LIMIT:]
         context.index.remember_marks(_ANNOTATED, {*recent, f"{_installation(context)}:{snapshot_id}"})
-    return Annotation(
+    annotation = Annotation(
         created_s=time.time(),
         author=state.author,
-        message=secret_scan.masked(message) if message else None,
+        message=message or None,
         branch=state.branch,
-        remote=secret_scan.masked(state.remote) if state.remote else None,
+        remote=state.remote,
         observed=observed,
         notes=tuple(contents.notes),
     )
+    return secret_gate.masked(annotation)
 
 
 def _published_annotation(context: CaptureContext, snapshot_id: Digest, snapshot: Snapshot) -> Annotation | None:

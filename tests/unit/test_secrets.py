@@ -1,10 +1,14 @@
 """Text that looks like a secret is found with its line and never printed. Ordinary code is accepted."""
 
+import re
 from pathlib import Path
+from re import _constants, _parser  # type: ignore[attr-defined]
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from m5ws import secret_scan
+from m5ws import secret_rules, secret_scan, secret_text
 
 # Joined here, so that no line of this file looks like a secret.
 PEM = "-----BEGIN {}PRIVATE KEY-----"
@@ -154,3 +158,39 @@ def test_m5ws_and_its_templates_pass() -> None:
     root = Path(__file__).parents[2]
     for path in [*root.glob("m5ws/**/*.py"), *root.glob("templates/**/*.py")]:
         assert secret_scan.findings(path.name, path.read_bytes()) == [], path
+
+
+_TOKEN = "ghp_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8"
+_codes = st.sampled_from(["\x1b[0m", "\x1b[31m", "\x1b[1;38;5;9m", "\x1b[K"])
+
+
+@given(st.lists(st.tuples(st.integers(1, len(_TOKEN) - 1), _codes), max_size=5), st.text("ab \n", max_size=9))
+def test_colour_codes_do_not_hide_a_secret(codes: list[tuple[int, str]], around: str) -> None:
+    coloured = _TOKEN
+    for place, code in sorted(codes, reverse=True):
+        coloured = coloured[:place] + code + coloured[place:]
+    assert secret_scan.masked(f"{around} {coloured} \x1b[1m{around}") == f"{around} *** \x1b[1m{around}"
+
+
+def test_no_rule_has_a_lazy_quantifier() -> None:
+    """A lazy quantifier after a start that repeats costs the square of the text."""
+    modules = (secret_scan, secret_text, secret_rules)
+    compiled = [value for module in modules for value in vars(module).values() if isinstance(value, re.Pattern)]
+    rules = secret_rules.load()
+    patterns = [each.pattern for each in compiled]
+    patterns += [rule.pattern for rule in (*rules.token, *rules.text)] + [rule.name for rule in rules.named]
+    assert not [pattern for pattern in patterns if str(_constants.MIN_REPEAT) in str(_parser.parse(pattern))]
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "-----BEGIN RSA PRIVATE KEY-----\n", "://a?", "https://u:p", "?token=abcdefgh", f"{_TOKEN} ", "\x1b[0m",
+        "api_key=", "QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVo=", "password: '", "a1b2-", "\\n",
+    ],
+)  # fmt: skip
+def test_the_work_is_proportional_to_the_text(piece: str) -> None:
+    """Quadratic work on half a megabyte takes hours, and the time limit of tests ends it."""
+    text = piece * (2**19 // len(piece))
+    assert len(secret_scan.masked(text)) <= len(text)
+    assert len(secret_scan.findings(".env", text.encode())) <= len(text)

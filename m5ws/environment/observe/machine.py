@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import blake3
 
+from m5ws import secret_gate
 from m5ws.environment.observe import variables
 from m5ws.errors import ConfigError
 from m5ws.records.base import Digest
@@ -75,9 +76,9 @@ class Machine:
         known = {name: value for name, value in effective.items() if value is not None or name not in native}
         facts = native | known | code | variables.facts(self._variables, merged)
         return Observed(
-            facts=dict(sorted(facts.items())),
+            facts=secret_gate.masked(dict(sorted(facts.items()))),
             distributions=installed,
-            origins=origins,
+            origins=secret_gate.masked(origins),
             provides=distributions.provides() if self._provides else None,
         )
 

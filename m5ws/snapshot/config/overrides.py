@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from m5ws import secret_gate
 from m5ws.config.flatten import flatten
 from m5ws.errors import UsageError
 from m5ws.records.base import Digest
@@ -52,10 +53,11 @@ class Override(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse(text: str, option: str = "--set") -> Override:
-    """Return the override in `[+][FILE:]KEY=VALUE`; the value is read as YAML. Raises UsageError."""
+    """Return the override in `[+][FILE:]KEY=VALUE`; the value is read as YAML. Raises UsageError, SecretText."""
     match = _FORM.fullmatch(text)
     if match is None:
         raise UsageError(f"{option} {text!r} is not of the form key=value", hint=_HINT)
+    secret_gate.refuse_value(option, match["key"].strip(), match["value"])
     try:
         value = edit.scalar(match["value"])
     except ValueError as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from m5ws import secret_gate
 from m5ws.errors import M5Error
 from m5ws.records.commit import Commit, CommitFacts, CommitsBetween
 
@@ -37,7 +38,8 @@ class GitHistory:
         try:
             with _opened(self._root) as repo:
                 _check(commit)
-                return CommitFacts(commit=_commit(repo.commit(commit)), branches=_branches(repo, commit))
+                facts = CommitFacts(commit=_commit(repo.commit(commit)), branches=_branches(repo, commit))
+                return secret_gate.masked(facts)
         except _Missing as error:
             return CommitFacts(missing=str(error))
 
@@ -50,7 +52,8 @@ class GitHistory:
                     repo.commit(commit)
                 _check_joined(repo, old, new)
                 (added, count), (removed, gone) = _only(repo, old, new), _only(repo, new, old)
-                return CommitsBetween(new=added, new_count=count, old=removed, old_count=gone)
+                between = CommitsBetween(new=added, new_count=count, old=removed, old_count=gone)
+                return secret_gate.masked(between)
         except _Missing as error:
             return CommitsBetween(missing=str(error))
 
