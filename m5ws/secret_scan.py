@@ -86,8 +86,10 @@ _ASSIGNMENT = re.compile(rb"^[ \t]*(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_.]*)[ \
 _SECRET_NAME = re.compile(rb"(?i)key|token|secret|passw|pwd|credential|auth|dsn")
 
 
-_PASSWORD_NAME = re.compile(r"(?i)(?:^|[_.-])(?:pass(?:word|wd|phrase)?|secret)$")
-"""Name of an argument or config key whose value is a password, whatever it looks like."""
+_PASSWORD_NAME = re.compile(
+    r"(?i)(?:^|[_.-])(?:pass(?:word|wd|phrase)?|secret|(?:api|access|secret)[_-]?key|(?:api|access|auth)[_-]?token)$"
+)
+"""Name of an argument or config key whose value is a secret, whatever it looks like."""
 _PASSWORD_CHARACTERS = 6
 
 

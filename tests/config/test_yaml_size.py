@@ -28,9 +28,11 @@ def test_a_bomb_is_compared_as_text_and_refused_with_a_reason(kind: str, levels:
     data = text.encode()
     assert flatten.flatten("c.yaml", data) is None
     assert merge.differing_keys("c.yaml", data, data + b"z: 1\n") is None
-    for work in (lambda: edit.check("c.yaml", data), lambda: edit.edit("c.yaml", data, lambda document: document)):
-        with pytest.raises(edit.BadConfigFile, match="aliases and merge keys stand for more than 100,000 values"):
-            work()
+    words = "aliases and merge keys stand for more than 100,000 values"
+    with pytest.raises(edit.BadConfigFile, match=words):
+        edit.check("c.yaml", data)
+    with pytest.raises(edit.BadConfigFile, match=words):
+        edit.edit("c.yaml", data, lambda document: document)
 
 
 _documents = st.recursive(

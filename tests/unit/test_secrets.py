@@ -194,3 +194,26 @@ def test_the_work_is_proportional_to_the_text(piece: str) -> None:
     text = piece * (2**19 // len(piece))
     assert len(secret_scan.masked(text)) <= len(text)
     assert len(secret_scan.findings(".env", text.encode())) <= len(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_secret"),
+    [
+        ("wandb_api_key", "9f8e7d6c5b4a392817069f8e7d6c5b4a39281706", True),
+        ("api-key", "9f8e7d6c5b4a39281706", True),
+        ("db.password", "hunter2hunter2", True),
+        ("secret", "correcthorse", True),
+        ("x", _TOKEN, True),
+        ("lr", "0.001", False),
+        ("tokenizer", "gpt2-medium-bpe-50257", False),
+        ("num_tokens", "100000000", False),
+        ("key_dim", "64", False),
+        ("password", "${PASSWORD}", False),
+        ("api_key", "EMPTY", False),
+        ("use_auth_token", "False", False),
+        ("data", "corpora/web/2026-11-26", False),
+        ("revision", "9f8e7d6c5b4a392817069f8e7d6c5b4a39281706", False),
+    ],
+)
+def test_the_name_of_a_value_makes_it_a_secret(name: str, value: str, is_secret: bool) -> None:
+    assert secret_scan.is_secret(name, value) == is_secret
