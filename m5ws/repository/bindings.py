@@ -19,7 +19,7 @@ from m5ws.records.checkpoint import Checkpoint
 from m5ws.records.gc import Garbage, GcExecution, GcPlan, GcResult, Keep, PlanPart, Retirements
 from m5ws.records.ledger import Batch, CheckpointPublished, OutputsStored
 from m5ws.records.note import Note
-from m5ws.records.outputs import ANY_OUTPUTS, OutputFiles
+from m5ws.records.outputs import OutputFiles
 from m5ws.records.removal import Removal
 from m5ws.records.run import Run
 from m5ws.records.snapshot import Annotation
@@ -57,10 +57,6 @@ KEYS: tuple[tuple[str, type[Record], Mapping[str, str]], ...] = (
     ("gc/<plan>.done", GcResult, {}),
 )
 """Patterns of keys, the record under each, and the fields in the key whose record fields have other names."""
-_OLDER: tuple[tuple[str, type[Record], Mapping[str, str]], ...] = (
-    ("runs/<run>/outputs/<attempt>-<number>", Checkpoint, {"number": "step"}),
-)
-"""As `KEYS`, for records of older builds."""
 
 
 # --- against the key -------------------------------------------------------------------------------
@@ -99,9 +95,9 @@ def checkpoint(objects: "Objects", key: str) -> tuple[Digest, Checkpoint]:
 
 
 def files(objects: "Objects", key: str) -> tuple[Digest, OutputFiles]:
-    """Return as `checkpoint`, for output files. Older builds stored these as a `Checkpoint` with the same fields."""
+    """Return as `checkpoint`, for output files."""
     digest = line(objects.store, key)
-    loaded = objects.get_record(digest, ANY_OUTPUTS)
+    loaded = objects.get_record(digest, OutputFiles)
     check(key, loaded)
     return digest, loaded
 
@@ -142,7 +138,7 @@ def _differing(key: str, value: object) -> Iterator[str]:
 
 def _parts(key: str, kind: type) -> dict[str, str] | None:
     """Return the parts of a key by field; None if the kind of record has no key of this form."""
-    for pattern, of, fields in (*KEYS, *_OLDER):
+    for pattern, of, fields in KEYS:
         if of is kind and (match := _compiled(pattern).fullmatch(key)):
             return {fields.get(name, name): text for name, text in match.groupdict().items()}
     return None
@@ -177,9 +173,7 @@ def check_event(label: str, digest: Digest, record: Checkpoint, event: Checkpoin
     """Raise Misplaced unless a checkpoint matches its event in the ledger. `event` is None if the ledger has none."""
     if event is None:
         return
-    # Older builds named output files after the step that follows the last, while the event has the last step.
-    step = record.step if event.outputs else event.step
-    if (event.checkpoint, event.content, step) == (digest, record.content, record.step):
+    if (event.checkpoint, event.content, event.step) == (digest, record.content, record.step):
         return
     raise Misplaced(
         f"checkpoint {label} was modified after publication: its record is {digest[:12]} with content "

@@ -14,7 +14,7 @@ from m5ws.records.base import Digest, Record
 from m5ws.records.checkpoint import Checkpoint
 from m5ws.records.gc import Garbage, GcExecution, GcPlan, GcResult, Keep, PlanPart, Retirements
 from m5ws.records.note import Note
-from m5ws.records.outputs import ANY_OUTPUTS, OutputFiles
+from m5ws.records.outputs import OutputFiles
 from m5ws.records.removal import Removal
 from m5ws.records.run import Run
 from m5ws.records.snapshot import Annotation, Snapshot
@@ -207,7 +207,7 @@ class References:
         for name in checkpoints.names(self._repo, run_id):
             self._checkpoint(f"runs/{run_id}/checkpoints/{name}", root)
         for name in outputs.names(self._repo, run_id):
-            self._checkpoint(outputs.key(run_id, name), root, ANY_OUTPUTS)
+            self._checkpoint(outputs.key(run_id, name), root, OutputFiles)
 
     def _foreign(self, run_id: str) -> None:
         """Report keys among a run's attempts, checkpoints and outputs that readers skip."""

@@ -5,7 +5,7 @@ Memory: one entry of 32 bytes per object, however many roots lead to it.
 
 from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Checkpoint, Content
-from m5ws.records.outputs import ANY_OUTPUTS
+from m5ws.records.outputs import OutputFiles
 from m5ws.records.snapshot import Annotation, Snapshot
 from m5ws.records.tree import Packing, Slice, Tree
 from m5ws.repository.objects import Objects, R
@@ -48,7 +48,7 @@ class ReachableObjects:
         return self._record(digest, Checkpoint)
 
     def outputs(self, digest: Digest) -> None:
-        self._record(digest, ANY_OUTPUTS)
+        self._record(digest, OutputFiles)
 
     def content(self, digest: Digest) -> None:
         self._record(digest, Content)

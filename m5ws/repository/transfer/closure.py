@@ -8,7 +8,7 @@ from m5ws.records import codec
 from m5ws.records.base import Digest, Record
 from m5ws.records.checkpoint import Checkpoint
 from m5ws.records.note import Note
-from m5ws.records.outputs import ANY_OUTPUTS
+from m5ws.records.outputs import OutputFiles
 from m5ws.records.run import Run
 from m5ws.records.snapshot import Annotation, Snapshot
 from m5ws.records.tree import Packing, Slice
@@ -137,7 +137,7 @@ def closure(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
     for where in _checkpoints(repo, name):
         _walk_checkpoint(repo, where, bindings.line(repo.store, where), needs, walked)
     for label in outputs.names(repo, name):
-        _walk(repo, outputs.find(repo, name, label)[0], ANY_OUTPUTS, needs, walked)
+        _walk(repo, outputs.find(repo, name, label)[0], OutputFiles, needs, walked)
     return needs
 
 
@@ -168,7 +168,7 @@ def start(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
     for digest in own or first:
         _walk(repo, digest, Checkpoint, needs, set())
     for label in outputs.names(repo, name)[-1:] if not own and not first else ():
-        _walk(repo, outputs.find(repo, name, label)[0], ANY_OUTPUTS, needs, set())
+        _walk(repo, outputs.find(repo, name, label)[0], OutputFiles, needs, set())
     return needs
 
 
