@@ -37,7 +37,6 @@ from m5ws.repository.repository import Repository
 from m5ws.reproduce import compare
 from m5ws.reproduce.outputs import results
 from m5ws.runs import history, supervise
-from m5ws.runs.outputs import outside
 
 Outcome = Literal["explained", "not explained", "unfinished", "not comparable"]
 """`unfinished`: --max-runs was too low.
@@ -136,8 +135,6 @@ def first_difference(ports: supervise.Ports, good: Run, bad: Run) -> tuple[Diver
         if not ledger.attempts(ports.repo, run.id):
             raise UsageError(f"nothing to compare: run {run.id} has not started", hint="Name runs that were trained.")
     before, done = history.load(ports.repo, good.id), history.load(ports.repo, bad.id)
-    for run, known in ((good, before), (bad, done)):
-        outside.refuse_overwriting(run.id, known.notices)
     comparison = compare.compare_histories(before, done)
     first = comparison.first()
     session = comparison.original.by_session or first is not None

@@ -138,7 +138,7 @@ def _certify(
     from m5ws.reproduce import certify, interruptions, reproduce
 
     rules = workspace.settings.run.ignore
-    request = reproduce.ReplayRequest(original=whole.id, env="ignore", ignore=rules, overwrite=True)
+    request = reproduce.ReplayRequest(original=whole.id, env="ignore", ignore=rules)
     if interruptions.is_observed(ports, whole):
         parts = interruptions.choose(ports, whole, count, seed, in_save=in_save)
         interrupted = _interrupt(workspace, ports, request, parts, parallel, in_save=in_save)

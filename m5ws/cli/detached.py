@@ -58,6 +58,7 @@ def start(
     else:
         # The caller refuses a run that may be alive elsewhere, unless --take-over is given.
         arguments = ["--resume", plan.run.id, "--take-over", *["--from-scratch"] * plan.from_scratch]
+        arguments += ["--at", plan.outputs.name] if plan.outputs is not None else []
     arguments += ["--no-progress", *(f"--env={value}" for value in env)]
     arguments += ["--keep-work"] * keep_work
     arguments += [f"--why={plan.why.text}"] if plan.why is not None else []

@@ -8,31 +8,36 @@ import click
 
 from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output, progress
-from m5ws.errors import UsageError
+from m5ws.errors import AmbiguousId, NotFound, UsageError
 
 if TYPE_CHECKING:
     from m5ws.repository.repository import Repository
-    from m5ws.runs.outputs.restored_outputs import OutputsRow
+    from m5ws.runs.outputs.restored_outputs import OutputsRow, StoredOutputs
 
 
 @click.command("outputs")
 @click.argument("run", type=names.Id(("run",)))
 @click.argument("directory", type=click.Path(path_type=Path), required=False)
 @click.option("--attempt", type=click.IntRange(min=1), help="Write the files of this attempt, and not the newest.")
+@click.option("--copies", is_flag=True, help="List all copies, also those that were made while the script ran.")
 @output.json_option
 @click.pass_context
-def command(context: click.Context, run: str, directory: Path | None, attempt: int | None, as_json: bool) -> None:
+def command(
+    context: click.Context, run: str, directory: Path | None, attempt: int | None, copies: bool, as_json: bool
+) -> None:
     """List a run's output files, or write them to a new directory.
 
-    Output files are the files in the folders of `[run] outputs`. With DIRECTORY, write those of the newest attempt:
-    its final files, or the last copies if it did not end. DIRECTORY must be empty or missing. Every byte is verified.
+    Output files are the files and folders of `[run] outputs`. With DIRECTORY, write those of the newest attempt:
+    its final files, or the last copy if it did not end. DIRECTORY must be empty or missing. Every byte is verified.
 
-    Without DIRECTORY, list all that the store has: the final files of each attempt, and copies made while it ran. A
-    resume of an attempt that did not finish may get other files; a notice of the next attempt names them.
+    Without DIRECTORY, list the newest output files of each attempt. --copies lists all copies that the store has. Each
+    has the files of one moment. `m5ws run --resume RUN --at TIME` restores a copy; TIME is its time, its name, or the
+    begin of one of them.
 
     \b
-    Example:
+    Examples:
       m5ws outputs 7c1d /tmp/model
+      m5ws outputs 7c1d --copies
     """
     from m5ws.runs.outputs import restored_outputs
 
@@ -41,7 +46,9 @@ def command(context: click.Context, run: str, directory: Path | None, attempt: i
     if directory is None:
         if attempt is not None:
             raise UsageError("--attempt needs a directory to write to", hint="`m5ws outputs RUN` lists all attempts.")
-        return _list(repo, run_id, as_json)
+        return _list(repo, run_id, as_json, copies=copies)
+    if copies:
+        raise UsageError("--copies lists the copies, and writes no files", hint="Leave out the directory.")
     stored = restored_outputs.require_newest(repo, run_id, attempt)
     with progress.Bar() as bar:
         tree = restored_outputs.write(repo, stored, directory, bar)
@@ -55,11 +62,30 @@ def command(context: click.Context, run: str, directory: Path | None, attempt: i
     return None
 
 
-def _list(repo: "Repository", run_id: str, as_json: bool) -> None:
-    from m5ws.runs import state
+def find_copy(repo: "Repository", run: str, text: str) -> "StoredOutputs":
+    """Return the output files of a run with the time or name `text`, or its begin. Raises NotFound, AmbiguousId."""
+    from m5ws.repository import outputs as stored_outputs
     from m5ws.runs.outputs import restored_outputs
 
-    rows = restored_outputs.listing(repo, run_id, state.load(repo, run_id))
+    known = stored_outputs.names(repo, run)
+    times = {name: output.moment(restored_outputs.stored_s(repo, run, name)) for name in known}
+    matches = [name for name in known if text and (name.startswith(text) or times[name].startswith(text))]
+    if not matches:
+        raise NotFound(
+            f"run {run} has no output files of {text!r}", hint=f"`m5ws outputs {run} --copies` lists the copies."
+        )
+    if len(matches) > 1:
+        described = ", ".join(f"{name} ({times[name]})" for name in matches)
+        raise AmbiguousId(f"{text!r} matches {len(matches)} copies: {described}", hint="Give the name of one.")
+    return restored_outputs.load(repo, run, matches[0])
+
+
+def _list(repo: "Repository", run_id: str, as_json: bool, *, copies: bool) -> None:
+    from m5ws.runs.outputs import restored_outputs
+
+    rows = restored_outputs.listing(repo, run_id)
+    if not copies:
+        rows = tuple({row.attempt: row for row in rows}.values())
     if as_json:
         return output.print_json({"run": run_id, "outputs": rows})
     return output.echo(table(rows)) if rows else output.print_note(f"run {run_id} has no output files in the store")
@@ -69,8 +95,9 @@ def table(rows: "Sequence[OutputsRow]") -> str:
     """Return a table of output files."""
     cells = [
         (
+            row.name,
             str(row.attempt),
-            "at the end" if row.final else "copy",
+            "at the end" if row.final else "while it ran",
             output.moment(row.when_s),
             f"{row.files:,}",
             output.size(row.size_bytes),
@@ -78,4 +105,4 @@ def table(rows: "Sequence[OutputsRow]") -> str:
         )
         for row in rows
     ]
-    return output.table(("OUTPUTS OF ATTEMPT", "MADE", "WHEN", "FILES", "SIZE", "CONTENT"), cells)
+    return output.table(("OUTPUT FILES", "ATTEMPT", "MADE", "TIME", "FILES", "SIZE", "CONTENT"), cells)

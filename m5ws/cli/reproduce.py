@@ -29,7 +29,6 @@ class _Arguments(segments.SegmentArguments):
     no_recheck: bool
     tolerance: float | None
     explain: bool
-    overwrite: bool
 
 
 @click.command("reproduce")
@@ -57,7 +56,6 @@ class _Arguments(segments.SegmentArguments):
     help="Continue after a divergence; accept relative differences up to REL.",
 )
 @click.option("--explain", is_flag=True, help="Replay the steps around a divergence, and find its cause.")
-@click.option("--overwrite", is_flag=True, help="Replay a run that wrote to places outside of its work directory.")
 @click.option("--no-progress", is_flag=True, help="Do not print steps.")
 @output.json_option
 @click.pass_context
@@ -141,7 +139,6 @@ def _request(
         tolerance=given["tolerance"],
         explain=given["explain"],
         ignore=ignore,
-        overwrite=given["overwrite"],
     )
 
 

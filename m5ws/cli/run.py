@@ -1,17 +1,14 @@
 """`m5ws run`."""
 
-import json
 import re
 import shlex
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 import click
 import msgspec
 
-from m5ws.cli import detached, environment, note, sweep
+from m5ws.cli import detached, environment, note, outputs, sweep
 from m5ws.cli.parameters import launch_options, names, run_source, sweep_options
 from m5ws.cli.parameters.script import ScriptCommand, script
 from m5ws.cli.terminal import interrupt, log_lines, output
@@ -115,7 +112,8 @@ def command(
     them. Other files of the script stay, and all files of a failed run. --keep-work keeps the output files.
 
     Ctrl-C stops the run. Published checkpoints and results stay valid. --resume continues the run in any workspace
-    that has the store.
+    that has the store. A script without a session gets its output files as the last attempt left them, or those of an
+    earlier moment with --at; --from-scratch restores nothing.
 
     Exit status: 0 the run finished, 1 it failed, 4 another attempt took over, 5 all steps are done but the store lacks
     results, 130 interrupted. Of a sweep: 0 if all runs finished, else the status of those that did not, or 1 if these
@@ -128,6 +126,7 @@ def command(
       m5ws run -- torchrun --nproc-per-node 2 train.py --lr 1e-3
       m5ws run 1f3a9c --set optimizer.lr=1e-4 --nproc 2
       m5ws run --resume 7c1d
+      m5ws run --resume 7c1d --at "2026-03-01 12:30"
       m5ws run --from 7c1d@20000 --set lr=1e-4
       m5ws run --sweep lr=1e-4,3e-4 --parallel 2
     """
@@ -143,9 +142,8 @@ def command(
     if sweep_id is not None or axes:
         return _run_sweep(context, workspace, repo, given, sweep_id, axes)
     run = run_source.select(workspace, repo, given, _launch(script(context), given))
-    ports, plan = _plan(
-        workspace, repo, run, env, resumes=given["resume"] is not None, from_scratch=given["from_scratch"]
-    )
+    resumes = given["resume"] is not None
+    ports, plan = _plan(workspace, repo, run, env, resumes=resumes, from_scratch=given["from_scratch"], at=given["at"])
     if plan.attempt == 1 and given["planned"] is None:
         _warn_of_files(workspace, repo, run)
     if (why := given["why"]) is not None:
@@ -201,7 +199,7 @@ def _run_sweep(
     else:
         launch = _launch(script(context), given)
         plan = sweep.plan_new(repo, run_source.select(workspace, repo, given, launch, is_swept=True), axes)
-        _plan(workspace, repo, plan.base, env, resumes=False, from_scratch=False)
+        _plan(workspace, repo, plan.base, env, resumes=False)
         _warn_of_files(workspace, repo, plan.base)
     as_json = context.params["as_json"]
     if context.params["dry_run"]:
@@ -248,19 +246,28 @@ def _launch(script_argv: tuple[str, ...], given: launch_options.LaunchArguments)
 
 
 def _plan(
-    workspace: "Workspace", repo: "Repository", run: "Run", env: tuple[str, ...], *, resumes: bool, from_scratch: bool
+    workspace: "Workspace",
+    repo: "Repository",
+    run: "Run",
+    env: tuple[str, ...],
+    *,
+    resumes: bool,
+    from_scratch: bool = False,
+    at: str | None = None,
 ) -> "tuple[Ports, AttemptPlan]":
     """Return the next attempt of a run and its ports, after a check of the environment.
 
-    Raises UsageError if a resume has nothing to restore, EnvironmentDiffers.
+    `at` names the output files to restore. Raises UsageError if a resume has nothing to restore, EnvironmentDiffers.
     """
+    from m5ws.runs import kept_files
     from m5ws.runs import run as operation
 
     ports = workspace.ports(repo)
     if resumes:
         ports = environment.ports(workspace, ports, env, run.id, None)
-    make_plan = partial(
-        operation.plan,
+    if resumes and not run.spec.outputs and workspace.settings.run.outputs:
+        kept_files.store(repo, run, workspace.home, workspace.settings.run.outputs)
+    plan = operation.plan(
         repo,
         run,
         workspace.home,
@@ -269,42 +276,38 @@ def _plan(
         ports.tracker,
         workspace.settings.checkpoint,
         python=ports.python,
+        from_scratch=from_scratch,
     )
-    plan = make_plan()
+    if at is not None:
+        plan = _with_copy(repo, plan, at)
     if resumes and plan.from_scratch and not from_scratch:
-        _store_kept_files(workspace, repo, run, plan.attempt - 1)
-        plan = make_plan()
+        raise _nothing_to_restore(workspace, run, plan.attempt - 1)
     with progress_bars.Bar() as bar:
         bar("comparing the environment", 0, 0)
         environment.check(ports, plan, env)
     return ports, plan
 
 
-def _store_kept_files(workspace: "Workspace", repo: "Repository", run: "Run", attempt: int) -> None:
-    """Store the files of an ended attempt that `[run] outputs` of m5ws.toml names now. Raises UsageError for none."""
-    from m5ws.runs import kept_files
-    from m5ws.runs.outputs import outputs, restored_outputs
-
-    declared = workspace.settings.run.outputs
-    kept = kept_files.store(repo, run, attempt, workspace.home, declared)
-    if kept.files:
-        return
-    hint = "`--from-scratch` restarts at the first step."
-    if candidates := outputs.candidates(kept.not_kept):
-        work = workspace.attempt_dir(run.id, attempt) / "work"
-        line = _outputs_line(declared, candidates)
-        hint = (
-            f"Attempt {attempt} wrote {', '.join(candidates)}, kept in {work}. Set in [run] of m5ws.toml: {line}. "
-            f"Then `--resume` restores these files. {hint}"
+def _with_copy(repo: "Repository", plan: "AttemptPlan", at: str) -> "AttemptPlan":
+    """Return the plan with the output files `at`. Raises UsageError for a run with checkpoints, NotFound."""
+    if plan.resume is not None:
+        raise UsageError(
+            f"run {plan.run.id} resumes from checkpoint {plan.resume}, which restores no output files",
+            hint="Leave out --at, or start a new run from an earlier checkpoint with `m5ws run --from RUN@STEP`.",
         )
-    if restored_outputs.newest(repo, run.id) is not None:
-        hint = f"`m5ws outputs {run.id}` lists its stored files, of which no checkpoint is complete. {hint}"
-    raise UsageError(f"run {run.id} has neither a checkpoint nor output files to restore", hint=hint)
+    return msgspec.structs.replace(plan, outputs=outputs.find_copy(repo, plan.run.id, at))
 
 
-def _outputs_line(declared: Sequence[str], added: Sequence[str]) -> str:
-    """Return the line of m5ws.toml that adds folders to `[run] outputs`."""
-    return f"outputs = [{', '.join(json.dumps(name) for name in (*declared, *added))}]"
+def _nothing_to_restore(workspace: "Workspace", run: "Run", attempt: int) -> UsageError:
+    """Return the error of a resume without a checkpoint and without output files."""
+    hint = "`--from-scratch` restarts at the first step."
+    work = workspace.attempt_dir(run.id, attempt) / "work"
+    if not workspace.settings.run.outputs and work.is_dir():
+        hint = (
+            f"The files of attempt {attempt} are in {work}. Set outputs in [run] of m5ws.toml to those that a resume "
+            f"needs, and repeat the command. {hint}"
+        )
+    return UsageError(f"run {run.id} has neither a checkpoint nor output files to restore", hint=hint)
 
 
 def _follow(ports: "Ports", plan: "AttemptPlan", *, progress: bool, as_json: bool) -> None:
@@ -320,7 +323,7 @@ def _follow(ports: "Ports", plan: "AttemptPlan", *, progress: bool, as_json: boo
         output.print_json({"run": plan.run, "result": result})
     if any((work := plan.directory / "work").glob("*")):
         output.print_note(f"files of the script are kept in {work}")
-    _judge(result, logs)
+    _judge(result, logs, _describe_restored(ports.repo, plan, result))
     _print_provable(ports, plan.run)
 
 
@@ -329,17 +332,13 @@ def _print_provable(ports: "Ports", run: "Run") -> None:
     from m5ws.reproduce import refusals
     from m5ws.reproduce.outputs import results
 
-    candidates = results.find_candidates(ports.repo, ports.tracker, run.id)
-    if candidates is None:
+    if not results.has_none(ports.repo, ports.tracker, run.id):
         output.print_note(f"run {run.id} finished; verify it with `m5ws reproduce {run.id}`")
         return
     output.warn(f"run {run.id} finished; `m5ws reproduce` cannot verify it: {refusals.NOTHING}")
-    hint = "Set outputs in [run] of m5ws.toml to the folders that the script writes to."
+    hint = "Set outputs in [run] of m5ws.toml to the files and folders that the script writes."
     if run.spec.outputs:
         hint = f"The script wrote no file to {', '.join(run.spec.outputs)}, of [run] outputs in m5ws.toml."
-    if candidates:
-        line = _outputs_line(run.spec.outputs, candidates)
-        hint = f"This run wrote {', '.join(candidates)}. Set in [run] of m5ws.toml: {line}."
     output.warn(f"hint: {hint}")
 
 
@@ -350,7 +349,7 @@ def _describe(plan: "AttemptPlan") -> str:
         "attempt": str(plan.attempt),
         "snapshot": plan.run.snapshot,
         "starts from": plan.context.parent.name if plan.context.parent else None,
-        "restores": f"output files of attempt {plan.outputs.attempt}" if plan.outputs else None,
+        "restores": f"output files {plan.outputs.name} of attempt {plan.outputs.attempt}" if plan.outputs else None,
         "resumes from": None if plan.context.parent else plan.resume,
         "directory": request.cwd,
         "first": shlex.join(request.prepare) or None,
@@ -360,10 +359,25 @@ def _describe(plan: "AttemptPlan") -> str:
     return "\n".join([output.fields(fields), "with", *variables])
 
 
-def _judge(result: "AttemptResult", logs: Path) -> None:
+def _describe_restored(repo: "Repository", plan: "AttemptPlan", result: "AttemptResult") -> str:
+    """Return advice on the output files that an attempt had restored, if it failed before its first step."""
+    from m5ws.runs import state
+
+    if plan.outputs is None or result.outcome != "failed" or not result.delivered:
+        return ""
+    run = plan.run.id
+    if state.attempt_of(repo, run, plan.attempt).last_step:
+        return ""
+    return (
+        f"The attempt had restored the output files {plan.outputs.name} and recorded no step. "
+        f"`m5ws outputs {run} --copies` lists earlier copies, and `m5ws run --resume {run} --at TIME` restores one. "
+    )
+
+
+def _judge(result: "AttemptResult", logs: Path, restored: str) -> None:
     """Report the result of a run. Raises RunFailed, RunInterrupted, RunUnsaved, Superseded.
 
-    `logs` is the folder of its ranks' logs.
+    `logs` is the folder of its ranks' logs, `restored` advice on the output files that it had.
     """
     if not result.delivered and result.outcome not in COMPLETE:
         output.warn(
@@ -385,7 +399,7 @@ def _judge(result: "AttemptResult", logs: Path) -> None:
         )
         raise RunUnsaved(ended, hint=hint)
     if result.outcome != "finished":
-        hint = f"`m5ws logs {result.run}` prints the output of its ranks."
+        hint = f"{restored}`m5ws logs {result.run}` prints the output of its ranks."
         # Such as Hydra, which prints the exception of a script and ends with a status.
         ended_by = _EXIT_STATUS.match(result.message or "")
         rank = (ended_by[1] or "0") if ended_by else None

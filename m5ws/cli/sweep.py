@@ -175,11 +175,15 @@ class _Starter:
         return LaunchRequest(argv=(*program, *words), cwd=str(self._workspace.root), environment={}, log=log)
 
     def _selection(self, planned: "SweepRun", folder: Path) -> list[str]:
+        from m5ws.repository import checkpoints
         from m5ws.runs import sweeps
+        from m5ws.runs.outputs import restored_outputs
 
         if planned.state != sweeps.NOT_STARTED:
-            # If nothing was saved, nothing is lost by a start from the first step.
-            return ["--resume", planned.id, "--from-scratch", *["--take-over"] * self._take_over]
+            repo, run_id = self._repo, planned.id
+            saved = checkpoints.valid(repo, run_id) or restored_outputs.newest_to_restore(repo, run_id)
+            anew = [] if saved else ["--from-scratch"]
+            return ["--resume", planned.id, *anew, *["--take-over"] * self._take_over]
         run = sweeps.derive(self._repo, self._plan.sweep, self._plan.base, planned)
         words = detached.planned_arguments(folder, run)
         return [*words, f"--why={self._why}"] if self._why is not None else words

@@ -8,13 +8,12 @@ from m5ws.records.base import Count, Digest, Record, RunId
 
 
 class OutputFiles(Record, tag="outputs/1", frozen=True, kw_only=True, omit_defaults=True):
-    """Files that a script wrote, linked to their run, snapshot and attempt; they belong to no step.
+    """The output files of an attempt at one moment, linked to their run and snapshot; they belong to no step.
 
     `moment` is the end of their name: `final` at the end of the attempt, or the number of a copy made while it ran.
-    `content` has all complete files. `resume` has those that a resume gets, if they are others: earlier ones in place
-    of files that were incomplete at that moment. `modified_s` has the modification times of these files, in order of
-    their paths, in s since the epoch (0: unknown): scripts search for the newest checkpoint by them. `folders` has the
-    empty folders that a resume gets.
+    `content` has all files; behind a link, those of its target. A resume gets them with their modification times
+    `modified_ns`, in order of their paths, in ns since the epoch, with the `folders` and their times, and with the
+    `links` by path and target in place of the files behind them.
     """
 
     run: RunId
@@ -22,6 +21,6 @@ class OutputFiles(Record, tag="outputs/1", frozen=True, kw_only=True, omit_defau
     attempt: Count
     moment: Annotated[str, msgspec.Meta(pattern=r"\A([0-9]{6,}|final)\Z")]
     content: Digest
-    resume: Digest | None = None
-    modified_s: tuple[float, ...] = ()
-    folders: tuple[bytes, ...] = ()
+    modified_ns: tuple[int, ...] = ()
+    folders: tuple[tuple[bytes, int], ...] = ()
+    links: tuple[tuple[bytes, bytes], ...] = ()

@@ -21,8 +21,6 @@ from m5ws.reproduce.compare import compare_histories
 from m5ws.reproduce.verdict import judgement, reason
 from m5ws.runs import history, run, supervise
 from m5ws.runs.history import History
-from m5ws.runs.outputs import outputs, outside
-from m5ws.runs.outputs.complete_files import WITHOUT_END
 
 _NOTHING_RESUMED = (
     "the script started from the beginning: nothing was resumed. Let it save checkpoints earlier, and continue from "
@@ -34,7 +32,6 @@ _RENAME = (
     "skip one that cannot be loaded"
 )
 _HALF_WRITTEN = f"The newest checkpoint was half-written. {_RENAME}"
-_ALL_HALF_WRITTEN = f"the only checkpoint was half-written, so nothing could be resumed. {_RENAME}"
 _SAVE_EARLIER = "Let it save checkpoints earlier, or train more steps"
 _LIST_FOLDER = "Let the script save checkpoints, and list their folder in [run] outputs of m5ws.toml."
 
@@ -82,12 +79,13 @@ def choose(ports: supervise.Ports, whole: Run, count: int | None, seed: int, *, 
 
     With `in_save`, one in the middle of the training, so that a save follows.
 
-    Raises UsageError if the training is too short, wrote no output files, or wrote outside of its work directory.
+    Raises UsageError if the training is too short, or wrote no output files.
     """
     done = history.load(ports.repo, whole.id)
-    outside.refuse_overwriting(whole.id, done.notices)
     if done.outputs is None:
-        raise _without_outputs(whole, done)
+        raise UsageError(
+            f"nothing to resume from: run {whole.id} wrote no checkpoint to [run] outputs", hint=_LIST_FOLDER
+        )
     last = done.last_step
     if last < 2:
         raise UsageError(
@@ -99,21 +97,6 @@ def choose(ports: supervise.Ports, whole: Run, count: int | None, seed: int, *, 
     if count is not None:
         steps = sorted(random.Random(seed).sample(range(1, last), min(count, last - 1)))
     return [Segment(first=step, last=last) for step in steps]
-
-
-def _without_outputs(whole: Run, done: History) -> UsageError:
-    """Return the error for a script without output files."""
-    return UsageError(
-        f"nothing to resume from: run {whole.id} wrote no checkpoint to a folder of [run] outputs",
-        hint=_name_folders(whole, done) or _LIST_FOLDER,
-    )
-
-
-def _name_folders(whole: Run, done: History) -> str | None:
-    """Return advice with the folders outside of [run] outputs that a script wrote to; None if there are none."""
-    written = outputs.candidates(notice.message for notice in done.notices if notice.kind == outputs.NOT_KEPT)
-    names = ", ".join(f'"{name}"' for name in (*whole.spec.outputs, *written))
-    return f"This run wrote {', '.join(written)}. Set in [run] of m5ws.toml: outputs = [{names}]." if written else None
 
 
 def interrupt(trial: Trial, step: int, announce: Callable[[str], None]) -> Interruption:
@@ -142,18 +125,11 @@ def interrupt(trial: Trial, step: int, announce: Callable[[str], None]) -> Inter
         return Interruption(after=step, resumed=None, verdict=_not_comparable(interrupted, words))
     second = _plan(trial, interrupted)
     if second.outputs is None:
-        words = f"interrupted {trial.place(step)}: {_describe_missing(whole, original, done)}"
+        words = f"interrupted {trial.place(step)}: {_NOTHING_SAVED}. {_SAVE_EARLIER}"
         return Interruption(after=step, resumed=0, verdict=_not_comparable(interrupted, words))
     announce(f"resuming {interrupted.id}")
     result = _execute(trial, second)
     return _judge(trial, interrupted, original, result, step)
-
-
-def _describe_missing(whole: Run, original: History, done: History) -> str:
-    """Return the cause in words, and advice, for an interrupted training without stored output files."""
-    if any(each.kind == outputs.NOT_KEPT and each.message.startswith(WITHOUT_END) for each in done.notices):
-        return _ALL_HALF_WRITTEN
-    return f"{_NOTHING_SAVED}. {_name_folders(whole, original) or _SAVE_EARLIER}"
 
 
 def _plan(trial: Trial, interrupted: Run) -> run.AttemptPlan:

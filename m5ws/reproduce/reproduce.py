@@ -27,7 +27,6 @@ from m5ws.reproduce.explain import explain
 from m5ws.reproduce.outputs import results
 from m5ws.reproduce.verdict import judgement, tolerance
 from m5ws.runs import history, recovery, run, supervise
-from m5ws.runs.outputs import outside
 from m5ws.snapshot.config import overrides
 
 _log = logging.getLogger(__name__)
@@ -46,8 +45,7 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
     `env` is the reaction to an environment that could change bits. With `keep_going`, a replay continues after a
     divergence. With `recheck`, a diverged replay is repeated before the verdict. With a `tolerance`, a diverged replay
     continues and is judged by it. With `explain`, the steps around a divergence are replayed and traced. `ignore` has
-    rules of output files that are not judged, beside `ignored.DEFAULTS`. `overwrite` allows the replay of a run that
-    wrote to places outside of its work directory.
+    rules of output files that are not judged, beside `ignored.DEFAULTS`.
     """
 
     original: str
@@ -62,7 +60,6 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
     tolerance: float | None = None
     explain: bool = False
     ignore: tuple[str, ...] = ()
-    overwrite: bool = False
 
 
 Announce = Callable[[tuple[Change, ...]], None]
@@ -125,12 +122,11 @@ def execute(
 ) -> Verdict:
     """Replay, compare while the ledger grows, and stop at the first divergence. Return and publish the verdict.
 
-    A diverged replay is repeated up to the divergence before the verdict. Raises ReplayInterrupted, and UsageError if
-    the replay would overwrite files of the original.
+    A diverged replay is repeated up to the divergence before the verdict. Raises ReplayInterrupted.
     """
     home = _home(planned)
     report(progress, "reading the records of the original")
-    original = _load_original(ports, request)
+    original = history.load(ports.repo, request.original)
     planned = run.repeat_fingerprints(planned, original.states.get(0, {}))
     if (hopeless := _hopeless(ports, planned, original)) is not None:
         return publish(ports, home, hopeless)
@@ -200,14 +196,6 @@ def _replayed(
         return bool(listeners.watch and listeners.watch(rank, event)) or enough
 
     return supervise.execute(ports, planned, feed, listeners.progress), enough
-
-
-def _load_original(ports: supervise.Ports, request: ReplayRequest) -> history.History:
-    """Return the records of the run to replay. Raises UsageError if the replay would overwrite files of it."""
-    original = history.load(ports.repo, request.original)
-    if not request.overwrite:
-        outside.refuse_overwriting(request.original, original.notices)
-    return original
 
 
 def _repeats_inputs(ports: supervise.Ports, replay: Run) -> bool:

@@ -201,7 +201,7 @@ def view_run(repo: Repository, run_id: str) -> RunView:
     known = runs.recorded_facts(repo)
     verdicts = runs.verdicts(repo, run_id, known)
     chain, whole = lineage.chain(repo, run)
-    written = restored_outputs.listing(repo, run_id, state)
+    written = restored_outputs.listing(repo, run_id)
     files = {row.name for row in written}
     return RunView(
         run=run,

@@ -62,6 +62,10 @@ class RunAlive(UsageError):
     """The run is alive on this machine."""
 
 
+class Undelivered(M5Error):
+    """The data that a run left on this machine cannot be delivered."""
+
+
 @contextmanager
 def lock_run(run_dir: Path, wait_s: float = _RANKS_S, notify: Notify | None = None) -> Iterator[None]:
     """Lock a run: no other supervisor and no rank of an earlier attempt is alive. Raises RunAlive.
@@ -108,8 +112,7 @@ def is_own(repo: Repository, run: str, attempt: int, directory: Path) -> bool:
     if stored is None or bytes(stored.events[0]) != spooled[0]:
         return False
     mark = directory / _OWNER
-    # Directories of older versions have no mark.
-    return not mark.exists() or mark.read_text() == str(mark.stat().st_ino)
+    return mark.exists() and mark.read_text() == str(mark.stat().st_ino)
 
 
 def finish(repo: Repository, run: str, attempt: int, directory: Path, opener: unsaved.Opener | None = None) -> None:
@@ -218,13 +221,17 @@ def refuse_elsewhere(repo: Repository, run: str, home: Path) -> None:
 
 
 def deliver(repo: Repository, home: Path, opener: unsaved.Opener | None = None) -> None:
-    """Deliver the data that runs left on this machine. Skip runs that are alive or cannot be delivered.
+    """Deliver the data that runs left on this machine. Skip runs that are alive, and name those with an error.
 
     `opener` opens the store of a kept last checkpoint. Without it, kept results stay.
     """
     for run_dir in sorted((home / "runs").glob("*")):
-        with suppress(RunAlive):
+        try:
             _deliver(repo, run_dir, opener, wait_s=0.0)
+        except RunAlive:
+            continue
+        except Undelivered as error:
+            _log.warning("%s. %s", error, error.hint)
 
 
 def deliver_run(
@@ -233,7 +240,7 @@ def deliver_run(
     """Deliver, before a resume, the data of a run that is in this workspace, or in another one with this `work_root`.
 
     The ranks of a killed supervisor get time to end, and `notify` a line about them. Raises RunAlive if the run is
-    alive in this workspace.
+    alive in this workspace, and Undelivered.
     """
     own = home / "runs" / run
     for run_dir in {attempt.parent for attempt in work_directories.find_attempts(work_root, run) if attempt.exists()}:
@@ -254,20 +261,24 @@ def _find_host(repo: Repository, run: str, attempt: int) -> str | None:
 def _deliver(
     repo: Repository, run_dir: Path, opener: unsaved.Opener | None, wait_s: float, notify: Notify | None = None
 ) -> None:
-    """Deliver the data in a run's directory, or warn that it cannot be delivered. Raises RunAlive."""
-    attempts = sorted(run_dir.glob("[0-9][0-9][0-9][0-9]"))
-    waiting = [attempt for attempt in attempts if not (attempt / DELIVERED).exists()]
-    if not waiting and not (run_dir / VERDICT).exists():
-        return
+    """Deliver the data in a run's directory. Raises RunAlive, and Undelivered for any other error."""
     try:
+        attempts = sorted(run_dir.glob("[0-9][0-9][0-9][0-9]"))
+        waiting = [attempt for attempt in attempts if not (attempt / DELIVERED).exists()]
+        if not waiting and not (run_dir / VERDICT).exists():
+            return
         with lock_run(run_dir, wait_s, notify):
             for attempt in waiting:
                 finish(repo, run_dir.name, int(attempt.name), attempt, opener)
             _publish_verdict(repo, run_dir / VERDICT)
     except RunAlive:
         raise
-    except (M5Error, OSError) as error:
-        _log.warning("cannot deliver the remaining data of run %s: %s", run_dir.name, error)
+    except Exception as error:
+        # Any damage of this directory: no other run depends on it.
+        raise Undelivered(
+            f"the data that run {run_dir.name} left on this machine cannot be delivered: {str(error) or repr(error)}",
+            hint=f"The next command tries again. If {run_dir} is damaged, move it away: what the store lacks is lost.",
+        ) from error
 
 
 def keep_verdict(home: Path, verdict: Verdict) -> None:

@@ -11,23 +11,14 @@ from pathlib import Path
 import msgspec
 
 from m5ws.errors import M5Error
-from m5ws.records.launch import COPY_REQUEST, UNSAVED
+from m5ws.records.launch import UNSAVED
 from m5ws.records.ledger import AnyEvent, CheckpointPublished, Notice
-from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.ledger.spool import SpoolWriter
 from m5ws.repository.publishing import repeated
 from m5ws.repository.repository import Repository
 from m5ws.runs import inputs
-from m5ws.runs.outputs import (
-    complete_files,
-    copies,
-    outputs,
-    outside,
-    restored_outputs,
-    saved_outputs,
-    unrecorded,
-    unsaved,
-)
+from m5ws.runs.outputs import copies, outputs, restored_outputs, saved_outputs, unrecorded, unsaved
+from m5ws.runs.outputs.outputs import Outputs
 from m5ws.runs.run import AttemptPlan
 
 _log = logging.getLogger(__name__)
@@ -49,12 +40,8 @@ class Results:
         self._notify = notify
         self._published: set[str] = set()
         self._inputs = inputs.AttemptInputs(begun_ns=work.stat().st_ctime_ns, stamps=inputs.stamps(work))
-        minutes = plan.run.spec.checkpoint_minutes
-        request = Path(plan.context.spool_dir, COPY_REQUEST)
-        index = plan.directory / "copies"
-        self._copying = copies.OutputCopier(
-            repo, plan.run, plan.attempt, minutes, work, request, index, lambda: list(self._written().files)
-        )
+        minutes, index = plan.run.spec.checkpoint_minutes, plan.directory / "copies"
+        self._copying = copies.OutputCopier(repo, plan.run, plan.attempt, minutes, index, self._collect)
         self.unsaved: str | None = None
 
     def begin(self) -> None:
@@ -100,22 +87,17 @@ class Results:
         except (M5Error, OSError) as error:
             _log.warning("cannot list the checkpoints of run %s: %s", run, error)
 
-    def keep_outputs(self, *, has_finished: bool) -> None:
-        """Store the files in the folders of `[run] outputs`. Files that are not stored are noted in the ledger."""
+    def keep_outputs(self) -> None:
+        """Store all that the attempt left in `[run] outputs`. Files that are not stored are noted in the ledger."""
         if self.unsaved is not None:
             # Without a copy of the checkpoint, late output files do not complete the attempt.
             (self._plan.directory / UNSAVED).mkdir(exist_ok=True)
         try:
-            written = self._written()
-            for lines in written.not_kept:
-                self._notify(outputs.NOT_KEPT, lines)
-            for kind, message in outside.notices(self._repo, self._plan.run, self._work, self._inputs.begun_ns):
-                self._notify(kind, message)
-            for kind, message in outside.beside(self._plan.directory):
-                self._notify(kind, message)
-            for kind, message in [] if has_finished else complete_files.describe_cut(written.files):
-                self._notify(kind, message)
-            repeated(lambda: self._publish(list(written.files), has_finished))
+            left, declared = self._collect(), self._plan.run.spec.outputs
+            stamps = self._inputs.stamps
+            for line in outputs.describe_others(self._plan.directory, self._work, declared, stamps, left):
+                self._notify(outputs.NOT_KEPT, line)
+            repeated(lambda: self._publish(left))
         except (M5Error, OSError) as error:
             self.unsaved = f"the output files were not stored: {error}"
             self._notify(outputs.NOT_STORED, self.unsaved)
@@ -124,18 +106,15 @@ class Results:
         """Remove the unchanged inputs, which the store has."""
         inputs.remove(self._work, self._inputs.stamps)
 
-    def _written(self) -> outputs.Outputs:
+    def _collect(self) -> Outputs:
         given = self._inputs
         return outputs.collect(self._work, self._plan.run.spec.outputs, given.stamps, given.begun_ns)
 
-    def _publish(self, files: list[SourceFile], has_finished: bool) -> None:
-        if not files:
-            return
+    def _publish(self, left: Outputs) -> None:
         # Until they are stored, the attempt counts as not delivered.
         waiting = self._plan.directory / unsaved.OUTPUTS
-        saved_outputs.wait(waiting, files, unfinished=not has_finished)
-        work = None if has_finished else self._work
-        stored = saved_outputs.publish(self._repo, self._plan.run, self._plan.attempt, files, work)
+        saved_outputs.wait(waiting, left)
+        stored = saved_outputs.publish(self._repo, self._plan.run, self._plan.attempt, left)
         waiting.unlink()
         if stored is not None:
             self._spool.append(msgspec.structs.replace(stored, time_s=time.time()))

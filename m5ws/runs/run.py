@@ -165,11 +165,14 @@ def plan(
     saving: Saving | None = None,
     checkpoint_at: tuple[int, ...] | None = None,
     python: str = sys.executable,
+    *,
+    from_scratch: bool = False,
 ) -> AttemptPlan:
     """Return the next attempt of `run`: the first if it is new, else one that resumes. Writes nothing.
 
     `home` is the workspace's `.m5ws`. Processes inherit `environment`. `saving` and `checkpoint_at` are those of
-    `Context`. `python` starts the ranks. Raises NotFound if the store lacks the checkpoint of a fork.
+    `Context`. `python` starts the ranks. `from_scratch`: nothing of the run is restored. Raises NotFound
+    if the store lacks the checkpoint of a fork.
     """
     if python == sys.executable:
         _require(run.spec)
@@ -178,7 +181,7 @@ def plan(
     named_files.refuse_missing_script(repo, snapshot, run.spec.command[0], author_dir)
     attempts = ledger.attempts(repo, run.id)
     attempt = max(attempts, default=0) + 1
-    valid = checkpoints.valid(repo, run.id) if attempts else []
+    valid = checkpoints.valid(repo, run.id) if attempts and not from_scratch else []
     # gc never deletes the newest. It may be deleting earlier ones at this moment.
     resume = next((label for label in reversed(valid) if resolve.holds_state(repo, run.id, label)), None)
     directory = home / "runs" / run.id / f"{attempt:04d}"
@@ -196,7 +199,8 @@ def plan(
     if attempts and resume is None:
         context = msgspec.structs.replace(context, shared_folders=_load_shared_folders(repo, run.id))
     request = _request(context, directory, environment, tracker, python)
-    outputs = restored_outputs.newest_to_restore(repo, run.id) if attempts and resume is None else None
+    restores = attempts and resume is None and not from_scratch
+    outputs = restored_outputs.newest_to_restore(repo, run.id) if restores else None
     return AttemptPlan(
         run=run,
         attempt=attempt,

@@ -233,7 +233,7 @@ class _Attempt:
         if outcome == "finished" and self._plan.run.purpose == "train" and self._results.unsaved is None:
             killed.mark_done(self._plan.directory)
         report(self._progress, "storing output files")
-        self._results.keep_outputs(has_finished=outcome == "finished")
+        self._results.keep_outputs()
         if outcome == "finished" and self._results.unsaved is not None:
             exit_code, outcome, message = recovery.UNSAVED_STATUS, "unsaved", self._results.unsaved
         if outcome == "finished" or self._stopping:

@@ -36,7 +36,6 @@ from m5ws.training.runtime import (
     imports,
     isolation,
     missing_files,
-    output_folders,
     saves,
     script_error,
 )
@@ -56,7 +55,6 @@ def main(arguments: Sequence[str]) -> int:
     isolation.activate()
     isolation.watch(orders)
     imported_copies.prefer(orders)
-    output_folders.let_scripts_make(orders)
     spool = SpoolWriter(Path(orders.spool_dir) / f"{rank}.spool", genesis(orders.run, orders.attempt, str(rank)))
     stop = StopRequest(Path(orders.spool_dir) / "stop", world)
     repo = Repository.open(open_store(orders.store))

@@ -28,6 +28,7 @@ _WITH_RESUME = frozenset(
         "resume",
         "take_over",
         "from_scratch",
+        "at",
         "parallel",
         "env",
         "detach",
@@ -44,7 +45,8 @@ options = grouped(
     click.option(
         "--resume", type=names.Id(("run", "sweep")), metavar="RUN", help="Resume RUN from its newest checkpoint."
     ),
-    click.option("--from-scratch", is_flag=True, help="With --resume: restart at the first step if nothing was saved."),
+    click.option("--from-scratch", is_flag=True, help="With --resume: restore nothing, and restart at the first step."),
+    click.option("--at", metavar="TIME", help="With --resume: restore the output files of this earlier moment."),
     click.option("--take-over", is_flag=True, help="With --resume: stop an attempt that may be alive elsewhere."),
     click.option(
         "--from",
@@ -72,6 +74,7 @@ class RunArguments(TypedDict):
     resume: str | None
     take_over: bool
     from_scratch: bool
+    at: str | None
     from_: str | None
     restart: tuple[Literal["data", "schedule", "generators"], ...]
     why: str | None
@@ -189,9 +192,11 @@ def refuse_useless(context: click.Context) -> None:
         raise UsageError("--env rebuild requires --resume")
     if "parallel" in given and not given & {"sweep", "resume"}:
         raise UsageError("--parallel requires --sweep, or --resume with a sweep")
+    if given >= {"at", "from_scratch"}:
+        raise UsageError("--at cannot be combined with --from-scratch, which restores nothing")
     if given >= {"sweep", "detach"}:
         raise UsageError("--sweep cannot be combined with --detach")
-    for name, required in (("take_over", "resume"), ("from_scratch", "resume"), ("restart", "from_")):
+    for name, required in (("take_over", "resume"), ("from_scratch", "resume"), ("at", "resume"), ("restart", "from_")):
         if name in given and required not in given:
             raise UsageError(f"{_labels(context, [name])} requires {_labels(context, [required])}")
     if {"from_", "message"} <= given:

@@ -30,8 +30,6 @@ def iter_links(objects: Objects, digest: Digest, record: object) -> Iterator[Nam
         yield from packings.slices(record, digest)
     elif isinstance(record, Checkpoint | OutputFiles):
         yield record.content, Content
-        if isinstance(record, OutputFiles) and record.resume is not None:
-            yield record.resume, Content
     elif isinstance(record, Content):
         yield from _of_content(record)
 

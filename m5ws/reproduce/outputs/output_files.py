@@ -30,7 +30,7 @@ from m5ws.reproduce.outputs import (
     text_files,
 )
 from m5ws.reproduce.outputs.surroundings import Surroundings
-from m5ws.runs.outputs import checkpoint_formats, outputs
+from m5ws.runs.outputs import outputs
 
 _UNKNOWN_BYTES = 2**26
 _PICKLE, _ARRAY = b"\x80", b"\x93NUMPY"
@@ -375,7 +375,7 @@ def _may_begin_weights(repo: Repository, entry: Entry) -> bool:
     begin = bytes(repo.objects.read(entry.parts[0]))[:_BEGIN_BYTES]
     if begin.startswith(_ARRAY):
         return tensor_files.is_float_array(begin)
-    return begin.startswith(_PICKLE) or checkpoint_formats.is_checkpoint(begin[: checkpoint_formats.BEGIN_BYTES])
+    return begin.startswith((_PICKLE, b"PK\x03\x04", tensor_files.LEGACY)) or begin[8:9] == b"{"
 
 
 def _parts(repo: Repository, name: str, entry: Entry) -> tensor_files.FileParts:

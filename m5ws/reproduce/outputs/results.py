@@ -14,7 +14,7 @@ from m5ws.reproduce.outputs import output_files, surroundings
 from m5ws.reproduce.outputs.output_files import OutputReport
 from m5ws.runs import history
 from m5ws.runs.history import History
-from m5ws.runs.outputs import outputs, outside
+from m5ws.runs.outputs import outputs
 from m5ws.tracking.interface import Tracker
 
 _log = logging.getLogger(__name__)
@@ -86,18 +86,13 @@ def files(repo: Repository, comparison: Comparison, runs: tuple[str, str], ignor
     return msgspec.structs.replace(report, not_compared=(*report.not_compared, *lines))
 
 
-def find_candidates(repo: Repository, tracker: Tracker | None, run: str) -> list[str] | None:
-    """Return the folders and files that a run without results wrote; None if it has results, or they are unknown."""
+def has_none(repo: Repository, tracker: Tracker | None, run: str) -> bool:
+    """Return True if a run is known to have no results."""
     try:
-        if checkpoints.valid(repo, run):
-            return None
-        done = history.load(repo, run)
-        if not is_nothing(done, tracker, run):
-            return None
+        return not checkpoints.valid(repo, run) and is_nothing(history.load(repo, run), tracker, run)
     except (M5Error, OSError) as error:
         _log.warning("the results of run %s could not be read: %s", run, error)
-        return None
-    return outputs.candidates(notice.message for notice in done.notices if notice.kind == outputs.NOT_KEPT)
+        return False
 
 
 def is_nothing(done: History, tracker: Tracker | None, run: str) -> bool:
@@ -107,7 +102,7 @@ def is_nothing(done: History, tracker: Tracker | None, run: str) -> bool:
 
 def not_kept(side: str, done: History) -> list[str]:
     """Return lines on files that the run `side` wrote and that were not stored."""
-    kinds = (outputs.NOT_KEPT, outputs.NOT_STORED, outside.OUTSIDE)
+    kinds = (outputs.NOT_KEPT, outputs.NOT_STORED)
     return [f"output files of {side}: {notice.message}" for notice in done.notices if notice.kind in kinds]
 
 

@@ -200,12 +200,10 @@ def _left_before(repo: Repository, run: str, last: int) -> Iterator[tuple[str, s
             _, record = outputs.find(repo, run, label)
         except NotFound:
             continue  # Retired by a gc since the listing.
-        # A file that a resume put back may be in no other copy that is left. Records of older builds have no `resume`.
-        for digest in filter(None, {record.content, getattr(record, "resume", None)}):
-            content = repo.objects.get_record(digest, Content)
-            tree = trees.located(repo.objects, repo.locations, content.tree, content.packing) if content.tree else None
-            for entry in tree.entries if tree is not None else ():
-                yield entry.name, entry.digest
+        content = repo.objects.get_record(record.content, Content)
+        tree = trees.located(repo.objects, repo.locations, content.tree, content.packing) if content.tree else None
+        for entry in tree.entries if tree is not None else ():
+            yield entry.name, entry.digest
 
 
 def _takes_first_step(repo: Repository, run: str, attempt: int) -> bool:

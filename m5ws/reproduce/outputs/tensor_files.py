@@ -21,7 +21,6 @@ import msgspec
 
 from m5ws.reproduce.outputs.inert_pickles import Inert, Storage, flat, load
 from m5ws.reproduce.outputs.named_values import exact_text, unique
-from m5ws.runs.outputs.checkpoint_formats import LEGACY
 
 PICKLES = (".pkl", ".pickle", "/.metadata")
 """Bare pickles or PyTorch's zip files. torch.distributed.checkpoint writes the last one beside its shards."""
@@ -43,6 +42,8 @@ UNREADABLE = (
 )
 """Errors raised here for a damaged file or another format. Such a file is compared as bytes."""
 
+LEGACY = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)
+"""The first bytes of a file in PyTorch's format before version 1.6."""
 _WINDOW_BYTES = 2**20
 _PICKLE_BYTES = 2**28
 _ITEM_BYTES = {

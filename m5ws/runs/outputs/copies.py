@@ -1,29 +1,41 @@
-"""Copies of the output files of a script without a session, made while it runs."""
+"""Copies of the output files of a script without a session, made while it runs.
+
+Each copy is of one moment: no file changed while the changed files were read. Large files are uploaded before that.
+"""
 
 import math
+import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from m5ws.errors import M5Error
+from m5ws.filesystem import stamp
 from m5ws.records.run import Run
-from m5ws.repository import outputs
-from m5ws.repository.files.index import Index
+from m5ws.repository import outputs as stored_outputs
+from m5ws.repository.files.index import Index, is_settled
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.files.writer import FileChanged
 from m5ws.repository.repository import Repository
-from m5ws.runs.outputs import saved_outputs
+from m5ws.runs.outputs import outputs, saved_outputs
+from m5ws.runs.outputs.outputs import Outputs
 
-_TRIES = 3
+if TYPE_CHECKING:
+    from m5ws.records.outputs import OutputFiles
+
 _FIRST_WAIT_S, _LAST_WAIT_S = 1.0, 60.0
 """The time between failed copies doubles from the one to the other."""
 
 
 class OutputCopier:
-    """Copies output files of the directory `work` to the store, if they changed.
+    """Copies the output files that `collect` returns to the store every `minutes`, if they changed.
 
-    It does so every `minutes`, if given, and when a rank has made the file `request`. It keeps an index in the file
-    `index`, so that each file is read once.
+    It keeps an index in the file `index`, so that each file is uploaded once.
     """
 
     def __init__(
@@ -32,54 +44,59 @@ class OutputCopier:
         run: Run,
         attempt: int,
         minutes: float | None,
-        work: Path,
-        request: Path,
         index: Path,
-        files: Callable[[], list[SourceFile]],
+        collect: Callable[[], Outputs],
     ) -> None:
-        self._repo, self._run, self._attempt, self._work, self._files = repo, run, attempt, work, files
-        self._request, self._index = request, index
-        self._interval_s = 60 * minutes if minutes is not None else math.inf
-        self._copied_s = time.monotonic()
-        self._content: str | None = None
+        self._repo, self._run, self._attempt, self._index, self._collect = repo, run, attempt, index, collect
+        self._interval_s = 60 * minutes if minutes is not None and run.purpose == "train" else math.inf
+        self._due_s = time.monotonic() + self._interval_s
+        self._next_s, self._wait_s = self._due_s, 0.0
+        self._newest: OutputFiles | None = None
         self._number = 0
-        self._wait_s = 0.0
-        self._is_requested = False
 
     def copy(self) -> str | None:
-        """Copy the files if it is time, or requested. Return the error, or None."""
-        waited_s = time.monotonic() - self._copied_s
-        self._is_requested = self._is_requested or self._request.exists()
-        is_time = waited_s >= self._interval_s or (self._is_requested and waited_s >= self._wait_s)
-        if self._run.purpose != "train" or not is_time:
+        """Copy the files if it is time. Return the error if no copy could be made for an interval, or None."""
+        now_s, problem = time.monotonic(), None
+        if now_s < self._next_s:
             return None
         try:
-            # Before the files are listed, so that a request for a later one stays.
-            self._request.unlink(missing_ok=True)
             self._store()
-            self._wait_s, self._is_requested = 0.0, False
+            self._due_s, self._wait_s = time.monotonic() + self._interval_s, 0.0
+            self._next_s = self._due_s
         except (M5Error, OSError) as error:
             self._wait_s = min(max(_FIRST_WAIT_S, 2 * self._wait_s), _LAST_WAIT_S)
-            return str(error)
-        finally:
-            self._copied_s = time.monotonic()
-        return None
+            self._next_s = time.monotonic() + min(self._wait_s, self._interval_s)
+            if now_s - self._due_s >= self._interval_s:
+                problem, self._due_s = str(error), now_s
+        return problem
 
     def _store(self) -> None:
-        """Store the files, listed again if the script removed or wrote one of them meanwhile."""
-        name = outputs.name(self._attempt, f"{self._number:06d}")
-        for left in reversed(range(_TRIES)):
-            # Also a try that fails leaves the index, so that the next one reads only the rest.
-            with Index(self._index) as index:
-                try:
-                    copy = saved_outputs.record(self._repo, self._run, name, self._files(), self._work, index)
-                    break
-                except (FileChanged, FileNotFoundError) as error:
-                    failure = error
-            if not left:
-                raise failure
-        if copy is not None and copy.content != self._content:
-            # If the store's answer was lost, this copy may have its name already. The next one needs another.
-            self._number += 1
-            outputs.publish(self._repo, copy)
-            self._content = copy.content
+        """Store a copy. Raises FileChanged, and OSError for a removed file; then the next try reads only the rest."""
+        name = stored_outputs.name(self._attempt, f"{self._number:06d}")
+        with Index(self._index) as index:
+            # Not yet of one moment.
+            saved_outputs.content(self._repo, self._run, self._collect().files, index)
+        with tempfile.TemporaryDirectory(prefix="copy-", dir=self._index.parent) as folder, Index(self._index) as index:
+            moment = self._hold(Path(folder), index)
+            copy = saved_outputs.record(self._repo, self._run, name, moment, index)
+        if copy is None or (self._newest and msgspec.structs.replace(self._newest, moment=copy.moment) == copy):
+            return
+        # If the store's answer was lost, this copy may have its name already. The next one needs another.
+        self._number += 1
+        stored_outputs.publish(self._repo, copy)
+        self._newest = copy
+
+    def _hold(self, folder: Path, index: Index) -> Outputs:
+        """Return the outputs at this moment. Files that are not in the index are copied to `folder`."""
+        began_ns, before = time.time_ns(), self._collect()
+        files = list(before.files)
+        for number, file in enumerate(before.files):
+            location, seen = os.fsencode(file.location), stamp(outputs.status(file))
+            if index.file(location, seen) is None and index.chunks(location, seen) is None:
+                copy = shutil.copy2(file.location, folder / str(number))
+                files[number] = SourceFile(path=file.path, location=copy)
+        after, stamps = self._collect(), before.stamps()
+        is_settled_before = all(is_settled(seen, began_ns) for seen in stamps.values())
+        if not is_settled_before or after.stamps() != stamps or after.links != before.links:
+            raise FileChanged("files were written while they were copied")
+        return msgspec.structs.replace(before, files=tuple(files))

@@ -1,7 +1,6 @@
 """Output files of an attempt that was killed together with its supervisor. They are still in its work directory.
 
-A later process, which holds the run's lock, stores them as the supervisor would have done. A kill can come in the
-middle of a write. So checkpoint files without their end are left out (`saved_outputs`), unless the ranks ended well.
+A later process, which holds the run's lock, stores them as the supervisor would have done: as the kill left them.
 """
 
 import logging
@@ -14,12 +13,12 @@ from m5ws.records.ledger import Notice
 from m5ws.records.run import Run
 from m5ws.repository import outputs as stored_outputs
 from m5ws.repository import runs
-from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.ledger import ledger
 from m5ws.repository.publishing import repeated
 from m5ws.repository.repository import Repository
 from m5ws.runs import inputs
-from m5ws.runs.outputs import complete_files, outputs, outside, saved_outputs, unsaved
+from m5ws.runs.outputs import outputs, saved_outputs, unsaved
+from m5ws.runs.outputs.outputs import Outputs
 
 _DONE = "ranks-done"
 """Name of a file in an attempt's directory. The file exists if all ranks have ended well, with all checkpoints stored.
@@ -53,28 +52,23 @@ def store(repo: Repository, run: str, attempt: int, directory: Path) -> list[Not
         return []
     notices = [(inputs.MODIFIED, inputs.describe_modified(path)) for path in inputs.modified(work, given.stamps)]
     try:
-        written = outputs.collect(work, record.spec.outputs, given.stamps, given.begun_ns)
-        notices += [(outputs.NOT_KEPT, lines) for lines in written.not_kept]
-        notices += outside.notices(repo, record, work, given.begun_ns) + outside.beside(directory)
-        notices += _store(repo, record, attempt, directory, work, list(written.files))
+        left = outputs.collect(work, record.spec.outputs, given.stamps, given.begun_ns)
+        others = outputs.describe_others(directory, work, record.spec.outputs, given.stamps, left)
+        notices += [(outputs.NOT_KEPT, line) for line in others]
+        _store(repo, record, attempt, directory, left)
     except (M5Error, OSError, ValueError) as error:
         notices.append((outputs.NOT_STORED, f"the output files were not stored: {error}"))
     return [Notice(time_s=time.time(), kind=kind, message=message) for kind, message in notices]
 
 
-def _store(
-    repo: Repository, run: Run, attempt: int, directory: Path, work: Path, files: list[SourceFile]
-) -> list[tuple[str, str]]:
-    """Publish complete files as the final ones of an attempt, unless it has some. Return notices."""
+def _store(repo: Repository, run: Run, attempt: int, directory: Path, left: Outputs) -> None:
+    """Publish files as the final ones of an attempt, unless it has some."""
     if stored_outputs.name(attempt) in stored_outputs.names(repo, run.id):
         # The supervisor, or an earlier recovery, was killed after the publication.
-        return []
-    is_done_well = is_done(repo, run.id, attempt, directory)
-    notices = [] if is_done_well else complete_files.describe_cut(files)
-    if files:
+        return
+    if left.files:
         _log.warning("run %s was killed: storing the output files of attempt %d", run.id, attempt)
-        waiting = directory / unsaved.OUTPUTS
-        saved_outputs.wait(waiting, files, unfinished=not is_done_well)
-        repeated(lambda: saved_outputs.publish(repo, run, attempt, files, None if is_done_well else work))
-        waiting.unlink()
-    return notices
+    waiting = directory / unsaved.OUTPUTS
+    saved_outputs.wait(waiting, left)
+    repeated(lambda: saved_outputs.publish(repo, run, attempt, left))
+    waiting.unlink()

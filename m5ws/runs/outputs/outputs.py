@@ -1,20 +1,20 @@
-"""The results of an attempt: the files that it wrote in the folders of `[run] outputs`.
+"""The output files of an attempt: all that it left in the files and folders of `[run] outputs`.
 
-Unchanged files of the snapshot are inputs, in any folder. Links are followed; the result is the content behind them.
-All other files of the attempt are listed and not kept.
+Nothing is left out by its size, name or format. Unchanged files of the snapshot are inputs, in any folder. All other
+files of the attempt are listed and not kept.
 """
 
 import os
-import re
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
-from m5ws.filesystem import Stamp
+from m5ws.filesystem import Stamp, stamp
 from m5ws.repository.files.interface import SourceFile
-from m5ws.runs import inputs
+from m5ws.runs import inputs, work_directories
 
 NOT_KEPT = "outputs-not-kept"
 NOT_STORED = "outputs-not-stored"
@@ -22,79 +22,83 @@ NOT_STORED = "outputs-not-stored"
 RESTORED = "outputs-restored"
 """Kind of notice: output files of an earlier attempt were restored."""
 _NEVER = {".git", ".m5ws"}
-_CACHE = "__pycache__"
 _LISTED = 20
 _FEW = 3
 """Number of files in a folder that are listed by name."""
-_BESIDE = "written outside [run] outputs: "
-_FOLDED = re.compile(r" \([\d,]+ files, [\d,.]+ MB\)")
 
 
 class Outputs(msgspec.Struct, frozen=True, kw_only=True):
-    """The `files` to keep, and the other files of the attempt, in words."""
+    """The output files of an attempt at one moment, by their paths in the work directory.
+
+    `files` has the content to store; behind a link, that of its target. A resume gets the `links` in their place, with
+    their targets, and the `folders`, with modification times in nanoseconds. `not_kept` lists other files, in words.
+    """
 
     files: tuple[SourceFile, ...]
-    not_kept: tuple[str, ...]
+    folders: tuple[tuple[bytes, int], ...] = ()
+    links: tuple[tuple[bytes, bytes], ...] = ()
+    not_kept: tuple[str, ...] = ()
+
+    def stamps(self) -> dict[bytes, Stamp]:
+        """Return the stamps of the files. Equal stamps mean equal files, if they are settled."""
+        return {file.path: stamp(status(file)) for file in self.files}
+
+
+def status(file: SourceFile) -> os.stat_result:
+    """Return the status of a collected file at the moment of its collection. Raises OSError."""
+    return file.found or os.stat(file.location)
 
 
 def collect(work: Path, outputs: Sequence[str], given: dict[Path, Stamp], begun_ns: int) -> Outputs:
-    """Return the outputs in `work` of an attempt with the inputs `given` and the start at `begun_ns`.
+    """Return the outputs in `work` of an attempt with the inputs `given` and the start at `begun_ns`. Raises OSError.
 
     A file outside `work` behind a link is a result if it changed after the start.
     """
     root = work.resolve()
     untouched = {root / path.relative_to(work) for path in inputs.untouched(work, given)}
-    files: dict[bytes, SourceFile] = {}
-    faults: dict[str, None] = {}
+    files, folders, links = dict[bytes, SourceFile](), dict[bytes, int](), dict[Path, bytes]()
+    faults = dict[str, None]()
     for output in outputs:
-        for path in _files(root / output):
+        for path, is_linked in _walk(root / output):
             inside = path.relative_to(root)
-            fault = _fault(root, path, untouched, begun_ns)
-            if fault:
-                faults[f"{_shown(inside)}: {fault}"] = None
-            elif fault is None:
-                name = os.fsencode(inside)
-                files[name] = SourceFile(path=name, location=os.path.realpath(path))
-    declared = tuple(Path(output) for output in outputs)
-    beside = [
-        path
-        for path in _files(root, follow=False)
-        if path not in untouched and not any(path.relative_to(root).is_relative_to(folder) for folder in declared)
-    ]
-    not_kept = [listed(list(faults))] if faults else []
-    if beside:
-        not_kept.append(f"{_BESIDE}{listed(_fold(root, beside))}")
-    return Outputs(files=tuple(files.values()), not_kept=tuple(not_kept))
+            name = os.fsencode(inside)
+            if _NEVER.intersection(inside.parts):
+                faults[f"{_shown(inside)}: not kept, because of its name"] = None
+                continue
+            if path.is_symlink() and not is_linked:
+                links[path] = os.fsencode(os.readlink(path))
+            if path.is_dir():
+                if not (is_linked or path.is_symlink() or path == root):
+                    folders[name] = path.stat().st_mtime_ns
+                continue
+            file, fault = _file(root, path, untouched, begun_ns)
+            files |= {name: file} if file is not None else {}
+            faults |= {f"{_shown(inside)}: {fault}": None} if fault else {}
+    return Outputs(
+        files=tuple(files.values()),
+        folders=tuple(folders.items()),
+        links=tuple(_own_links(root, outputs, links, files)),
+        not_kept=(listed(list(faults)),) if faults else (),
+    )
 
 
-def candidates(messages: Iterable[str]) -> list[str]:
-    """Return the folders and files that [run] outputs lacks, from messages of the kind NOT_KEPT."""
-    texts = [_FOLDED.sub("", text.removeprefix(_BESIDE)) for text in messages if text.startswith(_BESIDE)]
-    written = [name for text in texts for name in text.split(", ")]
-    return list(dict.fromkeys(name.partition("/")[0] for name in written[:_LISTED]))
+def collect_left(directory: Path, outputs: Sequence[str]) -> Outputs | None:
+    """Return the outputs that an ended attempt left in its `directory`; None if it was not launched there.
+
+    Raises OSError.
+    """
+    work = Path(os.path.realpath(directory / "work"))
+    given = inputs.load(directory, work) if work.is_dir() else None
+    return collect(work, outputs, given.stamps, given.begun_ns) if given is not None else None
 
 
-def _fold(root: Path, paths: Iterable[Path]) -> list[str]:
-    """Return the names of files, and one line for each folder of `root` that has many of them."""
-    by_folder: dict[str, list[Path]] = {}
-    for path in sorted(paths):
-        by_folder.setdefault(_shown(Path(path.relative_to(root).parts[0])), []).append(path)
-    lines = []
-    for folder, files in by_folder.items():
-        if len(files) > _FEW:
-            size_bytes = sum(map(_size_bytes, files))
-            lines.append(f"{folder}/ ({len(files):,} files, {size_bytes / 1e6:,.1f} MB)")
-        else:
-            lines += [_shown(path.relative_to(root)) for path in files]
-    return lines
-
-
-def _size_bytes(path: Path) -> int:
-    """Return the size of a file; 0 if the running script has removed it."""
-    try:
-        return path.lstat().st_size
-    except OSError:
-        return 0
+def describe_others(
+    directory: Path, work: Path, declared: Sequence[str], given: dict[Path, Stamp], outputs: Outputs
+) -> list[str]:
+    """Return lines on the files that an attempt with this `directory` wrote and that are not kept."""
+    beside = [f"../{_shown(Path(entry.name))}" for entry in work_directories.beside(directory)]
+    names = [*_others(work, declared, inputs.untouched(work, given)), *beside]
+    return [*outputs.not_kept, *([f"written outside [run] outputs: {listed(names)}"] if names else [])]
 
 
 def listed(names: Sequence[str], separator: str = ", ", most: int = _LISTED) -> str:
@@ -108,41 +112,64 @@ def shown(path: bytes) -> str:
     return path.decode("utf-8", "backslashreplace")
 
 
-def _fault(root: Path, path: Path, untouched: set[Path], begun_ns: int) -> str | None:
-    """Return the reason not to keep a path: empty for an unchanged input, None for a result."""
-    if _NEVER.intersection(path.relative_to(root).parts):
-        return "not kept, because of its name"
-    real = Path(os.path.realpath(path))
-    if real in untouched:
-        return "" if path in untouched else "a link to an input"
-    try:
-        status = real.stat()
-    except OSError:
-        return "" if path in untouched else "a broken link"
-    if stat.S_ISDIR(status.st_mode):
-        return "a link to a folder around it"
-    if not stat.S_ISREG(status.st_mode):
-        return "neither a file nor a folder"
-    if not real.is_relative_to(root) and status.st_ctime_ns < begun_ns:
-        return "a link to a file from before the run"
-    return None
+def folders_of(path: bytes) -> list[bytes]:
+    """Return the folders around a path, outermost first."""
+    parts = path.split(b"/")
+    return [b"/".join(parts[:count]) for count in range(1, len(parts))]
 
 
-def _files(top: Path, *, follow: bool = True, above: frozenset[str] = frozenset()) -> Iterator[Path]:
-    """Yield all paths below `top` that are not folders, or `top` itself. With `follow`, links to folders are walked."""
+def _walk(top: Path, above: frozenset[str] = frozenset(), *, is_linked: bool = False) -> Iterator[tuple[Path, bool]]:
+    """Yield all paths from `top` down, and whether each is behind a link. Links to folders are followed once."""
     real = os.path.realpath(top)
-    if not top.is_dir() or real in above or (top.is_symlink() and not follow):
-        if os.path.lexists(top):
-            yield top
-        return
-    try:
-        names = sorted(os.listdir(top))
-    except OSError:
-        yield top
-        return
+    if os.path.lexists(top):
+        yield top, is_linked
+    if top.is_dir() and real not in above and top.name not in _NEVER:
+        for name in sorted(os.listdir(top)):
+            yield from _walk(top / name, above | {real}, is_linked=is_linked or top.is_symlink())
+
+
+def _file(root: Path, path: Path, untouched: set[Path], begun_ns: int) -> tuple[SourceFile | None, str]:
+    """Return the result at a path, if it is one, and the reason not to keep it, which is empty for inputs."""
+    real = Path(os.path.realpath(path))
+    if real in untouched or (path.is_symlink() and not real.exists()):
+        return None, ""
+    found = real.stat()
+    if not stat.S_ISREG(found.st_mode):
+        return None, "neither a file nor a folder"
+    if not real.is_relative_to(root) and found.st_ctime_ns < begun_ns:
+        return None, "a link to a file from before the run"
+    return SourceFile(path=os.fsencode(path.relative_to(root)), location=str(real), found=found), ""
+
+
+def _own_links(
+    root: Path, outputs: Sequence[str], links: dict[Path, bytes], files: dict[bytes, SourceFile]
+) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the links that a resume gets as links: into the outputs, or to no stored file.
+
+    In place of any other link, a resume gets the files behind it.
+    """
+    filled = {place for name in files for place in (*folders_of(name), name)}
+    for path, target in links.items():
+        name = os.fsencode(path.relative_to(root))
+        if name not in filled or any(Path(os.path.realpath(path)).is_relative_to(root / top) for top in outputs):
+            yield name, target
+
+
+def _others(work: Path, declared: Sequence[str], untouched: set[Path]) -> list[str]:
+    """Return the files of an attempt outside its outputs by name, and one line for each folder that has many."""
+    tops = [work / output for output in declared]
+    names, counts = list[Path](), Counter[str]()
+    for folder, folders, files in os.walk(work):
+        folders[:] = sorted(name for name in folders if name not in _NEVER and Path(folder, name) not in tops)
+        links = (name for name in folders if os.path.islink(os.path.join(folder, name)))
+        paths = (Path(folder, name) for name in sorted((*files, *links)))
+        names += [path.relative_to(work) for path in paths if path not in untouched and path not in tops]
+    counts.update(name.parts[0] for name in names)
+    lines = dict[str, None]()
     for name in names:
-        if name != _CACHE and (follow or name not in _NEVER):
-            yield from _files(top / name, follow=follow, above=above | {real})
+        many = counts[name.parts[0]] > _FEW
+        lines[f"{_shown(Path(name.parts[0]))}/ ({counts[name.parts[0]]:,} files)" if many else _shown(name)] = None
+    return sorted(lines)
 
 
 def _shown(path: Path) -> str:

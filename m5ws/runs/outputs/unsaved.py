@@ -45,7 +45,7 @@ def publish(repo: Repository, run: str, attempt: int, directory: Path, opener: O
         complete = _publish_checkpoints(repo, run, directory / UNSAVED, opener)
     if (directory / OUTPUTS).exists():
         written = runs.load(repo, run)
-        files = saved_outputs.publish_waiting(repo, written, attempt, directory / OUTPUTS, directory / "work")
+        files = saved_outputs.publish_waiting(repo, written, attempt, directory, directory / OUTPUTS)
         complete = complete and files
     return complete
 
