@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from m5ws.records.verdict import Change, Divergence, is_state
+from m5ws.records.verdict import Change, Divergence, is_result, is_state
 
 Kind = Literal["learning rate", "batch", "initial state", "generator", "arithmetic", "result"]
 Traces = Literal["computation", "data", "draws", "update", "lone tensor", "record", "threads", "resume", "store"]
@@ -147,7 +147,7 @@ _LEAVE: dict[Traces, Rules] = {
 def kind(first: Divergence) -> Kind:
     """Return the kind of the quantity that differed first."""
     name = first.quantity.lower()
-    if name.startswith(("metric ", "file ")):
+    if is_result(first.quantity):
         return "result"
     if first.step == 0:
         return "initial state"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from m5ws.records.ledger import INEXACT_RESUME, RESUME_LIMIT
-from m5ws.records.verdict import FINAL, Divergence, is_state
+from m5ws.records.verdict import FINAL, Divergence, is_result, is_state
 from m5ws.reproduce.compare import Comparison, Difference
 from m5ws.reproduce.verdict import difference_kinds
 from m5ws.reproduce.verdict.difference_kinds import Kind, Traces
@@ -58,7 +58,7 @@ def find_hint(comparison: Comparison, first: Divergence, begin: int) -> Hint | N
     """
     if not comparison.original.by_steps or first.step == 0:
         return None
-    if first.quantity.startswith(("file ", "metric ")):
+    if is_result(first.quantity):
         # All steps and states are equal, so they show no pattern, and the first step that differs is unknown.
         return _noticed(comparison, first, begin)
     differences = comparison.at_first()

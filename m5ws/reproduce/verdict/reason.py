@@ -7,7 +7,7 @@ recorded input differs, the cause is unknown.
 from collections.abc import Sequence
 
 from m5ws.environment.drift import title
-from m5ws.records.verdict import Change, Divergence, is_state
+from m5ws.records.verdict import Change, Divergence, is_result, is_state
 from m5ws.reproduce.verdict.difference_kinds import Kind, kind, rank_changes
 from m5ws.reproduce.verdict.hints import MARK, Hint
 
@@ -81,12 +81,6 @@ def is_hint(text: str | None) -> bool:
 
 def likely_cause(first: Divergence) -> str:
     """Return the likely cause of a first difference that no recorded change explains."""
-    if _is_compared_as_bytes(first):
-        path = first.quantity.removeprefix("file ")
-        return (
-            "unknown, because the file was compared as bytes: a result differs, or a time or an order in it alone. "
-            f'If the file is no result: [run] ignore = ["{path}"]'
-        )
     causes = {
         "learning rate": "a schedule that depends on time or on state that was not restored",
         "batch": "a loader without a seeded order, or one that reads data outside the snapshot",
@@ -98,11 +92,6 @@ def likely_cause(first: Divergence) -> str:
     return causes[kind(first)]
 
 
-def _is_compared_as_bytes(first: Divergence) -> bool:
-    is_whole = first.quantity.startswith("file ") and ":" not in first.quantity
-    return is_whole and first.original is not None and first.replayed is not None
-
-
 def place_of(first: Divergence) -> str:
     """Return the place of a first difference in words."""
     if is_state(first.quantity):
@@ -110,7 +99,7 @@ def place_of(first: Divergence) -> str:
             f" (equal after step {first.equal_after}, not recorded in between)" if first.equal_after is not None else ""
         )
         return f"{first.quantity} {f'after step {first.step}' if first.step else 'before the first step'}{gap}"
-    if first.quantity.startswith("file "):
+    if is_result(first.quantity):
         return first.quantity
     return f"{first.quantity} at step {first.step} on rank {first.rank}"
 

@@ -6,7 +6,7 @@ It covers recorded values alone. Two runs within the tolerance are *consistent*,
 
 import msgspec
 
-from m5ws.records.verdict import Verdict
+from m5ws.records.verdict import Verdict, is_result
 from m5ws.reproduce import gaps
 from m5ws.reproduce.compare import Comparison
 
@@ -18,7 +18,9 @@ def judge_tolerance(verdict: Verdict, comparison: Comparison, tolerance: float) 
     """
     if verdict.outcome != "diverged":
         return verdict
-    if why := _other_run(comparison):
+    assert verdict.first is not None
+    why = "delivered results are compared exactly" if is_result(verdict.first.quantity) else _other_run(comparison)
+    if why is not None:
         return msgspec.structs.replace(verdict, reason=f"{verdict.reason}. The tolerance does not apply: {why}")
     furthest = comparison.distances.largest
     if not furthest.values:
