@@ -149,13 +149,6 @@ def test_a_file_that_came_or_went() -> None:
     assert "code train.py was removed is" in (reason(at("loss"), (removed,)) or "")
 
 
-def test_a_file_that_was_compared_as_bytes_has_no_guessed_cause() -> None:
-    whole, value = at("file out/w.h5", step=5), at("file out/w.json:loss", step=5)
-    missing = msgspec.structs.replace(whole, replayed=None)
-    assert "as bytes" in (reason(whole, ()) or "") and '[run] ignore = ["out/w.h5"]' in (reason(whole, ()) or "")
-    assert all("without a seed" in (reason(first, ()) or "") for first in (value, missing))
-
-
 def test_a_long_list_is_cut_and_counted() -> None:
     many = tuple(rate("code", f"f{number}.py", "a", "b") for number in range(12))
     assert "(8) code f7.py was changed; and 4 more. The first" in (reason(at("loss"), many) or "")

@@ -5,9 +5,13 @@ import datetime as dt
 import io
 import os
 import pickle
+import re
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,6 +34,13 @@ def _saved(value: object) -> io.BytesIO:
     return file
 
 
+def _saved_before_1_6(value: object) -> io.BytesIO:
+    file = io.BytesIO()
+    torch.save(value, file, _use_new_zipfile_serialization=False)
+    file.seek(0)
+    return file
+
+
 def test_a_pickle_that_calls_a_function_is_read_and_not_run(tmp_path: Path) -> None:
     file = _saved({"w": torch.ones(3), "trap": _Hostile(tmp_path / "made")})
     parts = tensor_files.read(file)
@@ -37,11 +48,67 @@ def test_a_pickle_that_calls_a_function_is_read_and_not_run(tmp_path: Path) -> N
     assert list(parts.tensors) == ["w"] and any("mkdir" in text for text in parts.values.values())
 
 
-@pytest.mark.parametrize("data", [b"", b"PK", b"\x80\x02r\xff\xff\xff\x7f.", pickle.dumps([1.0])])
-def test_what_is_no_such_file_is_unreadable(data: bytes) -> None:
-    for suffix in (".pt", ".npz", ".safetensors"):
+@pytest.mark.parametrize("data", [b"", b"PK", b"\x80\x02r\xff\xff\xff\x7f.", b"PK\x03\x04", b"\x93NUMPY", b"text"])
+def test_a_file_of_another_format_is_unreadable(data: bytes) -> None:
+    with pytest.raises(tensor_files.UNREADABLE):
+        tensor_files.read(io.BytesIO(data))
+
+
+def _array(value: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, value)
+    return file.getvalue()
+
+
+def _arrays(save: Callable[..., None]) -> bytes:
+    file = io.BytesIO()
+    save(file, w=np.arange(900.0), step=np.int64(3), names=np.array(["a", "bc"]))
+    return file.getvalue()
+
+
+_RECORD = np.zeros(3, dtype=[("a", "<f4"), ("b", "<i8", (2,))])
+_FILES = {
+    "npy": _array(np.arange(6.0).reshape(2, 3)),
+    "record": _array(_RECORD),
+    "scalar": _array(np.float32(1)),
+    "npz": _arrays(np.savez),
+    "compressed": _arrays(np.savez_compressed),
+    "safetensors": safetensors.torch.save({"w": torch.arange(9.0)}),
+    "torch": _saved({"w": torch.arange(900.0), "step": 3}).getvalue(),
+    "legacy": _saved_before_1_6({"w": torch.arange(9.0)}).getvalue(),
+    "pickle": pickle.dumps({"w": torch.arange(9.0)}),
+}
+
+
+@pytest.mark.parametrize("name", _FILES)
+def test_a_byte_that_no_part_explains_makes_a_file_unreadable(name: str) -> None:
+    """Bytes are added before the file, after it, and, in a zip file, between all of its parts."""
+    data = _FILES[name]
+    assert tensor_files.read(io.BytesIO(data)).tensors
+    places = {0, len(data)} | {match.start() for match in re.finditer(rb"PK(\x01\x02|\x03\x04|\x05\x06)", data)}
+    for place in sorted(places):
         with pytest.raises(tensor_files.UNREADABLE):
-            tensor_files.read(io.BytesIO(data))
+            tensor_files.read(io.BytesIO(data[:place] + b"\0" * 8 + data[place:]))
+
+
+def test_two_joined_files_are_unreadable() -> None:
+    for data in _FILES.values():
+        with pytest.raises(tensor_files.UNREADABLE):
+            tensor_files.read(io.BytesIO(data * 2))
+
+
+def test_objects_in_an_array_are_values_and_not_tensors() -> None:
+    file = io.BytesIO()
+    np.savez(file, objects=np.array([{"a": 1}], dtype=object), w=np.ones(2))
+    parts = tensor_files.read(file)
+    assert list(parts.tensors) == ["w.npy"] and list(parts.values) == ["objects.npy"]
+
+
+def test_bytes_of_a_storage_that_no_tensor_shows_are_a_value() -> None:
+    one, two = torch.zeros(9), torch.zeros(9)
+    two[8] = 1
+    first, second = (tensor_files.read(_saved({"w": each[:4]})) for each in (one, two))
+    assert first.tensors == second.tensors and first.values != second.values
 
 
 def test_state_of_an_optimizer_is_compared_value_by_value() -> None:
@@ -86,13 +153,6 @@ def _tree(leaf: int) -> _Node:
     for child in root.children.values():
         child.grow([4, leaf])
     return root
-
-
-def _saved_before_1_6(value: object) -> io.BytesIO:
-    file = io.BytesIO()
-    torch.save(value, file, _use_new_zipfile_serialization=False)
-    file.seek(0)
-    return file
 
 
 def test_a_file_in_the_format_before_1_6_has_the_parts_of_a_zip_file() -> None:

@@ -63,6 +63,8 @@ _ITEM_BYTES = {
     **dict.fromkeys(("ByteStorage", "CharStorage", "BoolStorage"), 1),
     "ComplexDoubleStorage": 16,
 }
+_CHECKSUM, _CHECKSUM_CHARACTERS = ".data/serialization_id", 40
+"""A member of PyTorch's zip files that depends on the bytes of all other members, and its length."""
 _StorageDigest = Callable[[str, int, int | None], str]
 """Digest of the bytes of a storage: its key, the first byte, and the number of bytes (None: all)."""
 
@@ -81,6 +83,7 @@ def is_known(head: bytes) -> bool:
 
 def read(file: IO[bytes]) -> FileParts:
     """Return the parts of a file. Raises one of UNREADABLE."""
+    file.seek(0)
     head = file.read(HEAD_BYTES)
     file.seek(0)
     if head.startswith(_ARRAY):
@@ -151,6 +154,8 @@ def _torch(archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo]) -> 
     root, _ = load(io.BytesIO(archive.read(main)))
     parts, keys = _parts(root, lambda key, start, size_bytes: _member(archive, f"{top}data/{key}", start, size_bytes))
     used = {main, *(f"{top}data/{key}" for key in keys)}
+    if (checksum := members.get(top + _CHECKSUM)) is not None and checksum.file_size == _CHECKSUM_CHARACTERS:
+        used.add(checksum.filename)
     rest = {f"member {name.removeprefix(top)}": _member(archive, name) for name in members.keys() - used}
     return FileParts(tensors=parts.tensors, values=parts.values | rest)
 

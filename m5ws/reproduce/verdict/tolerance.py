@@ -18,9 +18,7 @@ def judge_tolerance(verdict: Verdict, comparison: Comparison, tolerance: float) 
     """
     if verdict.outcome != "diverged":
         return verdict
-    assert verdict.first is not None
-    why = "delivered results are compared exactly" if is_result(verdict.first.quantity) else _other_run(comparison)
-    if why is not None:
+    if why := _other_run(verdict, comparison):
         return msgspec.structs.replace(verdict, reason=f"{verdict.reason}. The tolerance does not apply: {why}")
     furthest = comparison.distances.largest
     if not furthest.values:
@@ -37,8 +35,10 @@ def judge_tolerance(verdict: Verdict, comparison: Comparison, tolerance: float) 
     return msgspec.structs.replace(verdict, outcome="consistent", apart=furthest, reason=words)
 
 
-def _other_run(comparison: Comparison) -> str | None:
-    """Return the reason why a tolerance does not apply: other inputs, or missing steps. None if it applies."""
+def _other_run(verdict: Verdict, comparison: Comparison) -> str | None:
+    """Return the reason why a tolerance does not apply: other inputs, missing steps or files. None if it applies."""
+    if verdict.first is not None and is_result(verdict.first.quantity):
+        return "delivered results are compared exactly"
     if not comparison.original.by_steps:
         return "the script records no steps (m5ws.session)"
     if missing := gaps.missing(comparison):
