@@ -137,8 +137,8 @@ def _certify(
     """Restore or interrupt the training `count` times, compare, and return the certificate. Ctrl-C stops it."""
     from m5ws.reproduce import certify, interruptions, reproduce
 
-    rules = workspace.settings.run.ignore
-    request = reproduce.ReplayRequest(original=whole.id, env="ignore", ignore=rules)
+    named = workspace.settings.run.results
+    request = reproduce.ReplayRequest(original=whole.id, env="ignore", results=named)
     if interruptions.is_observed(ports, whole):
         parts = interruptions.choose(ports, whole, count, seed, in_save=in_save)
         interrupted = _interrupt(workspace, ports, request, parts, parallel, in_save=in_save)
@@ -208,7 +208,7 @@ def _interrupt(
         whole=runs.load(ports.repo, request.original),
         home=workspace.home,
         author_dir=workspace.root,
-        ignore=request.ignore,
+        rules=request.rules,
         watch=lambda *_: stopped.is_set(),
         in_save=in_save,
     )

@@ -29,6 +29,7 @@ class _Arguments(segments.SegmentArguments):
     no_recheck: bool
     tolerance: float | None
     explain: bool
+    strict: bool
 
 
 @click.command("reproduce")
@@ -56,6 +57,7 @@ class _Arguments(segments.SegmentArguments):
     help="Continue after a divergence; accept relative differences up to REL.",
 )
 @click.option("--explain", is_flag=True, help="Replay the steps around a divergence, and find its cause.")
+@click.option("--strict", is_flag=True, help="Judge each output file by its bytes.")
 @click.option("--no-progress", is_flag=True, help="Do not print steps.")
 @output.json_option
 @click.pass_context
@@ -78,6 +80,9 @@ def command(
 
     If a replay without changes diverges, it is repeated up to that step. If the two replays differ from each other,
     the run is nondeterministic. If they agree, the original is suspect.
+
+    Output files are judged by their tensors, and by the results that `[run] results` in m5ws.toml names. If a script
+    has neither, and no steps, all files and metrics are judged. With --strict all files are, by their bytes.
 
     A segment is the part of a run between two checkpoints. It is restored from the first and replayed up to the
     second. So you can verify a part of a run, or many parts in parallel. All segments together verify the run.
@@ -110,7 +115,7 @@ def command(
     policy = environment.policy(env)
     workspace = names.workspace(context)
     ports = workspace.ports(names.open_repository(workspace))
-    request = _request(ports, run, policy, given, workspace.settings.run.ignore)
+    request = _request(ports, run, policy, given, workspace.settings.run.results)
     wanted = msgspec.convert(given, segments.SegmentSelection)
     chosen = wanted.of(ports.repo, request.original)
     ports = environment.ports(workspace, ports, env, request.original, request.snapshot)
@@ -121,7 +126,7 @@ def command(
 
 
 def _request(
-    ports: "Ports", run: str, policy: environment.Policy, given: _Arguments, ignore: tuple[str, ...]
+    ports: "Ports", run: str, policy: environment.Policy, given: _Arguments, results: tuple[str, ...]
 ) -> "ReplayRequest":
     """Return the request, without segments. Raises NotFound, AmbiguousId."""
     from m5ws.reproduce import reproduce
@@ -138,7 +143,8 @@ def _request(
         recheck=not given["no_recheck"],
         tolerance=given["tolerance"],
         explain=given["explain"],
-        ignore=ignore,
+        results=results,
+        strict=given["strict"],
     )
 
 

@@ -12,6 +12,7 @@ from typing import Literal, get_args, get_origin
 
 import msgspec
 
+from m5ws.config.result_patterns import describe_fault
 from m5ws.config.settings import Settings, StoreOptions
 from m5ws.errors import ConfigError
 
@@ -148,6 +149,11 @@ _RULES: tuple[tuple[Key, Callable[[Settings], bool], str | Callable[[Settings], 
     ),
     (("tokenizer", "probe"), lambda s: s.tokenizer.path is None, "does nothing without 'tokenizer.path'"),
     (("run", "outputs"), lambda s: any(map(_outside, s.run.outputs)), "holds a path that is not inside the workspace"),
+    (
+        ("run", "results"),
+        lambda s: describe_fault(s.run.results) is not None,
+        lambda s: describe_fault(s.run.results) or "",
+    ),
     (("run", "nproc"), lambda s: s.run.nproc < 1, "is less than 1"),
     (("run", "seed"), lambda s: _below(s.run.seed, 0), "is negative"),
     (("run", "checkpoint_every"), lambda s: _below(s.run.checkpoint_every, 1), "is less than 1"),

@@ -92,8 +92,8 @@ class RunSettings(_Section, frozen=True, kw_only=True):
     `work_dir`: the folder in which scripts run; if empty, `m5ws/work` in the user's state directory.
     `keep_work`: output files stay in the work directory of a finished attempt, though the store has them.
     `observe`: record the steps of scripts that do not use m5ws.session.
-    `ignore`: output files, or keys in them, that `reproduce` does not judge, in addition to `ignored.DEFAULTS`. Each is
-    `glob` or `glob:key`.
+    `results`: the results that `reproduce` and `certify` judge: `glob`, `glob:key` or `metric:NAME`
+    (`result_patterns`).
     """
 
     command: tuple[str, ...] = ()
@@ -106,7 +106,7 @@ class RunSettings(_Section, frozen=True, kw_only=True):
     outputs: tuple[str, ...] = ()
     work_dir: str = ""
     keep_work: bool = False
-    ignore: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
     observe: bool = True
     environment: dict[str, str] = {}
 

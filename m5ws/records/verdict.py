@@ -52,6 +52,42 @@ def is_state(quantity: str) -> bool:
     return quantity.startswith(("tensor ", "generator ", "checkpoint", FINAL))
 
 
+RESULTS = ("file ", "artifact ", "metric ", "result ")
+"""Begins of quantities that are delivered results, which belong to no step and no rank."""
+
+
+def is_result(quantity: str) -> bool:
+    """Return True if the quantity of a difference is a file, an artifact, a logged metric or a named value."""
+    return quantity.startswith(RESULTS)
+
+
+class ComparedItem(Record, frozen=True, kw_only=True):
+    """An output file, an artifact, parameter or metric in MLflow, or a named result, with its one status.
+
+    `judged`: the status decides. A judged item that differs makes a verdict *diverged*; one that was not compared makes
+    it at most *sampled*. `place` is the first differing key, line or tensor, with the values of both sides. `reason`
+    explains "not compared". `replayed_as` is the name in the replay if a pattern of `[run] results` pairs two names.
+    """
+
+    kind: Literal["file", "artifact", "parameter", "metric", "result"]
+    name: str
+    status: Literal["equal", "differs", "not compared"]
+    judged: bool = False
+    place: str | None = None
+    original: str | None = None
+    replayed: str | None = None
+    reason: str | None = None
+    replayed_as: str | None = None
+
+    def __str__(self) -> str:
+        name = f"{self.kind} {self.name}" + (f" (in the replay {self.replayed_as})" if self.replayed_as else "")
+        if self.status == "not compared":
+            return f"{name}: {self.reason}"
+        at = f": {self.place}" if self.place else ""
+        values = f" {self.original or 'absent'} → {self.replayed or 'absent'}"
+        return f"{name}{at}{values if self.status == 'differs' else ''}"
+
+
 Outcome = Literal["reproduced", "sampled", "consistent", "diverged", "nondeterministic", "not comparable"]
 """`sampled`: the replayed segment is equal, given the checkpoint that it started from. `consistent`: not equal, but all
 recorded values are within the requested tolerance."""
@@ -137,9 +173,12 @@ class Verdict(SealedRecord, tag="verdict/1", frozen=True, kw_only=True):
     """Result of `reproduce`. `compared` counts equal quantities by kind, `not_compared` lists others with the reason.
 
     `observed`: the steps were observed in a script without a session, not recorded by one.
-    `outputs` lists output files with differences that do not decide, and the rules for them. `expected` is the
-    expectation before the replay began. `recheck` is the second replay after a divergence, `course` belongs to a replay
-    that continued after it, `apart` to a comparison with a tolerance, and `explanation` to traced replays.
+    `items` has each output file, artifact, parameter and metric of both runs, and `results` the patterns of `[run]
+    results` by which they were judged; with `strict`, all output files were judged by their bytes. `hint` is the remedy
+    if there is one.
+    `expected` is the expectation before the replay began. `recheck` is the second replay after a divergence, `course`
+    belongs to a replay that continued after it, `apart` to a comparison with a tolerance, and `explanation` to traced
+    replays.
     """
 
     run: str
@@ -148,7 +187,10 @@ class Verdict(SealedRecord, tag="verdict/1", frozen=True, kw_only=True):
     segment: Segment | None = None
     compared: dict[str, int] = msgspec.field(default_factory=dict)
     not_compared: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
+    items: tuple[ComparedItem, ...] = ()
+    results: tuple[str, ...] = ()
+    strict: bool = False
+    hint: str | None = None
     first: Divergence | None = None
     changes: tuple[Change, ...] = ()
     observed: bool = False
@@ -166,6 +208,11 @@ class Verdict(SealedRecord, tag="verdict/1", frozen=True, kw_only=True):
         rechecks = (self.recheck.replay, self.recheck.start) if self.recheck is not None else ()
         traced = self.explanation.replays if self.explanation is not None else ()
         return (self.replay, *(run for run in rechecks if run is not None), *traced)
+
+    @property
+    def unequal(self) -> tuple[ComparedItem, ...]:
+        """The items that differ or were not compared."""
+        return tuple(item for item in self.items if item.status != "equal")
 
     @property
     def is_inexact(self) -> bool:

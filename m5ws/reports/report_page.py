@@ -89,7 +89,7 @@ def _verdict(verdict: Verdict) -> Markup:
         "expected": verdict.expected.why if verdict.expected is not None else None,
         "after the first difference": str(verdict.course) if verdict.course is not None else None,
         "second replay": _recheck(verdict),
-        "output files": "; ".join(verdict.outputs) or None,
+        "not equal": "; ".join(map(str, verdict.unequal)) or None,
         "not compared": "; ".join(verdict.not_compared) or None,
     }
     return tag(

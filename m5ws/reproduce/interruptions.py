@@ -15,9 +15,10 @@ import msgspec
 from m5ws.errors import UsageError
 from m5ws.records.ledger import COMPLETE
 from m5ws.records.run import Run, Segment
-from m5ws.records.verdict import Divergence, Recheck, Verdict
+from m5ws.records.verdict import Divergence, Recheck, Verdict, is_result
 from m5ws.reproduce import reproduce
 from m5ws.reproduce.compare import compare_histories
+from m5ws.reproduce.outputs.output_files import OutputRules
 from m5ws.reproduce.verdict import judgement, reason
 from m5ws.runs import history, run, supervise
 from m5ws.runs.history import History
@@ -52,7 +53,7 @@ class Interruption(msgspec.Struct, frozen=True, kw_only=True):
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """The uninterrupted training to compare with, and the places of new attempts, as in `run.plan`.
 
-    `ignore` has rules of output files that are not judged, `watch` follows the attempts. With `in_save`, the training
+    `rules` are for delivered results, `watch` follows the attempts. With `in_save`, the training
     is killed in the middle of the first save after a step, and not after the step.
     """
 
@@ -60,7 +61,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     whole: Run
     home: Path
     author_dir: Path
-    ignore: tuple[str, ...] = ()
+    rules: OutputRules = OutputRules()
     watch: supervise.Watch | None = None
     in_save: bool = False
 
@@ -114,7 +115,7 @@ def interrupt(trial: Trial, step: int, announce: Callable[[str], None]) -> Inter
     original, done = history.load(ports.repo, whole.id), history.load(ports.repo, interrupted.id)
     comparison = compare_histories(original, done)
     if (early := comparison.first()) is not None:
-        verdict = judgement.judge(ports, interrupted, comparison, result, trial.ignore)
+        verdict = judgement.judge(ports, interrupted, comparison, result, trial.rules)
         return Interruption(after=step, resumed=None, verdict=_nondeterministic(verdict, early, step))
     if result.outcome != "failed" or done.last_step < step:
         words = (
@@ -159,7 +160,7 @@ def _judge(
     if result.outcome not in COMPLETE and comparison.first() is None:
         words = f"interrupted {trial.place(step)}: the resume {result.outcome}: {result.message}{half}"
         return Interruption(after=step, resumed=resumed, verdict=_not_comparable(interrupted, words))
-    verdict = judgement.judge(trial.ports, interrupted, comparison, result, trial.ignore, judge_generators=False)
+    verdict = judgement.judge(trial.ports, interrupted, comparison, result, trial.rules, judge_generators=False)
     at = f"after step {resumed}" if resumed is not None else "after a step that the records do not prove"
     words = f"interrupted {trial.place(step)} and resumed {at}"
     outcome = verdict.outcome
@@ -223,10 +224,6 @@ def judge_repetition(interruption: Interruption, repeated: Verdict) -> Interrupt
 
 def _blame(first: Divergence) -> str:
     """Return the meaning of a difference that an uninterrupted replay does not have."""
-    if first.quantity.startswith("file "):
-        return (
-            "No judged step differs. So no step depends on the difference: it is in state beside the model (an average "
-            "of weights), or in a value that starts again with each attempt (a log, a mean). [run] ignore in m5ws.toml "
-            "leaves out values that are no results"
-        )
+    if is_result(first.quantity):
+        return "No recorded step differs, so no step depends on the difference"
     return "An uninterrupted replay equals the original. The script does not restore all that its next steps depend on"

@@ -4,12 +4,11 @@ Two replays that differ from each other prove that the run is not deterministic.
 Two replays that agree are evidence that the original differs, and no proof that the run is always deterministic.
 """
 
-from collections.abc import Sequence
-
 import msgspec
 
 from m5ws.errors import M5Error
 from m5ws.progress import Progress
+from m5ws.records import verdict as verdicts
 from m5ws.records.explanation import Explanation
 from m5ws.records.ledger import COMPLETE, AnyEvent
 from m5ws.records.run import Run, Segment
@@ -18,6 +17,7 @@ from m5ws.repository import runs
 from m5ws.reproduce import gaps
 from m5ws.reproduce.compare import Comparison
 from m5ws.reproduce.outputs import results
+from m5ws.reproduce.outputs.output_files import OutputRules
 from m5ws.reproduce.verdict import reason
 from m5ws.runs import run, supervise
 from m5ws.runs.history import History
@@ -43,7 +43,7 @@ def replay(
     divergence: Divergence,
     watch: supervise.Watch | None = None,
     progress: Progress | None = None,
-    ignore: Sequence[str] = (),
+    rules: OutputRules | None = None,
 ) -> Recheck:
     """Execute the second replay, and compare it with the first one, in `comparison`.
 
@@ -65,15 +65,16 @@ def replay(
     try:
         result = supervise.execute(ports, planned, feed, progress)
         # Files and metrics that an incomplete replay did not write yet are no difference.
-        with_files = result.outcome in COMPLETE and not comparison.original.by_session
+        decide = verdicts.is_result(divergence.quantity) or not comparison.original.by_session
+        with_files = result.outcome in COMPLETE and decide
         for each in (with_first, with_original) if with_files else ():
             each.compare_ends()
         parted, again = with_first.first(), with_original.first()
         if with_files and parted is None and comparison.replay.outcome in COMPLETE:
-            parted = results.first_difference(ports.repo, ports.tracker, with_first, first_replay.id, second.id, ignore)
+            parted = results.first_difference(ports.repo, ports.tracker, with_first, first_replay.id, second.id, rules)
         if with_files and again is None:
             original = first_replay.reproduces or ""
-            again = results.first_difference(ports.repo, ports.tracker, with_original, original, second.id, ignore)
+            again = results.first_difference(ports.repo, ports.tracker, with_original, original, second.id, rules)
     except (M5Error, OSError) as error:
         return Recheck(replay=second.id if _begun(ports, second) else None, last=last, reason=str(error))
     if result.asked:

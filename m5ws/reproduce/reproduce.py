@@ -25,6 +25,7 @@ from m5ws.reproduce import recheck, refusals
 from m5ws.reproduce.compare import Comparison
 from m5ws.reproduce.explain import explain
 from m5ws.reproduce.outputs import results
+from m5ws.reproduce.outputs.output_files import OutputRules
 from m5ws.reproduce.verdict import judgement, tolerance
 from m5ws.runs import history, recovery, run, supervise
 from m5ws.snapshot.config import overrides
@@ -44,8 +45,8 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     `env` is the reaction to an environment that could change bits. With `keep_going`, a replay continues after a
     divergence. With `recheck`, a diverged replay is repeated before the verdict. With a `tolerance`, a diverged replay
-    continues and is judged by it. With `explain`, the steps around a divergence are replayed and traced. `ignore` has
-    rules of output files that are not judged, beside `ignored.DEFAULTS`.
+    continues and is judged by it. With `explain`, the steps around a divergence are replayed and traced. `results`
+    has the patterns of `[run] results`; with `strict`, output files are judged by their bytes.
     """
 
     original: str
@@ -59,7 +60,13 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
     recheck: bool = True
     tolerance: float | None = None
     explain: bool = False
-    ignore: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
+    strict: bool = False
+
+    @property
+    def rules(self) -> OutputRules:
+        """The rules for delivered results."""
+        return results.rules(self.results, strict=self.strict)
 
 
 Announce = Callable[[tuple[Change, ...]], None]
@@ -140,6 +147,7 @@ def execute(
         return publish(ports, home, msgspec.structs.replace(unlike, expected=expected))
     if (refused := refusals.of_checkpoints(ports.repo, planned.run, original)) is not None:
         return publish(ports, home, refused)
+    ends_early = request.segment is not None and request.segment.last < original.last_step
     if request.segment is not None:
         # State before the first step is compared; state that a checkpoint restored is given.
         given = request.segment.first if request.segment.digest is not None else request.segment.first - 1
@@ -154,7 +162,7 @@ def execute(
     if stopped and not (comparison.is_decided() or comparison.is_exhausted()):
         raise ReplayInterrupted(f"replay {planned.run.id} was stopped before a verdict was known")
     report(progress, "comparing the results")
-    verdict = judgement.judge(ports, planned.run, comparison, result, request.ignore)
+    verdict = judgement.judge(ports, planned.run, comparison, result, request.rules, ends_early=ends_early)
     if on and verdict.first is not None:
         verdict = msgspec.structs.replace(verdict, course=comparison.course())
     if request.tolerance is not None:
@@ -231,7 +239,7 @@ def _rechecked(
         listeners.on_recheck(verdict.first, second.run.id)
     try:
         second_replay = recheck.replay(
-            ports, second, planned.run, comparison, verdict.first, listeners.watch, listeners.progress, request.ignore
+            ports, second, planned.run, comparison, verdict.first, listeners.watch, listeners.progress, request.rules
         )
         if second_replay.repeats and recheck.is_unexplained(verdict):
             second_replay = _from_start(ports, request, planned, verdict.first, second_replay, listeners)

@@ -3,8 +3,7 @@
 An attempt has a number there until it ends. `work` in the attempt's directory is a link to its work directory. If the
 launcher can mount, its processes see the number's folder as number 0. Otherwise a run, its resumes and its replays
 share the run's number, which no other run gets. So an absolute path that a script stored never leads to another run's
-files. Only attempts that run at the same time differ, in paths of equal length that `ignored.without_place`
-recognises.
+files. Only attempts that run at the same time differ, in paths of equal length.
 """
 
 import errno

@@ -1,8 +1,25 @@
 """Interfaces of an experiment tracker."""
 
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from m5ws.records.verdict import Verdict
+
+Points = frozenset[tuple[int, str]]
+"""Distinct values with their steps: a metric's as `float.hex()`, a parameter's as text at step 0."""
+Fetch = Callable[[Path], Path]
+"""Copies an artifact into an empty folder, and returns its path. Raises M5Error."""
+
+
+class LoggedResults(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a script logged to the tracker itself, by name. Artifacts of one name may be of several tracked runs."""
+
+    metrics: Mapping[str, Points] = {}
+    parameters: Mapping[str, Points] = {}
+    artifacts: Mapping[str, tuple[Fetch, ...]] = {}
 
 
 class FollowedRun(Protocol):
@@ -46,8 +63,8 @@ class Tracker(Protocol):
     def resolve(self, text: str) -> str | None:
         """Return the run of a tracker's id or page URL, or None. Raises M5Error as above."""
 
-    def script_metrics(self, run: str) -> dict[str, list[tuple[int, str]]]:
-        """Return the script's own metrics: name to sorted, distinct (step, `float.hex()`). Raises M5Error."""
+    def logged(self, run: str) -> LoggedResults:
+        """Return the results that the script of a run logged itself. Raises M5Error."""
 
     def ui_url(self, port: int) -> str:
         """Return the address of the tracker's UI, served by `ui_argv(port)` or by its server."""

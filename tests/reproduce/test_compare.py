@@ -18,7 +18,6 @@ from m5ws.records.ledger import (
 )
 from m5ws.reproduce import gaps
 from m5ws.reproduce.compare import Comparison, compare_histories
-from m5ws.reproduce.outputs import output_files
 from m5ws.reproduce.verdict import judgement, reason
 from m5ws.runs.history import History
 from m5ws.runs.supervise import AttemptResult
@@ -345,25 +344,6 @@ def test_reproduced_is_only_what_was_compared_in_steps_and_state() -> None:
         comparison = _compared(_history(events), events)
         assert comparison.first() is None and gaps.missing(comparison) == ()
         assert judgement._outcome(comparison, ended, None, [], is_whole=True)[0] == outcome
-
-
-def test_files_without_a_known_pair_are_a_gap_in_the_evidence_of_a_script_without_a_session() -> None:
-    report = output_files.OutputReport(unpaired=("mlruns/0/a/w.pt",))
-    observed = Comparison(History(observed=True))
-    assert "mlruns/0/a/w.pt" in (judgement._find_unpaired(observed, report) or "")
-    assert judgement._find_unpaired(observed, output_files.OutputReport()) is None
-    by_session = _compared(_history(_events(0)), _events(0))
-    assert judgement._find_unpaired(by_session, report) is None
-
-
-def test_a_script_of_which_only_texts_are_compared_has_them_in_the_reason() -> None:
-    texts = output_files.OutputReport(same=("out/config.json",))
-    alone = Comparison(History())
-    assert "out/config.json" in (judgement._limits(alone, texts) or "")
-    assert judgement._limits(alone, msgspec.structs.replace(texts, has_tensors=True)) is None
-    assert judgement._limits(_compared(_history(_events(0)), _events(0)), texts) is None
-    alone.equal["metrics"] += 1
-    assert judgement._limits(alone, texts) is None
 
 
 def test_state_that_only_one_rank_lacks_is_no_evidence() -> None:

@@ -5,9 +5,13 @@ import datetime as dt
 import io
 import os
 import pickle
+import re
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,18 +34,81 @@ def _saved(value: object) -> io.BytesIO:
     return file
 
 
+def _saved_before_1_6(value: object) -> io.BytesIO:
+    file = io.BytesIO()
+    torch.save(value, file, _use_new_zipfile_serialization=False)
+    file.seek(0)
+    return file
+
+
 def test_a_pickle_that_calls_a_function_is_read_and_not_run(tmp_path: Path) -> None:
     file = _saved({"w": torch.ones(3), "trap": _Hostile(tmp_path / "made")})
-    parts = tensor_files.read("a.pt", file)
+    parts = tensor_files.read(file)
     assert not (tmp_path / "made").exists()
     assert list(parts.tensors) == ["w"] and any("mkdir" in text for text in parts.values.values())
 
 
-@pytest.mark.parametrize("data", [b"", b"PK", b"\x80\x02r\xff\xff\xff\x7f.", pickle.dumps([1.0])])
-def test_what_is_no_such_file_is_unreadable(data: bytes) -> None:
-    for suffix in (".pt", ".npz", ".safetensors"):
+@pytest.mark.parametrize("data", [b"", b"PK", b"\x80\x02r\xff\xff\xff\x7f.", b"PK\x03\x04", b"\x93NUMPY", b"text"])
+def test_a_file_of_another_format_is_unreadable(data: bytes) -> None:
+    with pytest.raises(tensor_files.UNREADABLE):
+        tensor_files.read(io.BytesIO(data))
+
+
+def _array(value: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, value)
+    return file.getvalue()
+
+
+def _arrays(save: Callable[..., None]) -> bytes:
+    file = io.BytesIO()
+    save(file, w=np.arange(900.0), step=np.int64(3), names=np.array(["a", "bc"]))
+    return file.getvalue()
+
+
+_RECORD = np.zeros(3, dtype=[("a", "<f4"), ("b", "<i8", (2,))])
+_FILES = {
+    "npy": _array(np.arange(6.0).reshape(2, 3)),
+    "record": _array(_RECORD),
+    "scalar": _array(np.float32(1)),
+    "npz": _arrays(np.savez),
+    "compressed": _arrays(np.savez_compressed),
+    "safetensors": safetensors.torch.save({"w": torch.arange(9.0)}),
+    "torch": _saved({"w": torch.arange(900.0), "step": 3}).getvalue(),
+    "legacy": _saved_before_1_6({"w": torch.arange(9.0)}).getvalue(),
+    "pickle": pickle.dumps({"w": torch.arange(9.0)}),
+}
+
+
+@pytest.mark.parametrize("name", _FILES)
+def test_a_byte_that_no_part_explains_makes_a_file_unreadable(name: str) -> None:
+    """Bytes are added before the file, after it, and, in a zip file, between all of its parts."""
+    data = _FILES[name]
+    assert tensor_files.read(io.BytesIO(data)).tensors
+    places = {0, len(data)} | {match.start() for match in re.finditer(rb"PK(\x01\x02|\x03\x04|\x05\x06)", data)}
+    for place in sorted(places):
         with pytest.raises(tensor_files.UNREADABLE):
-            tensor_files.read(f"a{suffix}", io.BytesIO(data))
+            tensor_files.read(io.BytesIO(data[:place] + b"\0" * 8 + data[place:]))
+
+
+def test_two_joined_files_are_unreadable() -> None:
+    for data in _FILES.values():
+        with pytest.raises(tensor_files.UNREADABLE):
+            tensor_files.read(io.BytesIO(data * 2))
+
+
+def test_objects_in_an_array_are_values_and_not_tensors() -> None:
+    file = io.BytesIO()
+    np.savez(file, objects=np.array([{"a": 1}], dtype=object), w=np.ones(2))
+    parts = tensor_files.read(file)
+    assert list(parts.tensors) == ["w.npy"] and list(parts.values) == ["objects.npy"]
+
+
+def test_bytes_of_a_storage_that_no_tensor_shows_are_a_value() -> None:
+    one, two = torch.zeros(9), torch.zeros(9)
+    two[8] = 1
+    first, second = (tensor_files.read(_saved({"w": each[:4]})) for each in (one, two))
+    assert first.tensors == second.tensors and first.values != second.values
 
 
 def test_state_of_an_optimizer_is_compared_value_by_value() -> None:
@@ -49,17 +116,17 @@ def test_state_of_an_optimizer_is_compared_value_by_value() -> None:
     optimizer = torch.optim.AdamW(layer.parameters())
     layer(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    parts = tensor_files.read("a.pt", _saved({"model": layer.state_dict(), "optimizer": optimizer.state_dict()}))
+    parts = tensor_files.read(_saved({"model": layer.state_dict(), "optimizer": optimizer.state_dict()}))
     with torch.no_grad():
         layer.bias[1] += 1
-    two = tensor_files.read("a.pt", _saved({"model": layer.state_dict(), "optimizer": optimizer.state_dict()}))
+    two = tensor_files.read(_saved({"model": layer.state_dict(), "optimizer": optimizer.state_dict()}))
     assert [name for name in parts.tensors if parts.tensors[name] != two.tensors[name]] == ["model.bias"]
     assert parts.values == two.values and len(parts.tensors) == 8
 
 
 def test_a_tuple_and_a_list_of_the_same_values_are_equal() -> None:
     saved, restored, shorter = (
-        tensor_files.read("a.pt", _saved(state))
+        tensor_files.read(_saved(state))
         for state in (
             {"betas": (0.9, 0.1), "none": ()},
             {"betas": [0.9, 0.1], "none": []},
@@ -88,13 +155,6 @@ def _tree(leaf: int) -> _Node:
     return root
 
 
-def _saved_before_1_6(value: object) -> io.BytesIO:
-    file = io.BytesIO()
-    torch.save(value, file, _use_new_zipfile_serialization=False)
-    file.seek(0)
-    return file
-
-
 def test_a_file_in_the_format_before_1_6_has_the_parts_of_a_zip_file() -> None:
     def state(value: float) -> dict[str, object]:
         shared = torch.arange(6.0)
@@ -106,11 +166,11 @@ def test_a_file_in_the_format_before_1_6_has_the_parts_of_a_zip_file() -> None:
     kept = [state(1.0) for _ in range(3)]  # Their storages have other addresses.
     files = [_saved_before_1_6(value) for value in (*kept, state(2.0))]
     assert files[0].getvalue() != files[1].getvalue()
-    one, two, _, other = (tensor_files.read("a.pt", file) for file in files)
-    zipped = tensor_files.read("a.pt", _saved(kept[0]))
+    one, two, _, other = (tensor_files.read(file) for file in files)
+    zipped = tensor_files.read(_saved(kept[0]))
     assert one == two and one.tensors == zipped.tensors and one.values.items() <= zipped.values.items()
     assert {name for name in one.tensors if one.tensors[name] != other.tensors[name]} == {"layer.weight", "turned"}
-    whole = tensor_files.read("a.bin", _saved_before_1_6(torch.nn.Linear(2, 2)))
+    whole = tensor_files.read(_saved_before_1_6(torch.nn.Linear(2, 2)))
     assert {name.rpartition(".")[2] for name in whole.tensors} >= {"(0)"}
 
 
@@ -119,7 +179,7 @@ def test_tensors_in_a_plain_pickle_are_tensors(protocol: int) -> None:
     """Each is in the format before 1.6, with an address in memory."""
     weights = [{"w": torch.full((3,), value), "step": 5} for value in (1.0, 1.0, 2.0)]
     files = [io.BytesIO(pickle.dumps(value, protocol=protocol)) for value in weights]
-    one, two, other = (tensor_files.read("a.pkl", file) for file in files)
+    one, two, other = (tensor_files.read(file) for file in files)
     assert files[0].getvalue() != files[1].getvalue() and one == two and one.tensors != other.tensors
     assert one.values == other.values and one.values["step"] == "5" and len(one.tensors) == 1
 
@@ -128,9 +188,9 @@ def test_tensors_in_a_plain_pickle_are_tensors(protocol: int) -> None:
 def test_a_cut_file_in_the_format_before_1_6_is_unreadable(length: int) -> None:
     data = _saved_before_1_6({"w": torch.ones(9)}).getvalue()
     with pytest.raises(tensor_files.UNREADABLE):
-        tensor_files.read("a.pt", io.BytesIO(data[:length]))
+        tensor_files.read(io.BytesIO(data[:length]))
     with pytest.raises(tensor_files.UNREADABLE):
-        tensor_files.read("a.pt", io.BytesIO(data + b"1"))
+        tensor_files.read(io.BytesIO(data + b"1"))
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
@@ -138,7 +198,7 @@ def test_dates_in_pickles_are_values(protocol: int) -> None:
     zoned = dt.datetime(2026, 11, 24, 20, 44, 45, 123456, dt.timezone(dt.timedelta(hours=-9)))
     moment = zoned.replace(tzinfo=None)
     dates = {"at": moment, "zoned": zoned, "day": moment.date(), "clock": moment.time()}
-    values = tensor_files.read("a.pkl", io.BytesIO(pickle.dumps(dates, protocol=protocol))).values
+    values = tensor_files.read(io.BytesIO(pickle.dumps(dates, protocol=protocol))).values
     assert values["at"] == values["zoned.0"] == moment.isoformat() and values["day"] == "2026-11-24"
     assert values["clock"] == "20:44:45.123456" and any("zoned.1" in name for name in values)
 
@@ -161,7 +221,7 @@ def test_a_model_whose_class_is_stored_by_value_is_compared_without_the_random_i
         model.register_buffer("w", torch.ones(3))
         file = io.BytesIO()
         torch.save(model, file, pickle_module=cloudpickle)  # As mlflow.pytorch.log_model does.
-        return file.getvalue(), tensor_files.read("a.pth", file)
+        return file.getvalue(), tensor_files.read(file)
 
     (data, one), (other_data, two), (_, different) = saved(1.0), saved(1.0), saved(2.0)
     assert data != other_data and one == two and list(one.tensors) == ["(state)._buffers.w"]
@@ -170,7 +230,7 @@ def test_a_model_whose_class_is_stored_by_value_is_compared_without_the_random_i
 
 
 def test_objects_that_refer_to_their_parents_are_compared_value_by_value() -> None:
-    one, same, other = (tensor_files.read("a.pt", _saved({"tree": _tree(leaf)})) for leaf in (5, 5, 6))
+    one, same, other = (tensor_files.read(_saved({"tree": _tree(leaf)})) for leaf in (5, 5, 6))
     assert one == same
     changed = [name for name in one.values if one.values[name] != other.values[name]]
     assert len(changed) == 3 and all("child1" in name and name.endswith("value") for name in changed)
@@ -192,7 +252,7 @@ def test_objects_that_all_contain_each_other_are_unreadable() -> None:
     for number, one in enumerate(linked):
         one.update({str(other): linked[other] for other in range(30) if other != number})
     with pytest.raises(tensor_files.UNREADABLE, match="too many values"):
-        tensor_files.read("a.pkl", io.BytesIO(pickle.dumps(linked)))
+        tensor_files.read(io.BytesIO(pickle.dumps(linked)))
 
 
 def test_a_chain_of_lists_costs_no_more_than_the_limit() -> None:
@@ -209,7 +269,7 @@ _nested = st.recursive(st.integers() | st.text(), lambda inner: st.lists(inner, 
 @given(_nested, _nested)
 def test_two_values_have_equal_parts_only_if_they_are_equal(one: object, two: object) -> None:
     def parts(value: object) -> dict[str, str]:
-        return tensor_files.read("a.pkl", io.BytesIO(pickle.dumps(value))).values
+        return tensor_files.read(io.BytesIO(pickle.dumps(value))).values
 
     assert parts(one) == parts(copy.deepcopy(one))
     assert (parts(one) == parts(two)) == (one == two)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from m5ws.errors import UsageError
-from m5ws.reproduce.outputs import ignored
 from m5ws.runs import work_directories
 from m5ws.runs.work_directories import WorkDirectory
 from tests.conftest import loud_skip
@@ -192,15 +191,3 @@ def test_links_into_the_work_directory_outlive_it(tmp_path: Path) -> None:
     assert (work / "deep" / "seen").read_text() == (work / "path").read_text() == "a"
     assert (work / "folder").is_dir()
     assert {name: (work / name).readlink() for name in others} == others
-
-
-def test_a_path_is_masked_wherever_it_stands_and_nothing_else(tmp_path: Path) -> None:
-    one, two = (str(_make(tmp_path, name).path) for name in "ab")
-    for text in ("{}/out", "'{}'", "file://{}/x.py", "a {} b", '{{"p": "{}"}}', "{0}:{0}"):
-        masked = {ignored.without_place(text.format(place), "0" * 12) for place in (one, two)}
-        assert len(masked) == 1 and "m5ws-" not in masked.pop()
-    names = {ignored.without_place(f"out/{place.replace('/', '_')}.pt", "") for place in (one, two)}
-    assert len(names) == 1
-    assert ignored.with_one_number(one.encode()) == ignored.with_one_number(two.encode())
-    for text in ("m5ws-12/work", "/a/b/work", "m5ws-", f"{one} 1".replace("m5ws", "m6ws")):
-        assert ignored.without_place(text, "") == text

@@ -1,8 +1,14 @@
 """A verdict for people: the result, the evidence, and the differences."""
 
-from m5ws.cli.terminal import change_text, explanation, output
-from m5ws.records.verdict import Divergence, JointVerdict, Recheck, Verdict
+from collections.abc import Sequence
 
+from m5ws.cli.terminal import change_text, explanation, output
+from m5ws.records.verdict import ComparedItem, Divergence, JointVerdict, Recheck, Verdict, is_result
+
+_LISTED = 20
+"""Items that are printed, each in a line."""
+_NAMED = 5
+"""Items that are printed in one line."""
 _SAYS = {
     "reproduced": "everything that was compared is equal, bit for bit",
     "sampled": "everything that was compared is equal, bit for bit, given the checkpoint that the segment starts from",
@@ -15,17 +21,12 @@ _SAYS = {
 
 def print_recheck(first: Divergence, second: str) -> None:
     """Print on stderr that a replay diverged and is repeated."""
-    if _of_file(first):
+    if is_result(first.quantity):
         output.print_note(f"difference in {first.quantity}: repeating the replay as {second}")
         return
     output.print_note(
         f"difference at step {first.step} ({first.quantity}): repeating the replay up to this step as {second}"
     )
-
-
-def _of_file(divergence: Divergence) -> bool:
-    """Return True for a difference of output files, which have no step and no rank."""
-    return divergence.quantity.startswith("file ")
 
 
 def format_verdict(verdict: Verdict) -> str:
@@ -35,6 +36,8 @@ def format_verdict(verdict: Verdict) -> str:
     replays = " and ".join(_replays(verdict))
     lines = [f"{_title(verdict)}{evidence}: run {verdict.run}{part}, replayed as {replays}"]
     lines.append(f"  {verdict.reason or _SAYS[verdict.outcome]}")
+    if verdict.hint is not None:
+        lines.append(f"  {verdict.hint}")
     if verdict.expected is not None and not verdict.expected.equal:
         lines.append(f"  hardware: {verdict.expected.why}")
     if verdict.first is not None:
@@ -48,10 +51,11 @@ def format_verdict(verdict: Verdict) -> str:
     if verdict.compared:
         equal = {kind: f"{count:,} equal" for kind, count in verdict.compared.items()}
         lines += ["", "compared:", output.fields(equal, "  ")]
-    if verdict.outputs:
-        lines += ["", "output files:", *(f"  {line}" for line in verdict.outputs)]
-    if verdict.not_compared:
-        lines += ["", "not compared:", *(f"  {line}" for line in verdict.not_compared)]
+    if differ := [item for item in verdict.unequal if item.status == "differs"]:
+        lines += ["", "differ:", *_format_items(differ)]
+    absent = [item for item in verdict.unequal if item.status == "not compared"]
+    if verdict.not_compared or absent:
+        lines += ["", "not compared:", *(f"  {line}" for line in verdict.not_compared), *_format_absent(absent)]
     if verdict.changes and not _is_told(verdict):
         lines += [
             "",
@@ -59,6 +63,25 @@ def format_verdict(verdict: Verdict) -> str:
             *map(output.plain_text, change_text.lines(verdict.changes, brief=True)),
         ]
     return "\n".join(lines)
+
+
+def _format_items(items: Sequence[ComparedItem]) -> list[str]:
+    """Return a line for each of the first items, and the number of others."""
+    lines = [f"  {output.plain_text(str(item))}" for item in items[:_LISTED]]
+    return [*lines, f"  and {len(items) - _LISTED} more (--json lists all)"] if len(items) > _LISTED else lines
+
+
+def _format_absent(items: Sequence[ComparedItem]) -> list[str]:
+    """Return lines on items that were not compared. Items with one reason share a line."""
+    reasons = dict.fromkeys(item.reason for item in items)
+    groups = [[item for item in items if item.reason == reason] for reason in reasons]
+    return [line for group in groups for line in (_format_items(group) if len(group) == 1 else [_format_group(group)])]
+
+
+def _format_group(items: Sequence[ComparedItem]) -> str:
+    names = ", ".join(f"{item.kind} {item.name}" for item in items[:_NAMED])
+    more = f" and {len(items) - _NAMED} more (--json lists all)" if len(items) > _NAMED else ""
+    return output.plain_text(f"  {names}{more}: {items[0].reason}")
 
 
 def _title(verdict: Verdict) -> str:
@@ -108,7 +131,7 @@ def format_divergence(
     divergence: Divergence, sides: tuple[str, str] = ("original", "replayed"), title: str = "first difference"
 ) -> list[str]:
     """Return a first difference in lines, with the values of both sides."""
-    at = "" if _of_file(divergence) else f"step {divergence.step}, rank {divergence.rank}, "
+    at = "" if is_result(divergence.quantity) else f"step {divergence.step}, rank {divergence.rank}, "
     gap = f" (equal after step {divergence.equal_after}, not recorded in between)"
     where = f"{title}: {at}{divergence.quantity}{gap if divergence.equal_after is not None else ''}"
     values = zip(sides, (divergence.original, divergence.replayed), strict=True)

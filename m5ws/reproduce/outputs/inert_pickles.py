@@ -152,7 +152,7 @@ def flat(root: object) -> Iterator[tuple[str, object]]:
             yield name, {} if type(value) is dict else [] if type(value) in (list, tuple) else _title(value)
             around[id(value)] = name
             waiting.append((name, None, value))
-            waiting += [(name, key, part) for key, part in below]
+            waiting += [(name, key, part) for key, part in reversed(below)]
 
 
 def _check(stream: IO[bytes]) -> None:

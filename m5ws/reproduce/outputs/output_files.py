@@ -1,396 +1,201 @@
-"""Comparison of all output files of two runs: judged differences, unjudged ones, and files that cannot be compared.
+"""Comparison of delivered results: each output file, artifact, parameter and metric of two runs gets one status.
 
-Files with equal digests are equal. Others are compared by members, tensors, keys, columns or lines if their format has
-them, else as bytes. Logs (`ignored`), and values that depend on a run's own time or place (`surroundings`), are never
-judged. Their differences are always listed.
+Four rules decide, in this order: the tensors of files and artifacts; the results that the user names; if neither exist,
+and the runs recorded no steps, all files and metrics with names that both runs have; with `strict`, each output file by
+its bytes. All other items are listed. No rule depends on the look of a name or of a value.
 """
 
-import csv
-import hashlib
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import IO
+from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
-from m5ws.records.base import Digest
-from m5ws.records.checkpoint import Content
-from m5ws.records.tree import Entry
-from m5ws.repository.files import trees
-from m5ws.repository.repository import Repository
-from m5ws.reproduce.outputs import (
-    archives,
-    ignored,
-    logger_tables,
-    numbered_folders,
-    paired_names,
-    tensor_files,
-    text_files,
-)
-from m5ws.reproduce.outputs.surroundings import Surroundings
-from m5ws.runs.outputs import outputs
+from m5ws.config.result_patterns import KEYED, ResultPattern
+from m5ws.records.verdict import ComparedItem
+from m5ws.reproduce.outputs import items as compared
+from m5ws.reproduce.outputs.items import ComparedFile, Contents, Kind, Points
 
-_UNKNOWN_BYTES = 2**26
-_PICKLE, _ARRAY = b"\x80", b"\x93NUMPY"
-_BEGIN_BYTES = 2**10
-_PLACE = "the path of the run"
-_SHOWN = 200
-_KEYS = 3
-"""Values that are named of a file in which they are not judged."""
-_ELSEWHERE = "the run's place or time in names"
+T = TypeVar("T", bound="Contents | Points")
+_NAMED = 3
+_BOTH_LACK = "named in [run] results, and both runs lack it"
 
 
-class OutputDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """A judged difference. `name` is the file's path, with `:key` for a value in the file.
+class Results(msgspec.Struct, frozen=True, kw_only=True):
+    """The results of one run by name: output files and artifacts, parameters and metrics."""
 
-    `as_bytes`: both runs have the file, in a format that is not read.
-    """
+    files: Mapping[str, Contents] = {}
+    artifacts: Mapping[str, Contents] = {}
+    parameters: Mapping[str, Points] = {}
+    metrics: Mapping[str, Points] = {}
 
-    name: str
-    original: str | None
-    replayed: str | None
-    tensor: bool = False
-    as_bytes: bool = False
+
+class OutputRules(msgspec.Struct, frozen=True, kw_only=True):
+    """The results that the user names. With `strict`, all output files are judged by their bytes."""
+
+    results: tuple[ResultPattern, ...] = ()
+    strict: bool = False
 
 
 class OutputReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The judged `differences`, the first of each file; counts of `equal` values; the rest as text.
+    """All items of a comparison, judged differences first. `evidence` counts the judged equal ones by kind.
 
-    `same` names the files with equal judged values, `clocks` those that differ in unjudged values alone, and `places`
-    those that differ in the run's own path alone. `unpaired` names those whose pair is unknown. `has_tensors`: an equal
-    file is of a format with tensors, or tensors in a file are equal.
+    `hint` is the remedy if there is one. `not_compared` has lines on files that were not stored.
     """
 
-    differences: tuple[OutputDifference, ...] = ()
-    equal: dict[str, int] = {}
-    unjudged: tuple[str, ...] = ()
+    items: tuple[ComparedItem, ...] = ()
+    evidence: Mapping[str, int] = {}
+    hint: str | None = None
     not_compared: tuple[str, ...] = ()
-    clocks: tuple[str, ...] = ()
-    places: tuple[str, ...] = ()
-    unpaired: tuple[str, ...] = ()
-    same: tuple[str, ...] = ()
-    has_tensors: bool = False
 
     @property
-    def first(self) -> OutputDifference | None:
-        """The difference to name before all others: one of tensors, else one of a format that is read."""
-        return min(self.differences, key=lambda each: (not each.tensor, each.as_bytes), default=None)
+    def has_tensors(self) -> bool:
+        """True if tensors of a file or an artifact are equal."""
+        return "tensor files" in self.evidence
+
+    @property
+    def first(self) -> ComparedItem | None:
+        """The first judged difference."""
+        return next((item for item in self.items if item.judged and item.status == "differs"), None)
+
+    @property
+    def unsure(self) -> tuple[ComparedItem, ...]:
+        """The judged items that could not be compared."""
+        return tuple(item for item in self.items if item.judged and item.status == "not compared")
 
 
-class _FileResult(msgspec.Struct):
-    """Result of the comparison of one file: the first judged difference, and the names of unjudged values.
+def compare(sides: tuple[Results, Results], rules: OutputRules, *, has_steps: bool) -> OutputReport:
+    """Compare the results of two runs that ended by themselves. `has_steps`: they recorded steps, which decide first.
 
-    `clock`: one of these is ignored by its key. `values` counts the equal ones.
+    Raises NotFound, CorruptObject.
     """
-
-    difference: OutputDifference | None = None
-    ignored: list[str] = []
-    clock: bool = False
-    tensors: int = 0
-    values: int = 0
-    layout: bool = False
-
-
-def compare(
-    repo: Repository,
-    sides: tuple[Digest | None, Digest | None],
-    places: tuple[Surroundings, Surroundings],
-    extra: Sequence[str] = (),
-) -> OutputReport:
-    """Compare the output files of two runs, with the contents `sides`. Raises NotFound, CorruptObject.
-
-    If one of them was resumed, values that begin again with each attempt are not judged.
-    """
-    was_resumed = max(place.attempts for place in places) > 1
-    old, new = (_entries(repo, side) for side in sides)
-    folders = set[str]()
-    if places[0].attempts != places[1].attempts:
-        folders, places = numbered_folders.find((old, new), places)
-    rules = (*ignored.DEFAULTS, *(ignored.restarted((*old, *new)) if was_resumed else ()), *extra)
-    removed = paired_names.pair(old, new, places)
-    unpaired = [name for name in removed.unpaired if not ignored.is_file(name, extra)]
-    equal, differences = Counter[str](), list[OutputDifference]()
-    logs, layout = list[str](), list[str]()
-    clocks, elsewhere = dict[str, str](), dict[str, str]()
-    has_tensors, same = False, list[str]()
-    for name in sorted(old.keys() | new.keys(), key=text_files.natural):
-        before, after = old.get(name), new.get(name)
-        if before is not None and after is not None and before.digest == after.digest:
-            equal["files"] += 1
-            has_tensors = has_tensors or _has_weights(repo, name, before)
-            same.append(name)
-        elif ignored.is_file(name, extra):
-            logs.append(name)
-        elif (before is None or after is None) and _is_of_an_earlier_attempt(name, (before, after), places):
-            removed.earlier.append(name)
-        elif before is None or after is None:
-            digests = (side.digest if side is not None else None for side in (before, after))
-            differences.append(OutputDifference(name=name, original=next(digests), replayed=next(digests)))
-        else:
-            result = _compare(repo, name, (before, after), places, rules)
-            folder = logger_tables.folder_of(name, folders)
-            if result.difference is not None and folder is not None:
-                both = (before, after)
-                result = _compare_last_rows(repo, name, folder, both, places, rules, removed.earlier) or result
-            equal["output tensors"] += result.tensors
-            has_tensors = has_tensors or (result.tensors > 0 and _has_weights(repo, name, before))
-            same += [name] if result.tensors or result.values else []
-            equal["output values"] += result.values
-            if result.difference is not None:
-                differences.append(result.difference)
-            elif result.ignored:
-                (clocks if result.clock else elsewhere)[name] = f"{name} ({outputs.listed(result.ignored, most=_KEYS)})"
-            elif result.layout:
-                layout.append(name)
-    # Of pairs that are guessed, only equal ones count.
-    unpaired += [difference.name for difference in differences if removed.is_guess(difference.name)]
-    differences = [difference for difference in differences if not removed.is_guess(difference.name)]
-    return OutputReport(
-        differences=tuple(differences),
-        equal={kind: count for kind, count in equal.items() if count},
-        unjudged=(*_hint(differences), *_words([*clocks.values(), *elsewhere.values()], layout, equal["files"], extra)),
-        not_compared=(
-            *((f"logs that differ: {outputs.listed(logs)}",) if logs else ()),
-            *((f"files of earlier attempts: {outputs.listed(removed.earlier)}",) if removed.earlier else ()),
-            *((f"files whose pairs are unknown: {outputs.listed(unpaired)}",) if unpaired else ()),
+    pairs = _pair_names(rules.results, sides)
+    old, new = sides[0], replace(sides[1], files={pairs.get(name, name): each for name, each in sides[1].files.items()})
+    files = [compared.compare_file("file", *each) for each in _each(old.files, new.files, {})]
+    artifacts = [compared.compare_file("artifact", *each) for each in _each(old.artifacts, new.artifacts, {})]
+    metrics = [compared.compare_points("metric", *each) for each in _each(old.metrics, new.metrics, frozenset())]
+    has_tensors = any(file.has_tensors for file in (*files, *artifacts))
+    is_all = not (has_steps or rules.results or has_tensors)
+    names = _find_named(rules.results, (old, new))
+    items = [
+        *(
+            _judge_file(file, is_named=rules.strict or ("file", file.item.name) in names, is_all=is_all)
+            for file in files
         ),
-        clocks=tuple(clocks),
-        places=tuple(elsewhere),
-        unpaired=tuple(unpaired),
-        same=tuple(same),
-        has_tensors=has_tensors,
+        *(file.item for file in artifacts),
+        *(_judge_metric(item, is_named=("metric", item.name) in names, is_all=is_all) for item in metrics),
+        *(compared.compare_points("parameter", *each) for each in _each(old.parameters, new.parameters, frozenset())),
+        *(item for pattern in rules.results for item in _compare_named(pattern, old, new)),
+    ]
+    renamed = {before: after for after, before in pairs.items()}
+    items = [replace(item, replayed_as=renamed.get(item.name)) if item.kind == "file" else item for item in items]
+    tensors = sum(file.equal_tensors for file in (*files, *artifacts))
+    return OutputReport(
+        items=tuple(sorted(items, key=_order)),
+        evidence=_count_evidence(items, tensors),
+        hint=_pairing_hint(items) or (_narrowing_hint(items) if is_all else None),
     )
 
 
-def _is_of_an_earlier_attempt(
-    name: str, sides: tuple[Entry | None, Entry | None], places: tuple[Surroundings, Surroundings]
-) -> bool:
-    """Return True if a file that one run alone has is of a checkpoint that an earlier attempt of it left.
-
-    A framework removes older checkpoints, and after a resume not always those of the attempt before. Any other file is
-    a result, whoever wrote it.
-    """
-    return any(map(ignored.is_weights, name.split("/"))) and any(
-        side is not None and (name, side.digest) in place.earlier for side, place in zip(sides, places, strict=True)
-    )
-
-
-def _hint(differences: Sequence[OutputDifference]) -> Iterator[str]:
-    """Yield a hint if values or files of unknown formats differ, and no tensor does."""
-    opaque = [difference.name for difference in differences if difference.as_bytes]
-    if not differences or not all(":" in each.name or each.as_bytes for each in differences):
-        return
-    if any(difference.tensor for difference in differences):
-        return
-    rules = ", ".join(f'"{difference.name.replace("TIME", "*")}"' for difference in differences[:3])
-    known = f"compared as bytes: {outputs.listed(opaque)}" if opaque else "no tensor differs"
-    yield f"{known}. To leave files and values that are no results out of verdicts: [run] ignore = [{rules}]"
-
-
-def _words(clocks: Sequence[str], layout: Sequence[str], equal: int, extra: Sequence[str]) -> Iterator[str]:
-    if clocks:
-        total = len(clocks) + len(layout) + equal
-        yield f"{len(clocks)} of {total} files differ only in values that are not judged (time, place, restart):"
-        yield from (f"  {line}" for line in outputs.listed(clocks, "\n").split("\n"))
-    if layout:
-        yield f"equal in every tensor and value, with a different layout: {outputs.listed(layout)}"
-    if extra:
-        yield f"not judged by [run] ignore: {', '.join(extra)}"
-
-
-def _entries(repo: Repository, content: Digest | None) -> dict[str, Entry]:
-    if content is None:
-        return {}
-    record = repo.objects.get_record(content, Content)
-    if record.tree is None:
-        return {}
-    tree = trees.located(repo.objects, repo.locations, record.tree, record.packing)
-    return {entry.name: entry for entry in tree.entries}
-
-
-def _compare(
-    repo: Repository,
-    name: str,
-    sides: tuple[Entry, Entry],
-    places: tuple[Surroundings, Surroundings],
-    rules: Sequence[str],
-) -> _FileResult:
-    """Compare two files with different bytes."""
-    try:
-        old_parts, new_parts = (_parts(repo, name, side) for side in sides)
-    except tensor_files.UNREADABLE:
-        if _differ_in_place(repo, sides):
-            return _FileResult(ignored=[_PLACE])
-        original, replayed = (side.digest for side in sides)
-        difference = OutputDifference(name=name, original=original, replayed=replayed, as_bytes=True)
-        return _FileResult(difference=difference)
-    result = _FileResult(ignored=[])
-    _compare_tensors(result, name, (old_parts.tensors, new_parts.tensors), places)
-    values = [_keyed(part.values, place) for part, place in zip((old_parts, new_parts), places, strict=True)]
-    for key in sorted(values[0].keys() | values[1].keys(), key=text_files.natural):
-        before, after = values[0].get(key), values[1].get(key)
-        if before == after:
-            result.values += 1
-            continue
-        old, new = places[0].plain_value(before), places[1].plain_value(after)
-        if places[0].placeless(before) == places[1].placeless(after):
-            # All but the path is equal.
-            result.values += 1
-            result.ignored.append(key)
-        elif old == new or ignored.is_key(name, key, rules):
-            result.clock = True
-            result.ignored.append(key)
-        elif result.difference is None:
-            result.difference = OutputDifference(name=f"{name}:{key}", original=_short(old), replayed=_short(new))
-    if result.difference is None and not result.ignored and _named_otherwise(old_parts, new_parts):
-        result.ignored.append(_ELSEWHERE)
-    result.layout = not result.ignored
-    return result
-
-
-def _short(text: str | None) -> str | None:
-    """Return a value for a verdict. A long value is cut, and gets a digest."""
-    if text is None or len(text) <= _SHOWN:
-        return text
-    digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:12]
-    return f"{text[:_SHOWN]}… ({len(text):,} characters, digest {digest})"
-
-
-def _compare_tensors(
-    result: _FileResult,
-    name: str,
-    sides: tuple[dict[str, str], dict[str, str]],
-    places: tuple[Surroundings, Surroundings],
-) -> None:
-    old, new = (_keyed(side, place) for side, place in zip(sides, places, strict=True))
-    # A scalar, such as the best loss so far, is named if nothing larger differs.
-    order = {key: ("[]" in value, text_files.natural(key)) for key, value in {**old, **new}.items()}
-    for key in sorted(order, key=order.__getitem__):
-        before, after = old.get(key), new.get(key)
-        if before == after:
-            result.tensors += 1
-        elif result.difference is None:
-            result.difference = OutputDifference(name=f"{name}:{key}", original=before, replayed=after, tensor=True)
-
-
-def _keyed(values: Mapping[str, str], place: Surroundings) -> Mapping[str, str]:
-    """Return values by their names without time and place. If two names become equal, all names stay as they are."""
-    plain = {place.plain_key(name): value for name, value in values.items()}
-    return plain if len(plain) == len(values) else values
-
-
-def _named_otherwise(old: tensor_files.FileParts, new: tensor_files.FileParts) -> bool:
-    return old.tensors.keys() != new.tensors.keys() or old.values.keys() != new.values.keys()
-
-
-def _differ_in_place(repo: Repository, sides: tuple[Entry, Entry]) -> bool:
-    """Return True if two files of unknown format differ in the number of the run's work directory alone."""
+def list_uncompared(sides: tuple[Results, Results], reason: str) -> OutputReport:
+    """Return a report in which no result is compared, for one reason."""
     old, new = sides
-    if old.link is not None or new.link is not None or old.size_bytes != new.size_bytes:
-        return False
-    if old.size_bytes > _UNKNOWN_BYTES:
-        return False
-    before, after = (b"".join(repo.objects.read(part) for part in side.parts) for side in sides)
-    return ignored.with_one_number(before) == ignored.with_one_number(after)
+    kinds: tuple[tuple[Kind, set[str]], ...] = (
+        ("file", {*old.files, *new.files}),
+        ("artifact", {*old.artifacts, *new.artifacts}),
+        ("metric", {*old.metrics, *new.metrics}),
+        ("parameter", {*old.parameters, *new.parameters}),
+    )
+    items = (
+        ComparedItem(kind=kind, name=name, status="not compared", reason=reason)
+        for kind, names in kinds
+        for name in sorted(names)
+    )
+    return OutputReport(items=tuple(items))
 
 
-def _compare_last_rows(
-    repo: Repository,
-    name: str,
-    folder: str,
-    sides: tuple[Entry, Entry],
-    places: tuple[Surroundings, Surroundings],
-    rules: Sequence[str],
-    superseded: Sequence[str],
-) -> _FileResult | None:
-    """Compare the last rows of two tables of Lightning's CSVLogger, of which one is of the resumed run's last attempt.
+def _each(old: Mapping[str, T], new: Mapping[str, T], nothing: T) -> Iterator[tuple[str, T, T]]:
+    """Yield each name with its contents on both sides."""
+    for name in sorted(old.keys() | new.keys()):
+        yield name, old.get(name, nothing), new.get(name, nothing)
 
-    Return None if that one has no rows, or more than the other, or if one cannot be read. Return None too if no attempt
-    was interrupted in that table: if the last one took the first step, or if it has all rows and only other folders
-    have files of earlier attempts. A table that an earlier attempt left is whole, unless a still earlier one had a
-    table too, which is `superseded`.
 
-    The table of the last attempt has the columns of the values that were logged in it. Columns that it lacks are empty
-    in these rows. A mean over an epoch (`loss_epoch` in other rows than `loss_step`) begins again with the attempt.
-    """
-    resumed = 0 if places[0].attempts > places[1].attempts else 1
-    place = places[resumed]
-    begin = place.plain(folder)
-    left = {digest for path, digest in place.earlier if place.plain(path).startswith(begin)}
-    is_second = any(path.endswith("/metrics.csv") and place.plain(path).startswith(begin) for path in superseded)
-    if place.begins_anew or (sides[resumed].digest in left and not is_second):
+def _pair_names(patterns: Sequence[ResultPattern], sides: tuple[Results, Results]) -> dict[str, str]:
+    """Return the names of files of the original by those of the replay, where a pattern matches one on each side."""
+    pairs: dict[str, str] = {}
+    for pattern in patterns:
+        old, new = (pattern.find(side.files) if pattern.glob else [] for side in sides)
+        if len(old) == len(new) == 1 and old != new and old[0] not in pairs.values():
+            pairs.setdefault(new[0], old[0])
+    return pairs
+
+
+def _find_named(patterns: Sequence[ResultPattern], sides: tuple[Results, Results]) -> set[tuple[str, str]]:
+    """Return kind and name of the files and metrics that the user names as a whole."""
+    named = {("metric", pattern.metric) for pattern in patterns if pattern.metric is not None}
+    for pattern in patterns:
+        if pattern.glob and pattern.key is None:
+            named |= {("file", name) for name in pattern.find({*sides[0].files, *sides[1].files})}
+    return named
+
+
+def _compare_named(pattern: ResultPattern, old: Results, new: Results) -> Iterator[ComparedItem]:
+    """Yield the values that the user names by a key, and a pattern that matches nothing on both sides."""
+    names = pattern.find({*old.files, *new.files}) if pattern.glob else []
+    if not names and pattern.metric not in {*old.metrics, *new.metrics}:
+        yield ComparedItem(kind="result", name=pattern.text, status="not compared", judged=True, reason=_BOTH_LACK)
+    for name in names if pattern.key is not None else ():
+        sides = (next(iter(side.files.get(name, {}).values()), None) for side in (old, new))
+        yield compared.compare_key(name, pattern.key or "", *sides)
+
+
+def _judge_file(file: ComparedFile, *, is_named: bool, is_all: bool) -> ComparedItem:
+    """Return the item of a file, by its bytes if it is named, or if all files of both runs are judged."""
+    return file.by_bytes() if is_named or (is_all and file.in_both) else file.item
+
+
+def _judge_metric(item: ComparedItem, *, is_named: bool, is_all: bool) -> ComparedItem:
+    """As `_judge_file`. A named metric that one run lacks differs."""
+    if is_named and item.status == "not compared":
+        return compared.as_absent(item)
+    return replace(item, judged=is_named or (is_all and item.status != "not compared"))
+
+
+def _order(item: ComparedItem) -> tuple[bool, bool, bool]:
+    """Return a sort key: judged differences come first, of tensors before others, and named values before files."""
+    decides = item.judged and item.status == "differs"
+    return not decides, not (item.place or "").startswith("tensor "), item.kind != "result"
+
+
+def _count_evidence(items: Sequence[ComparedItem], tensors: int) -> dict[str, int]:
+    """Return the numbers of judged equal items by kind, and of files with equal tensors."""
+    counts = Counter(f"{item.kind}s" for item in items if item.judged and item.status == "equal")
+    return dict(counts) | ({"tensor files": tensors} if tensors else {})
+
+
+def _pairing_hint(items: Sequence[ComparedItem]) -> str | None:
+    """Return the patterns that pair tensor files which have other names in the replay; None if there are none."""
+    lone = [item for item in items if item.kind == "file" and item.judged and item.status == "not compared"]
+    names = Counter(item.name.rpartition("/")[2] for item in lone)
+    patterns = [f"**/{name}" for name, count in names.items() if count == 2]
+    return _line(patterns, "To compare files with other names in the replay") if patterns else None
+
+
+def _narrowing_hint(items: Sequence[ComparedItem]) -> str | None:
+    """Return the line that judges less than all files and metrics; None if nothing differs."""
+    files = [item for item in items if item.judged and item.kind == "file"]
+    keyed = [f"{item.name}:KEY" for item in files if item.status == "differs" and item.name.endswith(KEYED)]
+    equal = [item.name for item in files if item.status == "equal"]
+    equal += [
+        f"metric:{item.name}" for item in items if item.judged and item.kind == "metric" and item.status == "equal"
+    ]
+    if not any(item.judged and item.status == "differs" for item in items):
         return None
-    try:
-        tables = [logger_tables.read(repo, side) for side in sides]
-    except (csv.Error, ValueError):
-        return None
-    count = len(tables[resumed])
-    others = len(tables[1 - resumed])
-    if not 0 < count <= others or (count == others and place.earlier and not left):
-        return None
-    result = _FileResult(ignored=["rows of earlier attempts"], clock=True)
-    first_epoch = tables[0][-count].get("epoch")
-    means = logger_tables.means([row for table in tables for row in table])
-    for row in range(-count, 0):
-        before, after = (table[row] for table in tables)
-        number = len(tables[0]) + row + 1
-        for column in dict.fromkeys([*before, *after]):
-            old, new = before.get(column), after.get(column)
-            if old == new:
-                result.values += 1
-            elif (
-                (column in means and first_epoch is not None and before.get("epoch") == first_epoch)
-                or ignored.is_key(name, f"{number}.{column}", rules)
-                or places[0].plain_value(old) == places[1].plain_value(new)
-            ):
-                result.ignored.append(f"{number}.{column}")
-            elif result.difference is None:
-                result.difference = OutputDifference(name=f"{name}:{number}.{column}", original=old, replayed=new)
-    return result
+    patterns = [*equal[:_NAMED], *keyed[:_NAMED]] or ["FILE", "FILE:KEY", "metric:NAME"]
+    return _line(patterns, "To judge less than all files and metrics")
 
 
-def _has_weights(repo: Repository, name: str, entry: Entry) -> bool:
-    """Return True if a file may have weights: of a format that is read, if it has floating-point numbers.
-
-    A large file is not read: its first bytes show a format. Files of other formats count by their names.
-    """
-    plain = name.removesuffix(".gz")
-    is_archive = plain.endswith(archives.SUFFIXES)
-    if entry.link is not None or not (ignored.is_weights(name) or is_archive):
-        return False
-    if not is_archive and not plain.endswith(tensor_files.SUFFIXES):
-        return True
-    if entry.size_bytes > _UNKNOWN_BYTES:
-        return name != plain or is_archive or _may_begin_weights(repo, entry)
-    try:
-        with _opened(repo, entry) as file:
-            return archives.has_floats(name, file)
-    except tensor_files.UNREADABLE:
-        return False  # Such as token ids in a .bin file.
-
-
-def _may_begin_weights(repo: Repository, entry: Entry) -> bool:
-    begin = bytes(repo.objects.read(entry.parts[0]))[:_BEGIN_BYTES]
-    if begin.startswith(_ARRAY):
-        return tensor_files.is_float_array(begin)
-    return begin.startswith((_PICKLE, b"PK\x03\x04", tensor_files.LEGACY)) or begin[8:9] == b"{"
-
-
-def _parts(repo: Repository, name: str, entry: Entry) -> tensor_files.FileParts:
-    """Return the parts of a file. Raises one of `tensor_files.UNREADABLE`."""
-    if entry.link is not None:
-        raise ValueError("a link")
-    with _opened(repo, entry) as file:
-        return archives.read(name, file)
-
-
-@contextmanager
-def _opened(repo: Repository, entry: Entry) -> Iterator[IO[bytes]]:
-    """Yield the content of a file."""
-    with tempfile.TemporaryFile() as file:
-        for part in entry.parts:
-            file.write(repo.objects.read(part))
-        file.seek(0)
-        yield file
+def _line(patterns: Sequence[str], purpose: str) -> str:
+    quoted = ", ".join(f'"{pattern}"' for pattern in patterns)
+    return f"{purpose}: [run] results = [{quoted}]"

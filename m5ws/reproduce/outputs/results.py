@@ -1,23 +1,41 @@
-"""Results of scripts without a session: output files, and metrics that the script logged, compared at its end."""
+"""The delivered results of two runs, collected from the store and the tracker, and their comparison."""
 
 import logging
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import IO
 
 import msgspec
 
+from m5ws.config import result_patterns
 from m5ws.errors import M5Error
-from m5ws.records.verdict import Divergence
+from m5ws.records.base import Digest
+from m5ws.records.checkpoint import Content as StoredContent
+from m5ws.records.ledger import COMPLETE
+from m5ws.records.tree import Entry
+from m5ws.records.verdict import ComparedItem, Divergence
 from m5ws.repository import checkpoints
+from m5ws.repository.files import trees
 from m5ws.repository.repository import Repository
 from m5ws.reproduce.compare import Comparison
-from m5ws.reproduce.outputs import output_files, surroundings
-from m5ws.reproduce.outputs.output_files import OutputReport
+from m5ws.reproduce.outputs import output_files, tensor_files
+from m5ws.reproduce.outputs.content import Content
+from m5ws.reproduce.outputs.items import Contents
+from m5ws.reproduce.outputs.output_files import OutputReport, OutputRules, Results
 from m5ws.runs import history
 from m5ws.runs.history import History
 from m5ws.runs.outputs import outputs
-from m5ws.tracking.interface import Tracker
+from m5ws.tracking.interface import Fetch, LoggedResults, Tracker
 
 _log = logging.getLogger(__name__)
+
+
+def rules(results: Sequence[str], *, strict: bool = False) -> OutputRules:
+    """Return the rules for patterns of `[run] results`, which `config.reader` has checked."""
+    return OutputRules(results=tuple(map(result_patterns.parse, results)), strict=strict)
 
 
 def first_difference(
@@ -26,64 +44,58 @@ def first_difference(
     comparison: Comparison,
     before: str,
     after: str,
-    ignore: Sequence[str] = (),
+    judged: OutputRules | None = None,
 ) -> Divergence | None:
-    """Return the first file or metric that differs between two runs.
+    """Return the first difference of two runs that ended: of steps and state, else of their delivered results.
 
-    Adds the counts of equal ones to `comparison`.
+    Adds the counts of equal results that decide to `comparison`.
     """
-    return files_and_metrics(repo, tracker, comparison, (before, after), ignore)[0]
+    report = compare(repo, tracker, comparison, (before, after), judged or OutputRules())
+    comparison.equal.update(report.evidence)
+    return comparison.first() or divergence(report, comparison.original.last_step)
 
 
-def files_and_metrics(
-    repo: Repository, tracker: Tracker | None, comparison: Comparison, runs: tuple[str, str], ignore: Sequence[str]
-) -> tuple[Divergence | None, OutputReport]:
-    """Return the first judged difference of two scripts without a session, and the report on their files."""
-    report = files(repo, comparison, runs, ignore)
-    comparison.equal.update(report.equal)
-    metric = _metric(tracker, comparison, *runs)
-    if (difference := report.first) is not None:
-        first = Divergence(
-            step=comparison.original.last_step,
-            rank=0,
-            quantity=f"file {difference.name}",
-            original=difference.original,
-            replayed=difference.replayed,
-        )
-        return first, report
-    return comparison.first() or metric, report
+def compare(
+    repo: Repository,
+    tracker: Tracker | None,
+    comparison: Comparison,
+    runs: tuple[str, str],
+    judged: OutputRules,
+    *,
+    ends_early: bool = False,
+) -> OutputReport:
+    """Return the comparison of the delivered results of two runs. Raises NotFound, CorruptObject.
 
-
-def metrics_beside(
-    tracker: Tracker | None, comparison: Comparison, runs: tuple[str, str], *, whole: bool
-) -> tuple[str, ...]:
-    """Return lines on logged metrics that differ. They do not decide, because the scripts recorded steps.
-
-    A replay that is not `whole` logs a part of them.
+    Nothing is compared if a run did not end by itself, if the replay of a segment ends earlier than the original, or if
+    the files of a run could not be stored.
     """
-    try:
-        if tracker is None or not (whole or tracker.script_metrics(runs[0])):
-            return ()
-        metric = _metric(tracker, comparison, *runs) if whole else None
-    except M5Error as error:
-        return (f"metrics that the script logged itself: {error}",)
-    if not whole:
-        return ("metrics that the script logged itself: the replay covers a part of the run",)
-    if metric is None:
-        return ()
-    return (f"{metric.quantity} at step {metric.step} differs; the recorded steps decide the verdict",)
+    done = comparison.original, comparison.replay
+    with ExitStack() as stack:
+        logged, unread = _logged(tracker, runs, stack)
+        sides = (_with_files(repo, done[0], logged[0]), _with_files(repo, done[1], logged[1]))
+        if (reason := _unjudged(comparison, ends_early=ends_early)) is not None:
+            report = output_files.list_uncompared(sides, reason)
+        else:
+            report = output_files.compare(sides, judged, has_steps=comparison.original.by_steps)
+    lines = {
+        line for side, each in zip(("the original", "the replay"), done, strict=True) for line in not_kept(side, each)
+    }
+    return msgspec.structs.replace(report, items=(*report.items, *unread), not_compared=tuple(sorted(lines)))
 
 
-def files(repo: Repository, comparison: Comparison, runs: tuple[str, str], ignore: Sequence[str]) -> OutputReport:
-    """Return the comparison of the output files of two runs, with lines on files that were not stored."""
-    sides = {"the original": comparison.original, "the replay": comparison.replay}
-    lines = tuple(dict.fromkeys(line for side, done in sides.items() for line in not_kept(side, done)))
-    if any(notice.kind == outputs.NOT_STORED for done in sides.values() for notice in done.notices):
-        return OutputReport(not_compared=lines)
-    contents = (comparison.original.outputs, comparison.replay.outputs)
-    places = (surroundings.load(repo, runs[0]), surroundings.load(repo, runs[1]))
-    report = output_files.compare(repo, contents, places, ignore)
-    return msgspec.structs.replace(report, not_compared=(*report.not_compared, *lines))
+def divergence(report: OutputReport, last_step: int) -> Divergence | None:
+    """Return the first judged difference of results; None without one."""
+    item = report.first
+    if item is None:
+        return None
+    place = f": {item.place}" if item.place is not None else ""
+    return Divergence(
+        step=last_step,
+        rank=0,
+        quantity=f"{item.kind} {item.name}{place}",
+        original=item.original,
+        replayed=item.replayed,
+    )
 
 
 def has_none(repo: Repository, tracker: Tracker | None, run: str) -> bool:
@@ -96,8 +108,10 @@ def has_none(repo: Repository, tracker: Tracker | None, run: str) -> bool:
 
 
 def is_nothing(done: History, tracker: Tracker | None, run: str) -> bool:
-    """Return True if a run has no steps, no output files and no metrics of its script."""
-    return not (done.by_steps or done.outputs is not None or (tracker is not None and tracker.script_metrics(run)))
+    """Return True if a run has no steps, no output files, and its script logged nothing."""
+    if done.by_steps or done.outputs is not None:
+        return False
+    return tracker is None or tracker.logged(run) == LoggedResults()
 
 
 def not_kept(side: str, done: History) -> list[str]:
@@ -106,27 +120,86 @@ def not_kept(side: str, done: History) -> list[str]:
     return [f"output files of {side}: {notice.message}" for notice in done.notices if notice.kind in kinds]
 
 
-def _metric(tracker: Tracker | None, comparison: Comparison, before: str, after: str) -> Divergence | None:
+def _unjudged(comparison: Comparison, *, ends_early: bool) -> str | None:
+    """Return the reason why the results of two runs are not comparable; None if they are."""
+    for side, done in (("original", comparison.original), ("replay", comparison.replay)):
+        if done.outcome not in COMPLETE:
+            return f"the {side} did not end by itself"
+        if any(notice.kind == outputs.NOT_STORED for notice in done.notices):
+            return f"the {side} could not store its output files"
+    return "the replay ends earlier than the original" if ends_early else None
+
+
+def _logged(
+    tracker: Tracker | None, runs: tuple[str, str], stack: ExitStack
+) -> tuple[tuple[Results, Results], tuple[ComparedItem, ...]]:
+    """Return all that the scripts of two runs logged. Copies of artifacts are removed with the stack.
+
+    If the tracker cannot be read, return nothing, and an item with the reason.
+    """
     if tracker is None:
-        return None
-    original, replayed = tracker.script_metrics(before), tracker.script_metrics(after)
-    differing = []
-    for name in sorted(original.keys() | replayed.keys()):
-        old, new = _by_step(original.get(name, [])), _by_step(replayed.get(name, []))
-        for step in sorted(old.keys() | new.keys()):
-            if old.get(step) != new.get(step):
-                differing.append((step, name, old.get(step), new.get(step)))
-            else:
-                comparison.equal["metrics"] += 1
-    if not differing:
-        return None
-    step, name, first_old, first_new = min(differing, key=lambda row: row[:2])
-    return Divergence(step=step, rank=0, quantity=f"metric {name}", original=first_old, replayed=first_new)
+        return (Results(), Results()), ()
+    try:
+        return (_fetch(tracker.logged(runs[0]), stack), _fetch(tracker.logged(runs[1]), stack)), ()
+    except M5Error as error:
+        name = "of the tracker: metrics, parameters and artifacts that the script logged"
+        item = ComparedItem(kind="result", name=name, status="not compared", judged=True, reason=str(error))
+        return (Results(), Results()), (item,)
 
 
-def _by_step(points: list[tuple[int, str]]) -> dict[int, str]:
-    """Return all values of a metric at each step as one text. Values without a step are at step 0."""
-    by_step: dict[int, list[str]] = {}
-    for step, value in points:
-        by_step.setdefault(step, []).append(value)
-    return {step: " ".join(sorted(values)) for step, values in by_step.items()}
+def _fetch(logged: LoggedResults, stack: ExitStack) -> Results:
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if logged.artifacts else Path()
+    artifacts = {name: _fetched(folder, each) for name, each in logged.artifacts.items()}
+    return Results(artifacts=artifacts, parameters=logged.parameters, metrics=logged.metrics)
+
+
+def _fetched(folder: Path, fetches: Sequence[Fetch]) -> Contents:
+    """Return the different contents of an artifact, copied into new folders in `folder`. Raises M5Error."""
+    contents = {}
+    for fetch in fetches:
+        path = fetch(Path(tempfile.mkdtemp(dir=folder)))
+        with path.open("rb") as file:
+            digest = tensor_files.digest_stream(file)
+        head, opened = partial(_read_head, path), partial(_open, path)
+        contents[digest] = Content(digest=digest, size_bytes=path.stat().st_size, head=head, open=opened)
+    return contents
+
+
+def _open(path: Path) -> IO[bytes]:
+    return path.open("rb")
+
+
+def _read_head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(tensor_files.HEAD_BYTES)
+
+
+def _with_files(repo: Repository, done: History, logged: Results) -> Results:
+    """Return the results of a run: its output files, and those that its script logged."""
+    files = {entry.name: _stored(repo, entry) for entry in _entries(repo, done.outputs)}
+    return msgspec.structs.replace(logged, files=files)
+
+
+def _entries(repo: Repository, digest: Digest | None) -> Sequence[Entry]:
+    """Return the output files of a run."""
+    record = repo.objects.get_record(digest, StoredContent) if digest is not None else None
+    if record is None or record.tree is None:
+        return ()
+    return trees.located(repo.objects, repo.locations, record.tree, record.packing).entries
+
+
+def _stored(repo: Repository, entry: Entry) -> Contents:
+    """Return the content of an output file. Its parts are read when it is opened."""
+
+    @contextmanager
+    def opened() -> Iterator[IO[bytes]]:
+        with tempfile.TemporaryFile() as file:
+            for part in entry.parts:
+                file.write(repo.objects.read(part))
+            file.seek(0)
+            yield file
+
+    def head() -> bytes:
+        return bytes(repo.objects.read(entry.parts[0]))[: tensor_files.HEAD_BYTES] if entry.parts else b""
+
+    return {entry.digest: Content(digest=entry.digest, size_bytes=entry.size_bytes, head=head, open=opened)}

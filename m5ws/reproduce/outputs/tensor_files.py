@@ -1,9 +1,11 @@
-"""Files of weights and state, read for a comparison without running code in them.
+"""Files of tensors, known by their content and read for a comparison without running code in them.
 
 safetensors and NumPy files are headers and bytes. PyTorch files are zip files with a pickle, or pickles and then the
-bytes of all storages (before version 1.6). Tensors are compared by digests of their bytes.
+bytes of all storages (before version 1.6). A file is read only if its parts explain every byte of it. Tensors are
+compared by digests of their bytes.
 """
 
+import ast
 import hashlib
 import io
 import json
@@ -19,12 +21,15 @@ from typing import IO
 
 import msgspec
 
+from m5ws.reproduce.outputs import exact_zips
 from m5ws.reproduce.outputs.inert_pickles import Inert, Storage, flat, load
 from m5ws.reproduce.outputs.named_values import exact_text, unique
 
-PICKLES = (".pkl", ".pickle", "/.metadata")
-"""Bare pickles or PyTorch's zip files. torch.distributed.checkpoint writes the last one beside its shards."""
-SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz", ".npy", *PICKLES)
+SUFFIXES = (
+    *(".safetensors", ".pt", ".pth", ".pth.tar", ".bin", ".ckpt", ".npz", ".npy", ".pkl", ".pickle"),
+    *(".distcp", ".gguf", ".h5", ".joblib", ".keras", ".msgpack", ".onnx", ".pt2", ".ptl", ".tflite"),
+)
+"""Ends of the names of files of weights, in formats that are read here and in others."""
 UNREADABLE = (
     ArithmeticError,
     AttributeError,
@@ -33,6 +38,7 @@ UNREADABLE = (
     lzma.LZMAError,
     MemoryError,
     RuntimeError,
+    SyntaxError,
     TypeError,
     ValueError,
     pickle.PickleError,
@@ -44,8 +50,12 @@ UNREADABLE = (
 
 LEGACY = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)
 """The first bytes of a file in PyTorch's format before version 1.6."""
+HEAD_BYTES = len(LEGACY)
+"""Number of bytes that identify a format."""
+_ZIP, _PICKLE, _ARRAY = b"PK\x03\x04", b"\x80", b"\x93NUMPY"
 _WINDOW_BYTES = 2**20
 _PICKLE_BYTES = 2**28
+_ARRAY_HEAD_BYTES = 2**16
 _ITEM_BYTES = {
     **dict.fromkeys(("DoubleStorage", "LongStorage", "ComplexFloatStorage"), 8),
     **dict.fromkeys(("FloatStorage", "IntStorage"), 4),
@@ -53,14 +63,8 @@ _ITEM_BYTES = {
     **dict.fromkeys(("ByteStorage", "CharStorage", "BoolStorage"), 1),
     "ComplexDoubleStorage": 16,
 }
-_FLOATS = ("Float", "Double", "Half", "BFloat16", "Complex", "F", "BF", "C64")
-"""Begins the types of tensors of floating-point numbers, of PyTorch and of safetensors."""
-_UNTYPED, _FLOAT_TYPES = "Untyped", ("'torch.float", "'torch.bfloat", "'torch.complex")
-"""PyTorch stores tensors of newer types (8-bit ones, unsigned integers) as bytes, with the type beside them."""
-_FLOAT_ARRAY = re.compile(rb"'descr': '[<>=|][fc]")
-_ARRAY_HEAD_BYTES = 2**10
-"""Bytes in which the type and shape of a file of NumPy are."""
-_CHANCE = ".data/serialization_id"
+_CHECKSUM, _CHECKSUM_CHARACTERS = ".data/serialization_id", 40
+"""A member of PyTorch's zip files that depends on the bytes of all other members, and its length."""
 _StorageDigest = Callable[[str, int, int | None], str]
 """Digest of the bytes of a storage: its key, the first byte, and the number of bytes (None: all)."""
 
@@ -72,56 +76,74 @@ class FileParts(msgspec.Struct, frozen=True, kw_only=True):
     values: dict[str, str]
 
 
-def read(name: str, file: IO[bytes]) -> FileParts:
+def is_known(head: bytes) -> bool:
+    """Return True if a file that begins with these bytes, `HEAD_BYTES` or all, may be of a format that is read."""
+    return head.startswith((_ZIP, _PICKLE, _ARRAY)) or _is_safetensors(head)
+
+
+def read(file: IO[bytes]) -> FileParts:
     """Return the parts of a file. Raises one of UNREADABLE."""
-    if name.endswith(".safetensors"):
-        return _safetensors(file)
-    if name.endswith(".npy"):
-        return FileParts(tensors={"array": _array(file)}, values={})
-    if file.read(len(LEGACY)) == LEGACY:
-        return _torch_before_1_6(file)
-    if name.endswith(PICKLES) and not zipfile.is_zipfile(file):
-        file.seek(0)
-        return _pickle(file)
-    with zipfile.ZipFile(file) as archive:
-        members = {member.filename: member for member in archive.infolist()}
-        if len(members) != len(archive.infolist()):
-            raise ValueError("two members have one name")
-        if name.endswith(".npz"):
-            return FileParts(tensors={member: _array(archive.open(member)) for member in members}, values={})
-        return _torch(archive, members)
-
-
-def has_floats(name: str, file: IO[bytes]) -> bool:
-    """Return True if a file has an array, or a tensor that is no scalar, of floating-point numbers.
-
-    Raises one of UNREADABLE.
-    """
-    return are_floats(read(name, file))
-
-
-def are_floats(parts: FileParts) -> bool:
-    """Return True if a tensor that is no scalar has floating-point numbers."""
-    tensors = [text for text in parts.tensors.values() if " [] " not in text]
-    return any(text.startswith(_FLOATS) for text in tensors) or (
-        any(text.startswith(_UNTYPED) for text in tensors)
-        and any(text.startswith(_FLOAT_TYPES) for text in parts.values.values())
-    )
-
-
-def _array(file: IO[bytes]) -> str:
-    """Return the kind of the elements, and the digest, of a file of NumPy, as for a tensor."""
-    head = file.read(_ARRAY_HEAD_BYTES)
     file.seek(0)
-    return f"{'FloatArray' if is_float_array(head) else 'Array'} {digest_stream(file)}"
+    head = file.read(HEAD_BYTES)
+    file.seek(0)
+    if head.startswith(_ARRAY):
+        return _array("array", file)
+    if head == LEGACY:
+        return _torch_before_1_6(file)
+    if head.startswith(_ZIP):
+        return _zip(file)
+    if head.startswith(_PICKLE):
+        return _pickle(file)
+    if _is_safetensors(head):
+        return _safetensors(file)
+    raise ValueError("not a format with tensors")
 
 
-def is_float_array(head: bytes) -> bool:
-    """Return True if a file of NumPy begins as one with floating-point or complex numbers, and is no scalar.
+def _is_safetensors(head: bytes) -> bool:
+    return head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _PICKLE_BYTES
+
+
+def _zip(file: IO[bytes]) -> FileParts:
+    with zipfile.ZipFile(file) as archive:
+        exact_zips.check(file, archive)
+        members = {member.filename: member for member in archive.infolist()}
+        if not members or not all(name.endswith(".npy") for name in members):
+            return _torch(archive, members)
+        arrays = [_array(name, archive.open(member)) for name, member in members.items()]
+    tensors = {name: text for parts in arrays for name, text in parts.tensors.items()}
+    return FileParts(tensors=tensors, values={name: text for parts in arrays for name, text in parts.values.items()})
+
+
+def _array(name: str, file: IO[bytes]) -> FileParts:
+    """Return the parts of a file of NumPy: one tensor, or one value if its elements are pickled objects.
 
     https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
     """
-    return _FLOAT_ARRAY.search(head) is not None and b"'shape': ()" not in head
+    begin = file.read(8)
+    size_bytes = int.from_bytes(length := file.read(2 if begin[6:7] == b"\x01" else 4), "little")
+    if not begin.startswith(_ARRAY) or size_bytes > _ARRAY_HEAD_BYTES:
+        raise ValueError("not a file of NumPy")
+    head = file.read(size_bytes)
+    fields = ast.literal_eval(head.decode("latin-1"))
+    item_bytes = _item_bytes(fields["descr"])
+    digest = hashlib.blake2b(begin + length + head, digest_size=32)
+    if item_bytes is None:
+        return FileParts(tensors={}, values={name: f"objects {digest_stream(file, digest=digest)}"})
+    text = digest_stream(file, math.prod(fields["shape"]) * item_bytes, digest)
+    if file.read(1):
+        raise ValueError("bytes come after the array")
+    return FileParts(tensors={name: f"{fields['descr']} {list(fields['shape'])} {text}"}, values={})
+
+
+def _item_bytes(kind: object) -> int | None:
+    """Return the bytes of an element of a NumPy type; None if it is an object."""
+    if isinstance(kind, list):  # A record: (name, type) or (name, type, shape) for each field.
+        parts = [(_item_bytes(field[1]), math.prod(field[2]) if len(field) > 2 else 1) for field in kind]
+        return None if any(size is None for size, _ in parts) else sum((size or 0) * count for size, count in parts)
+    match = re.fullmatch(r"[<>|=]?([a-zA-Z])(\d*)(\[.*\])?", str(kind))
+    if match is None:
+        raise ValueError(f"unknown type {kind!r}")
+    return None if match[1] == "O" else int(match[2]) * (4 if match[1] == "U" else 1)
 
 
 def _torch(archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo]) -> FileParts:
@@ -131,7 +153,9 @@ def _torch(archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo]) -> 
         raise ValueError("its pickle is too long")
     root, _ = load(io.BytesIO(archive.read(main)))
     parts, keys = _parts(root, lambda key, start, size_bytes: _member(archive, f"{top}data/{key}", start, size_bytes))
-    used = {main, top + _CHANCE, *(f"{top}data/{key}" for key in keys)}
+    used = {main, *(f"{top}data/{key}" for key in keys)}
+    if (checksum := members.get(top + _CHECKSUM)) is not None and checksum.file_size == _CHECKSUM_CHARACTERS:
+        used.add(checksum.filename)
     rest = {f"member {name.removeprefix(top)}": _member(archive, name) for name in members.keys() - used}
     return FileParts(tensors=parts.tensors, values=parts.values | rest)
 
@@ -175,14 +199,16 @@ def _parts(root: object, digest: _StorageDigest) -> tuple[FileParts, set[str]]:
     """Return the parts of an unpickled object, and the keys of the storages among them."""
     tensors: dict[str, str] = {}
     values: dict[str, str] = {}
-    keys = set[str]()
+    keys, covered = dict[str, str](), set[str]()
     for name, value in unique(flat(root)).items():
         if isinstance(value, Storage):
-            keys.add(value.key)
+            keys[value.key] = name
+            covered.add(value.key)
             tensors[name] = f"{value.kind} [{value.elements}] {digest(value.key, 0, None)}"
         elif isinstance(value, Inert):
-            tensors[name], key = _tensor(value, digest)
-            keys.add(key)
+            tensors[name], storage, is_whole = _tensor(value, digest)
+            keys.setdefault(storage, name)
+            covered |= {storage} if is_whole else set()
         elif isinstance(value, bytes) and value.startswith(LEGACY):
             # A storage in a plain pickle (`torch.storage._load_from_bytes`).
             parts = _torch_before_1_6(io.BytesIO(value))
@@ -190,7 +216,9 @@ def _parts(root: object, digest: _StorageDigest) -> tuple[FileParts, set[str]]:
             values |= {f"{name}.{key}" if key else name: text for key, text in parts.values.items()}
         else:
             values[name] = exact_text(value)
-    return FileParts(tensors=tensors, values=values), keys
+    # Bytes that no tensor shows, such as the rest of a tensor of which a part was saved.
+    values |= {f"storage of {name}": digest(key, 0, None) for key, name in keys.items() if key not in covered}
+    return FileParts(tensors=tensors, values=values), set(keys)
 
 
 def _pickle(file: IO[bytes]) -> FileParts:
@@ -209,8 +237,8 @@ def _missing(key: str) -> str:
     raise ValueError(f"its storage {key} is missing")
 
 
-def _tensor(value: Inert, digest: _StorageDigest) -> tuple[str, str]:
-    """Return a tensor's type, shape and digest, and the key of its storage."""
+def _tensor(value: Inert, digest: _StorageDigest) -> tuple[str, str, bool]:
+    """Return a tensor's type, shape and digest, the key of its storage, and True if it shows all bytes of that."""
     storage, offset, size, stride = value.arguments[0][:4]
     # torch's other flags of how to read the bytes: conjugated, negative.
     flags = "".join(
@@ -221,9 +249,9 @@ def _tensor(value: Inert, digest: _StorageDigest) -> tuple[str, str]:
         raise TypeError("not a tensor")
     item = _ITEM_BYTES.get(storage.kind)
     if item is None or not _is_dense(size, stride):
-        return f"{storage.kind} {list(size)} {offset} {stride}{flags} {digest(storage.key, 0, None)}", storage.key
+        return f"{storage.kind} {list(size)} {offset} {stride}{flags} {digest(storage.key, 0, None)}", storage.key, True
     text = digest(storage.key, offset * item, math.prod(size) * item)
-    return f"{storage.kind} {list(size)}{flags} {text}", storage.key
+    return f"{storage.kind} {list(size)}{flags} {text}", storage.key, math.prod(size) == storage.elements
 
 
 def _is_dense(size: tuple[int, ...], stride: tuple[int, ...]) -> bool:
@@ -243,9 +271,9 @@ def _member(archive: zipfile.ZipFile, name: str, start: int = 0, size_bytes: int
         return digest_stream(stream, size_bytes)
 
 
-def digest_stream(stream: IO[bytes], size_bytes: int | None = None) -> str:
+def digest_stream(stream: IO[bytes], size_bytes: int | None = None, digest: "hashlib.blake2b | None" = None) -> str:
     """Return a digest of the rest of a stream, or of its next `size_bytes`. Raises EOFError if it has fewer."""
-    digest, left = hashlib.blake2b(digest_size=32), size_bytes
+    digest, left = digest or hashlib.blake2b(digest_size=32), size_bytes
     while left is None or left:
         data = stream.read(_WINDOW_BYTES if left is None else min(left, _WINDOW_BYTES))
         if not data:

@@ -5,7 +5,6 @@ original, and every compared quantity is equal (promise 8).
 """
 
 import time
-from collections.abc import Sequence
 from typing import Literal
 
 from m5ws.diff import commit_history, diff
@@ -16,20 +15,17 @@ from m5ws.repository import cross_check
 from m5ws.reproduce import gaps, refusals
 from m5ws.reproduce.compare import Comparison
 from m5ws.reproduce.outputs import output_files, results
-from m5ws.reproduce.verdict import reason
+from m5ws.reproduce.outputs.output_files import OutputRules
+from m5ws.reproduce.verdict import headline, reason
 from m5ws.runs import supervise
 from m5ws.runs.outputs import outputs
 
 _NAMED = 3
-"""Files that the first sentence of a verdict names. Lines below it list them."""
+"""Uncompared results that the first sentence of a verdict names. Lines below it list them."""
 _UNOBSERVED = (
     "values that observation does not see: elements between the sampled ones of batches and outputs, losses that no "
     "module computes, averages of weights and generators of the script's own, optimizers in compiled functions and in "
     "threads, and processes that the script starts"
-)
-_TEXTS_ALONE = (
-    "weights: no output file with tensors was compared. An equal file that contains only settings proves nothing about "
-    "the training"
 )
 
 
@@ -38,47 +34,47 @@ def judge(
     replay: Run,
     comparison: Comparison,
     result: supervise.AttemptResult,
-    ignore: Sequence[str] = (),
+    rules: OutputRules | None = None,
     *,
     judge_generators: bool = True,
+    ends_early: bool = False,
 ) -> Verdict:
     """Return the verdict on a replay that has ended. Reads the store and publishes nothing.
 
-    Output files decide if the script uses no session, finished, and no observed step differs. `ignore` has rules of
-    files that are not judged, beside the defaults. With `judge_generators`, a run whose own resume did not restore
-    generators is at most *sampled*.
+    Steps and state come first, then the delivered results, judged by `rules` if both runs ended by themselves.
+    `ends_early`: the replay is of a segment before the end of the original. With `judge_generators`, a run whose own
+    resume did not restore generators is at most *sampled*.
     """
     assert replay.reproduces is not None
+    rules = rules or OutputRules()
     missing = list(gaps.missing(comparison))
     runs = (replay.reproduces, replay.id)
-    by_session = comparison.original.by_session
     is_whole = result.outcome in COMPLETE or comparison.is_exhausted(has_ended=True)
     comparison.compare_ends()
-    first, files = _compare_results(ports, comparison, runs, ignore, is_whole=is_whole)
+    files = results.compare(ports.repo, ports.tracker, comparison, runs, rules, ends_early=ends_early)
+    comparison.equal.update(files.evidence)
+    first = comparison.first() or results.divergence(files, comparison.original.last_step)
     # The attempt whose record differs, or the first attempt of the run.
     began = next((attempt for _, attempt in comparison.original.begun), None)
     attempt = comparison.original.attempt_of(first.step) if first is not None else None
     changes = diff.between_runs(ports.repo, replay.reproduces, replay.id, attempt or began)
     changes = commit_history.detailed(changes, ports.history)
-    metrics: tuple[str, ...] = ()
-    if by_session and first is None:
-        metrics = results.metrics_beside(ports.tracker, comparison, runs, whole=replay.segment is None)
     outcome, why = _outcome(comparison, result, first, missing, is_whole=is_whole)
+    if why == refusals.NOTHING and files.items:
+        why = f"{headline.NO_COMMON}{headline.describe_others(files)}"
     if first is not None:
         changes = reason.with_threads(changes, comparison, first)
         resume = reason.find_resume(comparison, first, replay.begin)
         why = reason.explain(first, changes, resume, cross_check.find_rewritten(ports.repo, replay.reproduces))
-    unknown = _find_unknown(comparison, files, judge_generators=judge_generators) or _find_unpaired(comparison, files)
-    if outcome == "reproduced" and unknown:
-        why = _so_far(comparison, unknown)
-    elif outcome == "reproduced":
-        why = _limits(comparison, files) if replay.segment is None else None
+    unknown = _find_unknown(comparison, files, judge_generators=judge_generators) or _find_unsure(files)
+    if outcome == "reproduced":
+        why = headline.describe(comparison, files) + (f". {unknown}" if unknown else "")
     return Verdict(
         run=replay.reproduces,
         replay=replay.id,
         outcome="sampled" if outcome == "reproduced" and (replay.segment is not None or unknown) else outcome,
         segment=replay.segment,
-        compared=dict(comparison.equal),
+        compared=dict(comparison.equal + headline.count_listed(files)),
         not_compared=(
             *missing,
             *gaps.lost(comparison),
@@ -88,11 +84,12 @@ def judge(
             *gaps.only_in_original(comparison),
             *_given(replay),
             *_unrecorded(comparison, replay),
-            *((_TEXTS_ALONE,) if _has_texts_alone(comparison, files) and outcome == "reproduced" else ()),
-            *metrics,
             *files.not_compared,
         ),
-        outputs=_beside(comparison, files),
+        items=files.items,
+        results=tuple(pattern.text for pattern in rules.results),
+        strict=rules.strict,
+        hint=files.hint,
         first=first,
         changes=changes,
         observed=comparison.original.observed,
@@ -101,25 +98,6 @@ def judge(
     )
 
 
-def _compare_results(
-    ports: supervise.Ports, comparison: Comparison, runs: tuple[str, str], ignore: Sequence[str], *, is_whole: bool
-) -> tuple[Divergence | None, output_files.OutputReport]:
-    """Return the first difference of steps, states or results that decides, and the report on the output files.
-
-    `is_whole`: the replay trained as far as the original.
-    """
-    first, original = comparison.first(), comparison.original
-    if not original.by_session and not is_whole:
-        return first, output_files.OutputReport(not_compared=("output files and metrics: the replay did not finish",))
-    if not original.by_session and original.outcome not in COMPLETE:
-        # They are those of the step at which it ended, and the replay may have done more.
-        unjudged = ("output files and metrics: the original did not finish",)
-        return first, output_files.OutputReport(not_compared=unjudged)
-    if not original.by_session and first is None:
-        return results.files_and_metrics(ports.repo, ports.tracker, comparison, runs, ignore)
-    if original.outputs is not None and comparison.replay.outputs is None:
-        return first, output_files.OutputReport(not_compared=("output files: the replay wrote none",))
-    return first, results.files(ports.repo, comparison, runs, ignore)
 
 
 def _outcome(
@@ -179,59 +157,13 @@ def _find_unknown(comparison: Comparison, files: output_files.OutputReport, *, j
     return None
 
 
-def _find_unpaired(comparison: Comparison, files: output_files.OutputReport) -> str | None:
-    """Return a sentence on output files that were not compared because their pairs are unknown; None without one."""
-    if comparison.original.by_session or not files.unpaired:
-        return None
-    return (
-        "Files with random names, or that differ in numbered folders of several trainings or ranks, have no known "
-        f"pair: {outputs.listed(files.unpaired)}"
-    )
+def _find_unsure(files: output_files.OutputReport) -> str | None:
+    """Return a sentence on judged results that could not be compared; None without one."""
+    return f"Not compared: {outputs.listed(list(map(str, files.unsure)), '; ', _NAMED)}" if files.unsure else None
 
 
 def _failed_otherwise(comparison: Comparison) -> bool:
     return comparison.original.message != comparison.replay.message
-
-
-def _so_far(comparison: Comparison, unknown: str) -> str:
-    end = f", up to step {comparison.original.last_step}" if comparison.original.by_steps else ""
-    return f"everything that was compared is equal, bit for bit{end}. {unknown}"
-
-
-def _limits(comparison: Comparison, files: output_files.OutputReport) -> str | None:
-    """Return the reason if files differ in unjudged values, or if only files without tensors are equal; else None."""
-    kinds = {"values that are not judged": files.clocks, "the run's path": files.places}
-    parts = [
-        f"{len(names)} file{' differs' if len(names) == 1 else 's differ'} in {values}: "
-        f"{outputs.listed(names, most=_NAMED)}"
-        for values, names in kinds.items()
-        if names
-    ]
-    if _has_texts_alone(comparison, files):
-        parts.insert(0, f"no tensors and no metrics were compared, only {outputs.listed(files.same)}")
-    return "; ".join([f"{_equal(comparison)} equal in every bit", *parts]) if parts else None
-
-
-def _has_texts_alone(comparison: Comparison, files: output_files.OutputReport) -> bool:
-    return not (comparison.original.by_steps or files.has_tensors or comparison.equal["metrics"]) and bool(files.same)
-
-
-def _equal(comparison: Comparison) -> str:
-    """Return the name of the compared state at the end, or of the results if that state was not recorded."""
-    if not comparison.original.by_session:
-        return "every judged result"
-    tensors = {
-        name for states in comparison.original.states.values() for state in states.values() for name in state.tensors
-    }
-    return "weights and optimizer" if any(name.startswith("optim") for name in tensors) else "the recorded state"
-
-
-def _beside(comparison: Comparison, files: output_files.OutputReport) -> tuple[str, ...]:
-    """Return lines on output files: all that differ. They decide nothing where there are states."""
-    differ = [f"differs: {difference.name}" for difference in files.differences]
-    if differ and comparison.original.by_session:
-        differ.append("the recorded steps and states decide the verdict; output files do not change it")
-    return (*(outputs.listed(differ, "\n").split("\n") if differ else ()), *files.unjudged)
 
 
 def _given(replay: Run) -> list[str]:

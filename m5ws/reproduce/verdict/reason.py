@@ -10,7 +10,7 @@ import msgspec
 
 from m5ws.environment.drift import rate, title
 from m5ws.records.ledger import INEXACT_RESUME, RESUME_LIMIT
-from m5ws.records.verdict import FINAL, Change, Divergence, is_state
+from m5ws.records.verdict import FINAL, Change, Divergence, is_result, is_state
 from m5ws.reproduce.compare import Comparison
 from m5ws.runs.outputs import outputs
 
@@ -43,7 +43,7 @@ def find_resume(comparison: Comparison, first: Divergence, begin: int) -> Resume
     """Return the last resume of the original before a first difference; None without one after step `begin`."""
     original = comparison.original
     # A file, a metric and the final weights are of the last attempt. The step of their difference is unknown.
-    at_end = first.quantity.startswith(("file ", "metric ", FINAL))
+    at_end = is_result(first.quantity) or first.quantity.startswith(FINAL)
     step = original.last_step if at_end else first.step
     at, attempt = original.resumed_before(step), original.attempt_of(step)
     if not original.by_steps and any(notice.kind == outputs.RESTORED for notice in original.notices):
@@ -107,7 +107,7 @@ def place_of(first: Divergence) -> str:
             f" (equal after step {first.equal_after}, not recorded in between)" if first.equal_after is not None else ""
         )
         return f"{first.quantity} {f'after step {first.step}' if first.step else 'before the first step'}{gap}"
-    if first.quantity.startswith("file "):
+    if is_result(first.quantity):
         return first.quantity
     return f"{first.quantity} at step {first.step} on rank {first.rank}"
 

@@ -6,7 +6,7 @@ It covers recorded values alone. Two runs within the tolerance are *consistent*,
 
 import msgspec
 
-from m5ws.records.verdict import Verdict
+from m5ws.records.verdict import Verdict, is_result
 from m5ws.reproduce import gaps
 from m5ws.reproduce.compare import Comparison
 
@@ -18,7 +18,7 @@ def judge_tolerance(verdict: Verdict, comparison: Comparison, tolerance: float) 
     """
     if verdict.outcome != "diverged":
         return verdict
-    if why := _other_run(comparison):
+    if why := _other_run(verdict, comparison):
         return msgspec.structs.replace(verdict, reason=f"{verdict.reason}. The tolerance does not apply: {why}")
     furthest = comparison.distances.largest
     if not furthest.values:
@@ -35,8 +35,10 @@ def judge_tolerance(verdict: Verdict, comparison: Comparison, tolerance: float) 
     return msgspec.structs.replace(verdict, outcome="consistent", apart=furthest, reason=words)
 
 
-def _other_run(comparison: Comparison) -> str | None:
-    """Return the reason why a tolerance does not apply: other inputs, or missing steps. None if it applies."""
+def _other_run(verdict: Verdict, comparison: Comparison) -> str | None:
+    """Return the reason why a tolerance does not apply: other inputs, missing steps or files. None if it applies."""
+    if verdict.first is not None and is_result(verdict.first.quantity):
+        return "delivered results are compared exactly"
     if not comparison.original.by_steps:
         return "the script records no steps (m5ws.session)"
     if missing := gaps.missing(comparison):

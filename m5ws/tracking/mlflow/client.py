@@ -17,13 +17,13 @@ from m5ws.repository.repository import Repository
 from m5ws.store import open_store
 from m5ws.tracking.mlflow import tags
 from m5ws.tracking.mlflow.follower import Follower, FollowerOptions, limit_requests
-from m5ws.tracking.mlflow.metrics import PREFIX
 from m5ws.tracking.mlflow.migrations import EXTRA
 from m5ws.tracking.mlflow.uri import database
 
+ATTACHED = "m5ws"
+"""Folder of a page's artifacts that m5ws wrote."""
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 _IN_URL = re.compile(r"/runs/([0-9a-f]{32})(?![0-9a-f])")
-_SYSTEM = "system/"
 
 
 class TrackerError(M5Error):
@@ -40,33 +40,12 @@ def resolve(tracking_uri: str, text: str) -> str | None:
     """
     text = text.strip()
     named = _RUN_ID.fullmatch(text) or _IN_URL.search(text)
-    if named is None or _missing(tracking_uri):
+    if named is None or is_missing(tracking_uri):
         return None
     with client(tracking_uri) as mlflow:
         run = _get(mlflow, named.group(named.lastindex or 0))
         tag = run.data.tags.get(tags.RUN_TAG) if run else None
         return str(tag) if tag else None
-
-
-def script_metrics(tracking_uri: str, run_id: str) -> dict[str, list[tuple[int, str]]]:
-    """Return the metrics that a run's script logged: metric name to (step, `float.hex()` of the value).
-
-    The result has the complete history of all MLflow runs of the script, without m5ws's own metrics and MLflow's
-    measurements of the machine. It is sorted by step, then value, without duplicates. MLflow stores milliseconds and
-    no order within one, so values without a step are only a set. Raises TrackerError, MissingExtra.
-    """
-    from m5ws.tracking.mlflow.run_page import find
-
-    if _missing(tracking_uri):
-        return {}
-    metrics: dict[str, set[tuple[int, str]]] = {}
-    with client(tracking_uri) as mlflow:
-        for mlflow_id in find(mlflow, run_id):
-            for name in mlflow.get_run(mlflow_id).data.metrics:
-                if not name.startswith((PREFIX, _SYSTEM)):
-                    history = mlflow.get_metric_history(mlflow_id, name)
-                    metrics.setdefault(name, set()).update((metric.step, metric.value.hex()) for metric in history)
-    return {name: sorted(metrics[name]) for name in sorted(metrics)}
 
 
 def write_verdict(tracking_uri: str, experiment: str, store_url: str, verdict: Verdict) -> None:
@@ -106,7 +85,7 @@ def attach(tracking_uri: str, experiment: str, store_url: str, run_id: str, name
     with client(tracking_uri) as mlflow, tempfile.TemporaryDirectory() as folder:
         path = Path(folder, name)
         path.write_bytes(data)
-        mlflow.log_artifact(_pages(mlflow, options)[0], str(path), "m5ws")
+        mlflow.log_artifact(_pages(mlflow, options)[0], str(path), ATTACHED)
 
 
 def _pages(mlflow: Any, options: FollowerOptions) -> list[str]:
@@ -146,7 +125,7 @@ def _get(mlflow: Any, mlflow_id: str) -> Any:
         raise
 
 
-def _missing(tracking_uri: str) -> bool:
+def is_missing(tracking_uri: str) -> bool:
     """Return True if the embedded store does not exist. A request would create it."""
     path = database(tracking_uri)
     return path is not None and not path.exists()

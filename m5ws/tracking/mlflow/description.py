@@ -141,6 +141,9 @@ def _told(subject: Subject, verdict: Verdict) -> str:
     lines += [f"- changed: {_change(change)}" for change in verdict.changes[:_CHANGES]]
     if len(verdict.changes) > _CHANGES:
         lines.append(f"- and {len(verdict.changes) - _CHANGES} more changes")
+    lines += [f"- {item}" for item in verdict.unequal[:_CHANGES]]
+    if len(verdict.unequal) > _CHANGES:
+        lines.append(f"- and {len(verdict.unequal) - _CHANGES} more that differ or were not compared")
     if verdict.not_compared:
         lines.append(f"- not compared: {'; '.join(verdict.not_compared)}")
     return "\n".join(lines)

@@ -21,7 +21,7 @@ MODELS_TAG = "m5ws.checkpoints"
 NO_MODELS = "not listed: this MLflow server has no logged models (MLflow 3 has); `m5ws show` lists the checkpoints"
 _READY = "READY"
 _LINKS = 500
-_NONE_THERE = ("ENDPOINT_NOT_FOUND", "NOT_IMPLEMENTED")
+NONE_THERE = ("ENDPOINT_NOT_FOUND", "NOT_IMPLEMENTED")
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +69,7 @@ class Models:
         try:
             known = self._ask(run)
         except MlflowException as error:
-            if error.error_code in _NONE_THERE:
+            if error.error_code in NONE_THERE:
                 return False
             raise
         each = list({result.record: result for result in made}.values())

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import IO
 
 from m5ws.records.verdict import Verdict
+from m5ws.tracking.interface import LoggedResults
 from m5ws.tracking.mlflow.follower import FollowerOptions
 from m5ws.tracking.mlflow.migrations import installed, migrate
 from m5ws.tracking.mlflow.uri import artifacts_dir, is_server
@@ -110,10 +111,10 @@ class Mlflow:
 
         return client.resolve(self.tracking_uri, text)
 
-    def script_metrics(self, run: str) -> dict[str, list[tuple[int, str]]]:
-        from m5ws.tracking.mlflow import client
+    def logged(self, run: str) -> LoggedResults:
+        from m5ws.tracking.mlflow import logged_results
 
-        return client.script_metrics(self.tracking_uri, run)
+        return logged_results.load(self.tracking_uri, self._store_url, run)
 
     def ui_url(self, port: int) -> str:
         return self.tracking_uri if is_server(self.tracking_uri) else f"http://127.0.0.1:{port}"

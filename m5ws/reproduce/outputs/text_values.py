@@ -1,26 +1,40 @@
-"""Values of text files: JSON and YAML by keys, tables by rows and columns, other text by lines and named numbers."""
+"""Values of text files: JSON and YAML by keys, CSV by rows and columns, other text by lines.
+
+The work is bounded by the size of a file. YAML with anchors is read by lines, because a few of them can stand for
+billions of values.
+"""
 
 import csv
 import io
 import json
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 
 from m5ws.reproduce.outputs.inert_pickles import flat
 from m5ws.reproduce.outputs.named_values import exact_text, unique
 
+TEXT_BYTES = 2**26
+"""Upper bound of the text that is read here."""
+_KEYED_BYTES = 2**24
+_YAML_BYTES = 2**18
 _ROWS = 10**6
-_NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
-_PAIR = re.compile(rf"(?<![\w./-])([A-Za-z_][\w/-]*)[:=] ?({_NUMBER})(?=[\s,;|)]|$)(?!\s*\d)")
-"""A named number in a line, as in `loss:5.31 lr:0.01`, and not a date before a time of day."""
 
 
-def values(name: str, data: bytes) -> dict[str, str]:
-    """Return the exact text of each value by its name.
+def values(name: str, data: bytes) -> Mapping[str, str]:
+    """Return the exact text of each value by its key, cell or line. Raises ValueError if the file is no text."""
+    try:
+        return keys(name, data)
+    except ValueError:
+        return _lines(data.decode())
 
-    A file that does not fit the format of its name is read by lines. Raises ValueError if it is no text, or too long.
+
+def keys(name: str, data: bytes) -> dict[str, str]:
+    """Return the exact text of each value in JSON or YAML by its dotted key, and of each cell of CSV by `row.column`.
+
+    Raises ValueError with the reason if the file cannot be read by keys.
     """
+    if len(data) > _KEYED_BYTES:
+        raise ValueError(f"more than {_KEYED_BYTES:,} bytes are not read by keys")
     text = data.decode()
     try:
         if name.endswith(".json"):
@@ -31,14 +45,16 @@ def values(name: str, data: bytes) -> dict[str, str]:
             return _flat(_yaml(text))
         if name.endswith((".csv", ".tsv")):
             return unique(_cells(text, "," if name.endswith(".csv") else "\t"))
-    except (ValueError, RecursionError, csv.Error):
-        pass
-    return _lines(text)
+    except (RecursionError, csv.Error) as error:
+        raise ValueError(str(error)) from error
+    raise ValueError("its format has no keys")
 
 
-def natural(name: str) -> list[tuple[int, str]]:
-    """Return a sort key that orders numbers in names by their value."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+def select(name: str, found: Mapping[str, str], key: str) -> dict[str, str]:
+    """Return the values with a key, or below it. The key of a table is a column."""
+    if name.endswith((".csv", ".tsv")):
+        return {path: text for path, text in found.items() if path.partition(".")[2] == key}
+    return {path: text for path, text in found.items() if path == key or path.startswith(f"{key}.")}
 
 
 def _flat(document: object) -> dict[str, str]:
@@ -56,26 +72,14 @@ def _number(text: str) -> float | str:
 
 
 def _lines(text: str) -> dict[str, str]:
-    lines = text.splitlines(keepends=True)
-    if len(lines) > _ROWS:
-        raise ValueError("too many lines")
-    return {key: value for number, line in enumerate(lines, 1) for key, value in _parts(f"line {number}", line)}
-
-
-def _parts(key: str, line: str) -> Iterator[tuple[str, str]]:
-    """Yield a line without its named numbers, and these by their names. If a name repeats, yield the whole line."""
-    pairs = _PAIR.findall(line)
-    if len({name for name, _ in pairs}) < len(pairs):
-        pairs = []
-    yield key, _PAIR.sub(r"\1", line) if pairs else line
-    yield from ((f"{key}.{name}", number) for name, number in pairs)
+    return {f"line {number}": line for number, line in enumerate(text.splitlines(keepends=True), 1)}
 
 
 def _cells(text: str, delimiter: str) -> Iterator[tuple[str, str]]:
     """Yield the cells of a table, each named by its row and column. Raises ValueError if it is no table."""
     rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
     if len(rows) > _ROWS or not rows or any(len(row) != len(rows[0]) for row in rows):
-        raise ValueError("not a table")
+        raise ValueError("not a table with rows of one length")
     yield "columns", repr(rows[0])
     for number, row in enumerate(rows[1:], 1):
         yield from ((f"{number}.{column}", cell) for column, cell in zip(rows[0], row, strict=True))
@@ -85,6 +89,8 @@ def _yaml(text: str) -> object:
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
+    if len(text) > _YAML_BYTES or "&" in text:
+        raise ValueError(f"YAML with anchors (&), or of more than {_YAML_BYTES:,} characters, is not read by keys")
     try:
         return YAML(typ="safe", pure=True).load(text)
     except YAMLError as error:
