@@ -9,6 +9,8 @@ from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch.utils.data import DataLoader, TensorDataset
 
+import m5ws
+
 
 class Net(lightning.LightningModule):
     def __init__(self, learning_rate: float) -> None:
@@ -47,8 +49,9 @@ trainer = lightning.Trainer(
     enable_progress_bar=False,
     logger=[CSVLogger("out"), TensorBoardLogger("out")],
     callbacks=[
-        ModelCheckpoint("out/checkpoints", every_n_train_steps=4, save_top_k=-1, save_last=True),
+        ModelCheckpoint("out/checkpoints", every_n_train_steps=4, save_top_k=-1, enable_version_counter=False),
         LearningRateMonitor(),
+        m5ws.adapters.lightning(),
     ],
 )
 trainer.fit(net, DataLoader(data, 8, shuffle=True), DataLoader(data, 16))
