@@ -1,8 +1,8 @@
-"""A loop with Accelerate: `for batch in m5ws.adapters.accelerate(accelerator, model, optimizer, loader, total_steps=…)`.
+"""A loop with Accelerate: `for batch in m5ws.adapters.accelerate(accelerator, model, optimizer, loader, …)`.
 
-The loop hands out the batches of a prepared loader, epoch after epoch, until the optimizer's last step. A step ends when
-the loop asks for a batch after one at which gradients were synchronised, so gradients may be accumulated.
-A resume leaves batches out by `skip_first_batches`.
+The loop hands out the batches of a prepared loader, epoch after epoch, until the optimizer's last step. A step ends
+when the loop asks for a batch after one that synchronised gradients, so gradients may be accumulated. A resume leaves
+batches out by `skip_first_batches`.
 https://huggingface.co/docs/accelerate/package_reference/accelerator
 """
 
@@ -31,7 +31,8 @@ def accelerate(
 ) -> "Batches":
     """Return the batches of a training, which are recorded and resumed; all objects are prepared by `accelerator`.
 
-    `state` holds more objects with `state_dict` and `load_state_dict`, and torch generators, by name. Raises Unsupported.
+    `state` holds more objects with `state_dict` and `load_state_dict`, and torch generators, by name. Raises
+    Unsupported.
     """
     batches = Batches(accelerator, loader, total_steps)
     if (active := context.active()) is not None:
@@ -133,12 +134,12 @@ def _refuse(accelerator: Any, loader: Any) -> None:
     """Raise Unsupported if a resume of the loop would not be exact."""
     kind, name = accelerator.distributed_type.name, type(loader).__name__
     modes = {
+        "an IterableDataset, which has no position": isinstance(getattr(loader, "dataset", None), IterableDataset),
         f"the mode {kind}: m5ws.session() restores FSDP2 and DeepSpeed": kind not in _TYPES,
         f"a {name}: give it a DataLoader that accelerator.prepare() returned": name not in _LOADERS,
         "a loader with state_dict: m5ws.session(loader=…) restores its position": bool(
             getattr(loader, "use_stateful_dataloader", False)
         ),
-        "an IterableDataset, which has no position": isinstance(getattr(loader, "dataset", None), IterableDataset),
     }
     for mode, is_used in modes.items():
         if is_used:

@@ -1,7 +1,8 @@
 """Hugging Face's Trainer: `trainer.train(resume_from_checkpoint=m5ws.adapters.transformers(trainer))`.
 
-The Trainer continues by its own documented way, from a folder with its `trainer_state.json` of the checkpoint: counters,
-log, states of callbacks, and the batches to leave out. Weights, optimizer, schedule and generators are the session's.
+The Trainer continues by its own documented way, from a folder with its `trainer_state.json` of the checkpoint:
+counters, log, states of callbacks, and the batches to leave out. Weights, optimizer, schedule and generators are the
+session's.
 https://huggingface.co/docs/transformers/main_classes/trainer
 """
 

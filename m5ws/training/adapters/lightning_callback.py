@@ -149,7 +149,8 @@ class _Hooks:
         if self._repeats and training.position is not None:
             for _ in range(training.position["counters"]["loops"][_BATCHES]["current"]["completed"]):
                 next(fetcher.iterator)
-            training.repeat_read()
+            # Lightning makes an iterator for the validation before it reads the batch.
+            fetcher.iterator = training.continued(fetcher.iterator)
         self._is_begun = not self._repeats
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:

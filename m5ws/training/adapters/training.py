@@ -9,6 +9,7 @@ Invariant: a resumed training begins with the batch that followed the checkpoint
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,6 @@ import torch
 
 from m5ws.errors import UsageError
 from m5ws.training import dataloader
-from m5ws.training.backends.base import Plain
 from m5ws.training.checkpoint import checkpointing
 from m5ws.training.loop.session import Session, session
 from m5ws.training.runtime.context import ActiveRank
@@ -52,7 +52,7 @@ class Training:
         self._at_epoch: Mapping[str, Any] = {}
         self._before_read: Mapping[str, Any] | None = None
         self._draws_nothing = False
-        self._saved: Mapping[str, Plain] = {}
+        self._saved: Mapping[str, Any] = {}
         self.is_open = False
         """True inside a step."""
         self._loss: torch.Tensor | None = None
@@ -98,17 +98,25 @@ class Training:
         """Note the generators before the next batch is read."""
         self._before_read = rng.read(self._loader.named)
 
-    def repeat_read(self) -> None:
-        """Set the generators to those before the checkpoint's next batch was read."""
-        if self.position is not None and self.position["before_read"] is not None:
-            rng.restore(self.position["before_read"], self._loader.named)
+    def continued(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        """Return an iterator whose first batch, the checkpoint's next, is read with the generators as they were."""
+        position = self.position or {}
+        before = position.get("before_read") or rng.capture(self._loader.named)
+
+        def read() -> Iterator[Any]:
+            rng.restore(before, self._loader.named)
+            # By `next` alone: Lightning's iterator would begin the epoch again.
+            yield from iter(partial(next, iterator), None)
+
+        return read()
 
     def refuse_draws(self) -> None:
-        """Raise Unsupported if the first batch that is read after `before_read` has drawn from a generator."""
+        """Raise Unsupported if the first batch that is read after `before_read` has drawn from a global generator."""
         before, self._before_read = self._before_read, None
         if before is None or self._draws_nothing:
             return
-        self._draws_nothing = rng.encode(before) == rng.capture(self._loader.named)
+        after = rng.capture({})
+        self._draws_nothing = after == rng.encode({name: before[name] for name in after})
         if not self._draws_nothing:
             raise Unsupported(
                 "reading a batch draws random numbers in this process, so a resume would read other batches",
