@@ -1,7 +1,7 @@
 """Hugging Face's Trainer: `trainer.train(resume_from_checkpoint=m5ws.adapters.transformers(trainer))`.
 
 The Trainer continues by its own documented way, from a folder with its `trainer_state.json` of the checkpoint:
-counters, log, states of callbacks, and the batches to leave out. Weights, optimizer, schedule and generators are the
+counters, states of callbacks, and the batches to leave out. Weights, optimizer, schedule and generators are the
 session's.
 https://huggingface.co/docs/transformers/main_classes/trainer
 """
@@ -123,12 +123,12 @@ class _Hooks:
         self._is_first = True
 
     def _counters(self) -> str:
-        """Return the state of the Trainer as the text of its file."""
+        """Return the state of the Trainer as the text of its file, without its log, which has times."""
         callbacks = importlib.import_module("transformers.trainer_callback")
         self._trainer.store_flos()
         items = [*self._trainer.callback_handler.callbacks, self._trainer.control]
         exported = [item for item in items if isinstance(item, callbacks.ExportableState)]
-        state = dataclasses.replace(self._trainer.state, stateful_callbacks=exported)
+        state = dataclasses.replace(self._trainer.state, stateful_callbacks=exported, log_history=[])
         return json.dumps(dataclasses.asdict(state), sort_keys=True)
 
 

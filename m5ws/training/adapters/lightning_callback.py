@@ -21,7 +21,7 @@ from m5ws.training.runtime import context
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 _STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
 _BATCHES = "epoch_loop.batch_progress"
-_WITHOUT_STATE = ("StochasticWeightAveraging",)
+_REFUSED = ("StochasticWeightAveraging", "Timer")
 _AVERAGE = "WeightAveraging"
 """Lightning's own callback whose average is in no other state."""
 
@@ -42,7 +42,7 @@ def _refuse(trainer: Any, module: Any, world: int) -> None:
     strategy = type(trainer.strategy).__name__
     plateau = any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs)
     restoring = [item for item in (module, *trainer.callbacks) if _overrides(item, "on_load_checkpoint")]
-    averaging = [type(item).__name__ for item in trainer.callbacks if type(item).__name__ in _WITHOUT_STATE]
+    refused = [type(item).__name__ for item in trainer.callbacks if type(item).__name__ in _REFUSED]
     iterable = any(isinstance(getattr(item, "dataset", None), IterableDataset) for item in _loaders(trainer))
     modes = {
         f"the strategy {strategy}: m5ws.session() restores FSDP2 and DeepSpeed": strategy not in _STRATEGIES,
@@ -51,7 +51,7 @@ def _refuse(trainer: Any, module: Any, world: int) -> None:
         "ReduceLROnPlateau, because Lightning does not save the metrics of an epoch that has begun": plateau,
         "reload_dataloaders_every_n_epochs": bool(trainer.reload_dataloaders_every_n_epochs),
         f"on_load_checkpoint of {', '.join(type(item).__name__ for item in restoring)}": bool(restoring),
-        f"{', '.join(averaging)}, which has no state": bool(averaging),
+        f"{', '.join(refused)}, whose state is no state of a step": bool(refused),
         "an IterableDataset, which has no position": iterable,
         "training_step(dataloader_iter)": "DataLoaderIter" in type(_fetcher(trainer)).__name__,
         "a training without an end: set max_steps or max_epochs": not 0 < trainer.estimated_stepping_batches < math.inf,

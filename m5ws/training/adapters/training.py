@@ -8,6 +8,7 @@ done, and sets the generators of the checkpoint last.
 Invariant: a resumed training begins with the batch that followed the checkpoint, or it is refused.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import SimpleNamespace
@@ -25,6 +26,8 @@ from m5ws.training.state import plain_state, rng
 from m5ws.training.state.plain_state import RestoreError
 
 _SESSION = "Remove the line of the adapter: the script is then observed. Or write the loop with m5ws.session()."
+_WORK = "{work}"
+"""Stands for the work directory, which is another one in each attempt."""
 _NESTED = ("sampler", "batch_sampler", "synchronized_generator")
 
 
@@ -43,7 +46,8 @@ class Training:
     def __init__(self, active: ActiveRank, counters: Callable[[], Mapping[str, Any]]) -> None:
         if active.context.parent is not None and "data" in active.context.parent.restart:
             raise Unsupported("an adapter cannot restart the data (--restart data): its step decides the position")
-        self.position = _load_position(active)
+        self._work = os.path.realpath(active.context.work_dir)
+        self.position = _replaced(_load_position(active), _WORK, self._work)
         self._active = active
         self._counters = counters
         self._loader = _Position(self)
@@ -166,7 +170,7 @@ class Training:
         """Return the position after the step that ends now."""
         before = self._before_read
         return {
-            "counters": dict(self._counters()),
+            "counters": _replaced(dict(self._counters()), self._work, _WORK),
             "at_epoch": rng.encode(self._at_epoch),
             "before_read": None if before is None else rng.encode(before),
             "next": self._next,
@@ -235,6 +239,15 @@ def _generators(item: Any) -> Iterable[torch.Generator]:
         yield from _generators(getattr(item, "generator", None))
         for name in _NESTED:
             yield from _generators(getattr(item, name, None))
+
+
+def _replaced(value: Any, old: str, new: str) -> Any:
+    """Return nested counters with `new` in the place of a text in all strings."""
+    if isinstance(value, str):
+        return value.replace(old, new)
+    if isinstance(value, dict):
+        return {_replaced(key, old, new): _replaced(item, old, new) for key, item in value.items()}
+    return [_replaced(item, old, new) for item in value] if type(value) is list else value
 
 
 def _digest(batch: Any) -> str:
