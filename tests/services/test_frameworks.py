@@ -352,10 +352,9 @@ class TestLine:
 
 @pytest.mark.parametrize("versions", ["frameworks", "previous_frameworks"])
 def test_the_adapters_with_the_installed_versions(versions: Versions, interpreter: Callable[[Versions], Path]) -> None:
-    command = [interpreter(versions), "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*command, "tests/training/test_adapters.py"], cwd=ROOT, capture_output=True, text=True, timeout=900
-    )
+    command = [str(interpreter(versions)), "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider"]
+    command.append("tests/training/test_adapters.py")
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0 and "skipped" not in done.stdout, done.stdout[-6000:]
 
 

@@ -15,11 +15,16 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
+from m5ws.records.ledger import RESUME_LIMIT
 from m5ws.training.adapters.training import Training, Unsupported
 from m5ws.training.runtime import context
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 _STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
+_MONITORED = (
+    "callbacks monitor {}: Lightning does not save means over the training batches of an epoch that has begun, so a "
+    "mean that is logged at the end of this epoch is over the batches since the resume"
+)
 _BATCHES = "epoch_loop.batch_progress"
 _REFUSED = ("StochasticWeightAveraging", "Timer")
 _AVERAGE = "WeightAveraging"
@@ -96,8 +101,12 @@ class _Hooks:
         trainer.fit_loop.setup_data()
         _refuse(trainer, pl_module, active.world)
         self._training = training = Training(active, lambda: self._counters(trainer))
+        training.reads_again = True
         if training.position is not None:
             self._restore(trainer, training)
+            monitors = sorted({str(item.monitor) for item in trainer.callbacks if getattr(item, "monitor", None)})
+            if monitors and active.rank == 0:
+                active.notice(RESUME_LIMIT, _MONITORED.format(", ".join(monitors)))
         configs = [config.scheduler for config in trainer.lr_scheduler_configs]
         precision = trainer.precision_plugin
         others = {f"scheduler{number}": item for number, item in enumerate(configs) if len(configs) > 1}
@@ -142,8 +151,8 @@ class _Hooks:
         active.stop.install()
         for loader in _loaders(trainer):
             for owner in (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
-                if hasattr(owner, "set_epoch"):
-                    owner.set_epoch(trainer.current_epoch)
+                if (announce := getattr(owner, "set_epoch", None)) is not None:
+                    announce(trainer.current_epoch)
         training.begin_epoch()
         iter(fetcher)
         if self._repeats and training.position is not None:

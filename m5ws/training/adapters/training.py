@@ -38,7 +38,12 @@ class Unsupported(UsageError):
 
 
 class Training:
-    """The one training of a process that an adapter records. `position`: that of the checkpoint to resume, if any."""
+    """The one training of a process that an adapter records. `position`: that of the checkpoint to resume, if any.
+
+    `reads_again`: a resume reads the batches of the epoch that were done, so that workers draw their numbers again.
+    """
+
+    reads_again = False
 
     _recorded: ActiveRank | None = None
     """The rank whose training has begun."""
@@ -219,7 +224,11 @@ class _Position:
         self.named = dict(zip(dataloader.Feed.NAMES, found, strict=False))
         self.generator = self.named.get("loader")
         self.sampler = SimpleNamespace(generator=self.named.get("sampler"))
-        self.num_workers = max((int(getattr(loader, "num_workers", 0) or 0) for loader in loaders), default=0)
+        self.num_workers = max((int(loader.num_workers) for loader in loaders if self._loses(loader)), default=0)
+
+    def _loses(self, loader: Any) -> bool:
+        """Return True if the generators in a loader's workers are not those of an uninterrupted training."""
+        return not self._training.reads_again or bool(getattr(loader, "persistent_workers", False))
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())
