@@ -1,5 +1,5 @@
 """m5ws: training runs that can be checked. A training script needs only `session` and `seed`.
-A script with Lightning may use `lightning_checkpoint_io`.
+A script whose framework owns the loop uses one of `adapters`.
 
 `Workspace` and `Run` are for notebooks and scripts that read runs (docs/reference/python.md). Importing this package
 imports none of them: each name is imported on first use.
@@ -25,19 +25,19 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from m5ws.library.run import Run as Run
     from m5ws.library.workspace import Workspace as Workspace
-    from m5ws.training.frameworks.lightning_plugin import lightning_checkpoint_io as lightning_checkpoint_io
+    from m5ws.training import adapters as adapters
     from m5ws.training.loop.session import seed as seed
     from m5ws.training.loop.session import session as session
 
 _LAZY = {
     "Run": "m5ws.library.run",
     "Workspace": "m5ws.library.workspace",
-    "lightning_checkpoint_io": "m5ws.training.frameworks.lightning_plugin",
+    "adapters": "m5ws.training",
     "seed": "m5ws.training.loop.session",
     "session": "m5ws.training.loop.session",
 }
 
-__all__ = ["Run", "Workspace", "__version__", "lightning_checkpoint_io", "seed", "session"]
+__all__ = ["Run", "Workspace", "__version__", "adapters", "seed", "session"]
 
 
 def __getattr__(name: str) -> object:
@@ -45,4 +45,5 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'm5ws' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_LAZY[name]), name)
+    module = import_module(_LAZY[name])
+    return import_module(f"{_LAZY[name]}.{name}") if name == "adapters" else getattr(module, name)

@@ -6,6 +6,8 @@ import torch
 import yaml
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
+import m5ws
+
 
 class Text(torch.utils.data.Dataset):
     def __init__(self, text: bytes, length: int = 16) -> None:
@@ -46,7 +48,7 @@ args = TrainingArguments(
     use_cpu=True,
 )
 trainer = Trainer(model=model, args=args, train_dataset=Text(text[:1200]), eval_dataset=Text(text[1200:]))
-result = trainer.train()
+result = trainer.train(resume_from_checkpoint=m5ws.adapters.transformers(trainer))
 trainer.save_model()
 trainer.log_metrics("train", result.metrics)
 trainer.save_metrics("train", result.metrics)

@@ -9,6 +9,8 @@ from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch.utils.data import DataLoader, TensorDataset
 
+import m5ws
+
 
 class Net(lightning.LightningModule):
     def __init__(self, learning_rate: float) -> None:
@@ -41,14 +43,15 @@ trainer = lightning.Trainer(
     max_steps=config["steps"],
     default_root_dir="out",
     log_every_n_steps=2,
-    accelerator=config["accelerator"],
-    devices=config["devices"],
-    strategy=config["strategy"],
+    accelerator="cpu",
+    devices=2,
+    strategy="ddp",
     enable_progress_bar=False,
     logger=[CSVLogger("out"), TensorBoardLogger("out")],
     callbacks=[
-        ModelCheckpoint("out/checkpoints", every_n_train_steps=4, save_top_k=-1, save_last=True),
+        ModelCheckpoint("out/checkpoints", every_n_train_steps=4, save_top_k=-1, enable_version_counter=False),
         LearningRateMonitor(),
+        m5ws.adapters.lightning(),
     ],
 )
 trainer.fit(net, DataLoader(data, 8, shuffle=True), DataLoader(data, 16))

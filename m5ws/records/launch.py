@@ -62,7 +62,6 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
     attempt ends after step `until`, if given. Without `goes_on` no later attempt follows, so an early end makes no
     checkpoint. The ranks of a script without a session are killed after step `killed_after`, if given, as by a crash,
     or with `killed_in_save` in the middle of the first save after it.
-    `shared_folders`: in these, several trainings of earlier attempts saved checkpoints of their framework.
     `copies` is the directory of the cache, of at most `copies_bytes`. `local_installs` has code that no snapshot
     contains.
     """
@@ -88,7 +87,6 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
     killed_after: int | None = None
     killed_in_save: bool = False
     trace: Trace | None = None
-    shared_folders: tuple[str, ...] = ()
     copies: str = ""
     copies_bytes: int = 0
     local_installs: tuple[LocalInstall, ...] = ()

@@ -111,24 +111,18 @@ class OutputsStored(Event, tag="outputs", frozen=True, kw_only=True):
 
 
 class Notice(Event, tag="notice", frozen=True, kw_only=True):
-    """A notice for people: a failed save, an inexact resume, a modified input, a limit.
-
-    `folder`: the folder that a notice of the kind SHARED_FOLDER is about, as a pattern, from the work directory.
-    """
+    """A notice for people: a failed save, an inexact resume, a modified input, a limit."""
 
     kind: str
     message: str
     step: int | None = None
     rank: int | None = None
-    folder: str | None = None
 
 
 INEXACT_RESUME = "inexact-resume"
 """Kind of the launcher's notice about a step that a resume repeated with other values."""
 RESUME_LIMIT = "resume-limit"
 """Kind of a rank's notice about state that a resume does not restore."""
-SHARED_FOLDER = "shared-folder"
-"""Kind of a rank's notice about a folder in which several trainings save checkpoints of their framework."""
 OTHER_ENVIRONMENT = "other-environment"
 """Kind of the launcher's notice about a later attempt in another environment than the first one's."""
 

@@ -21,7 +21,6 @@ from m5ws.config.settings import RunSettings
 from m5ws.errors import CorruptObject, MissingExtra, NotFound, UsageError
 from m5ws.records import determinism, portable
 from m5ws.records.launch import Context, LaunchRequest, Saving
-from m5ws.records.ledger import SHARED_FOLDER
 from m5ws.records.note import Note
 from m5ws.records.run import LaunchSpec, Parent, Run, Trainer
 from m5ws.records.snapshot import Snapshot
@@ -196,8 +195,6 @@ def plan(
         resume = segment.checkpoint
     if run.parent is not None and resume is None:
         resume, context = run.parent.checkpoint, _from_parent(repo, context, run.parent)
-    if attempts and resume is None:
-        context = msgspec.structs.replace(context, shared_folders=_load_shared_folders(repo, run.id))
     request = _request(context, directory, environment, tracker, python)
     restores = attempts and resume is None and not from_scratch
     outputs = restored_outputs.newest_to_restore(repo, run.id) if restores else None
@@ -261,14 +258,6 @@ def _context(
         copies=str(copies),
         copies_bytes=copies_bytes,
     )
-
-
-def _load_shared_folders(repo: Repository, run_id: str) -> tuple[str, ...]:
-    """Return the folders in which several trainings of a run saved checkpoints of their framework."""
-    from m5ws.runs import state
-
-    notices = state.load(repo, run_id).notices
-    return tuple(sorted({notice.folder for notice in notices if notice.kind == SHARED_FOLDER and notice.folder}))
 
 
 def _from_parent(repo: Repository, context: Context, parent: Parent) -> Context:

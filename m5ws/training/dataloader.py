@@ -51,6 +51,9 @@ class BatchDigest:
 class Feed:
     """Hands out batches of a loader without end, epoch after epoch. Each is added to `batches`, if given."""
 
+    NAMES = ("loader", "sampler")
+    """Names of the generators in a loader."""
+
     def __init__(self, loader: Any, batches: BatchDigest | None, restart: bool = False) -> None:
         self._loader = loader
         self._batches = batches
@@ -85,8 +88,8 @@ class Feed:
 
     def generators(self) -> dict[str, torch.Generator]:
         """Return the loader's own generators by name; its sampler draws an epoch's order from them."""
-        owners = {"loader": self._loader, "sampler": getattr(self._loader, "sampler", None)}
-        generators = {name: getattr(owner, "generator", None) for name, owner in owners.items()}
+        owners = (self._loader, getattr(self._loader, "sampler", None))
+        generators = {name: getattr(owner, "generator", None) for name, owner in zip(self.NAMES, owners, strict=True)}
         distinct: dict[str, torch.Generator] = {}
         for name, generator in generators.items():
             if isinstance(generator, torch.Generator) and all(generator is not known for known in distinct.values()):

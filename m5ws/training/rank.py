@@ -27,7 +27,6 @@ from m5ws.store import open_store
 from m5ws.store.cache.cache import cached
 from m5ws.training.checkpoint import background_save
 from m5ws.training.determinism import apply, portable
-from m5ws.training.frameworks import lightning_state, resume, trainer_loss
 from m5ws.training.observation import watch
 from m5ws.training.runtime import (
     context,
@@ -72,9 +71,6 @@ def main(arguments: Sequence[str]) -> int:
     saves.defer_stop(stop)
     if orders.spec.observe:
         watch.start(active)
-        resume.install(active)
-        lightning_state.install()
-        trainer_loss.install()
     loads.watch()
     try:
         end = _run(arguments, active)

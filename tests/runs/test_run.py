@@ -7,12 +7,10 @@ import pytest
 from m5ws.config.settings import RunSettings
 from m5ws.environment import drift
 from m5ws.errors import UsageError
-from m5ws.records.ledger import SHARED_FOLDER, Notice
 from m5ws.repository.repository import Repository
 from m5ws.runs import environment_check, run, take_over
 from m5ws.snapshot import snapshot
 from m5ws.workspace import find
-from tests.support.records import planted
 from tests.support.workspace.workspaces import make_workspace
 
 _TOKEN = "hf" + "_" + "aBcDeFgHiJkLmNoPqRsTuVwXyZ012345"
@@ -78,19 +76,6 @@ def test_a_plan_is_a_record_that_writes_nothing(repo: Repository, tmp_path: Path
     assert planned.request.environment["PYTHONPATH"] == f"{tmp_path}/elsewhere"
     assert planned.request.environment["OMP_NUM_THREADS"] == "1"
     assert [found.key for found in repo.store.list("")] == before and not planned.directory.exists()
-
-
-def test_the_plan_of_a_resume_has_the_folders_that_trainings_shared(repo: Repository, tmp_path: Path) -> None:
-    here = find(make_workspace(tmp_path / "w", "plain.py").root)
-    taken = snapshot.take(
-        here.root, here.settings, repo, here.source(), None, here.tokenizers(), here.observer(), tmp_path / "index"
-    )
-    new = run.new_run(taken.id, run.spec(here.settings.run, run.RunOptions()))
-    assert run.plan(repo, new, here.home, here.root, {}).context.shared_folders == ()
-    planted.begin(repo, new.id)
-    notices = [Notice(kind=SHARED_FOLDER, message="", folder="out"), Notice(kind="resume", message="")]
-    planted.append(repo, new.id, 1, "0", *notices)
-    assert run.plan(repo, new, here.home, here.root, {}).context.shared_folders == ("out",)
 
 
 @pytest.mark.parametrize("is_new", [True, False])

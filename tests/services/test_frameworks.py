@@ -1,13 +1,16 @@
-"""The examples of frameworks, whose scripts know nothing of m5ws: certified, reproduced and diverged.
+"""The examples of frameworks: reproduced, diverged, and killed and resumed.
 
-The results are the table in docs/how-to/frameworks.md, which `--update-golden` rewrites.
+Scripts without a line of m5ws are certified. Those with the line of an adapter are killed at moments of their own. The
+results are the table in docs/how-to/frameworks.md, which `--update-golden` rewrites.
 """
 
+import itertools
 import json
-import os
+import random
 import re
 import shutil
 import subprocess
+import tomllib
 import warnings
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -16,9 +19,8 @@ from typing import Any
 
 import msgspec
 import pytest
-import torch
 
-from tests.conftest import loud_skip
+import m5ws
 from tests.services.conftest import M5ws, Versions
 from tests.support.paths import ROOT
 from tests.support.workspace import golden
@@ -28,7 +30,6 @@ pytestmark = pytest.mark.services
 
 _HERE = Path(__file__).parent
 _PAGE = ROOT / "docs" / "how-to" / "frameworks.md"
-_REPRODUCED_IN_TRANSCRIPTS = ("hf-trainer", "lightning")
 _STEPS = 12
 _INTERRUPTED, _SAVED = 10, 8
 """`m5ws certify` interrupts an example in the middle of an epoch, two steps after a checkpoint in the middle of it."""
@@ -40,6 +41,8 @@ class Example(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     package: str
     reason: str
+    has_line: bool = False
+    """The script has the line of an adapter."""
     is_exact: bool = True
     """A resume gives the bits of an uninterrupted training."""
     config: str = "config.yaml"
@@ -51,22 +54,10 @@ class Example(msgspec.Struct, frozen=True, kw_only=True):
 
 _EXAMPLES = (
     Example(
-        name="hf-trainer",
-        package="transformers",
-        reason="Trainer restores generators and the position in the data",
-        log="tfevents",
+        name="hf-trainer", package="transformers", reason="`m5ws.adapters.transformers`", has_line=True, log="tfevents"
     ),
-    Example(
-        name="lightning",
-        package="lightning",
-        reason="m5ws adds generators and the order of the data to Lightning's checkpoints",
-        log="tfevents",
-    ),
-    Example(
-        name="accelerate",
-        package="accelerate",
-        reason="the script uses a seedable sampler and a generator of the loader's own",
-    ),
+    Example(name="lightning", package="lightning", reason="`m5ws.adapters.lightning`", has_line=True, log="tfevents"),
+    Example(name="accelerate", package="accelerate", reason="`m5ws.adapters.accelerate`", has_line=True),
     Example(
         name="nanogpt",
         package="torch",
@@ -96,8 +87,10 @@ _EXAMPLES = (
         log="train.log",
     ),
 )
+_WITH_LINE = tuple(example for example in _EXAMPLES if example.has_line)
+_WITHOUT_LINE = tuple(example for example in _EXAMPLES if not example.has_line)
 _WITH_PREVIOUS = (
-    *(example for example in _EXAMPLES if example.package not in ("torch", "torchtitan", "hydra-core")),
+    *(example for example in _WITHOUT_LINE if example.package not in ("torch", "torchtitan", "hydra-core")),
     # Hydra 1.2 cannot be imported with Python 3.11.
     Example(
         name="torchtitan-0.2", package="torchtitan", reason="as with torchtitan 0.3", previous="previous_torchtitan"
@@ -214,13 +207,12 @@ def _resume(place: Place, certificate: Any, example: Example) -> str:
     return f"inexact: {verdict['first']['quantity']} of step {verdict['first']['step']}"
 
 
-@pytest.mark.parametrize("example", _EXAMPLES, ids=lambda example: example.name)
+@pytest.mark.parametrize("example", _WITHOUT_LINE, ids=lambda example: example.name)
 class TestExample:
     def test_it_is_reproduced(self, example: Example, certify: Callable[[Example, Versions], Certified]) -> None:
         place, certificate, result = certify(example, example.versions)
-        # By new processes, as users start them; the transcripts do so for the others.
-        is_in_transcripts = example.name in _REPRODUCED_IN_TRANSCRIPTS
-        launched = place if is_in_transcripts else msgspec.structs.replace(place, run=_program(place.python))
+        # By new processes, as users start them.
+        launched = msgspec.structs.replace(place, run=_program(place.python))
         verdict = launched.reproduce(certificate["run"])
         assert verdict["outcome"] == "reproduced" and verdict["first"] is None
         assert verdict["observed"] and verdict["compared"]["steps"] == _STEPS * result.processes
@@ -259,103 +251,120 @@ def test_a_resume_with_the_previous_version(
     result.resume = _resume(place, certificate, example)
 
 
+class Kill(msgspec.Struct, frozen=True):
+    """A kill of rank 0 after some steps, and with `all` of the processes above it; the words of kill_at_step.py."""
+
+    step: int
+    words: str
+
+
+_KILLS = (Kill(10, "SIGKILL after"), Kill(6, "SIGTERM forward"))
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(
+    interpreter: Callable[[Versions], Path], forked: Callable[[Versions], M5ws], tmp_path_factory: Any, results: Results
+) -> Callable[[Example, Versions], tuple[Place, Result]]:
+    """Train an example with the line of an adapter once."""
+
+    @cache
+    def trained(example: Example, versions: Versions) -> tuple[Place, Result]:
+        root, python = tmp_path_factory.mktemp(example.name) / "w", interpreter(versions)
+        place = _make_place(root, example.name, python, forked(versions))
+        shutil.copy(_HERE / "scripts" / "kill_at_step.py", root)
+        commit_all(root)
+        place.m5ws("run", "--no-progress", "--name", "whole")
+        run = m5ws.Workspace(root).run("whole")
+        ranks = 1 if example.name == "hf-trainer" else 2
+        assert len(run.steps(ranks - 1)) == _STEPS and not run.steps(ranks)
+        result = results[example, _version(place, example.package)] = Result(processes=ranks, steps=_STEPS)
+        return place, result
+
+    return trained
+
+
+def _command(example: Example) -> list[str]:
+    """Return the command of an example, up to its script."""
+    words: list[str] = tomllib.loads((ROOT / "examples" / example.name / "m5ws.toml").read_text())["run"]["command"]
+    return words[:-1]
+
+
+def _kill_and_resume(place: Place, example: Example, kill: Kill, name: str) -> None:
+    """Kill a training, resume it, and compare each step and the last state with those of the whole training."""
+    mark = place.root.parent / f"mark-{name}"
+    mark.write_text(kill.words)
+    killed = place.run(
+        "-C", str(place.root), "run", "--no-progress", "--name", name, "--",
+        *_command(example), "kill_at_step.py", str(kill.step), str(mark), "train.py",
+    )  # fmt: skip
+    assert killed.returncode != 0 and not mark.exists(), killed
+    place.m5ws("run", "--no-progress", "--resume", name)
+    workspace = m5ws.Workspace(place.root)
+    whole, resumed = workspace.run("whole"), workspace.run(name)
+    assert resumed.state == "finished" and _facts(whole) == _facts(resumed)
+
+
+def _facts(run: m5ws.Run) -> list[Any]:
+    """Return the recorded values of all steps and ranks, and the bytes of the last state."""
+    times = ("seconds", "time_s")
+    steps = [[{k: v for k, v in step.items() if k not in times} for step in run.steps(rank)] for rank in range(2)]
+    tensors = {**run.load("model"), **run.load("optimizer")}
+    return [steps, {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}]
+
+
+Trained = Callable[[Example, Versions], tuple[Place, Result]]
+
+
+@pytest.mark.parametrize("example", _WITH_LINE, ids=lambda example: example.name)
+class TestLine:
+    def test_a_killed_training_is_resumed_exactly(self, example: Example, uninterrupted: Trained) -> None:
+        place, result = uninterrupted(example, example.versions)
+        for number, kill in enumerate(_KILLS):
+            _kill_and_resume(place, example, kill, f"killed-{number}")
+        verdict = place.reproduce("killed-0")
+        assert verdict["outcome"] == "reproduced" and not verdict["observed"]
+        result.reproduced, result.resume = "yes", "exact"
+
+    def test_another_learning_rate_is_found_at_the_first_step(self, example: Example, uninterrupted: Trained) -> None:
+        place, result = uninterrupted(example, example.versions)
+        verdict = place.reproduce("whole", "--set", "learning_rate=0.02", expect=1)
+        assert verdict["outcome"] == "diverged" and not verdict["observed"]
+        result.diverged = f"step {verdict['first']['step']}"
+
+    def test_a_resume_with_the_previous_version(self, example: Example, uninterrupted: Trained) -> None:
+        place, result = uninterrupted(example, example.previous)
+        _kill_and_resume(place, example, _KILLS[0], "killed")
+        result.resume = "exact"
+
+    @pytest.mark.soak
+    def test_ten_kills_of_all_processes(
+        self, example: Example, uninterrupted: Trained, request: pytest.FixtureRequest
+    ) -> None:
+        place, _ = uninterrupted(example, example.versions)
+        seed = request.config.getoption("--campaign-seed") or random.randrange(2**32)
+        draw = random.Random(seed)
+        alone = msgspec.structs.replace(place, run=_program(place.python))
+        for number, signal in zip(range(10), itertools.cycle(("SIGKILL all", "SIGKILL", "SIGTERM")), strict=False):
+            kill = Kill(draw.randrange(1, _STEPS), f"{signal} {draw.choice(('before', 'after', 'forward'))}")
+            print(f"seed {seed}: {kill}", flush=True)
+            _kill_and_resume(alone, example, kill, f"drawn-{number}")
+
+
 @pytest.mark.parametrize("versions", ["frameworks", "previous_frameworks"])
-def test_lightning_resumes_exactly_but_for_the_documented_limits(
-    versions: Versions, interpreter: Callable[[Versions], Path], tmp_path: Path
-) -> None:
-    script = _HERE / "scripts" / "lightning_resumes.py"
-    done = subprocess.run([interpreter(versions), script, tmp_path], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    cases = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    inexact = {case["case"]: case["inexact"] for case in cases if case["inexact"]}
-    assert inexact == {
-        # Lightning omits the validation after the last batch, whose loader draws a number.
-        "last batch, validation": [6, 12],
-        # The generators of persistent workers go on from epoch to epoch.
-        "persistent workers, noise": [8, 12],
-        # A checkpoint of this process is restored as without m5ws.
-        "same process": [4, 8, 12],
-    }
-    assert len(cases) > len(inexact)
-
-
-_WAIT = """
-        if index == 5:
-            end_s = time.monotonic() + 60
-            while not glob.glob("STORE/runs/*/outputs/0001-000000"):
-                assert time.monotonic() < end_s
-                time.sleep(0.1)
-"""
-_PLAIN = """
-import sys, lightning, m5ws
-trainer = lightning.Trainer(plugins=[m5ws.lightning_checkpoint_io()], logger=False, enable_model_summary=False)
-trainer.strategy.checkpoint_io.save_checkpoint({}, f"{sys.argv[1]}/a.ckpt")
-print("saved", [c for c in trainer.callbacks if "Exact" in type(c).__name__])
-"""
-"""Outside a run, Lightning gets nothing from m5ws."""
-
-
-def test_a_checkpoint_of_lightning_is_stored_when_it_is_saved(
-    interpreter: Callable[[Versions], Path], tmp_path: Path
-) -> None:
-    python = interpreter("frameworks")
-    place = _make_place(tmp_path / "w", "lightning", python, _program(python))
-    script = place.root / "train.py"
-    text = script.read_text().replace(
-        "import lightning\n", "import glob\nimport lightning\nimport m5ws\nimport time\n", 1
-    )
-    text = text.replace("Trainer(", "Trainer(plugins=[m5ws.lightning_checkpoint_io()], ", 1)
-    # The first save is that of step 4.
-    logged = 'self.log("loss", loss)\n'
-    script.write_text(text.replace(logged, logged + _WAIT.replace("STORE", str(place.root / ".m5ws/store"))))
-    commit_all(place.root)
-    place.m5ws("run", "--no-progress")
-    plain = subprocess.run([python, "-c", _PLAIN, tmp_path], capture_output=True, text=True, check=False)
-    assert plain.stdout == "saved []\n", plain.stderr[-2000:]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("strategy", ["fsdp", "deepspeed_stage_2"])
-def test_lightning_on_a_gpu(strategy: str, interpreter: Callable[[Versions], Path], tmp_path: Path) -> None:
-    if not torch.cuda.is_available():
-        loud_skip(f"Lightning's strategy {strategy} on a GPU: torch finds no CUDA device")
-    changes = {"nproc = 2": "nproc = 1", "devices: 2": "devices: 1", "cpu": "cuda", "ddp": strategy}
-    python = interpreter("frameworks")
-    place = _make_place(tmp_path / "w", "lightning", python, _program(python), changes)
-    certificate = place.certify(expect=0)
-    assert (certificate["outcome"], certificate["interrupted"], certificate["restored"]) == (
-        "certified",
-        [_INTERRUPTED],
-        [_SAVED],
-    )
-    verdict = place.reproduce(certificate["run"])
-    assert verdict["outcome"] == "reproduced" and verdict["compared"]["steps"] == _STEPS
-
-
-@pytest.mark.parametrize("versions", ["frameworks", "previous_frameworks"])
-def test_lightning_resumes_exactly_from_folders_of_shards(
-    versions: Versions, interpreter: Callable[[Versions], Path], tmp_path: Path
-) -> None:
-    script = _HERE / "scripts" / "lightning_strategies.py"
-    variables = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [interpreter(versions), script, tmp_path], capture_output=True, text=True, env=variables, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    cases = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert {case["case"] for case in cases if case["exact"]} == {
-        "fsdp2, a folder",
-        "fsdp2, a file",
-        "fsdp, a folder",
-        "deepspeed",
-    }
+def test_the_adapters_with_the_installed_versions(versions: Versions, interpreter: Callable[[Versions], Path]) -> None:
+    command = [str(interpreter(versions)), "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider"]
+    command.append("tests/training/test_adapters.py")
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0 and "skipped" not in done.stdout, done.stdout[-6000:]
 
 
 def test_the_documentation_has_these_results(results: Results, request: pytest.FixtureRequest) -> None:
-    if any(result.resume == "–" for result in results.values()) or len(results) < len(_EXAMPLES + _WITH_PREVIOUS):
+    if any(result.resume == "–" for result in results.values()) or len(results) < len(
+        _EXAMPLES + _WITH_LINE + _WITH_PREVIOUS
+    ):
         pytest.skip("not all of the tests ran, or some failed")
     lines = [
-        "| framework | example | processes | observed steps | reproduced | other rate found | resume | its reason |",
+        "| framework | example | processes | steps | reproduced | other rate found | resume | its reason |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for (example, version), result in results.items():

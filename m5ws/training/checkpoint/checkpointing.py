@@ -268,6 +268,14 @@ def load(active: ActiveRank, backend: Backend, group: "ProcessGroup | None", dig
     return RestoredState(checkpoint.step, content.world, common["fingerprints"], common, rank)
 
 
+def load_rank(active: ActiveRank) -> dict[str, Any]:
+    """Return this rank's plain state of the checkpoint to resume; empty if another number of ranks made it."""
+    objects = active.repo.objects
+    assert active.context.resume is not None
+    content = objects.get_record(objects.get_record(active.context.resume, Checkpoint).content, Content)
+    return _read_plain(objects, content.ranks[active.rank], ()) if content.world == active.world else {}
+
+
 def _read_plain(objects: Objects, part: Slice | None, names: Sequence[str]) -> dict[str, Any]:
     """Return plain state that has all of `names`, each a mapping. Raises CorruptObject."""
     value = codec.decode_plain(objects.read(part)) if part is not None else None

@@ -81,7 +81,7 @@ class Recorder:
         self._report_limits()
         self._first = step + 1
         self._fingerprints.begin(self._first)
-        self._active.stop.in_steps = True
+        self._active.stop.in_steps = step < self._total
         self._clock = time.perf_counter()
         return step
 

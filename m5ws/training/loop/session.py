@@ -229,11 +229,20 @@ class Session:
             try:
                 yield step
             except GeneratorExit:
-                self._tracing.close()
-                if self._recorder is not None:
-                    self._recorder.left(step)
+                self.leave()
                 raise
             self.end_step()
+
+    def record(self, **quantities: Any) -> None:
+        """Record exact scalars of the present step by name, as `Step.record` does."""
+        if self._step is not None:
+            self._step.record(**quantities)
+
+    def leave(self) -> None:
+        """Record that the loop was left inside a step, without a checkpoint."""
+        self._tracing.close()
+        if self._recorder is not None and self._step is not None:
+            self._recorder.left(self._step)
 
     def _enter(self, number: int) -> None:
         """Begin a step, unless all are done."""

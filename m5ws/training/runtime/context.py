@@ -7,11 +7,10 @@ script starts on its own never acts as a rank.
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from m5ws.records.base import Digest
-from m5ws.records.launch import COPY_REQUEST, Context
+from m5ws.records.launch import Context
 from m5ws.records.ledger import Event, Imported, Notice
 from m5ws.repository.ledger.spool import SpoolWriter
 from m5ws.repository.repository import Repository
@@ -49,10 +48,6 @@ class ActiveRank:
     def notice(self, kind: str, message: str, step: int | None = None) -> None:
         """Append a message for people."""
         self.emit(Notice, kind=kind, message=message, step=step, rank=self.rank)
-
-    def request_copy(self) -> None:
-        """Ask the launcher to copy the output files to the store now, instead of at the end of the attempt."""
-        Path(self.context.spool_dir, COPY_REQUEST).touch()
 
     def note_imports(self) -> None:
         """Append the imports since the last call, if there are any, and those that no snapshot contains."""

@@ -27,6 +27,11 @@ def seed_all(seed: int) -> None:
 
 def capture(named: Named) -> dict[str, Plain]:
     """Return every generator's state as plain data, by name. Draws nothing."""
+    return encode(read(named))
+
+
+def read(named: Named) -> dict[str, object]:
+    """Return every generator's state by name, as its library returns it. Draws nothing, and is fast."""
     # In the legacy form, which is a tuple of plain values; the other form is a nested dictionary.
     states: dict[str, object] = {
         "python": random.getstate(),
@@ -35,7 +40,11 @@ def capture(named: Named) -> dict[str, Plain]:
     }
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states["cuda"] = torch.cuda.get_rng_state()
-    states |= {name: generator.get_state() for name, generator in named.items()}
+    return states | {name: generator.get_state() for name, generator in named.items()}
+
+
+def encode(states: Mapping[str, object]) -> dict[str, Plain]:
+    """Return states that `read` returned, as plain data."""
     return {name: plain_state.encode(state, f"generator {name}") for name, state in states.items()}
 
 
