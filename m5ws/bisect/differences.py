@@ -58,8 +58,8 @@ def list_differences(
     """
     old, new = snapshots.load(repo, good.snapshot), snapshots.load(repo, bad.snapshot)
     elements = [
-        *_code(repo, old, new),
         *_config(repo, old.config, new.config),
+        *_code(repo, old, new),
         *_tokenizer(old, new),
         *_data(old, new),
         *_launch(good, bad),

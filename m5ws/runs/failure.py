@@ -1,7 +1,7 @@
-"""The failure of an attempt in words: ranks that were killed, then the first error that a rank recorded.
+"""The failure of an attempt in words: ranks that died without an error, then the first error that a rank recorded.
 
 A rank records its own error with a time. A killed rank records nothing, and its status is in the log of torchrun, whose
-own exit status is always 1. The connections of the other ranks to a killed rank fail, so the killed rank comes first.
+own exit status is always 1. The connections of the other ranks to a dead rank fail, so the dead rank comes first.
 """
 
 import re
@@ -32,14 +32,15 @@ class Failures(msgspec.Struct):
             self.ends[event.rank] = event
 
     def describe(self, statuses: Mapping[int, int]) -> str | None:
-        """Return the killed ranks and the first error; None if no rank is known to have failed.
+        """Return the dead ranks and the first error; None if no rank is known to have failed.
 
         A rank that was stopped by a signal counts only if no rank has an error of its own.
         """
-        killed = {rank: -status for rank, status in statuses.items() if status < 0 and rank not in self.ends}
         failed = sorted((end for end in self.ends.values() if end.error), key=lambda end: (end.time_s, end.rank))
-        errors = [end for end in failed if end.signal is None] or ([] if killed else failed)
-        return "; ".join([*_describe_killed(killed), *map(self._describe_error, errors[:1])]) or None
+        with_error = {end.rank for end in failed}
+        dead = {rank: status for rank, status in statuses.items() if status and rank not in with_error}
+        errors = [end for end in failed if end.signal is None] or ([] if dead else failed)
+        return "; ".join([*_describe_dead(dead), *map(self._describe_error, errors[:1])]) or None
 
     def _describe_error(self, end: RankEnded) -> str:
         return f"{end.error} (rank {end.rank})" if self.world > 1 else f"{end.error}"
@@ -61,12 +62,13 @@ def read_statuses(log: Path) -> dict[int, int]:
     return {int(rank): int(status) for rank, status, pid in _FAILURE.findall(text) if pid not in stopped}
 
 
-def _describe_killed(killed: Mapping[int, int]) -> Iterable[str]:
-    for number in dict.fromkeys(killed.values()):
-        ranks = sorted(rank for rank, each in killed.items() if each == number)
-        plural = f"ranks {', '.join(map(str, ranks))} were" if len(ranks) > 1 else f"rank {ranks[0]} was"
-        memory = " (the kernel does so if memory is used up: see `dmesg`)" if number == signal.SIGKILL else ""
-        yield f"{plural} killed by {_name_signal(number)}{memory}"
+def _describe_dead(dead: Mapping[int, int]) -> Iterable[str]:
+    for status in dict.fromkeys(dead.values()):
+        ranks = sorted(rank for rank, each in dead.items() if each == status)
+        named, was = (f"ranks {', '.join(map(str, ranks))}", "were") if len(ranks) > 1 else (f"rank {ranks[0]}", "was")
+        memory = " (the kernel does so if memory is used up: see `dmesg`)" if status == -signal.SIGKILL else ""
+        killed = f"{was} killed by {_name_signal(-status)}{memory}"
+        yield f"{named} {killed if status < 0 else f'ended with status {status} without an error'}"
 
 
 def _name_signal(number: int) -> str:

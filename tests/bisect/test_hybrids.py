@@ -64,11 +64,11 @@ def test_each_difference_is_one_element_and_what_cannot_be_taken_is_said(
 ) -> None:
     elements, untried = differences.list_differences(repo, *pair)
     assert [element.name for element in elements] == [
+        "config lr",
+        "config added",
         "code come.py",
         "code gone.py",
         "code train.py",
-        "config lr",
-        "config added",
         "tokenizer files",
         "data data",
         "launch seed",

@@ -52,17 +52,25 @@ def test_killed_ranks_come_first_and_then_the_earliest_error(hows: list[str], or
 
 
 @pytest.mark.parametrize(
-    ("status", "words"), [(-signal.SIGSEGV, "rank 0 was killed by SIGSEGV"), (-99, "rank 0 was killed by signal 99")]
+    ("status", "words"),
+    [
+        (-signal.SIGSEGV, "rank 0 was killed by SIGSEGV"),
+        (-99, "rank 0 was killed by signal 99"),
+        (3, "rank 0 ended with status 3 without an error"),
+    ],
 )
 def test_a_single_process_is_rank_0(status: int, words: str) -> None:
-    assert Failures().describe({0: status}) == words
+    failures = Failures()
+    assert failures.describe({0: status}) == words
+    failures.add(RankEnded(time_s=1.0, rank=0))
+    assert failures.describe({0: status}) == words, "a process can die after the end of its script"
 
 
 def test_a_rank_that_recorded_its_end_was_not_killed_before_it() -> None:
     failures = Failures()
     failures.add(RankEnded(time_s=1.0, rank=0, error="ValueError: no"))
     assert failures.describe({0: -signal.SIGABRT}) == "ValueError: no"
-    assert Failures().describe({0: 3}) is None
+    assert Failures().describe({0: 0}) is None
 
 
 _FAILED = st.integers(-15, -1) | st.integers(1, 255)
