@@ -16,6 +16,7 @@ from m5ws.records.ledger import AttemptEnded
 from m5ws.repository import runs
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
+from m5ws.runs import recovery
 from m5ws.store import open_store
 from tests.support.paths import ROOT
 from tests.support.ranks.warm import Warm
@@ -148,15 +149,18 @@ def test_damage_of_a_runs_directory_stops_no_other_command(warm: Warm, workspace
     names = [path.relative_to(saved[home]) for path in saved[home].rglob("*") if path.is_file()]
     names = [name for name in names if "work" not in name.parts]
     assert len(names) >= 8
+    warned = list[bool]()
     for damaged in [[name] for name in names] + [names]:
         for folder, copy in saved.items():
             shutil.rmtree(folder)
             shutil.copytree(copy, folder, symlinks=True)
+        recovery.mark_directory(home / "0001")
         for name in damaged:
             if kind in ("missing", "a folder", "unreadable"):
                 (home / name).unlink()
             _DAMAGE[kind](home / name)
-        workspace.m5ws("ls")
+        warned += [killed in line for line in workspace.m5ws("ls").stderr.splitlines() if "be delivered" in line]
+    assert all(warned) and (warned or kind in ("truncated", "missing"))
     workspace.m5ws("show", other)
     (workspace.root / "train.py").write_text("open('out/x', 'w').write('2')\n")
     workspace.m5ws("run", "--no-progress")
