@@ -49,12 +49,13 @@ def names(repo: Repository, run: str) -> list[str]:
 
 
 def superseded(labels: list[str]) -> list[str]:
-    """Return the copies that newer output files of their attempt replace. Final ones are evidence, and are kept.
+    """Return the copies that a newer copy of their attempt replaces. Final output files are evidence, and are kept.
 
-    The last copy of an attempt that was lost shows which files were there before the next one.
+    The newest copy stays beside the final ones: a kill may have cut these, and `--at` restores the copy.
     """
-    newest = {attempt_of(label): label for label in sorted(labels)}
-    return [label for label in sorted(labels) if not is_final(label) and label != newest[attempt_of(label)]]
+    copies = [label for label in sorted(labels) if not is_final(label)]
+    newest = {attempt_of(label): label for label in copies}
+    return [label for label in copies if label != newest[attempt_of(label)]]
 
 
 def attempt_of(label: str) -> int:

@@ -1,6 +1,13 @@
-"""A script without a session goes on from its own checkpoints after `kill -9` of its supervisor and itself."""
+"""A script without a session goes on from its own files after `kill -9` of its supervisor and itself.
 
-from collections.abc import Iterator
+Damage of the killed run's directory stops no other command.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +16,7 @@ from m5ws.records.ledger import AttemptEnded
 from m5ws.repository import runs
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
+from m5ws.runs import recovery
 from m5ws.store import open_store
 from tests.support.paths import ROOT
 from tests.support.ranks.warm import Warm
@@ -31,7 +39,8 @@ def load(path):
 
 def die():
     MARK.touch()
-    os.kill(int(os.environ["PYTEST_SUPERVISOR"]), signal.SIGKILL)
+    if os.environ["PYTEST_SUPERVISOR"] != "@":
+        os.kill(int(os.environ["PYTEST_SUPERVISOR"]), signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 
 moment = "" if MARK.exists() else sys.argv[1]
@@ -68,42 +77,93 @@ def workspace(tmp_path: Path) -> Workspace:
     return made
 
 
-def _kill(warm: Warm, workspace: Workspace, moment: str) -> str:
-    """Run until the script kills its supervisor and itself; return the run's id."""
+def _kill(warm: Warm, workspace: Workspace, moment: str, other: str = "") -> str:
+    """Run until the script kills its supervisor and itself; return the run's id, which is not `other`."""
     assert warm.run("near", workspace.root, "run", "--no-progress", "--", "train.py", moment).killed
-    [directory] = (workspace.root / ".m5ws" / "runs").iterdir()
-    return directory.name
+    [name] = {directory.name for directory in (workspace.root / ".m5ws" / "runs").iterdir()} - {other}
+    return name
 
 
-@pytest.mark.parametrize(("moment", "begun"), [("after", 3), ("within", 2)])
+@pytest.mark.parametrize("moment", ["after", "within"])
 @pytest.mark.parametrize("place", ["here", "in another workspace"])
-def test_a_killed_script_goes_on_from_its_last_complete_checkpoint(
-    warm: Warm, workspace: Workspace, tmp_path: Path, moment: str, begun: int, place: str
+def test_a_killed_script_finds_the_files_that_plain_python_finds(
+    warm: Warm, workspace: Workspace, tmp_path: Path, moment: str, place: str
 ) -> None:
     run = _kill(warm, workspace, moment)
     resumes = workspace
     if place != "here":
         git(tmp_path, "clone", "--quiet", str(workspace.root), str(tmp_path / "another"))
         resumes = Workspace(tmp_path / "another")
-    resumes.m5ws("run", "--resume", run)
-    resumes.m5ws("outputs", run, str(tmp_path / "results"))
-    assert (tmp_path / "results" / "out" / "begun.txt").read_text() == str(begun)
+    # Half a file: the script fails, as it would without m5ws.
+    failed = resumes.m5ws("run", "--resume", run, expect=1 if moment == "within" else 0).stderr
+    assert ("0001-final" in failed and "--at TIME" in failed) == (moment == "within")
+    assert (moment == "within") == ("BadZipFile" in failed)
     resumes.m5ws("outputs", run, str(tmp_path / "first"), "--attempt", "1")
-    assert {path.name for path in (tmp_path / "first" / "out").iterdir()} == {
-        f"{step}.pt" for step in range(1, begun + 1)
-    }
+    plain = tmp_path / "plain"
+    (plain / "out").mkdir(parents=True)
+    (tmp_path / "mark").unlink()
+    command = [sys.executable, str(workspace.root / "train.py"), moment]
+    environment = os.environ | {"PYTEST_SUPERVISOR": "@"}
+    assert subprocess.run(command, cwd=plain, env=environment, check=False, capture_output=True).returncode
+    names = {path.name for path in (plain / "out").iterdir()}
+    assert names == {path.name for path in (tmp_path / "first" / "out").iterdir()} == {"1.pt", "2.pt", "3.pt"}
+    assert _load(plain / "out") == _load(tmp_path / "first" / "out")
     resumes.m5ws("outputs", run, str(tmp_path / "none"), "--attempt", "3", expect=3)
     resumes.m5ws("outputs", run, "--attempt", "1", expect=2)
-    shown = resumes.m5ws("show", run).stdout
-    assert "outputs-restored" in shown and ("out/3.pt" in shown) == (moment == "within")
+    assert "outputs-restored" in resumes.m5ws("show", run).stdout
     assert resumes.m5ws("fsck", "--read-data").returncode == 0
     repo = Repository.open(open_store(str(tmp_path / "store")))
     assert [*runs.ids(repo)] == [run]
-    for attempt, outcome in ((1, "failed"), (2, "finished")):
+    for attempt, outcome in ((1, "failed"), (2, "finished" if moment == "after" else "failed")):
         ends = [
             event for event in ledger.events(repo, run, attempt, ledger.LAUNCHER) if isinstance(event, AttemptEnded)
         ]
         assert [end.outcome for end in ends] == [outcome]
+
+
+def _load(folder: Path) -> list[int]:
+    """Return the sizes of files. The times in their zip headers differ."""
+    return [path.stat().st_size for path in sorted(folder.iterdir())]
+
+
+_DAMAGE: dict[str, Callable[[Path], object]] = {
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "garbage": lambda path: path.write_bytes(b"\xff\x81garbage" * 9),
+    "missing": lambda path: None,
+    "a folder": lambda path: (path.mkdir(), (path / "x").touch()),
+    "unreadable": lambda path: path.symlink_to(path.name),
+}
+
+
+@pytest.mark.parametrize("kind", _DAMAGE)
+def test_damage_of_a_runs_directory_stops_no_other_command(warm: Warm, workspace: Workspace, kind: str) -> None:
+    script = (workspace.root / "train.py").read_text()
+    (workspace.root / "train.py").write_text("open('out/x', 'w').write('1')\n")
+    other = workspace.m5ws("run", "--no-progress").stdout.strip()
+    (workspace.root / "train.py").write_text(script)
+    killed = _kill(warm, workspace, "after", other)
+    home, store = workspace.root / ".m5ws" / "runs" / killed, workspace.root.parent / "store"
+    saved = {home: workspace.root.parent / "home", store: workspace.root.parent / "before"}
+    for folder, copy in saved.items():
+        shutil.copytree(folder, copy, symlinks=True)
+    names = [path.relative_to(saved[home]) for path in saved[home].rglob("*") if path.is_file()]
+    names = [name for name in names if "work" not in name.parts]
+    assert len(names) >= 8
+    warned = list[bool]()
+    for damaged in [[name] for name in names] + [names]:
+        for folder, copy in saved.items():
+            shutil.rmtree(folder)
+            shutil.copytree(copy, folder, symlinks=True)
+        recovery.mark_directory(home / "0001")
+        for name in damaged:
+            if kind in ("missing", "a folder", "unreadable"):
+                (home / name).unlink()
+            _DAMAGE[kind](home / name)
+        warned += [killed in line for line in workspace.m5ws("ls").stderr.splitlines() if "be delivered" in line]
+    assert all(warned) and (warned or kind in ("truncated", "missing"))
+    workspace.m5ws("show", other)
+    (workspace.root / "train.py").write_text("open('out/x', 'w').write('2')\n")
+    workspace.m5ws("run", "--no-progress")
 
 
 def test_a_kill_before_the_first_checkpoint_leaves_nothing_to_restore(warm: Warm, workspace: Workspace) -> None:

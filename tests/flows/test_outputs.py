@@ -37,13 +37,17 @@ def workspace(tmp_path: Path) -> Workspace:
 
 def test_a_script_is_given_what_it_wrote_and_goes_on(workspace: Workspace, tmp_path: Path) -> None:
     run = workspace.m5ws("run", "--no-progress", expect=1).stdout.strip()
-    assert "output files of attempt 1" in workspace.m5ws("run", "--resume", run, "--dry-run").stdout
+    assert "output files 0001-final of attempt 1" in workspace.m5ws("run", "--resume", run, "--dry-run").stdout
     workspace.m5ws("run", "--resume", run)
     report = workspace.json("outputs", run, str(tmp_path / "model"))
     assert (report["files"], report["attempt"], report["final"]) == (3, 2, True)
     assert (tmp_path / "model" / "out" / "log.txt").read_text().split() == list("123456")
     shown = workspace.m5ws("show", run).stdout
     assert "outputs-restored" in shown and "input-modified" not in shown
+    assert [row["name"] for row in workspace.json("outputs", run, "--copies")["outputs"]] == [
+        "0001-final",
+        "0002-final",
+    ]
     verdict = workspace.json("reproduce", run, expect=1)
     # The verdict names the value that counts steps of the last attempt alone, and the resume as its cause.
     assert verdict["first"]["quantity"] == "file out/counted.txt:line 1" and verdict["compared"]["files"] == 2
@@ -58,7 +62,10 @@ def test_a_resume_restores_files_of_a_folder_that_is_declared_later(workspace: W
     settings.write_text(declared.replace('outputs = ["out"]', ""))
     run = workspace.m5ws("run", "--no-progress", expect=1).stdout.strip()
     hint = workspace.m5ws("run", "--resume", run, expect=2).stderr
-    assert 'outputs = ["out"]' in hint and str(workspace.root / ".m5ws" / "runs" / run / "0001" / "work") in hint
+    assert (
+        "Set outputs in [run] of m5ws.toml" in hint
+        and str(workspace.root / ".m5ws" / "runs" / run / "0001" / "work") in hint
+    )
     settings.write_text(declared)
     workspace.m5ws("run", "--resume", run)
     out = workspace.root / ".m5ws" / "runs" / run / "0002" / "work" / "out"
@@ -109,7 +116,7 @@ def test_output_files_of_a_run_with_steps_are_no_checkpoint(stepped: tuple[Works
     shown = workspace.json("show", run)
     assert [checkpoint["checkpoint"]["step"] for checkpoint in shown["checkpoints"]] == [4, 8, 10]
     assert [checkpoint["name"] for checkpoint in shown["outputs"]] == ["0001-final"]
-    assert "OUTPUTS OF ATTEMPT" in workspace.m5ws("show", run).stdout
+    assert "OUTPUT FILES" in workspace.m5ws("show", run).stdout
     assert "after step 10" in workspace.m5ws("run", "--from", run, "--dry-run", expect=2).stderr
     assert workspace.json("outputs", run, str(tmp_path / "o"))["final"]
     assert workspace.m5ws("fsck", "--read-data").returncode == 0
@@ -130,18 +137,43 @@ def test_output_files_never_overrule_the_state(stepped: tuple[Workspace, str]) -
     assert "the recorded steps and states decide the verdict; output files do not change it" in verdict["outputs"]
 
 
-def test_a_replay_does_not_overwrite_what_its_original_wrote_elsewhere(workspace: Workspace, tmp_path: Path) -> None:
-    place = tmp_path / "results"
+_FOLDERS = """
+import os, sys
+from pathlib import Path
+found = sorted(Path("out").glob("step-*"))
+begun = int(found[-1].name[5:]) if found else 0
+if found:
+    assert (found[-1] / "optimizer").exists(), "half a checkpoint"
+for step in range(begun + 1, 5):
+    folder = Path(f"out/step-{step}")
+    folder.mkdir(parents=True)
+    (folder / "model").write_text(str(step))
+    if step == 3 and not found:
+        raise SystemExit(9)
+    (folder / "optimizer").write_text(str(step))
+    if step == 2 and "twice" not in sys.argv and not found:
+        raise SystemExit(9)
+"""
+
+
+def test_a_resume_at_a_time_restores_an_earlier_copy_and_from_scratch_restores_none(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    """The first attempt leaves whole checkpoints, the third one half of a checkpoint, on which the script fails."""
     (workspace.root / "train.py").write_text(
-        "import os, sys\nos.makedirs(sys.argv[2], exist_ok=True)\n"
-        "open(f'{sys.argv[2]}/model.bin', 'a').write('PK')\nopen('out/y', 'w').write('y')\n"
+        _FOLDERS.replace("not found", f"not Path({str(tmp_path / 'mark')!r}).exists()")
     )
-    finished = workspace.m5ws("run", "--", "train.py", "--out", str(place))
-    run = finished.stdout.strip()
-    assert f"outside of the work directory, the script changed checkpoint files in {place}" in finished.stderr
-    refused = workspace.m5ws("reproduce", run, expect=2)
-    assert str(place) in refused.stderr and "--overwrite" in refused.stderr
-    assert (place / "model.bin").read_text() == "PK"
-    verdict = workspace.json("reproduce", run, "--overwrite")
-    assert verdict["outcome"] == "reproduced" and any(str(place) in line for line in verdict["not_compared"])
-    assert (place / "model.bin").read_text() == "PKPK"
+    run = workspace.m5ws("run", "--no-progress", expect=1).stdout.strip()
+    workspace.m5ws("run", "--resume", run, expect=1)
+    failed = workspace.m5ws("run", "--resume", run, expect=1).stderr
+    assert "0002-final" in failed and f"m5ws outputs {run} --copies" in failed and "--at TIME" in failed
+    (tmp_path / "mark").touch()
+    rows = workspace.json("outputs", run, "--copies")["outputs"]
+    assert [row["name"] for row in rows] == ["0001-final", "0002-final", "0003-final"]
+    assert "matches 3" in workspace.m5ws("run", "--resume", run, "--at", "0", expect=2).stderr
+    assert "--copies" in workspace.m5ws("run", "--resume", run, "--at", "1999", expect=3).stderr
+    assert "0001-final" in workspace.m5ws("run", "--resume", run, "--at", "0001", "--dry-run").stdout
+    assert "restores" not in workspace.m5ws("run", "--resume", run, "--from-scratch", "--dry-run").stdout
+    workspace.m5ws("run", "--resume", run, "--at", "0001-f")
+    workspace.m5ws("outputs", run, str(tmp_path / "out"))
+    assert {path.name for path in (tmp_path / "out" / "out").iterdir()} == {f"step-{step}" for step in range(1, 5)}

@@ -45,7 +45,7 @@ found = [
     if (folder / name).exists()
 ]
 assert "OLDPWD" not in os.environ
-os.makedirs("out")
+os.makedirs("out", exist_ok=True)
 Path("out/found.json").write_text(json.dumps(found))
 """
 _TWICE = """

@@ -34,6 +34,7 @@ def _begun(repo: Repository, home: Path, attempt: int = 1, resume: str | None = 
         planted.run(repo, _RUN)
     started = AttemptStarted(attempt=attempt, host="h", observed="0" * 64, resume=resume)
     SpoolWriter(directory / "spool" / "launcher.spool", genesis(_RUN, attempt, "launcher")).append(started)
+    recovery.mark_directory(directory)
     planted.append(repo, _RUN, attempt, ledger.LAUNCHER, started)
     return directory
 

@@ -12,6 +12,7 @@ from m5ws.repository.repository import Repository
 from m5ws.runs import recovery, work_directories, work_files
 from m5ws.runs.delivery import DELIVERED
 from m5ws.runs.outputs import saved_outputs
+from m5ws.runs.outputs.outputs import Outputs
 from tests.support.records import planted
 from tests.support.workspace.checkouts import write
 
@@ -39,7 +40,7 @@ def directory(repo: Repository, tmp_path: Path) -> Path:
 
 def _store(repo: Repository, run: Run, work: Path, names: list[str]) -> None:
     files = [SourceFile(path=name.encode(), location=os.path.realpath(work / name)) for name in names]
-    saved_outputs.publish(repo, run, 1, files)
+    saved_outputs.publish(repo, run, 1, Outputs(files=tuple(files)))
 
 
 def _left(directory: Path) -> set[str]:

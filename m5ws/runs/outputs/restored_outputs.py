@@ -5,6 +5,7 @@ A resume gets one whole copy, of one moment: each file, folder and link of that 
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -147,7 +148,7 @@ def restore(repo: Repository, stored: StoredOutputs, work: Path) -> str:
     for path, target in links.items():
         os.symlink(os.fsdecode(target), _clear(work, path))
     for path, _ in record.folders:
-        _make_folder(work, path)
+        _make_folder(work, _parts(path))
     for path, time_ns in record.folders:
         os.utime(work / os.fsdecode(path), ns=(time_ns, time_ns))
     return (
@@ -163,30 +164,31 @@ def _is_linked(path: bytes, links: dict[bytes, bytes]) -> bool:
 
 def _clear(work: Path, path: bytes) -> Path:
     """Return the place of a file or link, with nothing there, in real folders."""
-    folder, _, name = path.rpartition(b"/")
-    place = _make_folder(work, folder) / _part(name)
+    *folders, name = _parts(path)
+    place = _make_folder(work, folders) / name
     if place.is_dir() and not place.is_symlink():
         shutil.rmtree(place)
     place.unlink(missing_ok=True)
     return place
 
 
-def _make_folder(work: Path, path: bytes) -> Path:
+def _make_folder(work: Path, parts: Sequence[str]) -> Path:
     """Make a folder, and those around it, in place of any file or link. Nothing is made outside of `work`."""
     folder = work
-    for part in path.split(b"/") if path else ():
-        folder /= _part(part)
+    for part in parts:
+        folder /= part
         if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
             folder.unlink()
         folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def _part(name: bytes) -> str:
-    """Return the name of a file or folder as text. Raises CorruptObject for a name that leads elsewhere."""
-    if name in (b"", b".", b"..") or b"/" in name:
-        raise CorruptObject(f"output files have the forbidden name {name!r}")
-    return os.fsdecode(name)
+def _parts(path: bytes) -> list[str]:
+    """Return the parts of a path below the work directory. Raises CorruptObject for a path that leads elsewhere."""
+    parts = path.split(b"/")
+    if not {b"", b".", b".."}.isdisjoint(parts):
+        raise CorruptObject(f"output files have the forbidden path {path!r}")
+    return list(map(os.fsdecode, parts))
 
 
 def files(repo: Repository, content: Digest) -> dict[bytes, Entry]:
