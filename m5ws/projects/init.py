@@ -249,7 +249,8 @@ name = @NAME@
 # work_dir = ""
 # Keep output files there after a run has finished, as --keep-work does.
 # keep_work = false
-# ignore = []
+# Results that a verdict judges exactly, besides tensors: "FILE", "FILE:KEY" or "metric:NAME".
+# results = []
 # Record the steps of a script that does not use m5ws.session.
 # observe = true
 # environment = { NAME = "value" }

@@ -83,19 +83,11 @@ _STEPS = {
     "a generator": "torch.manual_seed(int(chance * 2**32)) if step.number == 3 else None",
 }
 """Leaks of a script with a session."""
-_HARMLESS = {
-    "nothing": None,
-    "stdout": None,
-    "a clock": "train_runtime",
-    "a clock in state": "start_time",
-    "the run's place": None,
-    "the place in state": None,
-    "a log": "out/#.log",
-    "beside": "#.pt",
-    "a link to nothing": "out/#.pt",
-}
-"""Leaks into unjudged results, and the text that a verdict must contain."""
-_JUDGED = {"a clock", "a clock in state", "the run's place", "the place in state"}
+_RANDOM_TENSORS = {"an array", "an archive", "a tensor"}
+_TENSORS = _RANDOM_TENSORS | {"state", "a clock in state", "the place in state"}
+"""Leaks into files with tensors. Other values in these are listed."""
+_UNJUDGED = {"nothing", "stdout", "a folder", "beside", "a link to nothing", "the run's place", "a metric"}
+"""Leaks into no file that both runs have. A run and its replay have the same place."""
 _HEADER = (
     "| chance leaks into | seed | scripts | with a session | nondeterministic | reproduced | not comparable | falsely "
     "reproduced | results not listed |\n|---|---|---|---|---|---|---|---|---|"
@@ -127,11 +119,14 @@ class _Case(msgspec.Struct, frozen=True):
     def outcome(self) -> str:
         """The expected outcome of the verdict."""
         leaks = set(self.leaks)
-        if self.session:
-            return "nondeterministic" if leaks & _STEPS.keys() else "reproduced"
-        if "a metric" in leaks or (self.declared and leaks - _HARMLESS.keys()):
+        files = leaks if self.declared else set()
+        if leaks & _STEPS.keys() or files & _RANDOM_TENSORS:
             return "nondeterministic"
-        return "reproduced" if self.declared and (self.steady or leaks & _JUDGED) else "not comparable"
+        if self.session or files & _TENSORS:
+            return "sampled" if "a link" in files else "reproduced"  # A text with the name of weights.
+        if files - _UNJUDGED or "a metric" in leaks:
+            return "nondeterministic"
+        return "reproduced" if self.declared and (self.steady or "the run's place" in leaks) else "not comparable"
 
 
 class _Verdict(msgspec.Struct, frozen=True):
@@ -145,7 +140,8 @@ class _Verdict(msgspec.Struct, frozen=True):
     def told(self) -> str:
         """All lists of the verdict, as one text."""
         first = self.found["first"] or {"quantity": ""}
-        return "\n".join([*self.found["not_compared"], *self.found["outputs"], first["quantity"]])
+        names = [item["name"] for item in self.found["items"] if item["status"] != "equal"]
+        return "\n".join([*self.found["not_compared"], *names, first["quantity"]])
 
     def wrong(self) -> bool:
         """Return True if the outcome differs from the expected one."""
@@ -157,16 +153,7 @@ class _Verdict(msgspec.Struct, frozen=True):
         differ = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
         outside = {name for name in old.keys() | new.keys() if not self.case.declared or not name.startswith("out/")}
         expected = {_plain(name) for name in differ | outside}
-        named = enumerate(leak for leak in self.case.leaks if leak not in _STEPS)
-        if self.case.declared:
-            words = ((_HARMLESS.get(leak) or "").replace("#", f"n{number}") for number, leak in named)
-            expected |= {word for word in words if word}
         listed = "\n".join([self.told, *(_plain(word) for word in self.told.split())])
-        if "a metric" in self.case.leaks and self.found["outcome"] == "reproduced":
-            expected.add("metric")
-        # Of judged results, the verdict names the first that differs.
-        if self.found["outcome"] == "nondeterministic" and not self.case.session:
-            expected = {name for name in expected if name in outside}
         return sorted(name for name in expected if name not in listed)
 
 

@@ -2,6 +2,7 @@
 
 import math
 import socket
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from m5ws.records.run import Run, Segment
 from m5ws.records.verdict import Change, Divergence, DivergenceSummary, JointVerdict, Recheck, Verdict
 from m5ws.repository import notes, runs
 from m5ws.repository.repository import Repository
+from m5ws.tracking.interface import LoggedResults
 from m5ws.tracking.mlflow.client import TrackerError
 from m5ws.tracking.mlflow.follower import Follower
 from m5ws.tracking.mlflow.run_page import find
@@ -68,7 +70,7 @@ def test_a_tracker_that_is_down_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_an_embedded_store_is_not_made_by_a_question(tmp_path: object) -> None:
     nowhere = Mlflow(f"sqlite:///{tmp_path}/no.db", "tests", "")
     assert nowhere.resolve("0" * 32) is None
-    assert nowhere.script_metrics("0" * 12) == {}
+    assert nowhere.logged("0" * 12) == LoggedResults()
 
 
 def test_script_metrics_are_exact_and_only_the_script_s(
@@ -87,10 +89,32 @@ def test_script_metrics_are_exact_and_only_the_script_s(
     client.log_metric(page, "system/cpu", 12.0)
     client.log_metric(other, "val/loss", 7.0, step=9)
     _deliver(tracker, _finished(repo, run))
-    found = tracker.script_metrics(run.id)
-    assert found["val/loss"] == [*((step, value.hex()) for step, value in enumerate(values)), (9, (7.0).hex())]
-    assert found["unstepped"] == [(0, (1.0).hex()), (0, (2.0).hex())]
+    found = tracker.logged(run.id).metrics
+    assert found["val/loss"] == {*((step, value.hex()) for step, value in enumerate(values)), (9, (7.0).hex())}
+    assert found["unstepped"] == {(0, (1.0).hex()), (0, (2.0).hex())}
     assert set(found) == {"val/loss", "unstepped", *(f"m{i}" for i in range(30))}
+
+
+def test_parameters_and_artifacts_are_only_the_script_s(
+    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient, tmp_path: Path
+) -> None:
+    tags = {"m5ws.run_id": run.id, "m5ws.attempt": "1", "m5ws.rank": "0"}
+    experiment = client.create_experiment("its own", artifact_location=(tmp_path / "artifacts").as_uri())
+    pages = [client.create_run(experiment, tags=tags).info.run_id for _ in range(2)]
+    for number, page in enumerate(pages):
+        client.log_param(page, "best_k", number)
+        client.log_dict(page, {"accuracy": number}, "deep/eval.json")
+    model = client.create_logged_model(experiment, name="net", source_run_id=pages[0])
+    (tmp_path / "w.npy").write_bytes(b"weights")
+    client.log_model_artifact(model.model_id, str(tmp_path / "w.npy"))
+    _deliver(tracker, _finished(repo, run))
+    tracker.attach(run.id, "report.html", b"<p>")
+    logged = tracker.logged(run.id)
+    assert logged.parameters == {"best_k": {(0, "0"), (0, "1")}}
+    assert {name: len(each) for name, each in logged.artifacts.items()} == {"deep/eval.json": 2, "models/net/w.npy": 1}
+    (fetch,) = logged.artifacts["models/net/w.npy"]
+    (tmp_path / "to").mkdir()
+    assert fetch(tmp_path / "to").read_bytes() == b"weights"
 
 
 def test_a_verdict_is_on_both_pages(repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient) -> None:

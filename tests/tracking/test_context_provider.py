@@ -42,7 +42,7 @@ def test_a_script_s_own_run_is_tagged(tracker: Mlflow, client: MlflowClient, tmp
     (page,) = find(client, "0123456789ab")
     tags = client.get_run(page).data.tags
     assert (tags["m5ws.attempt"], tags["m5ws.rank"], tags["m5ws.snapshot_id"]) == ("2", "3", "5" * 64)
-    assert tracker.script_metrics("0123456789ab") == {"loss": [(3, (0.25).hex())]}
+    assert client.get_metric_history(page, "loss")[0].value == 0.25
 
 
 def test_it_says_nothing_outside_and_never_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

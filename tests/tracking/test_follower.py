@@ -265,7 +265,7 @@ def test_a_script_s_own_page_is_adopted_and_kept_as_it_is(
     assert page.data.tags["mine"] == "x"
     assert page.data.tags["mlflow.note.content"].endswith("typed by a person")
     assert page.data.metrics["loss"] == 0.5
-    assert tracker.script_metrics(run.id) == {"loss": [(1, (0.5).hex())]}
+    assert tracker.logged(run.id).metrics == {"loss": {(1, (0.5).hex())}}
 
 
 def test_mlflow_down_fails_nothing_and_is_caught_up(

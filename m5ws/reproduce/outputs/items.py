@@ -100,7 +100,8 @@ def as_absent(item: ComparedItem) -> ComparedItem:
 def _compare_lone(kind: Kind, name: str, contents: Sequence[Content], *, is_original: bool) -> ComparedFile:
     """Return the result for contents that one run alone has."""
     has_tensors = any(content.has_tensors() for content in contents)
-    judged = has_tensors or name.endswith(SUFFIXES)
+    is_unread = name.endswith(SUFFIXES) and any(content.read_parts()[0] is None for content in contents)
+    judged = has_tensors or is_unread
     item = ComparedItem(kind=kind, name=name, status="not compared", judged=judged, reason=_ONLY[is_original])
     return ComparedFile(item=item, in_both=False, has_tensors=has_tensors)
 
