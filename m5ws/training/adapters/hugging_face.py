@@ -50,7 +50,8 @@ def transformers(trainer: Any) -> str | None:
     callback = type("M5wsCallback", bases, {})(active, trainer)
     trainer.add_callback(callback)
     trainer.training_step = callback.training_step
-    return callback.write_folder()
+    folder: str | None = callback.write_folder()
+    return folder
 
 
 class _Callback:
