@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from m5ws.training.adapters.training import Training, Unsupported
+from m5ws.training.adapters.training import Training, refuse
 from m5ws.training.runtime import context
 from m5ws.training.runtime.context import ActiveRank
 
@@ -141,6 +141,4 @@ def _refuse(accelerator: Any, loader: Any) -> None:
             getattr(loader, "use_stateful_dataloader", False)
         ),
     }
-    for mode, is_used in modes.items():
-        if is_used:
-            raise Unsupported(f"the adapter of Accelerate does not support {mode}")
+    refuse("Accelerate", modes)

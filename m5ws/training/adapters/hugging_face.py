@@ -17,19 +17,12 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from m5ws.training.adapters.training import Training, Unsupported
+from m5ws.training.adapters.training import Training, refuse
 from m5ws.training.runtime import collectives, context
 from m5ws.training.runtime.context import ActiveRank
 
 _STATE, _WEIGHTS = "trainer_state.json", "pytorch_model.bin"
 """Files of the Trainer's checkpoints."""
-_REFUSED = {
-    "is_deepspeed_enabled": "DeepSpeed inside the Trainer",
-    "is_fsdp_enabled": "FSDP inside the Trainer",
-    "args.ignore_data_skip": "ignore_data_skip=True, with which a resume begins the epoch again",
-    "args.auto_find_batch_size": "auto_find_batch_size=True, which begins the training again",
-    "hp_search_backend": "a search for hyperparameters, which trains many times",
-}
 
 
 def transformers(trainer: Any) -> str | None:
@@ -40,46 +33,43 @@ def transformers(trainer: Any) -> str | None:
     active = context.active()
     if active is None:
         return None
-    _refuse(trainer)
-    hooks = _Hooks(active, trainer)
-    callback = type("M5wsCallback", (_Callback, importlib.import_module("transformers").TrainerCallback), {})()
-    callback.hooks = hooks
+    args = trainer.args
+    refuse(
+        "the Trainer",
+        {
+            "DeepSpeed inside the Trainer": trainer.is_deepspeed_enabled,
+            "FSDP inside the Trainer": trainer.is_fsdp_enabled,
+            "ignore_data_skip=True, with which a resume begins the epoch again": args.ignore_data_skip,
+            "auto_find_batch_size=True, which begins the training again": args.auto_find_batch_size,
+            "a search for hyperparameters, which trains many times": getattr(trainer, "hp_search_backend", None),
+            "nn.DataParallel: start one process for each GPU": args.n_gpu > 1,
+            "an IterableDataset, which has no position": isinstance(trainer.train_dataset, IterableDataset),
+        },
+    )
+    bases = (_Callback, importlib.import_module("transformers").TrainerCallback)
+    callback = type("M5wsCallback", bases, {})(active, trainer)
     trainer.add_callback(callback)
-    trainer.training_step = hooks.training_step
-    return hooks.write_folder()
+    trainer.training_step = callback.training_step
+    folder: str | None = callback.write_folder()
+    return folder
 
 
-def _refuse(trainer: Any) -> None:
-    """Raise Unsupported if a resume of the Trainer would not be exact."""
-    for path, mode in _REFUSED.items():
-        owner, _, name = path.rpartition(".")
-        if getattr(trainer.args if owner else trainer, name, None):
-            raise Unsupported(f"the adapter of the Trainer does not support {mode}")
-    if trainer.args.n_gpu > 1:
-        raise Unsupported("nn.DataParallel cannot be recorded", hint="Start one process for each GPU: --nproc.")
-    if isinstance(trainer.train_dataset, IterableDataset):
-        raise Unsupported(
-            "an IterableDataset has no position from which the Trainer continues",
-            hint="Use a data set with __len__ and __getitem__, or m5ws.session() with a loader that has a state_dict.",
-        )
-
-
-class _Hooks:
-    """The training of a Trainer."""
+class _Callback:
+    """The events of a Trainer."""
 
     def __init__(self, active: ActiveRank, trainer: Any) -> None:
         self._trainer = trainer
         self._folder = Path(active.context.spool_dir) / "trainer"
         self._training_step = trainer.training_step
         self._is_first = True
-        self.training = Training(active, lambda: {"trainer": self._counters()})
+        self._training = Training(active, lambda: {"trainer": self._counters()})
 
     def write_folder(self) -> str | None:
         """Write the folder from which the Trainer resumes, and return its path; collective.
 
         It has the weights of the script, which the session replaces by those of the checkpoint.
         """
-        position = self.training.position
+        position = self._training.position
         if position is None:
             return None
         group = collectives.new_group()
@@ -87,73 +77,61 @@ class _Hooks:
             self._folder.mkdir()
             torch.save(self._trainer.model.state_dict(), self._folder / _WEIGHTS)
             state = json.loads(position["counters"]["trainer"])
-            if self.training.is_complete:
+            if self._training.is_complete:
                 # Otherwise the Trainer would do one step more, if its last step is in mid-epoch.
                 state["global_step"] = math.ceil(state["global_step"] * math.ceil(state["epoch"]) / state["epoch"])
             (self._folder / _STATE).write_text(json.dumps(state))
         collectives.gather(None, group)
         return str(self._folder)
 
-    def begin(self, state: Any, loader: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer, scaler = self._trainer, getattr(self._trainer.accelerator, "scaler", None)
-        is_over = self.training.begin(
+        is_over = self._training.begin(
             trainer.model_wrapped,
             getattr(trainer.optimizer, "optimizer", trainer.optimizer),
             getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler),
             state.max_steps,
-            [loader],
+            [kwargs["train_dataloader"]],
             {"scaler": scaler} if scaler is not None else None,
         )
-        if (position := self.training.position) is not None:
+        if (position := self._training.position) is not None:
             # All ranks have read the folder: the session's restore is collective.
             shutil.rmtree(self._folder, ignore_errors=True)
             if is_over:
                 state.global_step = json.loads(position["counters"]["trainer"])["global_step"]
 
-    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Train on a batch: `Trainer.training_step`, which returns its part of the step's loss."""
-        self.training.refuse_draws()
-        self.training.read(inputs, is_first=self._is_first)
-        self._is_first = False
-        loss: torch.Tensor = self._training_step(model, inputs, *args, **kwargs)
-        self.training.add_loss(loss)
-        return loss
-
-    def begin_step(self) -> None:
-        self._is_first = True
-
-    def _counters(self) -> str:
-        """Return the state of the Trainer as the text of its file, without its log, which has times."""
-        callbacks = importlib.import_module("transformers.trainer_callback")
-        self._trainer.store_flos()
-        items = [*self._trainer.callback_handler.callbacks, self._trainer.control]
-        exported = [item for item in items if isinstance(item, callbacks.ExportableState)]
-        state = dataclasses.replace(self._trainer.state, stateful_callbacks=exported, log_history=[])
-        return json.dumps(dataclasses.asdict(state), sort_keys=True)
-
-
-class _Callback:
-    """The events of the Trainer."""
-
-    hooks: _Hooks
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.hooks.begin(state, kwargs["train_dataloader"])
-
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.hooks.training.begin_epoch()
+        self._training.begin_epoch()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.hooks.begin_step()
+        self._is_first = True
+
+    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Train on a batch: `Trainer.training_step`, which returns its part of the step's loss."""
+        self._training.refuse_draws()
+        self._training.read(inputs, is_first=self._is_first)
+        self._is_first = False
+        loss: torch.Tensor = self._training_step(model, inputs, *args, **kwargs)
+        self._training.add_loss(loss)
+        return loss
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not (control.should_log or control.should_evaluate or control.should_save):
-            self.hooks.training.before_read()
+            self._training.before_read()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if "train_runtime" in (logs or ()):
             # The Trainer loads its best checkpoint after this, if the script wants it.
-            self.hooks.training.finish()
+            self._training.finish()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.hooks.training.finish()
+        self._training.finish()
+
+    def _counters(self) -> str:
+        """Return the state of the Trainer as the text of its file, without its log, which has times."""
+        exportable = importlib.import_module("transformers.trainer_callback").ExportableState
+        self._trainer.store_flos()
+        items = [*self._trainer.callback_handler.callbacks, self._trainer.control]
+        exported = [item for item in items if isinstance(item, exportable)]
+        state = dataclasses.replace(self._trainer.state, stateful_callbacks=exported, log_history=[])
+        return json.dumps(dataclasses.asdict(state), sort_keys=True)

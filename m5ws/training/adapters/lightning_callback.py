@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from m5ws.records.ledger import RESUME_LIMIT
-from m5ws.training.adapters.training import Training, Unsupported
+from m5ws.training.adapters.training import Training, Unsupported, refuse
 from m5ws.training.runtime import context
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
@@ -26,9 +26,7 @@ _MONITORED = (
     "mean that is logged at the end of this epoch is over the batches since the resume"
 )
 _BATCHES = "epoch_loop.batch_progress"
-_REFUSED = ("StochasticWeightAveraging", "Timer")
-_AVERAGE = "WeightAveraging"
-"""Lightning's own callback whose average is in no other state."""
+_REFUSED = ("StochasticWeightAveraging", "WeightAveraging", "Timer")
 
 
 def lightning() -> Any:
@@ -47,7 +45,7 @@ def _refuse(trainer: Any, module: Any, world: int) -> None:
     strategy = type(trainer.strategy).__name__
     plateau = any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs)
     restoring = [item for item in (module, *trainer.callbacks) if _overrides(item, "on_load_checkpoint")]
-    refused = [type(item).__name__ for item in trainer.callbacks if type(item).__name__ in _REFUSED]
+    kinds = {kind.__name__ for item in trainer.callbacks for kind in type(item).__mro__}
     iterable = any(isinstance(getattr(item, "dataset", None), IterableDataset) for item in _loaders(trainer))
     modes = {
         f"the strategy {strategy}: m5ws.session() restores FSDP2 and DeepSpeed": strategy not in _STRATEGIES,
@@ -56,20 +54,18 @@ def _refuse(trainer: Any, module: Any, world: int) -> None:
         "ReduceLROnPlateau, because Lightning does not save the metrics of an epoch that has begun": plateau,
         "reload_dataloaders_every_n_epochs": bool(trainer.reload_dataloaders_every_n_epochs),
         f"on_load_checkpoint of {', '.join(type(item).__name__ for item in restoring)}": bool(restoring),
-        f"{', '.join(refused)}, whose state is no state of a step": bool(refused),
+        f"the callbacks {', '.join(_REFUSED)}": bool(kinds.intersection(_REFUSED)),
         "an IterableDataset, which has no position": iterable,
         "training_step(dataloader_iter)": "DataLoaderIter" in type(_fetcher(trainer)).__name__,
         "a training without an end: set max_steps or max_epochs": not 0 < trainer.estimated_stepping_batches < math.inf,
     }
-    for mode, is_used in modes.items():
-        if is_used:
-            raise Unsupported(f"the adapter of Lightning does not support {mode}")
+    refuse("Lightning", modes)
 
 
 def _overrides(item: Any, hook: str) -> bool:
     """Return True if a module or callback has a hook of its own, and not that of Lightning."""
     owner = next((kind for kind in type(item).__mro__ if hook in vars(kind)), type(item))
-    return owner.__module__.partition(".")[0] not in ("lightning", "pytorch_lightning") or owner.__name__ == _AVERAGE
+    return owner.__module__.partition(".")[0] not in ("lightning", "pytorch_lightning")
 
 
 def _fetcher(trainer: Any) -> Any:

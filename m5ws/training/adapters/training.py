@@ -37,6 +37,13 @@ class Unsupported(UsageError):
     hint = _SESSION
 
 
+def refuse(framework: str, modes: Mapping[str, Any]) -> None:
+    """Raise Unsupported if one of these modes is used."""
+    for mode, is_used in modes.items():
+        if is_used:
+            raise Unsupported(f"the adapter of {framework} does not support {mode}")
+
+
 class Training:
     """The one training of a process that an adapter records. `position`: that of the checkpoint to resume, if any.
 
@@ -56,7 +63,7 @@ class Training:
         self._active = active
         self._counters = counters
         self._loader = _Position(self)
-        self._session: Session | None = None
+        self._session: Session
         self._next: str | None = None
         self._at_epoch: Mapping[str, Any] = {}
         self._before_read: Mapping[str, Any] | None = None
@@ -91,11 +98,6 @@ class Training:
     def is_complete(self) -> bool:
         """True if the checkpoint to resume was made after the last step, which the framework may choose."""
         return self.position is not None and self.position["next"] is None and self._active.context.parent is None
-
-    @property
-    def is_over(self) -> bool:
-        """True after the last step."""
-        return self._session is not None and self._session.should_stop
 
     def begin_epoch(self) -> None:
         """Note the generators from which the order of an epoch is drawn; in a resume's first epoch, set them."""
@@ -142,16 +144,16 @@ class Training:
             elif self.position is not None:
                 self._check(digest)
                 rng.restore(self._saved, self._loader.named)
-            if self.is_over:
+            if self._session.should_stop:
                 self._refuse_step()
             self.is_open = True
             self._rate = self._optimizer.param_groups[0]["lr"]
-        if self._session is not None and self.is_open:
+        if self.is_open:
             self._session.observe(digest)
 
     def leave(self) -> None:
         """Record that the loop was left inside a step."""
-        if self._session is not None and self.is_open:
+        if self.is_open:
             self.is_open = False
             self._session.leave()
 
@@ -161,12 +163,11 @@ class Training:
 
     def record(self, quantities: Mapping[str, Any]) -> None:
         """Record exact scalars of the present step."""
-        if self._session is not None:
-            self._session.record(**quantities)
+        self._session.record(**quantities)
 
     def finish(self) -> None:
         """Record the last step, which no batch follows. Steps may be left that the framework did not want."""
-        if self._session is not None and self.is_open:
+        if self.is_open:
             self._next, self.is_open = None, False
             self._session.stop()
             self._end_step()
@@ -182,7 +183,6 @@ class Training:
         }
 
     def _end_step(self) -> None:
-        assert self._session is not None
         quantities = {"loss": self._loss, "lr": self._rate}
         self._loss = None
         self._session.end_step(**{name: value for name, value in quantities.items() if value is not None})
