@@ -1,5 +1,6 @@
 """m5ws: training runs that can be checked. A training script needs only `session` and `seed`.
-A script with Lightning may use `lightning_checkpoint_io`.
+A script without a session may state by `resumed_at` where it continues. A script with Lightning may use
+`lightning_checkpoint_io`.
 
 `Workspace` and `Run` are for notebooks and scripts that read runs (docs/reference/python.md). Importing this package
 imports none of them: each name is imported on first use.
@@ -28,16 +29,18 @@ if TYPE_CHECKING:
     from m5ws.training.frameworks.lightning_plugin import lightning_checkpoint_io as lightning_checkpoint_io
     from m5ws.training.loop.session import seed as seed
     from m5ws.training.loop.session import session as session
+    from m5ws.training.observation.watch import resumed_at as resumed_at
 
 _LAZY = {
     "Run": "m5ws.library.run",
     "Workspace": "m5ws.library.workspace",
     "lightning_checkpoint_io": "m5ws.training.frameworks.lightning_plugin",
+    "resumed_at": "m5ws.training.observation.watch",
     "seed": "m5ws.training.loop.session",
     "session": "m5ws.training.loop.session",
 }
 
-__all__ = ["Run", "Workspace", "__version__", "lightning_checkpoint_io", "seed", "session"]
+__all__ = ["Run", "Workspace", "__version__", "lightning_checkpoint_io", "resumed_at", "seed", "session"]
 
 
 def __getattr__(name: str) -> object:

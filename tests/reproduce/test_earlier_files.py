@@ -44,8 +44,8 @@ def test_an_attempt_begins_anew_if_it_took_the_first_step(repo: Repository, firs
     for attempt, step in ((1, 1), (2, first)):
         planted.begin(repo, _RESUMED, attempt)
         assert surroundings.load(repo, _RESUMED).begins_anew is False
-        events = Observation(rank=0, after=step - 1, guessed=guessed), Step(step=step, quantities={})
-        planted.append(repo, _RESUMED, attempt, "0000", *events)
+        place = Observation(rank=0, after=None if guessed else step - 1, unplaced=guessed)
+        planted.append(repo, _RESUMED, attempt, "0000", place, Step(step=step, quantities={}))
     assert surroundings.load(repo, _RESUMED).begins_anew is (first == 1 and not guessed)
 
 

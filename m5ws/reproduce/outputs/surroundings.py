@@ -212,6 +212,6 @@ def _takes_first_step(repo: Repository, run: str, attempt: int) -> bool:
     """Return True if an attempt recorded the first step, and its number was no guess."""
     ranks = ledger.ranks(repo, run, attempt)
     for event in ledger.events(repo, run, attempt, min(ranks)) if ranks else ():
-        if isinstance(event, Step) or (isinstance(event, Observation) and event.guessed):
+        if isinstance(event, Step) or (isinstance(event, Observation) and event.unplaced):
             return isinstance(event, Step) and event.step == 1
     return False
