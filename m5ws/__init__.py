@@ -1,5 +1,6 @@
 """m5ws: training runs that can be checked. A training script needs only `session` and `seed`.
-A script whose framework owns the loop uses one of `adapters`.
+A script whose framework owns the loop uses one of `adapters`. A script without a session may state by `resumed_at`
+where it continues.
 
 `Workspace` and `Run` are for notebooks and scripts that read runs (docs/reference/python.md). Importing this package
 imports none of them: each name is imported on first use.
@@ -28,16 +29,18 @@ if TYPE_CHECKING:
     from m5ws.training import adapters as adapters
     from m5ws.training.loop.session import seed as seed
     from m5ws.training.loop.session import session as session
+    from m5ws.training.observation.watch import resumed_at as resumed_at
 
 _LAZY = {
     "Run": "m5ws.library.run",
     "Workspace": "m5ws.library.workspace",
     "adapters": "m5ws.training",
+    "resumed_at": "m5ws.training.observation.watch",
     "seed": "m5ws.training.loop.session",
     "session": "m5ws.training.loop.session",
 }
 
-__all__ = ["Run", "Workspace", "__version__", "adapters", "seed", "session"]
+__all__ = ["Run", "Workspace", "__version__", "adapters", "resumed_at", "seed", "session"]
 
 
 def __getattr__(name: str) -> object:

@@ -94,15 +94,22 @@ MUTATIONS = (
     Mutation(
         "a rank that the replay does not have is not missed",
         "m5ws/reproduce/gaps.py",
-        "filter(comparison.is_placed, steps))\n",
-        "filter(comparison.is_placed, steps) if rank in comparison.replay.steps else ())\n",
+        "        for rank, steps in comparison.original.steps.items()\n",
+        "        for rank, steps in comparison.original.steps.items()\n        if rank in comparison.replay.steps\n",
         ("reproduce/test_compare.py",),
     ),
     Mutation(
-        "a step after a guessed place is judged",
+        "a step of an unplaced attempt is judged",
+        "m5ws/runs/history.py",
+        "recorded_steps.counts(event) and self.attempt not in self.unplaced",
+        "recorded_steps.counts(event)",
+        ("reproduce/test_compare.py",),
+    ),
+    Mutation(
+        "a replay of fewer steps does not differ",
         "m5ws/reproduce/compare.py",
-        "        if not self.is_placed(step):\n",
-        "        if not self.is_placed(step) and step < 0:\n",
+        "                if again < done and rank <",
+        "                if again > done and rank <",
         ("reproduce/test_compare.py",),
     ),
     Mutation(
@@ -113,10 +120,10 @@ MUTATIONS = (
         ("flows/test_interruptions.py",),
     ),
     Mutation(
-        "an equal batch proves the place of an attempt",
-        "m5ws/training/observation/earlier_steps.py",
-        "    equal = {step.step for step in steps if _are_equal(step, first)}\n",
-        "    equal = {step.step for step in steps if step.batch == first.batch}\n",
+        "a count that the script reset proves the place of an attempt",
+        "m5ws/training/observation/place.py",
+        "    if 0 in steps.values():\n",
+        "    if steps.get(count) == 0:\n",
         ("training/test_observed_resume.py",),
     ),
     Mutation(

@@ -41,7 +41,7 @@ class Step(Event, tag="step", frozen=True, kw_only=True):
     `tokens` and `seconds` are for people, and are never compared. `total` is the planned number of steps, if known.
     In an observed script, `digests` are of other values, by name: the outputs of its modules, the optimizers' settings.
     `updates` has the number of updates of each optimizer that counts them, by its label. `passes` is the number of
-    forward passes with gradients, and is never compared.
+    forward passes with gradients and of backward passes, and is never compared.
     """
 
     step: int
@@ -53,23 +53,6 @@ class Step(Event, tag="step", frozen=True, kw_only=True):
     tokens: int = 0
     seconds: float = 0.0
     total: int | None = None
-
-
-OF_PASSES = frozenset(("batch", "output", "loss"))
-"""Values of a step that are read in its forward passes."""
-
-
-def unproven_values(before: Step, after: Step, *, is_first: bool = False) -> frozenset[str]:
-    """Return the values that prove nothing in two records of an observed step, if one attempt was resumed.
-
-    The attempt may have counted other forward passes: those before its `is_first` step count as of that step. And until
-    it knows which optimizers a step has, its records have the values of the first one alone.
-    """
-    old, new = (frozenset(("batch", *step.digests, *step.quantities)) for step in (before, after))
-    norms = (before.quantities.get("grad_norm"), after.quantities.get("grad_norm"))
-    is_same_update = is_first and norms[0] is not None and norms[0] == norms[1]
-    lacking = (old ^ new) - (frozenset() if is_first else OF_PASSES)
-    return lacking | (OF_PASSES if before.passes != after.passes or is_same_update else frozenset())
 
 
 class State(Event, tag="state", frozen=True, kw_only=True):
@@ -123,6 +106,8 @@ INEXACT_RESUME = "inexact-resume"
 """Kind of the launcher's notice about a step that a resume repeated with other values."""
 RESUME_LIMIT = "resume-limit"
 """Kind of a rank's notice about state that a resume does not restore."""
+UNPLACED = "unplaced"
+"""Kind of a rank's notice about an observed attempt that does not show after which step it continues."""
 OTHER_ENVIRONMENT = "other-environment"
 """Kind of the launcher's notice about a later attempt in another environment than the first one's."""
 
@@ -137,20 +122,29 @@ class Setting(Event, tag="setting", frozen=True, kw_only=True):
 
 
 class Observation(Event, tag="observation", frozen=True, kw_only=True):
-    """The script does not use a session, and its steps are observed. `parts` describes new modules and optimizers.
+    """The script uses no session, and its steps are observed. `parts` describes new modules and optimizers.
 
-    The first event of an attempt has the step `after` which the attempt goes on. `guessed`: the records do not prove
-    that step. `failed_after`: an error ended the observation after this step. `weights` has fingerprints of this rank's
-    parameters and buffers by name, at the end of the script. Older builds recorded `passes_after`, which is not read.
+    The first event of an attempt has the step `after` which the attempt continues. `unplaced`: no record proves that
+    step, so the attempt counts its steps from 1. `failed_after`: an error ended the observation after this step.
     """
 
     rank: int
     after: Count | None = None
-    guessed: bool = False
+    unplaced: bool = False
     failed_after: Count | None = None
-    weights: dict[str, str] | None = None
-    passes_after: Digest | None = None
     parts: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class ScriptEnded(Event, tag="script-ended", frozen=True, kw_only=True):
+    """The script has ended by itself, with a session or without.
+
+    `weights` has fingerprints of this rank's parameters and buffers that are still alive, by name. `unread` describes
+    optimizers that stepped parameters of which nothing is recorded.
+    """
+
+    rank: int
+    weights: dict[str, str] = msgspec.field(default_factory=dict)
+    unread: tuple[str, ...] = ()
 
 
 class Imported(Event, tag="imported", frozen=True, kw_only=True):
@@ -200,6 +194,7 @@ AnyEvent = (
     | Notice
     | Setting
     | Observation
+    | ScriptEnded
     | Imported
     | RankEnded
     | AttemptEnded

@@ -126,8 +126,8 @@ class LiveRun:
         match event:
             case AttemptStarted():
                 self._cut(checkpoints.step_of(event.resume) if event.resume else 0)
-            case Observation() if rank == "0" and event.after is not None:
-                self._cut(event.after)
+            case Observation() if rank == "0" and (event.after is not None or event.unplaced):
+                self._cut(event.after or 0)
             case Step() if rank == "0" and (loss := losses.loss_of(event.quantities)) is not None:
                 self._curve.add(event.step, loss)
                 if not math.isfinite(loss) and self._not_finite is None:

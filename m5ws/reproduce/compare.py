@@ -1,7 +1,8 @@
 """Comparison of a replay with its original while it grows: equal counts, first difference, missing records.
 
 Values are compared as exact text: hex floats of quantities, digests and fingerprints, never numbers. The first
-divergence is the one at the lowest step. Within a step, it is the first in causal order.
+divergence is the one at the lowest step. Within a step, it is the first in causal order. If both sides ended by
+themselves, their numbers of steps are compared, both ways: the first step that one side lacks differs.
 """
 
 from collections import Counter
@@ -9,18 +10,20 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from m5ws.records.ledger import COMPLETE, AnyEvent, CheckpointPublished, RankEnded, State, Step, unproven_values
+from m5ws.records.ledger import COMPLETE, AnyEvent, CheckpointPublished, RankEnded, State, Step
 from m5ws.records.verdict import FINAL, Divergence, DivergenceSummary, is_state
 from m5ws.repository import checkpoints
 from m5ws.repository.repository import Repository
-from m5ws.reproduce import ends
 from m5ws.reproduce.distances import Distances
 from m5ws.runs import recorded_steps
 from m5ws.runs.history import History
 from m5ws.runs.numbers import Numbers, common, union
 from m5ws.runs.recorded_steps import Series
+from m5ws.runs.resume_check import names_in_both, values
 
 _ORDER = ("batch", "output", "loss", "grad_norm")
+STEPS = "number of steps"
+"""The quantity of which two sides that ended by themselves have different values."""
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,16 +44,15 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 class Comparison:
     """Compares events of a replay, fed in each rank's order, with those of the original, in fixed memory.
 
-    `source` is the store and the run from which older steps of the replay are read. Generators that a script without a
-    session did not restore in its resume are kept apart from all other differences, which say more.
+    `source` is the store and the run from which older steps of the replay are read. A resume of a script without a
+    session may not restore generators, so those that differ after one are listed, and are no divergence.
     """
 
     def __init__(self, original: History, source: tuple[Repository, str] | None = None) -> None:
         self.original = original
-        self._unrestored: dict[tuple[int, int], frozenset[str]] = {}
-        """Generators that differ in the first state after a resume, by rank and the last step before the resume."""
+        self._unrestored: set[str] = set()
         self.generator_steps: dict[int, Numbers] = {}
-        """Steps by rank after which generators that a resume did not restore differ."""
+        """Steps by rank after which generators differ that a resume may not have restored."""
         self.replay = History(steps={}, states={}, contents={}, facts={}, notices=[], source=source)
         self.equal: Counter[str] = Counter()
         self._first: Difference | None = None
@@ -61,8 +63,6 @@ class Comparison:
         self._settled_at: int | None = None
         self.lost_steps: dict[int, Numbers] = {}
         """Steps by rank that the original trained but its record lacks: a checkpoint after them exists."""
-        self.unplaced_steps: dict[int, Numbers] = {}
-        """Steps by rank that differ, and whose numbers are guessed."""
         self.distances = Distances()
 
     def feed(self, rank: str, event: AnyEvent) -> None:
@@ -155,79 +155,66 @@ class Comparison:
         )
 
     def unrestored_generators(self) -> tuple[str, ...]:
-        """Return the names of the generators that a resume did not restore."""
-        return tuple(sorted(frozenset[str]().union(*self._unrestored.values())))
+        """Return the names of the generators that differ after a resume of a script without a session."""
+        return tuple(sorted(self._unrestored))
 
-    @property
-    def placed_until(self) -> int | None:
-        """The last step up to which the numbers of both sides are known to be right; None if all are."""
-        guessed = [side.guessed for side in (self.original, self.replay) if side.guessed is not None]
-        return min(guessed, default=None)
+    def without_place(self) -> tuple[int, ...]:
+        """Return the attempts of either side whose steps have no numbers in the run."""
+        return tuple(sorted({*self.original.without_place, *self.replay.without_place}))
 
     def state_compared(self) -> bool:
         """Return True if the last state of the original was compared. Equal losses alone prove little."""
         last = {rank: recorded_steps.last(states) for rank, states in self.original.states.items()}
-        replayed = all(step in self.replay.states.get(rank, {}) for rank, step in last.items() if self.is_placed(step))
+        replayed = all(step in self.replay.states.get(rank, {}) for rank, step in last.items())
         return replayed and min(last.values(), default=0) > 0
 
     def compare_ends(self) -> None:
-        """Compare the weights at the ends of two scripts without a session, if both have finished."""
-        if not self._have_finished:
+        """Compare the numbers of steps, and the weights alive at the ends, if both sides ended by themselves."""
+        if not self._have_ended():
             return
-        step = self.original.last_step
-        for rank in self.original.weights:
-            known, new = self._ends(rank)
-            for name in known.keys() & new.keys():
+        if not self.without_place():
+            for rank, steps in self.original.steps.items():
+                done, again = recorded_steps.last(steps), recorded_steps.last(self.replay.steps.get(rank, {}))
+                # A replay on fewer ranks lacks records, and no steps.
+                if again < done and rank < (self.replay.world or rank + 1):
+                    self._differs(again + 1, 0, rank, STEPS, str(done), str(again))
+        for rank, known, new in self._ends():
+            for name in known.keys() & new.keys() if self._are_alike(known, new) else ():
                 if known[name] == new[name]:
                     self.equal["final tensors"] += 1
                 else:
+                    step = self.original.last_step
                     self._differs(step, len(_ORDER) + 4, rank, f"{FINAL}{name}", known[name], new[name])
 
     def ends_unknown(self) -> bool:
-        """Return True if two scripts without a session have finished, and weights at their ends are not recorded."""
-        ranks = self.original.weights.keys() & self.replay.weights.keys()
-        return self.original.observed and self._have_finished and not ranks >= self.original.steps.keys()
+        """Return True if two scripts without a session ended by themselves, and an end is not recorded."""
+        sides = (self.original, self.replay)
+        are_known = all(side.weights.keys() >= self.original.steps.keys() for side in sides)
+        return self.original.observed and self._have_ended() and not are_known
 
-    def unlike_ends(self) -> str | None:
-        """Return the first tensor at the end of a script of which only one side has a record; None without one.
+    def unlike_ends(self) -> tuple[str, ...]:
+        """Return the weights at the end of which only one side has a record, and those that neither side recorded."""
+        unlike = {name for _, known, new in self._ends() for name in known.keys() ^ new.keys()}
+        unread = self.original.unread | self.replay.unread if self._have_ended() else set[str]()
+        return (*sorted(unread), *sorted(unlike))
 
-        A resumed attempt records the modules that it called.
-        """
-        if not self._have_finished:
-            return None
-        for rank in sorted(self.original.weights.keys() & self.replay.weights.keys()):
-            known, new = self._ends(rank)
-            if unlike := known.keys() ^ new.keys():
-                return min(unlike).replace(ends.UNPAIRED, "", 1)
-        return None
+    def _ends(self) -> list[tuple[int, dict[str, str], dict[str, str]]]:
+        """Return the fingerprints of the weights at the ends of both scripts, by rank, if they are comparable."""
+        original, replay = self.original, self.replay
+        is_whole = original.last_step == replay.last_step or bool(self.without_place())
+        if not self._have_ended() or not is_whole or original.world != replay.world:
+            return []
+        ranks = sorted(original.weights.keys() & replay.weights.keys())
+        return [(rank, original.weights[rank], replay.weights[rank]) for rank in ranks]
 
-    def _ends(self, rank: int) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the fingerprints of a rank's weights at the ends of both scripts by name."""
-        known, new = self.original.weights[rank], self.replay.weights.get(rank, {})
-        return known, ends.align(known, new) if self._was_resumed(self.original.last_step) else new
+    def _are_alike(self, known: dict[str, str], new: dict[str, str]) -> bool:
+        """Return True if equal names are of the same weights. A resumed attempt may name others by them."""
+        return known.keys() == new.keys() or max(self.original.attempts, self.replay.attempts) < 2
 
-    @property
-    def _have_finished(self) -> bool:
+    def _have_ended(self) -> bool:
         return self.original.outcome in COMPLETE and self.replay.outcome in COMPLETE
 
-    def last_unchecked_resume(self) -> int | None:
-        """Return the step of the last resume of a script without a session, if no state after it was compared."""
-        states, new = self.original.states.get(0, {}), self.replay.states.get(0, {})
-        last = max((step for step in states if step in new), default=0)
-        for side in (self.original, self.replay):
-            resumed = side.resumed_before(side.last_step)
-            if side.observed and resumed and last <= resumed:
-                return resumed
-        return None
-
-    def is_placed(self, step: int) -> bool:
-        """Return True if the number of a step is known to be right on both sides."""
-        return self.placed_until is None or step <= self.placed_until
-
     def _differs(self, step: int, order: int, rank: int, quantity: str, original: str | None, new: str | None) -> None:
-        if not self.is_placed(step):
-            self.unplaced_steps.setdefault(rank, Numbers()).add(step)
-            return
         difference = Difference(step=step, order=order, rank=rank, quantity=quantity, original=original, replayed=new)
         if self._first is None or difference.key < self._first.key:
             self._first = difference
@@ -239,24 +226,12 @@ class Comparison:
         self._reached[rank] = event.step
         known = self.original.steps.get(rank, {}).get(event.step)
         if known is None:
-            if self.original.is_lost(event.step):
-                self.lost_steps.setdefault(rank, Numbers()).add(event.step)
-            elif self.original.outcome in COMPLETE:
-                self._differs(event.step, 0, rank, "step", None, "done")
+            self._compare_beyond(rank, event.step)
             return
-        before = {"batch": known.batch} | known.digests | known.quantities | _named_updates(known)
-        after = {"batch": event.batch} | event.digests | event.quantities | _named_updates(event)
+        before, after = values(known), values(event)
         same = True
-        unproven: frozenset[str] = frozenset()
-        if self._was_resumed(event.step):
-            unproven = unproven_values(known, event, is_first=self._is_partial(event.step))
-            unproven |= _named_updates(known).keys() ^ _named_updates(event).keys()
-        names = [
-            name
-            for name in dict.fromkeys([*before, *after])
-            if name not in unproven or before.get(name) == after.get(name)
-        ]
-        for name in names:
+        resumed = self._was_resumed(event.step)
+        for name in names_in_both(known, event) if resumed else dict.fromkeys([*before, *after]):
             old, new = before.get(name), after.get(name)
             if old != new:
                 same = False
@@ -268,61 +243,44 @@ class Comparison:
         self.equal["steps"] += same
         self.distances.add(known, event, rank)
 
+    def _compare_beyond(self, rank: int, step: int) -> None:
+        """Compare a step of the replay that the original's record lacks."""
+        if self.original.is_lost(step):
+            self.lost_steps.setdefault(rank, Numbers()).add(step)
+        elif self.original.outcome in COMPLETE and not self.original.without_place:
+            done = recorded_steps.last(self.original.steps.get(rank, {}))
+            self._differs(step, 0, rank, STEPS, str(done), f"{step} or more")
+
     def _was_resumed(self, step: int) -> bool:
         """Return True if a step is of a later attempt of a script without a session."""
         return any(side.observed and side.resumed_before(step) is not None for side in (self.original, self.replay))
-
-    def _is_partial(self, step: int) -> bool:
-        """Return True if either side may lack values of a step."""
-        return self.original.is_partial(step) or self.replay.is_partial(step)
 
     def _compare_state(self, rank: int, event: State) -> None:
         known = self.original.states.get(rank, {}).get(event.step)
         if known is None:
             return
-        if self._was_resumed(event.step):
+        resumed = self._was_resumed(event.step)
+        if resumed:
             # An attempt does not know the modules that only the step before its first one called, and may not know
             # which one of several equal modules it calls.
             known, event = _common(known, event), _common(event, known)
-        unrestored = self._find_unrestored(known, event, rank)
-        self._compare_named(
-            "generator", known.generators, event.generators, rank, event.step, len(_ORDER) + 1, unrestored
-        )
+            unrestored = _differing(known.generators, event.generators)
+            self._unrestored.update(unrestored)
+            if unrestored:
+                self.generator_steps.setdefault(rank, Numbers()).add(event.step)
+        else:
+            self._compare_named("generator", known.generators, event.generators, rank, event.step, len(_ORDER) + 1)
         tensors = self._compare_named("tensor", known.tensors, event.tensors, rank, event.step, len(_ORDER) + 2)
         if tensors and (self._tensors is None or event.step < self._tensors[0]):
             self._tensors = (event.step, tensors)
 
-    def _find_unrestored(self, known: State, event: State, rank: int) -> frozenset[str]:
-        """Return the generators that the last resume before a state did not restore, for a script without a session."""
-        resumed = max(side.resumed_before(event.step) or 0 for side in (self.original, self.replay))
-        differed_before = self._first is not None and self._first.step <= resumed
-        # A script that begins after step 0 started from the beginning, and resumed nothing.
-        if not (self.original.observed and resumed and self.is_placed(event.step)) or differed_before:
-            return frozenset()
-        names = known.generators.keys() | event.generators.keys()
-        differ = frozenset(name for name in names if known.generators.get(name) != event.generators.get(name))
-        return self._unrestored.setdefault((rank, resumed), differ)
-
     def _compare_named(
-        self,
-        kind: str,
-        before: dict[str, str],
-        after: dict[str, str],
-        rank: int,
-        step: int,
-        order: int,
-        unrestored: frozenset[str] = frozenset(),
+        self, kind: str, before: dict[str, str], after: dict[str, str], rank: int, step: int, order: int
     ) -> list[str]:
-        differ = []
-        for name in dict.fromkeys([*before, *after]):
-            if before.get(name) != after.get(name):
-                differ.append(name)
-                if name in unrestored:
-                    self.generator_steps.setdefault(rank, Numbers()).add(step)
-                else:
-                    self._differs(step, order, rank, f"{kind} {name}", before.get(name), after.get(name))
-            else:
-                self.equal[f"{kind}s"] += 1
+        differ = _differing(before, after)
+        for name in differ:
+            self._differs(step, order, rank, f"{kind} {name}", before.get(name), after.get(name))
+        self.equal[f"{kind}s"] += len(before.keys() | after.keys()) - len(differ)
         return differ
 
     def _compare_content(self, event: CheckpointPublished) -> None:
@@ -352,9 +310,8 @@ def compare_histories(original: History, replay: History) -> Comparison:
     return comparison
 
 
-def _named_updates(step: Step) -> dict[str, str]:
-    """Return the numbers of updates of a step by names for people."""
-    return {f"number of updates of {label}": str(count) for label, count in step.updates.items()}
+def _differing(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    return [name for name in dict.fromkeys([*before, *after]) if before.get(name) != after.get(name)]
 
 
 def _common(state: State, other: State) -> State:

@@ -3,33 +3,39 @@
 from m5ws.reproduce.compare import Comparison
 from m5ws.runs.step_lists import absent_in, describe_ranges, join_ranks
 
+_NAMED = 3
+
 
 def missing(comparison: Comparison) -> tuple[str, ...]:
     """Return the steps of the original that the replay lacks, as text for people."""
+    if comparison.replay.without_place:
+        return ()
     absent = {
-        rank: absent_in(comparison.replay.steps.get(rank, {}), filter(comparison.is_placed, steps))
+        rank: absent_in(comparison.replay.steps.get(rank, {}), steps)
         for rank, steps in comparison.original.steps.items()
     }
     return tuple(f"{ranks}: steps {steps} of the original were not replayed" for ranks, steps in join_ranks(absent))
 
 
 def unplaced(comparison: Comparison) -> tuple[str, ...]:
-    """Return the steps that differ or are missing and whose numbers are guessed, as text for people."""
-    unknown = (
-        "The script continued from a checkpoint of its own, and the records do not show which steps it did after "
-        f"step {comparison.placed_until}"
+    """Return a line on each attempt whose steps have no numbers in the run, with the line that states their place."""
+    return tuple(
+        f"the steps of attempt {attempt}: no record proves after which step it continued. State it in the script, "
+        "before its first step: `m5ws.resumed_at(step)`"
+        for attempt in comparison.without_place()
     )
-    absent = {
-        rank: absent_in(
-            comparison.replay.steps.get(rank, {}), (step for step in steps if not comparison.is_placed(step))
-        )
-        for rank, steps in comparison.original.steps.items()
-    }
-    differ = [
-        f"{ranks}: steps {steps} differ, and were not judged" for ranks, steps in join_ranks(comparison.unplaced_steps)
-    ]
-    lacking = [f"{ranks}: steps {steps} were not replayed" for ranks, steps in join_ranks(absent)]
-    return tuple(f"{line}. {unknown}" for line in (*differ, *lacking))
+
+
+def ends(comparison: Comparison) -> tuple[str, ...]:
+    """Return lines on weights at the end of the script that are not compared."""
+    unlike = comparison.unlike_ends()
+    lines = [f"at the end of the script: {name} (one side or none has a record)" for name in unlike[:_NAMED]]
+    if len(unlike) > _NAMED:
+        lines.append(f"at the end of the script: {len(unlike) - _NAMED} other weights (one side or none has a record)")
+    weights = comparison.original.weights
+    if weights and not any(weights.values()):
+        lines.append("weights at the end of the script: none were alive")
+    return tuple(lines)
 
 
 def unobserved(comparison: Comparison) -> tuple[str, ...]:
@@ -43,9 +49,9 @@ def unobserved(comparison: Comparison) -> tuple[str, ...]:
 
 
 def differing_generators(comparison: Comparison) -> tuple[str, ...]:
-    """Return the steps after which generators that a resume did not restore differ, as text for people."""
+    """Return the steps after which generators differ that a resume may not have restored, as text for people."""
     return tuple(
-        f"{ranks}: generators that the resume does not restore differ after steps {steps}"
+        f"{ranks}: generators differ after steps {steps}, which the resume may not restore"
         for ranks, steps in join_ranks(comparison.generator_steps)
     )
 

@@ -153,8 +153,7 @@ def _judge(
 ) -> Interruption:
     """Return the verdict on a training that was resumed."""
     done = history.load(trial.ports.repo, interrupted.id)
-    begun = next((after for after, attempt in done.begun if attempt > 1), None)
-    resumed = begun if done.guessed is None else None
+    resumed = next((after for after, attempt in done.begun if attempt > 1), None)
     comparison = compare_histories(original, done)
     half = f". {_HALF_WRITTEN}" if trial.in_save else ""
     if result.outcome not in COMPLETE and comparison.first() is None:

@@ -12,7 +12,7 @@ from m5ws.records import verdict as verdicts
 from m5ws.records.explanation import Explanation
 from m5ws.records.ledger import COMPLETE, AnyEvent
 from m5ws.records.run import Run, Segment
-from m5ws.records.verdict import Divergence, Recheck, Verdict
+from m5ws.records.verdict import FINAL, Divergence, Recheck, Verdict
 from m5ws.repository import runs
 from m5ws.reproduce import gaps
 from m5ws.reproduce.compare import Comparison
@@ -26,10 +26,11 @@ from m5ws.runs.history import History
 def second_segment(replay: Run, comparison: Comparison, first: Divergence) -> Segment | None:
     """Return the segment of the second replay: from the start of `replay` to the step that differs.
 
-    Return None to replay the whole run: a script without a session does not end after a step.
+    Return None to replay the whole run: a script without a session does not end after a step, and the weights at the
+    end of a script are read when it ends.
     """
-    if not comparison.original.by_session:
-        return None
+    if not comparison.original.by_session or first.quantity.startswith(FINAL):
+        return replay.segment
     last = max(first.step, replay.begin + 1)
     whole = replay.segment or Segment(first=replay.begin, last=last)
     return msgspec.structs.replace(whole, last=last)
@@ -67,7 +68,7 @@ def replay(
         # Files and metrics that an incomplete replay did not write yet are no difference.
         decide = verdicts.is_result(divergence.quantity) or not comparison.original.by_session
         with_files = result.outcome in COMPLETE and decide
-        for each in (with_first, with_original) if with_files else ():
+        for each in (with_first, with_original) if result.outcome in COMPLETE else ():
             each.compare_ends()
         parted, again = with_first.first(), with_original.first()
         if with_files and parted is None and comparison.replay.outcome in COMPLETE:

@@ -6,7 +6,7 @@ at the end of the run. Steps and states stay in the ledger until they are compar
 
 from collections.abc import Container, Mapping
 from functools import partial
-from typing import cast
+from typing import TypeGuard, cast
 
 import msgspec
 
@@ -23,6 +23,7 @@ from m5ws.records.ledger import (
     Observation,
     OutputsStored,
     RankStarted,
+    ScriptEnded,
     Setting,
     State,
     Step,
@@ -42,10 +43,11 @@ class History(msgspec.Struct, kw_only=True):
     `outputs` is the content with the files that the newest attempt wrote, None if none are kept; `stored` has the
     events of all output files, by their names.
     `observed`: the script uses no session, and its steps were observed.
-    `begun` is where each attempt began: after which step. `guessed` is the lowest of these steps that the records do
-    not prove: the numbers of later steps may be wrong. `unobserved_after` is the last step before an error ended the
-    observation, `weights` has the fingerprints of each rank's weights at the end of the script. `threads` is how many a
-    rank used, from which step on.
+    `begun` has the step after which each placed attempt began, and its number. The attempts in `unplaced` do not show
+    after which step they continued, so their steps and states are not in the history. `unobserved_after` is the last
+    step before an error ended the observation. `weights` has the fingerprints of each rank's weights that were alive
+    when the script ended, `unread` the descriptions of weights that are in no record. `threads` has each rank's number
+    of threads, from a step on.
     """
 
     steps: dict[int, Mapping[int, Step]] = {}
@@ -57,9 +59,10 @@ class History(msgspec.Struct, kw_only=True):
     facts: dict[int, dict[str, str | None]] = {}
     notices: list[Notice] = []
     begun: list[tuple[int, int]] = []
-    guessed: int | None = None
+    unplaced: list[int] = []
     unobserved_after: int | None = None
     weights: dict[int, dict[str, str]] = {}
+    unread: set[str] = set()
     threads: dict[int, list[tuple[int, str]]] = {}
     outcome: str | None = None
     message: str | None = None
@@ -71,6 +74,8 @@ class History(msgspec.Struct, kw_only=True):
     _loaded: "History | None" = None
     attempt: int = 0
     """The newest attempt."""
+    folded: bool = True
+    """False keeps the newest record of each step, even if a later attempt went back behind it."""
 
     @property
     def last_step(self) -> int:
@@ -84,10 +89,11 @@ class History(msgspec.Struct, kw_only=True):
         return self.observed and bool(resumed) and any((notice.step or 0) > (resumed or 0) for notice in notices)
 
     @property
-    def ended_without_steps(self) -> bool:
-        """Whether a later attempt of an observed script finished, and did no step."""
-        is_new = all(attempt != self.attempt for _, attempt in self.begun)
-        return self.observed and self.outcome in COMPLETE and self.attempt > 1 and is_new
+    def without_place(self) -> tuple[int, ...]:
+        """The attempts that do not show after which step they continued: the last of them may have done no step."""
+        is_placed = any(attempt == self.attempt for _, attempt in self.begun)
+        ended = self.observed and self.outcome in COMPLETE and self.attempt > 1 and not is_placed
+        return tuple(dict.fromkeys((*self.unplaced, *((self.attempt,) if ended else ()))))
 
     @property
     def by_steps(self) -> bool:
@@ -112,18 +118,27 @@ class History(msgspec.Struct, kw_only=True):
                     self.threads.setdefault(event.rank, []).append((begin + 1, threads))
             case Setting(name="threads"):
                 self.threads.setdefault(event.rank, []).append((event.step, event.value))
+            case Step() | State() if not self.counts(event):
+                pass
             case Step():
                 self._add(self.steps, int(rank), event, Step)
-            case State() if not event.restored:
+            case State():
                 self._add(self.states, int(rank), event, State)
             case CheckpointPublished() | OutputsStored():
                 self._publish(event)
             case Notice():
                 self.notices.append(event)
+            case ScriptEnded():
+                self.weights[event.rank] = event.weights
+                self.unread.update(event.unread)
             case AttemptEnded():
                 self.outcome, self.message = event.outcome, event.message
             case _:
                 pass
+
+    def counts(self, event: AnyEvent) -> TypeGuard[Step | State]:
+        """Return True for a step or state that is not of an unplaced attempt, and not read back from a checkpoint."""
+        return recorded_steps.counts(event) and self.attempt not in self.unplaced
 
     def _add(self, values: dict[int, Mapping[int, R]], rank: int, value: R, kind: type[R]) -> None:
         series = values.get(rank)
@@ -160,10 +175,6 @@ class History(msgspec.Struct, kw_only=True):
         """Return the step after which the attempt of a step was resumed; None for the first attempt's own steps."""
         return next((begin for begin, attempt in reversed(self.begun) if begin < step and attempt > 1), None)
 
-    def is_partial(self, step: int) -> bool:
-        """Return True if a step may lack values: the first one of a later attempt that was observed."""
-        return self.observed and any(begin + 1 == step and attempt > 1 for begin, attempt in self.begun)
-
     def threads_at(self, rank: int, step: int) -> str | None:
         """Return the number of threads of a rank in a step, or None if it was not recorded."""
         return next((value for since, value in reversed(self.threads.get(rank, [])) if since <= step), None)
@@ -179,6 +190,7 @@ class History(msgspec.Struct, kw_only=True):
             steps={rank: SeriesRange(steps, first, last) for rank, steps in self.steps.items()},
             states={rank: SeriesRange(states, first, last) for rank, states in self.states.items()},
             contents={step: content for step, content in self.contents.items() if first < step <= last},
+            weights=self.weights if last >= self.last_step else {},
         )
 
     def _start(self, event: AttemptStarted | Observation) -> None:
@@ -186,31 +198,42 @@ class History(msgspec.Struct, kw_only=True):
             self.attempts += 1
             self.outputs = self.outcome = self.message = None
             self.attempt = event.attempt
+            self.weights.clear()
+            self.unread.clear()
             if not self.observed:
                 self._begin(checkpoints.step_of(event.resume) if event.resume else 0)
-        elif event.after is not None:
-            # Each rank has one. A script that goes on from its own checkpoint shows where by its first step.
+        elif event.after is not None or event.unplaced:
             self.observed = True
-            others = [step for step, attempt in self.begun if attempt == self.attempt]
-            if event.after not in others:
-                self._begin(event.after)
-            if event.guessed or (others and event.after not in others):
-                places = (event.after, *others, *(() if self.guessed is None else (self.guessed,)))
-                self.guessed = min(places)
+            self._place(event.after)
         elif event.failed_after is not None:
             steps = (event.failed_after, *(() if self.unobserved_after is None else (self.unobserved_after,)))
             self.unobserved_after = min(steps)
-        elif event.weights is not None:
-            self.weights[event.rank] = event.weights
+
+    def _place(self, after: int | None) -> None:
+        """Take in the place of this attempt, which each rank records; ranks with different places prove none."""
+        placed = [step for step, attempt in self.begun if attempt == self.attempt]
+        if self.attempt in self.unplaced or placed == [after]:
+            return
+        if after is not None and not placed:
+            self._begin(after)
+            return
+        self.unplaced.append(self.attempt)
+        for step in placed:
+            self.begun.remove((step, self.attempt))
+            self._cut(min(step, step if after is None else after))
 
     def _begin(self, step: int) -> None:
         """Forget all records after `step`: the attempt that begins does these steps again."""
         self.begun.append((step, self.attempt))
+        if step == 0:
+            self.unplaced.clear()
+        self._cut(step)
+
+    def _cut(self, step: int) -> None:
+        if not self.folded:
+            return
         if self.unobserved_after is not None and step <= self.unobserved_after:
             self.unobserved_after = None
-        if self.guessed is not None and step < self.guessed:
-            self.guessed = None
-        self.weights.clear()
         for steps in self.steps.values():
             recorded_steps.cut(steps, step)
         for states in self.states.values():
@@ -230,25 +253,23 @@ def load(
 ) -> History:
     """Return a run's history, or that of the attempts before one. Raises CorruptObject where a chain is broken.
 
-    Unless it is to be `folded`, the newest record of each step is kept even if a later attempt went back behind it.
+    `folded` is that of the history.
     `ranks`: the chains to read besides the launcher's; all of them if it is None.
     Each chain is read and checked once here; steps and states are read again when they are needed.
     """
-    history = History(steps={}, states={}, contents={}, published={}, facts={}, notices=[])
+    history = History(folded=folded)
     for attempt in ledger.attempts(repo, run):
         if before_attempt is not None and attempt >= before_attempt:
             break
         try:
-            _read(repo, run, attempt, history, ranks, folded=folded)
+            _read(repo, run, attempt, history, ranks)
         except CorruptObject as error:
             known = cross_check.find_rewritten(repo, run)
             raise CorruptObject(f"{error}{f': {known}' if known else ''}", hint=error.hint) from error
     return history
 
 
-def _read(
-    repo: Repository, run: str, attempt: int, history: History, ranks: Container[str] | None, *, folded: bool
-) -> None:
+def _read(repo: Repository, run: str, attempt: int, history: History, ranks: Container[str] | None) -> None:
     """Add an attempt to a history: its launcher's chain first, which has the ends of the others."""
     ends: dict[str, Digest] = {}
     heads: dict[str, Digest] = {}
@@ -260,9 +281,9 @@ def _read(
             chain.note(batch)
             heads[rank] = batch.head
             for event in map(ledger.decode_event, batch.events):
-                if recorded_steps.counts(event) and rank.isdigit():
+                if rank.isdigit() and history.counts(event):
                     _note(history, chain, parts, int(rank), batch.seq, event)
-                elif folded or not isinstance(event, AttemptStarted | Observation):
+                elif not isinstance(event, Step | State):
                     history.add(rank, event)
                 if isinstance(event, AttemptEnded) and not ends:
                     ends = event.heads

@@ -5,19 +5,34 @@ restore they are equal in bits. If they differ, this reports the first such step
 """
 
 import logging
-import re
 
 from m5ws.errors import M5Error
-from m5ws.records.ledger import AnyEvent, Observation, State, Step, unproven_values
+from m5ws.records.ledger import AnyEvent, Observation, State, Step
 from m5ws.repository.repository import Repository
 from m5ws.runs.history import load
 
 _MOST = 3
-_OPTIMIZER = re.compile(r"optimizer\d*\.(?!parameter\.)")
-_SETTINGS = " settings"
-"""End of the name of the digest of an optimizer's settings."""
-_RECENT = 1_000
+_OF_PASSES = frozenset(("batch", "output"))
+"""Values of a step that are read in its forward passes. Losses are those of its backward passes."""
 _log = logging.getLogger(__name__)
+
+
+def values(step: Step) -> dict[str, str | None]:
+    """Return all values of a step that are compared, by name."""
+    updates = {f"number of updates of {label}": str(count) for label, count in step.updates.items()}
+    return {"batch": step.batch, **step.digests, **step.quantities, **updates}
+
+
+def names_in_both(before: Step, after: Step) -> list[str]:
+    """Return the names of the values that are compared in two records of an observed step, if an attempt was resumed.
+
+    An attempt records the optimizers that it knows. And if it did other passes before its first step, such as those of
+    a step that a scaler skipped, the values of passes prove nothing.
+    """
+    both = [name for name in values(before) if name in values(after)]
+    if before.passes == after.passes:
+        return both
+    return [name for name in both if name not in _OF_PASSES and not name.startswith("loss")]
 
 
 class RepeatedSteps:
@@ -27,16 +42,15 @@ class RepeatedSteps:
         earlier = load(repo, run, before_attempt=attempt, folded=False)
         self._earlier = earlier if attempt > 1 else None
         self._messages = 0
-        self._partial: int | None = None
-        """The first step of an observed attempt, which may lack values."""
+        self._observed = False
         self.steps = 0
 
     def compare(self, rank: str, event: AnyEvent) -> list[str]:
         """Return the differences between this event and the same one of an earlier attempt; mostly none."""
-        if isinstance(event, Observation) and event.after is not None:
-            self._partial = event.after + 1
-            if event.guessed:
-                self._earlier = None  # The numbers of the steps may be wrong.
+        if isinstance(event, Observation):
+            self._observed = True
+            if event.unplaced:
+                self._earlier = None  # Its steps have no numbers in the run.
         if self._earlier is None or not rank.isdigit() or self._messages >= _MOST:
             return []
         try:
@@ -52,9 +66,7 @@ class RepeatedSteps:
     def _differences(self, rank: int, event: AnyEvent) -> list[str]:
         if isinstance(event, Step):
             return self._step(rank, event)
-        if not isinstance(event, State):
-            return []
-        return self._state(rank, event) if not event.restored else self._restored_state(rank, event)
+        return self._state(rank, event) if isinstance(event, State) and not event.restored else []
 
     def _step(self, rank: int, event: Step) -> list[str]:
         assert self._earlier is not None
@@ -62,36 +74,10 @@ class RepeatedSteps:
         if before is None:
             return []
         self.steps += 1
-        old, new = ({"batch": step.batch, **step.digests, **step.quantities} for step in (before, event))
-        names = [name for name in old if new.get(name) != old[name]]
-        if self._partial is not None:
-            unproven = unproven_values(before, event, is_first=event.step == self._partial)
-            names = [name for name in names if name not in unproven]
-        if any(event.updates.get(label, done) != done for label, done in before.updates.items()):
-            names.append("the optimizer's number of updates")
+        old, new = values(before), values(event)
+        compared = names_in_both(before, event) if self._observed else old
+        names = [name for name in compared if new.get(name) != old[name]]
         return [f"step {event.step} on rank {rank}: {_differ(names)}"] if names else []
-
-    def _restored_state(self, rank: int, event: State) -> list[str]:
-        """Return the optimizer's state that an observed script did not restore from its own checkpoint."""
-        assert self._earlier is not None
-        if self._partial is None or event.step == 0:
-            return []
-        states = self._earlier.states.get(rank, {})
-        before = next((states[step] for step in reversed([*states]) if 0 < step <= event.step), None)
-        # Without a forward pass before the optimizer's call, as in Lightning, its state has other names.
-        count = sum(_OPTIMIZER.match(name) is not None for name in before.tensors) if before is not None else 0
-        if not count or any(map(_OPTIMIZER.match, event.tensors)) or self._begins(rank, event.step + 1):
-            return []
-        return [f"after step {event.step} on rank {rank}: the optimizer has no state, and had {count} tensors before"]
-
-    def _begins(self, rank: int, step: int) -> bool:
-        """Return True if the optimizers of a step did none of the steps before it: another stage of the training."""
-        assert self._earlier is not None
-        steps = self._earlier.steps.get(rank, {})
-        first = steps.get(step)
-        labels = {name for name in first.digests if name.endswith(_SETTINGS)} if first is not None else set[str]()
-        before = (steps.get(number) for number in range(max(1, step - _RECENT), step))
-        return bool(labels) and not any(labels & one.digests.keys() for one in before if one is not None)
 
     def _state(self, rank: int, event: State) -> list[str]:
         assert self._earlier is not None

@@ -117,10 +117,12 @@ def _run(arguments: Sequence[str], active: context.ActiveRank) -> _End:
     try:
         if portable.is_asked(active.context.determinism):
             portable.require()
+        alive: dict[str, object] = {}
         try:
-            _run_script(arguments)
+            alive |= _run_script(arguments)
         finally:
             watch.finish()
+            alive.clear()
         isolation.check(active.context)
     except SystemExit as leaving:
         if leaving.code is None or leaving.code == 0:
@@ -158,18 +160,17 @@ def _print_end(failure: BaseException | None) -> None:
         os.write(2, f"the end of this log cannot be printed: {type(error).__name__}: {error}\n".encode())
 
 
-def _run_script(arguments: Sequence[str]) -> None:
-    """Run `script.py arguments…` or `-m module arguments…` as `python` would, in this process."""
+def _run_script(arguments: Sequence[str]) -> dict[str, object]:
+    """Run `script.py arguments…` or `-m module arguments…` as `python` would, in this process; return its globals."""
     if not arguments:
         raise UsageError("no command was given", hint="[run] command in m5ws.toml, or `m5ws run -- script.py`.")
     if arguments[0] == "-m" and len(arguments) > 1:
         sys.argv = list(arguments[1:])
         sys.path[0] = os.getcwd()
-        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
-        return
+        return runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     sys.argv = list(arguments)
     sys.path[0] = str(Path(arguments[0]).resolve().parent)
-    runpy.run_path(arguments[0], run_name="__main__")
+    return runpy.run_path(arguments[0], run_name="__main__")
 
 
 def _stopped(code: int) -> _End:

@@ -23,7 +23,7 @@ def test_equal_steps_and_files_are_reproduced_as_observed(workspace: Workspace) 
     assert verdict["outcome"] == "reproduced" and verdict["observed"]
     assert verdict["compared"]["steps"] == 4 and verdict["compared"]["files"] == 1
     assert verdict["compared"]["tensors"] > 20 and verdict["compared"]["digests"] == 8
-    assert any("observation" in line for line in verdict["not_compared"])
+    assert "weights at the end of the script: none were alive" in verdict["not_compared"]
     assert "(observed)" in workspace.m5ws("show", verdict["replay"]).stdout
 
 
@@ -107,21 +107,7 @@ def test_output_files_are_copied_while_an_observed_script_runs(workspace: Worksp
     workspace.m5ws("run", "--no-progress", "--checkpoint-minutes", "1e-6", "--", "train.py", "copied", "2", store)
 
 
-def test_steps_that_differ_after_a_guessed_place_are_not_comparable(workspace: Workspace, tmp_path: Path) -> None:
-    """An optimizer that does not count, another order of batches, and the same weights: the rate is 0."""
-    words = ("--", "train.py", "at_rest", "8", str(tmp_path / "died"))
-    workspace.m5ws("run", "--no-progress", *words, expect=1)
-    (run,) = [run["id"] for run in workspace.json("ls")["runs"]]
-    workspace.m5ws("run", "--no-progress", "--resume", run)
-    assert workspace.history(run).guessed == 5
-    notices = [notice.kind for notice in workspace.history(run).notices]
-    assert "limit" in notices and "inexact-resume" not in notices
-    verdict = workspace.json("reproduce", run, expect=2)
-    assert verdict["outcome"] == "not comparable" and verdict["compared"]["files"] == 1
-    assert any("were not judged" in line for line in verdict["not_compared"])
-
-
-@pytest.mark.parametrize("fault", ["", "inexact", "shuffled"])
+@pytest.mark.parametrize("fault", ["", "shuffled"])
 def test_a_resume_from_the_scripts_own_checkpoint_is_checked(workspace: Workspace, tmp_path: Path, fault: str) -> None:
     words = ("train.py", "resuming", "8", str(tmp_path / "died"), *filter(None, [fault]))
     workspace.m5ws("run", "--no-progress", "--fingerprint-every", "1000", "--", *words, expect=1)
@@ -131,23 +117,22 @@ def test_a_resume_from_the_scripts_own_checkpoint_is_checked(workspace: Workspac
     assert sorted(history.steps[0]) == list(range(1, 9)) and history.begun == [(0, 1), (3, 2)]
     assert sorted(history.states[0]) == [0, 1, 2, 4, 5]  # After step 4 too, the first one of the second attempt.
     inexact = [notice.message for notice in history.notices if notice.kind == "inexact-resume"]
-    assert bool(inexact) == bool(fault) and all(notice.kind != "limit" for notice in history.notices)
-    assert not inexact or ("batch" in inexact[0]) == (fault == "shuffled")
+    assert bool(inexact) == bool(fault) and (not fault or "batch" in inexact[0])
     verdict = workspace.json("reproduce", run, expect=int(bool(fault)))
     assert verdict["outcome"] == ("diverged" if fault else "reproduced")
-    if fault:
-        assert verdict["first"]["step"] > 3 and "step 3" in verdict["reason"]
+    assert not fault or verdict["first"]["step"] == 4
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_an_attempt_after_the_last_recorded_step_is_in_no_earlier_epoch(
-    workspace: Workspace, tmp_path: Path, optimizer: str
+def test_a_verdict_on_an_unplaced_attempt_is_about_the_end_and_names_the_line(
+    workspace: Workspace, tmp_path: Path
 ) -> None:
-    words = ("train.py", "repeating", "9", str(tmp_path / "died"), optimizer)
+    words = ("train.py", "resuming", "8", str(tmp_path / "died"), "inexact")
     workspace.m5ws("run", "--no-progress", "--", *words, expect=1)
     (run,) = [run["id"] for run in workspace.json("ls")["runs"]]
     workspace.m5ws("run", "--no-progress", "--resume", run)
     history = workspace.history(run)
-    assert history.begun == [(0, 1), (6, 2)]
-    assert not [notice for notice in history.notices if notice.kind == "inexact-resume"]
-    assert workspace.json("reproduce", run)["outcome"] == "reproduced"
+    assert history.without_place == (2,) and sorted(history.steps[0]) == [1, 2, 3, 4, 5]
+    verdict = workspace.json("reproduce", run, expect=1)
+    # The optimizer was not restored, so the file with its state differs.
+    assert verdict["first"]["quantity"].startswith("file ") and verdict["compared"]["steps"] == 5
+    assert any("m5ws.resumed_at(step)" in line for line in verdict["not_compared"])

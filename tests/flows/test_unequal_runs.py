@@ -1,6 +1,5 @@
 """Rule: a run whose final weights its replay does not have is never reproduced, whatever was not recorded of it."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -8,16 +7,16 @@ import pytest
 from tests.support.workspace.workspaces import make_workspace
 
 FAULTS = {
-    "exact": "reproduced",
+    "exact": "sampled",
     "exact and counted": "reproduced",
     "exact, modules in turn": "reproduced",
-    "exact, optimizers in turn": "reproduced",
+    "exact, optimizers in turn": "sampled",
     "exact, optimizers at intervals": "reproduced",
     "exact, in the mode of evaluation": "reproduced",
-    "order": "not comparable",
-    "more-steps": "not comparable",
+    "order": "diverged",
+    "more-steps": "diverged",
     "noise": "diverged",
-    "unobserved": "sampled",
+    "unobserved": "nondeterministic",
     "own updates": "nondeterministic",
     "no step": "sampled",
     "buffers": "diverged",
@@ -42,8 +41,4 @@ def test_a_run_with_other_final_weights_is_not_reproduced(fault: str, tmp_path: 
     assert len(finals) >= 2 and (finals[0] == finals[1]) == fault.startswith("exact")
     assert verdict["outcome"] == expected, verdict["reason"]
     if expected == "sampled":
-        assert {"unobserved": "error", "no step": "no step"}.get(fault, "model2") in verdict["reason"]
-    if expected == "diverged":
-        assert re.search("attempt 2 continued|resume was not exact|an attempt resumed", verdict["reason"]), verdict[
-            "reason"
-        ]
+        assert ("model2" if fault.startswith("buffers") else "m5ws.resumed_at") in verdict["reason"]

@@ -13,7 +13,7 @@ import pytest
 
 from m5ws.errors import CorruptObject, M5Error, UnknownSchema
 from m5ws.records import codec
-from m5ws.records.ledger import COMPRESSED_BYTES, AnyEvent, Batch, CompressedBatch, Observation, State, Step
+from m5ws.records.ledger import COMPRESSED_BYTES, AnyEvent, Batch, CompressedBatch, State, Step
 from m5ws.repository.fsck import fsck
 from m5ws.repository.ledger import batches, ledger
 from m5ws.repository.ledger.chains import Chain
@@ -162,11 +162,6 @@ def test_other_sizes_of_events_break_the_chain(repo: Repository) -> None:
     repo.store.create(KEY, codec.encode(_compressed(sizes=(first - 1, rest[0] + 1, *rest[1:]))))
     with pytest.raises(CorruptObject):
         ledger.events(repo, RUN, 1, "0")
-
-
-def test_events_of_older_builds_are_read() -> None:
-    event = {"type": "observation", "time_s": 1.0, "rank": 2, "passes_after": "0" * 64}
-    assert ledger.decode_event(codec.encode_plain(event)) == Observation(time_s=1.0, rank=2, passes_after="0" * 64)
 
 
 def test_an_older_build_reports_an_unknown_type() -> None:

@@ -4,8 +4,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from m5ws.records.ledger import (
+    COMPLETE,
     AnyEvent,
     AttemptEnded,
     AttemptStarted,
@@ -13,6 +16,7 @@ from m5ws.records.ledger import (
     Observation,
     RankEnded,
     RankStarted,
+    ScriptEnded,
     State,
     Step,
 )
@@ -92,117 +96,136 @@ def test_a_difference_in_the_state_is_named_with_the_last_equal_state_before_it(
     assert value is not None and value.equal_after is None
 
 
-def test_a_step_after_a_guessed_place_is_compared_and_not_judged() -> None:
-    first: AnyEvent = Observation(rank=0, after=0)
-    second: list[AnyEvent] = [
-        AttemptStarted(attempt=2, host="h", observed="0" * 64),
-        Observation(rank=0, after=2, guessed=True),
-    ]
-    events = _events(0, loss={5: "x"}, last=5)
-    original = _history([first, *events, *second, *[event for event in events if getattr(event, "step", 0) > 2]])
-    comparison = _compared(original, [first, *_events(0)])
-    assert comparison.first() is None and gaps.missing(comparison) == () and comparison.state_compared()
-    (line,) = gaps.unplaced(comparison)
-    assert "5-6" in line  # One differs, and the other was not done by the original.
-    assert comparison.equal["steps"] == 4
-    earlier = _compared(original, [first, *_events(0, loss={2: "y"})]).first()
-    assert earlier is not None and earlier.step == 2
-    shorter = _compared(original, [first, *_events(0, last=3)])
-    assert any("4-5 were not replayed" in line for line in gaps.unplaced(shorter)) and gaps.missing(shorter) == ()
-    # A later attempt with a proven place does the steps after a guessed one again.
-    third = AttemptStarted(attempt=3, host="h", observed="0" * 64)
-    for after, guessed in ((1, None), (2, 2), (4, 2)):
-        assert _history([first, *events, *second, third, Observation(rank=0, after=after)]).guessed == guessed
+def _attempt(number: int) -> AttemptStarted:
+    return AttemptStarted(attempt=number, host="h", observed="0" * 64)
 
 
-def test_values_of_passes_before_the_first_step_of_an_attempt_are_not_compared() -> None:
-    def resumed(passes: int, **values: Any) -> History:
-        events = _events(0, **values)
-        began = [AttemptStarted(attempt=number, host="h", observed="0" * 64) for number in (1, 2)]
-        first, *later = [event for event in events if isinstance(event, (Step, State)) and event.step > 2]
-        assert isinstance(first, Step)
-        first = msgspec.structs.replace(first, passes=passes)
-        places = [Observation(rank=0, after=after) for after in (0, 2)]
-        return _history([began[0], places[0], *events, began[1], places[1], first, *later])
-
-    replay = [Observation(rank=0, after=0), *_events(0)]
-    assert _compared(resumed(0, loss={3: "x"}), replay).first() is not None
-    assert _compared(resumed(2, loss={3: "x"}), replay).first() is None
-    assert _compared(resumed(2, loss={4: "x"}), replay).first() is not None
-    assert _compared(resumed(2, tensors={4: {"model.a": "x"}}), replay).first() is not None
+def _resumed(after: int, *, last: int = _LAST, **second: Any) -> History:
+    """Return an observed run whose second attempt continues after a step; None of its values differ by default."""
+    first = [event for event in _events(0, last=last) if getattr(event, "step", 0) <= after + 1]
+    again = [event for event in _events(0, last=last, **second) if getattr(event, "step", 0) > after]
+    return _history(
+        [_attempt(1), Observation(rank=0, after=0), *first, _attempt(2), Observation(rank=0, after=after), *again]
+    )
 
 
-def test_values_of_passes_do_not_decide_where_the_first_step_of_an_attempt_has_the_same_gradients() -> None:
-    """A script may do as many passes before that step as the original did there, and others."""
+def _ended(history: History, weights: dict[str, str], *, unread: tuple[str, ...] = ()) -> History:
+    history.add("0", ScriptEnded(rank=0, weights=weights, unread=unread))
+    return history
 
-    def resumed(norm: str, loss: str) -> History:
-        first = Step(step=3, quantities={"loss": loss, "grad_norm": norm}, passes=2)
-        began = [AttemptStarted(attempt=number, host="h", observed="0" * 64) for number in (1, 2)]
-        places = [Observation(rank=0, after=after) for after in (0, 2)]
-        return _history([began[0], places[0], *_events(0, last=2), began[1], places[1], first])
 
-    for norm, loss, differs in (("n", "x", False), ("n", "l", False), ("m", "x", True)):
-        comparison = compare_histories(resumed("n", "l"), resumed(norm, loss))
+@pytest.mark.parametrize("side", ["original", "replay"])
+def test_steps_of_an_unplaced_attempt_are_not_judged_and_its_end_is(side: str) -> None:
+    for end, differs in (("1", False), ("2", True)):
+        first: list[AnyEvent] = [_attempt(1), Observation(rank=0, after=0), *_events(0, last=4)]
+        second: list[AnyEvent] = [_attempt(2), Observation(rank=0, unplaced=True), *_events(0, loss={1: "x", 3: "y"})]
+        unplaced = _ended(_history([*first, *second]), {"model.w": "1"})
+        assert sorted(unplaced.steps[0]) == [1, 2, 3, 4] and unplaced.without_place == (2,)
+        whole = _ended(_history([_attempt(1), Observation(rank=0, after=0), *_events(0)]), {"model.w": end})
+        sides = (unplaced, whole) if side == "original" else (whole, unplaced)
+        comparison = compare_histories(*sides)
+        comparison.compare_ends()
         assert (comparison.first() is not None) == differs
+        assert gaps.missing(comparison) == () and comparison.equal["steps"] == 4
+        (line,) = gaps.unplaced(comparison)
+        assert "attempt 2" in line and "m5ws.resumed_at(step)" in line
+        assert "resumed_at" in (judgement._find_unknown(comparison, judge_generators=True) or "")
+    # An attempt that starts from the beginning does all steps again.
+    again = _history([*first, *second, _attempt(3), Observation(rank=0, after=0), *_events(0)])
+    assert again.without_place == ()
+
+
+def test_ranks_with_different_places_prove_none() -> None:
+    places: list[list[AnyEvent]] = [[_attempt(2), Observation(rank=0, after=2)], [Observation(rank=1, after=3)]]
+    history = _history(*([*_events(rank), *place] for rank, place in enumerate(places)))
+    assert history.without_place == (2,) and history.begun == []
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.sampled_from(["finished", "unsaved", "failed", "interrupted"]))
+def test_the_number_of_steps_is_compared_both_ways_if_both_sides_ended_by_themselves(
+    original: int, replay: int, outcome: str
+) -> None:
+    comparison = compare_histories(
+        _history(_events(0, last=original)), _history(_events(0, last=replay), outcome=outcome)
+    )
+    comparison.compare_ends()
+    first = comparison.first()
+    has_ended = outcome in COMPLETE
+    assert (first is not None) == (replay > original or (has_ended and replay < original))
+    assert first is None or (first.step, first.quantity) == (min(original, replay) + 1, "number of steps")
+    assert first is None or (first.original, (first.replayed or "").split()[0]) == (
+        str(original),
+        str(replay if replay < original else original + 1),
+    )
+
+
+_WEIGHTS = st.dictionaries(
+    st.sampled_from(["model.a", "model.b", "optimizer.parameter.group0.0"]), st.sampled_from("12")
+)
+
+
+@given(_WEIGHTS, _WEIGHTS, st.booleans(), st.sampled_from([(), ("SGD, 2 tensors, 9 elements",)]))
+def test_weights_at_the_end_are_compared_by_name_and_those_of_one_side_are_named(
+    ours: dict[str, str], theirs: dict[str, str], resumed: bool, unread: tuple[str, ...]
+) -> None:
+    original = _ended(_resumed(3) if resumed else _history([_attempt(1), *_events(0)]), ours, unread=unread)
+    comparison = compare_histories(original, _ended(_history([_attempt(1), *_events(0)]), theirs))
+    comparison.compare_ends()
+    first = comparison.first()
+    # A resumed attempt may have given a name to other weights, unless both sides have the same names.
+    judged = ours.keys() & theirs.keys() if not resumed or ours.keys() == theirs.keys() else set()
+    assert (first is not None) == any(ours[name] != theirs[name] for name in judged)
+    assert set(comparison.unlike_ends()) == {*unread, *(ours.keys() ^ theirs.keys())}
+    unknown = judgement._find_unknown(comparison, judge_generators=True)
+    assert (unknown is not None) == bool(comparison.unlike_ends())
+
+
+def test_a_segment_does_not_reach_the_end_of_the_script() -> None:
+    original = _ended(_history(_events(0)), {"model.a": "1"})
+    assert original.within(0, 4).weights == {} and original.within(2, _LAST).weights == {0: {"model.a": "1"}}
 
 
 @pytest.mark.parametrize(
-    ("after", "observed", "changed", "judged"),
+    ("changed", "judged"),
     [
-        (2, True, {4: "x", 6: "y"}, None),
-        (2, True, {6: "y"}, 6),  # Restored, and drawn from later.
-        (2, True, {2: "x", 4: "x"}, 2),  # Different before the resume.
-        (0, True, {4: "x"}, 4),  # It started from the beginning.
-        (2, False, {4: "x"}, 4),  # A session restores all generators.
+        ({"loss": {4: "x"}}, ("loss", 4)),
+        ({"batch": {4: "x"}}, ("batch", 4)),
+        ({"tensors": {4: {"model.a": "x"}}}, ("tensor model.a", 4)),
+        ({"generator": {4: "x"}}, None),
     ],
 )
-def test_generators_that_a_script_s_own_resume_does_not_restore_are_kept_apart(
-    after: int, observed: bool, changed: dict[int, str], judged: int | None
+def test_a_resumed_observed_run_is_judged_by_all_but_its_generators(
+    changed: dict[str, Any], judged: tuple[str, int] | None
 ) -> None:
-    def side(changed: dict[int, str], **values: dict[int, str]) -> History:
-        events = _events(0, generator=changed, **values)  # type: ignore[arg-type]
-        cut = next(place for place, event in enumerate(events) if getattr(event, "step", 0) > after)
-        resume = f"{after:010d}-0001" if after and not observed else None
-        began: list[AnyEvent] = [
-            AttemptStarted(attempt=number, host="h", observed="0" * 64, resume=resume if number == 2 else None)
-            for number in (1, 2)
-        ]
-        places: list[AnyEvent] = [Observation(rank=0, after=after) for after in (0, after)] if observed else []
-        return _history([began[0], *places[:1], *events[:cut], began[1], *places[1:], *events[cut if after else 0 :]])
-
-    comparison = _compared(side(changed), _events(0))
-    first = comparison.first()
-    assert (first.step if first is not None else None) == judged
-    assert comparison.unrestored_generators() == (("torch",) if judged is None else ())
-    assert any("4, 6" in line for line in gaps.differing_generators(comparison)) == (judged is None)
-    # A step that draws from them shows it. The other side may be the resumed one.
-    drawn = _compared(side(changed, loss={3: "x"}), _events(0)).first()
-    assert drawn is not None and drawn.quantity == ("loss" if 2 not in changed else "generator torch")
-    uninterrupted = _history([Observation(rank=0, after=0), *_events(0)] if observed else _events(0))
-    first = compare_histories(uninterrupted, side(changed)).first()
-    assert (first.step if first is not None else None) == judged
+    whole = _history([_attempt(1), Observation(rank=0, after=0), *_events(0)])
+    for comparison in (
+        compare_histories(_resumed(2, **changed), whole),
+        compare_histories(whole, _resumed(2, **changed)),
+    ):
+        first = comparison.first()
+        assert (None if first is None else (first.quantity, first.step)) == judged
+        assert comparison.unrestored_generators() == (("torch",) if judged is None else ())
+        assert any("steps 4" in line for line in gaps.differing_generators(comparison)) == (judged is None)
 
 
-def test_a_resumed_side_is_compared_by_the_values_that_it_has() -> None:
-    """The first step of its second attempt may lack values. No step after a guessed place is judged."""
-    first: AnyEvent = Observation(rank=0, after=0)
-    began = AttemptStarted(attempt=2, host="h", observed="0" * 64)
-    events = _events(0)
+@pytest.mark.parametrize("name", ["loss", "loss2", "batch", "output", "lr", "grad_norm"])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_values_of_passes_are_compared_in_a_resumed_run_if_both_sides_did_as_many(name: str, passes: int) -> None:
+    def step(value: str, passes: int) -> Step:
+        batch, digests = (value if name == "batch" else "b"), {"output": value if name == "output" else "o"}
+        quantities = dict.fromkeys({"loss", "loss2", "lr", "grad_norm"} - {name}, "q")
+        quantities |= {} if name in ("batch", "output") else {name: value}
+        return Step(step=3, quantities=quantities, batch=batch, digests=digests, passes=passes)
 
-    def resumed(event: AnyEvent, *, guessed: bool) -> History:
-        rest = [later for later in events if getattr(later, "step", 0) > 3]
-        second = [began, Observation(rank=0, after=2, guessed=guessed), event, *rest]
-        return _history([first, *events[: events.index(rest[0])], *second])
+    def run(resumed: bool, third: Step) -> History:
+        begin: list[AnyEvent] = [_attempt(1), Observation(rank=0, after=0), *_events(0, last=2)]
+        again: list[AnyEvent] = [_attempt(2), Observation(rank=0, after=2)] if resumed else []
+        return _history([*begin, *again, third])
 
-    step = next(event for event in events if isinstance(event, Step) and event.step == 3)
-    part = msgspec.structs.replace(step, quantities={"loss": step.quantities["loss"]})
-    original = _history([first, *events])
-    assert compare_histories(original, resumed(part, guessed=False)).first() is None
-    other = msgspec.structs.replace(step, quantities={"loss": "x"})
-    judged = compare_histories(original, resumed(other, guessed=False)).first()
-    assert judged is not None and (judged.step, judged.quantity) == (3, "loss")
-    unjudged = compare_histories(original, resumed(other, guessed=True))
-    assert unjudged.first() is None and gaps.unplaced(unjudged)
+    is_judged = passes == 1 or name in ("lr", "grad_norm")
+    comparison = compare_histories(run(True, step("x", passes)), run(False, step("y", 1)))
+    assert (comparison.first() is not None) == is_judged
+    assert compare_histories(run(False, step("x", passes)), run(False, step("y", 1))).first() is not None
 
 
 def test_the_lowest_step_comes_first_whichever_rank_is_seen_first() -> None:
@@ -286,13 +309,6 @@ def test_how_a_divergence_goes_on_is_counted_by_steps_and_kinds() -> None:
 def test_state_before_the_first_step_is_the_first_of_all() -> None:
     first = _compared(_history(_events(0)), _events(0, tensors={0: {"model.a": "other"}}, loss={1: "x"})).first()
     assert first is not None and (first.step, first.quantity, first.tensor) == (0, "tensor model.a", "model.a")
-
-
-def test_what_the_replay_does_beyond_a_finished_original_is_a_divergence() -> None:
-    first = _compared(_history(_events(0)), _events(0, last=_LAST + 2)).first()
-    assert first is not None and (first.step, first.quantity, first.original) == (_LAST + 1, "step", None)
-    first = _compared(_history(_events(0)), _events(0), _events(1)).first()
-    assert first is not None and (first.rank, first.quantity) == (1, "step")
 
 
 def test_a_quantity_that_one_side_alone_recorded_differs() -> None:

@@ -37,7 +37,7 @@ def test_labels_do_not_depend_on_the_order_of_calls() -> None:
     for orders in itertools.product(itertools.permutations(optimizers), itertools.permutations(modules)):
         later, again = Names(first.new.copy), make()
         assert {name: label(later, again[name]) for order in orders for name in order} == labels
-        assert later.are_certain
+        assert not later.alike
 
 
 def test_a_wrapper_that_is_made_again_has_the_label_of_the_one_before() -> None:
@@ -47,16 +47,19 @@ def test_a_wrapper_that_is_made_again_has_the_label_of_the_one_before() -> None:
     assert names.module(torch.nn.Sequential(torch.nn.Linear(2, 2))) == "model3"
 
 
-def test_what_is_new_gets_a_new_label_and_what_is_alike_is_uncertain() -> None:
+def test_a_new_object_gets_a_new_label_and_one_that_fits_several_labels_too() -> None:
     first = Names()
     twins = [torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]
     assert [first.module(twin) for twin in twins] == ["model", "model2"]
     later = Names(first.new.copy)
-    assert later.module(torch.nn.Linear(3, 3)) == "model3" and later.are_certain
-    assert later.module(twins[1]) == "model4" and not later.are_certain
+    assert later.module(torch.nn.Linear(3, 3)) == "model3" and later.alike == {"model3": []}
+    assert later.module(twins[1]) == "model4" and later.alike["model4"] == ["model", "model2"]
 
 
-def test_records_of_older_builds_have_types_without_sizes() -> None:
-    names = Names(lambda: {"model": "Linear", "model2": "Sequential"})
-    assert names.module(torch.nn.Sequential(torch.nn.Linear(2, 2))) == "model2"
-    assert [names.module(torch.nn.Linear(2, 2)) for _ in range(2)] == ["model", "model3"]
+def test_an_optimizer_keeps_its_label_when_groups_are_added() -> None:
+    parts = torch.nn.Linear(4, 2), torch.nn.Linear(2, 2)
+    names, optimizer = Names(), torch.optim.AdamW(parts[0].parameters())
+    assert names.optimizer(optimizer) == "optimizer"
+    optimizer.add_param_group({"params": list(parts[1].parameters())})
+    again = torch.optim.AdamW([{"params": list(part.parameters())} for part in parts])
+    assert names.optimizer(optimizer) == Names(names.new.copy).optimizer(again) == "optimizer"

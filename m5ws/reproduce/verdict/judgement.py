@@ -22,11 +22,6 @@ from m5ws.runs.outputs import outputs
 
 _NAMED = 3
 """Uncompared results that the first sentence of a verdict names. Lines below it list them."""
-_UNOBSERVED = (
-    "values that observation does not see: elements between the sampled ones of batches and outputs, losses that no "
-    "module computes, averages of weights and generators of the script's own, optimizers in compiled functions and in "
-    "threads, and processes that the script starts"
-)
 
 
 def judge(
@@ -66,7 +61,7 @@ def judge(
         changes = reason.with_threads(changes, comparison, first)
         resume = reason.find_resume(comparison, first, replay.begin)
         why = reason.explain(first, changes, resume, cross_check.find_rewritten(ports.repo, replay.reproduces))
-    unknown = _find_unknown(comparison, files, judge_generators=judge_generators) or _find_unsure(files)
+    unknown = _find_unknown(comparison, judge_generators=judge_generators) or _find_unsure(files)
     if outcome == "reproduced":
         why = headline.describe(comparison, files) + (f". {unknown}" if unknown else "")
     return Verdict(
@@ -80,6 +75,7 @@ def judge(
             *gaps.lost(comparison),
             *gaps.unplaced(comparison),
             *gaps.unobserved(comparison),
+            *gaps.ends(comparison),
             *gaps.differing_generators(comparison),
             *gaps.only_in_original(comparison),
             *_given(replay),
@@ -114,8 +110,6 @@ def _outcome(
         return ("not comparable", f"the replay {result.outcome}: {result.message or f'status {result.exit_code}'}")
     if missing:
         return "not comparable", "the replay lacks records that the original has"
-    if unplaced := gaps.unplaced(comparison):
-        return "not comparable", unplaced[0]
     if comparison.original.by_steps and not comparison.state_compared():
         return "not comparable", "the last recorded state was not compared, and equal losses alone prove little"
     if not comparison.equal:
@@ -123,33 +117,29 @@ def _outcome(
     return "reproduced", None
 
 
-def _find_unknown(comparison: Comparison, files: output_files.OutputReport, *, judge_generators: bool) -> str | None:
+def _find_unknown(comparison: Comparison, *, judge_generators: bool) -> str | None:
     """Return a sentence on a gap in the records, because of which they do not prove an equal end; None without one."""
     original, sides = comparison.original, (comparison.original, comparison.replay)
     if original.outcome is None:
         return "The end of the original is not recorded"
     if gaps.unobserved(comparison):
         return "An error ended the observation after that"
-    if any(side.ended_without_steps for side in sides):
+    if attempts := comparison.without_place():
+        numbers = ", ".join(map(str, attempts))
         return (
-            "The last attempt of the resumed run did no step, so it is unknown whether it had the weights of step "
-            f"{original.last_step}"
+            f"The steps of attempt {numbers} were not compared, only the end: no record proves after which step it "
+            "continued. `m5ws.resumed_at(step)` in the script states it"
         )
-    if comparison.ends_unknown() and not files.has_tensors:
-        return "The weights at the end of the script were not recorded, and no output file with tensors was compared"
-    if (name := comparison.unlike_ends()) is not None:
-        return (
-            f"Only one of the two runs has the record of {name} at the end of the script (a resumed attempt records "
-            "the modules that it used)"
-        )
+    if comparison.ends_unknown():
+        return "The end of the script was not recorded: it left Python by os._exit, or its machine was lost"
+    if unlike := comparison.unlike_ends():
+        return f"At the end of the script, nothing or only one of the two runs has a record of {unlike[0]}"
     if original.outcome == "failed" and comparison.replay.outcome == "failed" and _failed_otherwise(comparison):
         return f"The original ended with {original.message}, and the replay with {comparison.replay.message}"
-    if (resumed := comparison.last_unchecked_resume()) is not None:
-        return f"No state was recorded after the resume from step {resumed}"
     if judge_generators and (generators := comparison.unrestored_generators()):
         return (
-            f"The resume does not restore the random generators ({', '.join(generators)}), so results of draws that "
-            "nothing records may differ"
+            f"After the resume, random generators differ ({', '.join(generators)}), so results of draws that nothing "
+            "records may differ"
         )
     # `certify` compares the state after each step. A notice of generators alone decides nothing there either.
     if judge_generators and any(side.is_inexact() for side in sides):
@@ -181,8 +171,7 @@ def _unrecorded(comparison: Comparison, replay: Run) -> list[str]:
     """Return lines on everything that neither side recorded, so that nobody takes it for verified."""
     if not comparison.original.by_steps:
         return ["steps and state: the script does not use m5ws.session; only files and metrics could be compared"]
-    lines = [_UNOBSERVED] if comparison.original.observed else []
-    lines += [
+    lines = [
         f"{kind}: none were recorded"
         for kind in ("quantities", "batches", "generators")
         if not comparison.equal[kind] and comparison.first() is None

@@ -40,6 +40,16 @@ class Box:
     sizes: tuple[int, ...]
 
 
+class Layout(NamedTuple):
+    """Names of a training's parameters on this rank, and the number of parameters in each group of its optimizers.
+
+    A checkpoint is restored into the layout that it was saved from.
+    """
+
+    parameters: frozenset[str]
+    groups: tuple[int, ...]
+
+
 class Piece(NamedTuple):
     """The part of one named tensor that this rank holds.
 
@@ -105,6 +115,9 @@ class Backend(Protocol):
 
     def check(self) -> None:
         """Raise StateError for state, as it is after a step, that `stage` would miss. Not collective."""
+
+    def layout(self) -> Layout:
+        """Return the present layout. Not collective."""
 
     def rehearse(self, objects: Objects, group: "ProcessGroup | None") -> None:
         """Plan a save and a load of the present state without moving bytes of tensors; collective.

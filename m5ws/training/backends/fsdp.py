@@ -17,7 +17,7 @@ from m5ws.records.checkpoint import Content
 from m5ws.records.checkpoint import Tensor as TensorRecord
 from m5ws.repository.objects import Objects
 from m5ws.training.backends import ddp, layouts, optimizer_state
-from m5ws.training.backends.base import Piece, Plain
+from m5ws.training.backends.base import Layout, Piece, Plain
 from m5ws.training.backends.fsdp_staged import StagedState, check_kinds, differing_replicas, pieces, staged_copy
 from m5ws.training.backends.tensor_names import check_fit, check_same_on_all, join, module_names, stored_name
 from m5ws.training.compat import facts, modules, tensors
@@ -86,6 +86,10 @@ class FsdpBackend:
             own = [parameter for parameter in masters if id(parameter) in owned]
             optimizer_state.check_complete(optimizer, [*tensors, *own])
             optimizer_state.check_own(optimizer, tensors)
+
+    def layout(self) -> Layout:
+        groups = (group for optimizer in self._optimizers for group in optimizer.param_groups)
+        return Layout(frozenset(self._parameters()), tuple(len(group["params"]) for group in groups))
 
     def rehearse(self, objects: Objects, group: "torch.distributed.ProcessGroup | None") -> None:
         from m5ws.training.backends import dcp

@@ -1,11 +1,12 @@
-"""Calls of modules: a function around every outermost one.
+"""Calls of modules: a function around every outermost one. And a function before each call of `backward()`.
 
 torch's own hooks of all modules cost six times as much, since they are called for each inner module, and torch.compile
 traces them and warns of them (docs/design/0022). torch.fx replaces `Module.__call__` in the same way.
 """
 
+import functools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -14,6 +15,7 @@ from torch.utils import _python_dispatch
 from m5ws.training.compat.facts import Fact
 
 _original = torch.nn.Module.__call__
+_backward = torch.Tensor.backward
 
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 
@@ -22,10 +24,10 @@ Around = Callable[[Callable[..., Any], torch.nn.Module, tuple[Any, ...], dict[st
 """Called with the original `Module.__call__`, the module and its arguments, in place of the call."""
 
 
-def surround(around: Around) -> None:
+def surround(around: Around, before_backward: Callable[[torch.Tensor], None]) -> None:
     """Let `around` make the calls of modules in this thread that are not within another one, or in a backward pass.
 
-    Traced calls are left as they are.
+    `before_backward` gets each tensor on which the script calls `backward()`. Traced calls are left as they are.
     """
     thread = threading.get_ident()
     inside = False
@@ -41,12 +43,20 @@ def surround(around: Around) -> None:
         finally:
             inside = False
 
+    @functools.wraps(_backward)
+    def backward(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        if not (torch.compiler.is_compiling() or threading.get_ident() != thread or is_traced() or in_backward()):
+            before_backward(tensor)
+        _backward(tensor, *args, **kwargs)  # type: ignore[no-untyped-call]
+
     torch.nn.Module.__call__ = call  # type: ignore[method-assign]
+    torch.Tensor.backward = backward  # type: ignore[method-assign, assignment]
 
 
 def restore() -> None:
-    """Let modules be called as torch calls them."""
+    """Let modules be called, and `backward()`, as torch calls them."""
     torch.nn.Module.__call__ = _original  # type: ignore[method-assign]
+    torch.Tensor.backward = _backward  # type: ignore[method-assign]
 
 
 def is_traced() -> bool:
@@ -77,17 +87,6 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def held_by(module: torch.nn.Module) -> tuple[Mapping[str, torch.Tensor | None], Mapping[str, torch.Tensor | None]]:
-    """Return a module's own parameters and buffers: live mappings, which have later tensors too."""
-    return module._parameters, module._buffers
-
-
-def _has_holders() -> bool:
-    layer = torch.nn.BatchNorm1d(1)
-    parameters, buffers = held_by(layer)
-    return parameters["weight"] is layer.weight and buffers["running_mean"] is layer.running_mean
-
-
 def _hides_from_modes() -> bool:
     with torch.device("meta"):
         return not call_without_modes(torch.empty, 0).is_meta
@@ -98,5 +97,5 @@ OBSERVED = (
     Fact("torch", "torch._C._current_graph_task_id", lambda: not in_backward()),
     Fact("torch", "torch._C._functorch and dispatch modes", lambda: not is_traced()),
     Fact("torch", "torch.utils._python_dispatch._disable_current_modes", _hides_from_modes),
-    Fact("torch", "Module._parameters and Module._buffers", _has_holders),
+    Fact("torch", "Tensor.backward", lambda: _backward is torch.Tensor.__dict__["backward"]),
 )

@@ -18,7 +18,8 @@ from m5ws.training.checkpoint import checkpointing
 from m5ws.training.checkpoint.writer import CheckpointWriter
 from m5ws.training.dataloader import BatchDigest, Feed
 from m5ws.training.fingerprint import fingerprint
-from m5ws.training.loop import fork, rehearsal, restore
+from m5ws.training.loop import checkpoint_limits, fork, rehearsal, restore
+from m5ws.training.loop.checkpoint_limits import StepWatch
 from m5ws.training.loop.checkpoint_schedule import Cadence
 from m5ws.training.loop.fingerprint_schedule import FingerprintSchedule
 from m5ws.training.loop.step import Step
@@ -59,6 +60,8 @@ class Recorder:
         self._pending: StepEvent | None = None
         self._pending_step: Step | None = None
         self._first = 1
+        self._begun_with = self._rehearsed = backend.layout()
+        self._calls = StepWatch([item for item in known if isinstance(item, torch.optim.Optimizer)])
         self._clock = time.perf_counter()
         self._threads = Threads(active)
         self._objects_state()  # State that cannot be stored fails now, not hours later at the first checkpoint.
@@ -152,13 +155,13 @@ class Recorder:
     def end_of_step(self, step: Step, last: bool) -> None:
         """Record a step that is done; fingerprint and checkpoint if they are due; collective on those steps."""
         self._flush()
+        self._calls.end_step()
         self._threads.record(step.number)
         self._record_step(step)
         if step.number == self._first:
             # An optimizer's state exists after its first step: limits fail now, not hours later at the first resume.
             self._backend.check()
-            self._backend.rehearse(self._active.repo.objects, self._group)
-            rehearsal.rehearse(self._objects, self._objects_state(), self._known)
+            self._rehearse()
             self._position(step.number)
         stopping = self._active.stop.is_due(step.number)
         self._writer.raise_errors()
@@ -257,10 +260,27 @@ class Recorder:
         # A rank that is killed leaves the record of its imports up to its last checkpoint.
         self._active.note_imports()
         self._backend.check()
+        self._report_checkpoint(step)
         if self._writer.wait_for_previous(step, stopping=stopping):
             common, rank = self._plain_state(step)
             self._writer.save(step, common, rank, began_s, last=last)
             self._cadence.saved()
+
+    def _rehearse(self) -> None:
+        """Rehearse a save and a restore of the present state; collective. Raises StateError."""
+        self._backend.rehearse(self._active.repo.objects, self._group)
+        rehearsal.rehearse(self._objects, self._objects_state(), self._known)
+        self._rehearsed = self._backend.layout()
+
+    def _report_checkpoint(self, step: int) -> None:
+        """Publish a notice of each limit of a resume from this checkpoint; collective. Raises StateError."""
+        limits = list(self._calls.pending())
+        if any(collectives.gather(self._backend.layout() != self._rehearsed, self._group)):
+            self._rehearse()
+            if self._rehearsed != self._begun_with:
+                limits.append(checkpoint_limits.describe_change(self._begun_with, self._rehearsed))
+        for limit in limits if self._active.rank == 0 else ():
+            self._active.notice(RESUME_LIMIT, limit, step)
 
     def _plain_state(self, step: int) -> tuple[dict[str, Plain], dict[str, Plain]]:
         """Return the state beside the backend's: that of all ranks together, and this rank's own."""

@@ -67,10 +67,12 @@ def session(
     recorder = started = tracer = None
     if active is not None and batches is not None:
         isolation.check(active.context)
-        if observed := watch.end():
+        own = _named(state)
+        parts = [model if engine is None else engine, *own.values()]
+        modules = [part for part in parts if isinstance(part, torch.nn.Module)]
+        if observed := watch.begin_session(modules, _optimizers(optimizer), engine):
             active.notice("limit", f"{observed} steps before the session began are recorded beside its own", observed)
         spec = active.context.spec
-        own = _named(state)
         recorder = Recorder(
             active,
             _backend(model, optimizer, engine, own),

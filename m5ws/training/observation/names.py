@@ -4,12 +4,12 @@ Modules are numbered in the order of their first calls, optimizers in that of th
 `model` is the first module with parameters that was called, `model2` the second. A parameter of `model` is named as in
 a session, `model.blocks.0.weight`, and its state in the first optimizer `optimizer.blocks.0.weight.exp_avg`.
 
-A later attempt may call them in another order. It knows them by their types and sizes, and modules by the place of
-their parameters in an optimizer.
+A later attempt may call them in another order. It knows a module by its type, sizes and place in an optimizer, and an
+optimizer by its type and its first group, so that a group that a script adds later changes nothing.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,6 +40,10 @@ class Labels:
         key = id(item)
         self._labels[key] = (weakref.ref(item, lambda _: self._labels.pop(key, None)), label)
 
+    def alive(self) -> list[Any]:
+        """Return the objects that still exist, in the order in which they got labels."""
+        return [item for ref, _ in list(self._labels.values()) if (item := ref()) is not None]
+
 
 class Names:
     """Labels of modules and optimizers. It keeps none of them alive."""
@@ -57,8 +61,8 @@ class Names:
         self._used: set[str] = set()
         self._last: dict[str, int] = {}
         self._wrappers: set[str] = set()
-        self.are_certain = True
-        """False if a description fits several modules or optimizers of the earlier attempts."""
+        self.alike: dict[str, list[str]] = {}
+        """The labels of the earlier attempts that a description fits, by the new label, if there are several."""
         self.new: dict[str, str] = {}
         """Descriptions of the modules and optimizers that were labelled since this was last emptied."""
 
@@ -80,12 +84,12 @@ class Names:
         """Return the label of an optimizer. The first one `within` another, which calls it, has the label of that."""
         if optimizer not in self._optimizers:
             label = self._optimizers[within] if within is not None else None
-            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            parameters = optimizer.param_groups[0]["params"] if optimizer.param_groups else ()
             if label is None or label in self._wrappers:
                 label = self._label(_OPTIMIZER, optimizer, parameters)
             else:
                 self._wrappers.add(label)
-                self.new.setdefault(label, _describe(optimizer, parameters))
+                self.new.setdefault(label, describe(optimizer, parameters))
             self._optimizers[optimizer] = label
             self._stepped.append((label, weakref.ref(optimizer)))
         return self._optimizers[optimizer] or ""
@@ -95,26 +99,22 @@ class Names:
         if self._earlier is None:
             self._earlier = self._load_earlier()
         known = {label: text for label, text in self._earlier.items() if label.rstrip("0123456789") == word}
-        sizes = _describe(item, parameters)
+        sizes = describe(item, parameters)
         description = f"{sizes}, {place}" if place else sizes
-        without_sizes = type(item).__qualname__  # Older builds recorded this of modules.
         alike = [
             label
             for label, text in known.items()
             if label not in self._used
-            and (
-                text in (without_sizes, sizes)
-                or (text.startswith(f"{sizes}, ") and _fit(text[len(sizes) + 2 :], place))
-            )
+            and (text == sizes or (text.startswith(f"{sizes}, ") and _fit(text[len(sizes) + 2 :], place)))
         ]
         exact = [label for label in alike if known[label] == description]
         found = exact if len(exact) == 1 else alike
-        self.are_certain &= len(found) <= 1
-        # The tensors of an uncertain module have names that are not compared.
-        if len(found) == 1 or (found and word == _OPTIMIZER):
-            label = min(found, key=_number)
+        # Tensors and values of an uncertain object have names that are not compared.
+        if len(found) == 1:
+            label = found[0]
         else:
             label = _numbered(word, 1 + max(self._last.get(word, 0), max(map(_number, known), default=0)))
+            self.alike[label] = found
         self._used.add(label)
         self._last[word] = max(self._last.get(word, 0), _number(label))
         self.new[label] = self._descriptions[label] = description
@@ -123,7 +123,7 @@ class Names:
     def _of_parameters(self, module: torch.nn.Module, parameters: Sequence[torch.Tensor]) -> str | None:
         """Return the label of an earlier module with the same parameters and description; None without one."""
         label = self._by_parameter[parameters[0]] if parameters and parameters[0] in self._by_parameter else None
-        sizes = _describe(module, parameters)
+        sizes = describe(module, parameters)
         return label if label is not None and self._descriptions[label].startswith(sizes) else None
 
     def _place(self, parameters: Sequence[torch.Tensor]) -> str:
@@ -138,6 +138,20 @@ class Names:
                         return f"{label} group{number}.{place}"
         return ""
 
+    def of_modules(
+        self, modules: Iterable[torch.nn.Module], *, buffers: bool = True
+    ) -> tuple[dict[str, torch.Tensor], dict[int, str]]:
+        """Return this rank's parts of parameters and buffers by name, and the names of the tensors by their ids."""
+        tensors: dict[str, torch.Tensor] = {}
+        names: dict[int, str] = {}
+        for module in modules:
+            label = self.module(module)
+            for name, tensor in _named(module, label, buffers=buffers) if label is not None else ():
+                if id(tensor) not in names:
+                    names[id(tensor)] = name
+                    tensors |= local_parts(name, tensor)
+        return tensors, names
+
     def tensors(
         self, modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer], *, initial: bool
     ) -> dict[str, torch.Tensor]:
@@ -145,23 +159,23 @@ class Names:
 
         The `initial` ones are without buffers, which the first forward pass has changed.
         """
-        tensors: dict[str, torch.Tensor] = {}
-        parameters: dict[int, str] = {}
-        for module in modules:
-            label = self.module(module)
-            for name, tensor in _named(module, label, buffers=not initial) if label is not None else ():
-                if id(tensor) not in parameters:
-                    parameters[id(tensor)] = name
-                    tensors |= local_parts(name, tensor)
+        tensors, names = self.of_modules(modules, buffers=not initial)
         for optimizer in optimizers:
             label = self.optimizer(optimizer)
-            for number, group in enumerate(optimizer.param_groups):
-                for place, parameter in enumerate(group["params"]):
-                    own = f"group{number}.{place}"
-                    if id(parameter) not in parameters:
-                        tensors |= local_parts(f"{label}.parameter.{own}", parameter)
-                    tensors |= _state(optimizer, parameter, label, parameters.get(id(parameter), own))
+            for place, parameter in parameters_of(optimizer).items():
+                if id(parameter) not in names:
+                    tensors |= local_parts(f"{label}.parameter.{place}", parameter)
+                tensors |= _state(optimizer, parameter, label, names.get(id(parameter), place))
         return tensors
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Return the parameters of an optimizer by their places: `group0.3`."""
+    return {
+        f"group{number}.{place}": parameter
+        for number, group in enumerate(optimizer.param_groups)
+        for place, parameter in enumerate(group["params"])
+    }
 
 
 def has_parameters(module: torch.nn.Module) -> bool:
@@ -169,7 +183,8 @@ def has_parameters(module: torch.nn.Module) -> bool:
     return next(module.parameters(), None) is not None
 
 
-def _describe(item: object, parameters: Sequence[torch.Tensor]) -> str:
+def describe(item: object, parameters: Collection[torch.Tensor]) -> str:
+    """Return the type of an object, and the number and size of some parameters."""
     elements = sum(parameter.numel() for parameter in parameters)
     return f"{type(item).__qualname__}, {len(parameters)} tensors, {elements} elements"
 

@@ -5,8 +5,10 @@ in which no parameters are updated twice. Steps are numbered from 1. A step that
 forward pass belongs to the next one.
 
 A step is recorded when its last optimizer has been called: before the script can save a checkpoint of it and be killed.
-Which optimizer is the last is known from earlier steps. In the first step of an attempt, the first one counts as the
-last, and the values of the others are not recorded.
+Which optimizer is the last is known from earlier steps. The first step of a run is recorded when the next one begins.
+
+The loss of an optimizer is the sum of the scalars on which `backward()` was called since the call of the optimizer
+before.
 
 Invariant: observation changes no bits, draws no random numbers, does no collectives, and never fails a training. After
 an error in it, the script goes on without it.
@@ -14,7 +16,7 @@ an error in it, the script goes on without it.
 
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,12 +24,13 @@ import blake3
 import msgspec
 import torch
 
-from m5ws.records.ledger import Observation, State, Step
+from m5ws.errors import UsageError
+from m5ws.records.ledger import UNPLACED, Observation, State, Step
 from m5ws.training.compat import module_calls
 from m5ws.training.fingerprint import fingerprint
-from m5ws.training.observation import earlier_steps, interruption, optimizer_values, samples, zero
+from m5ws.training.observation import interruption, optimizer_values, place, samples, zero
 from m5ws.training.observation.final_weights import FinalWeights
-from m5ws.training.observation.forwards import Forwards, leaves, text
+from m5ws.training.observation.forwards import Forwards, leaves
 from m5ws.training.observation.names import Names, has_parameters
 from m5ws.training.runtime.context import ActiveRank
 from m5ws.training.runtime.threads import Threads
@@ -41,6 +44,11 @@ _UNCHECKED = (
     "whether the resume was exact. `m5ws reproduce` shows it"
 )
 _RESTARTED = "the script started from the beginning: it does the first step again, and continues from no checkpoint"
+_NO_PLACE = (
+    "no record proves after which step of the run this attempt continues. Its steps are counted from 1, and only its "
+    "end can be compared. The line `m5ws.resumed_at(step)` in the script, before its first step, states the last step "
+    "that the loaded checkpoint contains"
+)
 _EARLY = frozenset((1, 2, 5, 10, 20, 50, 100, 200, 500))
 
 
@@ -73,16 +81,21 @@ class _Update:
     settings: dict[str, Any] = field(default_factory=dict)
     quantities: dict[str, scalars.Reader | str] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    backwards: int = 0
 
 
 class Observer:
     """Turns calls of modules and optimizers into steps and states of this rank's chain."""
 
-    def __init__(self, active: ActiveRank) -> None:
+    def __init__(self, active: ActiveRank, final: FinalWeights) -> None:
         self._active = active
-        self._earlier: earlier_steps.Earlier | None = None
-        self._names = Names(lambda: self._load_earlier().parts)
-        self._final = FinalWeights(self._names)
+        self._earlier: place.Earlier | None = None
+        self.names = Names(lambda: self._load_earlier().parts)
+        self._final = final
+        self._resumed_at: int | None = None
+        self._loss: torch.Tensor | None = None
+        """The sum of the losses since the last call of an optimizer."""
+        self._backwards = 0
         self._forwards, self._evaluations = Forwards(), Forwards()
         self._update: _Update | None = None
         self._calls: list[tuple[torch.optim.Optimizer, _Call]] = []
@@ -130,40 +143,38 @@ class Observer:
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
         returned = leaves(output)
-        if any(leaf.requires_grad for leaf in returned):
-            if self._update is not None:  # The module has no parameters of its own: a loss function.
-                self._close(self._update.forwards.engine())
-            forwards, is_model = self._forwards, self._is_model(module)
-            passed = [leaf for argument in (*args, *kwargs.values()) for leaf in leaves(argument)]
-            if self._is_evaluation(module, passed, is_model=is_model):
-                forwards.add_evaluation(returned)
-                forwards = self._evaluations
-            forwards.add(module, passed, output, returned, has_parameters=is_model)
-            if is_model:
-                self._final.follow_module(module)
+        if not any(leaf.requires_grad for leaf in returned) or not self._is_model(module):
+            return
+        forwards = self._evaluations if self._is_evaluation(module) else self._forwards
+        forwards.add(module, [leaf for each in (*args, *kwargs.values()) for leaf in leaves(each)], returned)
+        self._final.follow_module(module)
 
     def _is_model(self, module: torch.nn.Module) -> bool:
         return self._final.is_followed(module) or has_parameters(module)
 
-    def _is_evaluation(self, module: torch.nn.Module, passed: Sequence[torch.Tensor], *, is_model: bool) -> bool:
+    def _is_evaluation(self, module: torch.nn.Module) -> bool:
         """Return True for a forward pass in the mode of evaluation of a module that was in the mode of training.
-
-        So is that of a module without parameters, such as a loss function, of values that such a pass returned.
 
         A wrapper may keep the mode of evaluation while the module inside is trained: Lightning restores the modes of
         its own module alone.
         """
-        if not is_model and self._forwards.are_evaluated(passed):
-            return True
         if module.training or any(part.training for part in module.modules()):
             self._training[id(module)] = weakref.ref(module)
             return False
         known = self._training.get(id(module))
         return known is not None and known() is module
 
-    def note_loss(self, loss: torch.Tensor) -> None:
-        """Add a loss of the current step. It has priority over those that modules return."""
-        self._guarded(self._forwards.add_loss, loss)
+    def before_backward(self, tensor: torch.Tensor) -> None:
+        """Observe a tensor before its backward pass: a scalar is a loss."""
+        self._guarded(self._add_loss, tensor)
+
+    def _add_loss(self, tensor: torch.Tensor) -> None:
+        self._backwards += 1
+        if tensor.numel() == 1 and tensor.is_floating_point():
+            part = samples.local(tensor)
+            # A copy, since the script may change the tensor later.
+            loss = part.to(torch.promote_types(part.dtype, torch.float32), copy=True).reshape(())
+            self._loss = loss if self._loss is None else self._loss.to(loss.device) + loss
 
     # --- optimizers
 
@@ -180,7 +191,7 @@ class Observer:
             self._calls.append((optimizer, _Call(creates_state=True)))
             return
         outer = self._calls[-1][0] if self._calls else None
-        self._names.optimizer(optimizer, within=outer)
+        self.names.optimizer(optimizer, within=outer)
         groups = optimizer.param_groups
         call = _Call("; ".join(map(optimizer_values.settings, groups)), groups[0].get("lr") if groups else None)
         self._calls.append((optimizer, call))
@@ -204,16 +215,17 @@ class Observer:
             done.earlier = self._forwards.earlier
             self._update = _Update(done)
             self._forwards, self._evaluations = Forwards(earlier=done.modules), Forwards()
-            self._final.begin_update()
         update = self._update
+        update.backwards, self._backwards = update.backwards + self._backwards, 0
         update.is_whole = False
         # A later attempt restored all that it uses for the first time. The state shows whether it is as before.
-        update.has_new |= self._is_resumed and bool(self._names.new)
+        update.has_new |= self._is_resumed and bool(self.names.new)
         is_repeated = id(optimizer) in update.optimizers
         update.updated |= optimizer_values.places(optimizer)
         update.optimizers[id(optimizer)] = weakref.ref(optimizer)
-        label = self._names.optimizer(optimizer)
-        self._final.follow_optimizer(optimizer)
+        label = self.names.optimizer(optimizer)
+        if update.forwards.engine() is None:  # The parameters of ZeRO's own optimizer are buffers with padding.
+            self._final.follow_optimizer(optimizer, self.names, is_recorded=True)
         update.labels.add(label)
         if is_skipped is None:
             self._counts[label] = None
@@ -223,8 +235,10 @@ class Observer:
             self._add_values(update, optimizer, call)
         else:
             update.state = None  # It would be read after each of them. It is read when the step ends.
+        self._loss = None
         update.is_whole = True
-        if not update.is_recorded and not any(update.labels < labels for labels in self._together):
+        is_known = bool(self._together) and not any(update.labels < labels for labels in self._together)
+        if not update.is_recorded and is_known:
             self._record(update)
 
     def _count(self, optimizer: torch.optim.Optimizer, label: str) -> None:
@@ -239,11 +253,13 @@ class Observer:
 
     def _add_values(self, update: _Update, optimizer: torch.optim.Optimizer, call: _Call) -> None:
         """Add the values of an optimizer, and the state after it if that is recorded."""
-        label = self._names.optimizer(optimizer)
+        label = self.names.optimizer(optimizer)
         suffix = label.removeprefix("optimizer")
         update.settings.setdefault(label, blake3.blake3()).update(call.settings.encode())
         if call.rate is not None:
             update.quantities[f"lr{suffix}"] = scalars.take("lr", call.rate)
+        if self._loss is not None:
+            update.quantities[f"loss{suffix}"] = scalars.take("loss", self._loss)
         if (count := self._counts[label]) is not None:
             update.counts[label] = count
         if update.forwards.engine() is not None:
@@ -269,22 +285,22 @@ class Observer:
 
     # --- records
 
+    @property
+    def has_begun(self) -> bool:
+        """True after the first call of an optimizer."""
+        return self._begun
+
+    def resume_at(self, step: int) -> None:
+        """Continue after a step of the run. Raises UsageError after the first step."""
+        if self._begun:
+            raise UsageError("m5ws.resumed_at() was called after the first step", hint="Call it before the first step.")
+        self._resumed_at = step
+
     def finish(self) -> None:
         """Record the last step, when the script has ended."""
         # An engine may be gone or not, as the garbage collector has it, so its last state is not recorded.
         self._guarded(self._close, None, True)
         self._guarded(self._flush)
-        self._guarded(self._record_weights)
-
-    def _record_weights(self) -> None:
-        """Record the weights at the end of the script, which may change them without an optimizer."""
-        weights = self._final.take()
-        if self._recorded and weights is not None:
-            self._active.emit(Observation, rank=self._active.rank, weights=weights)
-
-    def end(self) -> None:
-        """Observe nothing any more."""
-        self._final.end()
 
     def _close(self, engine: torch.nn.Module | None, has_ended: bool = False) -> None:
         """End the step whose optimizers have been called, and record the state after it: its own, or its engine's."""
@@ -346,42 +362,39 @@ class Observer:
         self._describe()
         self._active.append(step)
 
-    def _load_earlier(self) -> earlier_steps.Earlier:
+    def _load_earlier(self) -> place.Earlier:
         """Return the records of the earlier attempts."""
         if self._earlier is None:
             context = self._active.context
-            self._earlier = earlier_steps.load(self._active.repo, context.run, context.attempt, self._active.rank)
+            self._earlier = place.load(self._active.repo, context.run, context.attempt, self._active.rank)
             self._together |= self._earlier.kinds
         return self._earlier
 
     def _begin(self, first: Step) -> None:
-        """Find the number of the first step: an attempt may go on from the script's own checkpoint."""
+        """Find the number of the first step: an attempt may continue from the script's own checkpoint."""
         self._numbered = True
-        active = self._active
-        place = earlier_steps.Place(after=0)
-        if active.context.attempt > 1:
-            place = earlier_steps.find(self._load_earlier(), first, are_certain=self._names.are_certain)
-            self._earlier = None
-        if place.unclear is not None:
-            active.notice("limit", place.unclear, place.after + 1)
-        self._recorded = place.after
-        self.step = place.after + 1
-        self._describe(place)
-        resumed = active.context.attempt > 1
-        if place.is_unchecked and active.rank == 0:
-            active.notice("resume-unchecked", _UNCHECKED.format(place.after), place.after)
-        if place.is_restart and active.rank == 0:
-            active.notice("resume", _RESTARTED, 0)
-        active.emit(State, step=place.after, tensors=self._initial, restored=resumed)
+        active, after, earlier = self._active, self._resumed_at, self._load_earlier()
+        is_resumed = active.context.attempt > 1
+        if after is None:
+            after = place.find(earlier, first, self._initial, self.names.alike) if is_resumed else 0
+        if after is None:
+            active.notice(UNPLACED, _NO_PLACE)
+        elif active.rank == 0 and is_resumed and earlier.last:
+            if after == 0:
+                active.notice("resume", _RESTARTED, 0)
+            elif after == earlier.last:
+                active.notice("resume-unchecked", _UNCHECKED.format(after), after)
+        self._recorded = after or 0
+        self.step = self._recorded + 1
+        new, self.names.new, self._earlier = self.names.new, {}, None
+        active.emit(Observation, rank=active.rank, after=after, unplaced=after is None, parts=new)
+        active.emit(State, step=self._recorded, tensors=self._initial, restored=is_resumed)
         self._initial = {}
 
-    def _describe(self, place: earlier_steps.Place | None = None) -> None:
-        """Append the modules and optimizers that are new, and the place of the attempt in its run."""
-        new, self._names.new = self._names.new, {}
-        if place is not None:
-            guessed = place.unclear is not None
-            self._active.emit(Observation, rank=self._active.rank, after=place.after, guessed=guessed, parts=new)
-        elif new:
+    def _describe(self) -> None:
+        """Append the modules and optimizers that are new."""
+        new, self.names.new = self.names.new, {}
+        if new:
             self._active.emit(Observation, rank=self._active.rank, parts=new)
 
     def _is_due(self, step: int) -> bool:
@@ -398,8 +411,9 @@ class Observer:
     ) -> dict[str, str]:
         engine = forwards.engine()
         if engine is not None:
+            self.names.module(engine)
             return zero.fingerprints(engine)
-        tensors = self._names.tensors(forwards.alive(), optimizers, initial=initial)
+        tensors = self.names.tensors(forwards.alive(), optimizers, initial=initial)
         sums = fingerprint.sums(list(tensors.values()))
         return {name: f"{value:016x}" for name, value in sorted(zip(tensors, sums, strict=True))}
 
@@ -423,20 +437,17 @@ def _record(tensors: dict[str, str]) -> State:
 def _event(update: _Update, time_s: float, seconds: float) -> Step:
     """Return the record of a step without its number. Waits for copies from a device."""
     forwards = update.forwards
-    digests = {earlier_steps.settings(label): digest.hexdigest() for label, digest in update.settings.items()}
+    digests = {place.settings(label): digest.hexdigest() for label, digest in update.settings.items()}
     if forwards.count:
         digests["output"] = samples.digest(forwards.outputs, forwards.count)
-    quantities = {name: text(value) for name, value in update.quantities.items()}
-    if (loss := forwards.loss()) is not None:
-        quantities["loss"] = loss
     return Step(
         time_s=time_s,
         step=0,
-        quantities=quantities,
+        quantities={name: value if isinstance(value, str) else value() for name, value in update.quantities.items()},
         batch=samples.digest(forwards.inputs, forwards.count) if forwards.inputs else None,
         digests=digests,
         updates=update.counts,
-        passes=forwards.count,
+        passes=forwards.count + update.backwards,
         seconds=seconds,
     )
 

@@ -1,6 +1,6 @@
 """Readings of an optimizer: its settings, parameters, gradients and number of steps."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -9,6 +9,11 @@ from m5ws.training.observation import samples
 
 _HOST_ELEMENTS = 2**20
 """Gradients on the host of more elements are read only where the state is recorded too: it would cost 1 % of a step."""
+
+
+def parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """Yield the parameters of all groups."""
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def places(optimizer: torch.optim.Optimizer) -> set[tuple[int, int]]:
@@ -56,13 +61,12 @@ def updates(optimizer: torch.optim.Optimizer) -> int | None:
 
 def updates_of_first(optimizer: torch.optim.Optimizer) -> int | None:
     """Return the number of steps of the first parameter with a state, None if that does not have it on the host."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            state: Any = optimizer.state.get(parameter)
-            if state:
-                value: Any = state.get("step") if isinstance(state, Mapping) else None
-                is_on_host = isinstance(value, int | float) or (_is_scalar(value) and value.is_cpu)
-                return int(value) if is_on_host else None
+    for parameter in parameters(optimizer):
+        state: Any = optimizer.state.get(parameter)
+        if state:
+            value: Any = state.get("step") if isinstance(state, Mapping) else None
+            is_on_host = isinstance(value, int | float) or (_is_scalar(value) and value.is_cpu)
+            return int(value) if is_on_host else None
     return None
 
 
@@ -84,20 +88,19 @@ def _is_scalar(value: Any) -> bool:
 def is_cheap(optimizer: torch.optim.Optimizer) -> bool:
     """Return True unless many elements of gradients are on the host."""
     left = _HOST_ELEMENTS
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if not parameter.is_cpu:
-                return True
-            left -= parameter.numel()
-            if left < 0:
-                return False
+    for parameter in parameters(optimizer):
+        if not parameter.is_cpu:
+            return True
+        left -= parameter.numel()
+        if left < 0:
+            return False
     return True
 
 
 @torch.no_grad()
 def gradient_norm(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
     """Return the norm of the gradients of an optimizer that this rank holds, None if it has none."""
-    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    gradients = [samples.local(gradient) for parameter in parameters if (gradient := parameter.grad) is not None]
+    found = (parameter.grad for parameter in parameters(optimizer))
+    gradients = [samples.local(gradient) for gradient in found if gradient is not None]
     dense = [gradient for gradient in gradients if gradient.layout == torch.strided]
     return torch.nn.utils.get_total_norm(dense) if dense else None

@@ -5,7 +5,7 @@ spaced elements of a tensor. A difference in others shows a step later, in the l
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -62,16 +62,6 @@ def memory(tensor: torch.Tensor) -> list[StorageWeakRef]:
     has_memory = part.layout == torch.strided and not part.is_nested and not tensors.is_wrapper(part)
     # An address would be that of data too, once the memory is free and used again.
     return [StorageWeakRef(part.untyped_storage())] if has_memory else []  # type: ignore[no-untyped-call]
-
-
-def loss(output: Any) -> torch.Tensor | None:
-    """Return the loss in a module's output: the output, its `loss`, or the first number of a tuple."""
-    named = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    candidates = output if isinstance(output, (list, tuple)) else (named, output)
-    for value in candidates:
-        if isinstance(value, torch.Tensor) and value.numel() == 1 and value.requires_grad and value.is_floating_point():
-            return value
-    return None
 
 
 def _spaced(tensor: torch.Tensor) -> torch.Tensor:

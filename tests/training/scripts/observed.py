@@ -274,7 +274,8 @@ def left_in_evaluation(steps: int) -> None:
 def killed(steps: int) -> None:
     """Its last rank is killed once at a moment of a step: after its backward pass, its update or its checkpoint.
 
-    Arguments: the checkpoint's file, the moment, the step, the optimizers, and any word to restore the model alone.
+    Arguments: the checkpoint's file, the moment, the step, the optimizers, and a word: "forgets" restores the model
+    alone, "line" states the place.
     """
     rank, ranks = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
     if ranks > 1:
@@ -291,8 +292,12 @@ def killed(steps: int) -> None:
         stored = torch.load(file)
         begin = stored["step"]
         model.load_state_dict(stored["model"])
-        for optimizer, state in zip(trained, stored["optimizers"], strict=True) if len(sys.argv) < 8 else ():
+        for optimizer, state in zip(trained, stored["optimizers"], strict=True) if argument(7, "") != "forgets" else ():
             optimizer.load_state_dict(state)
+    if argument(7, "") == "line":
+        import m5ws
+
+        m5ws.resumed_at(begin)
 
     def die(now: str) -> None:
         if (now, step, rank + 1) == (moment, at, ranks) and not died.exists():
@@ -567,51 +572,37 @@ def resuming(steps: int) -> None:
 
 
 @kind
-def at_rest(steps: int) -> None:
-    """A rate of 0, and other batches after a resume. Once it ends after step 5, and makes a file."""
+def repeated(steps: int) -> None:
+    """It states its place. Once it is killed two steps after a checkpoint. "forgets" restores the model alone."""
+    import m5ws
+
     model = WithLoss()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    file, begin = Path("out/weights.pt"), 0
-    if file.exists():
-        model.load_state_dict(torch.load(file))
-        begin = 3
-    file.parent.mkdir(exist_ok=True)
-    for step, (x, target) in enumerate(batches(steps + 100 * begin, 101 * begin + 1), begin + 1):
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+    file, died = Path("checkpoint.pt"), Path(sys.argv[3])
+    stored: dict[str, Any] = torch.load(died) if died.exists() else {"step": 0}
+    if stored["step"]:
+        model.load_state_dict(stored["model"])
+        if argument(4, "") != "forgets":
+            optimizer.load_state_dict(stored["optimizer"])
+    m5ws.resumed_at(stored["step"])
+    for step, (x, target) in enumerate(batches(steps, stored["step"] + 1), stored["step"] + 1):
         model(x, target)["loss"].backward()
         optimizer.step()
         optimizer.zero_grad()
-        model.norm.reset_running_stats()
-        torch.save(model.state_dict(), file)
-        died = Path(argument(3, "/"))
+        if step == 3:
+            torch.save({"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
         if step == 5 and not died.exists():
-            died.touch()
-            sys.exit(3)
+            died.write_bytes(file.read_bytes())
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 @kind
-def repeating(steps: int) -> None:
-    """The same three batches in each epoch. Once it is killed after the checkpoint of step 6."""
-    model = WithLoss()
-    is_adam = argument(4, "") == "adamw"
-    optimizer = (torch.optim.AdamW if is_adam else torch.optim.SGD)(model.parameters(), lr=1e-2)
-    file, begin = Path("out/checkpoint.pt"), 0
-    if file.exists():
-        stored = torch.load(file)
-        begin = stored["step"]
-        model.load_state_dict(stored["model"])
-        optimizer.load_state_dict(stored["optimizer"])
-    for step in range(begin + 1, steps + 1):
-        ((x, target),) = batches(step % 3 + 1, step % 3 + 1)
-        model(x, target)["loss"].backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if step == 6:
-            file.parent.mkdir(exist_ok=True)
-            torch.save({"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
-            died = Path(argument(3, "/"))
-            if not died.exists():
-                died.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
+def late_line(steps: int) -> None:
+    """It states its place after its first step."""
+    import m5ws
+
+    keywords(steps)
+    m5ws.resumed_at(0)
 
 
 @kind

@@ -17,7 +17,7 @@ from m5ws.records.checkpoint import Content
 from m5ws.records.checkpoint import Tensor as TensorRecord
 from m5ws.records.tree import Slice
 from m5ws.repository.objects import Objects
-from m5ws.training.backends.base import Piece, Plain, Saved, Span
+from m5ws.training.backends.base import Layout, Piece, Plain, Saved, Span
 from m5ws.training.backends.deepspeed import checkpoint_engine, cpu_adam_state, limits, reshard
 from m5ws.training.backends.deepspeed import layout as deepspeed_layout
 from m5ws.training.backends.deepspeed import state as deepspeed_state
@@ -97,6 +97,11 @@ class DeepSpeedBackend:
 
     def check(self) -> None:
         """Do nothing: an engine that cannot be restored is refused when it is registered."""
+
+    def layout(self) -> Layout:
+        groups = getattr(self._engine.optimizer, "param_groups", ())
+        names = frozenset(name for name, _ in self._engine.module.named_parameters())
+        return Layout(names, tuple(len(group["params"]) for group in groups))
 
     def rehearse(self, objects: Objects, group: "torch.distributed.ProcessGroup | None") -> None:
         if self._engine.micro_steps % self._engine.gradient_accumulation_steps():
