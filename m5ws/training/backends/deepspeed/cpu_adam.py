@@ -25,7 +25,6 @@ from typing import Any
 import blake3
 
 from m5ws.errors import M5Error, MissingExtra
-from m5ws.training.runtime import isolation
 
 # torch waits for ever for the lock of a killed build; no build takes as long as this.
 _STALE_LOCK_S = 900.0
@@ -225,7 +224,6 @@ def _shown_on_failure() -> Iterator[None]:
 
 def main(arguments: Sequence[str] = ()) -> int:
     """Print the operator as one JSON line; with `--for COMMAND…`, only build it if the command uses it."""
-    isolation.activate()
     is_asked = not arguments
     if not is_asked and not is_mentioned(Path.cwd(), arguments[1:]):
         return 0
