@@ -5,6 +5,7 @@ a file. A fork cannot change variables that Python or a library reads at its sta
 each set of such variables. tests/contract/test_launchers.py runs the same tests with this launcher and the real one.
 """
 
+import math
 import os
 import signal
 import subprocess
@@ -222,5 +223,6 @@ class _Forked:
         while (status := self.poll()) is None:
             if time.monotonic() > end_s:
                 send_signal(self._pid, signal.SIGQUIT)
+                end_s = math.inf
             time.sleep(_POLL_S)
         return status
