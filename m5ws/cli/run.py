@@ -115,8 +115,8 @@ def command(
     them. Other files of the script stay, and all files of a failed run. --keep-work keeps the output files.
 
     Ctrl-C stops the run, and so does a signal of a scheduler (SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU). All
-    processes of the script end with the run. Published checkpoints and results stay valid. --resume continues the run in any workspace
-    that has the store.
+    processes of the script end with the run. Published checkpoints and results stay valid. --resume continues the run
+    in any workspace that has the store.
 
     Exit status: 0 the run finished, 1 it failed, 4 another attempt took over, 5 all steps are done but the store lacks
     results, 130 interrupted. Of a sweep: 0 if all runs finished, else the status of those that did not, or 1 if these

@@ -5,7 +5,7 @@ collectives need it. So the first rank to notice, after its step n, names n+1, a
 name is a symbolic link: created atomically with its content, by one rank only, and read in a microsecond.
 
 Only a session handles signals, from its begin to its end, and its handler does nothing but record the first one. Before
-and after, and in scripts without a session, they do what they do in Python.
+and after, and in scripts without a session, Python's own handlers stay.
 """
 
 import contextlib

@@ -46,7 +46,7 @@ def test_a_launcher_keeps_its_options_and_a_rank_gets_the_script(
     first, *options = shlex.split(launcher)
     assert launchers.program_name(program) == launchers.program_name(first)
     assert rest == [*options, option, launchers.RANK, *script, *words]
-    # What a launcher puts before the script, as deepspeed does, follows the script.
+    # Arguments that a launcher puts before the script, as deepspeed does, follow the script.
     ranked = ("--local_rank=1", *script, *words)
     assert launchers.split_rank(ranked) == (*script, "--local_rank=1", *words)
     assert launchers.split_rank((*script, *words)) == (*script, *words)
