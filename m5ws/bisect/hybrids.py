@@ -90,6 +90,8 @@ def publish(repo: Repository, hybrid: Hybrid, good: Run, bad: Run, what: str) ->
 def _launched(spec: LaunchSpec, bad: LaunchSpec, name: str) -> dict[str, Any]:
     """Return the field of a launch spec to replace, with its value from `other`."""
     variable = name.removeprefix("environment.")
+    if name == "nproc":
+        return {"nproc": bad.nproc, "trainer": bad.trainer}
     if variable == name:
         return {name: getattr(bad, name)}
     environment = {key: value for key, value in spec.environment.items() if key != variable}

@@ -114,9 +114,7 @@ def command(
     repo = names.open_repository(workspace, create=True)
     pinned = start(workspace, repo, snapshot, overrides, None)
     options = runs.RunOptions(command=script(context), trainer=trainer, nproc=nproc)
-    options = run_source.taken_over(repo, workspace.settings.run, options, lambda: pinned)
-    options = run_source.with_import_path(workspace, options)
-    launch = runs.spec(workspace.settings.run, certify.choose_launcher(workspace.settings.run, options, trainer))
+    launch = runs.spec(workspace.settings.run, run_source.with_import_path(workspace, options))
     ports = workspace.ports(repo)
     whole = certify.training(pinned, launch, steps)
     has_steps = context.get_parameter_source("steps") is ParameterSource.COMMANDLINE
@@ -172,8 +170,7 @@ def _train(workspace: "Workspace", ports: "Ports", whole: "Run", *, progress: bo
     from m5ws.runs import run, supervise
 
     plan = run.plan(ports.repo, whole, workspace.home, workspace.root, ports.environment, ports.tracker)
-    ranks = f"{whole.spec.nproc} rank{'s' if whole.spec.nproc > 1 else ''}"
-    output.print_note(f"training {ranks} without an interruption, as {whole.id}")
+    output.print_note(f"training ({whole.spec.processes}) without an interruption, as {whole.id}")
     with interrupt.on_signals(), RunProgress(enabled=progress) as shown:
         result = supervise.execute(ports, plan, shown.watch, shown.prepare)
     if result.asked:

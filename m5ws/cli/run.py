@@ -83,12 +83,12 @@ def command(
     """Train from a snapshot, in isolation.
 
     Without SNAPSHOT, a snapshot of the workspace is taken first. Every process gets the snapshot's files in a fresh
-    directory, and sees nothing of your checkout. COMMAND is a script and its arguments (default: `[run] command` in
-    m5ws.toml). The run's id is printed on stdout at once.
+    directory, and sees nothing of your checkout. The run's id is printed on stdout at once.
 
-    COMMAND may begin with `python`, `torchrun`, `deepspeed`, `accelerate launch`, `tune run` or `composer`. Their
-    options for processes, modules, DeepSpeed and FSDP are taken over, and m5ws starts the ranks. If COMMAND begins with
-    a file or a launcher, `--` may be left out: options of m5ws go before the script, those of the script after it.
+    COMMAND is a script and its arguments (default: `[run] command` in m5ws.toml). A script is one process, or with
+    --nproc as many ranks of torchrun. COMMAND may also be a launcher with a script: `python`, `torchrun`, `deepspeed`,
+    `accelerate launch` or `composer`. A launcher runs as typed, with a module of m5ws in the script's place. Any other
+    program runs too, and is judged by its files. `--` may be left out before a word that is no id.
 
     --sweep starts a run for each combination of values, --parallel of them at a time. KEY is an argument of COMMAND, a
     key of the config (as in --set), or seed. VALUES are separated by commas, or a range: 0:4 is 0, 1, 2 and 3. A failed
@@ -111,9 +111,10 @@ def command(
     When a run has finished, output files that the store has are removed from its work directory. `m5ws outputs` writes
     them. Other files of the script stay, and all files of a failed run. --keep-work keeps the output files.
 
-    Ctrl-C stops the run. Published checkpoints and results stay valid. --resume continues the run in any workspace
-    that has the store. A script without a session gets its output files as the last attempt left them, or those of an
-    earlier moment with --at; --from-scratch restores nothing.
+    Ctrl-C stops the run, and so does a signal of a scheduler (SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU). All
+    processes of the script end with the run. Published checkpoints and results stay valid. --resume continues the run
+    in any workspace that has the store. A script without a session gets its output files as the last attempt left
+    them, or those of an earlier moment with --at; --from-scratch restores nothing.
 
     Exit status: 0 the run finished, 1 it failed, 4 another attempt took over, 5 all steps are done but the store lacks
     results, 130 interrupted. Of a sweep: 0 if all runs finished, else the status of those that did not, or 1 if these

@@ -128,7 +128,7 @@ def _run(view: "RunView") -> str:
         "restarted": ", ".join(run.parent.restart) or None if run.parent else None,
         "created": output.moment(run.created_s),
         "command": " ".join(spec.command),
-        "launch": f"{spec.trainer}, {spec.nproc} processes",
+        "launch": spec.processes,
         "seed": str(spec.seed) if spec.seed is not None else None,
     }
     lines = [f"run {run.id}", output.fields(fields, "  ")]

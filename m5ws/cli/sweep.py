@@ -129,7 +129,7 @@ def execute(
         output.echo(plan.sweep.id)
     with _lock(workspace.prepare(), plan.sweep), interrupt.on_signals():
         starter = _Starter(workspace, repo, plan, arguments, why, take_over=take_over)
-        shares = gpus.shares(gpus.visible(os.environ), parallel, plan.base.spec.nproc)
+        shares = gpus.shares(gpus.visible(os.environ), parallel, plan.base.spec.nproc or 1)
         supervisor = Supervisor(workspace.launcher(), starter.request, shares, progress=progress)
         results = supervisor.run(plan.runs)
     if as_json:

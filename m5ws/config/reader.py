@@ -12,6 +12,7 @@ from typing import Literal, get_args, get_origin
 
 import msgspec
 
+from m5ws.config.commands import launchers
 from m5ws.config.result_patterns import describe_fault
 from m5ws.config.settings import Settings, StoreOptions
 from m5ws.errors import ConfigError
@@ -70,8 +71,10 @@ def _problems(kind: type[msgspec.Struct], table: Table, parent: Key) -> Iterator
 
 
 def _mismatch(value: object, kind: object) -> str | None:
-    if get_origin(kind) is Literal:
-        choices = get_args(kind)
+    # The type itself, or the one beside None.
+    literal = next((part for part in (kind, *get_args(kind)) if get_origin(part) is Literal), None)
+    if literal is not None:
+        choices = get_args(literal)
         return None if value in choices else f"{value!r} is not one of {', '.join(map(str, choices))}"
     try:
         msgspec.convert(value, kind)
@@ -155,6 +158,15 @@ _RULES: tuple[tuple[Key, Callable[[Settings], bool], str | Callable[[Settings], 
         lambda s: describe_fault(s.run.results) or "",
     ),
     (("run", "nproc"), lambda s: s.run.nproc < 1, "is less than 1"),
+    (("run", "trainer"), lambda s: s.run.trainer == "python" and s.run.nproc > 1, "starts 1 process: remove nproc"),
+    *(
+        (
+            ("run", name),
+            lambda s: launchers.read(s.run.command).starter is not None,
+            "contradicts the launcher in command",
+        )
+        for name in ("trainer", "nproc")
+    ),
     (("run", "seed"), lambda s: _below(s.run.seed, 0), "is negative"),
     (("run", "checkpoint_every"), lambda s: _below(s.run.checkpoint_every, 1), "is less than 1"),
     (

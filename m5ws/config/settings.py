@@ -97,7 +97,7 @@ class RunSettings(_Section, frozen=True, kw_only=True):
     """
 
     command: tuple[str, ...] = ()
-    trainer: Trainer = "torchrun"
+    trainer: Trainer | None = None
     nproc: int = 1
     seed: int | None = None
     checkpoint_every: int | None = None

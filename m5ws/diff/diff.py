@@ -91,7 +91,9 @@ def _start(repo: Repository, old: Run, new: Run) -> Iterator[Change]:
 
 def launch(old: LaunchSpec, new: LaunchSpec) -> tuple[Change, ...]:
     """Return the changes between two launch specs, with environment variables by name."""
-    plain = [change for change in _fields("launch", old, new) if change.name != "environment"]
+    # The program that starts the processes follows from their number: one cause is not named twice.
+    named = {"environment", "trainer"} if old.nproc != new.nproc else {"environment"}
+    plain = [change for change in _fields("launch", old, new) if change.name not in named]
     variables = _mapping("launch", "environment.", old.environment, new.environment)
     return (*plain, *variables)
 

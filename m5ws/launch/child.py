@@ -21,20 +21,16 @@ _PR_SET_PDEATHSIG = 1
 _NOT_STARTED = 127
 
 
-def command(argv: Sequence[str], *, mount: tuple[str, str] | None, dies_with_parent: bool) -> list[str]:
-    """Return the command that starts `argv` from this process. `mount`: a folder, and where it is seen.
-
-    With `dies_with_parent`, it gets SIGTERM when the calling thread ends, even by kill -9, and ignores SIGUSR2.
-    """
-    parent = os.getpid() if dies_with_parent else 0
-    return [sys.executable, "-I", "-S", __file__, str(parent), *(mount or ("", "")), *argv]
+def command(argv: Sequence[str], mount: tuple[str, str] | None) -> list[str]:
+    """Return the command that starts `argv` from this process. `mount`: a folder, and where it is seen."""
+    return [sys.executable, "-I", "-S", __file__, "0", *(mount or ("", "")), *argv]
 
 
 def can_mount(folder: str, path: str) -> bool:
     """Return True if `enter` works here. It is tried in another process: one cannot leave its namespace."""
     if sys.platform != "linux":
         return False
-    tried = command((), mount=(folder, path), dies_with_parent=False)
+    tried = command((), mount=(folder, path))
     return subprocess.run(tried, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode == 0
 
 
@@ -61,12 +57,11 @@ def _check(result: int, call: str) -> None:
 def _die_with(parent: int) -> None:
     """Request SIGTERM for the parent's death; end if it is dead already.
 
-    A scheduler may send SIGUSR2, as warning of a time limit, to all processes. It would kill torchrun, and so the ranks
-    in the middle of their last checkpoint. Therefore torchrun ignores it, and the ranks handle it.
-
-    The parent, for the kernel, is the thread that started this process: the one that supervises the attempt to its end.
+    A scheduler may send a warning of a time limit to all processes. It would kill torchrun, and so the ranks in the
+    middle of their last checkpoint. Therefore torchrun ignores it. Ranks have the default again, or their session's.
     """
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU):
+        signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
@@ -74,7 +69,7 @@ def _die_with(parent: int) -> None:
 
 
 def main(parent: int, folder: str, path: str, *argv: str) -> None:
-    """Prepare this process, and become `argv` if it is given."""
+    """Prepare this process, and become `argv` if it is given. `parent`: the process to die with, or 0."""
     if parent:
         _die_with(parent)
     try:

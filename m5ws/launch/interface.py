@@ -5,6 +5,9 @@ from typing import Protocol
 
 from m5ws.records.launch import LaunchRequest
 
+LEFT_PROCESSES = "left"
+"""Name of the file, in the folder of processes, with those that outlived the main one: their ids and command lines."""
+
 
 class Process(Protocol):
     """A launched attempt."""
@@ -14,10 +17,13 @@ class Process(Protocol):
         """The process id that represents the whole attempt."""
 
     def poll(self) -> int | None:
-        """Return the exit status, or None while it runs."""
+        """Return the exit status, or None while any of its processes runs."""
 
     def stop(self, grace_s: float, number: signal.Signals = signal.SIGTERM) -> int:
-        """Request the end by a signal to each rank, force it after `grace_s` seconds, and return the exit status."""
+        """Request the end by SIGTERM or SIGINT, kill all processes after `grace_s` seconds, and return the exit status.
+
+        SIGINT ends the ranks as Ctrl-C in a terminal does. No process of the launch is left.
+        """
 
 
 class Launcher(Protocol):

@@ -1,10 +1,9 @@
-"""Starts an attempt on this machine: torchrun as a subprocess, for FSDP and for DeepSpeed alike.
+"""Starts an attempt on this machine, below a process that ends with all of them (reaper.py).
 
-The processes never outlive their supervisor: the kernel signals torchrun when its parent dies, and each rank when
-torchrun dies (training/rank.py).
+The processes never outlive their supervisor: the kernel signals that process when the supervisor dies, and each rank
+when its launcher dies (training/rank.py).
 """
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,9 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from m5ws.errors import M5Error
-from m5ws.launch import child
+from m5ws.launch import child, reaper
 from m5ws.launch.interface import Process
 from m5ws.records.launch import LaunchRequest, open_log
+
+_KILLED_S = 20.0
+"""The longest wait for the end of killed processes."""
 
 
 class LaunchFailed(M5Error):
@@ -31,9 +33,11 @@ class LocalLauncher:
         """Run `request.prepare` to its end, then start `request.argv` and return. Raises LaunchFailed.
 
         Inheritable file descriptors are inherited. A lock that the caller holds by one is therefore held as long as
-        torchrun runs.
+        the processes run.
         """
         Path(request.log).parent.mkdir(parents=True, exist_ok=True)
+        if request.processes:
+            Path(request.processes).mkdir(parents=True, exist_ok=True)
         inherited = {name: value for name, value in self._environment.items() if name not in request.unset}
         environment = inherited | request.environment
         with open(request.log, "ab", opener=open_log) as log:
@@ -41,7 +45,7 @@ class LocalLauncher:
                 self._prepare(request, environment, log.fileno())
             try:
                 process = subprocess.Popen(
-                    child.command(request.argv, mount=request.mount, dies_with_parent=True),
+                    reaper.command(request.argv, request.mount, request.processes, request.patience_s),
                     cwd=request.cwd,
                     env=environment,
                     stdin=subprocess.DEVNULL,
@@ -60,7 +64,7 @@ class LocalLauncher:
 
     def _prepare(self, request: LaunchRequest, environment: dict[str, str], log: int) -> None:
         done = subprocess.run(
-            child.command(request.prepare, mount=request.mount, dies_with_parent=False),
+            child.command(request.prepare, request.mount),
             cwd=request.cwd,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -75,7 +79,7 @@ class LocalLauncher:
 
 
 class LocalProcess:
-    """`Process` of a launched torchrun."""
+    """`Process` of a launch: its reaper, which ends when all others have ended."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process
@@ -88,45 +92,11 @@ class LocalProcess:
         return self._process.poll()
 
     def stop(self, grace_s: float, number: signal.Signals = signal.SIGTERM) -> int:
-        """Send a signal to the ranks; after `grace_s` seconds kill torchrun, and with it the ranks.
-
-        torchrun gets no signal: it would kill the ranks after 30 s, in the middle of a last checkpoint. It ends when
-        they end.
-        """
-        signalled = [_signalled(pid, number) for pid in self._ranks()]
-        if not any(signalled):
-            self._process.send_signal(number)
-        try:
-            return self._process.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            return self._process.wait()
-
-    def _ranks(self) -> list[int]:
-        """Return the ranks, if the kernel lists them: torchrun's children, or without torchrun the process itself.
-
-        The workers of a rank's loaders are no ranks.
-        """
-        if _is_rank(str(self.pid)):
-            return [self.pid]
-        try:
-            children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
-        except OSError:
-            return []
-        return [int(pid) for pid in children.split() if _is_rank(pid)]
-
-
-def _is_rank(pid: str) -> bool:
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return b"m5ws.training.rank" in words and b"torch.distributed.run" not in words
-
-
-def _signalled(pid: int, number: signal.Signals) -> bool:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return False
-    return True
+        """As `Process.stop`. torchrun gets no signal: it would kill the ranks in the middle of a last checkpoint."""
+        for request, timeout_s in ((number, grace_s), (signal.SIGQUIT, _KILLED_S), (signal.SIGKILL, None)):
+            self._process.send_signal(request)
+            try:
+                return self._process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                continue
+        raise AssertionError("a wait without a limit has ended")

@@ -236,6 +236,7 @@ name = @NAME@
 [run]
 # The script and its launch.
 # command = ["train.py"]
+# Program that starts several processes: torchrun or deepspeed.
 # trainer = "torchrun"
 # nproc = 1
 # seed = 0

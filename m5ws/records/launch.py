@@ -4,6 +4,7 @@ They stay on the machine, and are not stored.
 """
 
 import os
+import signal
 
 from m5ws.records.base import Count, Digest, Record
 from m5ws.records.environment import Determinism
@@ -14,6 +15,12 @@ UNSAVED = "unsaved"
 
 COPY_REQUEST = "copy-outputs"
 """Name of the file, in an attempt's spool folder, with which a rank asks for a copy of the output files."""
+
+STOP_SIGNALS = (
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU),  # warnings of schedulers
+)
+"""Signals that stop a run: Ctrl-C, and those that schedulers send before or at the end of a job."""
 
 
 def open_log(path: str | os.PathLike[str], flags: int = os.O_WRONLY | os.O_CREAT | os.O_APPEND) -> int:
@@ -97,7 +104,8 @@ class LaunchRequest(Record, tag="launch/1", frozen=True, kw_only=True):
 
     `unset` names variables that are not inherited. `prepare` is a command that runs to its end before (for example to
     build a compiled operator once, not once a rank). `mount`: a folder, and the path of an empty folder at which all
-    these processes see the first one.
+    these processes see the first one. `processes`: the folder in which ranks name themselves. If the caller dies, the
+    processes have `patience_s` to end; without end if it is 0.
     """
 
     argv: tuple[str, ...]
@@ -107,3 +115,5 @@ class LaunchRequest(Record, tag="launch/1", frozen=True, kw_only=True):
     prepare: tuple[str, ...] = ()
     unset: tuple[str, ...] = ()
     mount: tuple[str, str] | None = None
+    processes: str = ""
+    patience_s: int = 0

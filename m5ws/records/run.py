@@ -5,19 +5,23 @@ from typing import Literal
 from m5ws.records.base import CheckpointName, Count, Digest, Record, RunId, SealedRecord
 
 Trainer = Literal["torchrun", "deepspeed", "python"]
-"""Program that starts the script: torchrun, for FSDP, DDP and one process; torchrun with DeepSpeed's operators built
-first; or Python alone, for scripts that expect GPUs if torchrun's variables are set."""
+"""Program with which m5ws starts a script: torchrun; torchrun, with DeepSpeed's operators built first; or Python alone,
+one process without torchrun's variables."""
+
+Starter = Literal["torchrun", "deepspeed", "python", "accelerate", "composer", "command"]
+"""Program that starts the processes of a run: a trainer, the launcher in the command, or `command` for any other."""
 
 
 class LaunchSpec(Record, frozen=True, kw_only=True):
     """Launch settings of a run. `diff` and `reproduce` compare those that can change bits.
 
+    `command` is the command as typed. `nproc` is None if the command's own launcher chooses the number of processes.
     `observe`: the steps of a script without a session are observed.
     """
 
     command: tuple[str, ...]
-    trainer: Trainer = "torchrun"
-    nproc: int = 1
+    trainer: Starter = "python"
+    nproc: int | None = 1
     seed: int | None = None
     environment: dict[str, str] = {}
     checkpoint_every: int | None = None
@@ -25,6 +29,13 @@ class LaunchSpec(Record, frozen=True, kw_only=True):
     fingerprint_every: int | None = None
     outputs: tuple[str, ...] = ()
     observe: bool = False
+
+    @property
+    def processes(self) -> str:
+        """The program that starts the processes, and their number if m5ws chose it."""
+        if self.nproc is None:
+            return f"{self.trainer}, as typed"
+        return f"{self.trainer}, {self.nproc} process{'es' if self.nproc != 1 else ''}"
 
 
 class Parent(Record, frozen=True, kw_only=True):

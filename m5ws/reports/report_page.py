@@ -161,7 +161,7 @@ def _launch(report: RunReport) -> Markup | None:
         "state": f"{report.view.standing}, step {report.view.state.last_step:,}{total}",
         "started": moment(run.created_s),
         "command": page.code(shlex.join(spec.command)),
-        "launch": f"{spec.trainer}, {spec.nproc} processes" + (f", seed {spec.seed}" if spec.seed is not None else ""),
+        "launch": spec.processes + (f", seed {spec.seed}" if spec.seed is not None else ""),
         "snapshot": page.code(run.snapshot),
         "commit": page.code(f"{code.commit}{changed}") if code.commit else None,
         "branch": annotation.branch if annotation else None,

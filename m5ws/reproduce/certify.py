@@ -12,13 +12,12 @@ from typing import Literal
 
 import msgspec
 
-from m5ws.config.settings import RunSettings
 from m5ws.environment import recorded, usage
 from m5ws.errors import UsageError
 from m5ws.records import codec
 from m5ws.records.checkpoint import Content
 from m5ws.records.ledger import Observation
-from m5ws.records.run import LaunchSpec, Run, Segment, Trainer
+from m5ws.records.run import LaunchSpec, Run, Segment
 from m5ws.records.verdict import Outcome, Verdict
 from m5ws.repository import checkpoints
 from m5ws.repository.ledger import ledger
@@ -82,18 +81,6 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def exit_code(self) -> int:
         return _EXIT_CODES[self.outcome]
-
-
-def choose_launcher(settings: RunSettings, options: run.RunOptions, wanted: Trainer | None) -> run.RunOptions:
-    """Return options with a trainer and a number of processes for it. `wanted` is the trainer that the user named.
-
-    A script that m5ws.toml starts with `python` is certified in the same way, as one process. More need torchrun.
-    """
-    trainer = options.trainer or settings.trainer
-    if trainer == "python" and wanted is None and (options.nproc or 1) > 1:
-        trainer = "torchrun"
-    nproc = options.nproc or (1 if trainer == "python" else settings.nproc)
-    return msgspec.structs.replace(options, trainer=trainer, nproc=nproc)
 
 
 def training(snapshot: str, launch: LaunchSpec, steps: int) -> Run:

@@ -341,8 +341,8 @@ def publish(ports: supervise.Ports, home: Path, verdict: Verdict) -> Verdict:
 
 
 def _spec(spec: LaunchSpec, request: ReplayRequest) -> LaunchSpec:
-    return msgspec.structs.replace(
-        spec,
-        seed=request.seed if request.seed is not None else spec.seed,
-        nproc=request.nproc if request.nproc is not None else spec.nproc,
-    )
+    trainer, nproc = spec.trainer, spec.nproc
+    if request.nproc is not None:
+        trainer, nproc = run.processes(spec.command, run.RunOptions(nproc=request.nproc), trainer, nproc)
+    seed = request.seed if request.seed is not None else spec.seed
+    return msgspec.structs.replace(spec, seed=seed, trainer=trainer, nproc=nproc)

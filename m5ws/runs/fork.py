@@ -90,10 +90,13 @@ def _refuse_finished(repo: Repository, run_id: str, step: int) -> None:
 
 
 def _spec(spec: LaunchSpec, options: run.RunOptions) -> LaunchSpec:
-    """Return the parent's launch spec with the given options. Raises UsageError if the command contains a secret."""
+    """Return the parent's launch spec with the given options. Raises UsageError as `spec` does."""
     fields: Sequence[str] = LaunchSpec.__struct_fields__
     given = {name: getattr(options, name) for name in run.RunOptions.__struct_fields__ if name in fields}
     given["environment"] = spec.environment | options.environment
     changed = msgspec.structs.replace(spec, **{name: value for name, value in given.items() if value not in (None, ())})
+    if options.command or options.trainer or options.nproc:
+        trainer, nproc = run.processes(changed.command, options, spec.trainer, spec.nproc)
+        changed = msgspec.structs.replace(changed, trainer=trainer, nproc=nproc)
     run.refuse_secrets(changed.command, changed.environment)
     return changed

@@ -15,3 +15,14 @@ def entries(environment: Mapping[str, str], root: Path) -> list[str]:
     root = root.resolve()
     folders = [Path(part).resolve() for part in environment.get(VARIABLE, "").split(os.pathsep) if part]
     return [str(folder.relative_to(root) if folder.is_relative_to(root) else folder) for folder in folders]
+
+
+def recorded(settings: Mapping[str, str], root: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the shell's PYTHONPATH for the record of a run, if it has a folder of the workspace `root`; else nothing.
+
+    A value in `settings`, the variables of m5ws.toml, comes first. Relative folders are those of the work directory.
+    """
+    folders = entries(environment, root)
+    if VARIABLE in settings or all(map(os.path.isabs, folders)):
+        return {}
+    return {VARIABLE: os.pathsep.join(dict.fromkeys(folders))}

@@ -5,10 +5,11 @@ A script finds out after minutes, so they are named before the launch.
 
 import difflib
 import os
-from collections.abc import Collection, Iterator, Sequence
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from m5ws.config.commands import arguments
+from m5ws.config.commands import arguments, launchers
 from m5ws.errors import UsageError
 from m5ws.records.snapshot import Snapshot
 from m5ws.records.tree import path_text
@@ -16,17 +17,19 @@ from m5ws.repository.files import trees
 from m5ws.repository.repository import Repository
 
 _SUGGESTED = 3
-_COMMANDS = (
-    "m5ws starts Python scripts, and understands python, torchrun, deepspeed, accelerate launch, tune run and composer."
-)
 
 
-def refuse_missing_script(repo: Repository, snapshot: Snapshot, script: str, root: Path) -> None:
-    """Raise UsageError if the command's first word is no file of the snapshot, before every rank fails.
+def refuse_missing_script(
+    repo: Repository, snapshot: Snapshot, command: Sequence[str], root: Path, environment: Mapping[str, str]
+) -> None:
+    """Raise UsageError if the snapshot lacks the command's script, or PATH the program of another command.
 
     The hint has similar scripts of the snapshot, and the relative path of one in the workspace `root`.
     """
-    if script.startswith("-"):
+    typed = launchers.read(command)
+    script = (typed.script or typed.launcher)[0]
+    is_program = not typed.script and os.sep not in script
+    if script == "-m" or (is_program and shutil.which(script, path=environment.get("PATH", os.defpath))):
         return
     files = {
         path_text(entry.path)
@@ -34,18 +37,18 @@ def refuse_missing_script(repo: Repository, snapshot: Snapshot, script: str, roo
         for entry in trees.load(repo.objects, tree).entries
     }
     wanted = os.path.normpath(script)
-    if wanted in files:
+    if not is_program and (wanted in files or (not typed.script and os.path.isabs(script))):
         return
     inside = os.path.relpath(os.path.realpath(script), root.resolve()) if os.path.isabs(script) else wanted
-    if not script.endswith(".py"):
-        hint = _COMMANDS
+    if is_program:
+        hint = "Give a Python script that ends in .py, a launcher with one, or a program on PATH."
     elif similar := _similar(inside, files):
         hint = f"Did you mean {' or '.join(similar)}? Paths are relative to the workspace."
     elif os.path.isabs(script):
         hint = "Give the path relative to the workspace."
     else:
         hint = "`m5ws show SNAPSHOT` lists its parts."
-    raise UsageError(f"the snapshot has no file {script}", hint=hint)
+    raise UsageError(f"{'PATH has no program' if is_program else 'the snapshot has no file'} {script}", hint=hint)
 
 
 def _similar(wanted: str, files: Collection[str]) -> list[str]:

@@ -5,8 +5,6 @@ A resumed attempt continues from the newest valid checkpoint. A fork without one
 """
 
 import importlib.util
-import math
-import os
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -19,30 +17,26 @@ from m5ws.checkpoints import resolve
 from m5ws.config.commands import launchers
 from m5ws.config.settings import RunSettings
 from m5ws.errors import CorruptObject, MissingExtra, NotFound, UsageError
-from m5ws.records import determinism, portable
+from m5ws.records import portable
 from m5ws.records.launch import Context, LaunchRequest, Saving
 from m5ws.records.note import Note
-from m5ws.records.run import LaunchSpec, Parent, Run, Trainer
+from m5ws.records.run import LaunchSpec, Parent, Run, Starter, Trainer
 from m5ws.records.snapshot import Snapshot
 from m5ws.repository import bindings, checkpoints, removals, runs, snapshots
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
-from m5ws.runs import import_path, named_files
+from m5ws.runs import launch_request, named_files
 from m5ws.runs.outputs import restored_outputs
 from m5ws.runs.outputs.restored_outputs import StoredOutputs
 from m5ws.secret_gate import SecretText
 from m5ws.store.interface import CachingStore
 from m5ws.tracking.interface import Tracker
 
-CONTEXT_VARIABLE = "M5WS_CONTEXT"
-SAVE_GRACE_S = 20.0
-"""Seconds that ranks have to end, in addition to the deadline of their last checkpoint."""
-
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of the command line. If one is None, `m5ws.toml` decides.
 
-    `environment` has variables of a launcher and of the shell (`take_over`). Those of `m5ws.toml` come before them.
+    `environment` has the shell's PYTHONPATH, if it has folders of the workspace. `m5ws.toml` comes before it.
     """
 
     command: tuple[str, ...] = ()
@@ -82,21 +76,13 @@ class AttemptPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def spec(settings: RunSettings, options: RunOptions) -> LaunchSpec:
-    """Return the launch spec, with options before settings. Raises UsageError if there is no command or no process."""
+    """Return the launch spec, with options before settings. Raises UsageError if there is no command."""
     command = options.command or settings.command
     if not command:
         raise UsageError("no command to run", hint="Give a script after `--`, or set [run] command in m5ws.toml.")
     environment = options.environment | settings.environment
     refuse_secrets(command, environment)
-    _refuse_notebook(command)
-    nproc = options.nproc if options.nproc is not None else settings.nproc
-    if nproc < 1:
-        raise UsageError(f"a run needs at least 1 process, not {nproc}")
-    trainer = options.trainer or settings.trainer
-    if trainer == "torchrun" and launchers.names_deepspeed(command):
-        trainer = "deepspeed"  # Both start the same command. DeepSpeed's operator is compiled before it.
-    if trainer == "python" and nproc > 1:
-        raise UsageError(f"--trainer python starts 1 process, not {nproc}", hint="`--trainer torchrun` starts several.")
+    trainer, nproc = processes(command, options, settings.trainer, settings.nproc)
     return LaunchSpec(
         command=command,
         trainer=trainer,
@@ -113,14 +99,28 @@ def spec(settings: RunSettings, options: RunOptions) -> LaunchSpec:
     )
 
 
-def _refuse_notebook(command: tuple[str, ...]) -> None:
-    """Raise UsageError if the command is a notebook, which is no script."""
-    script, written = command[0], command[0].removesuffix(".ipynb")
-    if script != written:
-        raise UsageError(
-            f"{script} is a notebook, and a run needs a script",
-            hint=f"`jupyter nbconvert --to script {script}` writes {written}.py, which m5ws can run.",
-        )
+def processes(
+    command: tuple[str, ...], options: RunOptions, trainer: Starter | None, nproc: int | None
+) -> tuple[Starter, int | None]:
+    """Return the program that starts the processes of a command, and their number if the command leaves it to m5ws.
+
+    `trainer` and `nproc` count where `options` have none. Raises UsageError for options that contradict the command,
+    for a launcher without a script, and for a launcher of another environment.
+    """
+    launchers.refuse_unusable(command)
+    own = launchers.read(command).starter
+    if own is not None:
+        if options.trainer is not None or options.nproc is not None:
+            raise UsageError(
+                f"--trainer and --nproc cannot be combined with `{command[0]}`, which starts its own processes",
+                hint=f"Leave the options out, or give the script without {command[0]}.",
+            )
+        return own, 1 if own in ("python", "command") else None
+    count = options.nproc or (1 if options.trainer == "python" else nproc or 1)
+    if options.trainer == "python" and count > 1:
+        raise UsageError(f"--trainer python starts 1 process, not {count}", hint="`--trainer torchrun` starts several.")
+    kept = trainer if trainer in ("torchrun", "deepspeed") else None
+    return options.trainer or kept or ("python" if count == 1 else "torchrun"), count
 
 
 def refuse_secrets(command: tuple[str, ...], environment: Mapping[str, str]) -> None:
@@ -177,7 +177,7 @@ def plan(
         _require(run.spec)
     snapshot = snapshots.load(repo, run.snapshot)
     portable.refuse(snapshot.determinism, run.spec)
-    named_files.refuse_missing_script(repo, snapshot, run.spec.command[0], author_dir)
+    named_files.refuse_missing_script(repo, snapshot, run.spec.command, author_dir, environment)
     attempts = ledger.attempts(repo, run.id)
     attempt = max(attempts, default=0) + 1
     valid = checkpoints.valid(repo, run.id) if attempts and not from_scratch else []
@@ -195,7 +195,7 @@ def plan(
         resume = segment.checkpoint
     if run.parent is not None and resume is None:
         resume, context = run.parent.checkpoint, _from_parent(repo, context, run.parent)
-    request = _request(context, directory, environment, tracker, python)
+    request = launch_request.render(context, directory, environment, tracker, python)
     restores = attempts and resume is None and not from_scratch
     outputs = restored_outputs.newest_to_restore(repo, run.id) if restores else None
     return AttemptPlan(
@@ -273,44 +273,3 @@ def _from_parent(repo: Repository, context: Context, parent: Parent) -> Context:
     if checkpoint.step != parent.step:
         raise CorruptObject(f"checkpoint {parent.name} does not match the record of run {context.run}")
     return msgspec.structs.replace(context, resume=parent.digest, parent=parent)
-
-
-def _request(
-    context: Context, directory: Path, environment: Mapping[str, str], tracker: Tracker | None, python: str
-) -> LaunchRequest:
-    """Return the launch request. Scripts for FSDP and DeepSpeed have the same command line, under torchrun."""
-    spec = context.spec
-    tracking = tracker.environment() if tracker is not None else {}
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(spec.nproc))
-    starter = () if spec.trainer == "python" else torchrun
-    prepare: tuple[str, ...] = ()
-    if spec.trainer == "deepspeed":
-        prepare = (python, "-m", "m5ws.training.backends.deepspeed.cpu_adam", "--try")
-    # When a scheduler ends torchrun, torchrun waits this long before it kills the ranks.
-    patience_s = math.ceil(context.saving.deadline_s + SAVE_GRACE_S)
-    waits = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(patience_s)} if starter else {}
-    return LaunchRequest(
-        argv=(python, *starter, "-m", "m5ws.training.rank", "--", *spec.command),
-        cwd=context.work_dir,
-        environment=waits | tracking | rank_environment(context, directory, environment),
-        log=str(Path(context.log_dir) / "launcher.log"),
-        prepare=prepare,
-    )
-
-
-def rank_environment(context: Context, directory: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables added to the inherited environment: settings that fix bits, and the context's path.
-
-    The shell's folders of the author's checkout on PYTHONPATH are left out: the run has them if its spec does.
-    """
-    added = determinism.environment(context.determinism) | {
-        CONTEXT_VARIABLE: str(directory / "context"),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONUNBUFFERED": "1",
-    }
-    if sys.platform == "linux" and "GLOO_SOCKET_IFNAME" not in environment:
-        added["GLOO_SOCKET_IFNAME"] = "lo"
-    if environment.get(import_path.VARIABLE):
-        folders = import_path.entries(environment, Path(context.author_dir))
-        added[import_path.VARIABLE] = os.pathsep.join(filter(os.path.isabs, folders))
-    return added | context.spec.environment

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -18,18 +18,28 @@ import msgspec
 
 from m5ws.environment.interface import Observer
 from m5ws.errors import M5Error
-from m5ws.launch.interface import Launcher, Process
+from m5ws.launch.interface import LEFT_PROCESSES, Launcher, Process
 from m5ws.progress import Progress, report
 from m5ws.records import codec
-from m5ws.records.ledger import INEXACT_RESUME, AnyEvent, AttemptEnded, AttemptStarted, Notice, Observation, State
+from m5ws.records.ledger import (
+    INEXACT_RESUME,
+    AnyEvent,
+    AttemptEnded,
+    AttemptStarted,
+    Notice,
+    Observation,
+    RankStarted,
+    State,
+)
 from m5ws.repository import checkpoints, snapshots
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.repository import Repository
 from m5ws.runs import attempt_start, delivery, failure, recovery, results, resume_check, work_directories, work_files
+from m5ws.runs.launch_request import SAVE_GRACE_S
 from m5ws.runs.outputs import killed
-from m5ws.runs.run import SAVE_GRACE_S, AttemptPlan
+from m5ws.runs.run import AttemptPlan
 from m5ws.runs.work_directories import WorkDirectory
 from m5ws.snapshot.sources.interface import CommitHistory
 from m5ws.tracking.interface import FollowedRun, Tracker
@@ -192,7 +202,7 @@ class _Attempt:
         self._successor: AttemptStarted | None = None
         self._looked_s = time.monotonic()
         self._last_step = checkpoints.step_of(plan.resume) if plan.resume else 0
-        self._restored = self._is_observed = False
+        self._restored = self._is_observed = self._has_begun = False
         self._results = results.Results(ports.repo, plan, work.path, spool, self._notice)
         self._failures = failure.Failures()
         self._repeated = resume_check.RepeatedSteps(ports.repo, plan.run.id, plan.attempt)
@@ -209,21 +219,26 @@ class _Attempt:
             outcome = "finished" if exit_code == 0 else "failed"
             if self._stopping and self._successor is None:
                 outcome, message = "interrupted", "stopped by m5ws, because no more steps were needed"
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as request:
             self._asked = True
             report(self._progress, _STOPPING)
-            exit_code = _stopped(process, self._plan.context.saving.deadline_s + SAVE_GRACE_S)
-            outcome, message = "interrupted", "stopped by the user"
+            name = str(request) or signal.SIGINT.name
+            exit_code = _stopped(process, self._plan.context.saving.deadline_s + SAVE_GRACE_S, name)
+            outcome, message = "interrupted", f"stopped by {name}"
         except M5Error as error:
             exit_code, message = 1, str(error)
             self._notice("launch-failed", f"{error}\n{error.hint}".strip())
         finally:
             if process is not None and process.poll() is None:
                 process.stop(SAVE_GRACE_S)
+        self._note_left_processes()
         self._seen(self._delivery.deliver(final=True))
         if self._superseded() and self._successor is not None:
             later = self._successor
             outcome, message = "interrupted", f"superseded by attempt {later.attempt} on {later.host}"
+        if outcome == "finished" and not self._has_begun and self._delivery.complete:
+            exit_code, outcome = 1, "failed"
+            message = f"`{self._plan.run.spec.command[0]}` did not start the script"
         if outcome == "finished" and self._began_anew():
             exit_code, outcome = 1, "failed"
             message = "the script did not restore the fork's checkpoint, because it uses no m5ws.session"
@@ -284,6 +299,7 @@ class _Attempt:
             self._results.add(event)
             self._failures.add(event)
             self._is_observed = self._is_observed or isinstance(event, Observation)
+            self._has_begun = self._has_begun or isinstance(event, RankStarted)
             self._restored = self._restored or (isinstance(event, State) and event.restored)
             for message in self._repeated.compare(rank, event):
                 self._notice(INEXACT_RESUME, message)
@@ -294,13 +310,20 @@ class _Attempt:
         """Return True if a fork is known not to have restored its parent's checkpoint, so that it is no fork."""
         return self._plan.context.parent is not None and not self._restored and self._delivery.complete
 
+    def _note_left_processes(self) -> None:
+        """Append a notice for each process that outlived the script."""
+        with suppress(FileNotFoundError):
+            for line in Path(self._plan.request.processes, LEFT_PROCESSES).read_text().splitlines():
+                pid, _, command = line.partition(" ")
+                self._notice("left-process", f"process {pid} outlived the script, and was ended: {command}")
+
     def _notice(self, kind: str, message: str) -> None:
         notice = Notice(time_s=time.time(), kind=kind, message=message, step=self._last_step)
         self._spool.append(notice)
 
     def _describe_failure(self, exit_code: int) -> str:
         """Return the failure in words. A rank without torchrun is the launched process itself."""
-        is_plain = self._plan.run.spec.trainer == "python"
+        is_plain = self._plan.run.spec.trainer in ("python", "command")
         statuses = {0: exit_code} if is_plain else failure.read_statuses(Path(self._plan.request.log))
         killed_after = self._plan.context.killed_after
         if killed_after is not None and -signal.SIGKILL in statuses.values():
@@ -337,11 +360,11 @@ class _Attempt:
         )
 
 
-def _stopped(process: Process | None, grace_s: float) -> int:
+def _stopped(process: Process | None, grace_s: float, name: str) -> int:
     """Stop the ranks as Ctrl-C does, and return the exit status. A second Ctrl-C stops them at once."""
     if process is None:
         return 130
     try:
-        return process.stop(grace_s, signal.SIGINT)
+        return process.stop(grace_s, signal.SIGINT if name == signal.SIGINT.name else signal.SIGTERM)
     except KeyboardInterrupt:
         return process.stop(0.0)

@@ -1,25 +1,29 @@
-"""`python -m m5ws.training.rank -- script.py arguments…`: one rank of an attempt.
+"""`python -m m5ws.training.rank script.py arguments…`: one rank of an attempt; after `--`, any other program.
 
 It prepares the process before the script starts (log, ledger, determinism) and runs the script as Python would. Then it
-records the exit status. It dies with its launcher, so that no attempt outlives its supervisor.
+records the exit status. It dies with its launcher, so that no attempt outlives its supervisor. All that it changes in
+the process is listed in docs/reference/inside-a-rank.md.
 """
 
 import ctypes
 import os
 import runpy
 import signal
+import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from m5ws import secret_scan
+from m5ws.config.commands import launchers
 from m5ws.errors import M5Error, UsageError
 from m5ws.records import codec
-from m5ws.records.launch import Context, open_log
+from m5ws.records.launch import STOP_SIGNALS, Context, open_log
 from m5ws.records.ledger import RankEnded, RankStarted
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.repository import Repository
@@ -28,16 +32,7 @@ from m5ws.store.cache.cache import cached
 from m5ws.training.checkpoint import background_save
 from m5ws.training.determinism import apply, portable
 from m5ws.training.observation import watch
-from m5ws.training.runtime import (
-    context,
-    facts,
-    imported_copies,
-    imports,
-    isolation,
-    missing_files,
-    saves,
-    script_error,
-)
+from m5ws.training.runtime import context, facts, imported_copies, imports, isolation, missing_files, script_error
 from m5ws.training.runtime.stop import StopRequest
 from m5ws.training.state import rng
 
@@ -50,12 +45,14 @@ def main(arguments: Sequence[str]) -> int:
     orders = read_context()
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     _die_with_parent(parent)
+    _handle_warnings()
+    stop = StopRequest(Path(orders.spool_dir) / "stop", world)
+    stop.register()
     _redirect(Path(orders.log_dir) / f"rank-{rank}.log")
-    isolation.activate()
-    isolation.watch(orders)
+    loads = imports.Imports(Path(orders.spool_dir) / f"{rank}.imports")
+    isolation.watch(orders, loads.note)
     imported_copies.prefer(orders)
     spool = SpoolWriter(Path(orders.spool_dir) / f"{rank}.spool", genesis(orders.run, orders.attempt, str(rank)))
-    stop = StopRequest(Path(orders.spool_dir) / "stop", world)
     repo = Repository.open(open_store(orders.store))
     if orders.copies:
         repo = repo.with_store(cached(repo.store, Path(orders.copies), orders.copies_bytes))
@@ -63,23 +60,16 @@ def main(arguments: Sequence[str]) -> int:
     if orders.determinism.level != "off":
         # Otherwise the system seeds them, for a script that does not.
         rng.seed_all((orders.spec.seed or 0) + rank)
-    loads = imports.Imports(Path(orders.spool_dir) / f"{rank}.imports")
     active = context.ActiveRank(orders, repo, spool, stop, rank, world, _facts(orders), loads)
     context.activate(active)
     active.emit(RankStarted, rank=rank, world=world, pid=os.getpid(), facts=active.facts)
-    stop.install()
-    saves.defer_stop(stop)
     if orders.spec.observe:
         watch.start(active)
-    loads.watch()
-    try:
-        end = _run(arguments, active)
-        stop.ignore()
-    except (SystemExit, KeyboardInterrupt):  # A signal, between the script's end and here. There is no second.
-        end = _stopped(stop.exit_code)
-    active.note_imports()
-    active.emit(RankEnded, rank=rank, error=end.error, signal=end.signal)
-    _print_end(end.failure)
+    end = _run(arguments, active)
+    with _without_signals():
+        active.note_imports()
+        active.emit(RankEnded, rank=rank, error=end.error, signal=end.signal)
+        _print_end(end.failure)
     return end.status
 
 
@@ -128,14 +118,12 @@ def _run(arguments: Sequence[str], active: context.ActiveRank) -> _End:
         if leaving.code is None or leaving.code == 0:
             return _End(0)
         if isinstance(leaving.code, int):
-            is_stop = active.stop.is_requested and leaving.code == active.stop.exit_code
-            return _stopped(leaving.code) if is_stop else _End(leaving.code, f"exit status {leaving.code}")
+            return _describe_status(leaving.code)
         return _End(1, secret_scan.masked(str(leaving.code)), failure=leaving)
+    except KeyboardInterrupt as interrupt:
+        return _describe_status(128 + signal.SIGINT, interrupt)
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt) and active.stop.is_requested:
-            return _stopped(active.stop.exit_code)
         # The one broad handler of a rank: every error of a script belongs in its log and its ledger.
-        active.stop.ignore()
         failure = script_error.find_worker_error(error)
         # Torch's handler raises errors of loaders. The script has ended, and no error may replace its own.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -161,21 +149,45 @@ def _print_end(failure: BaseException | None) -> None:
 
 
 def _run_script(arguments: Sequence[str]) -> dict[str, object]:
-    """Run `script.py arguments…` or `-m module arguments…` as `python` would, in this process; return its globals."""
-    if not arguments:
-        raise UsageError("no command was given", hint="[run] command in m5ws.toml, or `m5ws run -- script.py`.")
-    if arguments[0] == "-m" and len(arguments) > 1:
-        sys.argv = list(arguments[1:])
+    """Run `script.py arguments…` or `-m module arguments…` as `python` would, in this process; `-- …` in another.
+
+    Return the globals of the script.
+    """
+    if arguments[:1] == ["--"]:
+        raise SystemExit(_run_program(arguments[1:]))
+    words = list(launchers.split_rank(arguments))
+    if words[:1] == ["-m"]:
+        sys.argv = words[1:]
         sys.path[0] = os.getcwd()
-        return runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
-    sys.argv = list(arguments)
-    sys.path[0] = str(Path(arguments[0]).resolve().parent)
-    return runpy.run_path(arguments[0], run_name="__main__")
+        return runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    sys.argv = words
+    sys.path[0] = str(Path(words[0]).resolve().parent)
+    return runpy.run_path(words[0], run_name="__main__")
 
 
-def _stopped(code: int) -> _End:
-    """Return the end of a script that a signal stopped, by its exit status."""
-    return _End(code, f"stopped by {signal.Signals(code - 128).name}", code - 128)
+def _run_program(command: Sequence[str]) -> int:
+    """Run a program to its end, and return its exit status. It gets the signals that stop this process."""
+    try:
+        program = subprocess.Popen(command)
+    except OSError as error:
+        raise UsageError(f"{command[0]} cannot be started: {error.strerror}", hint="Give a program on PATH.") from error
+
+    def pass_on(number: int, _: object) -> None:
+        # The launcher sends SIGINT to all processes, as Ctrl-C in a terminal does.
+        if number != signal.SIGINT:
+            program.send_signal(number)
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, pass_on)
+    status = program.wait()
+    return status if status >= 0 else 128 - status
+
+
+def _describe_status(status: int, failure: BaseException | None = None) -> _End:
+    """Return the end of a script with an exit status, which may be that of a signal."""
+    if status - 128 in STOP_SIGNALS:
+        return _End(status, f"stopped by {signal.Signals(status - 128).name}", status - 128, failure)
+    return _End(status, f"exit status {status}")
 
 
 def _die_with_parent(parent: int) -> None:
@@ -184,6 +196,22 @@ def _die_with_parent(parent: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)  # It died in between.
+
+
+def _handle_warnings() -> None:
+    """Handle the warnings of schedulers as Python does. A launcher ignores them, and so would its children."""
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) == signal.SIG_IGN and number != signal.SIGHUP:  # nohup(1)
+            signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def _without_signals() -> Iterator[None]:
+    """Let no signal interrupt the block."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler or signal.SIG_DFL)
 
 
 def _redirect(log: Path) -> None:
@@ -195,8 +223,6 @@ def _redirect(log: Path) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
 def _leave(status: int) -> None:
@@ -207,4 +233,4 @@ def _leave(status: int) -> None:
 
 
 if __name__ == "__main__":
-    _leave(main(sys.argv[2:] if sys.argv[1:2] == ["--"] else sys.argv[1:]))
+    _leave(main(sys.argv[1:]))

@@ -250,7 +250,7 @@ def test_a_dry_run_prints_the_launch_and_writes_no_run(home: Repository, place: 
     before = sorted((place / ".m5ws").rglob("*"))
     done = _here(place, "run", snapshot, "--dry-run", "--nproc", "3", "--", "train.py", "--set", "x")
     assert done.returncode == 0, done.stderr
-    assert "--nproc-per-node 3 -m m5ws.training.rank -- train.py --set x" in done.stdout
+    assert "--nproc-per-node 3 -m m5ws.training.rank train.py --set x" in done.stdout
     assert "OMP_NUM_THREADS=1" in done.stdout
     plan = json.loads(_here(place, "run", snapshot, "--dry-run", "--json", "--", "train.py").stdout)
     assert plan["run"]["snapshot"] == snapshot and plan["attempt"] == 1

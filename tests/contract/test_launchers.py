@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from m5ws.launch.interface import Launcher, Process
+from m5ws.launch.interface import LEFT_PROCESSES, Launcher, Process
 from m5ws.launch.local import LocalLauncher
 from m5ws.records import codec
 from m5ws.records.launch import LaunchRequest
@@ -233,9 +233,18 @@ def _as_rank(directory: Path, *how: str) -> LaunchRequest:
     request = _request(
         directory, *command, ranks=len(how), ENDS=str(directory), M5WS_CONTEXT=str(directory / "context")
     )
-    argv = (*request.argv[: -len(command)], "-m", "m5ws.training.rank", "--", *command)
-    changed: LaunchRequest = msgspec.structs.replace(request, argv=argv, cwd=str(directory / "work"))
+    argv = (*request.argv[: -len(command)], "-m", "m5ws.training.rank", *command)
+    processes = str(directory / "spool" / "processes")
+    changed: LaunchRequest = msgspec.structs.replace(
+        request, argv=argv, cwd=str(directory / "work"), processes=processes
+    )
     return changed
+
+
+def _alone(request: LaunchRequest) -> LaunchRequest:
+    """Return a launch of one rank without torchrun."""
+    argv = (sys.executable, *request.argv[request.argv.index("m5ws.training.rank") - 1 :])
+    return msgspec.structs.replace(request, argv=argv)
 
 
 def _started(launcher: Launchers, request: LaunchRequest, directory: Path) -> tuple[Process, list[int]]:
@@ -254,21 +263,46 @@ def test_every_rank_is_asked_to_end_and_may_take_its_time(launcher: Launchers, t
     _until(lambda: not any(_is_alive(pid) for pid in pids))
 
 
-def test_the_workers_of_a_rank_are_not_asked(tmp_path: Path) -> None:
-    """Without torchrun, whose ranks are its children, they are the only children."""
-    request = _as_rank(tmp_path, "waits with a worker")
-    argv = (sys.executable, *request.argv[request.argv.index("m5ws.training.rank") - 1 :])
-    request = msgspec.structs.replace(request, argv=argv)
-    process = LocalLauncher(dict(os.environ)).launch(request)
+@pytest.mark.parametrize(("number", "asked"), [(signal.SIGTERM, {"0.ended"}), (signal.SIGINT, {"0.ended", "-1.ended"})])
+def test_sigterm_goes_to_the_rank_and_ctrl_c_to_its_workers_too(
+    launcher: Launchers, tmp_path: Path, number: signal.Signals, asked: set[str]
+) -> None:
+    process = launcher(dict(os.environ)).launch(_alone(_as_rank(tmp_path, "waits with a worker")))
     _until((tmp_path / "0").exists)
-    assert process.stop(_PATIENCE_S) == 0
-    assert [file.name for file in tmp_path.glob("*.ended")] == ["0.ended"]
+    assert process.stop(_PATIENCE_S, number) == 0
+    assert {file.name for file in tmp_path.glob("*.ended")} == asked
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_no_process_outlives_a_launch_and_each_that_would_is_named(
+    launcher: Launchers, tmp_path: Path, ranks: int | None
+) -> None:
+    request = _as_rank(tmp_path, *["leaves a process"] * (ranks or 1))
+    process = launcher(dict(os.environ)).launch(request if ranks else _alone(request))
+    assert wait(process) == 0
+    pids = [int(file.read_text()) for file in tmp_path.glob("[0-9]")]
+    assert len(pids) == (ranks or 1) and not any(map(_is_alive, pids))
+    left = Path(request.processes, LEFT_PROCESSES).read_text().splitlines()
+    assert {int(line.split()[0]) for line in left} == set(pids)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_script_that_waits_for_its_own_processes_is_stopped_with_them(
+    launcher: Launchers, tmp_path: Path, number: signal.Signals
+) -> None:
+    request = _as_rank(tmp_path, "spawns")
+    process = launcher(dict(os.environ)).launch(_alone(request))
+    _until(lambda: len(list(tmp_path.glob("[0-9]"))) == 3 or process.poll() is not None)
+    pids = [int(file.read_text()) for file in tmp_path.glob("[0-9]")]
+    assert process.stop(_PATIENCE_S, number) != 0
+    assert len(pids) == 3 and not any(map(_is_alive, pids))
+    assert not Path(request.processes, LEFT_PROCESSES).exists()
 
 
 def test_ranks_that_do_not_end_in_time_are_killed(launcher: Launchers, tmp_path: Path) -> None:
     process, pids = _started(launcher, _as_rank(tmp_path, "stays", "stays"), tmp_path)
     assert process.stop(0.3) == process.poll() == -signal.SIGKILL
-    _until(lambda: not any(_is_alive(pid) for pid in pids))
+    assert not any(map(_is_alive, pids))
 
 
 @pytest.mark.parametrize("kind", _KINDS)

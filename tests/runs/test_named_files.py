@@ -1,5 +1,6 @@
 """Files that a command names and that the snapshot lacks are named before the launch."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,14 @@ def test_a_missing_script_is_refused_with_similar_ones(
     root = tmp_path / "w"
     snapshot = planted.snapshot(planted.tree(repo, root, {"train.py": "", "exp/eval.py": "", "run.py": ""}))
     with pytest.raises(UsageError) as refused:
-        named_files.refuse_missing_script(repo, snapshot, script.replace("ROOT", str(root)), root)
+        named_files.refuse_missing_script(repo, snapshot, (script.replace("ROOT", str(root)),), root, {})
     hint = refused.value.hint
     assert f"mean {suggested}?" in hint if suggested is not None else "mean" not in hint
-    named_files.refuse_missing_script(repo, snapshot, "./train.py", root)
+    for command in (
+        ("./train.py",),
+        ("torchrun", "train.py"),
+        ("-m", "anything"),
+        ("sh", "-c", "true"),
+        ("./run.py", "x"),
+    ):
+        named_files.refuse_missing_script(repo, snapshot, command, root, dict(os.environ))

@@ -8,7 +8,7 @@ from m5ws.config.settings import RunSettings
 from m5ws.environment import drift
 from m5ws.errors import UsageError
 from m5ws.repository.repository import Repository
-from m5ws.runs import environment_check, run, take_over
+from m5ws.runs import environment_check, import_path, run
 from m5ws.snapshot import snapshot
 from m5ws.workspace import find
 from tests.support.workspace.workspaces import make_workspace
@@ -28,7 +28,7 @@ def test_secrets_in_what_a_run_is_told_are_refused(command: tuple[str, ...]) -> 
     assert run.spec(ordinary, run.RunOptions(command=("t.py", "--lr=1e-3"))).environment == ordinary.environment
 
 
-@pytest.mark.parametrize("script", ["missing.py", "python", "/etc/train.py", "../train.py"])
+@pytest.mark.parametrize("script", ["missing.py", "no-such-program", "/etc/train.py", "../train.py"])
 def test_a_script_that_the_snapshot_does_not_have_is_refused_before_the_launch(
     repo: Repository, tmp_path: Path, script: str
 ) -> None:
@@ -40,25 +40,6 @@ def test_a_script_that_the_snapshot_does_not_have_is_refused_before_the_launch(
     with pytest.raises(UsageError) as raised:
         run.plan(repo, new, here.home, here.root, {})
     assert raised.value.hint
-
-
-@pytest.mark.parametrize(
-    ("words", "trainer"),
-    [
-        (("t.py", "--deepspeed", "ds.json"), "deepspeed"),
-        (("t.py", "--deepspeed_config=ds.json"), "deepspeed"),
-        (("t.py", "--lr", "1"), "torchrun"),
-    ],
-)
-def test_torchrun_with_a_configuration_of_deepspeed_is_deepspeed(words: tuple[str, ...], trainer: str) -> None:
-    assert run.spec(RunSettings(nproc=2), run.RunOptions(command=words)).trainer == trainer
-    assert run.spec(RunSettings(nproc=1, trainer="python"), run.RunOptions(command=words)).trainer == "python"
-
-
-def test_a_notebook_is_refused_with_the_command_that_makes_a_script_of_it() -> None:
-    with pytest.raises(UsageError, match="notebook") as raised:
-        run.spec(RunSettings(command=("notebooks/nb.ipynb",)), run.RunOptions())
-    assert "nbconvert --to script notebooks/nb.ipynb" in raised.value.hint
 
 
 def test_a_plan_is_a_record_that_writes_nothing(repo: Repository, tmp_path: Path) -> None:
@@ -86,17 +67,11 @@ def test_only_a_run_that_has_an_environment_is_led_to_its_rebuilding(is_new: boo
     assert ("--env rebuild" in raised.value.hint) != is_new
 
 
-@pytest.mark.parametrize("launcher", [{}, {"PYTHONPATH": "."}])
-def test_folders_of_the_workspace_on_pythonpath_are_recorded_with_the_run(
-    tmp_path: Path, launcher: dict[str, str]
-) -> None:
+def test_folders_of_the_workspace_on_pythonpath_are_recorded_with_the_run(tmp_path: Path) -> None:
     shell = {"PYTHONPATH": f"{tmp_path}/w/src:/opt/lib:"}
-    options = run.RunOptions(command=("t.py",), environment=launcher)
-    taken, line = take_over.take_over_import_path(RunSettings(), options, tmp_path / "w", shell)
-    assert taken.environment["PYTHONPATH"] == ":".join(["src", "/opt/lib", *launcher.values()]) and line
-    assert run.spec(RunSettings(), taken).environment == taken.environment
-    for settings, root in ((RunSettings(environment={"PYTHONPATH": "lib"}), "w"), (RunSettings(), "other")):
-        assert take_over.take_over_import_path(settings, options, tmp_path / root, shell) == (options, None)
+    assert import_path.recorded({}, tmp_path / "w", shell) == {"PYTHONPATH": "src:/opt/lib"}
+    assert import_path.recorded({"PYTHONPATH": "lib"}, tmp_path / "w", shell) == {}
+    assert import_path.recorded({}, tmp_path / "other", shell) == {}
 
 
 @pytest.mark.parametrize(

@@ -52,9 +52,7 @@ class Example(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _EXAMPLES = (
-    Example(
-        name="hf-trainer", package="transformers", reason="`m5ws.adapters.transformers`", has_line=True
-    ),
+    Example(name="hf-trainer", package="transformers", reason="`m5ws.adapters.transformers`", has_line=True),
     Example(name="lightning", package="lightning", reason="`m5ws.adapters.lightning`", has_line=True),
     Example(name="accelerate", package="accelerate", reason="`m5ws.adapters.accelerate`", has_line=True),
     Example(

@@ -125,7 +125,7 @@ class Runner:
         told = {"M5WS_CONTEXT": str(path), "TINY_KILL": kill, **(environ or {})}
         status, _ = forks.run(
             self.parents,
-            *("-m", "m5ws.training.rank", "--", *command),
+            *("-m", "m5ws.training.rank", *command),
             directory=directory / "work",
             log=directory / "launcher.log",
             ranks=ranks if ranks > 1 else None,

@@ -4,7 +4,6 @@ import functools
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -16,7 +15,6 @@ import torch
 
 from m5ws.training.backends.deepspeed import cpu_adam
 from m5ws.training.backends.deepspeed.cpu_adam_state import BetaPowers, from_plain, restore, track
-from m5ws.training.runtime import isolation
 
 PACKAGE = Path(__file__).parents[2]
 BETAS = (0.9, 0.999)
@@ -269,16 +267,3 @@ def test_a_failed_build_shows_why_and_what_to_do(tmp_path: Path) -> None:
     assert done.stdout == ""
     assert done.stderr.splitlines()[-2].startswith("error: ") and "cpu_adam" in done.stderr
     assert "ninja" in done.stderr
-
-
-def test_the_environments_own_ninja_is_found_though_it_is_not_activated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "ninja").write_text("#!/bin/sh\nexit 1\n")
-    (tmp_path / "ninja").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    isolation.activate()
-    isolation.activate()
-    first, *others = os.environ["PATH"].split(os.pathsep)
-    assert (Path(first), others) == (Path(sys.executable).parent, [str(tmp_path)])
-    assert shutil.which("ninja") == str(Path(first) / "ninja")

@@ -3,12 +3,11 @@
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-import m5ws
 from m5ws.errors import Fenced
 from m5ws.records.launch import Saving
 from m5ws.records.ledger import CheckpointPublished, Step
@@ -117,18 +116,6 @@ def test_a_clock_says_when_and_a_replay_saves_where_its_original_did(in_process:
     assert list(rarely.contents) == [3]
 
 
-def stopping(steps: int, at: Callable[[int], None], every: int | None = None) -> Callable[[], None]:
-    """Return a script that trains as `train` does, in a rank that a signal stops."""
-
-    def script() -> None:
-        active = m5ws.training.runtime.context.active()
-        assert active is not None
-        active.stop.install()
-        train(steps, every, at)()
-
-    return script
-
-
 @pytest.fixture
 def handlers() -> Iterator[None]:
     """Restore the signal handlers that a test's script has changed."""
@@ -145,7 +132,7 @@ def test_a_signal_ends_the_training_with_a_checkpoint(in_process: Any, handlers:
             os.kill(os.getpid(), number)
             os.kill(os.getpid(), number)  # as torchrun does once more
 
-    attempt, error = in_process(stopping(100, at))
+    attempt, error = in_process(train(100, None, at))
     assert isinstance(error, SystemExit) and error.code == 128 + number
     assert list(attempt.contents) == [2]
 
@@ -160,7 +147,7 @@ def test_a_last_checkpoint_that_takes_too_long_is_given_up(
         if step == 3:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    attempt, error = in_process(stopping(100, at, every), repo=Repository.open(gated), saving=Saving(deadline_s=0.2))
+    attempt, error = in_process(train(100, every, at), repo=Repository.open(gated), saving=Saving(deadline_s=0.2))
     assert isinstance(error, SystemExit) and error.code == 143
     assert not attempt.contents
     (notice,) = attempt.notices("save-failed")

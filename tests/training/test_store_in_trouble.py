@@ -24,7 +24,6 @@ from m5ws.store import open_store
 from m5ws.store.interface import ObjectStore
 from m5ws.training.checkpoint import checkpointing
 from m5ws.training.checkpoint.background_save import TooManyFailures
-from m5ws.training.runtime import context
 from tests.conftest import loud_skip
 from tests.support.campaigns import soak_page
 from tests.support.faults.troubles import TROUBLES, Directory, Server, file_system
@@ -105,10 +104,6 @@ class _Tried:
             over.set()
 
         def at(step: int) -> None:
-            if step == 1 and stops is not None:
-                active = context.active()
-                assert active is not None
-                active.stop.install()
             if step == begins:
                 self._wait_for(begins - 1)
                 self.troubled.begin()

@@ -22,10 +22,16 @@ class LaunchArguments(TypedDict):
     name: str | None
 
 
-trainer = click.option("--trainer", type=click.Choice(get_args(Trainer)), help="Program that starts the script.")
+trainer = click.option(
+    "--trainer",
+    type=click.Choice(get_args(Trainer)),
+    help="Program that starts the script (default: python, or torchrun for several processes).",
+)
 options = grouped(
     trainer,
-    click.option("--nproc", type=click.IntRange(min=1), metavar="N", help="Number of processes on this machine."),
+    click.option(
+        "--nproc", type=click.IntRange(min=1), metavar="N", help="Number of processes of a script without a launcher."
+    ),
     click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Seed for m5ws.seed()."),
     click.option("--checkpoint-every", type=click.IntRange(min=1), metavar="N", help="Steps between checkpoints."),
     click.option(

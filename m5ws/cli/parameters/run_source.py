@@ -1,11 +1,11 @@
 """The options of `m5ws run` that select its run: a new one, the next attempt of an existing one, or a fork."""
 
-from collections.abc import Callable, Iterable
-from functools import cache
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 import click
+import msgspec
 from click.core import ParameterSource
 
 from m5ws.cli import detached
@@ -17,7 +17,6 @@ from m5ws.cli.terminal import output
 from m5ws.errors import UsageError
 
 if TYPE_CHECKING:
-    from m5ws.config.settings import RunSettings
     from m5ws.records.run import Run
     from m5ws.repository.repository import Repository
     from m5ws.runs.run import RunOptions
@@ -102,60 +101,26 @@ def select(
         return run
     if given["from_"] is not None:
         return _fork(repo, given["from_"], given, launch, is_swept=is_swept)
-    # A snapshot is taken before the launch is known only if the launcher's options name a file.
-    pinned = cache(lambda: start(workspace, repo, given["snapshot"], given["overrides"], given["message"]))
-    launch = with_import_path(workspace, taken_over(repo, workspace.settings.run, launch, pinned))
-    spec = operation.spec(workspace.settings.run, launch)
-    return operation.new_run(pinned(), spec, name=launch.name)
-
-
-def taken_over(
-    repo: "Repository", settings: "RunSettings", launch: "RunOptions", pinned: Callable[[], str]
-) -> "RunOptions":
-    """Return options with those of the launcher that the command begins with, and print them.
-
-    `pinned` returns the snapshot with the files that the launcher's options name. Raises UsageError.
-    """
-    from m5ws.repository import snapshots
-    from m5ws.runs import take_over
-
-    def read(path: str) -> bytes:
-        content = snapshots.read_file(repo, snapshots.load(repo, pinned()), path)
-        if content is None:
-            raise UsageError(
-                f"the snapshot has no file {path}, which the launcher's options name",
-                hint="Put the file into the workspace, and give its relative path. If git ignores it, list it in "
-                "[data] paths of m5ws.toml.",
-            )
-        return content
-
-    taken, line = take_over.take_over(settings, launch, read)
-    if line is not None:
-        output.print_note(line)
-    return taken
+    spec = operation.spec(workspace.settings.run, with_import_path(workspace, launch))
+    pinned = start(workspace, repo, given["snapshot"], given["overrides"], given["message"])
+    return operation.new_run(pinned, spec, name=launch.name)
 
 
 def with_import_path(workspace: "Workspace", launch: "RunOptions") -> "RunOptions":
     """Return options with the shell's PYTHONPATH if it has a folder of the workspace, and print it."""
-    from m5ws.runs import take_over
+    from m5ws.runs import import_path
 
-    taken, line = take_over.take_over_import_path(workspace.settings.run, launch, workspace.root, workspace.environment)
-    if line is not None:
-        output.print_note(line)
-    return taken
+    recorded = import_path.recorded(workspace.settings.run.environment, workspace.root, workspace.environment)
+    for name, value in recorded.items():
+        output.print_note(f"{name}={value} of this shell is recorded with the run")
+    return msgspec.structs.replace(launch, environment=recorded)
 
 
 def _fork(repo: "Repository", checkpoint: str, given: RunArguments, launch: "RunOptions", *, is_swept: bool) -> "Run":
     """Return a new run that starts from a checkpoint, and print its differences from its parent."""
-    from m5ws.checkpoints import resolve
-    from m5ws.config.settings import RunSettings
-    from m5ws.repository import runs
     from m5ws.runs import fork
 
     snapshot = names.find_id(repo, given["snapshot"], "snapshot") if given["snapshot"] else None
-    origin = cache(lambda: snapshot or runs.load(repo, resolve.resolve(repo, checkpoint, state=True).run).snapshot)
-    # Without a command, the fork keeps its parent's, and not that of m5ws.toml.
-    launch = taken_over(repo, RunSettings(), launch, origin)
     request = fork.ForkRequest(
         checkpoint=checkpoint,
         snapshot=snapshot,

@@ -1,9 +1,9 @@
-"""Commands that end in a script and its arguments: `-- COMMAND …`, or the script as the first word that is no option.
+"""Commands that end in another one: after `--`, or from the first word that is neither an option nor an id.
 
 click alone would take the first word for the command's own optional argument.
 """
 
-from pathlib import Path
+import re
 from typing import cast
 
 import click
@@ -11,6 +11,8 @@ import click
 from m5ws.errors import UsageError
 
 _KEY = "m5ws.script"
+_ID = re.compile("[0-9a-fA-F]+")
+"""A snapshot's id, or its begin. Any other word begins a command."""
 
 
 class ScriptCommand(click.Command):
@@ -40,7 +42,7 @@ class ScriptCommand(click.Command):
             return args[: args.index("--")], args[args.index("--") + 1 :]
         # A completion has half a command line.
         position = None if ctx.resilient_parsing else self._first_word(ctx, args)
-        if position is not None and _is_script(args[position], ctx):
+        if position is not None and not _ID.fullmatch(args[position]):
             return args[:position], args[position:]
         return args, []
 
@@ -60,13 +62,3 @@ class ScriptCommand(click.Command):
 def script(context: click.Context) -> tuple[str, ...]:
     """Return the script and its arguments; empty if there are none."""
     return cast(tuple[str, ...], context.meta.get(_KEY, ()))
-
-
-def _is_script(word: str, ctx: click.Context) -> bool:
-    """Return True for a Python file, a notebook, a launcher, or the name of a file. An id is none of these."""
-    from m5ws.config.commands import launchers
-
-    if word.endswith((".py", ".ipynb")) or launchers.is_launcher(word):
-        return True
-    folder = ctx.find_root().params.get("directory") or Path()
-    return Path(folder, word).is_file()

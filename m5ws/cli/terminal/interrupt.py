@@ -3,14 +3,26 @@
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
-_ASK = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+from m5ws.records.launch import STOP_SIGNALS
 
 
 @contextmanager
 def on_signals() -> Iterator[None]:
-    """Raise KeyboardInterrupt for SIGTERM, SIGHUP (a terminal that was closed) and SIGUSR2 (a time limit) too."""
-    before = {number: signal.signal(number, signal.default_int_handler) for number in _ASK}
+    """Raise KeyboardInterrupt, with the signal's name, for each signal that stops a run.
+
+    Schedulers repeat their signals: after the first one, only Ctrl-C has an effect.
+    """
+    is_stopped = False
+
+    def stop(number: int, _: FrameType | None) -> None:
+        nonlocal is_stopped
+        if not is_stopped or number == signal.SIGINT:
+            is_stopped = True
+            raise KeyboardInterrupt(signal.Signals(number).name)
+
+    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
     try:
         yield
     finally:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from m5ws.config.commands import launchers
 from m5ws.config.flatten import flatten, plain
 
 ReadFile = Callable[[str], bytes | None]
@@ -30,7 +31,7 @@ class NamedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Arguments(msgspec.Struct, frozen=True, kw_only=True):
-    """The script (or `-m` and its module), its arguments by name, and the files that they name.
+    """The launcher and the script (or `-m` and its module), its arguments by name, and the files that they name.
 
     Names have `_` for `-`. Arguments without a name are numbered from 1.
     """
@@ -46,9 +47,11 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def split(command: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the script, or `-m` and its module, and the arguments."""
-    count = 2 if command[:1] in (("-m",), ["-m"]) else 1
-    return tuple(command[:count]), tuple(command[count:])
+    """Return the launcher and the script, or `-m` and its module, and the script's arguments."""
+    typed = launchers.read(command)
+    words = typed.script or typed.launcher
+    count = 2 if words[:1] == ("-m",) else 1
+    return (typed.launcher if typed.script else ()) + words[:count], words[count:]
 
 
 def names_file(word: str) -> bool:

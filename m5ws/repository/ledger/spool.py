@@ -11,6 +11,7 @@ import struct
 import threading
 import zlib
 from pathlib import Path
+from typing import NamedTuple
 
 import blake3
 import msgspec
@@ -34,15 +35,30 @@ def chain(head: Digest, event: bytes) -> Digest:
     return blake3.blake3(bytes.fromhex(head) + event).hexdigest()
 
 
+class _Spooled(NamedTuple):
+    """The chain's head, the events that may not be in the file yet, and the file's size without them."""
+
+    head: Digest
+    frames: bytes
+    begin: int
+
+
 class SpoolWriter:
-    """Appends events to a new file. `head` is the chain's head after the last event. Thread-safe."""
+    """Appends events to a new file. `head` is the chain's head after the last event. Thread-safe.
+
+    Ctrl-C may interrupt an append between any two instructions. The event is then whole or missing: one assignment adds
+    it, and the size of the file shows how much of it is written.
+    """
 
     def __init__(self, path: Path, head: Digest) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self._unwritten = bytearray()
         self._lock = threading.Lock()
-        self.head = head
+        self._spooled = _Spooled(head, b"", 0)
+
+    @property
+    def head(self) -> Digest:
+        return self._spooled.head
 
     def append(self, event: Event) -> Digest:
         """Write one event, with secrets in its texts masked, and return the chain's head after it.
@@ -50,10 +66,11 @@ class SpoolWriter:
         If the disk is full, the event is kept in memory and written with the next one, so training continues.
         """
         data = codec.encode(_masked(event))
+        frame = _FRAME.pack(len(data), zlib.crc32(data)) + data
         with self._lock:
-            self._unwritten += _FRAME.pack(len(data), zlib.crc32(data)) + data
+            head, frames, begin = self._spooled
+            self._spooled = _Spooled(chain(head, data), frames + frame, begin)
             self._write()
-            self.head = chain(self.head, data)
             return self.head
 
     def close(self) -> None:
@@ -61,9 +78,11 @@ class SpoolWriter:
         os.close(self._descriptor)
 
     def _write(self) -> None:
+        head, frames, begin = self._spooled
         try:
-            while self._unwritten:
-                del self._unwritten[: os.write(self._descriptor, self._unwritten)]
+            while (written := os.fstat(self._descriptor).st_size - begin) < len(frames):
+                os.write(self._descriptor, frames[written:])
+            self._spooled = _Spooled(head, b"", begin + len(frames))
         except OSError as error:
             _log.warning("cannot write an event; keeping it in memory: %s", error)
 

@@ -94,8 +94,6 @@ def judge(
     )
 
 
-
-
 def _outcome(
     comparison: Comparison,
     result: supervise.AttemptResult,

@@ -31,7 +31,7 @@ def content(repo: Repository, run: Run, files: Sequence[SourceFile], index: Inde
     with _masked(files) as stored:
         written = trees.write_tree(repo.objects, repo.locations, stored, index)
     return repo.objects.put_record(
-        Content(format="files/1", world=run.spec.nproc, tree=written.digest, packing=written.packing)
+        Content(format="files/1", world=run.spec.nproc or 1, tree=written.digest, packing=written.packing)
     )
 
 

@@ -26,13 +26,12 @@ def describe_run(subject: Subject, verdicts: Sequence[Verdict], joint: JointVerd
     commit = f"commit `{code.commit[:12]}`" if code.commit else "no commit"
     state = " with uncommitted changes" if code.commit and code.dirty else ""
     seed = "" if spec.seed is None else f", seed {spec.seed}"
-    processes = f"{spec.nproc} process" + ("" if spec.nproc == 1 else "es")
     # MLflow shows only the first lines, so the verdicts come first.
     lines = [_told_together(joint)] if joint is not None else []
     lines += [_told(subject, verdict) for verdict in reversed(verdicts)]
     lines += [
         f"m5ws run `{run.id}` of snapshot `{run.snapshot[:16]}` ({commit}{state}).",
-        f"`{' '.join(spec.command)}` by {spec.trainer}, {processes}{seed}.",
+        f"`{' '.join(spec.command)}` by {spec.processes}{seed}.",
     ]
     if run.reproduces:
         lines.append(f"Replay of run `{run.reproduces}`.")

@@ -55,7 +55,7 @@ def _launch(subject: Subject) -> dict[str, str]:
     launch = {
         "launch.command": " ".join(spec.command),
         "launch.trainer": spec.trainer,
-        "launch.nproc": str(spec.nproc),
+        "launch.nproc": _scalar(spec.nproc),
         "launch.seed": _scalar(spec.seed),
         "launch.checkpoint_every": _scalar(spec.checkpoint_every),
         "launch.checkpoint_minutes": _scalar(spec.checkpoint_minutes),

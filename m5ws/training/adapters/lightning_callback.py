@@ -144,7 +144,8 @@ class _Hooks:
         active, fetcher = context.active(), _fetcher(trainer)
         assert active is not None
         # Lightning has put its own handler before, which ends the training without a checkpoint.
-        active.stop.install()
+        active.stop.finish()
+        active.stop.begin()
         for loader in _loaders(trainer):
             for owner in (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
                 if (announce := getattr(owner, "set_epoch", None)) is not None:

@@ -91,7 +91,7 @@ class Training:
             self._saved = rng.capture(self._loader.named)
         if self.is_complete:
             # No step follows that would see a request to stop.
-            self._active.stop.in_steps = False
+            self._active.stop.finish()
         return self.is_complete or self._session.should_stop
 
     @property

@@ -84,7 +84,7 @@ class Recorder:
         self._report_limits()
         self._first = step + 1
         self._fingerprints.begin(self._first)
-        self._active.stop.in_steps = step < self._total
+        self._active.stop.begin()
         self._clock = time.perf_counter()
         return step
 
@@ -187,7 +187,9 @@ class Recorder:
         if ends:
             self._flush()
             self._writer.join_last()
-            self._active.stop.in_steps = False
+            if not stopping:
+                # Else the end of the script is protected: torchrun ends all ranks when the first has ended.
+                self._active.stop.finish()
             isolation.check(self._active.context)
         if stopping and not last:
             self._active.stop.end()
@@ -203,7 +205,7 @@ class Recorder:
 
     def left(self, step: Step) -> None:
         """Publish a notice that the loop was left inside a step, by `break` or an error, without a checkpoint."""
-        self._active.stop.in_steps = False
+        self._active.stop.finish()
         self._flush()
         self._writer.join()
         self._active.notice(

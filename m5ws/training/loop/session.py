@@ -60,6 +60,7 @@ def session(
     if (model is None) == (engine is None):
         raise UsageError("m5ws.session() takes a model (and its optimizer) or engine=, but not both")
     active = context.active()
+    context.warn_unrecorded()
     origin = fork.parent(active)
     restart = origin is not None and "data" in origin.restart
     batches = BatchDigest() if active is not None else None

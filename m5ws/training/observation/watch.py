@@ -123,8 +123,9 @@ def finish() -> None:
     observer, final, active = _Watch.observer, _Watch.final, context.active()
     if observer is not None:
         observer.finish()
-    has_failed = isinstance(sys.exception(), Exception)
-    if final is not None and active is not None and not has_failed and not active.stop.is_requested:
+    error = sys.exception()
+    has_ended = error is None or (isinstance(error, SystemExit) and not error.code)
+    if final is not None and active is not None and has_ended:
         gc.collect()  # Otherwise it depends on the collector whether a model in a cycle is alive.
         if observer is None or observer.step or final.unread():
             _record_end(active, final)

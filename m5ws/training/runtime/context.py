@@ -4,6 +4,9 @@
 script starts on its own never acts as a rank.
 """
 
+import os
+import shlex
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -42,8 +45,7 @@ class ActiveRank:
 
     def append(self, event: Event) -> Digest:
         """Append an event as `emit` does."""
-        with self.stop.deferred():
-            return self.spool.append(event)
+        return self.spool.append(event)
 
     def notice(self, kind: str, message: str, step: int | None = None) -> None:
         """Append a message for people."""
@@ -70,3 +72,12 @@ def activate(active: ActiveRank | None) -> None:
 def active() -> ActiveRank | None:
     """Return this process's part in a run, or None outside one."""
     return _active
+
+
+def warn_unrecorded() -> None:
+    """Print that a session in this process is not recorded, if a process of a run started it and it is no rank."""
+    if _active is None and "M5WS_CONTEXT" in os.environ:
+        sys.stderr.write(
+            "m5ws: this process is not a rank of the run, so m5ws.session records nothing. Give m5ws run the command "
+            f"that starts it: m5ws run -- python {shlex.join(sys.argv)}\n"
+        )

@@ -17,17 +17,22 @@ _NOT_INSTALLED = frozenset({*sys.stdlib_module_names, "__main__", "__mp_main__"}
 
 
 class Imports:
-    """The modules that a rank has loaded. Forked workers append theirs to the file `workers`."""
+    """The modules that a rank has loaded. Forked processes, such as a loader's workers, append theirs to a file."""
 
     def __init__(self, workers: Path | None = None) -> None:
         self._workers = workers
+        self._pid = os.getpid()
         self._returned: set[str] = set()
         self._libraries: facts.Facts = {}
 
-    def watch(self) -> None:
-        """Let forked processes, such as the workers of a loader, record each module that they import first."""
-        if self._workers is not None:
-            sys.meta_path.insert(0, _Forks(self._workers))
+    def note(self, name: str) -> None:
+        """Record a module that is being loaded, if this process is a fork of the rank."""
+        place = name.replace(".", "/")
+        if os.getpid() == self._pid or self._workers is None or place.count("/") > 1:
+            return
+        if place.partition("/")[0] not in _NOT_INSTALLED:
+            with suppress(OSError), self._workers.open("a") as file:
+                file.write(f"{place}\n")
 
     def new(self) -> tuple[tuple[str, ...], facts.Facts]:
         """Return paths that were not returned before, and the native libraries if they have changed."""
@@ -43,21 +48,6 @@ class Imports:
             return set(self._workers.read_text().split()) if self._workers is not None else set()
         except OSError:
             return set()
-
-
-class _Forks:
-    """Finds no module. Imports call it first, and in a fork it records the name."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._pid = os.getpid()
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        place = name.replace(".", "/")
-        if os.getpid() == self._pid or place.count("/") > 1 or place.partition("/")[0] in _NOT_INSTALLED:
-            return
-        with suppress(OSError), self._file.open("a") as file:
-            file.write(f"{place}\n")
 
 
 def _modules() -> Iterator[str]:

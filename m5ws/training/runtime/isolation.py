@@ -2,13 +2,12 @@
 
 A module is refused when it is loaded from a file that no snapshot contains: from the author's checkout, or from a
 distribution that is installed from other files of this machine. A module of the checkout with a copy in the snapshot is
-imported from that copy (imported_copies.py). A virtual environment has no effect if other programs come before its own.
+imported from that copy (imported_copies.py).
 """
 
 import os
 import sys
-import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import metadata
 from importlib.machinery import ExtensionFileLoader, ModuleSpec, SourceFileLoader
@@ -44,30 +43,22 @@ class _Unpinned(msgspec.Struct, frozen=True):
     places: tuple[str, ...]
 
 
-def activate() -> None:
-    """Put this virtual environment's programs first on PATH, as activating it does; outside of one, do nothing.
-
-    DeepSpeed compiles with the first `ninja` on PATH, and compiles again if another version was used before.
-    """
-    own, path = sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)
-    if sys.prefix != sys.base_prefix and path.split(os.pathsep)[0] != own:
-        os.environ["PATH"] = f"{own}{os.pathsep}{path}"
-
-
-def watch(context: Context) -> None:
+def watch(context: Context, note: Callable[[str], None]) -> None:
     """Check each module that is loaded from a file from now on, also one that is never in `sys.modules`.
 
-    Loading such a module raises NotIsolated.
+    Loading one that no snapshot contains raises NotIsolated. `note` is called with the name of each module.
     """
     unpinned = tuple(_Unpinned(install, _places(install)) for install in context.local_installs)
     get_code, create_module = SourceFileLoader.get_code, ExtensionFileLoader.create_module
 
     def loading(loader: SourceFileLoader, fullname: str) -> CodeType | None:
         _loaded[loader.path] = fullname
+        note(fullname)
         _refuse(fullname, loader.path, context, unpinned)
         return get_code(loader, fullname)
 
     def creating(loader: ExtensionFileLoader, spec: ModuleSpec) -> ModuleType:
+        note(spec.name)
         _refuse(spec.name, str(loader.path), context, unpinned)
         return create_module(loader, spec)
 

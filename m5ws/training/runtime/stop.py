@@ -1,12 +1,11 @@
-"""A request to end (SIGTERM, SIGINT, SIGUSR2), as one step after which all ranks stop.
+"""A request to end (a signal of `STOP_SIGNALS`), as one step after which all ranks of a session stop.
 
 The ranks get the signal at different moments. A rank that has not ended step n stops others from ending step n+1, whose
 collectives need it. So the first rank to notice, after its step n, names n+1, and no rank has passed that step. The
 name is a symbolic link: created atomically with its content, by one rank only, and read in a microsecond.
 
-A rank may get several signals: from the scheduler, then from torchrun when another rank has ended. One of them ends the
-script, by SystemExit, or by KeyboardInterrupt for SIGINT in a script without a session, which may save its state then.
-None interrupts the recording of an event.
+Only a session handles signals, from its begin to its end, and its handler does nothing but record the first one. Before
+and after, and in scripts without a session, Python's own handlers stay.
 """
 
 import contextlib
@@ -14,12 +13,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+from m5ws.records.launch import STOP_SIGNALS
 
 
 class StopMarker:
@@ -43,65 +41,39 @@ class StopMarker:
 
 
 class StopRequest:
-    """A rank's view of the request. `in_steps` is true while a session checks it after each step."""
+    """A rank's view of the request. The launcher reads in a file of the rank whether its session handles signals."""
 
     def __init__(self, path: Path, world: int) -> None:
         self._mark = StopMarker(path, world)
         self._pid = os.getpid()
+        self._file = path.with_name("processes") / str(self._pid)
+        self._before: dict[int, Any] = {}
         self._requested: int | None = None
         self._requested_s = 0.0
-        self._ended = False
-        self._deferring = 0
-        self._deferred = False
-        self.in_steps = False
 
-    def install(self) -> None:
-        """Install the signal handlers; in the main thread."""
-        for number in _SIGNALS:
-            signal.signal(number, self._on_signal)
+    def register(self) -> None:
+        """Let the launcher know this process as a rank."""
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._file.write_text("session" if self._before else "")
 
-    @contextlib.contextmanager
-    def deferred(self) -> Iterator[None]:
-        """Let a signal end the script only after the block. Signal handlers run in the main thread alone."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
+    def begin(self) -> None:
+        """Handle signals from now on: a session begins. Python allows it in the main thread alone."""
+        if self._before or threading.current_thread() is not threading.main_thread():
             return
-        self._deferring += 1
-        try:
-            yield
-        finally:
-            self._deferring -= 1
-        if self._deferred:
-            self._deferred = False
-            self._end_once()
+        self._before = {number: signal.signal(number, self._on_signal) for number in STOP_SIGNALS}
+        self.register()
+
+    def finish(self) -> None:
+        """Put the handlers back that the session found: it has ended."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+        if self._before:
+            self._before = {}
+            self.register()
 
     def end(self) -> NoReturn:
         """End the script because of the request. Raises SystemExit."""
-        self._ended = True
-        raise SystemExit(self.exit_code)
-
-    def ignore(self) -> None:
-        """Ignore all signals from now on: the script has ended."""
-        self._ended = True
-
-    def _end_once(self) -> None:
-        if self._deferring:
-            self._deferred = True
-        elif not self._ended and self._requested == signal.SIGINT:
-            self._ended = True
-            raise KeyboardInterrupt
-        elif not self._ended:
-            self.end()
-
-    @property
-    def is_requested(self) -> bool:
-        """Whether this rank got a signal."""
-        return self._requested is not None
-
-    @property
-    def exit_code(self) -> int:
-        """The exit status of a process that the request ended."""
-        return 128 + (self._requested or signal.SIGTERM)
+        raise SystemExit(128 + (self._requested or signal.SIGTERM))
 
     def seconds_left(self, deadline_s: float) -> float | None:
         """Return the seconds left of the time since the request; None if there was no request on this rank."""
@@ -117,11 +89,8 @@ class StopRequest:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
-            # A forked worker has its parent's handler, but must end at once: by SIGINT as torch's loaders expect it.
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            # A forked worker has its parent's handler, but ends at once, as without the session.
+            signal.signal(number, self._before.get(number) or signal.SIG_DFL)
             os.kill(os.getpid(), number)
         elif self._requested is None:
             self._requested, self._requested_s = number, time.monotonic()
-        if not self.in_steps:
-            # During the steps, the session ends the script, after the save.
-            self._end_once()

@@ -3,8 +3,10 @@
 A waiting rank first writes its id to ENDS/<rank>.
 """
 
+import atexit
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -25,7 +27,9 @@ worker = 0
 def last_words(number: int, frame: object) -> None:
     Path(os.environ["ENDS"], f"{rank}.ended").touch()
     if worker:
-        os.kill(worker, signal.SIGKILL)
+        if number == signal.SIGTERM:
+            os.kill(worker, signal.SIGKILL)
+        os.waitpid(worker, 0)
     sys.exit(0)
 
 
@@ -37,8 +41,29 @@ elif how == "waits with a worker":
     worker = os.fork()
     rank = -1 if worker == 0 else rank
     signal.signal(signal.SIGTERM, last_words)
+    signal.signal(signal.SIGINT, last_words)
     if worker:
         ready()
+    time.sleep(600)
+elif how == "leaves a process":
+    if (middle := os.fork()) == 0:
+        os.setsid()
+        if os.fork() == 0:
+            ready()
+            time.sleep(600)
+        os._exit(0)
+    os.waitpid(middle, 0)
+    while not Path(os.environ["ENDS"], str(rank)).exists():
+        time.sleep(0.01)
+elif how == "spawns":
+    for number in (1, 2):
+        code = f"import os, time; open('{number}', 'w').write(str(os.getpid())); time.sleep(600)"
+        subprocess.Popen([sys.executable, "-c", code], cwd=os.environ["ENDS"])
+    while len(list(Path(os.environ["ENDS"]).glob("[12]"))) < 2:
+        time.sleep(0.01)
+    ready()
+    # As multiprocessing joins its processes, also at exit.
+    atexit.register(lambda: [os.wait(), os.wait()])
     time.sleep(600)
 elif how == "stays":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,8 +1,8 @@
 """The parent of all ranks: a process that imports modules once, and forks itself for each launch.
 
 It reads a `Call` a line from its input, and answers with the process id of the launch and the name of its status file.
-That process acts as torchrun: it starts the ranks, hosts their rendezvous store, passes SIGTERM on, and ends the other
-ranks when one fails.
+That process is the launch's reaper. Its child acts as torchrun: it starts the ranks, hosts their rendezvous store,
+passes SIGTERM on, and ends the other ranks when one fails.
 """
 
 import contextlib
@@ -21,7 +21,8 @@ from types import FrameType
 import msgspec
 
 from m5ws.launch.child import enter
-from m5ws.records.launch import open_log
+from m5ws.launch.reaper import Reaper
+from m5ws.records.launch import STOP_SIGNALS, open_log
 
 _PR_SET_PDEATHSIG = 1
 _GRACE_S = 5.0
@@ -39,6 +40,8 @@ class Call(msgspec.Struct, frozen=True):
     status: str
     ranks: int | None = None
     mount: tuple[str, str] | None = None
+    processes: str = ""
+    patience_s: float = 0.0
 
 
 def send_signal(pid: int, number: int) -> bool:
@@ -77,9 +80,7 @@ def _prepare_deepspeed() -> None:
     from deepspeed.ops.op_builder import CPUAdamBuilder
 
     from m5ws.training.backends.deepspeed import cpu_adam
-    from m5ws.training.runtime import isolation
 
-    isolation.activate()  # As in a launch: another `ninja` would compile everything again.
     processor = cpuinfo.get_cpu_info()
     cpuinfo.get_cpu_info = lambda: dict(processor)
     cpu_adam.ensure_cpu_adam()
@@ -88,17 +89,18 @@ def _prepare_deepspeed() -> None:
 
 
 def _be_launch(call: Call) -> None:
-    """Act as torchrun for a launch. Never returns."""
+    """Act as the reaper of a launch. Never returns."""
     os.setsid()
-    _die_with_parent()
-    for number in (signal.SIGCHLD, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL if number == signal.SIGCHLD else signal.default_int_handler)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     status = 1
     try:
+        reaper = Reaper(os.getppid(), call.processes, call.patience_s)
+        reaper.begin()
         _redirect(call.log)
         if call.mount is not None:
             enter(*call.mount)
-        status = _be_torchrun(call, call.ranks) if call.ranks is not None else _be_python(call)
+        main = _fork_torchrun(call, call.ranks) if call.ranks is not None else _fork_rank(call, {})
+        status = os.waitstatus_to_exitcode(reaper.follow(main))
     except BaseException:  # noqa: BLE001  # whatever it is, no code of the parent may go on in this process
         traceback.print_exc()
     finally:
@@ -108,12 +110,16 @@ def _be_launch(call: Call) -> None:
         os._exit(0)
 
 
-def _be_python(call: Call) -> int:
-    """Run the command in one process without torchrun's variables, and return its exit status."""
-    rank = _fork_rank(call, {})
-    for asked in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(asked, lambda number, _: send_signal(rank, number) and None)
-    return os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1])
+def _fork_torchrun(call: Call, ranks: int) -> int:
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            _die_with_parent()
+            status = _be_torchrun(call, ranks)
+        finally:
+            os._exit(status)
+    return child
 
 
 def _be_torchrun(call: Call, ranks: int) -> int:
@@ -190,6 +196,9 @@ def _fork_rank(call: Call, place: dict[str, str]) -> int:
         return child
     status = 1
     try:
+        for number in (*STOP_SIGNALS, signal.SIGQUIT, signal.SIGALRM):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         os.environ.clear()
         os.environ.update(call.environment | place)
         os.chdir(call.cwd)
@@ -206,10 +215,10 @@ def _fork_rank(call: Call, place: dict[str, str]) -> int:
 
 def _run(words: list[str]) -> int:
     """Run `python WORDS…` in this process, and return its exit status."""
-    if words[:3] == [*_RANK, "--"]:
+    if words[:2] == [*_RANK]:
         from m5ws.training import rank
 
-        return rank.main(words[3:])
+        return rank.main(words[2:])
     is_module = words[0] == "-m"
     sys.argv = words[is_module:]
     try:

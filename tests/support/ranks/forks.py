@@ -5,6 +5,7 @@ a file. A fork cannot change variables that Python or a library reads at its sta
 each set of such variables. tests/contract/test_launchers.py runs the same tests with this launcher and the real one.
 """
 
+import math
 import os
 import signal
 import subprocess
@@ -141,10 +142,11 @@ class ForkLauncher:
             if (ended := wait(_Forked(parent, call))) != 0:
                 raise LaunchFailed(f"`{' '.join(request.prepare)}` ended with status {ended}")
         ranks, command = _parsed(request.argv)
-        return _Forked(
-            parent,
-            Call(command, environment, request.cwd, str(log), str(log.with_suffix(".status")), ranks, request.mount),
-        )
+        if request.processes:
+            Path(request.processes).mkdir(parents=True, exist_ok=True)
+        status = str(log.with_suffix(".status"))
+        places = (request.mount, request.processes, request.patience_s)
+        return _Forked(parent, Call(command, environment, request.cwd, str(log), status, ranks, *places))
 
     def can_mount(self, folder: str, path: str) -> bool:
         return child.can_mount(folder, path)
@@ -220,6 +222,7 @@ class _Forked:
         send_signal(self._pid, number)
         while (status := self.poll()) is None:
             if time.monotonic() > end_s:
-                send_signal(self._pid, signal.SIGKILL)
+                send_signal(self._pid, signal.SIGQUIT)
+                end_s = math.inf
             time.sleep(_POLL_S)
         return status

@@ -20,7 +20,7 @@ from m5ws.repository.files import trees
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.repository import Repository
-from m5ws.runs import run, supervise
+from m5ws.runs import launch_request, run, supervise
 
 Rule = Callable[[frozenset[str], int], float | None]
 """Maps the letters of BAD's files and a step to its loss. None ends the training before that step."""
@@ -64,7 +64,7 @@ class Ranks:
         self.launched += 1
         if self.launched == self.stop_at:
             raise KeyboardInterrupt
-        path = request.environment[run.CONTEXT_VARIABLE]
+        path = request.environment[launch_request.CONTEXT_VARIABLE]
         context = codec.decode(Path(path).read_bytes(), Context, path)
         bad = frozenset(file.stem for file in Path(context.work_dir).glob("*.py") if file.read_text() == "bad")
         bad |= {name for name, version in self.installed.items() if version == "2.0"}

@@ -21,7 +21,6 @@ from typing import Any
 import blake3
 
 from m5ws.errors import M5Error, MissingExtra
-from m5ws.training.runtime import isolation
 
 # torch waits for ever for the lock of a killed build; no build takes as long as this.
 _STALE_LOCK_S = 900.0
@@ -169,7 +168,6 @@ def _shown_on_failure() -> Iterator[None]:
 
 def main(arguments: Sequence[str] = ()) -> int:
     """Print the path of the operator; with `--try`, a failed build is no error."""
-    isolation.activate()
     try:
         print(ensure_cpu_adam())
     except M5Error as error:
