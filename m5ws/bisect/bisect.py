@@ -35,7 +35,8 @@ from m5ws.repository import runs, snapshots
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
 from m5ws.reproduce import compare
-from m5ws.reproduce.outputs import results
+from m5ws.reproduce.outputs import results as output_results
+from m5ws.reproduce.outputs.output_files import OutputRules
 from m5ws.runs import history, supervise
 
 Outcome = Literal["explained", "not explained", "unfinished", "not comparable"]
@@ -94,14 +95,17 @@ class BisectTask(msgspec.Struct, frozen=True, kw_only=True):
     plan: BisectPlan
 
 
-def plan(ports: supervise.Ports, good_id: str, bad_id: str, *, rebuilt: bool = False) -> BisectTask:
-    """Return the plan. With `rebuilt` environments, distributions are differences too.
+def plan(
+    ports: supervise.Ports, good_id: str, bad_id: str, *, rebuilt: bool = False, results: tuple[str, ...] = ()
+) -> BisectTask:
+    """Return the plan. With `rebuilt` environments, distributions are differences too. `results`: `[run] results`.
 
     Writes and runs nothing. Raises UsageError for runs that do not differ.
     """
     repo = ports.repo
     good, bad = runs.load(repo, good_id), runs.load(repo, bad_id)
-    first, session = first_difference(ports, good, bad)
+    rules = output_results.rules(results)
+    first, session = first_difference(ports, good, bad, rules)
     elements, untried = differences.list_differences(repo, good, bad, rebuilt=rebuilt)
     groups = tuple(map(tuple, differences.grouped(elements)))
     ordered = tuple(element for group in groups for element in group)
@@ -118,11 +122,13 @@ def plan(ports: supervise.Ports, good_id: str, bad_id: str, *, rebuilt: bool = F
         most_runs=1 + ddmin.most(groups) if ordered else 0,
         commits=commit_history.describe_commits(repo, ports.history, good.snapshot, bad.snapshot),
     )
-    setup = TrialSetup(good=good, bad=bad, elements=ordered, first=first, session=session)
+    setup = TrialSetup(good=good, bad=bad, elements=ordered, first=first, session=session, rules=rules)
     return BisectTask(setup=setup, groups=groups, plan=shown)
 
 
-def first_difference(ports: supervise.Ports, good: Run, bad: Run) -> tuple[Divergence, bool]:
+def first_difference(
+    ports: supervise.Ports, good: Run, bad: Run, rules: OutputRules | None = None
+) -> tuple[Divergence, bool]:
     """Return the first divergence of `bad` from `good`, and True if they recorded steps. Raises UsageError if equal."""
     if (good.parent and good.parent.digest) != (bad.parent and bad.parent.digest):
         raise UsageError(
@@ -139,7 +145,7 @@ def first_difference(ports: supervise.Ports, good: Run, bad: Run) -> tuple[Diver
     first = comparison.first()
     session = comparison.original.by_session or first is not None
     if not session:
-        first = results.first_difference(ports.repo, ports.tracker, comparison, good.id, bad.id)
+        first = output_results.first_difference(ports.repo, ports.tracker, comparison, good.id, bad.id, rules)
     elif first is None and done.outcome == "finished":
         first = missing(comparison)
     if first is None:

@@ -25,6 +25,7 @@ from m5ws.repository.publishing import repeated
 from m5ws.reproduce import compare, reproduce
 from m5ws.reproduce.compare import Comparison
 from m5ws.reproduce.outputs import results
+from m5ws.reproduce.outputs.output_files import OutputRules
 from m5ws.runs import history, run, supervise
 from m5ws.runs.history import History
 from m5ws.runs.step_lists import absent_in
@@ -57,6 +58,7 @@ class TrialSetup(msgspec.Struct, frozen=True, kw_only=True):
     elements: tuple[InputDifference, ...]
     first: Divergence
     session: bool
+    rules: OutputRules = OutputRules()
 
     @property
     def last(self) -> int:
@@ -225,8 +227,8 @@ class HybridRuns:
     ) -> Trial:
         first = comparison.first()
         if not self._setup.session:
-            repo, tracker = self._ports.repo, self._ports.tracker
-            first = results.first_difference(repo, tracker, comparison, self._setup.good.id, replay.id)
+            repo, tracker, good = self._ports.repo, self._ports.tracker, self._setup.good.id
+            first = results.first_difference(repo, tracker, comparison, good, replay.id, self._setup.rules)
         if first is None and outcome == "finished":
             first = missing(comparison)
         reason = None if first is not None else _unresolved(self._setup, comparison, outcome, message)

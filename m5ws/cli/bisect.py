@@ -73,7 +73,8 @@ def command(
     repo = names.open_repository(workspace)
     ports = workspace.ports(repo)
     good, bad = (ids.resolve(repo, name, ("run",))[1] for name in (good, bad))
-    task = bisect.plan(ports, good, bad, rebuilt=environments is not None)
+    named = workspace.settings.run.results
+    task = bisect.plan(ports, good, bad, rebuilt=environments is not None, results=named)
     if dry_run:
         output.print_json(task.plan) if as_json else output.echo(plan_text(task.plan))
         return

@@ -101,10 +101,11 @@ def from_start(
     original: History,
     watch: supervise.Watch | None = None,
     progress: Progress | None = None,
+    rules: OutputRules | None = None,
 ) -> bool | None:
     """Execute a replay from the start. Return True if it equals the original, None if that is unknown.
 
-    Raises KeyboardInterrupt if the user stops it.
+    With `rules`, the delivered results are compared too. Raises KeyboardInterrupt if the user stops it.
     """
     comparison = Comparison(original, (ports.repo, planned.run.id))
 
@@ -114,11 +115,15 @@ def from_start(
 
     try:
         result = supervise.execute(ports, planned, feed, progress)
+        first = comparison.first()
+        if first is None and rules is not None and result.outcome in COMPLETE:
+            runs = planned.run.reproduces or "", planned.run.id
+            first = results.first_difference(ports.repo, ports.tracker, comparison, *runs, rules)
     except (M5Error, OSError):
         return None
     if result.asked:
         raise KeyboardInterrupt
-    if comparison.first() is not None:
+    if first is not None:
         return False
     return True if result.outcome == "finished" and not gaps.missing(comparison) else None
 

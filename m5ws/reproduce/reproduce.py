@@ -18,7 +18,7 @@ from m5ws.errors import M5Error, UsageError
 from m5ws.progress import Progress, report
 from m5ws.records.ledger import AnyEvent
 from m5ws.records.run import LaunchSpec, Run, Segment
-from m5ws.records.verdict import Change, Divergence, Expectation, Recheck, Verdict
+from m5ws.records.verdict import Change, Divergence, Expectation, Recheck, Verdict, is_result
 from m5ws.repository import checkpoints, runs
 from m5ws.repository.ledger import ledger
 from m5ws.reproduce import recheck, refusals
@@ -270,7 +270,8 @@ def _from_start(
         return second_replay
     if listeners.on_recheck is not None:
         listeners.on_recheck(first, started.run.id)
-    equal = recheck.from_start(ports, started, recorded, listeners.watch, listeners.progress)
+    rules = request.rules if is_result(first.quantity) else None
+    equal = recheck.from_start(ports, started, recorded, listeners.watch, listeners.progress, rules)
     return msgspec.structs.replace(second_replay, start=started.run.id, start_equal=equal)
 
 

@@ -158,7 +158,7 @@ def test_scripts_that_record_nothing_are_compared_by_what_they_write(lab: Lab) -
     lab.train("abc", _differs_if("b", at=1))
     report = lab.bisect()
     assert (report.plan.first.quantity, report.causes, report.enough) == (
-        "file out/loss.txt:line 1",
+        "file out/loss.txt: line 1",
         (("code b.py",),),
         True,
     )

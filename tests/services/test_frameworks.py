@@ -46,7 +46,6 @@ class Example(msgspec.Struct, frozen=True, kw_only=True):
     is_exact: bool = True
     """A resume gives the bits of an uninterrupted training."""
     config: str = "config.yaml"
-    """A file that is listed as not compared."""
     versions: Versions = "frameworks"
     previous: Versions = "previous_frameworks"
 

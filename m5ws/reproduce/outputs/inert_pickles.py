@@ -4,7 +4,6 @@ No name is looked up or imported. A pickle that would need memory far beyond its
 https://docs.python.org/3/library/pickle.html#restricting-globals
 """
 
-import datetime as dt
 import functools
 import pickle
 import pickletools
@@ -18,7 +17,6 @@ from m5ws.reproduce.outputs.named_values import exact_text
 _VALUES = 10**6
 _NAMES_CHARACTERS = 2**26
 _REBUILD = "torch._utils._rebuild_tensor_v2"
-_DATES = {"datetime.datetime": dt.datetime, "datetime.date": dt.date, "datetime.time": dt.time}
 _CLOUDPICKLE = "cloudpickle.cloudpickle."
 _TRACKER_ID = {f"{_CLOUDPICKLE}_make_skeleton_class": 4, f"{_CLOUDPICKLE}_make_skeleton_enum": 5}
 """Functions that make a class which cloudpickle stores by value, and the number of the argument that is a random id."""
@@ -165,20 +163,12 @@ def _check(stream: IO[bytes]) -> None:
 
 
 def _plain(value: object) -> object:
-    """Return the bytes, date or time that an inert record stands for, in a tuple if it has a zone; else the value."""
-    if not isinstance(value, Inert) or value.state is not None:
-        return value
-    arguments, _ = value.arguments
-    if value.title == "_codecs.encode" and arguments[1:] in (("latin1",), ("latin-1",)):
-        # Bytes in protocol 2, which torch.save uses.
-        return str(arguments[0]).encode("latin-1")
-    if (kind := _DATES.get(value.title)) is None or not arguments:
-        return value
-    data, *zone = _plain(arguments[0]), *arguments[1:]
-    if not isinstance(data, bytes):
-        return value
-    moment = kind(data)
-    return (moment, *zone) if zone else moment
+    """Return the bytes that an inert record stands for in protocol 2, which torch.save uses; else the value."""
+    if isinstance(value, Inert) and value.state is None and value.title == "_codecs.encode":
+        arguments, _ = value.arguments
+        if arguments[1:] in (("latin1",), ("latin-1",)):
+            return str(arguments[0]).encode("latin-1")
+    return value
 
 
 def _below(value: object) -> list[tuple[str, object]] | None:
