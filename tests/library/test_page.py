@@ -42,8 +42,9 @@ class _Name:
 
 
 def _public() -> Iterator[_Name]:
-    for name in m5ws.__all__:
-        value = getattr(m5ws, name)
+    named = {name: getattr(m5ws, name) for name in m5ws.__all__ if name != "adapters"}
+    named |= {f"adapters.{name}": getattr(m5ws.adapters, name) for name in m5ws.adapters.__all__}
+    for name, value in named.items():
         # Runs are made by a workspace.
         yield _Name(f"m5ws.{name}", None, f"m5ws.{name}") if name == "Run" else _name(f"m5ws.{name}", value)
     for kind, one in _CLASSES.items():
