@@ -1,5 +1,7 @@
 """YAML whose aliases stand for many values is refused, by work that is proportional to the text."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from m5ws.config import flatten, yaml_size
 from m5ws.snapshot.config import edit, merge
 
-_BOMBS = {
+_BOMBS: dict[str, Callable[[int], str]] = {
     "merge keys": lambda levels: (
         "a0: &a0 {x: 1}\n"
         + "".join(f"a{n}: &a{n} {{k{n}: 1, <<: [{','.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, levels))
