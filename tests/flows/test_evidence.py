@@ -29,6 +29,8 @@ results = {results}
 keep_work = true
 checkpoint_every = 2
 fingerprint_every = 1
+[checkpoint]
+asynchronous = false
 [mlflow]
 enabled = {mlflow}
 """
