@@ -74,7 +74,7 @@ def test_ignored_files_are_named_before_the_launch_and_after_it_and_output_folde
     (workspace.root / "ignored" / "a.txt").write_text("1")
     (workspace.root / ".gitignore").write_text(".m5ws/\nignored/\n")
     (workspace.root / "train.py").write_text(
-        "import os, sys\nos.makedirs('out')\n"
+        "import os, sys\nos.makedirs('out', exist_ok=True)\n"
         "for name in ('out/a', 'logs/metrics.json'):\n    open(name, 'w').close()\nopen(sys.argv[1])\n"
     )
     done = workspace.m5ws("run", "--", "train.py", "ignored/a.txt", expect=1)
