@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from m5ws.records.ledger import AttemptEnded, Observation, Step
@@ -12,30 +11,12 @@ from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.repository import Repository
 from m5ws.reproduce.outputs import output_files, surroundings
 from m5ws.runs.outputs import saved_outputs
+from m5ws.runs.outputs.outputs import Outputs
 from tests.support.records import planted
 from tests.support.workspace.checkouts import write
 
 _RESUMED, _REPLAY = "a" * 12, "b" * 12
 Files = dict[str, str]
-
-
-def test_a_file_that_a_resume_put_back_was_left_by_the_attempt_before(repo: Repository, tmp_path: Path) -> None:
-    """The first attempt was killed in a save, after it had removed the checkpoint before."""
-    names = ("log", "step=4.ckpt", "step=9.ckpt")
-    write(tmp_path, dict.fromkeys(names, "1"))
-    log, old, new = (SourceFile(path=name.encode(), location=tmp_path / name) for name in names)
-    run, replay = planted.run(repo, _RESUMED), planted.run(repo, _REPLAY)
-    planted.begin(repo, _RESUMED, 1)
-    killed = saved_outputs.record(repo, run, outputs.name(1), [log])
-    before = saved_outputs.record(repo, run, outputs.name(1), [log, old])
-    assert killed is not None and before is not None
-    outputs.publish(repo, msgspec.structs.replace(killed, resume=before.content))
-    planted.begin(repo, _RESUMED, 2)
-    whole = saved_outputs.record(repo, run, outputs.name(2), [log, old, new])
-    other = saved_outputs.record(repo, replay, outputs.name(1), [log, new])
-    assert whole is not None and other is not None
-    places = (surroundings.load(repo, _RESUMED), surroundings.load(repo, _REPLAY))
-    assert not output_files.compare(repo, (whole.content, other.content), places).differences
 
 
 @pytest.mark.parametrize(("first", "guessed"), [(1, False), (5, False), (1, True)])
@@ -60,7 +41,7 @@ def _differences(repo: Repository, folder: Path, resumed: list[Files], replay: l
             sources = [SourceFile(path=path.encode(), location=place / path) for path in files]
             planted.begin(repo, name, number)
             planted.append(repo, name, number, LAUNCHER, AttemptEnded(outcome="failed", exit_code=1))
-            record = saved_outputs.record(repo, run, outputs.name(number), sources)
+            record = saved_outputs.record(repo, run, outputs.name(number), Outputs(files=tuple(sources)))
             assert record is not None
             outputs.publish(repo, record)
             contents[name] = record.content
