@@ -127,7 +127,6 @@ def command(
       m5ws run -- torchrun --nproc-per-node 2 train.py --lr 1e-3
       m5ws run 1f3a9c --set optimizer.lr=1e-4 --nproc 2
       m5ws run --resume 7c1d
-      m5ws run --resume 7c1d --at "2026-03-01 12:30"
       m5ws run --from 7c1d@20000 --set lr=1e-4
       m5ws run --sweep lr=1e-4,3e-4 --parallel 2
     """
@@ -371,11 +370,12 @@ def _describe_restored(repo: "Repository", plan: "AttemptPlan", result: "Attempt
         return ""
     return (
         f"The attempt had restored the output files {plan.outputs.name} and recorded no step. "
-        f"`m5ws outputs {run} --copies` lists earlier copies, and `m5ws run --resume {run} --at TIME` restores one. "
+        f"`m5ws outputs {run} --copies` lists earlier copies, and `m5ws run --resume {run} --at TIME` restores one; "
+        "`--from-scratch` restores none. "
     )
 
 
-def _judge(result: "AttemptResult", logs: Path, restored: str) -> None:
+def _judge(result: "AttemptResult", logs: Path, restored: str = "") -> None:
     """Report the result of a run. Raises RunFailed, RunInterrupted, RunUnsaved, Superseded.
 
     `logs` is the folder of its ranks' logs, `restored` advice on the output files that it had.

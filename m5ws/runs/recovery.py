@@ -277,7 +277,7 @@ def _deliver(
         # Any damage of this directory: no other run depends on it.
         raise Undelivered(
             f"the data that run {run_dir.name} left on this machine cannot be delivered: {str(error) or repr(error)}",
-            hint=f"The next command tries again. If {run_dir} is damaged, move it away: what the store lacks is lost.",
+            hint=f"The next command tries again. If {run_dir} is damaged, move it away: its data is then lost.",
         ) from error
 
 

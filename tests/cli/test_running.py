@@ -50,7 +50,7 @@ def _m5(place: Path, *words: str, **variables: str) -> "subprocess.CompletedProc
 
 _WRITES = """
 import pathlib, sys
-pathlib.Path("out").mkdir()
+pathlib.Path("out").mkdir(exist_ok=True)
 pathlib.Path("out", "config").write_text(open("config.yaml").read())
 print("trained with", *sys.argv[1:])
 """
@@ -166,7 +166,7 @@ secret = {secret[::-1]!r}[::-1]
 key = {key[::-1]!r}[::-1]
 print("using", secret)
 print(key)
-pathlib.Path("out").mkdir()
+pathlib.Path("out").mkdir(exist_ok=True)
 pathlib.Path("out", "train.log").write_text(f"step 1\\nlogin with {{secret}}\\n" * 3)
 pathlib.Path("out", "other.log").write_text("step 1\\n")
 os.symlink("/nowhere/" + secret, "out/link")
@@ -347,7 +347,7 @@ def test_a_run_records_the_shells_import_path_into_the_workspace(place: Path) ->
 
 _READS_JSON = """
 import json, pathlib, sys
-pathlib.Path("out").mkdir()
+pathlib.Path("out").mkdir(exist_ok=True)
 pathlib.Path("out", "result.json").write_text(json.dumps(json.load(open(sys.argv[2]))["lr"]))
 """
 

@@ -188,7 +188,8 @@ class _Case(msgspec.Struct, frozen=True):
             judged |= leaks & {*_FILES, "a metric"}
         if judged:
             return "nondeterministic"
-        if self.way == "none" and with_tensors and leaks <= {*_ONE_SIDED, *_FILES, *_NAMES} - {"a value beside a tensor"}:
+        others = {*_ONE_SIDED, *_FILES, *_NAMES} - {"a value beside a tensor"}
+        if self.way == "none" and with_tensors and leaks <= others:
             return "not comparable" if not self.named else "sampled"
         return "sampled" if leaks & _ONE_SIDED.keys() else "reproduced"
 

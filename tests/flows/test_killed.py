@@ -130,7 +130,7 @@ _DAMAGE: dict[str, Callable[[Path], object]] = {
     "truncated": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
     "garbage": lambda path: path.write_bytes(b"\xff\x81garbage" * 9),
     "missing": lambda path: None,
-    "a folder": lambda path: (path.mkdir(), (path / "x").touch()),
+    "a folder": lambda path: (path / "x").mkdir(parents=True),
     "unreadable": lambda path: path.symlink_to(path.name),
 }
 

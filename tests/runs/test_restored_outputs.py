@@ -77,7 +77,8 @@ def test_each_settled_file_is_uploaded_once(repo: Repository, written: Path, tmp
     (written / "step-0.pt").write_bytes(b"3" * large)
     _copy(copying)
     added = {stat.key for stat in repo.store.list("objects/")} - keys
-    assert sum(repo.store.stat(key).size_bytes for key in added if repo.store.stat(key)) < 2 * large  # type: ignore[union-attr]
+    stats = (repo.store.stat(key) for key in added)
+    assert sum(stat.size_bytes for stat in stats if stat is not None) < 2 * large
     stored = restored_outputs.newest(repo, _RUN)
     assert stored is not None
     restored_outputs.restore(repo, stored, tmp_path / "work")

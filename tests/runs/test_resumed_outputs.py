@@ -1,4 +1,4 @@
-"""Scripts without a session that are killed at any moment: a resume finds what plain Python would find.
+"""Scripts without a session that are killed at any moment: a resume finds the same files as plain Python.
 
 Scripts are generators that yield after each change of a file, and in the middle of each write. They are killed after
 any change. Then the files are stored as after a kill, and restored as by a resume, into another work directory.

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import zipfile
 from pathlib import Path
 
 import torch
@@ -18,7 +19,8 @@ file, done = folder / "checkpoint.pt", 0
 if kind == "log":
     print("started", file=(folder / "train.log").open("a"))
 if kind == "numbered":
-    file = max(folder.glob("checkpoint-*.pt"), default=file)
+    whole = (path for path in folder.glob("checkpoint-*.pt") if zipfile.is_zipfile(path))
+    file = max(whole, default=file)
 if file.exists() and kind != "beginning":
     saved = torch.load(file)
     model.load_state_dict(saved["model"])
