@@ -218,6 +218,7 @@ def _draw(chance: random.Random) -> _Case:
         _Case(("the place in state",), '["out", "data"]'),
         _Case(("beside",), steady=False),
         _Case(("a clock",), steady=False),
+        _Case(("a tensor",), session=True),
         _Case(("a file", "a log"), session=True),
         _Case(("a step",), "[]", session=True),
     ],
