@@ -24,3 +24,33 @@ def test_a_position_in_the_data_that_is_not_saved_is_found_where_it_shows(tmp_pa
     assert (first["step"], first["quantity"]) == (certificate["restored"][0] + 1, "loss")
     output = workspace.m5ws("show", certificate["verdicts"][0]["replay"]).stdout
     assert "INEXACT RESTORE" in output and "NOT COMPARABLE" not in output
+
+
+_AVERAGE = """\
+import os
+import torch
+import m5ws
+
+m5ws.seed(7)
+model = torch.nn.Linear(3, 2)
+average = torch.nn.Linear(3, 2).requires_grad_(False)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in m5ws.session(model, optimizer, total_steps=3).steps():
+    model(torch.randn(4, 3)).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    for kept, new in zip(average.parameters(), model.parameters()):
+        kept.lerp_(new, 0.1)
+os.makedirs("out", exist_ok=True)
+torch.save(average.state_dict(), "out/average.pt")
+"""
+
+
+def test_delivered_tensors_that_a_restore_does_not_continue_are_not_certified(tmp_path: Path) -> None:
+    """All recorded steps are equal, and the average of the weights begins again."""
+    workspace = make_workspace(tmp_path / "w", "forgetful.py", nproc=1, run='outputs = ["out"]')
+    (workspace.root / "train.py").write_text(_AVERAGE)
+    certificate = workspace.json("certify", "--nproc", "1", "--steps", "3", "--restores", "1", expect=1)
+    (verdict,) = certificate["verdicts"]
+    assert certificate["outcome"] == "inexact" and verdict["recheck"]["start_equal"]
+    assert verdict["first"]["quantity"] == "file out/average.pt: tensor weight"

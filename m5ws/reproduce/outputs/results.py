@@ -71,9 +71,10 @@ def compare(
     """
     done = comparison.original, comparison.replay
     with ExitStack() as stack:
-        logged, unread = _logged(tracker, runs, stack)
+        reason = _unjudged(comparison, ends_early=ends_early)
+        logged, unread = _logged(tracker, runs, stack if reason is None else None)
         sides = (_with_files(repo, done[0], logged[0]), _with_files(repo, done[1], logged[1]))
-        if (reason := _unjudged(comparison, ends_early=ends_early)) is not None:
+        if reason is not None:
             report = output_files.list_uncompared(sides, reason)
         else:
             report = output_files.compare(sides, judged, has_steps=comparison.original.by_steps)
@@ -131,9 +132,9 @@ def _unjudged(comparison: Comparison, *, ends_early: bool) -> str | None:
 
 
 def _logged(
-    tracker: Tracker | None, runs: tuple[str, str], stack: ExitStack
+    tracker: Tracker | None, runs: tuple[str, str], stack: ExitStack | None
 ) -> tuple[tuple[Results, Results], tuple[ComparedItem, ...]]:
-    """Return all that the scripts of two runs logged. Copies of artifacts are removed with the stack.
+    """Return all that the scripts of two runs logged. Copies of artifacts are removed with the stack; None: no copies.
 
     If the tracker cannot be read, return nothing, and an item with the reason.
     """
@@ -147,9 +148,11 @@ def _logged(
         return (Results(), Results()), (item,)
 
 
-def _fetch(logged: LoggedResults, stack: ExitStack) -> Results:
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if logged.artifacts else Path()
-    artifacts = {name: _fetched(folder, each) for name, each in logged.artifacts.items()}
+def _fetch(logged: LoggedResults, stack: ExitStack | None) -> Results:
+    artifacts: dict[str, Contents] = {name: {} for name in logged.artifacts}
+    if stack is not None and artifacts:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        artifacts = {name: _fetched(folder, each) for name, each in logged.artifacts.items()}
     return Results(artifacts=artifacts, parameters=logged.parameters, metrics=logged.metrics)
 
 
