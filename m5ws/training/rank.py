@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import msgspec
 
@@ -184,9 +185,14 @@ def _run_program(command: Sequence[str]) -> int:
         program = subprocess.Popen(command)
     except OSError as error:
         raise UsageError(f"{command[0]} cannot be started: {error.strerror}", hint="Give a program on PATH.") from error
-    for number in STOP_SIGNALS:
+
+    def pass_on(number: int, _: FrameType | None) -> None:
         # The launcher sends SIGINT to all processes, as Ctrl-C in a terminal does.
-        signal.signal(number, lambda number, _: number == signal.SIGINT or program.send_signal(number))
+        if number != signal.SIGINT:
+            program.send_signal(number)
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, pass_on)
     status = program.wait()
     return status if status >= 0 else 128 - status
 

@@ -270,7 +270,6 @@ _SCENES = (
         _calls(
             "run <snapshot>",
             "run <snapshot> -- python -c pass",
-            "run <snapshot> -- /nowhere/bin/torchrun train.py",
             "run <snapshot> -- python other.py",
             "run <snapshot> --nproc 4 -- torchrun --nproc-per-node 2 train.py",
             "run <snapshot> -- srun train.py",
