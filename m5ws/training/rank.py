@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import msgspec
 
@@ -172,7 +173,7 @@ def _run_program(command: Sequence[str]) -> int:
     except OSError as error:
         raise UsageError(f"{command[0]} cannot be started: {error.strerror}", hint="Give a program on PATH.") from error
 
-    def pass_on(number: int, _: object) -> None:
+    def pass_on(number: int, _: FrameType | None) -> None:
         # The launcher sends SIGINT to all processes, as Ctrl-C in a terminal does.
         if number != signal.SIGINT:
             program.send_signal(number)

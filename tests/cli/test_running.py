@@ -8,14 +8,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from m5ws.launch import reaper
 from m5ws.repository import notes, snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.repository import Repository
+from m5ws.runs import state
 from tests.support.ranks.forks import ForkParents
 from tests.support.records import planted
 from tests.support.workspace import command_line
@@ -194,11 +197,7 @@ raise RuntimeError(f"cannot log in with {{secret}}")
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_run_that_is_asked_to_end_is_interrupted_cleanly(home: Repository, place: Path, number: int) -> None:
     snapshot = _pin(home, place, "import time\nprint('ready')\ntime.sleep(600)\n")
-    argv = [sys.executable, "-m", "m5ws", "-C", str(place), "run", snapshot, "--", "train.py"]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        run = process.stdout.readline().strip()
-        _until(lambda: "ready" in _log(place, run) or process.poll() is not None)
+    with _started(place, snapshot) as (process, run):
         os.kill(process.pid, number)
         _, said = process.communicate(timeout=_LIMIT_S)
     assert process.returncode == 130, said
@@ -213,14 +212,10 @@ def test_a_time_limit_that_is_sent_to_all_processes_does_not_kill_torchrun_befor
 ) -> None:
     ignores = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     snapshot = _pin(home, place, f"{ignores}print('ready')\ntime.sleep(2)\nprint('saved')\n")
-    argv = [sys.executable, "-m", "m5ws", "-C", str(place), "run", snapshot, "--trainer", "torchrun", "--", "train.py"]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        run = process.stdout.readline().strip()
-        _until(lambda: "ready" in _log(place, run) or process.poll() is not None)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        [torchrun] = [pid for pid in children if b"torch.distributed.run" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        os.kill(int(torchrun), signal.SIGUSR2)
+    with _started(place, snapshot, "--trainer", "torchrun") as (process, run):
+        for pid in reaper.descendants(process.pid):
+            if "-m torch.distributed.run" in (command := reaper.command_line(pid)) and " -I " not in command:
+                os.kill(pid, signal.SIGUSR2)
         _, said = process.communicate(timeout=_LIMIT_S)
     assert process.returncode == 0 and "saved" in _log(place, run), said
 
@@ -299,6 +294,17 @@ def _log(place: Path, run: str) -> str:
     return path.read_text() if path.exists() else ""
 
 
+@contextmanager
+def _started(place: Path, snapshot: str, *options: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """Start `m5ws run` as users do, and wait until the script has printed `ready`."""
+    argv = [sys.executable, "-m", "m5ws", "-C", str(place), "run", snapshot, *options, "--", "train.py"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        run = process.stdout.readline().strip()
+        _until(lambda: "ready" in _log(place, run) or process.poll() is not None)
+        yield process, run
+
+
 def _until(holds: Any) -> None:
     """Wait for a condition that other processes bring about."""
     deadline = time.monotonic() + _LIMIT_S
@@ -318,23 +324,51 @@ def _until(holds: Any) -> None:
     ],
     ids=lambda words: words[1],
 )
-def test_a_command_is_understood_as_people_type_it(place: Path, words: tuple[str, ...]) -> None:
-    write(place, {"train.py": "", "conf/launch.yaml": "distributed_type: 'NO'\nmixed_precision: bf16\n"})
+def test_a_command_is_recorded_as_typed(place: Path, words: tuple[str, ...]) -> None:
+    write(place, {"train.py": "", "conf/launch.yaml": "distributed_type: 'NO'\n", ".gitignore": "conf\n"})
     planned = command_line.call("-C", str(place), "run", "--dry-run", "--json", *words)
     assert planned.returncode == 0, planned.stderr
-    spec = json.loads(planned.stdout)["run"]["spec"]
-    assert spec["command"] == ["train.py", "--lr", "1"]
-    assert spec["environment"].get("ACCELERATE_MIXED_PRECISION") == ("bf16" if "accelerate" in words else None)
-    assert ("taken over" in planned.stderr) == (words[0] != "train.py")
+    plan = json.loads(planned.stdout)
+    assert plan["run"]["spec"]["command"] == [word for word in words if word != "--"]
+    assert " ".join(plan["request"]["argv"]).endswith("m5ws.training.rank train.py --lr 1")
+    assert ("[data]" in planned.stderr) == ("conf/launch.yaml" in words)
 
 
-def test_a_config_file_of_a_launcher_must_be_in_the_snapshot(place: Path) -> None:
-    write(place, {"train.py": "", "conf/launch.yaml": "distributed_type: 'NO'\n", ".gitignore": "conf\n"})
-    words = ("accelerate", "launch", "--config_file", "conf/launch.yaml", "train.py")
-    refused = command_line.call("-C", str(place), "run", "--dry-run", *words)
-    assert refused.returncode == 2 and "conf/launch.yaml" in refused.stderr and "[data] paths" in refused.stderr
-    (place / "m5ws.toml").write_text("[data]\npaths = ['conf']\n")
-    assert command_line.call("-C", str(place), "run", "--dry-run", *words).returncode == 0
+def test_any_other_program_is_one_process_with_log_and_exit_status(home: Repository, place: Path) -> None:
+    (place / "m5ws.toml").write_text("[run]\noutputs = ['out']\n[mlflow]\nenabled = false\n")
+    session = """
+import torch, m5ws
+model = torch.nn.Linear(1, 1)
+m5ws.session(model, torch.optim.SGD(model.parameters()), total_steps=1)
+"""
+    lines = ["mkdir -p out", "echo $1 > out/result.txt", f"{sys.executable} session.py", "exit $2"]
+    write(place, {"run.sh": "\n".join(lines), "session.py": session})
+    for status in (0, 7):
+        done = _here(place, "run", "--json", "bash", "run.sh", "42", str(status))
+        document = json.loads(done.stdout)
+        run, result = document["run"]["id"], document["result"]
+        assert result["outcome"] == ("failed" if status else "finished")
+        assert status == 0 or "exit status 7" in result["message"]
+        assert "m5ws run -- python session.py" in _log(place, run)
+        _here(place, "outputs", run, str(place / f"fetched-{status}"))
+        assert (place / f"fetched-{status}" / "out" / "result.txt").read_text() == "42\n"
+
+
+def test_a_launcher_that_starts_no_script_is_a_failed_run(home: Repository, place: Path) -> None:
+    write(place, {"train": "print('not a rank')\n", "args.py": ""})
+    done = _here(place, "run", "--json", "--", "python", "train", "args.py")
+    assert "did not start the script" in json.loads(done.stdout)["result"]["message"]
+
+
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGHUP"])
+def test_each_signal_of_a_scheduler_stops_a_run_and_is_named(home: Repository, place: Path, name: str) -> None:
+    snapshot = _pin(home, place, "import time\nprint('ready')\ntime.sleep(600)\n")
+    with _started(place, snapshot) as (process, run):
+        os.kill(process.pid, getattr(signal, name))
+        _, said = process.communicate(timeout=_LIMIT_S)
+    assert process.returncode == 130, said
+    [attempt] = state.load(home, run).attempts
+    assert (attempt.standing, attempt.message) == ("interrupted", f"stopped by {name}")
 
 
 def test_a_run_records_the_shells_import_path_into_the_workspace(place: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from m5ws.launch import reaper
 from m5ws.repository import checkpoints
 from m5ws.runs import state
 from tests.support.workspace.workspaces import make_workspace
@@ -41,9 +42,9 @@ def test_torchrun_waits_for_a_last_checkpoint_that_takes_longer_than_its_own_tim
         while not ready.exists():
             assert process.poll() is None and time.monotonic() < end_s
             time.sleep(0.05)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        [torchrun] = [pid for pid in children if b"torch.distributed.run" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        os.kill(int(torchrun), signal.SIGTERM)
+        lines = {pid: reaper.command_line(pid) for pid in reaper.descendants(process.pid)}
+        [torchrun] = [pid for pid, line in lines.items() if "-m torch.distributed.run" in line and " -I " not in line]
+        os.kill(torchrun, signal.SIGTERM)
         output, _ = process.communicate(timeout=_LIMIT_S)
     [run] = [row["id"] for row in workspace.json("ls")["runs"]]
     [attempt] = state.load(workspace.repo, run).attempts

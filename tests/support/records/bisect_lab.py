@@ -68,13 +68,14 @@ class Ranks:
         context = codec.decode(Path(path).read_bytes(), Context, path)
         bad = frozenset(file.stem for file in Path(context.work_dir).glob("*.py") if file.read_text() == "bad")
         bad |= {name for name, version in self.installed.items() if version == "2.0"}
+        spool = SpoolWriter(Path(context.spool_dir) / "0.spool", genesis(context.run, context.attempt, "0"))
+        spool.append(RankStarted(rank=0, world=1, pid=1))
         if not self.session:
+            spool.close()
             out = Path(context.work_dir) / "out"
             out.mkdir(exist_ok=True)
             (out / "loss.txt").write_text(str(self.rule(bad, 1)))
             return Ended(0)
-        spool = SpoolWriter(Path(context.spool_dir) / "0.spool", genesis(context.run, context.attempt, "0"))
-        spool.append(RankStarted(rank=0, world=1, pid=1))
         try:
             for step in range(1, (context.until or _STEPS) + 1):
                 loss = self.rule(bad, step)
