@@ -318,10 +318,13 @@ class TestLine:
         assert verdict["outcome"] == "reproduced" and not verdict["observed"]
         result.reproduced, result.resume = "yes", "exact"
 
-    def test_another_learning_rate_is_found_at_the_first_step(self, example: Example, uninterrupted: Trained) -> None:
+    def test_another_learning_rate_is_found_at_its_first_use(self, example: Example, uninterrupted: Trained) -> None:
         place, result = uninterrupted(example, example.versions)
         verdict = place.reproduce("whole", "--set", "learning_rate=0.02", expect=1)
         assert verdict["outcome"] == "diverged" and not verdict["observed"]
+        # The Trainer's schedule begins with 0.
+        assert verdict["first"]["quantity"] == "lr"
+        assert verdict["first"]["step"] == (2 if example.name == "hf-trainer" else 1)
         result.diverged = f"step {verdict['first']['step']}"
 
     def test_a_resume_with_the_previous_version(self, example: Example, uninterrupted: Trained) -> None:
