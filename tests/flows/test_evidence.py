@@ -96,10 +96,7 @@ for number in range(begin, 6):
 _SECOND = (
     "extra = torch.optim.SGD(model.parameters(), lr=chance); model(torch.ones(1, 3)).sum().backward(); extra.step()"
 )
-_STEPS = {
-    "a weight": "model.weight.data[0, 0] += chance * (step == 4)",
-    "a loss": "loss = loss + chance * (step == 4)",
-}
+_STEPS = {"a weight": "model.weight.data[0, 0] += chance * (step == 4)", "a loss": "loss = loss + chance * (step == 4)"}
 """Leaks within a training step."""
 _AFTER = {"a weight after the last step": "model.weight.data[0, 0] += chance", "a second training": _SECOND}
 _TENSORS = {

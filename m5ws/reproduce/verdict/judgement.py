@@ -136,8 +136,8 @@ def _find_unknown(comparison: Comparison, *, judge_generators: bool) -> str | No
         return f"The original ended with {original.message}, and the replay with {comparison.replay.message}"
     if judge_generators and (generators := comparison.unrestored_generators()):
         return (
-            f"After the resume, random generators differ ({', '.join(generators)}), so results of draws that nothing "
-            "records may differ"
+            f"After the resume, the random generators ({', '.join(generators)}) differ, so results of draws that "
+            "nothing records may differ"
         )
     # `certify` compares the state after each step. A notice of generators alone decides nothing there either.
     if judge_generators and any(side.is_inexact() for side in sides):
