@@ -1,7 +1,7 @@
 """The evidence of a verdict: scripts into whose results chance leaks.
 
 A script trains in one of four ways, once or killed and resumed. Random values leak into some of its results, of which
-`[run] results` names some. The expected outcome follows from the four rules of docs/what-a-verdict-proves.md, and each
+`[run] results` names some. The outcome follows from the four rules of a verdict, and each
 file on disk has one status in the verdict, by its bytes.
 """
 
