@@ -86,7 +86,7 @@ _STEPS = {
 _RANDOM_TENSORS = {"an array", "an archive", "a tensor"}
 _TENSORS = _RANDOM_TENSORS | {"state", "a clock in state", "the place in state"}
 """Leaks into files with tensors. Other values in these are listed."""
-_UNJUDGED = {"nothing", "stdout", "a folder", "beside", "a link to nothing", "the run's place", "a metric"}
+_UNJUDGED = {"nothing", "stdout", "a name", "a folder", "beside", "a link to nothing", "the run's place", "a metric"}
 """Leaks into no file that both runs have. A run and its replay have the same place."""
 _HEADER = (
     "| chance leaks into | seed | scripts | with a session | nondeterministic | reproduced | not comparable | falsely "
