@@ -105,7 +105,6 @@ _TENSORS = {
     "a tensor": "import torch; torch.save({'w': torch.zeros(3), 'v': torch.tensor([chance])}, 'out/#.pt')",
     "a tensor of old": "import torch; torch.save([torch.tensor([chance])], 'out/#.bin',"
     " _use_new_zipfile_serialization=False)",
-    "a pickled array": "Path('out/#.pkl').write_bytes(pickle.dumps({'w': numpy.array([chance])}))",
     "a safe tensor": "import torch; from safetensors.torch import save_file;"
     " save_file({'v': torch.tensor([chance])}, 'out/#.safetensors')",
 }
@@ -114,6 +113,7 @@ _FILES = {
     "a text": "Path('out/#.txt').write_text(str(chance))",
     "a key": "Path('out/#.json').write_text(json.dumps({'steps': 5, 'train_runtime': chance}))",
     "a cell": "Path('out/#.csv').write_text(f'id,trip_duration\\n1,{chance}\\n')",
+    "a pickled array": "Path('out/#.pkl').write_bytes(pickle.dumps({'w': numpy.array([chance])}))",
     "bytes": "Path('out/#.dat').write_bytes(os.urandom(64))",
     "a log": "Path('out/#.log').write_text(f'12:00:00 {chance}')",
     "a value beside a tensor": "numpy.savez('out/#.npz', w=numpy.zeros(3));"

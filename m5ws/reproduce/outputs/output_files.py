@@ -6,7 +6,7 @@ its bytes. All other items are listed. No rule depends on the look of a name or 
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -66,7 +66,7 @@ class OutputReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(sides: tuple[Results, Results], rules: OutputRules, *, has_steps: bool) -> OutputReport:
-    """Compare the results of two runs that ended by themselves. `has_steps`: they recorded steps, which decide first.
+    """Compare the results of two runs that ended by themselves. `has_steps`: steps or state of both were compared.
 
     Raises NotFound, CorruptObject.
     """
@@ -90,7 +90,7 @@ def compare(sides: tuple[Results, Results], rules: OutputRules, *, has_steps: bo
     ]
     renamed = {before: after for after, before in pairs.items()}
     items = [replace(item, replayed_as=renamed.get(item.name)) if item.kind == "file" else item for item in items]
-    tensors = sum(file.equal_tensors for file in (*files, *artifacts))
+    tensors = {(file.item.kind, file.item.name) for file in (*files, *artifacts) if file.equal_tensors}
     return OutputReport(
         items=tuple(sorted(items, key=_order)),
         evidence=_count_evidence(items, tensors),
@@ -168,10 +168,11 @@ def _order(item: ComparedItem) -> tuple[bool, bool, bool]:
     return not decides, not (item.place or "").startswith("tensor "), item.kind != "result"
 
 
-def _count_evidence(items: Sequence[ComparedItem], tensors: int) -> dict[str, int]:
-    """Return the numbers of judged equal items by kind, and of files with equal tensors."""
-    counts = Counter(f"{item.kind}s" for item in items if item.judged and item.status == "equal")
-    return dict(counts) | ({"tensor files": tensors} if tensors else {})
+def _count_evidence(items: Sequence[ComparedItem], tensors: Collection[tuple[str, str]]) -> dict[str, int]:
+    """Return the numbers of files with equal tensors, and of other judged equal items by kind."""
+    equal = (item for item in items if item.judged and item.status == "equal")
+    counts = Counter(f"{item.kind}s" for item in equal if (item.kind, item.name) not in tensors)
+    return dict(counts) | ({"tensor files": len(tensors)} if tensors else {})
 
 
 def _pairing_hint(items: Sequence[ComparedItem]) -> str | None:

@@ -77,7 +77,8 @@ def compare(
         if reason is not None:
             report = output_files.list_uncompared(sides, reason)
         else:
-            report = output_files.compare(sides, judged, has_steps=comparison.original.by_steps)
+            has_steps = bool(comparison.equal) or comparison.first() is not None
+            report = output_files.compare(sides, judged, has_steps=has_steps)
     lines = {
         line for side, each in zip(("the original", "the replay"), done, strict=True) for line in not_kept(side, each)
     }

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from m5ws.records.verdict import ComparedItem
 from m5ws.reproduce.compare import Comparison
 from m5ws.reproduce.outputs.output_files import OutputReport
+from m5ws.runs import recorded_steps
 from m5ws.runs.outputs import outputs
 
 NO_COMMON = "no output file with tensors and no named result was compared, and no file or metric has the same name"
@@ -30,34 +31,29 @@ def describe_others(report: OutputReport) -> str:
 
 
 def count_listed(report: OutputReport) -> Counter[str]:
-    """Return the number of equal items by kind that do not decide."""
-    return Counter(f"{item.kind}s" for item in report.items if item.status == "equal" and not item.judged)
+    """Return the number of equal items by kind that are not counted as evidence."""
+    return Counter(f"{item.kind}s" for item in report.items if item.status == "equal") - Counter(report.evidence)
 
 
 def _describe_state(comparison: Comparison) -> Iterator[str]:
     """Yield the recorded state and steps."""
     if not comparison.original.by_steps:
         return
-    tensors = {
-        name for states in comparison.original.states.values() for state in states.values() for name in state.tensors
-    }
+    lasts = ((states, recorded_steps.last(states)) for states in comparison.original.states.values())
+    tensors = {name for states, last in lasts if last in states for name in states[last].tensors}
     if tensors:
         yield "weights"
     if any(name.startswith("optim") for name in tensors):
         yield "optimizer"
-    if steps := comparison.equal["steps"]:
+    if steps := comparison.equal["steps"] // max(len(comparison.original.steps), 1):
         yield _number(steps, "step")
 
 
 def _describe_evidence(report: OutputReport) -> Iterator[str]:
     """Yield the delivered results that decide."""
     words = {"tensor files": "file with tensors", "results": "named result", "files": "file", "metrics": "metric"}
-    counts = dict(report.evidence)
-    if "tensor files" in counts:
-        # Files with equal bytes and tensors are among them.
-        counts.pop("files", None)
     for kind, word in words.items():
-        if count := counts.get(kind):
+        if count := report.evidence.get(kind):
             yield _number(count, word)
 
 
