@@ -246,7 +246,7 @@ class Kill(msgspec.Struct, frozen=True):
     words: str
 
 
-_KILLS = (Kill(10, "SIGKILL after"), Kill(6, "SIGTERM forward"))
+_KILLS = (Kill(10, "SIGKILL after"), Kill(5, "SIGTERM forward"))
 
 
 @pytest.fixture(scope="module")
@@ -314,6 +314,9 @@ class TestLine:
         place, result = uninterrupted(example, example.versions)
         for number, kill in enumerate(_KILLS):
             _kill_and_resume(place, example, kill, f"killed-{number}")
+        # SIGTERM saves a checkpoint between those of every fourth step.
+        saved = m5ws.Workspace(place.root).run("killed-1").checkpoints()
+        assert any(checkpoint.step % 4 for checkpoint in saved)
         verdict = place.reproduce("killed-0")
         assert verdict["outcome"] == "reproduced" and not verdict["observed"]
         result.reproduced, result.resume = "yes", "exact"

@@ -128,6 +128,23 @@ def test_a_resume_with_other_data_is_refused(
     assert again.steps(0) == {}
 
 
+def test_a_trainer_resumes_only_beside_the_best_checkpoint_that_it_loads(
+    in_process: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"load_best_model_at_end": True, "save_strategy": "steps", "save_steps": 2}
+    script = partial(frameworks.use_trainer, **settings, metric_for_best_model="eval_runtime")
+    monkeypatch.chdir(tmp_path)
+    whole, error = in_process(script, checkpoint_at=(3,))
+    assert error is None
+    at = whole.of(CheckpointPublished)[0].checkpoint
+    again, error = in_process(script, resume=at)
+    assert error is None and again.steps(0).keys() == set(range(4, frameworks.STEPS + 1))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    again, error = in_process(script, resume=at)
+    assert isinstance(error, UsageError) and "load_best_model_at_end" in str(error) and again.steps(0) == {}
+
+
 @pytest.mark.parametrize("use", [frameworks.use_trainer, frameworks.use_lightning, frameworks.use_accelerate])
 def test_the_line_does_nothing_outside_a_run(use: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from m5ws.training.adapters.training import Training, refuse
+from m5ws.training.adapters.training import Training, Unsupported, refuse
 from m5ws.training.runtime import collectives, context
 from m5ws.training.runtime.context import ActiveRank
 
@@ -72,11 +72,17 @@ class _Callback:
         position = self._training.position
         if position is None:
             return None
+        state, args = json.loads(position["counters"]["trainer"]), self._trainer.args
+        best = state["best_model_checkpoint"]
+        if args.load_best_model_at_end and best is not None and not Path(best).is_dir():
+            raise Unsupported(
+                f"load_best_model_at_end=True needs {best}, which an earlier attempt saved and this one does not have",
+                hint="Save to a folder that all attempts share, or load the best checkpoint in a script of its own.",
+            )
         group = collectives.new_group()
         if collectives.rank(group) == 0:
             self._folder.mkdir()
             torch.save(self._trainer.model.state_dict(), self._folder / _WEIGHTS)
-            state = json.loads(position["counters"]["trainer"])
             if self._training.is_complete:
                 # Otherwise the Trainer would do one step more, if its last step is in mid-epoch.
                 state["global_step"] = math.ceil(state["global_step"] * math.ceil(state["epoch"]) / state["epoch"])

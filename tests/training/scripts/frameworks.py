@@ -71,12 +71,11 @@ def use_trainer(
         eval_strategy="steps",
         eval_steps=2,
         logging_steps=3,
-        save_strategy="no",
         report_to="none",
         use_cpu=True,
         disable_tqdm=True,
         remove_unused_columns=False,
-        **more,
+        **({"save_strategy": "no"} | more),
     )
     data = data or Rows()
     trainer = Trainer(Net(), arguments, data_collator=collate, train_dataset=data, eval_dataset=Rows(6, True))
