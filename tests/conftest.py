@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from m5ws.records.launch import STOP_SIGNALS
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from tests.support.ranks import launch_count
@@ -51,6 +52,15 @@ def session_directory(tmp_path_factory: pytest.TempPathFactory, worker_id: str) 
 def _state_home(session_directory: Path) -> None:
     """Have runs at work below the session's own folder, in this process and all that it starts."""
     os.environ["XDG_STATE_HOME"] = str(session_directory / "state")
+
+
+@pytest.fixture(autouse=True)
+def _signal_handlers() -> Iterator[None]:
+    """Put the signal handlers back: a session that a test leaves open in this process handles signals."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

@@ -261,7 +261,7 @@ def format_certificate(certificate: "Certificate") -> str:
     for restore in certificate.verdicts:
         if restore.outcome not in ("sampled", "reproduced"):
             lines += ["", verdict.format_verdict(restore)]
-    if certificate.interrupted and certificate.exit_code == 0:
+    if certificate.interrupted and certificate.exit_code == 0 and certificate.verdicts[0].not_compared:
         lines += ["", "not compared:", *(f"  {line}" for line in certificate.verdicts[0].not_compared)]
     return "\n".join(lines)
 

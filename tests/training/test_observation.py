@@ -204,7 +204,7 @@ def test_a_script_that_trains_nothing_is_no_different(
 @pytest.mark.parametrize("stage", [2, 3])
 def test_an_engine_of_deepspeed_is_observed_by_its_inner_optimizer(observed: Any, operator: Any, stage: int) -> None:
     script = str(Path(SCRIPT).with_name("observed_deepspeed.py"))
-    one, same = (observed(script, str(stage), "3", ranks=2, environ=operator) for _ in range(2))
+    one, same = (observed(script, str(stage), "3", ranks=2) for _ in range(2))
     assert one.status == 0, one.log()
     for rank in (0, 1):
         assert len(steps(one, rank)) == 3 and evidence(one, rank) == evidence(same, rank)

@@ -1,5 +1,6 @@
-"""Storing the output files of an attempt: all of them, as they are. Secrets in logs are masked."""
+"""Storing the output files of an attempt: all of them, as they are. Secrets in logs and in targets of links are masked."""
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -79,7 +80,7 @@ def record(repo: Repository, run: Run, name: str, moment: Outputs, index: Index 
         content=content(repo, run, files, index),
         modified_ns=tuple(outputs.status(file).st_mtime_ns for file in files),
         folders=moment.folders,
-        links=moment.links,
+        links=tuple((path, os.fsencode(secret_scan.masked(os.fsdecode(target)))) for path, target in moment.links),
     )
 
 

@@ -17,6 +17,7 @@ from torch.utils.data import IterableDataset
 
 from m5ws.records.ledger import RESUME_LIMIT
 from m5ws.training.adapters.training import Training, Unsupported, refuse
+from m5ws.training.compat import lightning as internals
 from m5ws.training.runtime import context
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
@@ -70,8 +71,8 @@ def _overrides(item: Any, hook: str) -> bool:
 
 def _fetcher(trainer: Any) -> Any:
     """Return the iterator of the training's batches. Raises Unsupported if Lightning has another one."""
-    fetcher = getattr(trainer.fit_loop, "_data_fetcher", None)
-    if fetcher is None or not hasattr(fetcher, "iterator"):
+    fetcher = internals.data_fetcher(trainer.fit_loop)
+    if fetcher is None:
         raise Unsupported("this version of Lightning reads its batches in another way than those that m5ws knows")
     return fetcher
 

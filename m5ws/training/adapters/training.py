@@ -52,7 +52,7 @@ class Training:
 
     reads_again = False
 
-    _recorded: ActiveRank | None = None
+    recorded_rank: ActiveRank | None = None
     """The rank whose training has begun."""
 
     def __init__(self, active: ActiveRank, counters: Callable[[], Mapping[str, Any]]) -> None:
@@ -78,9 +78,9 @@ class Training:
         self, model: Any, optimizer: Any, scheduler: Any, total_steps: int, loaders: Iterable[Any], state: Any
     ) -> bool:
         """Begin the session, and restore the checkpoint to resume; return True if no step is left; collective."""
-        if Training._recorded is self._active:
+        if Training.recorded_rank is self._active:
             raise Unsupported("an adapter records one training of a process, and this is the second one")
-        Training._recorded = self._active
+        Training.recorded_rank = self._active
         self._loader.hold(loaders)
         self._optimizer = optimizer[0] if isinstance(optimizer, list) else optimizer
         self._session = session(

@@ -5,6 +5,7 @@ https://github.com/deepspeedai/DeepSpeed/tree/v0.19.8/deepspeed/runtime/zero
 
 from collections.abc import Iterator, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -12,6 +13,8 @@ from m5ws.training.compat.facts import Fact
 
 _FLATS = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition")
 _GROUPS = ("fp16_groups", "round_robin_bit16_groups", "bf16_groups")
+_group_ranks: "WeakKeyDictionary[Any, dict[int, int]]" = WeakKeyDictionary()
+"""This rank's places in the process groups of each optimizer."""
 
 
 def flat_buffers(optimizer: Any) -> list[torch.Tensor]:
@@ -34,8 +37,14 @@ def cuts_parameters(optimizer: Any) -> bool:
 
 
 def group_rank(optimizer: Any, number: int) -> int:
-    """Return this rank's place among the ranks over which a group's buffer is cut."""
-    return torch.distributed.get_rank(optimizer.real_dp_process_group[number])
+    """Return this rank's place among the ranks over which a group's buffer is cut.
+
+    It is kept, because a script may have destroyed its process groups when its final weights are read.
+    """
+    known = _group_ranks.setdefault(optimizer, {})
+    if number not in known:
+        known[number] = torch.distributed.get_rank(optimizer.real_dp_process_group[number])
+    return known[number]
 
 
 def offsets(optimizer: Any, number: int) -> Iterator[tuple[torch.nn.Parameter, int]]:
