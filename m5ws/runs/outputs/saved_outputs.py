@@ -1,4 +1,7 @@
-"""Storing the output files of an attempt: all of them, as they are. Secrets in logs and in targets of links are masked."""
+"""Storing the output files of an attempt: all of them, as they are.
+
+Secrets in logs and in targets of links are masked.
+"""
 
 import os
 import shutil
