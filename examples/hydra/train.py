@@ -1,4 +1,4 @@
-"""A Hydra application with a loop of its own: a folder named after date and time for each job."""
+"""A Hydra application with a loop of its own: with a folder of a fixed name for its job."""
 
 import json
 import logging

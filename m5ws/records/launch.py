@@ -13,9 +13,6 @@ from m5ws.records.run import LaunchSpec, Parent
 UNSAVED = "unsaved"
 """Name of the store, in an attempt's directory, for a last checkpoint that could not be saved in the run's store."""
 
-COPY_REQUEST = "copy-outputs"
-"""Name of the file, in an attempt's spool folder, with which a rank asks for a copy of the output files."""
-
 STOP_SIGNALS = (
     *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU),  # warnings of schedulers

@@ -28,8 +28,8 @@ _PROGRAMS: dict[tuple[str, ...], Starter] = {
     ("composer",): "composer",
 }
 _MODULES = {
-    "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
+    "torch.distributed.run": "torchrun",
     "deepspeed": "deepspeed",
     "deepspeed.launcher.runner": "deepspeed",
     "accelerate.commands.launch": "accelerate-launch",
@@ -37,7 +37,7 @@ _MODULES = {
     "composer.cli": "composer",
     "composer.cli.launcher": "composer",
 }
-"""Modules that are launchers, as their programs."""
+"""Modules that are launchers, as their programs. The last one of a program is started in its place."""
 _MODULE_OPTIONS = ("-m", "--module", "--module_mode")
 
 
@@ -102,7 +102,7 @@ def argv(command: Sequence[str], starter: Starter, nproc: int | None, python: st
         return (python, "-m", RANK, "--", *command)
     if typed.starter is not None:
         option = "--module" if typed.starter == "deepspeed" else "-m"
-        return (_program(typed.launcher[0], python), *typed.launcher[1:], option, RANK, *typed.script)
+        return (*_program(typed.launcher[0], python), *typed.launcher[1:], option, RANK, *typed.script)
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc))
     return (python, *(() if starter == "python" else torchrun), "-m", RANK, *typed.script)
 
@@ -148,10 +148,14 @@ def _is_ours(word: str) -> bool:
     return is_here and (program_name(word) != "python" or version in versions)
 
 
-def _program(word: str, python: str) -> str:
-    """Return the launcher's program in the environment of `python`; its name if the environment does not have it."""
+def _program(word: str, python: str) -> tuple[str, ...]:
+    """Return the words that start a launcher in the environment of `python`: its program there, or else its module.
+
+    A program of the same name in another folder would start the ranks with another Python.
+    """
     name = program_name(word)
     if name == "python":
-        return python
+        return (python,)
     own = Path(python).with_name(name)
-    return str(own) if own.exists() else name
+    module = next(module for module, program in reversed(_MODULES.items()) if program == name)
+    return (str(own),) if own.exists() else (python, "-m", module)

@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,10 +24,7 @@ from m5ws.training.runtime.stop import StopRequest
 
 @dataclass(frozen=True)
 class ActiveRank:
-    """A rank of an attempt: its context record, its store, and the spool of its events.
-
-    `loss_listeners` are called with each loss that a framework passes on.
-    """
+    """A rank of an attempt: its context record, its store, and the spool of its events."""
 
     context: Context
     repo: Repository
@@ -37,7 +34,6 @@ class ActiveRank:
     world: int
     facts: Mapping[str, str | None] = field(default_factory=dict)
     imports: Imports = field(default_factory=Imports)
-    loss_listeners: list[Callable[[Any], None]] = field(default_factory=list)
 
     def emit(self, kind: type[Event], /, **fields: Any) -> Digest:
         """Append an event to this rank's chain, and return the chain's head."""

@@ -14,8 +14,11 @@ from pathlib import Path
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-last, mark = int(sys.argv[1]), Path(sys.argv[2])
-del sys.argv[:3]
+# DeepSpeed's launcher puts an option before the arguments of its script.
+of_launcher = [word for word in sys.argv if word.startswith("--local_rank=")]
+given = [word for word in sys.argv[1:] if word not in of_launcher]
+last, mark = int(given[0]), Path(given[1])
+sys.argv[:] = [given[2], *of_launcher, *given[3:]]
 words = mark.read_text().split() if mark.exists() else []
 number = next((signal.Signals[word] for word in words if word.startswith("SIG")), signal.SIGKILL)
 moment = next((word for word in words if word in ("before", "forward")), "after")
