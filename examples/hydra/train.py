@@ -10,6 +10,8 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+import m5ws
+
 log = logging.getLogger(__name__)
 
 
@@ -25,6 +27,7 @@ def main(settings: DictConfig) -> None:
         state = torch.load(saved)
         model.load_state_dict(state["model"])
         first = state["step"]
+    m5ws.resumed_at(first)  # SGD counts no steps: this line states where a resumed attempt continues.
     for step in range(first, settings.steps):
         inputs = torch.randn(4, 8, generator=torch.Generator().manual_seed(step))
         loss = (model(inputs) - inputs.sum(1, keepdim=True)).pow(2).mean()

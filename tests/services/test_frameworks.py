@@ -318,7 +318,9 @@ class TestLine:
         saved = m5ws.Workspace(place.root).run("killed-1").checkpoints()
         assert any(checkpoint.step % 4 for checkpoint in saved)
         verdict = place.reproduce("killed-0")
-        assert verdict["outcome"] == "reproduced" and not verdict["observed"]
+        # A checkpoint that the framework saved in the killed attempt may be in the replay alone.
+        assert verdict["outcome"] in ("reproduced", "sampled") and not verdict["observed"]
+        assert verdict["first"] is None and verdict["compared"]["steps"] == _STEPS * result.processes
         result.reproduced, result.resume = "yes", "exact"
 
     def test_another_learning_rate_is_found_at_its_first_use(self, example: Example, uninterrupted: Trained) -> None:
