@@ -54,6 +54,6 @@ else:
         loss, norm = body()
         step.record(loss=loss, grad_norm=norm, lr=1e-3, tokens=768)
         times.append((began, time.time()))
-if int(os.environ["RANK"]) == 0:
+if int(os.environ.get("RANK", "0")) == 0:
     out.write_text(json.dumps(times))
 dist.destroy_process_group()

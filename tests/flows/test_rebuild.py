@@ -27,7 +27,7 @@ pytestmark = pytest.mark.services
 _SCRIPT = """
 import os, pathlib
 import greeting
-if os.environ["RANK"] == "0":
+if os.environ.get("RANK", "0") == "0":
     pathlib.Path("out").mkdir(exist_ok=True)
     pathlib.Path("out/said.txt").write_text(greeting.TEXT)
 """

@@ -35,6 +35,7 @@ name = "faulty"
 
 [run]
 command = ["train.py"]
+trainer = "torchrun"
 checkpoint_every = {EVERY}
 fingerprint_every = 1
 
