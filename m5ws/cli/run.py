@@ -113,8 +113,8 @@ def command(
 
     Ctrl-C stops the run, and so does a signal of a scheduler (SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU). All
     processes of the script end with the run. Published checkpoints and results stay valid. --resume continues the run
-    in any workspace that has the store. A script without a session gets its output files as the last attempt left
-    them, or those of an earlier moment with --at; --from-scratch restores nothing.
+    in any workspace that has the store, with the output files as the last attempt left them, or with an earlier copy
+    by --at. --from-scratch restores nothing.
 
     Exit status: 0 the run finished, 1 it failed, 4 another attempt took over, 5 all steps are done but the store lacks
     results, 130 interrupted. Of a sweep: 0 if all runs finished, else the status of those that did not, or 1 if these
@@ -279,23 +279,13 @@ def _plan(
         from_scratch=from_scratch,
     )
     if at is not None:
-        plan = _with_copy(repo, plan, at)
+        plan = msgspec.structs.replace(plan, outputs=outputs.find_copy(repo, plan.run.id, at))
     if resumes and plan.from_scratch and not from_scratch:
         raise _nothing_to_restore(workspace, run, plan.attempt - 1)
     with progress_bars.Bar() as bar:
         bar("comparing the environment", 0, 0)
         environment.check(ports, plan, env)
     return ports, plan
-
-
-def _with_copy(repo: "Repository", plan: "AttemptPlan", at: str) -> "AttemptPlan":
-    """Return the plan with the output files `at`. Raises UsageError for a run with checkpoints, NotFound."""
-    if plan.resume is not None:
-        raise UsageError(
-            f"run {plan.run.id} resumes from checkpoint {plan.resume}, which restores no output files",
-            hint="Leave out --at, or start a new run from an earlier checkpoint with `m5ws run --from RUN@STEP`.",
-        )
-    return msgspec.structs.replace(plan, outputs=outputs.find_copy(repo, plan.run.id, at))
 
 
 def _nothing_to_restore(workspace: "Workspace", run: "Run", attempt: int) -> UsageError:

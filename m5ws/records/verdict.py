@@ -65,8 +65,9 @@ class ComparedItem(Record, frozen=True, kw_only=True):
     """An output file, an artifact, parameter or metric in MLflow, or a named result, with its one status.
 
     `judged`: the status decides. A judged item that differs makes a verdict *diverged*; one that was not compared makes
-    it at most *sampled*. `place` is the first differing key, line or tensor, with the values of both sides. `reason`
-    explains "not compared". `replayed_as` is the name in the replay if a pattern of `[run] results` pairs two names.
+    it at most *sampled*. `place` is the first differing key, line or tensor, with the values of both sides. `others` is
+    the number of other differing places, and `also` has the first of these. `reason` explains "not compared".
+    `replayed_as` is the name in the replay if a pattern of `[run] results` pairs two names.
     """
 
     kind: Literal["file", "artifact", "parameter", "metric", "result"]
@@ -76,6 +77,8 @@ class ComparedItem(Record, frozen=True, kw_only=True):
     place: str | None = None
     original: str | None = None
     replayed: str | None = None
+    others: int = 0
+    also: tuple[str, ...] = ()
     reason: str | None = None
     replayed_as: str | None = None
 
@@ -83,9 +86,13 @@ class ComparedItem(Record, frozen=True, kw_only=True):
         name = f"{self.kind} {self.name}" + (f" (in the replay {self.replayed_as})" if self.replayed_as else "")
         if self.status == "not compared":
             return f"{name}: {self.reason}"
+        if self.status == "equal":
+            return name
         at = f": {self.place}" if self.place else ""
-        values = f" {self.original or 'absent'} → {self.replayed or 'absent'}"
-        return f"{name}{at}{values if self.status == 'differs' else ''}"
+        values = f"{self.original or 'absent'} → {self.replayed or 'absent'}"
+        listed = ", ".join(self.also) + (", …" if self.others > len(self.also) else "")
+        others = f" (and {self.others:,} more: {listed})" if self.others else ""
+        return f"{name}{at} {values}{others}"
 
 
 Outcome = Literal["reproduced", "sampled", "consistent", "diverged", "nondeterministic", "not comparable"]

@@ -196,7 +196,7 @@ def plan(
     if run.parent is not None and resume is None:
         resume, context = run.parent.checkpoint, _from_parent(repo, context, run.parent)
     request = launch_request.render(context, directory, environment, tracker, python)
-    restores = attempts and resume is None and not from_scratch
+    restores = attempts and segment is None and not from_scratch
     outputs = restored_outputs.newest_to_restore(repo, run.id) if restores else None
     return AttemptPlan(
         run=run,

@@ -21,16 +21,7 @@ from m5ws.errors import M5Error
 from m5ws.launch.interface import LEFT_PROCESSES, Launcher, Process
 from m5ws.progress import Progress, report
 from m5ws.records import codec
-from m5ws.records.ledger import (
-    INEXACT_RESUME,
-    AnyEvent,
-    AttemptEnded,
-    AttemptStarted,
-    Notice,
-    Observation,
-    RankStarted,
-    State,
-)
+from m5ws.records.ledger import INEXACT_RESUME, AnyEvent, AttemptEnded, AttemptStarted, Notice, RankStarted, State
 from m5ws.repository import checkpoints, snapshots
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.ledger import LAUNCHER
@@ -202,7 +193,7 @@ class _Attempt:
         self._successor: AttemptStarted | None = None
         self._looked_s = time.monotonic()
         self._last_step = checkpoints.step_of(plan.resume) if plan.resume else 0
-        self._restored = self._is_observed = self._has_begun = False
+        self._restored = self._has_begun = False
         self._results = results.Results(ports.repo, plan, work.path, spool, self._notice)
         self._failures = failure.Failures()
         self._repeated = resume_check.RepeatedSteps(ports.repo, plan.run.id, plan.attempt)
@@ -269,9 +260,7 @@ class _Attempt:
             if (self._seen(events) or self._is_time_to_look()) and not self._stopping:
                 self._stopping = True
                 process.stop(SAVE_GRACE_S)
-            # Not for a script with a session, which resumes from its checkpoints.
-            if self._last_step == 0 or self._is_observed:
-                self._results.copy()
+            self._results.copy()
         if self._poll is not None:
             self._poll()
         return exit_code
@@ -298,7 +287,6 @@ class _Attempt:
             self._last_step = max(self._last_step, getattr(event, "step", None) or 0)
             self._results.add(event)
             self._failures.add(event)
-            self._is_observed = self._is_observed or isinstance(event, Observation)
             self._has_begun = self._has_begun or isinstance(event, RankStarted)
             self._restored = self._restored or (isinstance(event, State) and event.restored)
             for message in self._repeated.compare(rank, event):

@@ -84,9 +84,7 @@ def compare_key(name: str, key: str, old: Content | None, new: Content | None) -
     place = first_place(before, after)
     if place is None:
         return item
-    return msgspec.structs.replace(
-        item, status="differs", place=place.key, original=place.original, replayed=place.replayed
-    )
+    return _at(item, place)
 
 
 def as_absent(item: ComparedItem) -> ComparedItem:
@@ -114,7 +112,8 @@ def _compare_pair(kind: Kind, name: str, old: Sequence[Content], new: Sequence[C
         if place is not None:
             place = msgspec.structs.replace(place, key=f"tensor {place.key}")
             return _differing(kind, name, place, judged=True, has_tensors=True)
-        place = first_place(before.values, after.values) or Place(key="bytes that are no tensor and no value")
+        rest = Place(key="bytes beside its values", original=old[0].digest, replayed=new[0].digest)
+        place = first_place(before.values, after.values) or rest
         differing = _differing(kind, name, place, judged=False, has_tensors=True)
         return msgspec.structs.replace(differing, equal_tensors=True)
     if (why or why_not) and name.endswith(SUFFIXES):
@@ -126,16 +125,21 @@ def _compare_pair(kind: Kind, name: str, old: Sequence[Content], new: Sequence[C
 
 
 def _differing(kind: Kind, name: str, place: Place, *, judged: bool, has_tensors: bool) -> ComparedFile:
-    item = ComparedItem(
-        kind=kind,
-        name=name,
+    item = _at(ComparedItem(kind=kind, name=name, status="differs", judged=judged), place)
+    return ComparedFile(item=item, in_both=True, has_tensors=has_tensors)
+
+
+def _at(item: ComparedItem, place: Place) -> ComparedItem:
+    """Return an item that differs at a place."""
+    return msgspec.structs.replace(
+        item,
         status="differs",
-        judged=judged,
         place=place.key,
         original=place.original,
         replayed=place.replayed,
+        others=place.others,
+        also=place.also,
     )
-    return ComparedFile(item=item, in_both=True, has_tensors=has_tensors)
 
 
 def _read(contents: Sequence[Content]) -> tuple[FileParts, str]:

@@ -1,4 +1,4 @@
-"""Copies of the output files of a script without a session, made while it runs.
+"""Copies of the output files of an attempt, made while it runs.
 
 Each copy is of one moment: no file changed while the changed files were read. Large files are uploaded before that.
 """
