@@ -1,7 +1,6 @@
 """Values of text files: JSON and YAML by keys, CSV by rows and columns, other text by lines.
 
-The work is bounded by the size of a file. YAML with anchors is read by lines, because a few of them can stand for
-billions of values.
+The work is bounded by the size of a file, and by the number of values that aliases of YAML stand for.
 """
 
 import csv
@@ -10,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 
+from m5ws.config import yaml_size
 from m5ws.reproduce.outputs.inert_pickles import flat
 from m5ws.reproduce.outputs.named_values import exact_text, unique
 
@@ -89,8 +89,9 @@ def _yaml(text: str) -> object:
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
-    if len(text) > _YAML_BYTES or "&" in text:
-        raise ValueError(f"YAML with anchors (&), or of more than {_YAML_BYTES:,} characters, is not read by keys")
+    if len(text) > _YAML_BYTES:
+        raise ValueError(f"YAML of more than {_YAML_BYTES:,} characters is not read by keys")
+    yaml_size.refuse_large(text)
     try:
         return YAML(typ="safe", pure=True).load(text)
     except YAMLError as error:
