@@ -207,6 +207,8 @@ def test_a_run_that_is_asked_to_end_is_interrupted_cleanly(home: Repository, pla
     assert _m5(place, "fsck").returncode == 0
 
 
+@pytest.mark.long
+@pytest.mark.long
 def test_a_time_limit_that_is_sent_to_all_processes_does_not_kill_torchrun_before_the_ranks(
     home: Repository, place: Path
 ) -> None:
@@ -360,6 +362,8 @@ def test_a_launcher_that_starts_no_script_is_a_failed_run(home: Repository, plac
     assert "did not start the script" in json.loads(done.stdout)["result"]["message"]
 
 
+@pytest.mark.long
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGHUP"])
 def test_each_signal_of_a_scheduler_stops_a_run_and_is_named(home: Repository, place: Path, name: str) -> None:
     snapshot = _pin(home, place, "import time\nprint('ready')\ntime.sleep(600)\n")

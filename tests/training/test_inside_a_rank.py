@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,8 @@ def processes(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) ->
         "bare": ([sys.executable, "probe.py"], {}),
         "rank": ([sys.executable, "-m", "m5ws", "run", "--no-progress", "--", "probe.py"], ranks),
     }
+    # A shell starts a job in the background with this signal ignored.
+    before = signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     for name, (argv, more) in launches.items():
         environment = _inherited() | more | ({"PYTHONPATH": str(ROOT)} if name == "rank" else {})
         with (folder / f"{name}.log").open("w") as log:
@@ -65,6 +68,7 @@ def processes(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) ->
                 stderr=log,
                 check=True,
             )
+    signal.signal(signal.SIGQUIT, before)
     return tuple(json.loads((folder / name).read_text()) for name in launches)
 
 

@@ -42,10 +42,13 @@ def test_a_launcher_keeps_its_options_and_a_rank_gets_the_script(
     command = (*shlex.split(launcher), *script, *words)
     launchers.refuse_unusable(command)
     assert launchers.read(command).starter == starter
-    program, *rest = launchers.argv(command, starter, None, _PYTHON)
-    first, *options = shlex.split(launcher)
-    assert launchers.program_name(program) == launchers.program_name(first)
-    assert rest == [*options, option, launchers.RANK, *script, *words]
+    started, options = launchers.argv(command, starter, None, _PYTHON), shlex.split(launcher)[1:]
+    end = (*options, option, launchers.RANK, *script, *words)
+    head = started[: -len(end)]
+    assert started == (*head, *end)
+    # The launcher is of the environment of the ranks: its program, or its module if it has none there.
+    assert Path(head[0]).parent == Path(_PYTHON).parent
+    assert launchers.read((*head, *options, *script)).starter == starter
     # Arguments that a launcher puts before the script, as deepspeed does, follow the script.
     ranked = ("--local_rank=1", *script, *words)
     assert launchers.split_rank(ranked) == (*script, "--local_rank=1", *words)
