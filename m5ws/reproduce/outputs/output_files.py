@@ -184,13 +184,13 @@ def _pairing_hint(items: Sequence[ComparedItem]) -> str | None:
 
 
 def _narrowing_hint(items: Sequence[ComparedItem]) -> str | None:
-    """Return the line that judges less than all files and metrics; None if nothing differs."""
+    """Return the line that judges less than all files and metrics; None if nothing differs, or nothing is equal."""
     judged = [item for item in items if item.judged and item.kind in ("file", "metric")]
     differ = [item for item in judged if item.status == "differs"]
     equal = [f"{'metric:' if item.kind == 'metric' else ''}{item.name}" for item in judged if item.status == "equal"]
     keyed = [f"{item.name}:KEY" for item in differ if item.name.endswith(KEYED)]
-    patterns = [*equal[:_NAMED], *keyed[:_NAMED]] or ["FILE", "FILE:KEY", "metric:NAME"]
-    return _line(patterns, "To judge less than all files and metrics") if differ else None
+    patterns = [*equal[:_NAMED], *keyed[:_NAMED]] if differ else []
+    return _line(patterns, "To judge less than all files and metrics") if patterns else None
 
 
 def _line(patterns: Sequence[str], purpose: str) -> str:
