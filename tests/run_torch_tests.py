@@ -23,26 +23,11 @@ def main(arguments: list[str]) -> int:
             text = (Path(folder) / name).read_text()
             (Path(scratch) / Path(name).name).write_text("from tests.support.files import torch_storage\n" + text)
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        process = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "pytest",
-                "-q",
-                "-rA",
-                "--show-capture=no",
-                "-W",
-                "ignore",
-                "--rootdir",
-                ".",
-                *(Path(name).name for name in names),
-            ],
-            check=False,
-            cwd=scratch,
-            env=os.environ
-            | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-            | ({"TORCH_STORAGE": "torch"} if own else {}),
-        )
+        command = [sys.executable, "-m", "pytest", "-q", "-rA", "--show-capture=no", "-W", "ignore", "--rootdir", "."]
+        command += [Path(name).name for name in names]
+        variables = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+        variables |= {"TORCH_STORAGE": "torch"} if own else {}
+        process = subprocess.run(command, check=False, cwd=scratch, env=os.environ | variables)
         return process.returncode
 
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +27,7 @@ from m5ws.store.local import LocalStore
 from tests.conftest import loud_skip
 from tests.support.ranks.forks import ForkLauncher, ForkParents, wait
 from tests.support.ranks.orders import orders
+from tests.support.waiting import is_alive, wait_for
 
 _SCRIPTS = Path(__file__).parent / "scripts"
 _PATIENCE_S = 120.0
@@ -72,20 +72,6 @@ def _request(
         log=str(directory / "logs" / "launcher.log"),
         unset=unset,
     )
-
-
-def _until(holds: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + _PATIENCE_S
-    while not holds():
-        assert time.monotonic() < end_s, "it never came to be"
-        time.sleep(0.01)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 _FIXED = {
@@ -143,7 +129,7 @@ def test_launches_at_the_same_time_see_folders_of_their_own_at_one_path(launcher
         loud_skip("no mount namespaces: needs the rights of root")
     launched = [launcher(dict(os.environ)).launch(request) for request in requests]
     files = [tmp_path / name / "work" / str(rank) for name in ("one", "two") for rank in range(2)]
-    _until(lambda: all(file.exists() for file in files) or any(process.poll() is not None for process in launched))
+    wait_for(lambda: all(file.exists() for file in files) or any(process.poll() is not None for process in launched))
     assert len({file.read_text() for file in files}) == 4 and not any(place.iterdir())
     for process in launched:
         process.stop(_PATIENCE_S)
@@ -219,7 +205,7 @@ def test_how_it_ended_is_told(
         expected = {rank: _STATUSES[words] for rank, words in enumerate(how) if words in _STATUSES}
         assert failure.read_statuses(Path(request.log)) == expected
     pids = [int(path.read_text()) for path in tmp_path.glob("[0-9]")]
-    _until(lambda: not any(_is_alive(pid) for pid in pids))
+    wait_for(lambda: not any(is_alive(pid) for pid in pids))
 
 
 def _as_rank(directory: Path, *how: str) -> LaunchRequest:
@@ -251,7 +237,7 @@ def _started(launcher: Launchers, request: LaunchRequest, directory: Path) -> tu
     """Launch two waiting processes. Return the launch and their ids."""
     process = launcher(dict(os.environ)).launch(request)
     files = [directory / str(number) for number in range(2)]
-    _until(lambda: all(file.exists() for file in files) or process.poll() is not None)
+    wait_for(lambda: all(file.exists() for file in files) or process.poll() is not None)
     assert process.poll() is None
     return process, [int(file.read_text()) for file in files]
 
@@ -260,7 +246,7 @@ def test_every_rank_is_asked_to_end_and_may_take_its_time(launcher: Launchers, t
     process, pids = _started(launcher, _as_rank(tmp_path, "waits", "waits"), tmp_path)
     assert process.stop(_PATIENCE_S) == 0
     assert len(list(tmp_path.glob("*.ended"))) == 2
-    _until(lambda: not any(_is_alive(pid) for pid in pids))
+    wait_for(lambda: not any(is_alive(pid) for pid in pids))
 
 
 @pytest.mark.parametrize(("number", "asked"), [(signal.SIGTERM, {"0.ended"}), (signal.SIGINT, {"0.ended", "-1.ended"})])
@@ -268,7 +254,7 @@ def test_sigterm_goes_to_the_rank_and_ctrl_c_to_its_workers_too(
     launcher: Launchers, tmp_path: Path, number: signal.Signals, asked: set[str]
 ) -> None:
     process = launcher(dict(os.environ)).launch(_alone(_as_rank(tmp_path, "waits with a worker")))
-    _until((tmp_path / "0").exists)
+    wait_for((tmp_path / "0").exists)
     assert process.stop(_PATIENCE_S, number) == 0
     assert {file.name for file in tmp_path.glob("*.ended")} == asked
 
@@ -281,7 +267,7 @@ def test_no_process_outlives_a_launch_and_each_that_would_is_named(
     process = launcher(dict(os.environ)).launch(request if ranks else _alone(request))
     assert wait(process) == 0
     pids = [int(file.read_text()) for file in tmp_path.glob("[0-9]")]
-    assert len(pids) == (ranks or 1) and not any(map(_is_alive, pids))
+    assert len(pids) == (ranks or 1) and not any(map(is_alive, pids))
     left = Path(request.processes, LEFT_PROCESSES).read_text().splitlines()
     assert {int(line.split()[0]) for line in left} == set(pids)
 
@@ -292,17 +278,17 @@ def test_a_script_that_waits_for_its_own_processes_is_stopped_with_them(
 ) -> None:
     request = _as_rank(tmp_path, "spawns")
     process = launcher(dict(os.environ)).launch(_alone(request))
-    _until(lambda: len(list(tmp_path.glob("[0-9]"))) == 3 or process.poll() is not None)
+    wait_for(lambda: len(list(tmp_path.glob("[0-9]"))) == 3 or process.poll() is not None)
     pids = [int(file.read_text()) for file in tmp_path.glob("[0-9]")]
     assert process.stop(_PATIENCE_S, number) != 0
-    assert len(pids) == 3 and not any(map(_is_alive, pids))
+    assert len(pids) == 3 and not any(map(is_alive, pids))
     assert not Path(request.processes, LEFT_PROCESSES).exists()
 
 
 def test_ranks_that_do_not_end_in_time_are_killed(launcher: Launchers, tmp_path: Path) -> None:
     process, pids = _started(launcher, _as_rank(tmp_path, "stays", "stays"), tmp_path)
     assert process.stop(0.3) == process.poll() == -signal.SIGKILL
-    assert not any(map(_is_alive, pids))
+    assert not any(map(is_alive, pids))
 
 
 @pytest.mark.parametrize("kind", _KINDS)
@@ -314,9 +300,9 @@ def test_no_rank_outlives_the_process_that_launched_it(kind: str, tmp_path: Path
     )
     try:
         files = [tmp_path / str(number) for number in range(2)]
-        _until(lambda: all(file.exists() for file in files) or owner.poll() is not None)
+        wait_for(lambda: all(file.exists() for file in files) or owner.poll() is not None)
         pids = [int(file.read_text()) for file in files]
     finally:
         owner.kill()
         owner.wait()
-    _until(lambda: not any(_is_alive(pid) for pid in pids))
+    wait_for(lambda: not any(is_alive(pid) for pid in pids))

@@ -201,10 +201,12 @@ def test_unpublished_bytes_of_killed_writers_are_invisible_and_swept(tmp_path: P
 
 
 def test_a_listing_of_many_pages_is_whole_and_in_order(any_store: ObjectStore) -> None:
-    keys = sorted(f"objects/{number % 7}/{number}" for number in range(1010))
+    # Servers list 1,000 keys a page. Other stores have no pages.
+    count = 1010 if any_store.url.startswith("s3:") else 110
+    keys = sorted(f"objects/{number % 7}/{number}" for number in range(count))
     for key in keys:
         any_store.create(key, b"")
     assert [found.key for found in any_store.list("objects/")] == keys
     assert [found.key for found in any_store.list("objects/3")] == [key for key in keys if key.startswith("objects/3")]
     assert any_store.names("objects/") == tuple("0123456")
-    assert len(any_store.names("objects/3/")) == 144
+    assert len(any_store.names("objects/3/")) == len(range(3, count, 7))

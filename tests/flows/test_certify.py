@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.support.workspace.workspaces import make_workspace
+from tests.support.workspace.workspaces import make_forgetful, make_workspace
 
 
 def test_every_restore_is_equal_to_not_stopping_and_what_was_certified_is_named(tmp_path: Path) -> None:
@@ -17,7 +17,7 @@ def test_every_restore_is_equal_to_not_stopping_and_what_was_certified_is_named(
 
 
 def test_a_position_in_the_data_that_is_not_saved_is_found_where_it_shows(tmp_path: Path) -> None:
-    workspace = make_workspace(tmp_path / "w", "forgetful.py", nproc=1)
+    workspace = make_forgetful(tmp_path / "w")
     certificate = workspace.json("certify", "--nproc", "1", "--steps", "4", "--restores", "1", expect=1)
     assert certificate["outcome"] == "inexact" and len(certificate["restored"]) == 1
     first = certificate["verdicts"][0]["first"]
@@ -48,7 +48,7 @@ torch.save(average.state_dict(), "out/average.pt")
 
 def test_delivered_tensors_that_a_restore_does_not_continue_are_not_certified(tmp_path: Path) -> None:
     """All recorded steps are equal, and the average of the weights begins again."""
-    workspace = make_workspace(tmp_path / "w", "forgetful.py", nproc=1, run='outputs = ["out"]')
+    workspace = make_forgetful(tmp_path / "w", run='outputs = ["out"]')
     (workspace.root / "train.py").write_text(_AVERAGE)
     certificate = workspace.json("certify", "--nproc", "1", "--steps", "3", "--restores", "1", expect=1)
     (verdict,) = certificate["verdicts"]

@@ -7,9 +7,8 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import pytest
@@ -28,6 +27,7 @@ from tests.support.faults.kills import Scale
 from tests.support.paths import ROOT
 from tests.support.ranks.warm import Ended, Warm
 from tests.support.records.histories import assert_alike, assert_equal
+from tests.support.waiting import wait_for
 from tests.support.workspace.checkouts import git
 from tests.support.workspace.workspaces import Workspace, make_workspace
 
@@ -38,7 +38,6 @@ _KILLED = 3
 _TIMEOUT_S = 120
 _PATHS = {"PYTHONPATH": str(ROOT)}
 """The value in the processes of `Warm`, since it is a part of the environment."""
-_Found = TypeVar("_Found")
 _HEADER = (
     "| trainer | seed | runs | attempts killed | of them with ranks that lived on | resumed elsewhere | seconds |",
     "|---|---|---|---|---|---|---|",
@@ -249,8 +248,8 @@ def test_a_living_run_is_looked_at_from_elsewhere_and_taken_over(
     ended: list[tuple[int | None, str]] = []
     first = threading.Thread(target=lambda: ended.append(places.m5ws(0, "run", "--no-progress")))
     first.start()
-    run = _when(lambda: next(iter(set(runs.ids(repo)) - known), None))
-    _when(lambda: 4 in (so_far := places.history(run)).contents and so_far.last_step >= 5)
+    run = wait_for(lambda: next(iter(set(runs.ids(repo)) - known), None))
+    wait_for(lambda: 4 in (so_far := places.history(run)).contents and so_far.last_step >= 5)
     written: list[str] = []
     create = LocalStore.create
 
@@ -290,8 +289,8 @@ def _killed(places: _Places, verb: str, file: Path) -> str:
     started = threading.Thread(target=lambda: ended.append(places.warm.run(*command, until=file)))
     started.start()
     try:
-        run = _when(lambda: next(iter(set(runs.ids(places.repo)) - known), None))
-        _when(lambda: checkpoints.valid(places.repo, run))
+        run = wait_for(lambda: next(iter(set(runs.ids(places.repo)) - known), None))
+        wait_for(lambda: checkpoints.valid(places.repo, run))
     finally:
         file.touch()
         started.join(_TIMEOUT_S)
@@ -314,16 +313,6 @@ def test_what_was_lost_with_a_machine_is_named_and_is_no_divergence(
     verdict = json.JSONDecoder().raw_decode(output)[0]
     assert (status, verdict["outcome"]) == (0, "reproduced"), output
     assert any("not in its record" in line for line in verdict["not_compared"]), verdict["not_compared"]
-
-
-def _when(condition: Callable[[], _Found | None]) -> _Found:
-    """Return the first true result of `found`."""
-    end = time.monotonic() + _TIMEOUT_S
-    while time.monotonic() < end:
-        if value := condition():
-            return value
-        time.sleep(0.05)
-    pytest.fail("the condition did not become true")
 
 
 @pytest.mark.long

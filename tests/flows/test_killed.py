@@ -45,8 +45,6 @@ def die():
 
 moment = "" if MARK.exists() else sys.argv[1]
 begun = max(map(load, Path("out").glob("*.pt")), default=0)
-if moment == "first":
-    die()
 for step in range(begun + 1, 6):
     path = Path(f"out/{step}.pt")
     save(path, step)
@@ -84,8 +82,7 @@ def _kill(warm: Warm, workspace: Workspace, moment: str, other: str = "") -> str
     return name
 
 
-@pytest.mark.parametrize("moment", ["after", "within"])
-@pytest.mark.parametrize("place", ["here", "in another workspace"])
+@pytest.mark.parametrize(("moment", "place"), [("after", "in another workspace"), ("within", "here")])
 def test_a_killed_script_finds_the_files_that_plain_python_finds(
     warm: Warm, workspace: Workspace, tmp_path: Path, moment: str, place: str
 ) -> None:
@@ -164,10 +161,3 @@ def test_damage_of_a_runs_directory_stops_no_other_command(warm: Warm, workspace
     workspace.m5ws("show", other)
     (workspace.root / "train.py").write_text("open('out/x', 'w').write('2')\n")
     workspace.m5ws("run", "--no-progress")
-
-
-def test_a_kill_before_the_first_checkpoint_leaves_nothing_to_restore(warm: Warm, workspace: Workspace) -> None:
-    run = _kill(warm, workspace, "first")
-    refused = workspace.m5ws("run", "--resume", run, expect=2).stderr
-    assert "neither a checkpoint nor output files" in refused and "--from-scratch" in refused
-    assert workspace.m5ws("fsck").returncode == 0

@@ -34,6 +34,10 @@ def test_the_same_again_is_reproduced_in_every_step_state_and_checkpoint(trained
     assert original.contents == replay.contents and sorted(original.contents) == [4, 8, 10]
 
 
+_ONE_WAY = pytest.mark.parametrize("trained", ["fsdp", pytest.param("zero", marks=pytest.mark.long)], indirect=True)
+"""Changes whose names do not depend on the way of training."""
+
+
 def test_a_changed_learning_rate_is_named(trained: tuple[Workspace, str]) -> None:
     verdict = _replay(trained, "--set", "learning_rate=0.02", expect=1)
     assert verdict["outcome"] == "diverged"
@@ -45,6 +49,7 @@ def test_a_changed_learning_rate_is_named(trained: tuple[Workspace, str]) -> Non
     assert "learning_rate" in verdict["reason"]
 
 
+@_ONE_WAY
 def test_a_changed_seed_is_named(trained: tuple[Workspace, str]) -> None:
     verdict = _replay(trained, "--seed", "8", expect=1)
     assert verdict["outcome"] == "diverged" and verdict["first"]["step"] == 0
@@ -66,36 +71,32 @@ def _replace(old: str, new: str) -> Callable[[Path], object]:
     return lambda file: file.write_text(file.read_text().replace(old, new))
 
 
-def test_a_changed_data_file_is_named(trained: tuple[Workspace, str]) -> None:
-    workspace, _ = trained
-    changed = _changed(workspace, "data/corpus.txt", _replace("lazy", "idle"))
-    verdict = _replay(trained, "--snapshot", changed, expect=1)
-    assert verdict["outcome"] == "diverged"
-    assert (verdict["first"]["step"], verdict["first"]["quantity"]) == (1, "batch")
-    assert any(change["part"] == "data" and "corpus.txt" in change["detail"] for change in verdict["changes"])
-    assert "corpus.txt" in verdict["reason"]
-
-
-def test_a_changed_tokenizer_file_is_named(trained: tuple[Workspace, str]) -> None:
-    workspace, _ = trained
-    changed = _changed(workspace, "tokenizer/tokenizer.json", lambda file: train_tokenizer(workspace.root, 100))
-    verdict = _replay(trained, "--snapshot", changed, expect=1)
+@_ONE_WAY
+@pytest.mark.parametrize(
+    ("path", "change", "part", "quantities", "detail"),
+    [
+        ("data/corpus.txt", _replace("lazy", "idle"), "data", {"batch"}, "corpus.txt"),
+        ("small.py", _replace("torch.relu", "nn.functional.silu"), "code", {"loss"}, "silu"),
+        ("tokenizer/tokenizer.json", lambda file: train_tokenizer(file.parents[1], 100), "tokenizer", None, ""),
+    ],
+)
+def test_a_changed_file_is_named_with_its_part(
+    trained: tuple[Workspace, str],
+    path: str,
+    change: Callable[[Path], object],
+    part: str,
+    quantities: set[str] | None,
+    detail: str,
+) -> None:
+    verdict = _replay(trained, "--snapshot", _changed(trained[0], path, change), expect=1)
     assert verdict["outcome"] == "diverged" and verdict["first"]["step"] <= 1
-    assert any(change["part"] == "tokenizer" for change in verdict["changes"])
-    assert "tokenizer" in verdict["reason"]
+    assert quantities is None or (verdict["first"]["step"], {verdict["first"]["quantity"]}) == (1, quantities)
+    details = [change["detail"] or "" for change in verdict["changes"] if change["part"] == part]
+    assert details and any(detail in each for each in details)
+    assert (part if part == "tokenizer" else path.rpartition("/")[2]) in verdict["reason"]
 
 
-def test_a_changed_code_line_is_named(trained: tuple[Workspace, str]) -> None:
-    workspace, _ = trained
-    changed = _changed(workspace, "small.py", _replace("torch.relu", "nn.functional.silu"))
-    verdict = _replay(trained, "--snapshot", changed, expect=1)
-    assert verdict["outcome"] == "diverged"
-    assert (verdict["first"]["step"], verdict["first"]["quantity"]) == (1, "loss")
-    (change,) = [change for change in verdict["changes"] if change["part"] == "code" and change["name"] == "small.py"]
-    assert "silu" in change["detail"] and "small.py" in verdict["reason"]
-
-
-@pytest.mark.parametrize("trained", ["fsdp", pytest.param("zero", marks=pytest.mark.long)], indirect=True)
+@_ONE_WAY
 def test_a_changed_thread_count_is_named(trained: tuple[Workspace, str]) -> None:
     workspace, _ = trained
 
@@ -109,7 +110,7 @@ def test_a_changed_thread_count_is_named(trained: tuple[Workspace, str]) -> None
     assert "threads" in verdict["reason"]
 
 
-@pytest.mark.parametrize("trained", ["fsdp", pytest.param("zero", marks=pytest.mark.long)], indirect=True)
+@_ONE_WAY
 def test_a_changed_torch_setting_is_not_comparable_until_it_is_allowed(trained: tuple[Workspace, str]) -> None:
     """Another vector capability of torch, as on another machine or by a variable."""
     workspace, run = trained

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,8 @@ from m5ws.records.ledger import RankStarted, Step
 from m5ws.repository.ledger.ledger import decode_event
 from m5ws.repository.ledger.spool import SpoolReader
 from tests.support.records.histories import assert_equal
-from tests.support.workspace.workspaces import Workspace, make_workspace
+from tests.support.waiting import is_alive, wait_for
+from tests.support.workspace.workspaces import Workspace, make_forgetful, make_workspace
 
 _TIMEOUT_S = 120
 
@@ -21,30 +21,26 @@ def _wait_for_step(workspace: Workspace, run: str, wanted: int) -> dict[str, int
     attempt = max((workspace.root / ".m5ws" / "runs" / run).glob("[0-9]*"))
     pids: dict[str, int] = {}
     readers: dict[str, SpoolReader] = {}
-    end = time.monotonic() + _TIMEOUT_S
-    while time.monotonic() < end:
+
+    def is_recorded() -> bool:
         for path in (attempt / "spool").glob("[0-9]*.spool"):
-            for data in readers.setdefault(path.stem, SpoolReader(path)).read():
-                event = decode_event(data)
+            for event in map(decode_event, readers.setdefault(path.stem, SpoolReader(path)).read()):
                 if isinstance(event, RankStarted):
                     pids[path.stem] = event.pid
                 if isinstance(event, Step) and path.stem == "0" and event.step >= wanted:
-                    return pids
-        time.sleep(0.01)
-    pytest.fail(f"run {run} did not reach step {wanted}")
+                    return True
+        return False
+
+    wait_for(is_recorded)
+    return pids
 
 
 def _started(workspace: Workspace, known: set[str]) -> str:
     """Wait for a run that is not in `known`, and return its id."""
     folder = workspace.root / ".m5ws" / "runs"
-    end = time.monotonic() + _TIMEOUT_S
-    while time.monotonic() < end:
-        if folder.is_dir():
-            for run in {path.name for path in folder.iterdir()} - known:
-                if list((folder / run).glob("[0-9]*/spool")):
-                    return run
-        time.sleep(0.02)
-    pytest.fail("no run was started")
+    return wait_for(
+        lambda: next((run for run in _known(workspace) - known if [*(folder / run).glob("[0-9]*/spool")]), None)
+    )
 
 
 def _known(workspace: Workspace) -> set[str]:
@@ -58,33 +54,12 @@ def _run_and_kill(workspace: Workspace, step: int, whom: str) -> str:
     process = workspace.start("run", "--no-progress")
     run = _started(workspace, known)
     pids = _wait_for_step(workspace, run, step)
-    _wait_for_checkpoint(workspace, run)
+    wait_for(lambda: workspace.history(run).contents)
     os.kill(process.pid if whom == "m5ws" else pids[whom], signal.SIGKILL)
     process.communicate(timeout=_TIMEOUT_S)
     assert process.returncode != 0
-    for pid in pids.values():
-        _wait_until_gone(pid)
+    wait_for(lambda: not any(map(is_alive, pids.values())))
     return run
-
-
-def _wait_for_checkpoint(workspace: Workspace, run: str) -> None:
-    end = time.monotonic() + _TIMEOUT_S
-    while not workspace.history(run).contents:
-        assert time.monotonic() < end, "no checkpoint was published"
-        time.sleep(0.05)
-
-
-def _wait_until_gone(pid: int) -> None:
-    end = time.monotonic() + _TIMEOUT_S
-    while time.monotonic() < end:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        except FileNotFoundError:
-            return
-        if state == "Z":
-            return
-        time.sleep(0.02)
-    pytest.fail(f"process {pid} outlived its supervisor")
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +123,7 @@ def test_a_checkpoint_whose_publisher_is_killed_before_it_says_so_is_linked(tmp_
 
 
 def test_a_resume_that_is_not_exact_is_caught(tmp_path: Path) -> None:
-    workspace = make_workspace(tmp_path / "w", "forgetful.py", nproc=1)
+    workspace = make_forgetful(tmp_path / "w")
     workspace.edit("config.yaml", "pause_s: 0.0", "pause_s: 0.3")
     run = _run_and_kill(workspace, 7, "0")
     done = workspace.m5ws("run", "--resume", run)
@@ -169,7 +144,7 @@ def test_a_running_run_is_not_resumed_and_ctrl_c_keeps_what_was_published(tmp_pa
     process = workspace.start("run", "--no-progress")
     run = _started(workspace, set())
     _wait_for_step(workspace, run, 5)
-    _wait_for_checkpoint(workspace, run)
+    wait_for(lambda: workspace.history(run).contents)
     busy = workspace.m5ws("run", "--resume", run, expect=2)
     assert "is running" in busy.stderr
     held.unlink()

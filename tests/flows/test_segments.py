@@ -10,7 +10,7 @@ import pytest
 from m5ws.repository import runs
 from tests.support.campaigns import soak_page
 from tests.support.ranks.base_runs import BaseRuns
-from tests.support.workspace.workspaces import Workspace, make_workspace
+from tests.support.workspace.workspaces import Workspace, make_forgetful, make_workspace
 
 
 @pytest.fixture(scope="module", params=["fsdp", "zero"])
@@ -159,7 +159,7 @@ def test_a_fault_is_found_in_its_segment_alone(small: tuple[Workspace, str], tmp
 @pytest.mark.long
 def test_a_restore_that_is_not_exact_is_not_blamed_on_the_original(tmp_path: Path) -> None:
     """A run whose loader is not registered: from a checkpoint it reads other data, the same each time."""
-    workspace = make_workspace(tmp_path / "w", "forgetful.py", nproc=1)
+    workspace = make_forgetful(tmp_path / "w")
     run = workspace.train()
     verdict = workspace.json("reproduce", run, "--segment", "2", expect=2)
     assert verdict["outcome"] == "not comparable" and verdict["reason"].startswith("inexact restore")

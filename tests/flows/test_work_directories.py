@@ -167,17 +167,6 @@ def test_a_resumed_attempt_is_where_the_first_was(tmp_path: Path, mounted: bool)
     assert len(places) == 2 and places[0] == places[1]
 
 
-def test_a_path_that_a_script_wrote_down_never_leads_to_another_run(tmp_path: Path, mounted: bool) -> None:
-    workspace = _workspace(tmp_path / "w", _TWICE)
-    written = []
-    for _ in range(2):
-        run = workspace.m5ws("run", "--no-progress", expect=1).stdout.strip()
-        workspace.m5ws("outputs", run, str(tmp_path / run))
-        written.append((tmp_path / run / "out" / "places.txt").read_text())
-    # With a mount, other attempts are invisible at that path. Without one, the paths differ.
-    assert (written[0] == written[1]) is mounted
-
-
 def test_a_work_directory_inside_the_checkout_is_refused(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "w", "plain.py", nproc=1, run='work_dir = "scratch"')
     refused = workspace.m5ws("run", expect=2)

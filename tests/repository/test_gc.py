@@ -3,13 +3,11 @@
 Includes a gc killed after any write, and writers that pause too long.
 """
 
-import contextlib
 import itertools
 from pathlib import Path
 
 import pytest
 
-from m5ws.errors import NotFound
 from m5ws.records import codec
 from m5ws.records.checkpoint import Content
 from m5ws.records.environment import Observed
@@ -142,49 +140,6 @@ def test_a_writer_that_slept_through_a_grace_period_repairs_its_snapshot(tmp_pat
     derived = overrides.derive(Repository(late, repo.format), taken.id, ["steps=7"])
     assert late.slept and set(snapshots.ids(repo)) == {taken.id, derived}
     assert fsck.check(repo).clean
-
-
-@pytest.mark.parametrize("first", [True, False])
-def test_a_writer_and_a_gc_never_wait_for_each_other(first: bool) -> None:
-    """While the writer sleeps, one gc is killed after each of its writes in turn, beside a whole one."""
-    for lives in itertools.count(3):
-        repo = _filled()
-        failed: list[str] = []
-
-        def sleep(repo: Repository = repo, lives: int = lives) -> None:
-            whole, killed = sorted((str(gc.plan(repo, RetentionRules(), 0.0).id) for _ in range(2)), reverse=first)
-            dying = Repository(_DyingToo(repo.store, lives), repo.format)
-            for plan, store in ((killed, dying), (whole, repo)):
-                with contextlib.suppress(Died):
-                    execute.execute(store, plan, "lock", grace_s=0.0, workers=Serial)
-
-        def gc_again(_: float, repo: Repository = repo, failed: list[str] = failed) -> None:
-            if (due := execute.due(repo, 0.0)) is not None:
-                try:
-                    execute.execute(repo, due.plan, "lock", grace_s=0.0, workers=Serial)
-                except NotFound as error:
-                    failed.append(str(error))
-
-        writer = Repository(SleepingStore(repo.store, "snapshots/", sleep), repo.format)
-        writer.patience = gc_plans.RetryPolicy(limit_s=1.0, pause=gc_again)
-        published = publish(writer, [b"c", b"left", b"left too"])
-        assert published in snapshots.ids(repo) and fsck.check(repo).clean
-        _collect(repo)
-        report = fsck.check(repo)
-        assert report.clean and report.unreachable == 0
-        if not execute.due(repo, 0.0) and not failed:
-            assert lives > 3
-            return
-
-
-def test_what_a_writer_asked_to_keep_stays_though_its_reference_comes_late() -> None:
-    repo = _filled()
-    plan = str(gc.plan(repo, RetentionRules(), 0.0).id)
-    asleep = SleepingStore(
-        repo.store, "snapshots/", lambda: execute.execute(repo, plan, "lock", grace_s=0.0, workers=Serial)
-    )
-    publish(Repository(asleep, repo.format), [b"left"])
-    assert asleep.slept and fsck.check(repo).clean
 
 
 def test_an_attempt_whose_beginning_slept_through_a_grace_period_is_whole() -> None:

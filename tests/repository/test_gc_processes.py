@@ -59,15 +59,13 @@ def _beside_writers(folder: Path, snapshots_each: int, rounds: int) -> None:
     assert report.clean and report.unreachable == 0
 
 
-def test_eight_processes_snapshot_while_gc_deletes(tmp_path: Path) -> None:
-    _beside_writers(tmp_path, snapshots_each=6, rounds=12)
+_SOAK = (pytest.mark.soak, pytest.mark.timeout(7200))
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(7200)
-def test_eight_processes_snapshot_for_long_while_gc_deletes(tmp_path: Path) -> None:
-    for number in range(20):
-        _beside_writers(tmp_path / str(number), snapshots_each=60, rounds=200)
+@pytest.mark.parametrize(("times", "each", "rounds"), [(1, 6, 12), pytest.param(20, 60, 200, marks=_SOAK)])
+def test_eight_processes_snapshot_while_gc_deletes(tmp_path: Path, times: int, each: int, rounds: int) -> None:
+    for number in range(times):
+        _beside_writers(tmp_path / str(number), each, rounds)
 
 
 def _killed(folder: Path, scale: Scale) -> None:
@@ -100,11 +98,6 @@ def _leave_garbage(repo: Repository, kills: Kills) -> None:
         repo.objects.put(kills.draw.randbytes(16))
 
 
-def test_gc_is_killed_at_random_moments(tmp_path: Path) -> None:
-    _killed(tmp_path, Scale(12))
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(7200)
-def test_gc_is_killed_at_random_moments_500_times(tmp_path: Path) -> None:
-    _killed(tmp_path, Scale(500, soak=True))
+@pytest.mark.parametrize("scale", [Scale(12), pytest.param(Scale(500, soak=True), marks=_SOAK)])
+def test_gc_is_killed_at_random_moments(tmp_path: Path, scale: Scale) -> None:
+    _killed(tmp_path, scale)

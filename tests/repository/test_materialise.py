@@ -11,7 +11,7 @@ import pytest
 
 from m5ws.errors import CorruptObject
 from m5ws.records.store import Format
-from m5ws.records.tree import Entry, Slice, Tree
+from m5ws.records.tree import Tree
 from m5ws.repository.files import materialise, trees, verified_copy
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.objects import key
@@ -145,19 +145,6 @@ def test_every_damaged_object_is_an_error_that_names_it(tmp_path: Path, kind: st
         path.write_bytes(data)
 
 
-def test_every_damaged_entry_of_a_cache_is_made_good(tmp_path: Path) -> None:
-    repo = Repository.create(_stores(tmp_path)["cache"], _SMALL)
-    tree, contents = _written(repo, tmp_path / "source")
-    materialise.materialise(repo.objects, repo.locations, [tree], tmp_path / "first")
-    for digest in {part.object for entry in tree.entries for part in entry.parts}:
-        path = tmp_path / "cache" / key(digest)
-        path.chmod(0o644)
-        data = path.read_bytes()
-        path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
-    materialise.materialise(repo.objects, repo.locations, [tree], tmp_path / "second")
-    assert _read(tmp_path / "second") == contents
-
-
 def test_a_file_and_the_store_are_never_one_file(tmp_path: Path) -> None:
     """A write to a checkout, also by root, must not change the store."""
     repo = Repository.create(LocalStore(tmp_path / "store"), _SMALL)
@@ -169,23 +156,6 @@ def test_a_file_and_the_store_are_never_one_file(tmp_path: Path) -> None:
             path.write_bytes(b"changed")
     for digest in {part.object for entry in tree.entries for part in entry.parts}:
         assert repo.objects.get(digest)
-
-
-def test_a_claimed_size_that_is_not_there_is_an_error(repo: Repository, tmp_path: Path) -> None:
-    digest = repo.objects.put(b"x" * 100)
-    for number, part in enumerate(
-        (
-            Slice(object=digest, offset=0, size_bytes=10**13, digest=digest),
-            Slice(object=digest, offset=0, size_bytes=10**13, digest="0" * 64),
-            Slice(object=digest, offset=10**13, size_bytes=100, digest="0" * 64),
-        )
-    ):
-        entry = Entry(path=b"x", mode="file", size_bytes=part.size_bytes, digest=digest, parts=(part,))
-        with pytest.raises(CorruptObject, match=digest):
-            materialise.materialise(repo.objects, repo.locations, [Tree(entries=(entry,))], tmp_path / f"{number}")
-    short = Entry(path=b"x", mode="file", size_bytes=7, digest=digest)
-    with pytest.raises(CorruptObject, match=r"'x' .* 0 bytes .*7"):
-        materialise.materialise(repo.objects, repo.locations, [Tree(entries=(short,))], tmp_path / "short")
 
 
 def test_memory_is_bounded_whatever_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

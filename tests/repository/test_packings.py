@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from m5ws.errors import CorruptObject, NotFound
 from m5ws.records.base import Digest
 from m5ws.records.gc import RetentionRules
-from m5ws.records.tree import Entry, Pack, Packing, Tree
+from m5ws.records.tree import Pack, Packing, Tree
 from m5ws.repository import snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.files.index import Index
@@ -61,10 +61,10 @@ def test_a_tree_is_the_same_whatever_the_store_had_before(tmp_path: Path) -> Non
     assert there.write(known=False).packing == other.packing
 
 
-_Edits = st.lists(st.lists(st.integers(0, 40), max_size=40), max_size=12)
+_Edits = st.lists(st.lists(st.integers(0, 40), max_size=40), max_size=6)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(edits=_Edits, seed=st.integers(0, 100))
 def test_reading_never_costs_more_than_twice_the_bytes_or_many_small_packs(
     tmp_path_factory: pytest.TempPathFactory, edits: list[list[int]], seed: int
@@ -140,25 +140,6 @@ def test_small_changes_one_after_the_other_send_little_each(tmp_path: Path) -> N
     assert 1 <= joined <= 4
 
 
-def test_packs_that_were_lost_are_replaced_where_the_snapshot_is_taken_again(tmp_path: Path) -> None:
-    here = Workspace(tmp_path)
-    here.fill(random.Random(1), range(200))
-    here.write()
-    here.fill(random.Random(2), [7, 70])
-    written = here.write()
-    snapshot = planted.publish(here.repo, planted.snapshot(written.digest))
-    lost = here.irreplaceable(written)
-    here.repo.store.delete(f"objects/{lost.object[:2]}/{lost.object}")
-    assert [found.kind for found in fsck.check(here.repo).damage] == ["missing"]
-    again = here.write()
-    assert again.digest == written.digest and again.packing != written.packing
-    planted.publish(here.repo, planted.snapshot(again.digest), created_s=2.0)
-    fresh = Repository.open(here.repo.store)
-    tree = trees.located(fresh.objects, fresh.locations, snapshots.load(fresh, snapshot).code.tree)
-    materialise(fresh.objects, fresh.locations, [tree], tmp_path / "read")
-    assert {path.name: path.read_bytes() for path in (tmp_path / "read").iterdir()} == here.content()
-
-
 def test_what_replaces_a_lost_packing_is_all_that_is_needed_then(tmp_path: Path) -> None:
     here = Workspace(tmp_path)
     here.fill(random.Random(1), range(200))
@@ -178,6 +159,7 @@ def test_what_replaces_a_lost_packing_is_all_that_is_needed_then(tmp_path: Path)
     reach = roots.read(fresh, RetentionRules(), lambda *_: False).reach.digests
     assert {bytes.fromhex(pack.object) for pack in here.packing(again).packs} <= reach
     assert again.packing in closure.closure(fresh, "snapshot", snapshot)
+    assert again.digest == written.digest and read(fresh, again, tmp_path / "read") == here.content()
 
 
 def test_a_look_that_writes_nothing_is_no_word_on_where_files_lie(tmp_path: Path) -> None:
@@ -303,22 +285,6 @@ def test_a_small_file_in_chunks_is_refused(tmp_path: Path) -> None:
     digest = repo.objects.put_record(Tree(entries=(planted.file(repo.objects, b"a", b"content"),)))
     with pytest.raises(CorruptObject, match=f"{digest}.*chunks"):
         trees.load(repo.objects, digest)
-
-
-LINKS: dict[str, Entry] = {
-    "without a target": Entry(path=b"a", mode="link", size_bytes=7, digest="0" * 64),
-    "a file with a target": Entry(path=b"a", mode="file", size_bytes=7, digest="0" * 64, link=b"/target"),
-    "a zero byte": Entry(path=b"a", mode="link", size_bytes=7, digest="0" * 64, link=b"/\0arget"),
-    "another size": Entry(path=b"a", mode="link", size_bytes=6, digest="0" * 64, link=b"/target"),
-    "another digest": Entry(path=b"a", mode="link", size_bytes=7, digest="0" * 64, link=b"/target"),
-}
-
-
-@pytest.mark.parametrize("entry", LINKS.values(), ids=LINKS.keys())
-def test_a_link_that_lies_is_no_small_file(tmp_path: Path, entry: Entry) -> None:
-    repo = Repository.create(LocalStore(tmp_path / "store"))
-    with pytest.raises(CorruptObject):
-        trees.load(repo.objects, repo.objects.put_record(Tree(entries=(entry,))))
 
 
 def _checkout(repo: Repository, snapshot: Digest, target: Path) -> None:

@@ -55,10 +55,6 @@ def test_the_newest_is_always_kept_and_no_rule_keeps_all(count: int, last: int |
     assert all(every is None or checkpoints.step_of(label) % every or label in kept for label in labels)
 
 
-def test_by_default_nothing_is_retired(trained: Repository) -> None:
-    assert steps(trained, RetentionRules()) == []
-
-
 def test_the_last_and_every_nth_stay(trained: Repository) -> None:
     assert steps(trained, RetentionRules(last=2, every=40)) == [10, 20, 30, 50, 60, 70]
 

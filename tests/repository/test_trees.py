@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from m5ws.errors import CorruptObject, UsageError
 from m5ws.records.store import Format
-from m5ws.records.tree import Entry, Tree
+from m5ws.records.tree import Tree
 from m5ws.repository import buffers
 from m5ws.repository.files import trees
 from m5ws.repository.files import validation as entries
@@ -82,38 +82,6 @@ def test_files_come_back_as_they_were(tmp_path_factory: pytest.TempPathFactory, 
     assert _read_back(base / "target") == files
     again = trees.write_tree(repo.objects, repo.locations, _sources(base / "target"))
     assert again.digest == written.digest and again.new_bytes == 0
-
-
-def test_a_dry_run_finds_the_same_digest_and_writes_nothing(repo: Repository, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "a").write_bytes(b"a" * 100)
-    dry = trees.write_tree(repo.objects, repo.locations, _sources(source), dry_run=True)
-    assert list(repo.store.list("objects/")) == []
-    assert trees.write_tree(repo.objects, repo.locations, _sources(source)).digest == dry.digest
-
-
-def test_one_changed_small_file_rewrites_few_packs(tmp_path: Path) -> None:
-    repo = Repository.create(LocalStore(tmp_path / "store"), Format(pack_bytes=1 << 20))
-    source = tmp_path / "source"
-    source.mkdir()
-    for number in range(3000):
-        (source / f"{number:05d}").write_bytes(b"%d" % number * 400)
-    first = trees.write_tree(repo.objects, repo.locations, _sources(source))
-    (source / "01500").write_bytes(b"changed")
-    second = trees.write_tree(repo.objects, repo.locations, _sources(source))
-    old = {
-        part.object
-        for entry in trees.located(repo.objects, repo.locations, first.digest).entries
-        for part in entry.parts
-    }
-    new = {
-        part.object
-        for entry in trees.located(repo.objects, repo.locations, second.digest).entries
-        for part in entry.parts
-    }
-    assert len(old) >= 8
-    assert 1 <= len(new - old) <= 2
 
 
 def test_packs_have_a_least_size_and_a_file_more_shifts_few_of_them(tmp_path: Path) -> None:
@@ -189,47 +157,9 @@ def test_the_index_saves_reading_and_sees_every_change(repo: Repository, tmp_pat
     assert trees.write_tree(repo.objects, repo.locations, _sources(source)).digest == changed.digest
 
 
-def test_a_lost_object_is_written_again(repo: Repository, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "a").write_bytes(b"content")
-    os.utime(source / "a", (1, 1))
-    with Index(tmp_path / "index") as index:
-        trees.write_tree(repo.objects, repo.locations, _sources(source), index)
-    for found in list(repo.store.list("objects/")):
-        repo.store.delete(found.key)
-    with Index(tmp_path / "index") as index:
-        again = trees.write_tree(repo.objects, repo.locations, _sources(source), index)
-    tree = trees.located(repo.objects, repo.locations, again.digest)
-    assert trees.read_file(repo.objects, repo.locations, tree.entries[0]) == b"content"
-
-
 def test_a_file_that_never_holds_still_is_an_error(repo: Repository, tmp_path: Path) -> None:
     with pytest.raises(FileChanged):
         trees.write_tree(repo.objects, repo.locations, [SourceFile(path=b"status", location=Path("/proc/self/stat"))])
-
-
-@pytest.mark.parametrize(
-    "path", [b"../x", b"/etc/x", b"a/../../x", b"a//x", b".", b"", b".git/config", b"a/.git/hooks/x", b"a\0b"]
-)
-def test_a_tree_that_could_write_elsewhere_is_refused(repo: Repository, tmp_path: Path, path: bytes) -> None:
-    entry = Entry(path=path, mode="file", size_bytes=0, digest=repo.objects.digest(b""))
-    digest = repo.objects.put_record(Tree(entries=(entry,)))
-    with pytest.raises(CorruptObject):
-        trees.located(repo.objects, repo.locations, digest)
-    with pytest.raises(CorruptObject):
-        materialise(repo.objects, repo.locations, [Tree(entries=(entry,))], tmp_path / "target")
-    assert not (tmp_path / "target").exists()
-
-
-def test_nothing_is_written_through_a_link(repo: Repository, tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    link = Entry(path=b"d", mode="link", size_bytes=1, digest="", link=os.fsencode(outside))
-    below = Entry(path=b"d/x", mode="file", size_bytes=0, digest="")
-    with pytest.raises(CorruptObject):
-        materialise(repo.objects, repo.locations, [Tree(entries=(link, below))], tmp_path / "target")
-    assert list(outside.iterdir()) == []
 
 
 def test_a_target_in_use_is_refused(repo: Repository, tmp_path: Path) -> None:

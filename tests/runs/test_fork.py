@@ -5,7 +5,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from m5ws.checkpoints import resolve
 from m5ws.errors import CorruptObject, NotFound, UsageError
 from m5ws.records.checkpoint import Checkpoint, Content
 from m5ws.records.gc import RetentionRules
@@ -52,31 +51,6 @@ def _collect(repo: Repository) -> None:
     """Retire all checkpoints but the newest, and delete unneeded objects."""
     while (plan := gc.plan(repo, RetentionRules(last=1), 0.0).id) is not None:
         execute.execute(repo, plan, "lock", grace_s=0.0)
-
-
-def test_a_checkpoint_is_named_by_its_run_its_step_or_its_name(repo: Repository, parent: Run) -> None:
-    named = resolve.resolve(repo, parent.id[:5])
-    assert (named.run, named.name) == (parent.id, checkpoints.name(10, 1))
-    for text in (f"{parent.id[:5]}@4", f"{parent.id}@4-1", f"{parent.id}@{checkpoints.name(4, 1)}"):
-        named = resolve.resolve(repo, text)
-        assert named.digest == checkpoints.digest(repo, parent.id, checkpoints.name(4, 1))
-    assert resolve.resolve(repo, parent.id, state=True).name == checkpoints.name(8, 1)
-    with pytest.raises(NotFound, match=r"\b7\b.* 4, 8, 10"):
-        resolve.resolve(repo, f"{parent.id}@7")
-    with pytest.raises(UsageError, match=f"'{parent.id}@'"):
-        resolve.resolve(repo, f"{parent.id}@")
-    with pytest.raises(NotFound, match="'beef'"):
-        resolve.resolve(repo, "beef@4")
-    with pytest.raises(UsageError, match="output"):
-        _fork(repo, f"{parent.id}@10")
-
-
-def test_a_checkpoint_that_was_published_too_late_is_not_forked(repo: Repository, parent: Run) -> None:
-    planted.begin(repo, parent.id, 2, inherits=(checkpoints.name(4, 1),))
-    again = _checkpoint(repo, parent, 4, attempt=2)
-    assert resolve.resolve(repo, f"{parent.id}@4").name == again
-    with pytest.raises(UsageError, match=checkpoints.name(8, 1)):
-        resolve.resolve(repo, f"{parent.id}@{checkpoints.name(8, 1)}")
 
 
 def test_a_fork_goes_on_as_its_parent_but_for_what_is_said(repo: Repository, parent: Run) -> None:

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from m5ws.errors import Fenced
-from m5ws.records import codec
 from m5ws.records.checkpoint import Content
 from m5ws.records.ledger import AttemptEnded, AttemptStarted, RankStarted, Step
 from m5ws.records.verdict import JointVerdict, Verdict
@@ -142,16 +140,6 @@ def test_a_dropped_end_of_a_ledger_is_found(repo: Repository, tmp_path: Path) ->
     assert not [one for one in fsck.check(repo).damage if one.kind == "broken-chain"]
     (Path(repo.store.url) / f"runs/{_RUN}/ledger/0001/0/00000001").unlink()
     assert [one.kind for one in fsck.check(repo).damage if one.kind == "broken-chain"] == ["broken-chain"]
-
-
-def test_two_processes_cannot_begin_the_same_attempt(repo: Repository) -> None:
-    first = ledger.ChainWriter(repo, _RUN, 1, ledger.LAUNCHER)
-    second = ledger.ChainWriter(repo, _RUN, 1, ledger.LAUNCHER)
-    started = codec.encode(AttemptStarted(attempt=1, host="h", observed="0" * 64))
-    first.append([started])
-    with pytest.raises(Fenced):
-        second.append([started])
-    assert ledger.ChainWriter(repo, _RUN, 1, ledger.LAUNCHER).seq == 1
 
 
 def test_an_inexact_resume_is_seen_after_another_resume_too(repo: Repository, tmp_path: Path) -> None:

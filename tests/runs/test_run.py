@@ -10,8 +10,14 @@ from m5ws.errors import UsageError
 from m5ws.repository.repository import Repository
 from m5ws.runs import environment_check, import_path, run
 from m5ws.snapshot import snapshot
-from m5ws.workspace import find
+from m5ws.workspace import Workspace, find
 from tests.support.workspace.workspaces import make_workspace
+
+
+def _take(here: Workspace, repo: Repository, folder: Path) -> snapshot.CapturedSnapshot:
+    ports = (here.source(), None, here.tokenizers(), here.observer(), folder / "index")
+    return snapshot.take(here.root, here.settings, repo, *ports)
+
 
 _TOKEN = "hf" + "_" + "aBcDeFgHiJkLmNoPqRsTuVwXyZ012345"
 
@@ -33,9 +39,7 @@ def test_a_script_that_the_snapshot_does_not_have_is_refused_before_the_launch(
     repo: Repository, tmp_path: Path, script: str
 ) -> None:
     here = find(make_workspace(tmp_path / "w", "plain.py").root)
-    taken = snapshot.take(
-        here.root, here.settings, repo, here.source(), None, here.tokenizers(), here.observer(), tmp_path / "index"
-    )
+    taken = _take(here, repo, tmp_path)
     new = run.new_run(taken.id, run.spec(here.settings.run, run.RunOptions(command=(script,))))
     with pytest.raises(UsageError) as raised:
         run.plan(repo, new, here.home, here.root, {})
@@ -44,9 +48,7 @@ def test_a_script_that_the_snapshot_does_not_have_is_refused_before_the_launch(
 
 def test_a_plan_is_a_record_that_writes_nothing(repo: Repository, tmp_path: Path) -> None:
     here = find(make_workspace(tmp_path / "w", "plain.py").root)
-    taken = snapshot.take(
-        here.root, here.settings, repo, here.source(), None, here.tokenizers(), here.observer(), tmp_path / "index"
-    )
+    taken = _take(here, repo, tmp_path)
     before = [found.key for found in repo.store.list("")]
     environment = {"PYTHONPATH": f"{here.root}/lib:{tmp_path}/elsewhere"}
     planned = run.plan(
@@ -84,9 +86,7 @@ def test_what_keeps_no_portable_bits_is_refused_before_the_launch(
     workspace = make_workspace(tmp_path / "w", "plain.py")
     (workspace.root / "m5ws.toml").write_text('[determinism]\nlevel = "portable"\n[config]\nfiles = []\n')
     here = find(workspace.root)
-    taken = snapshot.take(
-        here.root, here.settings, repo, here.source(), None, here.tokenizers(), here.observer(), tmp_path / "index"
-    )
+    taken = _take(here, repo, tmp_path)
     new = run.new_run(taken.id, run.spec(settings, run.RunOptions(command=("train.py",))))
     with pytest.raises(UsageError, match=names) as raised:
         run.plan(repo, new, here.home, here.root, {})

@@ -1,11 +1,4 @@
-"""The Ceph that the tests run: real users, beside another, and gone with those who use it."""
-
-import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
+"""The Ceph that the tests run knows its users alone, and checks signatures behind proxies."""
 
 import pytest
 
@@ -16,15 +9,6 @@ from tests.support.s3.ceph import Ceph
 from tests.support.s3.s3_client import answer_of, connect, fresh_bucket
 
 pytestmark = pytest.mark.services
-
-_HOLDER = """
-import sys, time
-from pathlib import Path
-import ceph
-with ceph.hold(Path(sys.argv[1])) as running:
-    print(running.guardian, running.port, running.directory, flush=True)
-    sys.stdin.read()
-"""
 
 
 def test_only_users_that_it_knows_are_let_in(ceph: Ceph) -> None:
@@ -47,45 +31,3 @@ def test_a_signature_holds_on_the_way_through_the_proxies(ceph: Ceph) -> None:
         proxy.change(Settings(rates={"corrupt_request": 1.0}))
         answer = answer_of(admin.put_object, Bucket=bucket, Key="damaged", Body=data)
         assert answer == "400 XAmzContentSHA256Mismatch"
-
-
-def test_it_is_shared_and_ends_with_its_last_user_even_a_killed_one(ceph: Ceph, tmp_path: Path) -> None:
-    first, second = _holder(tmp_path), _holder(tmp_path)
-    guardian, port, directory = first.said
-    # One for both, beside the session's own.
-    assert second.said == first.said and port != ceph.port
-    first.process.communicate()
-    assert ceph_server.answers(port)
-    second.process.send_signal(signal.SIGKILL)
-    second.process.communicate()
-    _until_gone(guardian, directory)
-    assert not ceph_server.answers(port) and ceph_server.answers(ceph.port)
-
-
-class _holder:  # noqa: N801  # called like a function
-    def __init__(self, root: Path) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _HOLDER, str(root)],
-            cwd=Path(ceph_server.__file__).parent,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        guardian, port, directory = self.process.stdout.readline().split()
-        self.said = (int(guardian), int(port), Path(directory))
-
-
-def _until_gone(guardian: int, directory: Path) -> None:
-    deadline = time.monotonic() + 30
-    while _runs(guardian) or directory.exists():
-        assert time.monotonic() < deadline, "the guardian is still there"
-        time.sleep(0.05)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

@@ -1,19 +1,14 @@
-"""docs/reference/servers.md matches the servers that are installed: each cell is tested with the server.
-
-`PYTHONPATH=. python tests/services/test_servers.py` writes the cells again.
-"""
+"""docs/reference/servers.md matches the servers that are installed: each cell is tested with the server."""
 
 import re
-import tempfile
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import loud_skip
-from tests.support.s3.ceph import Ceph, Keys, hold
+from tests.support.s3.ceph import Ceph, Keys
 from tests.support.s3.s3_client import connect
 from tests.support.s3.s3_servers import S3Server
-from tests.support.s3.s3_servers import moto as run_moto
 from tests.support.s3.server_checks import CHECKS, Server
 
 pytestmark = pytest.mark.services
@@ -60,22 +55,3 @@ def test_ceph_does_what_the_page_says(ceph: Ceph, name: str) -> None:
 @pytest.mark.parametrize("name", CHECKS)
 def test_moto_does_what_the_page_says(moto: Server, name: str) -> None:
     assert CHECKS[name](moto) == cells(name)[2]
-
-
-def write() -> None:
-    """Ask the servers and put their answers into the page."""
-    with (
-        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory,
-        hold(Path(directory)) as ceph,
-        run_moto(Path(directory) / "moto.log") as light,
-    ):
-        rows = [
-            f"| {name} | {cells(name)[0]} | {ask(of_ceph(ceph))} | {ask(of_moto(light.endpoint))} |"
-            for name, ask in CHECKS.items()
-        ]
-    text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(_TABLE.sub(lambda found: found[1] + "\n".join(rows) + "\n" + found[3], text), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    write()

@@ -12,13 +12,14 @@ from m5ws.snapshot import snapshot
 from m5ws.store.local import LocalStore
 from m5ws.workspace import Workspace, find
 from tests.support.stores.dying_store import Died, DyingStore
+from tests.support.workspace.captures import Machine
 from tests.support.workspace.workspaces import make_workspace
 
 _SMALL = Format(chunk_bytes=4096, file_chunk_bytes=4096, pack_bytes=2048, small_bytes=4096)
 
 
 def _take(workspace: Workspace, repo: Repository, index: Path) -> str:
-    sources = (workspace.source(), workspace.datasets(), workspace.tokenizers(), workspace.observer())
+    sources = (workspace.source(), workspace.datasets(), workspace.tokenizers(), Machine())
     return snapshot.take(workspace.root, workspace.settings, repo, *sources, index).id
 
 

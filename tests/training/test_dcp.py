@@ -45,19 +45,6 @@ def test_a_save_from_any_layout_loads_exactly_into_any(fork_parents: forks.ForkP
     ]
 
 
-TENSORS = {
-    "scalar": torch.tensor(2.5),
-    "empty": torch.empty(3, 0),
-    "bfloat16": torch.randn(7, 5).to(torch.bfloat16),
-    "float8": torch.randn(9).to(torch.float8_e4m3fn),
-    "bool": torch.tensor([True, False]),
-    "complex": torch.randn(2, 2, dtype=torch.complex128),
-    "turned": torch.randn(4, 6).T,
-    "nan": torch.tensor([0x7FC00001, -(2**31)], dtype=torch.int32).view(torch.float32),
-    "large": torch.randn(700),
-}
-
-
 def bits(state: dict[str, torch.Tensor]) -> dict[str, str]:
     return fingerprint.fingerprints((Piece(name, tensor) for name, tensor in state.items()), None)
 
@@ -67,14 +54,6 @@ def save(repo: Repository, state: dict[str, Any]) -> Content:
     return Content(format="dcp/1", world=1, tensors=tensors, blobs=blobs)
 
 
-def test_every_kind_of_tensor_comes_back_with_its_bits(repo: Repository) -> None:
-    content = save(repo, TENSORS)
-    back = {name: torch.zeros_like(tensor) for name, tensor in TENSORS.items()}
-    dcp.load(back, repo.objects, content, None)
-    assert bits(back) == bits(TENSORS)
-    assert content == save(repo, TENSORS)
-
-
 @pytest.mark.parametrize("enabled", [True, False])
 def test_a_load_leaves_the_collection_of_cycles_as_it_was(repo: Repository, enabled: bool) -> None:
     content = save(repo, {"t": torch.ones(3)})
@@ -82,17 +61,11 @@ def test_a_load_leaves_the_collection_of_cycles_as_it_was(repo: Repository, enab
         gc.enable() if enabled else gc.disable()
         dcp.load({"t": torch.zeros(3)}, repo.objects, content, None)
         assert gc.isenabled() is enabled
-        with pytest.raises(RestoreError):
+        with pytest.raises(RestoreError, match="float32"):
             dcp.load({"t": torch.zeros(3, dtype=torch.float64)}, repo.objects, content, None)
         assert gc.isenabled() is enabled
     finally:
         gc.enable()
-
-
-def test_another_element_type_is_refused(repo: Repository) -> None:
-    content = save(repo, {"t": torch.ones(3)})
-    with pytest.raises(RestoreError, match="float32"):
-        dcp.load({"t": torch.ones(3, dtype=torch.float64)}, repo.objects, content, None)
 
 
 def test_a_flipped_bit_is_never_loaded(repo: Repository, store: LocalStore) -> None:

@@ -43,6 +43,12 @@ def make(operator: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return optimizer
 
 
+def run(*words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """Run the interpreter in a process of its own, with the variables of this one and the project on its path."""
+    environment = os.environ | {"PYTHONPATH": str(PACKAGE)} | variables
+    return subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True)
+
+
 def parameters(count: int) -> list[torch.nn.Parameter]:
     return [torch.nn.Parameter(torch.linspace(-1, 1, 33) + number) for number in range(count)]
 
@@ -143,9 +149,7 @@ def test_what_is_built_is_named_again_without_torch(operator: Path) -> None:
         "print(ensure_cpu_adam());"
         "sys.exit(bool({'torch', 'deepspeed'} & set(sys.modules)))"
     )
-    again = subprocess.run(
-        [sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": str(PACKAGE)}, capture_output=True, text=True
-    )
+    again = run("-c", program)
     assert (again.returncode, again.stdout.strip(), again.stderr) == (0, str(operator), "")
 
 
@@ -219,9 +223,7 @@ def test_a_process_and_its_children_load_from_the_folder(built: Path) -> None:
         "print(os.environ['TORCH_EXTENSIONS_DIR'])"
     )
     again = f"{program}; import subprocess, sys; subprocess.run([sys.executable, '-c', {program!r}], check=True)"
-    done = subprocess.run(
-        [sys.executable, "-uc", again], env=os.environ | {"PYTHONPATH": str(PACKAGE)}, capture_output=True, text=True
-    )
+    done = run("-uc", again)
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, [str(built.parents[1])] * 2, "")
 
 
@@ -240,12 +242,7 @@ def test_a_rank_loads_from_the_folder(launched_by: list[str], built: Path, tmp_p
         "facts.effective = dict\n"
         "print(rank._facts(Orders), os.environ['TORCH_EXTENSIONS_DIR'])\n"
     )
-    done = subprocess.run(
-        [sys.executable, *launched_by, str(script)],
-        env=os.environ | {"PYTHONPATH": str(PACKAGE)},
-        capture_output=True,
-        text=True,
-    )
+    done = run(*launched_by, str(script))
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["{}", str(built.parents[1])]
 

@@ -67,14 +67,16 @@ def own_names(tensors: dict[str, torch.Tensor], prefix: str = "model.") -> dict[
     return found
 
 
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    kinds = [{name: (t.dtype, t.shape) for name, t in tensors.items()} for tensors in (found, expected)]
+    assert kinds[0] == kinds[1] and bits(found) == bits(expected)
+
+
 def test_every_kind_of_tensor_is_in_a_safetensors_file(saved: Repository, tmp_path: Path) -> None:
     planned = export(saved, RUN, "safetensors", tmp_path / "out", "all")
     found, said = safetensors_reader.load(tmp_path / "out" / "checkpoint.safetensors")
     expected = own_names(TENSORS)
-    assert {name: (t.dtype, t.shape) for name, t in found.items()} == {
-        n: (t.dtype, t.shape) for n, t in expected.items()
-    }
-    assert bits(found) == bits(expected)
+    assert_same(found, expected)
     assert said == {
         "format": "pt",
         "m5ws.run": RUN,
@@ -124,10 +126,7 @@ def test_torch_loads_every_kind_of_tensor(saved: Repository, tmp_path: Path, mon
     export(saved, RUN, "dcp", tmp_path / "out")
     found = loaded_by_torch(tmp_path / "out")
     expected = own_names(TENSORS)
-    assert {name: (t.dtype, t.shape) for name, t in found.items()} == {
-        n: (t.dtype, t.shape) for n, t in expected.items()
-    }
-    assert bits(found) == bits(expected)
+    assert_same(found, expected)
     chunks = FileSystemReader(tmp_path / "out").read_metadata().state_dict_metadata["model.half"]
     assert len(cast(Any, chunks).chunks) == 35, "700 elements of 2 bytes, 40 bytes a block"
 
@@ -136,10 +135,7 @@ def test_every_kind_of_tensor_is_loaded_into_memory(saved: Repository) -> None:
     weights = {name: tensor for name, tensor in TENSORS.items() if not name.startswith("optimizer.")}
     expected = own_names(weights, prefix="")
     found = checkpoint_export.load(saved, resolve.resolve(saved, RUN), "model", TOOLS)
-    assert {name: (t.dtype, t.shape) for name, t in found.items()} == {
-        n: (t.dtype, t.shape) for n, t in expected.items()
-    }
-    assert bits(found) == bits(expected)
+    assert_same(found, expected)
     moments = checkpoint_export.load(saved, resolve.resolve(saved, RUN), "optimizer", TOOLS)
     assert bits(moments) == bits({"state.turned.exp_avg": TENSORS["optimizer.turned.exp_avg"]})
 

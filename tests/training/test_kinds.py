@@ -23,8 +23,6 @@ from m5ws.training.state.plain_state import RestoreError, StateError
 from m5ws.training.state.staging import HostBuffers, NoCopyStager
 from tests.support.records import kinds
 
-BuildOptimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]
-
 
 class Kinds(torch.nn.Module):
     def __init__(self, seed: int) -> None:

@@ -60,16 +60,6 @@ def test_a_script_may_save_its_state_when_it_is_interrupted(
     assert "saved\n" in attempt.log()
 
 
-def test_code_from_the_authors_checkout_is_refused(runner: Any) -> None:
-    author = runner.tmp / "author"
-    (author / "deep").mkdir(parents=True)
-    (author / "deep" / "from_the_checkout.py").write_text("")
-    attempt = runner(PLAIN, "import", str(author / "deep"))
-    assert attempt.status == 2
-    (error,) = ended(attempt)
-    assert error is not None and error.startswith("NotIsolated") and "from_the_checkout" in error
-
-
 def test_installed_packages_of_an_environment_in_the_checkout_are_allowed(runner: Any) -> None:
     packages = runner.tmp / "author" / ".venv" / "lib" / "site-packages"
     packages.mkdir(parents=True)

@@ -116,17 +116,8 @@ def test_a_clock_says_when_and_a_replay_saves_where_its_original_did(in_process:
     assert list(rarely.contents) == [3]
 
 
-@pytest.fixture
-def handlers() -> Iterator[None]:
-    """Restore the signal handlers that a test's script has changed."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
-def test_a_signal_ends_the_training_with_a_checkpoint(in_process: Any, handlers: None, number: int) -> None:
+def test_a_signal_ends_the_training_with_a_checkpoint(in_process: Any, number: int) -> None:
     def at(step: int) -> None:
         if step == 2:
             os.kill(os.getpid(), number)
@@ -138,9 +129,7 @@ def test_a_signal_ends_the_training_with_a_checkpoint(in_process: Any, handlers:
 
 
 @pytest.mark.parametrize("every", [None, 2], ids=["itself", "the one before it"])
-def test_a_last_checkpoint_that_takes_too_long_is_given_up(
-    in_process: Any, handlers: None, gated: Gated, every: int | None
-) -> None:
+def test_a_last_checkpoint_that_takes_too_long_is_given_up(in_process: Any, gated: Gated, every: int | None) -> None:
     def at(step: int) -> None:
         if step == 2:
             gated.gate.clear()

@@ -3,7 +3,6 @@
 No checkpoint that was published is ever wrong: the run that goes on from it ends as one that nothing befell.
 """
 
-import importlib
 import os
 import re
 import signal
@@ -22,6 +21,9 @@ from m5ws.repository.fsck import fsck
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
 from m5ws.store.interface import ObjectStore
+from m5ws.store.s3.location import parse
+from m5ws.store.s3.retry import RetryPolicy
+from m5ws.store.s3.store import S3Store
 from m5ws.training.checkpoint import checkpointing
 from m5ws.training.checkpoint.background_save import TooManyFailures
 from tests.conftest import loud_skip
@@ -71,12 +73,8 @@ def troubled(request: pytest.FixtureRequest, trouble: str, tmp_path: Path) -> It
 
 def _impatient(url: str) -> ObjectStore:
     """Open a store in S3 that gives a request up soon, so that the test need not wait for minutes."""
-    location: Any = importlib.import_module("m5ws.store.s3.location")
-    retry: Any = importlib.import_module("m5ws.store.s3.retry")
-    s3: Any = importlib.import_module("m5ws.store.s3.store")
-    budget = retry.RetryPolicy(budget_s=_PATIENCE_S, contact_s=_PATIENCE_S, first_s=0.01, longest_s=0.05)
-    store: ObjectStore = s3.S3Store(location.parse(url), budget)
-    return store
+    budget = RetryPolicy(budget_s=_PATIENCE_S, contact_s=_PATIENCE_S, first_s=0.01, longest_s=0.05)
+    return S3Store(parse(url), budget)
 
 
 class _Tried:
@@ -146,15 +144,6 @@ class _Tried:
 
 
 @pytest.fixture
-def signals() -> Iterator[None]:
-    """Restore the signal handlers that a rank replaces."""
-    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)}
-    yield
-    for one, handler in before.items():
-        signal.signal(one, handler)
-
-
-@pytest.fixture
 def tried(in_process: Any, repo: Repository, troubled: Directory | Server) -> _Tried:
     return _Tried(in_process, repo, troubled)
 
@@ -207,7 +196,6 @@ def test_the_training_ends_after_as_many_failures_as_it_is_told(tried: _Tried, t
 
 
 @pytest.mark.parametrize("trouble", ["away"])
-@pytest.mark.usefixtures("signals")
 def test_a_run_that_is_told_to_stop_ends_in_its_time_without_its_store(
     tried: _Tried, trouble: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

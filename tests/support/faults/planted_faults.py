@@ -1,4 +1,4 @@
-"""Faults of ten kinds, each planted at a random step of a run, and the expected reason of each.
+"""Faults of nine kinds, each planted at a random step of a run, and the expected reason of each.
 
 A reason is *right* if it names the kind's own cause, *wrong* if it names another, and unknown if it names none.
 """
@@ -12,12 +12,9 @@ import msgspec
 
 from m5ws.errors import M5Error
 from m5ws.records import codec
-from m5ws.records.checkpoint import Checkpoint, Content
 from m5ws.records.ledger import State, Step
 from m5ws.records.verdict import Verdict
-from m5ws.repository import checkpoints
 from m5ws.repository.ledger import ledger
-from m5ws.repository.objects import key
 from m5ws.repository.repository import Repository
 from m5ws.reproduce.segments import JointResult
 from m5ws.runs import history
@@ -35,7 +32,6 @@ CAUSES = {
     "threads": r"threads of rank \d in step \d+: 2 → 1",
     "dropout off": _UNRECORDED,
     "RNG draw after resume": r"the resume of the original after step \d+",
-    "checkpoint": r"checkpoint \d+-0001 (was modified after|cannot be read).*`m5ws fsck`|object [0-9a-f]{64}",
     "ledger event": r"batch runs/\S+ was modified after|was edited after the run",
 }
 _EQUAL = ("reproduced", "sampled")
@@ -45,8 +41,7 @@ _WEIGHTS = 16 * 48 + 48 + 48 * 8 + 8
 class Planted(msgspec.Struct, frozen=True):
     """A run with a fault of a kind. The fault first shows at `step`, after the segment's `first`.
 
-    `what` is the edited batch or checkpoint, if a refusal to replay names it. Both segments that a checkpoint joins are
-    refused, so such a refusal has no step.
+    `what` is the edited batch, if a refusal to replay names it.
     """
 
     kind: str
@@ -87,13 +82,13 @@ def judged(planted: Planted, answer: JointResult | M5Error) -> Said:
 
 
 def _step(bad: Verdict) -> int:
-    """Return the step in a verdict. For a bad checkpoint, it is the step after."""
+    """Return the step in a verdict, or else the first step of its segment."""
     assert bad.segment is not None
     return bad.first.step if bad.first is not None else bad.segment.first + 1
 
 
 def _is_placed(words: str, planted: Planted) -> bool:
-    """Return True if an error about damage names the place: the batch, the checkpoint or the segment."""
+    """Return True if an error about damage names the place: the batch or the segment."""
     if planted.what and planted.what in words:
         return True
     match = re.search(r"steps (\d+)-(\d+) is false", words)
@@ -173,59 +168,6 @@ def _library(runs: Runs, draw: random.Random, step: int, given: dict[str, int]) 
     return Planted("library version", run, step)
 
 
-def _checkpoint(runs: Runs, draw: random.Random, step: int, given: dict[str, int]) -> Planted:
-    """Edit the checkpoint before a step: a byte of an object, a byte with all digests, or another run's state."""
-    run, after = runs.train(**given), max(EVERY, (step - 1) // EVERY * EVERY)
-    label = checkpoints.name(after, 1)
-    record = checkpoints.load(runs.repo, run, label)
-    way = draw.choice(["byte", "digests", "state"])
-    if way == "byte":
-        _flip_stored(runs, record)
-    elif way == "digests":
-        _exchange(runs, run, label, msgspec.structs.replace(record, content=_edited(runs.repo, record, draw)))
-    else:
-        second = runs.train(seed=given["seed"] + 1, nproc=given["nproc"])
-        content = checkpoints.load(runs.repo, second, label).content
-        _exchange(runs, run, label, msgspec.structs.replace(record, content=content))
-    return Planted("checkpoint", run, after + 1, f"checkpoint {label} " if way != "byte" else "")
-
-
-def _flip_stored(runs: Runs, record: Checkpoint) -> None:
-    """Flip a bit of a stored object that belongs to this checkpoint alone."""
-    content = runs.repo.objects.get_record(record.content, Content)
-    part = _bias(content).shards[0].parts[0]
-    file = runs.root / ".m5ws" / "store" / key(part.object)
-    data = bytearray(file.read_bytes())
-    data[part.offset] ^= 1
-    file.chmod(0o644)
-    file.write_bytes(data)
-
-
-def _edited(repo: Repository, record: Checkpoint, draw: random.Random) -> str:
-    """Store a content with a flipped bit of a weight and matching digests, and return its digest."""
-    content = repo.objects.get_record(record.content, Content)
-    bias = _bias(content)
-    part = bias.shards[0].parts[0]
-    data = bytearray(repo.objects.read(part))
-    data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
-    digest = repo.objects.put(bytes(data))
-    new = msgspec.structs.replace(part, object=digest, offset=0, digest=digest)
-    shards = (msgspec.structs.replace(bias.shards[0], parts=(new,)), *bias.shards[1:])
-    changed = msgspec.structs.replace(bias, shards=shards)
-    tensors = tuple(changed if tensor is bias else tensor for tensor in content.tensors)
-    return repo.objects.put_record(msgspec.structs.replace(content, tensors=tensors))
-
-
-def _bias(content: Content) -> Any:
-    return next(tensor for tensor in content.tensors if tensor.name == "model.last.bias")
-
-
-def _exchange(runs: Runs, run: str, label: str, record: Checkpoint) -> None:
-    store, where = runs.repo.store, checkpoints.key(run, label)
-    store.delete(where)
-    store.create(where, f"{runs.repo.objects.put_record(record)}\n".encode())
-
-
 def _ledger(runs: Runs, draw: random.Random, step: int, given: dict[str, int]) -> Planted:
     """Edit an event of a step: its bytes alone, with a new chain after it, or with a new end of the attempt too."""
     run, way = runs.train(**given), draw.choice(["bytes", "chain", "all"])
@@ -282,6 +224,5 @@ _KINDS: dict[str, _Plant] = {
     "threads": _threads,
     "dropout off": _simple("dropout off", "dropout", lambda draw: {"way": draw.randrange(2)}),
     "RNG draw after resume": _draw,
-    "checkpoint": _checkpoint,
     "ledger event": _ledger,
 }

@@ -17,7 +17,6 @@ class TrivialServer:
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, bytes]] = []
         self.hosts: set[str] = set()
-        self.cut_short = 0
         self._server = _Quiet(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
         self.port = int(self._server.server_address[1])
@@ -66,7 +65,6 @@ def _handler(owner: TrivialServer) -> type[BaseHTTPRequestHandler]:
             wanted = int(self.headers["Content-Length"])
             data = self.rfile.read(wanted)
             if len(data) < wanted:
-                owner.cut_short += 1
                 self.close_connection = True
                 return
             self._note(data)

@@ -126,6 +126,14 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "assumed unchanged": then(
         _git("update-index", "--assume-unchanged", "train.py"), as_long("train.py", b"print(7)\n")
     ),
+    "skipped in the worktree": then(
+        _git("update-index", "--skip-worktree", "train.py"), as_long("train.py", b"print(9)\n")
+    ),
+    "a submodule": then(
+        _git("clone", "-q", ".", "other"),
+        _git("-c", "protocol.file.allow=always", "submodule", "add", "-q", "./other", "sub"),
+    ),
+    "an unborn branch": _git("checkout", "-q", "--orphan", "unborn"),
     "git told to look away": then(
         *(_config(f"core.{name}", value) for name, value in _LOOK_AWAY.items()), as_long("train.py", b"print(8)\n")
     ),

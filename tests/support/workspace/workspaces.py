@@ -120,6 +120,14 @@ class Workspace(msgspec.Struct, frozen=True):
         file.write_text(text.replace(old, new))
 
 
+def make_forgetful(root: Path, *, run: str = "") -> Workspace:
+    """Make a workspace with FSDP2 training of an unregistered loader: a resume starts its data from the beginning."""
+    workspace = make_workspace(root, "fsdp.py", nproc=1, run=run)
+    workspace.edit("train.py", "loader=loader, ", "")
+    workspace.edit("train.py", "step.next_batch()", "next(loader)")
+    return workspace
+
+
 def make_workspace(
     root: Path, script: str, *, trainer: str = "torchrun", nproc: int = 2, mlflow: bool = False, run: str = ""
 ) -> Workspace:

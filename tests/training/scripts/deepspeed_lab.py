@@ -6,7 +6,6 @@ Each scenario returns plain data; this rank's goes to OUT/<scenario>-<rank>.json
 import gc
 import json
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +36,6 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "zero3-parameters": (3, "bf16", {"offload_param": {"device": "cpu", "pin_memory": False}, "sub_group_size": 50}),
     "zero1-no-offload": (1, "bf16", {"offload": False}),
     "zero3-no-offload": (3, "bf16", {"offload": False}),
-    "zero0-bf16": (0, "bf16", {"offload": False}),
-    "zero2-elastic": (2, "bf16", {"elastic_checkpoint": True}),
     "zero0-fp32": (0, "fp32", {"offload": False}),
 }
 
@@ -173,38 +170,6 @@ def described(training: Training, case: str) -> dict[str, Any]:
     return {"state": training.state(), "masters": masters}
 
 
-def products(repo: Repository, group: Any) -> dict[str, Any]:
-    """The fingerprints after step k+1, resumed at k by DeepSpeed alone and by m5ws, and of uninterrupted training."""
-    found: dict[str, Any] = {}
-    whole = Training("zero2-bf16", group)
-    kept: dict[int, Any] = {}
-    with tempfile.TemporaryDirectory() as directory:
-        shared = collectives.broadcast(directory, group)
-        for number in range(1, 20):
-            whole.step(number)
-            if number - 1 in kept:
-                found[str(number - 1)] = {"whole": whole.state()}
-            if number in (2, 4, 5, 18):
-                whole.engine.save_checkpoint(shared, tag=str(number), save_latest=False)
-                kept[number] = whole.save(repo)
-        for start, (content, rank) in kept.items():
-            for how in ("deepspeed", "m5ws"):
-                other = Training("zero2-bf16", group)
-                if how == "m5ws":
-                    other.load(repo, content, rank)
-                else:
-                    del other.backend._tracked  # DeepSpeed's own checkpoint has none of the beta powers.
-                    other.engine.load_checkpoint(shared, tag=str(start))
-                other.step(start + 1)
-                if how == "deepspeed":
-                    other.backend = DeepSpeedBackend(other.engine)
-                found[str(start)][how] = other.state()
-                other.destroy()
-        dist.barrier()
-    whole.destroy()
-    return found
-
-
 def weights(repo: Repository, group: Any) -> dict[str, Any]:
     """Fingerprints of the layouts' tensors, and of the same tensors whole: first the model's, then as gathered."""
     found = {}
@@ -246,8 +211,6 @@ def refusals(repo: Repository, group: Any) -> dict[str, str]:
     found = {}
     # A store of its own: a damaged object may be in other scenarios' contents too.
     repo = Repository.create(open_store(repo.store.url.removeprefix("file://") + "-damaged"))
-    for what, case in (("bf16 without ZeRO", "zero0-bf16"), ("elastic", "zero2-elastic")):
-        found[what] = refusal(lambda case=case: Training(case, group))
     found["not known"] = refusal(lambda: DeepSpeedBackend(engine_of(config(2, "bf16") | {"levitation": True}, Model())))
     found["other engine"] = refusal(lambda: without_names("zero2-bf16", group))
     training = Training("zero2-bf16", group)
@@ -283,7 +246,7 @@ def refusal(action: Any) -> str:
         action()
     except M5Error as error:
         parts = (
-            "bf16 or fp16 without ZeRO", "elastic_checkpoint", "between two optimizer steps", "the checkpoint has no",
+            "between two optimizer steps", "the checkpoint has no",
             "rank 1 could not read", "levitation", "_get_ckpt_name",
         )  # fmt: skip
         return ": ".join([type(error).__name__, *(part for part in parts if part in str(error))])

@@ -15,40 +15,31 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 
-@feature
-def plain(seed: int) -> Made:
-    model = GPT(seed)
-    return trainer(model, adamw(model))
+def _of(model: nn.Module, **more: Any) -> Made:
+    return trainer(model, adamw(model), **more)
 
 
-@feature
-def plain_uneven(seed: int) -> Made:
-    model = GPT(seed, width=36, vocabulary=70)
-    return trainer(model, adamw(model))
+def _ddp(seed: int, layers: int = 2, **more: Any) -> Made:
+    return _of(DistributedDataParallel(GPT(seed, layers=layers), **more))
 
 
-@feature
-def plain_4_layers(seed: int) -> Made:
-    model = GPT(seed, layers=4)
-    return trainer(model, adamw(model))
-
-
-def _ddp(seed: int, **more: Any) -> Made:
-    model = DistributedDataParallel(GPT(seed), **more)
-    return trainer(model, adamw(model))
-
-
-@feature
-def ddp_4_layers(seed: int) -> Made:
-    model = DistributedDataParallel(GPT(seed, layers=4))
-    return trainer(model, adamw(model))
+def _line() -> Any:
+    return init_device_mesh("cpu", (dist.get_world_size(),))
 
 
 FEATURES |= {
+    "plain": lambda seed: _of(GPT(seed)),
+    "plain_uneven": lambda seed: _of(GPT(seed, width=36, vocabulary=70)),
+    "plain_4_layers": lambda seed: _of(GPT(seed, layers=4)),
     "ddp": _ddp,
+    "ddp_4_layers": lambda seed: _ddp(seed, layers=4),
     "ddp_static": lambda seed: _ddp(seed, static_graph=True),
     "ddp_unused": lambda seed: _ddp(seed, find_unused_parameters=True),
     "ddp_views": lambda seed: _ddp(seed, gradient_as_bucket_view=True, bucket_cap_mb=0.01),
+    "fsdp": lambda seed: _of(shard(GPT(seed))),
+    "hsdp": lambda seed: _of(shard(GPT(seed), square())),
+    "tp": lambda seed: _of(cut(GPT(seed), _line()), rank=0),
+    "tp_sequence": lambda seed: _of(cut(GPT(seed), _line(), sequence=True), rank=0),
 }
 
 
@@ -66,25 +57,13 @@ def replicate(seed: int) -> Made:
     from torch.distributed._composable.replicate_with_fsdp import replicate as composed
 
     model = GPT(seed)
-    composed(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-    return trainer(model, adamw(model))
-
-
-@feature
-def fsdp(seed: int) -> Made:
-    model = shard(GPT(seed))
+    composed(model, mesh=_line())
     return trainer(model, adamw(model))
 
 
 @feature
 def fsdp_columns(seed: int) -> Made:
     model = fully_shard(GPT(seed), shard_placement_fn=lambda p: Shard(1) if p.dim() > 1 else None)
-    return trainer(model, adamw(model))
-
-
-@feature
-def hsdp(seed: int) -> Made:
-    model = shard(GPT(seed), square())
     return trainer(model, adamw(model))
 
 
@@ -175,18 +154,6 @@ def _experts(seed: int, sharded: bool) -> Made:
 
 
 FEATURES |= {"experts": lambda seed: _experts(seed, True), "plain_experts": lambda seed: _experts(seed, False)}
-
-
-@feature
-def tp(seed: int) -> Made:
-    model = cut(GPT(seed), init_device_mesh("cpu", (dist.get_world_size(),)))
-    return trainer(model, adamw(model), rank=0)
-
-
-@feature
-def tp_sequence(seed: int) -> Made:
-    model = cut(GPT(seed), init_device_mesh("cpu", (dist.get_world_size(),)), sequence=True)
-    return trainer(model, adamw(model), rank=0)
 
 
 def _tp_fsdp(seed: int, sequence: bool = False, **more: Any) -> Made:

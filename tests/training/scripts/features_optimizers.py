@@ -13,34 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 @feature
-def fused(seed: int) -> Made:
-    model = shard(GPT(seed))
-    return trainer(model, adamw(model, fused=True))
-
-
-@feature
-def foreach(seed: int) -> Made:
-    model = shard(GPT(seed))
-    return trainer(model, adamw(model, foreach=True))
-
-
-@feature
 def muon(seed: int) -> Made:
     model = shard(GPT(seed))
     optimizer, _ = muon_and_adamw(model)
     return trainer(model, optimizer)
-
-
-@feature
-def tensor_lr(seed: int) -> Made:
-    model = shard(GPT(seed))
-    return trainer(model, torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-2), foreach=False))
-
-
-@feature
-def sgd(seed: int) -> Made:
-    model = shard(GPT(seed))
-    return trainer(model, torch.optim.SGD(model.parameters(), lr=1e-2))
 
 
 @feature
@@ -89,12 +65,6 @@ class Both(torch.optim.Optimizer):
 
 
 @feature
-def wrapped_optimizers(seed: int) -> Made:
-    model = shard(GPT(seed))
-    return trainer(model, Both(*muon_and_adamw(model)))
-
-
-@feature
 def redundancy(seed: int) -> Made:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -116,10 +86,26 @@ class OwnMoments(torch.optim.Optimizer):
             parameter.sub_(moment * 1e-2)
 
 
-@feature
-def own_moments(seed: int) -> Made:
+def _sharded(seed: int, make: Any) -> Made:
+    model = shard(GPT(seed))
+    return trainer(model, make(model))
+
+
+def _own_moments(seed: int) -> Made:
     model = GPT(seed)
     return trainer(model, OwnMoments(model.parameters()))
+
+
+FEATURES |= {
+    "fused": lambda seed: _sharded(seed, lambda model: adamw(model, fused=True)),
+    "foreach": lambda seed: _sharded(seed, lambda model: adamw(model, foreach=True)),
+    "tensor_lr": lambda seed: _sharded(
+        seed, lambda model: torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-2), foreach=False)
+    ),
+    "sgd": lambda seed: _sharded(seed, lambda model: torch.optim.SGD(model.parameters(), lr=1e-2)),
+    "wrapped_optimizers": lambda seed: _sharded(seed, lambda model: Both(*muon_and_adamw(model))),
+    "own_moments": _own_moments,
+}
 
 
 class Shampoo(torch.optim.Optimizer):

@@ -42,7 +42,7 @@ def garbage() -> None:
 
 
 def session(repo: Repository, orders: Context, place: str, made: Any, total: int, *, fresh: bool) -> Any:
-    """Run a session to its end, and return this rank's records."""
+    """Run a session to its end, destroy its groups, and return this rank's records."""
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     parts, step_of = made(77 if fresh else 3)
     garbage() if fresh else torch.manual_seed(1000 + rank)
@@ -51,11 +51,16 @@ def session(repo: Repository, orders: Context, place: str, made: Any, total: int
     context.activate(
         context.ActiveRank(orders, repo, writer, StopRequest(Path(orders.spool_dir) / "stop", world), rank, world)
     )
+    groups = set(dist.distributed_c10d._world.pg_map)
     try:
         for step in m5ws.session(**parts, total_steps=total).steps():
             step.record(**step_of(step))
     finally:
         context.activate(None)
+    if world > 1:
+        dist.barrier()
+    for group in set(dist.distributed_c10d._world.pg_map) - groups:
+        dist.destroy_process_group(group)
     if "engine" in parts:
         parts["engine"].destroy()
     parts.clear()
