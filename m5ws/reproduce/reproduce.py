@@ -147,13 +147,12 @@ def execute(
         return publish(ports, home, msgspec.structs.replace(unlike, expected=expected))
     if (refused := refusals.of_checkpoints(ports.repo, planned.run, original)) is not None:
         return publish(ports, home, refused)
-    ends_early = request.segment is not None and request.segment.last < original.last_step
-    if request.segment is not None:
+    part = request.segment
+    ends_early = part is not None and part.last < original.last_step
+    if part is not None:
         # State before the first step is compared; state that a checkpoint restored is given.
-        given = request.segment.first if request.segment.digest is not None else request.segment.first - 1
-        original = original.within(given, request.segment.last)
+        original = original.within(part.first - (part.digest is None), part.last)
     comparison = Comparison(original, (ports.repo, planned.run.id))
-
     listeners = _Listeners(watch=watch, progress=progress, on_recheck=on_recheck, on_side=on_side)
     on = request.keep_going or request.tolerance is not None
     result, enough = _replayed(ports, planned, comparison, listeners, keep_going=on)

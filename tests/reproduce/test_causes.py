@@ -34,7 +34,7 @@ def evidence(
     two: list[TraceEntry] | None = None,
     batches: tuple[str, str] = ("a", "b"),
 ) -> Evidence:
-    before, after = (History(steps={}, states={}, contents={}, facts={}, notices=[]) for _ in range(2))
+    before, after = (History() for _ in range(2))
     before.add("0", Step(step=2, quantities={}, batch="b" * 64))
     before.add("0", Step(step=3, quantities={}, batch=batches[0] * 64))
     after.add("0", Step(step=3, quantities={}, batch=batches[1] * 64))
