@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 
 from m5ws.errors import UsageError
-from m5ws.records.ledger import COMPLETE
 from m5ws.records.run import Run, Segment
 from m5ws.records.verdict import Divergence, Recheck, Verdict, is_result
 from m5ws.reproduce import gaps, reproduce
@@ -27,8 +26,6 @@ _NOTHING_RESUMED = (
     "the script started from the beginning: nothing was resumed. Let it save checkpoints earlier, and continue from "
     "the newest one if there is one"
 )
-_NOTHING_SAVED = "the script had written no file to a folder of [run] outputs, so nothing was resumed"
-_SAVE_EARLIER = "Let it save checkpoints earlier, or train more steps"
 _LIST_FOLDER = "Let the script save checkpoints, and list their folder in [run] outputs of m5ws.toml."
 
 
@@ -93,13 +90,18 @@ def interrupt(trial: Trial, step: int, announce: Callable[[str], None]) -> Resto
         return Restore(after=step, resumed=None, verdict=_nondeterministic(verdict, early, step))
     if result.outcome != "failed" or done.last_step < step:
         words = f"the training {result.outcome} after step {done.last_step}, and was not interrupted after step {step}"
-        return Restore(after=step, resumed=None, verdict=_not_comparable(interrupted, words))
-    second = _plan(trial, interrupted)
-    if second.outputs is None:
-        words = f"interrupted after step {step}: {_NOTHING_SAVED}. {_SAVE_EARLIER}"
-        return Restore(after=step, resumed=0, verdict=_not_comparable(interrupted, words))
+        verdict = Verdict(
+            run=whole.id,
+            replay=interrupted.id,
+            outcome="not comparable",
+            not_compared=("everything: nothing was resumed",),
+            observed=True,
+            reason=words,
+            created_s=interrupted.created_s,
+        )
+        return Restore(after=step, resumed=None, verdict=verdict)
     announce(f"resuming {interrupted.id}")
-    result = _execute(trial, second)
+    result = _execute(trial, _plan(trial, interrupted))
     return _judge(trial, interrupted, original, result, step)
 
 
@@ -123,9 +125,6 @@ def _judge(trial: Trial, interrupted: Run, original: History, result: supervise.
     done = history.load(trial.ports.repo, interrupted.id)
     resumed = next((after for after, attempt in done.begun if attempt > 1), None)
     comparison = compare_histories(original, done)
-    if result.outcome not in COMPLETE and comparison.first() is None:
-        words = f"interrupted after step {step}: the resume {result.outcome}: {result.message}"
-        return Restore(after=step, resumed=resumed, verdict=_not_comparable(interrupted, words))
     verdict = judgement.judge(trial.ports, interrupted, comparison, result, trial.rules)
     at = f"after step {resumed}" if resumed is not None else "after a step that the records do not prove"
     words = f"interrupted after step {step} and resumed {at}"
@@ -148,18 +147,6 @@ def _nondeterministic(verdict: Verdict, first: Divergence, step: int) -> Verdict
         "It is not deterministic, so its resume cannot be judged"
     )
     return msgspec.structs.replace(verdict, outcome="nondeterministic", reason=words)
-
-
-def _not_comparable(interrupted: Run, words: str) -> Verdict:
-    return Verdict(
-        run=interrupted.reproduces or "",
-        replay=interrupted.id,
-        outcome="not comparable",
-        not_compared=("everything: nothing was resumed",),
-        observed=True,
-        reason=words,
-        created_s=interrupted.created_s,
-    )
 
 
 def is_unsure(restore: Restore) -> bool:

@@ -142,11 +142,8 @@ def execute(
     announce(drifted)
     report(progress, "checking the checkpoints of the original")
     expected = expectation_of(ports, planned, drifted)
-    if request.env == "fail" and drift.worst(drifted) in ("can", "does"):
-        unlike = refusals.of_environment(ports.repo, planned.run, drifted)
-        return publish(ports, home, msgspec.structs.replace(unlike, expected=expected))
-    if (refused := refusals.of_checkpoints(ports.repo, planned.run, original)) is not None:
-        return publish(ports, home, refused)
+    if (refused := _refused(ports, request, planned, original, drifted)) is not None:
+        return publish(ports, home, msgspec.structs.replace(refused, expected=expected))
     part = request.segment
     ends_early = part is not None and part.last < original.last_step
     if part is not None:
@@ -188,6 +185,19 @@ def _hopeless(ports: supervise.Ports, planned: run.AttemptPlan, original: histor
     if original.outcome is not None and results.is_nothing(original, ports.tracker, planned.run.reproduces or ""):
         return refusals.of_nothing(ports.repo, planned.run, results.not_kept("the original", original))
     return None
+
+
+def _refused(
+    ports: supervise.Ports,
+    request: ReplayRequest,
+    planned: run.AttemptPlan,
+    original: history.History,
+    drifted: tuple[Change, ...],
+) -> Verdict | None:
+    """Return the verdict on a replay that would prove nothing, by its environment or the original's checkpoints."""
+    if request.env == "fail" and drift.worst(drifted) in ("can", "does"):
+        return refusals.of_environment(ports.repo, planned.run, drifted)
+    return refusals.of_checkpoints(ports.repo, planned.run, original)
 
 
 def _replayed(

@@ -97,6 +97,7 @@ class History(msgspec.Struct, kw_only=True):
 
     def add(self, rank: str, event: AnyEvent) -> None:
         """Take in one event of `rank`, in that rank's order."""
+        is_counted: bool = self.counts(event)
         match event:
             case AttemptStarted() | Observation():
                 self._start(event)
@@ -107,14 +108,16 @@ class History(msgspec.Struct, kw_only=True):
                     self.threads.setdefault(event.rank, []).append((begin + 1, threads))
             case Setting(name="threads"):
                 self.threads.setdefault(event.rank, []).append((event.step, event.value))
-            case Step() | State() if not self.counts(event):
-                pass
-            case Step():
+            case Step() if is_counted:
                 self._add(self.steps, int(rank), event, Step)
-            case State():
+            case State() if is_counted:
                 self._add(self.states, int(rank), event, State)
-            case CheckpointPublished() | OutputsStored():
-                self._publish(event)
+            case CheckpointPublished():
+                self.published[event.name] = event
+                self.contents[event.step] = event.content
+            case OutputsStored():
+                self.stored[event.name] = event
+                self.outputs = event.content
             case Notice():
                 self.notices.append(event)
             case ScriptEnded():
@@ -122,8 +125,6 @@ class History(msgspec.Struct, kw_only=True):
                 self.unread.update(event.unread)
             case AttemptEnded():
                 self.outcome, self.message = event.outcome, event.message
-            case _:
-                pass
 
     def counts(self, event: AnyEvent) -> TypeGuard[Step | State]:
         """Return True for a step or state that is not of an unplaced attempt, and not read back from a checkpoint."""
@@ -141,16 +142,6 @@ class History(msgspec.Struct, kw_only=True):
         loaded = self._loaded or History()
         values: dict[type, Mapping[int, Mapping[int, Step | State]]] = {Step: loaded.steps, State: loaded.states}
         return cast("Mapping[int, R]", values[kind].get(rank, {}))
-
-    def _publish(self, event: CheckpointPublished | OutputsStored) -> None:
-        if isinstance(event, CheckpointPublished):
-            self.published[event.name] = event
-            if not event.outputs:
-                self.contents[event.step] = event.content
-                return
-        else:
-            self.stored[event.name] = event
-        self.outputs = event.content
 
     def attempt_of(self, step: int) -> int | None:
         """Return the attempt whose record of a step counts: the last that began before it."""
