@@ -144,7 +144,7 @@ MUTATIONS = (
         "a module of a later attempt has the label of any that is not used yet",
         "m5ws/training/observation/names.py",
         "        exact = [label for label in alike if known[label] == description]\n",
-        "        exact = [label for label in known if label not in self._used][:1]\n",
+        "        exact = [label for label in known if label not in self._descriptions][:1]\n",
         ("training/test_observed_names.py",),
     ),
     Mutation(

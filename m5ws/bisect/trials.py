@@ -200,7 +200,7 @@ class HybridRuns:
             if not _as(earlier, plan.run):
                 continue
             done = history.load(repo, earlier.id)
-            if done.outcome is None or done.attempts != 1:
+            if done.outcome is None or done.attempt != 1:
                 continue
             if drift.worst(_drift(ports, earlier, plan)) in ("can", "does"):
                 continue

@@ -93,10 +93,7 @@ class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_checkpoints(repo: Repository, run: str, progress: Progress | None = None) -> list[CheckpointInfo]:
-    """Return every published checkpoint in order of steps, also those that do not count.
-
-    Output files, which older versions published as checkpoints, are left out.
-    """
+    """Return every published checkpoint in order of steps, also those that do not count."""
     names = checkpoints.names(repo, run)
     valid, kept = set(checkpoints.valid(repo, run)), set(checkpoints.kept(repo, run))
     recorded = _recorded(repo, run)
@@ -113,8 +110,7 @@ def list_checkpoints(repo: Repository, run: str, progress: Progress | None = Non
             kept=name in kept,
             counts=name in valid,
         )
-        if isinstance(records, str) or records[2].format != "files/1":
-            rows.append(_filled(row, records, seen))
+        rows.append(_filled(row, records, seen))
         if progress:
             progress("reading checkpoints", number + 1, len(names))
     return rows

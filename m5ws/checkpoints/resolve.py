@@ -14,7 +14,7 @@ import msgspec
 
 from m5ws.errors import NotFound, UsageError
 from m5ws.records.base import Digest
-from m5ws.records.checkpoint import Checkpoint, Content
+from m5ws.records.checkpoint import Checkpoint
 from m5ws.repository import checkpoints, ids, outputs
 from m5ws.repository.objects import is_digest
 from m5ws.repository.repository import Repository
@@ -33,11 +33,10 @@ class CheckpointRef(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.run}@{self.name}"
 
 
-def resolve(repo: Repository, text: str, *, counting: bool = True, state: bool = False) -> CheckpointRef:
+def resolve(repo: Repository, text: str, *, counting: bool = True) -> CheckpointRef:
     """Return the checkpoint with the name `text`. With `counting`, a checkpoint that a newer attempt fenced is refused.
 
-    With `state`, RUN alone means the newest checkpoint that a training can resume from, without output files. Raises
-    NotFound, AmbiguousId, UsageError, CorruptObject.
+    Raises NotFound, AmbiguousId, UsageError, CorruptObject.
     """
     wanted = text.strip().lower()
     if is_digest(wanted):
@@ -52,18 +51,9 @@ def resolve(repo: Repository, text: str, *, counting: bool = True, state: bool =
     valid = checkpoints.valid(repo, run)
     known = valid if counting or "-" not in label else checkpoints.names(repo, run)
     names = [name for name in known if not label or _is(name, label)]
-    if state and not label:
-        names = next(([name] for name in reversed(names) if holds_state(repo, run, name)), names)
     if not names:
         raise _absent(repo, run, label, valid)
     return CheckpointRef(run=run, name=names[-1], digest=checkpoints.digest(repo, run, names[-1]))
-
-
-def holds_state(repo: Repository, run: str, name: str) -> bool:
-    """Return True if a training can resume from a checkpoint: it has more than files of the script."""
-    _, record = checkpoints.read(repo, run, name)
-    content = repo.objects.get_record(record.content, Content)
-    return content.format != "files/1"
 
 
 def known(repo: Repository, run: str) -> list[str]:

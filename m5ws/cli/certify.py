@@ -18,8 +18,8 @@ from m5ws.records.run import Segment, Trainer
 if TYPE_CHECKING:
     from m5ws.records.run import Run
     from m5ws.records.verdict import Verdict
-    from m5ws.reproduce.certify import Certificate
-    from m5ws.reproduce.interruptions import Interruption, Trial
+    from m5ws.reproduce.certify import Certificate, Restore
+    from m5ws.reproduce.interruptions import Trial
     from m5ws.reproduce.reproduce import ReplayRequest
     from m5ws.runs.supervise import Ports
     from m5ws.workspace import Workspace
@@ -56,11 +56,6 @@ class NothingToCertify(M5Error):
 )
 @click.option("--sample-seed", type=int, default=0, show_default=True, metavar="N", help="Seed of that choice.")
 @click.option(
-    "--in-save",
-    is_flag=True,
-    help="Without m5ws.session: kill in the middle of a save by torch.save, and not after a step.",
-)
-@click.option(
     "--parallel",
     type=click.IntRange(min=1),
     default=1,
@@ -80,7 +75,6 @@ def command(
     steps: int,
     restores: int | None,
     sample_seed: int,
-    in_save: bool,
     parallel: int,
     no_progress: bool,
     as_json: bool,
@@ -94,8 +88,7 @@ def command(
 
     A script without m5ws.session trains to its own end. Then it trains again, is killed late in the training or after
     --restores steps chosen at random, and is resumed as by `m5ws run --resume`. Its observed steps and its output files
-    are compared. Let it train few steps by its arguments or --set, and save checkpoints among them. With --in-save it
-    is killed when half of a checkpoint file is written.
+    are compared. Let it train few steps by its arguments or --set, and save checkpoints among them.
 
     Exit status: 0 all restores are equal, 1 one differs, 2 one could not be compared or nothing was resumed, 3 the
     training did not finish.
@@ -105,7 +98,6 @@ def command(
       m5ws certify
       m5ws certify --trainer deepspeed --set zero_stage=3 --steps 20 --parallel 2
       m5ws certify train.py --max-steps 20 --save-steps 5
-      m5ws certify --in-save train.py --max-steps 20 --save-steps 5
     """
     from m5ws.reproduce import certify, interruptions, reproduce
     from m5ws.runs import run as runs
@@ -122,7 +114,7 @@ def command(
         _train(workspace, ports, whole, progress=not no_progress)
         if has_steps and interruptions.is_observed(ports, whole):
             output.print_note("--steps has no effect: the script does not use m5ws.session, and trains to its own end")
-        joint = _certify(workspace, ports, whole, restores, sample_seed, parallel, in_save=in_save)
+        joint = _certify(workspace, ports, whole, restores, sample_seed, parallel)
     except (KeyboardInterrupt, reproduce.ReplayInterrupted):
         raise _interrupted(ports, whole) from None
     output.print_json(joint) if as_json else output.echo(format_certificate(joint))
@@ -130,7 +122,7 @@ def command(
 
 
 def _certify(
-    workspace: "Workspace", ports: "Ports", whole: "Run", count: int | None, seed: int, parallel: int, *, in_save: bool
+    workspace: "Workspace", ports: "Ports", whole: "Run", count: int | None, seed: int, parallel: int
 ) -> "Certificate":
     """Restore or interrupt the training `count` times, compare, and return the certificate. Ctrl-C stops it."""
     from m5ws.reproduce import certify, interruptions, reproduce
@@ -138,15 +130,14 @@ def _certify(
     named = workspace.settings.run.results
     request = reproduce.ReplayRequest(original=whole.id, env="ignore", results=named)
     if interruptions.is_observed(ports, whole):
-        parts = interruptions.choose(ports, whole, count, seed, in_save=in_save)
-        interrupted = _interrupt(workspace, ports, request, parts, parallel, in_save=in_save)
-        return certify.observed_certificate(ports.repo, whole.id, interrupted, in_save=in_save)
-    if in_save:
-        output.print_note("--in-save has no effect: the script uses m5ws.session, which publishes complete checkpoints")
+        parts = interruptions.choose(ports, whole, count, seed)
+        interrupted = _interrupt(workspace, ports, request, parts, parallel)
+        return certify.certificate(ports.repo, whole.id, interrupted)
     wanted = certify.restores(ports.repo, whole.id, count, seed)
     output.print_note(f"restoring it after {len(wanted)} of its steps")
     verdicts = segments.replay(workspace, ports, request, wanted, parallel).verdicts
-    return certify.certificate(ports.repo, whole.id, verdicts)
+    done = [certify.Restore(resumed=each.segment.first, verdict=each) for each in verdicts if each.segment is not None]
+    return certify.certificate(ports.repo, whole.id, done)
 
 
 def _interrupted(ports: "Ports", whole: "Run") -> M5Error:
@@ -183,14 +174,8 @@ def _train(workspace: "Workspace", ports: "Ports", whole: "Run", *, progress: bo
 
 
 def _interrupt(
-    workspace: "Workspace",
-    ports: "Ports",
-    request: "ReplayRequest",
-    parts: list[Segment],
-    parallel: int,
-    *,
-    in_save: bool,
-) -> "list[Interruption]":
+    workspace: "Workspace", ports: "Ports", request: "ReplayRequest", parts: list[Segment], parallel: int
+) -> "list[Restore]":
     """Interrupt and resume the training before each segment, and return the published results. Ctrl-C stops them all.
 
     If one differs, the training is replayed without an interruption.
@@ -207,13 +192,12 @@ def _interrupt(
         author_dir=workspace.root,
         rules=request.rules,
         watch=lambda *_: stopped.is_set(),
-        in_save=in_save,
     )
     done = 0
 
-    def told(result: "Interruption") -> None:
+    def told(result: "Restore") -> None:
         nonlocal done
-        output.print_note(f"interrupted {trial.place(result.after)}: {result.verdict.outcome}")
+        output.print_note(f"interrupted after step {result.after}: {result.verdict.outcome}")
         done += 1
         bar(_STAGE, done, len(parts))
 
@@ -275,8 +259,7 @@ def _table(certificate: "Certificate") -> tuple[tuple[str, ...], list[tuple[str,
     if not certificate.interrupted:
         return ("restored after step", "result", "replayed as"), rows
     after = map(str, certificate.interrupted)
-    moment = "in the save after step" if certificate.in_save else "after step"
-    return (f"interrupted {moment}", "resumed after step", "result", "replayed as"), [
+    return ("interrupted after step", "resumed after step", "result", "replayed as"), [
         (step, *row) for step, row in zip(after, rows, strict=True)
     ]
 

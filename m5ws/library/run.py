@@ -139,7 +139,7 @@ class Run:
         from m5ws.checkpoints.export import export
 
         name = self.id if step is None else f"{self.id}@{step}"
-        which = resolve.resolve(self._repo, name, state=True)
+        which = resolve.resolve(self._repo, name)
         return export.load(self._repo, which, part, workspace.export_tools())
 
     def outputs(self, directory: str | os.PathLike[str]) -> Path:

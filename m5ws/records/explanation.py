@@ -11,21 +11,12 @@ Phase = Literal[
 `update` of the state. `operations`: different operations ran, so their results cannot be compared."""
 
 CauseKind = Literal[
-    "dropout RNG",
     "random numbers",
     "module setting",
     "optimizer setting",
     "data order",
-    "changed data",
     "nondeterministic kernel",
-    "thread count",
-    "vector capability",
-    "reduction order, world size",
-    "library version",
-    "seed",
-    "changed code",
-    "changed config",
-    "changed input",
+    "recorded change",
     "unknown",
 ]
 
@@ -84,7 +75,7 @@ class Explanation(Record, frozen=True, kw_only=True):
 
     `between` names the two sides that were compared; `record` is the original's own ledger, if it could not be
     replayed. `repeats`: True if the two replays of one side have equal traces, None if unknown. `causes` has the
-    likeliest first, and is never empty. `limits` lists things that could not be traced.
+    certain ones first, and is never empty. `limits` lists things that could not be traced.
     """
 
     first: int

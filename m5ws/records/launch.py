@@ -64,8 +64,7 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
     settings for new checkpoints, `trace` the steps to trace. A replay makes a checkpoint after each step in
     `checkpoint_at`, and fingerprints after each in `fingerprint_at`, as its original did, and never by the clock. The
     attempt ends after step `until`, if given. Without `goes_on` no later attempt follows, so an early end makes no
-    checkpoint. The ranks of a script without a session are killed after step `killed_after`, if given, as by a crash,
-    or with `killed_in_save` in the middle of the first save after it.
+    checkpoint. The ranks of a script without a session are killed after step `killed_after`, if given, as by a crash.
     `copies` is the directory of the cache, of at most `copies_bytes`. `local_installs` has code that no snapshot
     contains.
     """
@@ -89,7 +88,6 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
     until: int | None = None
     goes_on: bool = True
     killed_after: int | None = None
-    killed_in_save: bool = False
     trace: Trace | None = None
     copies: str = ""
     copies_bytes: int = 0

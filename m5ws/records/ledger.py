@@ -72,8 +72,6 @@ class CheckpointPublished(Event, tag="checkpoint", frozen=True, kw_only=True):
     """A checkpoint is published under `name`; equal states have an equal `content`.
 
     The save took `seconds` from the copy of the state on. The training stood still for `stalled_s` of them, and before.
-    `outputs`: it contains the files that the script wrote by the end of the attempt, and no state. Older builds
-    published these as checkpoints; now they are `OutputsStored`.
     """
 
     step: Count
@@ -82,7 +80,6 @@ class CheckpointPublished(Event, tag="checkpoint", frozen=True, kw_only=True):
     content: Digest
     seconds: float = 0.0
     stalled_s: float = 0.0
-    outputs: bool = False
 
 
 class OutputsStored(Event, tag="outputs", frozen=True, kw_only=True):

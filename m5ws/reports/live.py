@@ -132,7 +132,7 @@ class LiveRun:
                 self._curve.add(event.step, loss)
                 if not math.isfinite(loss) and self._not_finite is None:
                     self._not_finite = event.step
-            case CheckpointPublished() if not event.outputs:
+            case CheckpointPublished():
                 self._checkpoints.add(event.step)
             case Notice() if not any(_same(event, notice) for notice in self._notices):
                 # Each rank has the same one.

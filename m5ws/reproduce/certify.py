@@ -22,7 +22,6 @@ from m5ws.records.verdict import Outcome, Verdict
 from m5ws.repository import checkpoints
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
-from m5ws.reproduce.interruptions import Interruption
 from m5ws.runs import history, run
 
 _VERSIONS = ("torch", "deepspeed")
@@ -32,10 +31,6 @@ _WITHOUT_STEPS = (
     "m5ws looks for m5ws.session, and without it for calls of `step()` of optimizers of torch.optim, in the processes "
     "that it starts (not if `[run] observe` in m5ws.toml is false). A script that trains without them is tested by "
     "hand: kill a run, continue it with `m5ws run --resume RUN`, and compare its files with `m5ws reproduce RUN`."
-)
-_UNRESTORED = (
-    "The resume does not restore the random generators ({}). A draw was tested only if it changes a recorded value: a "
-    "batch, an output, a loss, weights and optimizer state after a step, or an output file"
 )
 _FRAMEWORKS = {"dcp/1": "PyTorch", "deepspeed/1": "DeepSpeed"}
 
@@ -60,12 +55,22 @@ _EXIT_CODES: dict[CertificateOutcome, int] = {
 }
 
 
-class Certificate(msgspec.Struct, frozen=True, kw_only=True):
-    """Joint result of the restores of `run` after steps `restored`. `what` has framework, optimizer and versions.
+class Restore(msgspec.Struct, frozen=True, kw_only=True):
+    """A restore after step `resumed`, and the verdict on the steps after it.
 
-    A script without a session was interrupted after steps `interrupted`, or with `in_save` in the first save after
-    them, and each time resumed after the step in `restored`: 0 if it started from the beginning, None if that is
-    unknown.
+    A script without a session was interrupted after step `after`, and resumed: after step 0 if it started from the
+    beginning. `resumed` is None if the step is unknown.
+    """
+
+    after: int | None = None
+    resumed: int | None
+    verdict: Verdict
+
+
+class Certificate(msgspec.Struct, frozen=True, kw_only=True):
+    """Joint result of the restores of `run`. `what` has framework, optimizer and versions.
+
+    `restored` and `interrupted` have the steps of each restore, as in `Restore`.
     """
 
     run: str
@@ -74,7 +79,6 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     restored: tuple[int | None, ...]
     interrupted: tuple[int, ...] = ()
-    in_save: bool = False
     verdicts: tuple[Verdict, ...]
     reason: str
 
@@ -119,66 +123,32 @@ def restores(repo: Repository, run_id: str, count: int | None, seed: int) -> lis
     ]
 
 
-def certificate(repo: Repository, run_id: str, verdicts: Sequence[Verdict]) -> Certificate:
-    """Return the joint result of the verdicts on restores."""
+def certificate(repo: Repository, run_id: str, results: Sequence[Restore]) -> Certificate:
+    """Return the joint result of restores. One after which nothing was resumed decides only if there is no other."""
     last = history.load(repo, run_id).last_step
-    bad = [verdict for verdict in verdicts if find_outcome(verdict) != "certified"]
+    is_observed = any(result.after is not None for result in results)
+    resumed = [result for result in results if result.resumed != 0] or list(results)
+    bad = [result.verdict for result in resumed if find_outcome(result.verdict) != "certified"]
+    outcome: CertificateOutcome = "certified"
     if bad:
-        first = bad[0]
-        after = first.segment.first if first.segment is not None else 0
-        outcome = find_outcome(first)
-        reason = (
-            f"{len(bad)} of {len(verdicts)} restores differ from uninterrupted training. "
-            f"The first is the restore after step {after}: {first.reason}"
-        )
-    else:
-        outcome = "certified"
-        reason = (
-            f"{len(verdicts)} restores, each continued to step {last}, give the same bits as uninterrupted training"
-        )
-    return Certificate(
-        run=run_id,
-        outcome=outcome,
-        what=_described(repo, run_id),
-        steps=last,
-        restored=tuple(verdict.segment.first for verdict in verdicts if verdict.segment is not None),
-        verdicts=tuple(verdicts),
-        reason=reason,
-    )
-
-
-def observed_certificate(
-    repo: Repository, run_id: str, results: Sequence[Interruption], *, in_save: bool = False
-) -> Certificate:
-    """Return the joint result of a script without a session that was interrupted and resumed.
-
-    An interruption after which nothing was resumed decides only if there is no other.
-    """
-    last = history.load(repo, run_id).last_step
-    resumed = [result for result in results if result.resumed != 0]
-    bad = [result for result in resumed or results if find_outcome(result.verdict) != "certified"]
-    if bad:
-        outcome, reason = find_outcome(bad[0].verdict), bad[0].verdict.reason or ""
+        outcome, reason = find_outcome(bad[0]), bad[0].reason or ""
         if len(resumed) > 1:
-            reason = f"{len(bad)} of {len(resumed)} resumes do not equal uninterrupted training. The first: {reason}"
+            reason = f"{len(bad)} of {len(resumed)} restores do not equal uninterrupted training. The first: {reason}"
     else:
-        outcome = "certified"
-        count = f"all {len(resumed)} resumes" if len(resumed) > 1 else "the resume"
-        reason = f"after {count} up to step {last}, all that was recorded has the same bits as without an interruption"
+        count = f"{len(resumed)} restore{'s' if len(resumed) > 1 else ''}"
+        bits = "all that was recorded" if is_observed else "all"
+        reason = f"{count}, continued to step {last}: {bits} has the same bits as uninterrupted training"
         if len(resumed) < len(results):
-            reason = (
-                f"{reason}. After {len(results) - len(resumed)} of {len(results)} interruptions nothing was resumed"
-            )
-        if unrestored := sorted({name for result in resumed for name in result.unrestored}):
-            reason = f"{reason}. {_UNRESTORED.format(', '.join(unrestored))}"
+            reason += f". After {len(results) - len(resumed)} of {len(results)} interruptions nothing was resumed"
+        if is_observed and (sampled := [each for each in resumed if each.verdict.outcome == "sampled"]):
+            reason += f". {sampled[0].verdict.reason}"
     return Certificate(
         run=run_id,
         outcome=outcome,
-        what=_described_observed(repo, run_id),
+        what=_described_observed(repo, run_id) if is_observed else _described(repo, run_id),
         steps=last,
         restored=tuple(result.resumed for result in results),
-        interrupted=tuple(result.after for result in results),
-        in_save=in_save,
+        interrupted=tuple(result.after for result in results if result.after is not None),
         verdicts=tuple(result.verdict for result in results),
         reason=reason,
     )

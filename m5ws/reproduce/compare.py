@@ -6,39 +6,22 @@ themselves, their numbers of steps are compared, both ways: the first step that 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import msgspec
 
 from m5ws.records.ledger import COMPLETE, AnyEvent, CheckpointPublished, RankEnded, State, Step
 from m5ws.records.verdict import FINAL, Divergence, DivergenceSummary, is_state
-from m5ws.repository import checkpoints
 from m5ws.repository.repository import Repository
 from m5ws.reproduce.distances import Distances
 from m5ws.runs import recorded_steps
 from m5ws.runs.history import History
 from m5ws.runs.numbers import Numbers, common, union
-from m5ws.runs.recorded_steps import Series
 from m5ws.runs.resume_check import names_in_both, values
 
 _ORDER = ("batch", "output", "loss", "grad_norm")
 STEPS = "number of steps"
 """The quantity of which two sides that ended by themselves have different values."""
-
-
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """One difference; sorts by step, then causal order, then rank."""
-
-    step: int
-    order: int
-    rank: int
-    quantity: str
-    original: str | None
-    replayed: str | None
-
-    @property
-    def key(self) -> tuple[int, int, int, str]:
-        return (self.step, self.order, self.rank, self.quantity)
 
 
 class Comparison:
@@ -50,12 +33,15 @@ class Comparison:
 
     def __init__(self, original: History, source: tuple[Repository, str] | None = None) -> None:
         self.original = original
-        self._unrestored: set[str] = set()
-        self.generator_steps: dict[int, Numbers] = {}
-        """Steps by rank after which generators differ that a resume may not have restored."""
-        self.replay = History(steps={}, states={}, contents={}, facts={}, notices=[], source=source)
+        self.replay = History(source=source)
+        self.unrestored: set[str] = set()
+        """Generators that differ after a resume of a script without a session."""
+        self.unrestored_after: dict[int, Numbers] = {}
+        """Steps by rank after which they differ."""
         self.equal: Counter[str] = Counter()
-        self._first: Difference | None = None
+        self._first: Divergence | None = None
+        self._place = (0, 0, 0, "")
+        """Step, causal order, rank and quantity of the first difference."""
         self._tensors: tuple[int, list[str]] | None = None
         self._differing: dict[str, dict[int, Numbers]] = {}
         self._reached: dict[int, int] = {}
@@ -68,8 +54,12 @@ class Comparison:
     def feed(self, rank: str, event: AnyEvent) -> None:
         """Add one event of the replay, and compare it with the original's event of the same rank and step."""
         self.replay.add(rank, event)
-        if isinstance(event, CheckpointPublished) and not event.outputs:
-            self._compare_content(event)
+        self.compare(rank, event)
+
+    def compare(self, rank: str, event: AnyEvent) -> None:
+        """Compare one event of the replay, which has it already."""
+        if isinstance(event, CheckpointPublished):
+            self.compare_content(event.step, event.content)
         if not rank.isdigit():
             return
         if isinstance(event, Step):
@@ -81,23 +71,18 @@ class Comparison:
 
     def first(self) -> Divergence | None:
         """Return the first divergence so far, with the tensor that a later fingerprint names for it."""
-        first = self._first
-        if first is None:
+        if self._first is None:
             return None
         step, tensors = self._tensors or (None, [])
-        return Divergence(
-            step=first.step,
-            rank=first.rank,
-            quantity=first.quantity,
-            original=first.original,
-            replayed=first.replayed,
+        return msgspec.structs.replace(
+            self._first,
             tensor=tensors[0] if tensors else None,
             tensor_step=step,
             tensors_differ=len(tensors),
-            equal_after=self._equal_after(first),
+            equal_after=self._equal_after(self._first),
         )
 
-    def _equal_after(self, first: Difference) -> int | None:
+    def _equal_after(self, first: Divergence) -> int | None:
         """Return the last compared state before a difference in the state, if there are states between; else None."""
         if not is_state(first.quantity):
             return None
@@ -135,7 +120,7 @@ class Comparison:
         by = {kind: _count(ranks.values()) for kind, ranks in sorted(self._differing.items())}
         every = [numbers for ranks in self._differing.values() for numbers in ranks.values()]
         return DivergenceSummary(
-            compared=common(_distinct(self.replay.steps.values()), _distinct(self.original.steps.values())),
+            compared=common(union(self.replay.steps.values()), union(self.original.steps.values())),
             differ=_count(every),
             last=max((numbers.last or 0 for numbers in every), default=0),
             by={kind: count for kind, count in by.items() if count},
@@ -153,10 +138,6 @@ class Comparison:
             set(self._reached) >= set(self.original.steps)
             and min(self._reached.values(), default=0) >= last + (not has_ended)
         )
-
-    def unrestored_generators(self) -> tuple[str, ...]:
-        """Return the names of the generators that differ after a resume of a script without a session."""
-        return tuple(sorted(self._unrestored))
 
     def without_place(self) -> tuple[int, ...]:
         """Return the attempts of either side whose steps have no numbers in the run."""
@@ -209,15 +190,16 @@ class Comparison:
 
     def _are_alike(self, known: dict[str, str], new: dict[str, str]) -> bool:
         """Return True if equal names are of the same weights. A resumed attempt may name others by them."""
-        return known.keys() == new.keys() or max(self.original.attempts, self.replay.attempts) < 2
+        return known.keys() == new.keys() or max(self.original.attempt, self.replay.attempt) < 2
 
     def _have_ended(self) -> bool:
         return self.original.outcome in COMPLETE and self.replay.outcome in COMPLETE
 
     def _differs(self, step: int, order: int, rank: int, quantity: str, original: str | None, new: str | None) -> None:
-        difference = Difference(step=step, order=order, rank=rank, quantity=quantity, original=original, replayed=new)
-        if self._first is None or difference.key < self._first.key:
-            self._first = difference
+        place = (step, order, rank, quantity)
+        if self._first is None or place < self._place:
+            self._place = place
+            self._first = Divergence(step=step, rank=rank, quantity=quantity, original=original, replayed=new)
         kind = quantity if order <= len(_ORDER) else quantity.partition(" ")[0]
         kind = FINAL.rstrip() if quantity.startswith(FINAL) else kind
         self._differing.setdefault(kind, {}).setdefault(rank, Numbers()).add(step)
@@ -259,15 +241,13 @@ class Comparison:
         known = self.original.states.get(rank, {}).get(event.step)
         if known is None:
             return
-        resumed = self._was_resumed(event.step)
-        if resumed:
+        if self._was_resumed(event.step):
             # An attempt does not know the modules that only the step before its first one called, and may not know
             # which one of several equal modules it calls.
             known, event = _common(known, event), _common(event, known)
-            unrestored = _differing(known.generators, event.generators)
-            self._unrestored.update(unrestored)
-            if unrestored:
-                self.generator_steps.setdefault(rank, Numbers()).add(event.step)
+            if unrestored := _differing(known.generators, event.generators):
+                self.unrestored.update(unrestored)
+                self.unrestored_after.setdefault(rank, Numbers()).add(event.step)
         else:
             self._compare_named("generator", known.generators, event.generators, rank, event.step, len(_ORDER) + 1)
         tensors = self._compare_named("tensor", known.tensors, event.tensors, rank, event.step, len(_ORDER) + 2)
@@ -283,30 +263,25 @@ class Comparison:
         self.equal[f"{kind}s"] += len(before.keys() | after.keys()) - len(differ)
         return differ
 
-    def _compare_content(self, event: CheckpointPublished) -> None:
-        known = self.original.contents.get(event.step)
-        if known is None:
-            return
-        if known != event.content:
-            self._differs(event.step, len(_ORDER) + 3, 0, "checkpoint", known, event.content)
-        else:
+    def compare_content(self, step: int, content: str) -> None:
+        """Compare the content of the replay's checkpoint after a step."""
+        known = self.original.contents.get(step)
+        if known == content:
             self.equal["checkpoints"] += 1
+        elif known is not None:
+            self._differs(step, len(_ORDER) + 3, 0, "checkpoint", known, content)
 
 
 def compare_histories(original: History, replay: History) -> Comparison:
     """Return the comparison of two runs that have ended: the last record of each step, state and checkpoint."""
     comparison = Comparison(original)
-    comparison.replay = msgspec.structs.replace(replay, steps={}, states={}, contents={}, published={})
-    for step, content in replay.contents.items():
-        name = checkpoints.name(step, 1)
-        comparison.feed("0", CheckpointPublished(step=step, name=name, checkpoint=content, content=content))
-    for rank, states in replay.states.items():
-        for state in states.values():
-            comparison.feed(str(rank), state)
-    for rank, steps in replay.steps.items():
-        for event in steps.values():
-            comparison.feed(str(rank), event)
     comparison.replay = replay
+    for step, content in replay.contents.items():
+        comparison.compare_content(step, content)
+    for by_rank in (replay.states, replay.steps):
+        for rank, events in by_rank.items():
+            for event in events.values():
+                comparison.compare(str(rank), event)
     return comparison
 
 
@@ -318,11 +293,6 @@ def _common(state: State, other: State) -> State:
     """Return a state with the tensors alone that another one has too."""
     tensors = {name: value for name, value in state.tensors.items() if name in other.tensors}
     return msgspec.structs.replace(state, tensors=tensors)
-
-
-def _distinct(ranks: Iterable[Iterable[int]]) -> Iterator[int]:
-    """Yield the steps that any rank has; most ranks have the same."""
-    return union(steps if isinstance(steps, Series) else sorted(steps) for steps in ranks)
 
 
 def _count(ranks: Iterable[Numbers]) -> int:

@@ -1,5 +1,8 @@
 """The parts of a run that a comparison does not cover, as text for people."""
 
+from collections.abc import Iterator
+
+from m5ws.records.ledger import COMPLETE
 from m5ws.reproduce.compare import Comparison
 from m5ws.runs.step_lists import absent_in, describe_ranges, join_ranks
 
@@ -17,61 +20,42 @@ def missing(comparison: Comparison) -> tuple[str, ...]:
     return tuple(f"{ranks}: steps {steps} of the original were not replayed" for ranks, steps in join_ranks(absent))
 
 
-def unplaced(comparison: Comparison) -> tuple[str, ...]:
-    """Return a line on each attempt whose steps have no numbers in the run, with the line that states their place."""
-    return tuple(
-        f"the steps of attempt {attempt}: no record proves after which step it continued. State it in the script, "
-        "before its first step: `m5ws.resumed_at(step)`"
-        for attempt in comparison.without_place()
-    )
-
-
-def ends(comparison: Comparison) -> tuple[str, ...]:
-    """Return lines on weights at the end of the script that are not compared."""
+def doubts(comparison: Comparison) -> Iterator[str]:
+    """Yield the gaps because of which equal records do not prove an equal end, as clauses."""
+    original, replay = comparison.original, comparison.replay
+    if original.outcome is None:
+        yield "the end of the original is not recorded"
+    if steps := [side.unobserved_after for side in (original, replay) if side.unobserved_after is not None]:
+        yield f"an error ended the observation of the script after step {min(steps)} (`m5ws show`)"
+    for attempt in comparison.without_place():
+        yield (
+            f"the steps of attempt {attempt} are not compared: no record proves after which step it continued. State "
+            "it in the script, before its first step: `m5ws.resumed_at(step)`"
+        )
+    if comparison.ends_unknown():
+        yield "the end of the script is not recorded: it left Python by os._exit, or its machine was lost"
     unlike = comparison.unlike_ends()
-    lines = [f"at the end of the script: {name} (one side or none has a record)" for name in unlike[:_NAMED]]
-    if len(unlike) > _NAMED:
-        lines.append(f"at the end of the script: {len(unlike) - _NAMED} other weights (one side or none has a record)")
-    weights = comparison.original.weights
-    if weights and not any(weights.values()):
-        lines.append("weights at the end of the script: none were alive")
-    return tuple(lines)
+    for name in (*unlike[:_NAMED], *([f"{len(unlike) - _NAMED} other weights"] if len(unlike) > _NAMED else [])):
+        yield f"at the end of the script, one side or none has a record of {name}"
+    if original.outcome == replay.outcome == "failed" and original.message != replay.message:
+        yield f"the original ended with {original.message}, and the replay with {replay.message}"
 
 
-def unobserved(comparison: Comparison) -> tuple[str, ...]:
-    """Return a line if an error ended the observation of either side."""
-    steps = [
-        side.unobserved_after for side in (comparison.original, comparison.replay) if side.unobserved_after is not None
-    ]
-    if not steps:
-        return ()
-    return (f"steps after step {min(steps)}: an error ended the observation of the script (`m5ws show`)",)
-
-
-def differing_generators(comparison: Comparison) -> tuple[str, ...]:
-    """Return the steps after which generators differ that a resume may not have restored, as text for people."""
+def unrestored(comparison: Comparison) -> tuple[str, ...]:
+    """Return the generators that differ after a resume of a script without a session, as clauses."""
+    names = ", ".join(sorted(comparison.unrestored))
     return tuple(
-        f"{ranks}: generators differ after steps {steps}, which the resume may not restore"
-        for ranks, steps in join_ranks(comparison.generator_steps)
+        f"generators ({names}) of {ranks} differ after steps {steps}: the resume may not restore them, so draws that "
+        "nothing records may differ"
+        for ranks, steps in join_ranks(comparison.unrestored_after)
     )
 
 
 def lost(comparison: Comparison) -> tuple[str, ...]:
-    """Return the steps that the original trained but its record lacks, as text for people.
-
-    The machine of an attempt was lost before it delivered them, and a checkpoint after those steps exists. Or an
-    attempt in between started from the beginning, and so replaced them in the record.
-    """
-    restarted = comparison.original.observed and any(
-        begin == 0 and attempt > 1 for begin, attempt in comparison.original.begun
-    )
-    cause = (
-        "A later attempt started from the beginning, and the next one resumed from an older checkpoint, made after them"
-        if restarted
-        else "Their attempt was resumed on another machine before it delivered them"
-    )
+    """Return the steps that the original trained but its record lacks, as text for people."""
     return tuple(
-        f"{ranks}: steps {steps} of the original are not in its record. {cause}"
+        f"{ranks}: steps {steps} of the original are not in its record, and a checkpoint after them exists. Their "
+        "attempt lost its machine before it delivered them, or a later attempt started from the beginning"
         for ranks, steps in join_ranks(comparison.lost_steps)
     )
 
@@ -89,3 +73,22 @@ def only_in_original(comparison: Comparison) -> tuple[str, ...]:
     if contents := sorted(set(comparison.original.contents) - set(comparison.replay.contents)):
         lines.append(f"the replay made no checkpoints of steps {describe_ranges(contents)}")
     return tuple(lines)
+
+
+def unrecorded(comparison: Comparison, begin: int) -> Iterator[str]:
+    """Yield the records that neither side has, so that nobody takes them for verified. The replay starts at `begin`."""
+    original = comparison.original
+    if not original.by_steps:
+        yield "steps and state: the script does not use m5ws.session; only files and metrics could be compared"
+        return
+    for kind in ("quantities", "batches", "generators") if comparison.first() is None else ():
+        if not comparison.equal[kind]:
+            yield f"{kind}: none were recorded"
+    last = original.last_step
+    between = last - begin - sum(1 for step in original.states.get(0, {}) if step)
+    if between > 0:
+        yield f"state after {between} of {last - begin} steps: no fingerprints were recorded there"
+    if original.outcome != "finished":
+        yield f"the original ended {original.outcome or 'unrecorded'} after step {last}"
+    if original.outcome in COMPLETE and original.weights and not any(original.weights.values()):
+        yield "weights at the end of the script: none were alive"

@@ -1,9 +1,8 @@
 """Test of resumes of a script without a session: trainings that are interrupted, resumed, and compared.
 
-A training is killed after an observed step, as by a crash, before the script can save a checkpoint of that step, or in
-the middle of the first save of a checkpoint after it. Then it is resumed as by `m5ws run --resume`: the output files
-are restored, and the script continues from its own checkpoint. Steps, state and output files are compared with those of
-the uninterrupted training.
+A training is killed after an observed step, as by a crash, before the script can save a checkpoint of that step. Then
+it is resumed as by `m5ws run --resume`: the output files are restored, and the script continues from its own
+checkpoint. Steps, state and output files are compared with those of the uninterrupted training.
 """
 
 import random
@@ -13,10 +12,10 @@ from pathlib import Path
 import msgspec
 
 from m5ws.errors import UsageError
-from m5ws.records.ledger import COMPLETE
 from m5ws.records.run import Run, Segment
 from m5ws.records.verdict import Divergence, Recheck, Verdict, is_result
-from m5ws.reproduce import reproduce
+from m5ws.reproduce import gaps, reproduce
+from m5ws.reproduce.certify import Restore
 from m5ws.reproduce.compare import compare_histories
 from m5ws.reproduce.outputs.output_files import OutputRules
 from m5ws.reproduce.verdict import judgement, reason
@@ -27,34 +26,13 @@ _NOTHING_RESUMED = (
     "the script started from the beginning: nothing was resumed. Let it save checkpoints earlier, and continue from "
     "the newest one if there is one"
 )
-_NOTHING_SAVED = "the script had written no file to a folder of [run] outputs, so nothing was resumed"
-_RENAME = (
-    "Let the script save to another name and rename the complete file (`os.replace`), or keep several checkpoints and "
-    "skip one that cannot be loaded"
-)
-_HALF_WRITTEN = f"The newest checkpoint was half-written. {_RENAME}"
-_SAVE_EARLIER = "Let it save checkpoints earlier, or train more steps"
 _LIST_FOLDER = "Let the script save checkpoints, and list their folder in [run] outputs of m5ws.toml."
-
-
-class Interruption(msgspec.Struct, frozen=True, kw_only=True):
-    """A training that was interrupted after step `after`, and its verdict.
-
-    `resumed` is the step after which it was resumed: 0 if it started from the beginning, None if that is unknown.
-    `unrestored` are the generators that the resume does not restore, if they differ. They decide nothing.
-    """
-
-    after: int
-    resumed: int | None
-    verdict: Verdict
-    unrestored: tuple[str, ...] = ()
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """The uninterrupted training to compare with, and the places of new attempts, as in `run.plan`.
 
-    `rules` are for delivered results, `watch` follows the attempts. With `in_save`, the training
-    is killed in the middle of the first save after a step, and not after the step.
+    `rules` are for delivered results, `watch` follows the attempts.
     """
 
     ports: supervise.Ports
@@ -63,11 +41,6 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     author_dir: Path
     rules: OutputRules = OutputRules()
     watch: supervise.Watch | None = None
-    in_save: bool = False
-
-    def place(self, step: int) -> str:
-        """Return the moment of the kill in words."""
-        return f"in the first save after step {step}" if self.in_save else f"after step {step}"
 
 
 def is_observed(ports: supervise.Ports, whole: Run) -> bool:
@@ -75,10 +48,8 @@ def is_observed(ports: supervise.Ports, whole: Run) -> bool:
     return history.load(ports.repo, whole.id).observed
 
 
-def choose(ports: supervise.Ports, whole: Run, count: int | None, seed: int, *, in_save: bool = False) -> list[Segment]:
+def choose(ports: supervise.Ports, whole: Run, count: int | None, seed: int) -> list[Segment]:
     """Return the segments after the interruptions: one late in the training, or `count` of them drawn by `seed`.
-
-    With `in_save`, one in the middle of the training, so that a save follows.
 
     Raises UsageError if the training is too short, or wrote no output files.
     """
@@ -94,13 +65,13 @@ def choose(ports: supervise.Ports, whole: Run, count: int | None, seed: int, *, 
             hint="Let the script train several steps, and save a checkpoint before the last of them.",
         )
     # Late, so that a checkpoint exists.
-    steps = [max(1, last // 2 if in_save else last * 5 // 6)]
+    steps = [max(1, last * 5 // 6)]
     if count is not None:
         steps = sorted(random.Random(seed).sample(range(1, last), min(count, last - 1)))
     return [Segment(first=step, last=last) for step in steps]
 
 
-def interrupt(trial: Trial, step: int, announce: Callable[[str], None]) -> Interruption:
+def interrupt(trial: Trial, step: int, announce: Callable[[str], None]) -> Restore:
     """Train again, interrupted after `step`, resume, and compare. A verdict is not published yet.
 
     `announce` is called with each attempt in words. Raises ReplayInterrupted if the user stops it.
@@ -108,28 +79,29 @@ def interrupt(trial: Trial, step: int, announce: Callable[[str], None]) -> Inter
     ports, whole = trial.ports, trial.whole
     interrupted = run.new_run(whole.snapshot, whole.spec, name=whole.name, reproduces=whole.id)
     first = _plan(trial, interrupted)
-    context = msgspec.structs.replace(first.context, killed_after=step, killed_in_save=trial.in_save)
+    context = msgspec.structs.replace(first.context, killed_after=step)
     first = msgspec.structs.replace(first, context=context)
-    announce(f"training again as {interrupted.id}, interrupted {trial.place(step)}")
+    announce(f"training again as {interrupted.id}, interrupted after step {step}")
     result = _execute(trial, first)
     original, done = history.load(ports.repo, whole.id), history.load(ports.repo, interrupted.id)
     comparison = compare_histories(original, done)
     if (early := comparison.first()) is not None:
         verdict = judgement.judge(ports, interrupted, comparison, result, trial.rules)
-        return Interruption(after=step, resumed=None, verdict=_nondeterministic(verdict, early, step))
+        return Restore(after=step, resumed=None, verdict=_nondeterministic(verdict, early, step))
     if result.outcome != "failed" or done.last_step < step:
-        words = (
-            f"the training {result.outcome} after step {done.last_step}, and was not interrupted {trial.place(step)}"
+        words = f"the training {result.outcome} after step {done.last_step}, and was not interrupted after step {step}"
+        verdict = Verdict(
+            run=whole.id,
+            replay=interrupted.id,
+            outcome="not comparable",
+            not_compared=("everything: nothing was resumed",),
+            observed=True,
+            reason=words,
+            created_s=interrupted.created_s,
         )
-        if trial.in_save and result.outcome == "finished":
-            words = f"{words}: no call of torch.save followed"
-        return Interruption(after=step, resumed=None, verdict=_not_comparable(interrupted, words))
-    second = _plan(trial, interrupted)
-    if second.outputs is None:
-        words = f"interrupted {trial.place(step)}: {_NOTHING_SAVED}. {_SAVE_EARLIER}"
-        return Interruption(after=step, resumed=0, verdict=_not_comparable(interrupted, words))
+        return Restore(after=step, resumed=None, verdict=verdict)
     announce(f"resuming {interrupted.id}")
-    result = _execute(trial, second)
+    result = _execute(trial, _plan(trial, interrupted))
     return _judge(trial, interrupted, original, result, step)
 
 
@@ -148,33 +120,25 @@ def _execute(trial: Trial, plan: run.AttemptPlan) -> supervise.AttemptResult:
     return result
 
 
-def _judge(
-    trial: Trial, interrupted: Run, original: History, result: supervise.AttemptResult, step: int
-) -> Interruption:
+def _judge(trial: Trial, interrupted: Run, original: History, result: supervise.AttemptResult, step: int) -> Restore:
     """Return the verdict on a training that was resumed."""
     done = history.load(trial.ports.repo, interrupted.id)
     resumed = next((after for after, attempt in done.begun if attempt > 1), None)
     comparison = compare_histories(original, done)
-    half = f". {_HALF_WRITTEN}" if trial.in_save else ""
-    if result.outcome not in COMPLETE and comparison.first() is None:
-        words = f"interrupted {trial.place(step)}: the resume {result.outcome}: {result.message}{half}"
-        return Interruption(after=step, resumed=resumed, verdict=_not_comparable(interrupted, words))
-    verdict = judgement.judge(trial.ports, interrupted, comparison, result, trial.rules, judge_generators=False)
+    verdict = judgement.judge(trial.ports, interrupted, comparison, result, trial.rules)
     at = f"after step {resumed}" if resumed is not None else "after a step that the records do not prove"
-    words = f"interrupted {trial.place(step)} and resumed {at}"
+    words = f"interrupted after step {step} and resumed {at}"
     outcome = verdict.outcome
     if resumed == 0 and outcome != "not comparable":
-        outcome, words = "not comparable", f"interrupted {trial.place(step)}: {_NOTHING_RESUMED}{half}"
-    elif outcome == "sampled":
-        outcome = "not comparable"
-        words = f"{words}: {verdict.reason}"
+        outcome, words = "not comparable", f"interrupted after step {step}: {_NOTHING_RESUMED}"
     elif verdict.first is not None:
         words = f"{words}. The first difference is {reason.place_of(verdict.first)}"
     elif verdict.reason is not None:
         words = f"{words}: {verdict.reason}"
-    verdict = msgspec.structs.replace(verdict, outcome=outcome, reason=words)
-    unrestored = comparison.unrestored_generators()
-    return Interruption(after=step, resumed=resumed, verdict=verdict, unrestored=unrestored)
+    is_unsure = any(item.judged and item.status == "not compared" for item in verdict.items)
+    if outcome == "sampled" and (is_unsure or any(gaps.doubts(comparison))):
+        outcome = "not comparable"
+    return Restore(after=step, resumed=resumed, verdict=msgspec.structs.replace(verdict, outcome=outcome, reason=words))
 
 
 def _nondeterministic(verdict: Verdict, first: Divergence, step: int) -> Verdict:
@@ -185,28 +149,16 @@ def _nondeterministic(verdict: Verdict, first: Divergence, step: int) -> Verdict
     return msgspec.structs.replace(verdict, outcome="nondeterministic", reason=words)
 
 
-def _not_comparable(interrupted: Run, words: str) -> Verdict:
-    return Verdict(
-        run=interrupted.reproduces or "",
-        replay=interrupted.id,
-        outcome="not comparable",
-        not_compared=("everything: nothing was resumed",),
-        observed=True,
-        reason=words,
-        created_s=interrupted.created_s,
-    )
-
-
-def is_unsure(interruption: Interruption) -> bool:
+def is_unsure(restore: Restore) -> bool:
     """Return True if only an uninterrupted replay shows whether the resume is the cause of a difference."""
-    return interruption.verdict.outcome == "diverged"
+    return restore.verdict.outcome == "diverged"
 
 
-def judge_repetition(interruption: Interruption, repeated: Verdict) -> Interruption:
-    """Return the interruption with the verdict after `repeated`, that on an uninterrupted replay."""
-    verdict = interruption.verdict
-    if not is_unsure(interruption):
-        return interruption
+def judge_repetition(restore: Restore, repeated: Verdict) -> Restore:
+    """Return the resume with the verdict after `repeated`, the verdict on an uninterrupted replay."""
+    verdict = restore.verdict
+    if not is_unsure(restore):
+        return restore
     equal = {"reproduced": True, "diverged": False, "nondeterministic": False}.get(repeated.outcome)
     outcome = verdict.outcome
     if equal:
@@ -218,7 +170,7 @@ def judge_repetition(interruption: Interruption, repeated: Verdict) -> Interrupt
         words = f"{verdict.reason}. An uninterrupted replay could not be compared: {repeated.reason}"
     recheck = Recheck(start=repeated.replay, start_equal=equal)
     verdict = msgspec.structs.replace(verdict, outcome=outcome, reason=words, recheck=recheck)
-    return msgspec.structs.replace(interruption, verdict=verdict)
+    return msgspec.structs.replace(restore, verdict=verdict)
 
 
 def _blame(first: Divergence) -> str:

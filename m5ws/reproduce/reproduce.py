@@ -142,18 +142,14 @@ def execute(
     announce(drifted)
     report(progress, "checking the checkpoints of the original")
     expected = expectation_of(ports, planned, drifted)
-    if request.env == "fail" and drift.worst(drifted) in ("can", "does"):
-        unlike = refusals.of_environment(ports.repo, planned.run, drifted)
-        return publish(ports, home, msgspec.structs.replace(unlike, expected=expected))
-    if (refused := refusals.of_checkpoints(ports.repo, planned.run, original)) is not None:
-        return publish(ports, home, refused)
-    ends_early = request.segment is not None and request.segment.last < original.last_step
-    if request.segment is not None:
+    if (refused := _refused(ports, request, planned, original, drifted)) is not None:
+        return publish(ports, home, msgspec.structs.replace(refused, expected=expected))
+    part = request.segment
+    ends_early = part is not None and part.last < original.last_step
+    if part is not None:
         # State before the first step is compared; state that a checkpoint restored is given.
-        given = request.segment.first if request.segment.digest is not None else request.segment.first - 1
-        original = original.within(given, request.segment.last)
+        original = original.within(part.first - (part.digest is None), part.last)
     comparison = Comparison(original, (ports.repo, planned.run.id))
-
     listeners = _Listeners(watch=watch, progress=progress, on_recheck=on_recheck, on_side=on_side)
     on = request.keep_going or request.tolerance is not None
     result, enough = _replayed(ports, planned, comparison, listeners, keep_going=on)
@@ -189,6 +185,19 @@ def _hopeless(ports: supervise.Ports, planned: run.AttemptPlan, original: histor
     if original.outcome is not None and results.is_nothing(original, ports.tracker, planned.run.reproduces or ""):
         return refusals.of_nothing(ports.repo, planned.run, results.not_kept("the original", original))
     return None
+
+
+def _refused(
+    ports: supervise.Ports,
+    request: ReplayRequest,
+    planned: run.AttemptPlan,
+    original: history.History,
+    drifted: tuple[Change, ...],
+) -> Verdict | None:
+    """Return the verdict on a replay that would prove nothing, by its environment or the original's checkpoints."""
+    if request.env == "fail" and drift.worst(drifted) in ("can", "does"):
+        return refusals.of_environment(ports.repo, planned.run, drifted)
+    return refusals.of_checkpoints(ports.repo, planned.run, original)
 
 
 def _replayed(

@@ -15,7 +15,6 @@ from typing import TypeVar
 
 import msgspec
 
-from m5ws.checkpoints import resolve
 from m5ws.errors import M5Error, UsageError
 from m5ws.records.run import Segment
 from m5ws.records.verdict import EXIT_CODES, JointVerdict, Outcome, Verdict
@@ -60,7 +59,7 @@ def of_run(repo: Repository, run: str) -> list[Segment]:
     segments, first, name = [], begin, None
     for label in checkpoints.valid(repo, run):
         step = checkpoints.step_of(label)
-        if first < step <= done.last_step and resolve.holds_state(repo, run, label):
+        if first < step <= done.last_step:
             segments.append(_segment(repo, run, first, step, name))
             first, name = step, label
     if first < done.last_step:

@@ -36,12 +36,7 @@ def new_run(repo: Repository, request: ForkRequest) -> Run:
 
     Raises NotFound, AmbiguousId, UsageError for the checkpoint; UsageError for an override, and if no steps are left.
     """
-    named = resolve.resolve(repo, request.checkpoint, state=True)
-    if not resolve.holds_state(repo, named.run, named.name):
-        raise UsageError(
-            f"checkpoint {named.name} of run {named.run} has only output files: no training can start from it",
-            hint="Only checkpoints of a script with m5ws.session can start a run.",
-        )
+    named = resolve.resolve(repo, request.checkpoint)
     origin = runs.load(repo, named.run)
     snapshot = request.snapshot or origin.snapshot
     if request.overrides:

@@ -14,7 +14,6 @@ from m5ws.errors import CorruptObject
 from m5ws.records.base import Digest
 from m5ws.records.ledger import (
     COMPLETE,
-    INEXACT_RESUME,
     AnyEvent,
     AttemptEnded,
     AttemptStarted,
@@ -37,8 +36,7 @@ from m5ws.runs.recorded_steps import ChainSeries, JoinedSeries, LiveSeries, R, R
 
 
 class History(msgspec.Struct, kw_only=True):
-    """Steps and states by rank and step; checkpoint contents by step, and all events by checkpoint; facts by rank, of
-    the newest attempt.
+    """Steps and states by rank and step; checkpoint contents by step, and all events by checkpoint.
 
     `outputs` is the content with the files that the newest attempt wrote, None if none are kept; `stored` has the
     events of all output files, by their names.
@@ -56,7 +54,6 @@ class History(msgspec.Struct, kw_only=True):
     published: dict[str, CheckpointPublished] = {}
     outputs: Digest | None = None
     stored: dict[str, OutputsStored] = {}
-    facts: dict[int, dict[str, str | None]] = {}
     notices: list[Notice] = []
     begun: list[tuple[int, int]] = []
     unplaced: list[int] = []
@@ -66,7 +63,6 @@ class History(msgspec.Struct, kw_only=True):
     threads: dict[int, list[tuple[int, str]]] = {}
     outcome: str | None = None
     message: str | None = None
-    attempts: int = 0
     world: int = 0
     observed: bool = False
     source: tuple[Repository, str] | None = None
@@ -81,12 +77,6 @@ class History(msgspec.Struct, kw_only=True):
     def last_step(self) -> int:
         """The last step that any rank recorded."""
         return max(map(recorded_steps.last, self.steps.values()), default=0)
-
-    def is_inexact(self) -> bool:
-        """Return True if the last resume of an observed script was reported as inexact."""
-        resumed = self.resumed_before(self.last_step)
-        notices = (notice for notice in self.notices if notice.kind == INEXACT_RESUME)
-        return self.observed and bool(resumed) and any((notice.step or 0) > (resumed or 0) for notice in notices)
 
     @property
     def without_place(self) -> tuple[int, ...]:
@@ -107,25 +97,27 @@ class History(msgspec.Struct, kw_only=True):
 
     def add(self, rank: str, event: AnyEvent) -> None:
         """Take in one event of `rank`, in that rank's order."""
+        is_counted: bool = self.counts(event)
         match event:
             case AttemptStarted() | Observation():
                 self._start(event)
             case RankStarted():
                 self.world = event.world
-                self.facts[event.rank] = event.facts
                 if (threads := event.facts.get("threads")) is not None:
                     begin = self.begun[-1][0] if self.begun else 0
                     self.threads.setdefault(event.rank, []).append((begin + 1, threads))
             case Setting(name="threads"):
                 self.threads.setdefault(event.rank, []).append((event.step, event.value))
-            case Step() | State() if not self.counts(event):
-                pass
-            case Step():
+            case Step() if is_counted:
                 self._add(self.steps, int(rank), event, Step)
-            case State():
+            case State() if is_counted:
                 self._add(self.states, int(rank), event, State)
-            case CheckpointPublished() | OutputsStored():
-                self._publish(event)
+            case CheckpointPublished():
+                self.published[event.name] = event
+                self.contents[event.step] = event.content
+            case OutputsStored():
+                self.stored[event.name] = event
+                self.outputs = event.content
             case Notice():
                 self.notices.append(event)
             case ScriptEnded():
@@ -133,21 +125,15 @@ class History(msgspec.Struct, kw_only=True):
                 self.unread.update(event.unread)
             case AttemptEnded():
                 self.outcome, self.message = event.outcome, event.message
-            case _:
-                pass
 
     def counts(self, event: AnyEvent) -> TypeGuard[Step | State]:
         """Return True for a step or state that is not of an unplaced attempt, and not read back from a checkpoint."""
         return recorded_steps.counts(event) and self.attempt not in self.unplaced
 
     def _add(self, values: dict[int, Mapping[int, R]], rank: int, value: R, kind: type[R]) -> None:
-        series = values.get(rank)
-        if series is None:
-            series = values[rank] = LiveSeries(kind, partial(self._older, kind, rank))
-        if isinstance(series, LiveSeries):
-            series.add(value)
-        elif isinstance(series, dict):
-            series[value.step] = value
+        series = values.setdefault(rank, LiveSeries(kind, partial(self._older, kind, rank)))
+        assert isinstance(series, LiveSeries)
+        series.add(value)
 
     def _older(self, kind: type[R], rank: int) -> Mapping[int, R]:
         """Return all values of a rank of a live run, from its ledger."""
@@ -156,16 +142,6 @@ class History(msgspec.Struct, kw_only=True):
         loaded = self._loaded or History()
         values: dict[type, Mapping[int, Mapping[int, Step | State]]] = {Step: loaded.steps, State: loaded.states}
         return cast("Mapping[int, R]", values[kind].get(rank, {}))
-
-    def _publish(self, event: CheckpointPublished | OutputsStored) -> None:
-        if isinstance(event, CheckpointPublished):
-            self.published[event.name] = event
-            if not event.outputs:
-                self.contents[event.step] = event.content
-                return
-        else:
-            self.stored[event.name] = event
-        self.outputs = event.content
 
     def attempt_of(self, step: int) -> int | None:
         """Return the attempt whose record of a step counts: the last that began before it."""
@@ -195,7 +171,6 @@ class History(msgspec.Struct, kw_only=True):
 
     def _start(self, event: AttemptStarted | Observation) -> None:
         if isinstance(event, AttemptStarted):
-            self.attempts += 1
             self.outputs = self.outcome = self.message = None
             self.attempt = event.attempt
             self.weights.clear()
@@ -234,10 +209,9 @@ class History(msgspec.Struct, kw_only=True):
             return
         if self.unobserved_after is not None and step <= self.unobserved_after:
             self.unobserved_after = None
-        for steps in self.steps.values():
-            recorded_steps.cut(steps, step)
-        for states in self.states.values():
-            recorded_steps.cut(states, step)
+        for series in (*self.steps.values(), *self.states.values()):
+            assert isinstance(series, LiveSeries | JoinedSeries)
+            series.cut(step)
         for later in [number for number in self.contents if number > step]:
             del self.contents[later]
         for rank, changes in self.threads.items():

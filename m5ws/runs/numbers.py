@@ -52,14 +52,6 @@ class Numbers:
     def __len__(self) -> int:
         return sum(map(len, self._ranges)) + len(self._others)
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Numbers):
-            return NotImplemented
-        same = self._ranges == other._ranges and self._others == other._others
-        return same or (len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True)))
-
-    __hash__ = None  # type: ignore[assignment]
-
     @property
     def last(self) -> int | None:
         """The greatest number, or None. It is the end of the last range, since others are added below it."""

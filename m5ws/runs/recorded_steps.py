@@ -69,7 +69,7 @@ def _short(batch: Batch) -> int:
 
 
 class ChainSeries(Series[R]):
-    """The steps, or states, in one chain. `cut` limits those that count."""
+    """The steps, or states, in one chain. `cut` removes those that a later attempt does again."""
 
     def __init__(self, chain: RecordedChain, kind: type[R]) -> None:
         self._chain = chain
@@ -92,7 +92,6 @@ class ChainSeries(Series[R]):
         self._numbers.add(number)
 
     def cut(self, last: int) -> None:
-        """Remove the values after step `last`: a later attempt does it again."""
         self._numbers.cut(last)
 
     def up_to(self, number: int) -> int | None:
@@ -137,7 +136,6 @@ class JoinedSeries(Series[R]):
         return max((step for step in values if step is not None), default=None)
 
     def cut(self, last: int) -> None:
-        """Remove the values after step `last`."""
         for part in self.parts:
             part.cut(last)
 
@@ -171,7 +169,6 @@ class LiveSeries(Series[R]):
             self._recent.popitem(last=False)
 
     def cut(self, last: int) -> None:
-        """Remove the values after step `last`."""
         self._numbers.cut(last)
         for number in [number for number in self._recent if number > last]:
             del self._recent[number]
@@ -195,7 +192,7 @@ class LiveSeries(Series[R]):
 
 
 class SeriesRange(Series[R]):
-    """The values of another series after step `first`, up to step `end`."""
+    """The values of other ones after step `first`, up to step `end`."""
 
     def __init__(self, whole: Mapping[int, R], first: int, end: int) -> None:
         self._whole = whole
@@ -227,12 +224,3 @@ def up_to(values: Mapping[int, object], number: int) -> int | None:
 def last(values: Mapping[int, object]) -> int:
     """Return the last step that has a value, or 0."""
     return up_to(values, _END) or 0
-
-
-def cut(values: Mapping[int, object], end: int) -> None:
-    """Remove the values after step `end`."""
-    if isinstance(values, LiveSeries | JoinedSeries):
-        values.cut(end)
-    elif isinstance(values, dict):
-        for number in [number for number in values if number > end]:
-            del values[number]

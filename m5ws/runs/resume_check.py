@@ -36,14 +36,13 @@ def names_in_both(before: Step, after: Step) -> list[str]:
 
 
 class RepeatedSteps:
-    """Compares one attempt's events with those of earlier attempts. `steps` counts the equal ones."""
+    """Compares one attempt's events with those of earlier attempts."""
 
     def __init__(self, repo: Repository, run: str, attempt: int) -> None:
         earlier = load(repo, run, before_attempt=attempt, folded=False)
         self._earlier = earlier if attempt > 1 else None
         self._messages = 0
         self._observed = False
-        self.steps = 0
 
     def compare(self, rank: str, event: AnyEvent) -> list[str]:
         """Return the differences between this event and the same one of an earlier attempt; mostly none."""
@@ -73,7 +72,6 @@ class RepeatedSteps:
         before = self._earlier.steps.get(rank, {}).get(event.step)
         if before is None:
             return []
-        self.steps += 1
         old, new = values(before), values(event)
         compared = names_in_both(before, event) if self._observed else old
         names = [name for name in compared if new.get(name) != old[name]]

@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 
 from m5ws import secret_gate, secret_scan
-from m5ws.checkpoints import resolve
 from m5ws.config.commands import launchers
 from m5ws.config.settings import RunSettings
 from m5ws.errors import CorruptObject, MissingExtra, NotFound, UsageError
@@ -182,7 +181,7 @@ def plan(
     attempt = max(attempts, default=0) + 1
     valid = checkpoints.valid(repo, run.id) if attempts and not from_scratch else []
     # gc never deletes the newest. It may be deleting earlier ones at this moment.
-    resume = next((label for label in reversed(valid) if resolve.holds_state(repo, run.id, label)), None)
+    resume = valid[-1] if valid else None
     directory = home / "runs" / run.id / f"{attempt:04d}"
     context = msgspec.structs.replace(
         _context(repo, run, snapshot, attempt, directory, author_dir, resume),

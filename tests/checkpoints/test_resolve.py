@@ -105,14 +105,6 @@ def test_a_record_that_was_never_published_has_no_name(published: Published) -> 
         resolve(published.repo, _record(published.repo, 2, 9))
 
 
-def test_files_that_a_script_wrote_are_not_where_a_training_goes_on(published: Published) -> None:
-    repo = published.repo
-    planted.checkpoint(repo, RUN, 7, Content(format="files/1", world=1), attempt=2)
-    assert resolve(repo, RUN).name == checkpoints.name(7, 2)
-    assert resolve(repo, RUN, state=True).name == checkpoints.name(6, 2)
-    assert resolve(repo, f"{RUN}@7", state=True).name == checkpoints.name(7, 2)
-
-
 def test_steps_are_known_once_each(published: Published) -> None:
     assert known(published.repo, RUN) == ["2", "4", "6"]
 

@@ -190,12 +190,6 @@ def test_a_format_that_is_gone_names_what_writes_it(m5: M5, two: tuple[str, str]
     assert "deepspeed.checkpoint.ds_to_universal" in done.err and "--format deepspeed," in done.err
 
 
-def test_files_of_a_script_have_no_tensors_to_export(m5: M5, made: Made, home: Repository, tmp_path: Path) -> None:
-    planted.checkpoint(home, made.run, 5, Content(format="files/1", world=1))
-    done = m5("checkpoint", "export", f"{made.run}@5", "--format", "dcp", tmp_path / "out")
-    assert done.status == 2 and "no tensors" in done.err
-
-
 def test_steps_are_completed_behind_the_run(two: tuple[str, str], made: Made, place: Path) -> None:
     def complete(word: str) -> list[str]:
         words = f"m5ws -C {place} checkpoint show {word}"

@@ -60,38 +60,11 @@ def test_a_value_that_begins_again_with_a_resume_decides_only_if_it_is_a_named_r
 def test_generators_that_no_step_draws_from_are_listed(workspace: Workspace) -> None:
     certificate = _certify(workspace, "undrawn", expect=0)
     (verdict,) = certificate["verdicts"]
-    assert verdict["outcome"] == "reproduced" and "generators (torch)" in certificate["reason"]
+    assert verdict["outcome"] == "sampled" and "enerators (torch)" in certificate["reason"]
     assert any("differ after steps 5-6" in line for line in verdict["not_compared"])
-    # A reproduction of the resumed run is stricter: a later draw, or one that nothing records, would differ.
     again = workspace.json("reproduce", verdict["replay"])
     assert again["outcome"] == "sampled" and again["first"] is None
-    assert again["compared"]["steps"] == 6 and "generators (torch)" in again["reason"] and again["recheck"] is None
-
-
-@pytest.mark.parametrize("kind", ["renamed", "numbered"])
-def test_a_resume_after_a_kill_in_a_save_is_certified(workspace: Workspace, kind: str) -> None:
-    """The script completes a file before it has its name, or skips a half-written one."""
-    certificate = _certify(workspace, kind, "--in-save", expect=0)
-    assert certificate["outcome"] == "certified" and certificate["in_save"]
-    assert (certificate["interrupted"], certificate["restored"]) == ([3], [2])
-
-
-def test_a_half_written_checkpoint_that_cannot_be_resumed_from_is_named(workspace: Workspace) -> None:
-    """The script overwrites its only checkpoint, and fails on it after the kill."""
-    certificate = _certify(workspace, "exact", "--in-save", expect=2)
-    assert certificate["outcome"] == "not comparable"
-    assert "the resume failed" in certificate["reason"] and "half-written" in certificate["reason"]
-    assert "os.replace" in certificate["reason"]
-
-
-def test_the_save_of_a_small_file_before_the_checkpoint_is_not_interrupted(workspace: Workspace) -> None:
-    assert "os.replace" in _certify(workspace, "statistics", "--in-save", expect=2)["reason"]
-
-
-def test_a_training_without_a_save_after_the_step_is_not_interrupted_in_one(workspace: Workspace) -> None:
-    workspace.edit("train.py", "    if step == steps or", "    if step == 2 or")
-    workspace.edit("train.py", 'step % 2 == 0 and kind not in ("late", "log")', "False")
-    assert "no call of torch.save" in _certify(workspace, "exact", "--in-save", expect=2)["reason"]
+    assert again["compared"]["steps"] == 6 and "enerators (torch)" in again["reason"] and again["recheck"] is None
 
 
 @pytest.mark.parametrize("kind", ["beginning", "log", "late"])

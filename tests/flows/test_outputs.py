@@ -82,7 +82,7 @@ def test_a_resume_that_would_begin_again_is_asked_for(workspace: Workspace, tmp_
     refused = workspace.m5ws("run", "--resume", run, expect=2)
     assert "neither a checkpoint nor output files" in refused.stderr and "--from-scratch" in refused.stderr
     workspace.m5ws("run", "--resume", run, "--from-scratch", expect=1)
-    assert workspace.history(run).attempts == 2
+    assert workspace.history(run).attempt == 2
     assert "--resume" in workspace.m5ws("run", "--from-scratch", expect=2).stderr
 
 

@@ -92,7 +92,7 @@ def test_a_killed_run_resumes_to_the_same_bits(unbroken: tuple[Workspace, str], 
     workspace.m5ws("run", "--resume", run)
     history = workspace.history(run)
     assert_equal(workspace.history(reference), history)
-    assert history.attempts == 2
+    assert history.attempt == 2
     assert [notice for notice in history.notices if notice.kind == "inexact-resume"] == []
     assert workspace.m5ws("fsck").returncode == 0
 

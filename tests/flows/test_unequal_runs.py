@@ -12,7 +12,6 @@ FAULTS = {
     "exact, modules in turn": "reproduced",
     "exact, optimizers in turn": "sampled",
     "exact, optimizers at intervals": "reproduced",
-    "exact, in the mode of evaluation": "reproduced",
     "order": "diverged",
     "more-steps": "diverged",
     "noise": "diverged",

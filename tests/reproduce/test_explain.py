@@ -29,7 +29,7 @@ STEP = 40
 
 
 def history(states: list[int], loss: str = "l") -> History:
-    made = History(steps={}, states={}, contents={}, facts={}, notices=[])
+    made = History()
     for step in range(1, STEP + 1):
         made.add("0", Step(step=step, quantities={"loss": loss if step == STEP else "l"}))
     for step in states:

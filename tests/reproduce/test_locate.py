@@ -36,7 +36,7 @@ def passed() -> list[TraceEntry]:
 
 
 def history(loss: str = "l", batch: str = "a" * 64, tensors: str = "t", random: str = "r") -> History:
-    made = History(steps={}, states={}, contents={}, facts={}, notices=[])
+    made = History()
     made.add("0", State(step=2, tensors={"model.block.up.weight": "t"}, generators={"torch": "r"}))
     made.add("0", Step(step=3, quantities={"loss": loss}, batch=batch))
     made.add("0", State(step=3, tensors={"model.block.up.weight": tensors}, generators={"torch": random}))

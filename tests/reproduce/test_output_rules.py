@@ -77,7 +77,7 @@ _PLACES = (
     _Place(
         "files", "out/a", lambda x: safetensors.torch.save({"w": torch.full((3,), x)}), "tensor", "out/a", "tensor w"
     ),
-    _Place("files", "out/a.pth.tar", lambda x: _saved({"w": torch.full((3,), x)}), "tensor", "*.tar", "tensor w"),
+    _Place("files", "out/a.pth.tar", lambda x: _saved({"w": torch.full((3,), x)}), "tensor", "*.pth.tar", "tensor w"),
     _Place(
         "files", "out/old.pt", lambda x: _saved({"w": torch.tensor(x)}, is_zip=False), "tensor", "**/old.pt", "tensor w"
     ),

@@ -97,7 +97,7 @@ def test_a_reason_contains_the_place_of_the_first_difference(quantity: str, step
 
 def _resumed(at: int, *, notice_step: int | None = None) -> Comparison:
     """Return the comparison of a run of ten steps that was resumed after one."""
-    history = History(steps={}, states={}, contents={}, published={}, facts={}, notices=[])
+    history = History()
     for attempt, steps in ((1, range(1, at + 1)), (2, range(at + 1, 11))):
         resume = f"{at:010d}-0001" if attempt == 2 else None
         history.add("launcher", AttemptStarted(attempt=attempt, host="h", observed="0" * 64, resume=resume))

@@ -89,7 +89,7 @@ def _run(segment: Segment | None = None) -> Run:
 
 def _comparison(*, by_steps: bool) -> Comparison:
     steps: dict[int, Mapping[int, Step]] = {0: {1: Step(step=1, quantities={})}} if by_steps else {}
-    return Comparison(History(steps=steps, states={}, contents={}, facts={}, notices=[]))
+    return Comparison(History(steps=steps))
 
 
 def test_only_the_steps_up_to_the_difference_are_replayed_again() -> None:

@@ -25,7 +25,7 @@ def _step(number: int, loss: float, batch: str = "0", **more: float) -> Step:
 
 
 def _compared(original: list[Step], replayed: list[Step]) -> Comparison:
-    history = History(steps={}, states={}, contents={}, facts={}, notices=[])
+    history = History()
     for event in original:
         history.add("0", event)
     comparison = Comparison(history)

@@ -37,7 +37,6 @@ def test_labels_do_not_depend_on_the_order_of_calls() -> None:
     for orders in itertools.product(itertools.permutations(optimizers), itertools.permutations(modules)):
         later, again = Names(first.new.copy), make()
         assert {name: label(later, again[name]) for order in orders for name in order} == labels
-        assert not later.alike
 
 
 def test_a_wrapper_that_is_made_again_has_the_label_of_the_one_before() -> None:
@@ -52,8 +51,8 @@ def test_a_new_object_gets_a_new_label_and_one_that_fits_several_labels_too() ->
     twins = [torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]
     assert [first.module(twin) for twin in twins] == ["model", "model2"]
     later = Names(first.new.copy)
-    assert later.module(torch.nn.Linear(3, 3)) == "model3" and later.alike == {"model3": []}
-    assert later.module(twins[1]) == "model4" and later.alike["model4"] == ["model", "model2"]
+    assert later.module(torch.nn.Linear(3, 3)) == "model3"
+    assert later.module(twins[1]) == "model4"
 
 
 def test_an_optimizer_keeps_its_label_when_groups_are_added() -> None:

@@ -10,16 +10,14 @@ import pytest
 import m5ws
 from m5ws.errors import UsageError
 from m5ws.records.ledger import Notice, Observation, State, Step
-from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
 from m5ws.reproduce import compare, gaps
 from m5ws.runs import history
 from m5ws.runs.delivery import Delivery
-from m5ws.runs.resume_check import RepeatedSteps
 from m5ws.training.observation import place
 from tests.support.records import planted
 
-SCRIPT = str(Path(__file__).parent / "scripts" / "observed.py")
+SCRIPT = str(Path(__file__).parent / "scripts" / "observed_killed.py")
 RUN, OTHER = "00000000000a", "00000000000b"
 SEEDS = 150
 
@@ -45,9 +43,9 @@ def test_a_run_that_is_killed_at_any_moment_and_resumed_exactly_is_equal_to_an_u
     observed: Any, tmp_path: Path, moment: str, at: int, words: tuple[str, ...]
 ) -> None:
     words = (moment, str(at), *words)
-    assert train(observed, RUN, "killed", "5", str(tmp_path / "one.pt"), *words) != 0
-    assert train(observed, RUN, "killed", "5", str(tmp_path / "one.pt"), *words) == 0
-    assert train(observed, OTHER, "killed", "5", str(tmp_path / "two.pt"), *words) == 0
+    assert train(observed, RUN, "5", str(tmp_path / "one.pt"), *words) != 0
+    assert train(observed, RUN, "5", str(tmp_path / "one.pt"), *words) == 0
+    assert train(observed, OTHER, "5", str(tmp_path / "two.pt"), *words) == 0
     one, two = (history.load(observed.repo, run) for run in (RUN, OTHER))
     assert one.begun[-1] == (at - (moment != "save"), 2) and one.without_place == ()
     comparison = compare.compare_histories(one, two)
@@ -61,8 +59,8 @@ def test_a_start_from_the_beginning_is_placed_by_the_state_before_its_first_step
     observed: Any, tmp_path: Path, optimizers: str
 ) -> None:
     words = ("save", "3", optimizers)
-    assert train(observed, RUN, "killed", "5", str(tmp_path / "one.pt"), *words) != 0
-    assert train(observed, RUN, "killed", "5", str(tmp_path / "other.pt"), *words) == 0
+    assert train(observed, RUN, "5", str(tmp_path / "one.pt"), *words) != 0
+    assert train(observed, RUN, "5", str(tmp_path / "other.pt"), *words) == 0
     done = history.load(observed.repo, RUN)
     assert done.begun[-1] == (0, 2) and any("from the beginning" in notice.message for notice in done.notices)
 
@@ -71,7 +69,7 @@ def test_a_start_from_the_beginning_is_placed_by_the_state_before_its_first_step
 def test_an_attempt_that_nothing_places_is_unplaced_and_names_the_line(
     observed: Any, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    words = ("killed", "5", str(tmp_path / "one.pt"), "save", "3", *words)
+    words = ("5", str(tmp_path / "one.pt"), "save", "3", *words)
     assert train(observed, RUN, *words) != 0
     assert train(observed, RUN, *words) == 0
     done = history.load(observed.repo, RUN)
@@ -81,22 +79,10 @@ def test_an_attempt_that_nothing_places_is_unplaced_and_names_the_line(
 
 def test_the_ranks_of_a_killed_run_are_placed_alike(observed: Any, tmp_path: Path) -> None:
     words = ("save", "3", "adamw")
-    assert train(observed, RUN, "killed", "5", str(tmp_path / "one.pt"), *words, ranks=2) != 0
-    assert train(observed, RUN, "killed", "5", str(tmp_path / "one.pt"), *words, ranks=2) == 0
+    assert train(observed, RUN, "5", str(tmp_path / "one.pt"), *words, ranks=2) != 0
+    assert train(observed, RUN, "5", str(tmp_path / "one.pt"), *words, ranks=2) == 0
     done = history.load(observed.repo, RUN)
     assert done.begun == [(0, 1), (3, 2)] and [len(steps) for steps in done.steps.values()] == [5, 5]
-
-
-@pytest.mark.parametrize("word", ["restores", "forgets"])
-def test_repeated_steps_with_other_values_are_an_inexact_resume(observed: Any, tmp_path: Path, word: str) -> None:
-    words = ("repeated", "8", str(tmp_path / "died"), word)
-    assert train(observed, RUN, *words) != 0
-    assert train(observed, RUN, *words) == 0
-    assert history.load(observed.repo, RUN).begun == [(0, 1), (3, 2)]
-    check = RepeatedSteps(observed.repo, RUN, 2)
-    events = [ledger.decode_event(event) for batch in ledger.read(observed.repo, RUN, 2, "0") for event in batch.events]
-    messages = [message for event in events for message in check.compare("0", event)]
-    assert check.steps == 2 and bool(messages) == (word == "forgets")
 
 
 Pattern = Callable[[int], tuple[str, ...]]
@@ -146,7 +132,7 @@ def test_no_place_is_wrong(repo: Repository) -> None:
             saved = training.random.randint(saved, done)
             first = training.step(saved + 1, is_new=training.random.random() < 0.2)
             earlier = place.load(repo, run, attempt + 1, 0)
-            found = place.find(earlier, first, {"model.w": str(saved)}, {})
+            found = place.find(earlier, first, {"model.w": str(saved)})
             assert found in (None, saved), (seed, vars(training), saved, found)
             if found is None:
                 is_counted = bool(first.updates) and max(first.updates.values()) > 1
@@ -156,18 +142,15 @@ def test_no_place_is_wrong(repo: Repository) -> None:
     assert placed > SEEDS / 2
 
 
-@pytest.mark.parametrize(("labels", "expected"), [(["adam"], 4), (["adam", "adam2"], 4), (["adam", "adam3"], None)])
-def test_an_optimizer_that_may_be_several_is_placed_if_all_have_the_same_place(
-    labels: list[str], expected: int | None
-) -> None:
-    updates = {"adam": {3: 4, 4: 5}, "adam2": {3: 4, 4: 5}, "adam3": {3: 9, 4: 10}}
-    first = Step(step=0, quantities={}, updates={"new": 4})
-    assert place.find(place.Earlier(last=10, updates=updates), first, {}, {"new": labels}) == expected
+@pytest.mark.parametrize(("counts", "expected"), [({"adam": 4}, 2), ({"adam": 4, "new": 9}, 2), ({"new": 4}, None)])
+def test_an_optimizer_without_an_earlier_label_places_nothing(counts: dict[str, int], expected: int | None) -> None:
+    earlier = place.Earlier(last=10, updates={"adam": {3: 2, 4: 3}})
+    assert place.find(earlier, Step(step=0, quantities={}, updates=counts), {}) == expected
 
 
 def test_resumed_at_is_called_before_the_first_step_and_does_nothing_outside_a_run(observed: Any) -> None:
     m5ws.resumed_at(5)
     with pytest.raises(UsageError, match="0 or more"):
         m5ws.resumed_at(-1)
-    late = observed(SCRIPT, "late_line", "3")
+    late = observed(str(Path(SCRIPT).with_name("observed.py")), "late_line", "3")
     assert late.status != 0 and "after the first step" in late.log() and late.of(Notice) == []

@@ -201,11 +201,6 @@ def _parts(repo: Repository, plan: ExportPlan) -> PartCache:
 
 
 def _check(content: Content, form: Format, what: What, which: CheckpointRef) -> None:
-    if content.format == "files/1":
-        raise UsageError(
-            f"checkpoint {which} has no tensors, only files of the script",
-            hint=f"`m5ws checkpoint show {which}` lists the files.",
-        )
     if form == "deepspeed" and content.format != "deepspeed/1":
         raise UsageError(
             f"--format deepspeed needs a checkpoint made by DeepSpeed, and {which} is not",

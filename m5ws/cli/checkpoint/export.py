@@ -67,7 +67,7 @@ def command(
 
     repo = names.workspace(context).repository()
     fresh_directory.check(directory)
-    which = resolve.resolve(repo, checkpoint, counting=False, state=True)
+    which = resolve.resolve(repo, checkpoint, counting=False)
     tools = workspace.export_tools()
     plan = export.plan(repo, which, cast(Any, form), cast(Any, what), tools)
     if not dry_run:

@@ -1,46 +1,23 @@
 """Causes of a difference, by rules. Each rule is a small function of the evidence that returns a cause or None.
 
 A cause is *certain* only if the evidence excludes all others. Either the first difference is itself the named cause, or
-two replays on this machine, each equal to its side, differ in nothing else that is recorded.
+two replays on this machine, each equal to its side, differ in recorded changes alone. `m5ws bisect` finds those of
+several changes that matter.
 """
 
-import re
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
 
 import msgspec
 
 from m5ws.environment import drift
-from m5ws.records.explanation import Cause, CauseKind, FirstDifference
+from m5ws.records.explanation import Cause, FirstDifference
 from m5ws.records.trace import TraceEntry
 from m5ws.records.verdict import Change
 from m5ws.reproduce.explain.align import called, inside_step
 from m5ws.reproduce.explain.locate import TraceView
 from m5ws.runs.history import History
 
-# The kinds of recorded changes: (kind, part, patterns of names). The first match wins.
-_OF_CHANGES: tuple[tuple[CauseKind, str, tuple[str, ...]], ...] = (
-    ("thread count", "determinism", ("threads",)),
-    ("thread count", "environment", ("threads*", "variable.OMP_*", "variable.MKL_*THREADS", "variable.MKL_DYNAMIC")),
-    ("vector capability", "environment", ("cpu.*", "platform", "variable.ATEN_CPU_CAPABILITY", "variable.MKL_*")),
-    ("vector capability", "environment", ("variable.ONEDNN_*", "variable.DNNL_*")),
-    ("reduction order, world size", "launch", ("nproc",)),
-    ("reduction order, world size", "environment", ("world",)),
-    ("library version", "environment", ("distribution.*", "python*", "torch*", "loaded.*", "mkl", "onednn", "glibc")),
-    ("library version", "environment", ("cu*", "nccl*", "aws-ofi-nccl*", "libfabric*", "efa*", "deepspeed*")),
-    ("library version", "declared", ("*",)),
-    ("changed data", "data", ("*",)),
-    ("changed data", "tokenizer", ("*",)),
-    ("seed", "launch", ("seed",)),
-    ("changed code", "code", ("*",)),
-    ("changed config", "config", ("*",)),
-    ("changed config", "argument", ("*",)),
-    ("changed input", "*", ("*",)),
-)
-_KINDS = list(dict.fromkeys(kind for kind, _, _ in _OF_CHANGES))
-_SETTINGS = "m5ws.toml"
 _SHOWN = 4
-_DROPOUT = re.compile(r"drop", re.IGNORECASE)
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +41,7 @@ Rule = Callable[[Evidence], Cause | None]
 
 
 def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
-    """Return the causes that fit, the most likely first; `unknown` if none does."""
+    """Return the causes that fit, the certain ones first; `unknown` if none does."""
     rules: tuple[Rule, ...] = (_kernel,) if evidence.same else ()
     rules += (_order_of_data, _random_numbers, _setting, _optimizer)
     by_rule = [cause for rule in rules if (cause := rule(evidence)) is not None]
@@ -73,40 +50,11 @@ def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
 
 
 def of_changes(changes: Sequence[Change], *, certain: bool) -> tuple[Cause, ...]:
-    """Return recorded changes as causes, by kind. With `certain`, a kind without others is certain."""
-    kinds: dict[CauseKind, list[Change]] = {}
-    for change in sorted(_able(changes), key=lambda able: _KINDS.index(kind(able))):
-        kinds.setdefault(kind(change), []).append(change)
-    alone = certain and len(kinds) == 1
-    return tuple(
-        Cause(
-            kind=name,
-            certain=alone,
-            evidence=(
-                *map(drift.title, of[:_SHOWN]),
-                *((f"and {len(of) - _SHOWN} more",) if len(of) > _SHOWN else ()),
-                *(("two replays here have this change alone, and differ from each other",) if alone else ()),
-            ),
-        )
-        for name, of in kinds.items()
-    )
-
-
-def _able(changes: Sequence[Change]) -> list[Change]:
-    """Return the changes that can alter bits, without m5ws's own settings whose effects are recorded."""
-    able = [change for change in changes if change.rating != "cannot"]
-    if any(change.part in ("determinism", "launch", "declared") for change in able):
-        return [change for change in able if (change.part, change.name) != ("code", _SETTINGS)]
-    return able
-
-
-def kind(change: Change) -> CauseKind:
-    """Return the kind of cause of a recorded change."""
-    return next(
-        cause
-        for cause, part, patterns in _OF_CHANGES
-        if fnmatchcase(change.part, part) and any(fnmatchcase(change.name, pattern) for pattern in patterns)
-    )
+    """Return the recorded changes that can alter bits as one cause; none without such changes."""
+    able = [drift.title(change) for change in changes if change.rating != "cannot"]
+    more = [f"and {len(able) - _SHOWN} more"] if len(able) > _SHOWN else []
+    proof = ["two replays here differ from each other, and in no other recorded input"] if certain else []
+    return (Cause(kind="recorded change", certain=certain, evidence=(*able[:_SHOWN], *more, *proof)),) if able else ()
 
 
 # --- rules --------------------------------------------------------------------------------------------------------
@@ -135,10 +83,7 @@ def _order_of_data(evidence: Evidence) -> Cause | None:
     if place.phase != "batch":
         return None
     one, two = (_samples(look, place) for look in (evidence.one, evidence.two))
-    if one and one == two:
-        line = "the batch has the same samples in the same order: another part of the batch differs"
-        return Cause(kind="changed data", evidence=(line,))
-    if one and two and sorted(one) == sorted(two):
+    if one != two and sorted(one) == sorted(two):
         return Cause(kind="data order", certain=True, evidence=("the batch has the same samples in another order",))
     batch = _batch(evidence.two.history, place.rank, place.step)
     for rank, steps in evidence.recorded.steps.items():
@@ -146,12 +91,6 @@ def _order_of_data(evidence: Evidence) -> Cause | None:
             if batch is not None and event.batch == batch and (rank, step) != (place.rank, place.step):
                 line = f"the replay's batch equals the batch of rank {rank} of the original at step {step}"
                 return Cause(kind="data order", certain=True, evidence=(line,))
-    if shared := set(one) & set(two):
-        line = f"{len(shared)} of {len(one)} samples of the batch are the same, and the others differ"
-        return Cause(kind="data order", evidence=(line,))
-    if not any(kind(change) in ("changed data", "changed code") for change in evidence.changes):
-        line = "the batch differs, with no recorded change of data or code: another order, or random draws"
-        return Cause(kind="data order", evidence=(line,))
     return None
 
 
@@ -164,8 +103,7 @@ def _random_numbers(evidence: Evidence) -> Cause | None:
     drawing = _next_drawing(evidence, place)
     if drawing is not None:
         lines.append(f"{called(drawing.name)} ({drawing.what}) draws from it next, in step {drawing.step}")
-    dropout = drawing is not None and _DROPOUT.search(drawing.what) is not None
-    return Cause(kind="dropout RNG" if dropout else "random numbers", certain=place.alone, evidence=tuple(lines))
+    return Cause(kind="random numbers", certain=place.alone, evidence=tuple(lines))
 
 
 def _setting(evidence: Evidence) -> Cause | None:
@@ -175,8 +113,7 @@ def _setting(evidence: Evidence) -> Cause | None:
     if not place.alone or not arrow:
         return None
     torchs = old.startswith("torch.nn.") and old.partition("(")[0] == new.partition("(")[0]
-    cause: CauseKind = "dropout RNG" if _DROPOUT.search(old.partition("(")[0]) else "module setting"
-    return Cause(kind=cause, certain=torchs, evidence=(f"{called(place.module or '')}: {place.what}",))
+    return Cause(kind="module setting", certain=torchs, evidence=(f"{called(place.module or '')}: {place.what}",))
 
 
 def _optimizer(evidence: Evidence) -> Cause | None:

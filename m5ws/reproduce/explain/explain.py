@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 
-from m5ws.checkpoints import resolve
 from m5ws.diff import diff
 from m5ws.errors import M5Error
 from m5ws.progress import Progress
@@ -191,7 +190,7 @@ def _put_back(planned: run.AttemptPlan, variables: dict[str, str | None]) -> run
 def _segment(repo: Repository, base: Run, first: int, last: int) -> Segment:
     for label in reversed(checkpoints.valid(repo, base.id)):
         step = checkpoints.step_of(label)
-        if base.begin < step < first and resolve.holds_state(repo, base.id, label):
+        if base.begin < step < first:
             return Segment(first=step, last=last, checkpoint=label, digest=checkpoints.digest(repo, base.id, label))
     whole = base.segment or Segment(first=base.begin, last=last)
     return msgspec.structs.replace(whole, last=last)

@@ -56,8 +56,6 @@ def find_resume(comparison: Comparison, first: Divergence, begin: int) -> Resume
         if notice.kind == INEXACT_RESUME and original.attempt_of(notice.step or 0) == attempt
     ]
     limits = [notice.message for notice in original.notices if notice.kind == RESUME_LIMIT]
-    if generators := comparison.unrestored_generators():
-        limits.append(f"the script did not restore the random generators ({', '.join(generators)})")
     earliest = first.equal_after + 1 if first.equal_after is not None else first.step
     is_cause = bool(inexact) or (not at_end and earliest <= at + _AFFECTED_STEPS)
     return Resume(step=at, is_cause=is_cause, notices=tuple(dict.fromkeys((*inexact, *limits))))

@@ -8,7 +8,6 @@ import time
 from collections.abc import Collection, Iterator
 
 from m5ws.errors import UNREADABLE
-from m5ws.records.checkpoint import Content
 from m5ws.records.ledger import CheckpointPublished, OutputsStored
 from m5ws.repository import checkpoints, outputs
 from m5ws.repository.ledger import ledger
@@ -44,13 +43,10 @@ def _missing(repo: Repository, run: str, made: set[str], attempts: list[int]) ->
     for label in sorted(missing.intersection(checkpoints.valid(repo, run))):
         try:
             digest, record = checkpoints.read(repo, run, label)
-            content = record.content
-            files = repo.objects.get_record(content, Content).format == "files/1"
         except UNREADABLE:
             continue
-        step = checkpoints.step_of(label)
         yield CheckpointPublished(
-            time_s=time.time(), step=step, name=label, checkpoint=digest, content=content, outputs=files
+            time_s=time.time(), step=record.step, name=label, checkpoint=digest, content=record.content
         )
 
 

@@ -57,12 +57,9 @@ class Names:
         self._by_parameter = Labels()
         """Labels of modules by their first parameter. A script may make a wrapper of its model again and again."""
         self._descriptions: dict[str, str] = {}
+        """Descriptions by the labels that are in use."""
         self._stepped: list[tuple[str, weakref.ref[torch.optim.Optimizer]]] = []
-        self._used: set[str] = set()
-        self._last: dict[str, int] = {}
         self._wrappers: set[str] = set()
-        self.alike: dict[str, list[str]] = {}
-        """The labels of the earlier attempts that a description fits, by the new label, if there are several."""
         self.new: dict[str, str] = {}
         """Descriptions of the modules and optimizers that were labelled since this was last emptied."""
 
@@ -98,13 +95,13 @@ class Names:
         """Return a label: that of the earlier attempts for an object of this description, or a new one."""
         if self._earlier is None:
             self._earlier = self._load_earlier()
-        known = {label: text for label, text in self._earlier.items() if label.rstrip("0123456789") == word}
+        known = {label: text for label, text in self._earlier.items() if _word(label) == word}
         sizes = describe(item, parameters)
         description = f"{sizes}, {place}" if place else sizes
         alike = [
             label
             for label, text in known.items()
-            if label not in self._used
+            if label not in self._descriptions
             and (text == sizes or (text.startswith(f"{sizes}, ") and _fit(text[len(sizes) + 2 :], place)))
         ]
         exact = [label for label in alike if known[label] == description]
@@ -113,10 +110,9 @@ class Names:
         if len(found) == 1:
             label = found[0]
         else:
-            label = _numbered(word, 1 + max(self._last.get(word, 0), max(map(_number, known), default=0)))
-            self.alike[label] = found
-        self._used.add(label)
-        self._last[word] = max(self._last.get(word, 0), _number(label))
+            taken = (label for label in (*known, *self._descriptions) if _word(label) == word)
+            number = 1 + max((int(label[len(word) :] or 1) for label in taken), default=0)
+            label = word if number == 1 else f"{word}{number}"
         self.new[label] = self._descriptions[label] = description
         return label
 
@@ -194,12 +190,9 @@ def _fit(one: str, two: str) -> bool:
     return one == two or one.partition(" ")[0] != two.partition(" ")[0]
 
 
-def _numbered(word: str, number: int) -> str:
-    return word if number == 1 else f"{word}{number}"
-
-
-def _number(label: str) -> int:
-    return int(label[len(label.rstrip("0123456789")) :] or 1)
+def _word(label: str) -> str:
+    """Return a label without its number."""
+    return label.rstrip("0123456789")
 
 
 def _named(module: torch.nn.Module, label: str, *, buffers: bool) -> Iterator[tuple[str, torch.Tensor]]:

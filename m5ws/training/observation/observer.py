@@ -14,13 +14,13 @@ Invariant: observation changes no bits, draws no random numbers, does no collect
 an error in it, the script goes on without it.
 """
 
+import os
+import signal
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
-import blake3
 import msgspec
 import torch
 
@@ -28,13 +28,13 @@ from m5ws.errors import UsageError
 from m5ws.records.ledger import UNPLACED, Observation, State, Step
 from m5ws.training.compat import module_calls
 from m5ws.training.fingerprint import fingerprint
-from m5ws.training.observation import interruption, optimizer_values, place, samples, zero
+from m5ws.training.observation import optimizer_values, place, samples, zero
 from m5ws.training.observation.final_weights import FinalWeights
 from m5ws.training.observation.forwards import Forwards, leaves
 from m5ws.training.observation.names import Names, has_parameters
+from m5ws.training.observation.update import Call, Counts, Update, record_state
 from m5ws.training.runtime.context import ActiveRank
 from m5ws.training.runtime.threads import Threads
-from m5ws.training.state import rng, scalars
 
 _OPTIMIZERS = 16
 """Optimizers of a step whose values are read. A script may have one for each parameter, called in the backward pass."""
@@ -52,38 +52,6 @@ _NO_PLACE = (
 _EARLY = frozenset((1, 2, 5, 10, 20, 50, 100, 200, 500))
 
 
-@dataclass
-class _Call:
-    """A call of an optimizer's step: the settings and the learning rate before it."""
-
-    settings: str = ""
-    rate: Any = None
-    calls_another: bool = False
-    creates_state: bool = False
-
-
-@dataclass
-class _Update:
-    """A step whose optimizers have been called."""
-
-    forwards: Forwards
-    updated: set[tuple[int, int]] = field(default_factory=set)
-    optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = field(default_factory=dict)
-    state: State | None = None
-    labels: set[str] = field(default_factory=set)
-    is_recorded: bool = False
-    is_whole: bool = False
-    """Without it, a signal ended the script while the values of an optimizer were read."""
-    is_numbered: bool = False
-    """Without it, a signal ended the script while the step was recorded, and `Observer.step` is not its number."""
-    has_new: bool = False
-    norms_when_due: bool = False
-    settings: dict[str, Any] = field(default_factory=dict)
-    quantities: dict[str, scalars.Reader | str] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
-    backwards: int = 0
-
-
 class Observer:
     """Turns calls of modules and optimizers into steps and states of this rank's chain."""
 
@@ -96,32 +64,22 @@ class Observer:
         self._loss: torch.Tensor | None = None
         """The sum of the losses since the last call of an optimizer."""
         self._backwards = 0
-        self._forwards, self._evaluations = Forwards(), Forwards()
-        self._update: _Update | None = None
-        self._calls: list[tuple[torch.optim.Optimizer, _Call]] = []
+        self._forwards = Forwards()
+        self._update: Update | None = None
+        self._calls: list[tuple[torch.optim.Optimizer, Call]] = []
         """The calls of optimizers that have begun, each within the one before it."""
         self._together: set[frozenset[str]] = set()
         """The labels of the optimizers of each kind of step."""
-        self._counts: dict[str, int | None] = {}
-        """The number of updates of each optimizer by its label, None if it does not count them."""
-        self._firsts: dict[str, int | None] = {}
-        """The number of updates of each optimizer's first parameter by its label. A script may reset the state."""
-        self._cheap: dict[tuple[str | int, ...], bool] = {}
-        """Whether the gradient norm of an optimizer is cheap, by its label and numbers of parameters."""
-        self._training: dict[int, weakref.ref[torch.nn.Module]] = {}
-        """Modules that were called in the mode of training."""
+        self._counts = Counts()
         self._initial: dict[str, str] = {}
         self._asked = frozenset(active.context.fingerprint_at or ())
         self._is_resumed = active.context.attempt > 1 and active.context.spec.fingerprint_every != 0
         self._begun = self._numbered = self._failed = False
-        self._pending: tuple[_Update, float, float] | None = None
+        self._pending: tuple[Update, float, float] | None = None
+        """The step that waits for its values, the time of its end, and its seconds."""
         self._recorded = 0
         self._threads = Threads(active)
-        is_killed_in_save = active.context.killed_in_save
-        self._kill_in_save = interruption.KillInSave(self._announce_kill) if is_killed_in_save else None
         self._clock = time.perf_counter()
-        self.step = 0
-        """The last step that has ended."""
 
     # --- forward passes
 
@@ -145,24 +103,11 @@ class Observer:
         returned = leaves(output)
         if not any(leaf.requires_grad for leaf in returned) or not self._is_model(module):
             return
-        forwards = self._evaluations if self._is_evaluation(module) else self._forwards
-        forwards.add(module, [leaf for each in (*args, *kwargs.values()) for leaf in leaves(each)], returned)
+        self._forwards.add(module, [leaf for each in (*args, *kwargs.values()) for leaf in leaves(each)], returned)
         self._final.follow_module(module)
 
     def _is_model(self, module: torch.nn.Module) -> bool:
         return self._final.is_followed(module) or has_parameters(module)
-
-    def _is_evaluation(self, module: torch.nn.Module) -> bool:
-        """Return True for a forward pass in the mode of evaluation of a module that was in the mode of training.
-
-        A wrapper may keep the mode of evaluation while the module inside is trained: Lightning restores the modes of
-        its own module alone.
-        """
-        if module.training or any(part.training for part in module.modules()):
-            self._training[id(module)] = weakref.ref(module)
-            return False
-        known = self._training.get(id(module))
-        return known is not None and known() is module
 
     def before_backward(self, tensor: torch.Tensor) -> None:
         """Observe a tensor before its backward pass: a scalar is a loss."""
@@ -188,17 +133,17 @@ class Observer:
 
     def _before_update(self, optimizer: torch.optim.Optimizer) -> None:
         if self._forwards.count == 0 and optimizer_values.creates_state(optimizer):
-            self._calls.append((optimizer, _Call(creates_state=True)))
+            self._calls.append((optimizer, Call(creates_state=True)))
             return
         outer = self._calls[-1][0] if self._calls else None
         self.names.optimizer(optimizer, within=outer)
         groups = optimizer.param_groups
-        call = _Call("; ".join(map(optimizer_values.settings, groups)), groups[0].get("lr") if groups else None)
+        call = Call("; ".join(map(optimizer_values.settings, groups)), groups[0].get("lr") if groups else None)
         self._calls.append((optimizer, call))
         if self._update is not None and self._update.updated & optimizer_values.places(optimizer):
             self._close(self._update.forwards.engine())
-        # An optimizer that contains another one has no state of its own.
-        if not self._begun or (outer is not None and self._update is None and not self._numbered):
+        # Before each call up to the first update: an optimizer that contains another one has no state of its own.
+        if self._update is None and not self._numbered:
             self._begun = True
             self._initial = self._fingerprints(self._forwards, [optimizer], initial=True)
 
@@ -210,11 +155,7 @@ class Observer:
         if call.calls_another or call.creates_state or is_skipped:
             return  # The step of the one inside counts, if there is one.
         if self._update is None:
-            # Without other passes, those in the mode of evaluation were the training's.
-            done = self._forwards if self._forwards.count else self._evaluations
-            done.earlier = self._forwards.earlier
-            self._update = _Update(done)
-            self._forwards, self._evaluations = Forwards(earlier=done.modules), Forwards()
+            self._update, self._forwards = Update(self._forwards), Forwards(earlier=self._forwards.modules)
         update = self._update
         update.backwards, self._backwards = update.backwards + self._backwards, 0
         update.is_whole = False
@@ -224,66 +165,32 @@ class Observer:
         update.updated |= optimizer_values.places(optimizer)
         update.optimizers[id(optimizer)] = weakref.ref(optimizer)
         label = self.names.optimizer(optimizer)
+        update.labels.add(label)
         if update.forwards.engine() is None:  # The parameters of ZeRO's own optimizer are buffers with padding.
             self._final.follow_optimizer(optimizer, self.names, is_recorded=True)
-        update.labels.add(label)
         if is_skipped is None:
-            self._counts[label] = None
+            self._counts.numbers[label] = None
         elif not is_repeated:
-            self._count(optimizer, label)
+            self._counts.add(optimizer, label)
+        update.state = None  # That of more optimizers is read when the step ends, and not after each of them.
         if len(update.optimizers) <= _OPTIMIZERS:
-            self._add_values(update, optimizer, call)
-        else:
-            update.state = None  # It would be read after each of them. It is read when the step ends.
+            update.add(optimizer, label, call, self._loss, self._counts.numbers[label])
+            # Until its first step has been recorded, an attempt does not know its number.
+            number = self.step + (not update.is_recorded)
+            if update.forwards.engine() is None and (not self._numbered or update.has_new or self._is_due(number)):
+                update.state = self._state(update)
         self._loss = None
         update.is_whole = True
         is_known = bool(self._together) and not any(update.labels < labels for labels in self._together)
         if not update.is_recorded and is_known:
             self._record(update)
 
-    def _count(self, optimizer: torch.optim.Optimizer, label: str) -> None:
-        """Count an update. The first one of an attempt, and after a reset, is read from the optimizer's state."""
-        before, of_first = self._firsts.get(label), optimizer_values.updates_of_first(optimizer)
-        self._firsts[label] = of_first
-        is_reset = before is not None and of_first is not None and of_first <= before
-        if label not in self._counts or is_reset:
-            self._counts[label] = optimizer_values.updates(optimizer)
-        elif (known := self._counts[label]) is not None:
-            self._counts[label] = known + 1
-
-    def _add_values(self, update: _Update, optimizer: torch.optim.Optimizer, call: _Call) -> None:
-        """Add the values of an optimizer, and the state after it if that is recorded."""
-        label = self.names.optimizer(optimizer)
-        suffix = label.removeprefix("optimizer")
-        update.settings.setdefault(label, blake3.blake3()).update(call.settings.encode())
-        if call.rate is not None:
-            update.quantities[f"lr{suffix}"] = scalars.take("lr", call.rate)
-        if self._loss is not None:
-            update.quantities[f"loss{suffix}"] = scalars.take("loss", self._loss)
-        if (count := self._counts[label]) is not None:
-            update.counts[label] = count
-        if update.forwards.engine() is not None:
-            return
-        # Until its first step has been recorded, an attempt does not know its number.
-        is_due = not self._numbered or update.has_new or self._is_due(self.step + (not update.is_recorded))
-        # In a step without forward passes of modules, nothing else shows its results.
-        is_read = self._has_cheap_norm(optimizer, label) or not update.forwards.count
-        if is_due or is_read:
-            update.norms_when_due |= not is_read
-            norm = optimizer_values.gradient_norm(optimizer)
-            if norm is not None:
-                update.quantities[f"grad_norm{suffix}"] = scalars.take("grad_norm", norm)
-        if is_due:
-            update.state = self._state(update)
-
-    def _has_cheap_norm(self, optimizer: torch.optim.Optimizer, label: str) -> bool:
-        # To read the sizes of all parameters in each step takes time. One that is replaced by a larger one costs more.
-        key: tuple[str | int, ...] = (label, *(len(group["params"]) for group in optimizer.param_groups))
-        if key not in self._cheap:
-            self._cheap[key] = optimizer_values.is_cheap(optimizer)
-        return self._cheap[key]
-
     # --- records
+
+    @property
+    def step(self) -> int:
+        """The last step that has ended."""
+        return self._recorded + (self._pending is not None)
 
     @property
     def has_begun(self) -> bool:
@@ -310,13 +217,13 @@ class Observer:
         self._together.add(frozenset(update.labels))
         if not update.is_recorded:
             self._record(update)
-        if update.is_numbered and (update.has_new or self._is_due(self.step)):
+        if update.number and (update.has_new or self._is_due(update.number)):
             state = self._last_state(update, engine, has_ended)
             if state is not None:
                 self._flush()
-                self._active.append(msgspec.structs.replace(state, step=self.step))
+                self._active.append(msgspec.structs.replace(state, step=update.number))
 
-    def _record(self, update: _Update) -> None:
+    def _record(self, update: Update) -> None:
         """Record a step: at once if all values are on the host, and otherwise before the next one."""
         update.is_recorded = True
         self._flush()
@@ -326,24 +233,18 @@ class Observer:
         is_first = not self._numbered
         if is_first or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self._flush()
-        self.step += not is_first
-        update.is_numbered = True
+        update.number = self.step
         self._threads.record(self.step)
         if is_first:
             self._active.note_imports()
         if self.step == self._active.context.killed_after:
             self._flush()
-            if self._kill_in_save is None:
-                interruption.kill_rank()
-            self._kill_in_save.is_armed = True
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    def _announce_kill(self, file: str) -> None:
-        self._active.notice("interrupted-save", f"this rank is killed in the save of {file}", self.step)
-
-    def _last_state(self, update: _Update, engine: torch.nn.Module | None, has_ended: bool) -> State | None:
+    def _last_state(self, update: Update, engine: torch.nn.Module | None, has_ended: bool) -> State | None:
         """Return the state after a step, None if it was not read in time."""
         if engine is not None:
-            return _record(zero.fingerprints(engine))
+            return record_state(zero.fingerprints(engine))
         is_late = len(update.optimizers) > _OPTIMIZERS
         return self._state(update) if is_late and not has_ended else update.state
 
@@ -352,15 +253,12 @@ class Observer:
         if self._pending is None:
             return
         (update, time_s, seconds), self._pending = self._pending, None
-        step = _event(update, time_s, seconds)
+        step = update.event(time_s, seconds)
         if not self._numbered:
             self._begin(step)
         self._recorded += 1
-        step = msgspec.structs.replace(step, step=self._recorded)
-        if update.norms_when_due and not (update.has_new or self._is_due(step.step)):
-            step = _without_norms(step)
         self._describe()
-        self._active.append(step)
+        self._active.append(msgspec.structs.replace(step, step=self._recorded))
 
     def _load_earlier(self) -> place.Earlier:
         """Return the records of the earlier attempts."""
@@ -376,7 +274,7 @@ class Observer:
         active, after, earlier = self._active, self._resumed_at, self._load_earlier()
         is_resumed = active.context.attempt > 1
         if after is None:
-            after = place.find(earlier, first, self._initial, self.names.alike) if is_resumed else 0
+            after = place.find(earlier, first, self._initial) if is_resumed else 0
         if after is None:
             active.notice(UNPLACED, _NO_PLACE)
         elif active.rank == 0 and is_resumed and earlier.last:
@@ -385,7 +283,6 @@ class Observer:
             elif after == earlier.last:
                 active.notice("resume-unchecked", _UNCHECKED.format(after), after)
         self._recorded = after or 0
-        self.step = self._recorded + 1
         new, self.names.new, self._earlier = self.names.new, {}, None
         active.emit(Observation, rank=active.rank, after=after, unplaced=after is None, parts=new)
         active.emit(State, step=self._recorded, tensors=self._initial, restored=is_resumed)
@@ -402,9 +299,9 @@ class Observer:
         every = self._active.context.spec.fingerprint_every
         return every != 0 and (step in self._asked or step in _EARLY or step % (every or _EVERY) == 0)
 
-    def _state(self, update: _Update) -> State:
+    def _state(self, update: Update) -> State:
         optimizers = [optimizer for ref in update.optimizers.values() if (optimizer := ref()) is not None]
-        return _record(self._fingerprints(update.forwards, optimizers))
+        return record_state(self._fingerprints(update.forwards, optimizers))
 
     def _fingerprints(
         self, forwards: Forwards, optimizers: Iterable[torch.optim.Optimizer], *, initial: bool = False
@@ -427,31 +324,3 @@ class Observer:
             message = f"the steps after step {self.step} are not observed, because of an error: {error!r}"
             self._active.notice("limit", message, self.step)
             self._active.emit(Observation, rank=self._active.rank, failed_after=self._recorded)
-
-
-def _record(tensors: dict[str, str]) -> State:
-    """Return the record of a state without its step."""
-    return State(time_s=time.time(), step=0, tensors=tensors, generators=rng.digests(rng.capture({})))
-
-
-def _event(update: _Update, time_s: float, seconds: float) -> Step:
-    """Return the record of a step without its number. Waits for copies from a device."""
-    forwards = update.forwards
-    digests = {place.settings(label): digest.hexdigest() for label, digest in update.settings.items()}
-    if forwards.count:
-        digests["output"] = samples.digest(forwards.outputs, forwards.count)
-    return Step(
-        time_s=time_s,
-        step=0,
-        quantities={name: value if isinstance(value, str) else value() for name, value in update.quantities.items()},
-        batch=samples.digest(forwards.inputs, forwards.count) if forwards.inputs else None,
-        digests=digests,
-        updates=update.counts,
-        passes=forwards.count + update.backwards,
-        seconds=seconds,
-    )
-
-
-def _without_norms(step: Step) -> Step:
-    kept = {name: value for name, value in step.quantities.items() if not name.startswith("grad_norm")}
-    return msgspec.structs.replace(step, quantities=kept)

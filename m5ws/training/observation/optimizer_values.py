@@ -7,9 +7,6 @@ import torch
 
 from m5ws.training.observation import samples
 
-_HOST_ELEMENTS = 2**20
-"""Gradients on the host of more elements are read only where the state is recorded too: it would cost 1 % of a step."""
-
 
 def parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     """Yield the parameters of all groups."""
@@ -83,18 +80,6 @@ def is_skipped(optimizer: torch.optim.Optimizer) -> bool | None:
 
 def _is_scalar(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.numel() == 1
-
-
-def is_cheap(optimizer: torch.optim.Optimizer) -> bool:
-    """Return True unless many elements of gradients are on the host."""
-    left = _HOST_ELEMENTS
-    for parameter in parameters(optimizer):
-        if not parameter.is_cpu:
-            return True
-        left -= parameter.numel()
-        if left < 0:
-            return False
-    return True
 
 
 @torch.no_grad()

@@ -61,26 +61,22 @@ def load(repo: Repository, run: str, attempt: int, rank: int) -> Earlier:
     return earlier
 
 
-def find(earlier: Earlier, first: Step, initial: Mapping[str, str], alike: Mapping[str, list[str]]) -> int | None:
-    """Return the step after which an attempt continues, by its first step and the state before it; None: unplaced.
-
-    `alike` has all labels that an optimizer may have in the earlier attempts, if there are several.
-    """
+def find(earlier: Earlier, first: Step, initial: Mapping[str, str]) -> int | None:
+    """Return the step after which an attempt continues, by its first step and the state before it; None: unplaced."""
     if _is_equal(initial, earlier.initial):
         return 0
     # An optimizer that has done one update may be new, in the middle of a training.
     counted = {label: count for label, count in first.updates.items() if count > 1}
     if earlier.last == 0:
         return None if counted else 0
-    places = {
-        _by_updates(earlier, name, count) for label, count in counted.items() for name in alike.get(label, [label])
-    }
+    # A new optimizer, and one that several earlier ones are equal to, have new labels.
+    places = {_by_updates(earlier, label, count) for label, count in counted.items() if label in earlier.updates}
     return places.pop() if len(places) == 1 else None
 
 
 def _by_updates(earlier: Earlier, label: str, count: int) -> int | None:
     """Return the place of the step with this number of updates of an optimizer, None if it is unknown."""
-    steps = earlier.updates.get(label, {})
+    steps = earlier.updates[label]
     if 0 in steps.values():
         return None  # The script has reset the count.
     if count in steps:

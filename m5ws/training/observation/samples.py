@@ -31,18 +31,14 @@ def take(tensor: torch.Tensor) -> Sample:
     return description, None if part.is_meta or part.layout != torch.strided else _copied(_spaced(part))
 
 
-def update(digest: Any, samples: list[Sample]) -> None:
-    """Add samples to a digest. Waits for copies from a device."""
-    for description, reader in samples:
-        digest.update(description.encode())
-        if reader is not None:
-            digest.update(reader().view(torch.uint8).numpy())
-
-
-def digest(values: list[Sample], count: int) -> str:
-    """Return the digest of the samples of `count` forward passes."""
+def digest(samples: list[Sample], count: int) -> str:
+    """Return the digest of the samples of `count` forward passes. Waits for copies from a device."""
     hasher = blake3.blake3(f"{count};".encode())
-    update(hasher, values)
+    for description, reader in samples:
+        hasher.update(description.encode())
+        if reader is not None:
+            values: Any = reader().view(torch.uint8).numpy()
+            hasher.update(values)
     return hasher.hexdigest()
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-import zipfile
 from pathlib import Path
 
 import torch
@@ -18,9 +17,6 @@ folder.mkdir(exist_ok=True)
 file, done = folder / "checkpoint.pt", 0
 if kind == "log":
     print("started", file=(folder / "train.log").open("a"))
-if kind == "numbered":
-    whole = (path for path in folder.glob("checkpoint-*.pt") if zipfile.is_zipfile(path))
-    file = max(whole, default=file)
 if file.exists() and kind != "beginning":
     saved = torch.load(file)
     model.load_state_dict(saved["model"])
@@ -41,13 +37,7 @@ for step in range(done + 1, steps + 1):
     optimizer.zero_grad()
     if step == steps or (step % 2 == 0 and kind not in ("late", "log")):
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-        if kind == "numbered":
-            file = folder / f"checkpoint-{step}.pt"
-        if kind == "statistics":
-            torch.save({"step": step}, folder / "statistics.pt")
-        target = file.with_name("incomplete") if kind == "renamed" else file
-        torch.save(state if kind == "undrawn" else {**state, "generator": torch.get_rng_state()}, target)
-        target.replace(file)
+        torch.save(state if kind == "undrawn" else {**state, "generator": torch.get_rng_state()}, file)
 if kind == "elsewhere" and len(sys.argv) > 3:
     Path("out").mkdir(exist_ok=True)
     Path("out/end.txt").write_text("done")

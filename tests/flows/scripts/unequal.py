@@ -39,7 +39,6 @@ counts = fault in (
     "exact, modules in turn",
     "exact, optimizers in turn",
     "exact, optimizers at intervals",
-    "exact, in the mode of evaluation",
     "buffers of a module that is not called again",
     "noise",
     "exact and counted",
@@ -75,7 +74,6 @@ for step in range(begin + 1, end + 1):
     if fault == "unobserved" and step > SAVED + 1:
         optimizer.param_groups[0]["unreadable"] = Unreadable()
         x = x + random.SystemRandom().random()
-    model.train(fault != "exact, in the mode of evaluation" or step < SAVED)
     output = model(x)
     if fault == "exact, modules in turn":
         output = twins[step % 2](output)

@@ -27,15 +27,15 @@ class Expected(msgspec.Struct, frozen=True):
 
 EXPECTED = {
     "dropout": Expected(
-        "dropout_1=0.3", ("forward", "blocks.1.drop", "output 0", 1), ("dropout RNG", "changed config")
+        "dropout_1=0.3", ("forward", "blocks.1.drop", "output 0", 1), ("module setting", "recorded change")
     ),
-    "scale": Expected("scale=1.25", ("forward", "blocks.1", "input 0", 1), ("changed config",)),
-    "gradient": Expected("gradient=1.5", ("backward", "blocks.1", "gradient 0", 1), ("changed config",)),
-    "flip_step": Expected("flip_step=6", ("state", "blocks.1.up", "parameter weight", 6), ("changed config",)),
+    "scale": Expected("scale=1.25", ("forward", "blocks.1", "input 0", 1), ("recorded change",)),
+    "gradient": Expected("gradient=1.5", ("backward", "blocks.1", "gradient 0", 1), ("recorded change",)),
+    "flip_step": Expected("flip_step=6", ("state", "blocks.1.up", "parameter weight", 6), ("recorded change",)),
     "draw_step": Expected(
-        "draw_step=3", ("random numbers", "", "generator torch", 3), ("dropout RNG", "changed config")
+        "draw_step=3", ("random numbers", "", "generator torch", 3), ("random numbers", "recorded change")
     ),
-    "order": Expected("order=turned", ("batch", None, "batch", 1), ("data order", "changed config")),
+    "order": Expected("order=turned", ("batch", None, "batch", 1), ("data order", "recorded change")),
 }
 
 

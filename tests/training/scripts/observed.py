@@ -4,16 +4,20 @@ import itertools
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 KINDS: dict[str, Callable[[int], None]] = {}
+FILE = Path("out/checkpoint.pt")
 
 
 def kind(train: Callable[[int], None]) -> Callable[[int], None]:
@@ -50,6 +54,33 @@ def argument(number: int, default: str) -> str:
     return sys.argv[number] if len(sys.argv) > number else default
 
 
+def adamw(model: torch.nn.Module, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-2, **options)
+
+
+def sgd(model: torch.nn.Module, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=1e-2, **options)
+
+
+def train(called: Callable[..., Any], *optimizers: torch.optim.Optimizer, data: Any) -> None:
+    """Train with a module, or with a function, which returns a loss or a dictionary with one."""
+    for x, target in data:
+        returned = called(x, target)
+        (returned["loss"] if isinstance(returned, dict) else returned).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def mse(model: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return lambda x, target: functional.mse_loss(model(x), target)
+
+
+def save(model: torch.nn.Module, **others: Any) -> None:
+    FILE.parent.mkdir(exist_ok=True)
+    torch.save({"model": model.state_dict(), **others}, FILE)
+
+
 @kind
 def plain(steps: int) -> None:
     """A loss of torch.nn.functional; the learning rate is an argument."""
@@ -63,48 +94,37 @@ def plain(steps: int) -> None:
 
 @kind
 def module_loss(steps: int) -> None:
-    """A loss module made for each call, gradients of two batches in a step, and an evaluation after each step."""
+    """A loss module made for each call, and gradients of two batches in a step."""
     model = WithLoss()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    optimizer = sgd(model)
     for number, (x, target) in enumerate(batches(2 * steps)):
         torch.nn.MSELoss()(model(x)["logits"], target).backward()
         if number % 2:
             optimizer.step()
             optimizer.zero_grad()
-            model.eval()
-            with torch.no_grad():
-                model(x)
-            model.train()
 
 
 @kind
 def keywords(steps: int) -> None:
     """Arguments by name, and a dictionary with the loss, as in Hugging Face's models."""
     model = WithLoss()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for x, target in batches(steps):
-        model(x=x, target=target)["loss"].backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train(lambda x, target: model(x=x, target=target), adamw(model), data=batches(steps))
 
 
 @kind
 def settings(steps: int) -> None:
     """Settings of the optimizer that are objects, with addresses in their texts."""
     model = WithLoss()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    optimizer = sgd(model)
     optimizer.param_groups[0] |= {"hook": object(), "nested": [object(), 1.0], "rate": torch.tensor(1.0)}
-    for x, target in batches(steps):
-        model(x, target)["loss"].backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train(model, optimizer, data=batches(steps))
 
 
 @kind
 def closure(steps: int) -> None:
     """The forward pass is inside of the optimizer's step, as in Lightning."""
     model = WithLoss()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = adamw(model)
     for x, target in batches(steps):
 
         def compute(x: torch.Tensor = x, target: torch.Tensor = target) -> float:
@@ -120,33 +140,11 @@ def closure(steps: int) -> None:
 def two(steps: int) -> None:
     """Two optimizers of one model, which step one after the other."""
     model = WithLoss()
-    optimizers = [torch.optim.SGD(model.first.parameters(), lr=1e-2), torch.optim.AdamW(model.last.parameters())]
-    for x, target in batches(steps):
-        model(x, target)["loss"].backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+    train(model, sgd(model.first), torch.optim.AdamW(model.last.parameters()), data=batches(steps))
 
 
-@kind
-def wrapped(steps: int) -> None:
-    """An optimizer that calls another one, as in DeepSpeed and Accelerate."""
-    model = WithLoss()
-    inner = torch.optim.AdamW(model.parameters(), lr=1e-2)
-
-    class Outer(torch.optim.Optimizer):
-        def step(self, closure: object = None) -> None:  # type: ignore[override]
-            inner.step()
-
-    optimizer = Outer(model.parameters(), {})
-    for x, target in batches(steps):
-        model(x, target)["loss"].backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-class Peculiar(WithLoss):
-    """A module that cannot be compared."""
+class Incomparable:
+    """A part that cannot be compared."""
 
     def __eq__(self, other: object) -> bool:
         raise ValueError
@@ -155,74 +153,60 @@ class Peculiar(WithLoss):
         return 1
 
 
+class Peculiar(Incomparable, WithLoss):
+    pass
+
+
+class PeculiarSGD(Incomparable, torch.optim.SGD):
+    pass
+
+
 @kind
 def peculiar(steps: int) -> None:
     """Modules and optimizers that cannot be compared."""
-
-    class Other(torch.optim.SGD):
-        def __eq__(self, other: object) -> bool:
-            raise ValueError
-
-        def __hash__(self) -> int:
-            return 1
-
     models = [Peculiar(), Peculiar()]
-    optimizer, unused = (Other(model.parameters(), lr=1e-2) for model in models)
+    optimizer, unused = (PeculiarSGD(model.parameters(), lr=1e-2) for model in models)
     unused.zero_grad()
-    for x, target in batches(steps):
-        models[0](x, target)["loss"].backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train(models[0], optimizer, data=batches(steps))
 
 
 @kind
 def in_threads(steps: int) -> None:
     """Another training in another thread at the same time."""
-    import threading
-
     thread = threading.Thread(target=keywords, args=(50,))
     thread.start()
     keywords(steps)
     thread.join()
 
 
+class Timed(WithLoss):
+    def forward(self, *args: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        return {**super().forward(*args), "seconds": torch.tensor(time.time()), "at": time.time()}  # type: ignore[dict-item]
+
+
 @kind
 def evaluated(steps: int) -> None:
-    """Evaluations after each step, as many as its argument, and outputs with a time."""
-    import time
-
-    class Timed(WithLoss):
-        def forward(self, *args: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
-            return {**super().forward(*args), "seconds": torch.tensor(time.time()), "at": time.time()}  # type: ignore[dict-item]
-
+    """Evaluations without gradients after each step, as many as its argument, and outputs with a time."""
     model, other = Timed(), torch.nn.Linear(6, 2)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = adamw(model)
     for x, target in batches(steps):
-        model(x, target)["loss"].backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        train(model.train(), optimizer, data=[(x, target)])
         model.eval()
         with torch.no_grad():
             for _ in range(int(argument(3, "0"))):
                 model(x)
                 other(x)
-        for _ in range(int(argument(3, "0"))):
-            # With gradients, in the mode of evaluation.
-            torch.nn.MSELoss()(model(x)["logits"], target)
-        model.train()
 
 
 @kind
 def reset(steps: int) -> None:
     """The state of its optimizer is reset after each second step."""
     model = WithLoss()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    for number, (x, target) in enumerate(batches(steps)):
+    optimizer = adamw(model)
+    for number, batch in enumerate(batches(steps)):
         if number % 2 == 0:
             optimizer.state.clear()
-        model(x, target)["loss"].backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        train(model, optimizer, data=[batch])
 
 
 @kind
@@ -243,99 +227,49 @@ def stopped(steps: int) -> None:
 
 
 @kind
-def distilled(steps: int) -> None:
-    """A loss of the outputs of a trained model and of one in the mode of evaluation, with gradients."""
-    model, teacher, loss = WithLoss(), WithLoss(), torch.nn.MSELoss()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+def stopped_in_values(steps: int) -> None:
+    """A signal ends the script while the values of step 3 are read."""
+    from m5ws.training.observation import optimizer_values
+
+    read, calls = optimizer_values.gradient_norm, itertools.count(1)
+
+    def gradient_norm(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
+        if next(calls) == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return read(optimizer)
+
+    optimizer_values.gradient_norm = gradient_norm
+    keywords(steps)
+
+
+@kind
+def in_evaluation(steps: int) -> None:
+    """A model in the mode of evaluation after its first step, and a teacher in that mode, with gradients."""
+    model, teacher = WithLoss(), WithLoss().eval()
+    optimizer = adamw(model)
     for x, _ in batches(steps):
-        teacher.train()
-        teacher(x)
-        teacher.eval()
-        loss(model(x)["logits"], teacher(x)["logits"]).backward()
+        functional.mse_loss(model(x)["logits"], teacher(x)["logits"]).backward()
         optimizer.step()
         optimizer.zero_grad()
-
-
-@kind
-def left_in_evaluation(steps: int) -> None:
-    """A wrapper that stays in the mode of evaluation after the first step, and a model that is trained on."""
-    model = WithLoss()
-    wrapper = torch.nn.Sequential(model)
-    optimizer = torch.optim.AdamW(wrapper.parameters(), lr=1e-2)
-    for x, target in batches(steps):
-        torch.nn.MSELoss()(wrapper(x)["logits"], target).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        wrapper.eval()
-        model.train()
-
-
-@kind
-def killed(steps: int) -> None:
-    """Its last rank is killed once at a moment of a step: after its backward pass, its update or its checkpoint.
-
-    Arguments: the checkpoint's file, the moment, the step, the optimizers, and a word: "forgets" restores the model
-    alone, "line" states the place.
-    """
-    rank, ranks = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
-    if ranks > 1:
-        torch.distributed.init_process_group("gloo")
-    file, moment, at = Path(sys.argv[3]), sys.argv[4], int(sys.argv[5])
-    model = WithLoss()
-    parts = [model] if sys.argv[6] != "both" else [model.first, model.last]
-    momentum = {"momentum": 0.9} if sys.argv[6] == "momentum" else {}
-    kinds = [torch.optim.SGD if sys.argv[6] != "adamw" else torch.optim.AdamW, torch.optim.AdamW]
-    trained = [kind(part.parameters(), lr=1e-2, **momentum) for part, kind in zip(parts, kinds, strict=False)]
-    called = torch.nn.parallel.DistributedDataParallel(model) if ranks > 1 else model
-    begin, died = 0, file.with_name("died")
-    if file.exists():
-        stored = torch.load(file)
-        begin = stored["step"]
-        model.load_state_dict(stored["model"])
-        for optimizer, state in zip(trained, stored["optimizers"], strict=True) if argument(7, "") != "forgets" else ():
-            optimizer.load_state_dict(state)
-    if argument(7, "") == "line":
-        import m5ws
-
-        m5ws.resumed_at(begin)
-
-    def die(now: str) -> None:
-        if (now, step, rank + 1) == (moment, at, ranks) and not died.exists():
-            died.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    for step, (x, target) in enumerate(batches(steps, begin + 1), begin + 1):
-        called(x + rank, target)["loss"].backward()
-        die("backward")
-        for optimizer in trained:
-            optimizer.step()
-            optimizer.zero_grad()
-        die("update")
-        states = [optimizer.state_dict() for optimizer in trained]
-        if rank == 0:
-            torch.save({"step": step, "model": model.state_dict(), "optimizers": states}, file)
-        if ranks > 1:
-            torch.distributed.barrier()
-        die("save")
+        model.eval()
 
 
 @kind
 def nested(steps: int) -> None:
     """Nested tensors, which have no strides."""
     model = torch.nn.Linear(6, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    for x, _ in batches(steps):
-        model(torch.nested.nested_tensor([x[:2], x[2:], x])).to_padded_tensor(0.0).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+
+    def compute(x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return model(torch.nested.nested_tensor([x[:2], x[2:], x])).to_padded_tensor(0.0).sum()  # type: ignore[no-any-return]
+
+    train(compute, sgd(model), data=batches(steps))
 
 
 @kind
 def adversaries(steps: int) -> None:
     """A generator and a discriminator, each with its optimizer, in turn."""
     generator, discriminator = Model(), torch.nn.Linear(3, 1)
-    one = torch.optim.AdamW(discriminator.parameters())
-    two = torch.optim.AdamW(generator.parameters())
+    one, two = (torch.optim.AdamW(model.parameters()) for model in (discriminator, generator))
     for x, target in batches(steps):
         made = generator(x)
         (discriminator(made.detach()).mean() - discriminator(target).mean()).backward()
@@ -362,7 +296,15 @@ def skip_second_update(model: WithLoss, optimizer: torch.optim.Optimizer, steps:
 def scaler(steps: int) -> None:
     """An optimizer that is not called in the skipped update."""
     model = WithLoss()
-    skip_second_update(model, torch.optim.SGD(model.parameters(), lr=1e-2), steps)
+    skip_second_update(model, sgd(model), steps)
+
+
+@kind
+def fused_scaler(steps: int) -> None:
+    """A fused optimizer, which is called in the skipped update too. Its first parameter is frozen."""
+    model = WithLoss()
+    next(model.parameters()).requires_grad_(False)
+    skip_second_update(model, adamw(model, fused=True), steps)
 
 
 class Counted(TorchDispatchMode):  # type: ignore[misc]
@@ -380,77 +322,37 @@ class Counted(TorchDispatchMode):  # type: ignore[misc]
 @kind
 def counted(steps: int) -> None:
     """A mode that changes results."""
-    model = Model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    with Counted():
-        for x, target in batches(steps):
-            functional.mse_loss(model(x), target).backward()
-            optimizer.step()
-    Path("out").mkdir(exist_ok=True)
-    torch.save(model.state_dict(), "out/checkpoint.pt")
-
-
-@kind
-def stopped_in_values(steps: int) -> None:
-    """A signal ends the script while the values of step 3 are read."""
-    from m5ws.training.observation import optimizer_values
-
-    read, calls = optimizer_values.gradient_norm, itertools.count(1)
-
-    def gradient_norm(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
-        if next(calls) == 3:
-            signal.raise_signal(signal.SIGTERM)
-        return read(optimizer)
-
-    optimizer_values.gradient_norm = gradient_norm
-    plain(steps)
-
-
-@kind
-def fused_scaler(steps: int) -> None:
-    """A fused optimizer, which is called in the skipped update too. Its first parameter is frozen."""
     model = WithLoss()
-    next(model.parameters()).requires_grad_(False)
-    skip_second_update(model, torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True), steps)
+    optimizer = adamw(model)
+    with Counted():
+        train(model, optimizer, data=batches(steps))
+    save(model)
 
 
 @kind
 def compiled(steps: int) -> None:
     """A compiled model, by a wrapper or in place."""
     model = WithLoss()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    if argument(3, "wrapper") == "wrapper":
-        called = torch.compile(model, backend="eager")
-    else:
+    is_wrapped = argument(3, "wrapper") == "wrapper"
+    called = torch.compile(model, backend="eager") if is_wrapped else model
+    if not is_wrapped:
         model.compile(backend="eager")
-        called = model
-    for x, target in batches(steps):
-        called(x, target)["loss"].backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train(called, adamw(model), data=batches(steps))
 
 
 @kind
 def compiled_function(steps: int) -> None:
     """A compiled function that calls the model, in one graph."""
     model = WithLoss()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-
-    @torch.compile(backend="eager", fullgraph=True)
-    def compute(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return model(x, target)["loss"]  # type: ignore[no-any-return]
-
-    for x, target in batches(steps):
-        compute(x, target).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    compute = torch.compile(lambda x, target: model(x, target)["loss"], backend="eager", fullgraph=True)
+    train(compute, adamw(model), data=batches(steps))
 
 
 @kind
 def compiled_step(steps: int) -> None:
     """A compiled function with the whole step."""
     model = WithLoss()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = adamw(model)
 
     @torch.compile(backend="eager")
     def do_step(x: torch.Tensor, target: torch.Tensor) -> None:
@@ -460,8 +362,7 @@ def compiled_step(steps: int) -> None:
 
     for x, target in batches(steps):
         do_step(x, target)
-    os.makedirs("out", exist_ok=True)
-    torch.save(model.state_dict(), "out/checkpoint.pt")
+    save(model)
 
 
 @kind
@@ -470,15 +371,15 @@ def traced(steps: int) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     model = Model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for x, target in batches(steps):
+
+    def compute(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         torch.func.vmap(torch.func.jacrev(model.last))(torch.ones(2, 10))
         torch.jit.trace(model.last, torch.ones(2, 10))
         with FakeTensorMode():
             torch.nn.Linear(2, 2)(torch.ones(1, 2))
-        functional.mse_loss(model(x), target).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return mse(model)(x, target)
+
+    train(compute, adamw(model), data=batches(steps))
 
 
 @kind
@@ -496,8 +397,7 @@ def in_backward(steps: int) -> None:
 
     for parameter in parameters:
         parameter.register_post_accumulate_grad_hook(update)
-    for x, _ in batches(steps):
-        model(x).sum().backward()
+    train(lambda x, _: model(x).sum(), data=batches(steps))
 
 
 @kind
@@ -505,7 +405,7 @@ def freed(steps: int) -> None:
     """Batches in the memory of earlier outputs of the model, which is free again, unless they are kept."""
     kept = []
     model = torch.nn.Linear(6, 6)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    optimizer = sgd(model)
     for x, _ in batches(steps):
         for _ in range(8):
             output = model(x * 1.0)
@@ -527,73 +427,37 @@ def recomputed(steps: int) -> None:
             return self.last(checkpoint(self.first, x, use_reentrant=False))  # type: ignore[no-any-return]
 
     model = Recomputing()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for x, target in batches(steps):
-        functional.mse_loss(model(x), target).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train(mse(model), adamw(model), data=batches(steps))
 
 
 @kind
 def raw(steps: int) -> None:
     """No module at all."""
     weight = torch.randn(6, 3, requires_grad=True)
-    optimizer = torch.optim.SGD([weight], lr=1e-2)
-    for x, target in batches(steps):
-        functional.mse_loss(x @ weight, target).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train(mse(lambda x: x @ weight), torch.optim.SGD([weight], lr=1e-2), data=batches(steps))
 
 
 @kind
 def resuming(steps: int) -> None:
     """It goes on from its own checkpoint. Once it dies after step 5: when it makes the file of its argument."""
     model = WithLoss()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    file, begin = Path("out/checkpoint.pt"), 1
-    if file.exists():
-        stored = torch.load(file)
+    optimizer = adamw(model)
+    begin = 1
+    if FILE.exists():
+        stored = torch.load(FILE)
         begin = stored["step"] + 1
         model.load_state_dict(stored["model"])
         if argument(4, "") != "inexact":
             optimizer.load_state_dict(stored["optimizer"])
     shift = 100 * (begin > 1 and argument(4, "") == "shuffled")
     for step, (x, target) in enumerate(batches(steps + shift, begin + shift), begin):
-        model(x, target)["loss"].backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        train(model, optimizer, data=[(x, target)])
         if step % 3 == 0:
-            file.parent.mkdir(exist_ok=True)
-            torch.save({"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+            save(model, step=step, optimizer=optimizer.state_dict())
         died = Path(argument(3, "/"))
         if step == 5 and not died.exists():
             died.touch()
             sys.exit(3)
-
-
-@kind
-def repeated(steps: int) -> None:
-    """It states its place. Once it is killed two steps after a checkpoint. "forgets" restores the model alone."""
-    import m5ws
-
-    model = WithLoss()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
-    file, died = Path("checkpoint.pt"), Path(sys.argv[3])
-    stored: dict[str, Any] = torch.load(died) if died.exists() else {"step": 0}
-    if stored["step"]:
-        model.load_state_dict(stored["model"])
-        if argument(4, "") != "forgets":
-            optimizer.load_state_dict(stored["optimizer"])
-    m5ws.resumed_at(stored["step"])
-    for step, (x, target) in enumerate(batches(steps, stored["step"] + 1), stored["step"] + 1):
-        model(x, target)["loss"].backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if step == 3:
-            torch.save({"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
-        if step == 5 and not died.exists():
-            died.write_bytes(file.read_bytes())
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 @kind
@@ -608,8 +472,6 @@ def late_line(steps: int) -> None:
 @kind
 def copied(steps: int) -> None:
     """It waits until the store, its argument, has its steps, and then for a copy of its output files."""
-    import time
-
     runs = Path(sys.argv[3]) / "runs"
 
     def wait_for(more: int, files: str) -> None:
@@ -629,8 +491,6 @@ def copied(steps: int) -> None:
 @kind
 def distributed(steps: int) -> None:
     """Two ranks: ddp or fsdp, by the argument."""
-    import torch.distributed as dist
-
     dist.init_process_group("gloo")
     model: torch.nn.Module = WithLoss()
     if argument(3, "ddp") == "fsdp":
@@ -640,11 +500,7 @@ def distributed(steps: int) -> None:
         fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     else:
         model = torch.nn.parallel.DistributedDataParallel(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for x, target in batches(steps):
-        model(x + dist.get_rank(), target)["loss"].backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train(lambda x, target: model(x + dist.get_rank(), target), adamw(model), data=batches(steps))
     # Without destroy_process_group: in torch 2.13 it can wait for ever for a group that DDP still has.
 
 
@@ -652,16 +508,12 @@ def distributed(steps: int) -> None:
 def with_workers(steps: int) -> None:
     """Workers of a loader, which are forks of the rank."""
     model = WithLoss()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     data = [(x[0], target[0]) for x, target in batches(4 * steps)]
-    for x, target in torch.utils.data.DataLoader(data, batch_size=4, num_workers=1):
-        model(x, target)["loss"].backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train(model, adamw(model), data=torch.utils.data.DataLoader(data, batch_size=4, num_workers=1))
 
 
 class Container(torch.optim.Optimizer):
-    """An optimizer that calls another one, and has no state of its own."""
+    """An optimizer that calls another one, and has no state of its own, as in DeepSpeed and Accelerate."""
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         super().__init__(inner.param_groups[0]["params"], {})
@@ -675,15 +527,11 @@ class Container(torch.optim.Optimizer):
 def restored(steps: int) -> None:
     """An optimizer in a container. torch.distributed.checkpoint may have created its state."""
     model = WithLoss()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+    optimizer = sgd(model, momentum=0.9)
     if argument(3, "fresh") == "created":
         get_optimizer_state_dict(model, optimizer)
         optimizer.param_groups[0] = dict(reversed(optimizer.param_groups[0].items()))
-    container = Container(optimizer)
-    for x, target in batches(steps):
-        model(x, target)["loss"].backward()
-        container.step()
-        optimizer.zero_grad()
+    train(model, Container(optimizer), data=batches(steps))
 
 
 if __name__ == "__main__":
