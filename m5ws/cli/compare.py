@@ -61,12 +61,10 @@ def command(context: click.Context, runs: tuple[str, ...], page: Path | None, as
 
 
 def _results(compared: "RunComparison") -> str:
-    from m5ws.reports import comparison_page
-
     rows = []
     for position, run in enumerate(compared.runs):
         steps = f"{run.last_step}/{run.total_steps}" if run.total_steps else str(run.last_step)
-        difference = comparison_page.difference(run, is_first=position == 0)
+        difference = run.difference if position else "-"
         words = [run.name, f"reproduces {run.reproduces}: {run.verdict or 'no verdict'}" if run.reproduces else None]
         name = ", ".join(word for word in (*words, run.outcome) if word)
         rows.append((str(position + 1), run.id, run.state, steps, _loss(run.loss), _lowest(run), difference, name))

@@ -8,12 +8,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from m5ws.control_characters import escaped
+from m5ws.pages import page
 from m5ws.records.note import Note
 from m5ws.reports import report, report_page
 from m5ws.reports.report import RunReport
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
-from tests.pages.test_markup import Reader, read
+from tests.pages.reading import Reader, read
 from tests.support.records import reported
 from tests.support.stores.counting_store import CountingStore
 
@@ -40,7 +41,7 @@ def _original(repo: Repository) -> str:
 
 
 def _read(found: RunReport) -> Reader:
-    return read(report_page.build(found).decode())
+    return read(report_page.build(found))
 
 
 def test_a_report_has_inputs_verdicts_curves_and_lineage(repo: Repository, built: RunReport) -> None:
@@ -64,6 +65,16 @@ def test_the_report_on_a_replay_has_its_original_and_the_other_replays(repo: Rep
         assert {one.id for one in found.siblings} == {one.id for one in built.view.replays} - {row.id}
         (verdict,) = found.verdicts
         assert verdict.replay == row.id and verdict.outcome in _read(found).text
+
+
+def test_a_page_loads_nothing_and_forbids_scripts(built: RunReport) -> None:
+    data = report_page.build(built)
+    tags = read(data).tags
+    assert data.encode().startswith(page.MARK)
+    assert not {"script", "link", "img", "iframe", "object", "base", "form"} & {name for name, _ in tags}
+    assert not any({"src", "href", "action"} & set(found) for _, found in tags)
+    policy = next(found["content"] for _, found in tags if found.get("http-equiv") == "Content-Security-Policy")
+    assert policy == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def test_a_damaged_ledger_of_a_replay_leaves_its_curve_out(repo: Repository, built: RunReport, tmp_path: Path) -> None:
@@ -96,7 +107,7 @@ def test_hostile_texts_from_the_store_are_shown_as_they_are(tmp_path: Path) -> N
     hostile = report.build(repo, _original(repo))
     assert _elements(hostile) == _elements(report.build(harmless, _original(harmless)))
     assert _read(hostile).text.count(escaped(_HOSTILE)) >= 9
-    assert "\u202e" not in report_page.build(hostile).decode() and b"\x1b" not in report_page.build(hostile)
+    assert not {"\u202e", "\x1b"} & set(report_page.build(hostile))
 
 
 def _elements(found: RunReport) -> list[str]:
