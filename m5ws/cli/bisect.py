@@ -70,7 +70,7 @@ def command(
     from m5ws.repository import ids
 
     workspace = names.workspace(context)
-    repo = names.open_repository(workspace)
+    repo = workspace.open_repository()
     ports = workspace.ports(repo)
     good, bad = (ids.resolve(repo, name, ("run",))[1] for name in (good, bad))
     named = workspace.settings.run.results

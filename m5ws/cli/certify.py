@@ -111,7 +111,7 @@ def command(
     from m5ws.runs import run as runs
 
     workspace = names.workspace(context)
-    repo = names.open_repository(workspace, create=True)
+    repo = workspace.open_repository(create=True)
     pinned = start(workspace, repo, snapshot, overrides, None)
     options = runs.RunOptions(command=script(context), trainer=trainer, nproc=nproc)
     launch = runs.spec(workspace.settings.run, run_source.with_import_path(workspace, options))

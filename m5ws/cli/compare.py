@@ -46,7 +46,7 @@ def command(context: click.Context, runs: tuple[str, ...], page: Path | None, as
 
     if page is not None:
         pages.refuse_other_file(page)
-    repo = names.open_repository(names.workspace(context))
+    repo = names.workspace(context).open_repository()
     run_ids = list(dict.fromkeys(run for given in runs for run in names.find_runs(repo, given)))
     with progress.Bar() as bar:
         compared, drawn = comparison.compare(repo, run_ids, bar)

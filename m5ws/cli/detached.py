@@ -44,9 +44,7 @@ def planned_arguments(folder: Path, run: Run) -> list[str]:
     return ["--planned", str(folder / _PLANNED)]
 
 
-def start(
-    workspace: Workspace, repo: "Repository", plan: "AttemptPlan", env: Sequence[str], *, keep_work: bool
-) -> None:
+def start(workspace: Workspace, repo: "Repository", plan: "AttemptPlan", env: Sequence[str]) -> None:
     """Start the supervisor of a planned attempt, and wait until the attempt has begun.
 
     `env` has the values of the option `--env`. Raises NotStarted with the supervisor's output.
@@ -60,7 +58,6 @@ def start(
         arguments = ["--resume", plan.run.id, "--take-over", *["--from-scratch"] * plan.from_scratch]
         arguments += ["--at", plan.outputs.name] if plan.outputs is not None else []
     arguments += ["--no-progress", *(f"--env={value}" for value in env)]
-    arguments += ["--keep-work"] * keep_work
     arguments += [f"--why={plan.why.text}"] if plan.why is not None else []
     with open(folder / LOG, "ab", opener=open_log) as log:
         begin = log.tell()

@@ -82,7 +82,7 @@ def command(
     if dry_run and wanted:
         raise click.UsageError("--dry-run cannot be combined with --execute", context)
     workspace = names.workspace(context)
-    repo = workspace.repository() if dry_run else names.open_repository(workspace)
+    repo = workspace.repository() if dry_run else workspace.open_repository()
     work = _clear_work(workspace, repo, older_than, dry_run=dry_run)
     if not as_json and work.files:
         verb = "can be removed from" if dry_run else "were removed from"

@@ -47,7 +47,7 @@ def command(context: click.Context, only: str | None, limit: int, as_json: bool)
     from m5ws.runs import listing, run_table
 
     workspace = names.workspace(context)
-    repo = names.open_repository(workspace)
+    repo = workspace.open_repository()
     with progress.Bar() as bar:
         snapshots = listing.list_snapshots(repo, bar, limit) if only != "runs" else listing.SnapshotList(rows=())
         runs = run_table.newest(repo, limit, bar) if only != "snapshots" else run_table.RunTable(rows=())

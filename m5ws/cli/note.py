@@ -33,7 +33,7 @@ def command(context: click.Context, run: str, text: str, outcome: NoteOutcome | 
 
     refuse_invalid(text)
     workspace = names.workspace(context)
-    repo = names.open_repository(workspace)
+    repo = workspace.open_repository()
     written = actions.write_note(workspace, names.find_id(repo, run, "run"), text, outcome=outcome)
     note, problem = actions.publish_note(workspace, repo, written)
     if problem is not None:

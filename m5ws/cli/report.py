@@ -44,7 +44,7 @@ def command(context: click.Context, run: str, target: Path, as_json: bool) -> No
 
     page.refuse_other_file(target)
     workspace = names.workspace(context)
-    repo = names.open_repository(workspace)
+    repo = workspace.open_repository()
     run_id = names.find_id(repo, run, "run")
     with progress.Bar() as bar:
         content = report.build(repo, run_id, bar)

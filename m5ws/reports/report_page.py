@@ -68,7 +68,7 @@ def _exact(text: str | None) -> str:
 
 
 def _declared(declared: Declared) -> list[tuple[str, str]]:
-    """Return what a snapshot requires of an environment."""
+    """Return the requirements of a snapshot."""
     image = [("image", declared.image)] if declared.image is not None else []
     locks = [(f"lock {name}", digest) for name, digest in declared.locks.items()]
     return [*locks, *((f"wanted {name}", value) for name, value in declared.wanted.items()), *image]

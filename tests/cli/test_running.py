@@ -106,8 +106,9 @@ def test_without_a_snapshot_one_is_taken_on_the_spot_with_the_overrides_in_it(pl
 def test_stored_output_files_leave_the_work_directory_of_a_finished_run(home: Repository, place: Path) -> None:
     (place / "m5ws.toml").write_text(_OUTPUTS)
     snapshot = _pin(home, place, _WRITES)
-    for words, left in (((), []), (("--keep-work",), ["out/config"])):
-        done = _here(place, "run", snapshot, *words, "--", "train.py")
+    for setting, left in (("", []), ("keep_work = true\n", ["out/config"])):
+        (place / "m5ws.toml").write_text(_OUTPUTS.replace("[mlflow]", f"{setting}[mlflow]"))
+        done = _here(place, "run", snapshot, "--", "train.py")
         assert done.returncode == 0, done.stderr
         work = place / ".m5ws" / "runs" / done.stdout.strip() / "0001" / "work"
         assert [str(path.relative_to(work)) for path in work.rglob("*") if path.is_file()] == left
@@ -260,10 +261,9 @@ def test_a_dry_run_prints_the_launch_and_writes_no_run(home: Repository, place: 
         (("run", "--resume", "{run}", "--", "train.py"), "COMMAND"),
         (("run", "--resume", "{run}"), "finished"),
         (("run", "--resume", "{run}", "--from", "{run}"), "from"),
-        (("run", "--restart", "data", "--", "train.py"), "--from"),
-        (("run", "--from", "{run}", "-m", "hello"), "fork"),
+        (("run", "--take-over", "--", "train.py"), "--resume"),
+        (("run", "--env", "rebuild", "--", "train.py"), "--resume"),
         (("run", "--from", "{run}"), "step 3"),
-        (("run", "{snapshot}", "-m", "hello", "--", "train.py"), "SNAPSHOT"),
         (("run", "{snapshot}", "--set", "nonsense", "--", "train.py"), "key=value"),
         (("run", "{snapshot}", "--set", "lrr=1", "--", "train.py"), " lr?"),
         (("reproduce", "{run}", "--env", "maybe"), "--env"),

@@ -52,7 +52,7 @@ class SegmentArguments(TypedDict):
 
 
 def refuse_useless(context: click.Context) -> None:
-    """Raise UsageError for options that contradict each other or would be ignored."""
+    """Raise UsageError for options that contradict each other."""
     given = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     ways = [_WAYS[name] for name in ("segment", "sample", "all_segments") if name in given]
     ways += [_WAYS["steps"]] if given & {"first", "last"} else []
@@ -68,10 +68,6 @@ def refuse_useless(context: click.Context) -> None:
             f"--tolerance cannot be combined with {ways[0]}",
             hint="A segment starts from exact bits. Leave out --tolerance.",
         )
-    if "sample_seed" in given and "sample" not in given:
-        raise UsageError("--sample-seed requires --sample")
-    if "parallel" in given and not given & {"sample", "all_segments"}:
-        raise UsageError("--parallel requires --all-segments or --sample")
 
 
 class SegmentSelection(msgspec.Struct, frozen=True, kw_only=True):
