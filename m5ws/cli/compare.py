@@ -11,8 +11,6 @@ from m5ws.cli.terminal import output, progress
 if TYPE_CHECKING:
     from m5ws.reports.comparison import ComparedRun, Input, RunComparison
 
-_CHARACTERS = 60
-
 
 @click.command("compare")
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=names.Id(("run", "sweep")))
@@ -67,16 +65,14 @@ def _results(compared: "RunComparison") -> str:
         difference = run.difference if position else "-"
         words = [run.name, f"reproduces {run.reproduces}: {run.verdict or 'no verdict'}" if run.reproduces else None]
         name = ", ".join(word for word in (*words, run.outcome) if word)
-        rows.append((str(position + 1), run.id, run.state, steps, _loss(run.loss), _lowest(run), difference, name))
+        rows.append(
+            (str(position + 1), run.id, run.state, steps, output.rounded(run.loss), _lowest(run), difference, name)
+        )
     return output.table(("", "RUN", "STATE", "STEP", "LOSS", "LOWEST", "DIFFERS FROM 1", "NAME"), rows)
 
 
-def _loss(value: float | None) -> str:
-    return "-" if value is None else f"{value:.6g}"
-
-
 def _lowest(run: "ComparedRun") -> str:
-    return "-" if run.lowest_loss is None else f"{run.lowest_loss:.6g} at {run.lowest_step}"
+    return "-" if run.lowest_loss is None else f"{output.rounded(run.lowest_loss)} at {run.lowest_step}"
 
 
 def _inputs(compared: "RunComparison") -> list[str]:
@@ -94,9 +90,6 @@ def _input(row: "Input") -> tuple[str, str]:
     by_value: dict[str | None, list[str]] = {}
     for number, value in enumerate(row.values, 1):
         by_value.setdefault(value, []).append(str(number))
-    return row.label, "; ".join(f"{_cut(value)} in {' '.join(numbers)}" for value, numbers in by_value.items())
-
-
-def _cut(value: str | None) -> str:
-    line = "absent" if value is None else " ".join(value.split())
-    return line if len(line) <= _CHARACTERS else f"{line[: _CHARACTERS - 1]}…"
+    return row.label, "; ".join(
+        f"{output.cut(value or 'absent')} in {' '.join(numbers)}" for value, numbers in by_value.items()
+    )

@@ -109,37 +109,32 @@ def command(
     policy = environment.policy(env)
     workspace = names.workspace(context)
     ports = workspace.ports(workspace.open_repository())
-    request = _request(ports, run, policy, given, workspace.settings.run.results)
-    wanted = msgspec.convert(given, segments.SegmentSelection)
-    chosen = wanted.of(ports.repo, request.original)
+    request = _request(workspace, ports, run, policy, given)
+    chosen = segments.select(ports.repo, request.original, given)
     ports = environment.ports(workspace, ports, env, request.original, request.snapshot)
-    if wanted.many:
+    if segments.are_many(given):
         context.exit(segments.several(workspace, ports, request, chosen, parallel, as_json=as_json))
     request = msgspec.structs.replace(request, segment=chosen[0] if chosen else None)
     context.exit(_one(workspace, ports, request, progress=not no_progress, as_json=as_json))
 
 
 def _request(
-    ports: "Ports", run: str, policy: environment.Policy, given: _Arguments, results: tuple[str, ...]
+    workspace: "Workspace", ports: "Ports", run: str, policy: environment.Policy, given: _Arguments
 ) -> "ReplayRequest":
     """Return the request, without segments. Raises NotFound, AmbiguousId."""
-    from m5ws.reproduce import reproduce
+    from m5ws.reproduce.reproduce import ReplayRequest
 
     snapshot = given["snapshot"]
-    return reproduce.ReplayRequest(
-        original=_original(ports, run),
-        env=policy,
-        snapshot=names.find_id(ports.repo, snapshot, "snapshot") if snapshot else None,
-        overrides=given["overrides"],
-        seed=given["seed"],
-        nproc=given["nproc"],
-        keep_going=given["keep_going"],
-        recheck=not given["no_recheck"],
-        tolerance=given["tolerance"],
-        explain=given["explain"],
-        results=results,
-        strict=given["strict"],
-    )
+    values = {
+        **given,
+        "original": _original(ports, run),
+        "env": policy,
+        "snapshot": names.find_id(ports.repo, snapshot, "snapshot") if snapshot else None,
+        "segment": None,
+        "recheck": not given["no_recheck"],
+        "results": workspace.settings.run.results,
+    }
+    return msgspec.convert(values, ReplayRequest)
 
 
 def _one(workspace: "Workspace", ports: "Ports", request: "ReplayRequest", *, progress: bool, as_json: bool) -> int:

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from m5ws.cli import detached, environment, note, outputs, sweep
-from m5ws.cli.parameters import launch_options, names, run_source, sweep_options
+from m5ws.cli.parameters import launch_options, names, run_source
 from m5ws.cli.parameters.script import ScriptCommand, script
 from m5ws.cli.terminal import interrupt, output, run_end
 from m5ws.cli.terminal import progress as progress_bars
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from m5ws.workspace import Workspace
 
 
-class _Arguments(run_source.RunArguments, launch_options.LaunchArguments, sweep_options.SweepArguments):
+class _Arguments(run_source.RunArguments, launch_options.LaunchArguments):
     """The values of the options that select the run and its launch."""
 
 
@@ -32,7 +32,6 @@ class _Arguments(run_source.RunArguments, launch_options.LaunchArguments, sweep_
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a config key; may be repeated.")
 @launch_options.options
 @run_source.options
-@sweep_options.options
 @environment.option
 @click.option("--detach", is_flag=True, help="Start the run in the background, and print its id.")
 @click.option("--dry-run", is_flag=True, help="Take a snapshot and print the launch; launch nothing.")
@@ -142,17 +141,12 @@ def _run_sweep(
     as_json = context.params["as_json"]
     if context.params["dry_run"]:
         return output.print_json(plan) if as_json else output.echo(sweep.describe(plan))
-    return sweep.execute(
-        workspace,
-        repo,
-        plan,
-        [*(f"--env={value}" for value in env), *["--no-progress"] * (not progress)],
-        parallel=given["parallel"] or 1,
-        why=why,
-        take_over=given["take_over"],
-        progress=progress,
-        as_json=as_json,
+    options = sweep.SweepOptions(
+        all=(*(f"--env={value}" for value in env), *["--no-progress"] * (not progress)),
+        new=(f"--why={why}",) if why is not None else (),
+        resumed=("--take-over",) * given["take_over"],
     )
+    return sweep.execute(workspace, repo, plan, options, parallel=given["parallel"], progress=progress, as_json=as_json)
 
 
 def _launch(context: click.Context, given: _Arguments) -> "RunOptions":

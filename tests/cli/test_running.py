@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -251,35 +250,6 @@ def test_a_dry_run_prints_the_launch_and_writes_no_run(home: Repository, place: 
     plan = json.loads(_here(place, "run", snapshot, "--dry-run", "--json", "--", "train.py").stdout)
     assert plan["run"]["snapshot"] == snapshot and plan["attempt"] == 1
     assert sorted((place / ".m5ws").rglob("*")) == before
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (("run", "{snapshot}"), "[run] command"),
-        (("run", "--resume", "{run}", "--nproc", "2"), "nproc"),
-        (("run", "--resume", "{run}", "--", "train.py"), "COMMAND"),
-        (("run", "--resume", "{run}"), "finished"),
-        (("run", "--resume", "{run}", "--from", "{run}"), "from"),
-        (("run", "--take-over", "--", "train.py"), "--resume"),
-        (("run", "--env", "rebuild", "--", "train.py"), "--resume"),
-        (("run", "--from", "{run}"), "step 3"),
-        (("run", "{snapshot}", "--set", "nonsense", "--", "train.py"), "key=value"),
-        (("run", "{snapshot}", "--set", "lrr=1", "--", "train.py"), " lr?"),
-        (("reproduce", "{run}", "--env", "maybe"), "--env"),
-        (("reproduce", "{run}", "--env", "warn", "--env", "rebuild", "--env", "ignore"), "--env ignore"),
-    ],
-)
-def test_what_cannot_be_done_as_asked_is_status_2(m5: Any, made: Any, words: tuple[str, ...], expected: str) -> None:
-    done = m5(*(word.format(snapshot=made.snapshot, run=made.run) for word in words))
-    assert (done.status, done.out) == (2, "")
-    assert expected in done.err
-
-
-def test_a_fork_of_an_unknown_step_lists_the_steps_there_are(m5: Any, made: Any) -> None:
-    done = m5("run", "--from", f"{made.run}@2")
-    assert done.status == 3
-    assert re.search(rf"{made.run}.*\b2\b.*\b3$", done.err.splitlines()[0])
 
 
 def test_an_mlflow_url_of_a_store_without_runs_is_not_found(m5: Any, made: Any, place: Path) -> None:

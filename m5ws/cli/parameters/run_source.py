@@ -49,6 +49,20 @@ options = grouped(
         help="With --from: reset this part of the state; may be repeated.",
     ),
     click.option("--why", type=names.Text(), metavar="TEXT", help="Note with the expectation of the new run."),
+    click.option(
+        "--sweep",
+        multiple=True,
+        type=names.Text(),
+        metavar="KEY=VALUES",
+        help="Start a run for each value of KEY; may be repeated.",
+    ),
+    click.option(
+        "--parallel",
+        type=click.IntRange(min=1),
+        default=1,
+        metavar="N",
+        help="With --sweep, or --resume of a sweep: number of runs at the same time (default: 1).",
+    ),
 )
 
 
@@ -65,6 +79,8 @@ class RunArguments(TypedDict):
     from_: str | None
     restart: tuple[Literal["data", "schedule", "generators"], ...]
     why: str | None
+    sweep: tuple[str, ...]
+    parallel: int
     planned: Path | None
 
 
