@@ -65,9 +65,8 @@ def _results(compared: "RunComparison") -> str:
         difference = run.difference if position else "-"
         words = [run.name, f"reproduces {run.reproduces}: {run.verdict or 'no verdict'}" if run.reproduces else None]
         name = ", ".join(word for word in (*words, run.outcome) if word)
-        rows.append(
-            (str(position + 1), run.id, run.state, steps, output.rounded(run.loss), _lowest(run), difference, name)
-        )
+        losses = output.rounded(run.loss), _lowest(run)
+        rows.append((str(position + 1), run.id, run.state, steps, *losses, difference, name))
     return output.table(("", "RUN", "STATE", "STEP", "LOSS", "LOWEST", "DIFFERS FROM 1", "NAME"), rows)
 
 
@@ -90,6 +89,4 @@ def _input(row: "Input") -> tuple[str, str]:
     by_value: dict[str | None, list[str]] = {}
     for number, value in enumerate(row.values, 1):
         by_value.setdefault(value, []).append(str(number))
-    return row.label, "; ".join(
-        f"{output.cut(value or 'absent')} in {' '.join(numbers)}" for value, numbers in by_value.items()
-    )
+    return row.label, "; ".join(f"{output.cut(value)} in {' '.join(found)}" for value, found in by_value.items())

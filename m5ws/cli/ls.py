@@ -109,16 +109,8 @@ def _run(row: "RunRow", now_s: float, *, below: bool) -> tuple[str, ...]:
     age = output.duration(now_s - row.created_s) if row.created_s else "-"
     details = row.problem or ", ".join(_described(row))
     snapshot = output.short(row.snapshot or "-")
-    return (
-        "  " * below + row.id,
-        age,
-        state,
-        step,
-        output.rounded(row.loss),
-        output.rounded(row.lowest_loss),
-        snapshot,
-        details,
-    )
+    losses = map(output.rounded, (row.loss, row.lowest_loss))
+    return "  " * below + row.id, age, state, step, *losses, snapshot, details
 
 
 def _described(row: "RunRow") -> list[str]:

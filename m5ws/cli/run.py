@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 import click
 import msgspec
 
-from m5ws.cli import detached, environment, note, outputs, sweep
+from m5ws.cli import detached, environment, outputs, sweep
 from m5ws.cli.parameters import launch_options, names, run_source
 from m5ws.cli.parameters.script import ScriptCommand, script
 from m5ws.cli.terminal import interrupt, output, run_end
@@ -97,9 +97,10 @@ def _plan_run(
 ) -> "tuple[Ports, AttemptPlan]":
     """Return the next attempt of the selected run, and its ports. Raises as `_plan` and `run_source.select` do."""
     from m5ws.library import actions
+    from m5ws.repository import notes
 
     if (why := given["why"]) is not None:
-        note.refuse_invalid(why)
+        notes.refuse_invalid(why)
     run = run_source.select(workspace, repo, given, _launch(context, given))
     ports, plan = _plan(workspace, repo, run, context.params["env"], given)
     if why is not None:
@@ -132,7 +133,7 @@ def _run_sweep(
         why = notes.why(notes.load(repo, plan.base.id))
     else:
         if why is not None:
-            note.refuse_invalid(why)
+            notes.refuse_invalid(why)
         axes = sweep_grid.parse(given["sweep"])
         plan = sweep.plan_new(
             repo, run_source.select(workspace, repo, given, _launch(context, given), is_swept=True), axes

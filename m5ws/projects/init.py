@@ -29,6 +29,8 @@ class FilesExist(M5Error):
 class WorkspaceExists(M5Error):
     """The directory is a workspace already."""
 
+    hint = f"Nothing was changed. To use another store, set url in [store] of {CONFIGURATION}."
+
 
 class NewFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file to write: `path` below the workspace, and its content."""
@@ -73,7 +75,8 @@ def plan(
     unknown template.
     """
     if (root / CONFIGURATION).is_file():
-        raise _existing_workspace(root, (store or {}).get("url"))
+        url = reader.read(root / CONFIGURATION).store.url
+        raise WorkspaceExists(f"{root} is a workspace already, and its store is {url}")
     files = list(_template_files(_template_dir(template, folder or templates_dir()))) if template else []
     if not any(file.path == CONFIGURATION for file in files):
         files.append(NewFile(path=CONFIGURATION, data=_configuration(root).encode()))
@@ -86,20 +89,6 @@ def plan(
         names = "".join(f"\n  {path}" for path in sorted(set(taken)))
         raise FilesExist(f"{root} has files that `init` would write:{names}")
     return ProjectPlan(root=root, template=template, files=tuple(files), kept=tuple(kept))
-
-
-def _existing_workspace(root: Path, wanted: str | None) -> WorkspaceExists:
-    """Return the error for an existing workspace, whose store may differ from `wanted`. Raises ConfigError."""
-    url = reader.read(root / CONFIGURATION).store.url
-    text = f"{root} is a workspace already, and its store is {url}"
-    if wanted is not None and _location(root, wanted) != _location(root, url):
-        hint = f"Nothing was changed. To use {wanted} instead, set url in [store] of {CONFIGURATION}."
-        return WorkspaceExists(f"{text}, not {wanted}", hint=hint)
-    return WorkspaceExists(text, hint="Nothing was changed, and nothing is left to do: `m5ws ls` lists its runs.")
-
-
-def _location(root: Path, store: str) -> str:
-    return store.rstrip("/") if "://" in store else os.path.realpath(root / store)
 
 
 def apply(planned: ProjectPlan) -> None:

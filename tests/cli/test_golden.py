@@ -210,6 +210,7 @@ _SCENES = (
             "run --from 7c1d00000001@9",
             "run --from 7c1d00000001@last",
             "logs beef",
+            "watch beef",
             "logs 7c1d00000001 --rank 5",
             "logs 7c1d00000001 --attempt 4",
             "logs 7c1d00000002",
