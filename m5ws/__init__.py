@@ -16,7 +16,7 @@ Layers, from top to bottom. An import points down only (import-linter checks it)
     training launch                  inside the ranks, the only place of torch; start of an attempt
     repository · store               typed content-addressed records; bytes under keys
     config · records · errors        m5ws.toml; every record, one noun a file
-    pages                            HTML and charts, without a dependency
+    pages                            HTML from templates, and charts
 """
 
 from m5ws.version import __version__ as __version__

@@ -7,7 +7,7 @@ under `.m5ws` is created at its first write.
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,13 +85,15 @@ class Workspace:
     @property
     def cache_dir(self) -> Path | None:
         """The cache of the store's objects. None for a store in a directory, unless the settings name a cache."""
-        named = self.settings.store.cache
-        if named:
+        if named := self.settings.store.cache:
             return self.root / Path(named).expanduser()
-        url = self.store_url
-        if "://" not in url or url.startswith("file://"):
-            return None
-        return self._user_cache
+        return self._user_cache if self.store_dir is None else None
+
+    @property
+    def store_dir(self) -> Path | None:
+        """The directory of the store; None for a store in a bucket."""
+        url = self.store_url.removeprefix("file://")
+        return None if "://" in url else Path(url)
 
     @property
     def environments_dir(self) -> Path:
@@ -101,17 +103,19 @@ class Workspace:
     @property
     def _user_cache(self) -> Path:
         """The cache that all workspaces of a user share on this machine. All of it can be rebuilt."""
-        # The XDG base directory specification ignores a path that is not absolute.
-        base = Path(self.environment.get("XDG_CACHE_HOME", ""))
-        return (base if base.is_absolute() else Path.home() / ".cache") / "m5ws"
+        return self._user_dir("XDG_CACHE_HOME", ".cache") / "m5ws"
 
     @property
     def work_root(self) -> Path:
         """The parent of the work directories of attempts. All workspaces of a user share it."""
         if named := self.settings.run.work_dir:
             return self.root / Path(named).expanduser()
-        base = Path(self.environment.get("XDG_STATE_HOME", ""))
-        return (base if base.is_absolute() else Path.home() / ".local" / "state") / "m5ws" / "work"
+        return self._user_dir("XDG_STATE_HOME", ".local/state") / "m5ws" / "work"
+
+    def _user_dir(self, variable: str, default: str) -> Path:
+        # The XDG base directory specification ignores a path that is not absolute.
+        base = Path(self.environment.get(variable, ""))
+        return base if base.is_absolute() else Path.home() / default
 
     @property
     def tracking_uri(self) -> str:
@@ -273,10 +277,8 @@ class Workspace:
             return VirtualEnvironments(folder, self.environment, launcher, observer, orders)
         from m5ws.environment.rebuild.containers import Containers
 
-        url = self.store_url
-        stores = [Path(url.removeprefix("file://"))] if "://" not in url or url.startswith("file://") else []
-        copies = [self.cache_dir] if self.cache_dir is not None else []
-        return Containers(folder, (self.home, *stores, *copies), self.environment, launcher, observer, orders)
+        mounted = tuple(path for path in (self.home, self.store_dir, self.cache_dir) if path is not None)
+        return Containers(folder, mounted, self.environment, launcher, observer, orders)
 
     def launcher(self) -> Launcher:
         from m5ws.launch import local
@@ -332,13 +334,6 @@ def try_store(root: Path, settings: StoreSettings) -> None:
 
     url = settings.url
     Repository.create(open_store(url, settings) if "://" in url else open_store(str(root / url)))
-
-
-def make_repository(root: Path, files: Sequence[str], message: str) -> str:
-    """Create a git repository at `root` with one commit of `files`, and return its id. Raises UsageError, M5Error."""
-    from m5ws.snapshot.sources import git_history
-
-    return git_history.make_repository(root, files, message)
 
 
 def signatures() -> Signatures:

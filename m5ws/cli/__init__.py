@@ -59,13 +59,6 @@ COMMANDS = {
 }
 
 
-def _print_version(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
-    if not wanted or context.resilient_parsing:
-        return
-    click.echo(f"m5ws {m5ws.__version__}")
-    context.exit()
-
-
 @click.group(
     cls=LazyGroup,
     commands_by_name=COMMANDS,
@@ -82,9 +75,7 @@ def _print_version(context: click.Context, _option: click.Parameter, wanted: boo
 )
 @click.option("-v", "verbose", count=True, help="Log more on stderr; -vv logs everything.")
 @click.option("-q", "quiet", is_flag=True, help="Print only results and errors.")
-@click.option(
-    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Print the version."
-)
+@click.version_option(m5ws.__version__, prog_name="m5ws", message="%(prog)s %(version)s", help="Print the version.")
 @click.pass_context
 def cli(context: click.Context, directory: Path, verbose: int, quiet: bool) -> None:
     """Training runs that can be checked: pinned, isolated, and reproduced bit for bit.
@@ -139,11 +130,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except M5Error as error:
         return _report(str(error), error.hint, error.exit_code)
     except (OSError, UnicodeError) as error:
+        import logging
+
         from m5ws.cli import system_errors
 
         if (described := system_errors.describe(error)) is None:
             return _report_bug()
-        _log_where(error)
+        logging.getLogger(__name__).info("traceback:", exc_info=error)
         return _report(*described, M5Error.exit_code)
     except Exception:
         return _report_bug()
@@ -157,12 +150,6 @@ def _report_bug() -> int:
 
     output.warn(traceback.format_exc().rstrip())
     return _report("unexpected error: this is a bug in m5ws", "Please report the lines above.", BUG)
-
-
-def _log_where(error: Exception) -> None:
-    import logging
-
-    logging.getLogger(__name__).info("traceback:", exc_info=error)
 
 
 def _usage_hint(error: click.ClickException) -> str:

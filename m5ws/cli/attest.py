@@ -43,7 +43,7 @@ def command(context: click.Context, run: str, key: Path | None, target: Path | N
 
     if target is not None and target.exists():
         raise UsageError(f"{target} already exists", hint="Choose another --output, or move the file away.")
-    repo = names.open_repository(names.workspace(context))
+    repo = names.workspace(context).open_repository()
     statement = attest.build(repo, ids.resolve(repo, run, ("run",))[1])
     body = attestation.payload(statement)
     signed: tuple[attestation.Signature, ...] = ()

@@ -70,7 +70,7 @@ def command(
     from m5ws.repository import ids
 
     workspace = names.workspace(context)
-    repo = names.open_repository(workspace)
+    repo = workspace.open_repository()
     ports = workspace.ports(repo)
     good, bad = (ids.resolve(repo, name, ("run",))[1] for name in (good, bad))
     named = workspace.settings.run.results
@@ -115,9 +115,9 @@ def _executed(
 
 def plan_text(plan: "BisectPlan") -> str:
     """Return a plan for people: the changes to try."""
-    lines = [f"run {plan.bad} differs from run {plan.good}", *_first(plan), *_commits(plan), ""]
+    lines = [f"run {plan.bad} differs from run {plan.good}", *_difference(plan), ""]
     if plan.changes:
-        lines.append(f"to try, in at most {plan.most_runs:,} runs of {_steps(plan)} each:")
+        lines.append(f"to try, in at most {plan.most_runs:,} runs of {_count(max(plan.first.step, 1), 'step')} each:")
         lines.append(f"  nothing (run {plan.good} itself, repeated)")
         tried = [(name,) for name in plan.alone] or plan.groups
         lines += [f"  {_listed(taken)}" for taken in tried]
@@ -134,7 +134,7 @@ def format_report(report: "BisectReport") -> str:
     """Return a report for people: the result, then the evidence, then the changes that were not tried."""
     plan = report.plan
     lines = [f"{report.outcome.upper()}: run {plan.bad} against run {plan.good}", f"  {report.reason}"]
-    lines += ["", *_first(plan), *_commits(plan)]
+    lines += ["", *_difference(plan)]
     if report.trials:
         known = sum(trial.known for trial in report.trials)
         lines += [
@@ -149,20 +149,10 @@ def format_report(report: "BisectReport") -> str:
     return "\n".join(lines)
 
 
-def _first(plan: "BisectPlan") -> list[str]:
-    return verdict.format_divergence(plan.first, ("good", "bad"))
-
-
-def _commits(plan: "BisectPlan") -> list[str]:
-    return (
-        ["", f"commits from {plan.good} to {plan.bad}:", *(f"  {line}" for line in plan.commits)]
-        if plan.commits
-        else []
-    )
-
-
-def _steps(plan: "BisectPlan") -> str:
-    return _count(max(plan.first.step, 1), "step")
+def _difference(plan: "BisectPlan") -> list[str]:
+    """Return the first difference in lines, and the commits between the two runs."""
+    commits = ["", f"commits from {plan.good} to {plan.bad}:"] if plan.commits else []
+    return [*verdict.format_divergence(plan.first, ("good", "bad")), *commits, *(f"  {line}" for line in plan.commits)]
 
 
 def _count(number: int, noun: str) -> str:

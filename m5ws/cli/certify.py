@@ -10,7 +10,6 @@ from m5ws.cli.parameters import launch_options, names, run_source, segments
 from m5ws.cli.parameters.script import ScriptCommand, script
 from m5ws.cli.snapshot import start
 from m5ws.cli.terminal import interrupt, output, verdict
-from m5ws.cli.terminal import progress as progress_bars
 from m5ws.cli.terminal.run_progress import RunProgress
 from m5ws.errors import M5Error
 from m5ws.records.run import Segment, Trainer
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from m5ws.reproduce.reproduce import ReplayRequest
     from m5ws.runs.supervise import Ports
     from m5ws.workspace import Workspace
-
-_STAGE = "interrupting and resuming the training"
 
 
 class NothingToCertify(M5Error):
@@ -103,7 +100,7 @@ def command(
     from m5ws.runs import run as runs
 
     workspace = names.workspace(context)
-    repo = names.open_repository(workspace, create=True)
+    repo = workspace.open_repository(create=True)
     pinned = start(workspace, repo, snapshot, overrides, None)
     options = runs.RunOptions(command=script(context), trainer=trainer, nproc=nproc)
     launch = runs.spec(workspace.settings.run, run_source.with_import_path(workspace, options))
@@ -182,7 +179,6 @@ def _interrupt(
     """
     from m5ws.repository import runs
     from m5ws.reproduce import interruptions, reproduce
-    from m5ws.reproduce import segments as operation
 
     stopped = threading.Event()
     trial = interruptions.Trial(
@@ -193,30 +189,18 @@ def _interrupt(
         rules=request.rules,
         watch=lambda *_: stopped.is_set(),
     )
-    done = 0
-
-    def told(result: "Restore") -> None:
-        nonlocal done
-        output.print_note(f"interrupted after step {result.after}: {result.verdict.outcome}")
-        done += 1
-        bar(_STAGE, done, len(parts))
-
-    with interrupt.on_signals(), progress_bars.Bar() as bar:
-        bar(_STAGE, done, len(parts))
-        try:
-            results = operation.replay(
-                parts,
-                lambda part: interruptions.interrupt(trial, part.first, output.print_note),
-                parallel,
-                told,
-                stopped.set,
-            )
-            if any(map(interruptions.is_unsure, results)):
-                repeated = _repeat(trial, request)
-                results = [interruptions.judge_repetition(result, repeated) for result in results]
-        except BaseException:
-            stopped.set()
-            raise
+    results = segments.follow(
+        parts,
+        lambda part: interruptions.interrupt(trial, part.first, output.print_note),
+        parallel,
+        "interrupting and resuming the training",
+        lambda result: output.print_note(f"interrupted after step {result.after}: {result.verdict.outcome}"),
+        stopped.set,
+    )
+    if any(map(interruptions.is_unsure, results)):
+        with interrupt.on_signals():
+            repeated = _repeat(trial, request)
+        results = [interruptions.judge_repetition(result, repeated) for result in results]
     for result in results:
         reproduce.publish(trial.ports, trial.home, result.verdict)
     return results

@@ -11,8 +11,6 @@ from m5ws.cli.terminal import output, progress
 if TYPE_CHECKING:
     from m5ws.reports.comparison import ComparedRun, Input, RunComparison
 
-_CHARACTERS = 60
-
 
 @click.command("compare")
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=names.Id(("run", "sweep")))
@@ -46,7 +44,7 @@ def command(context: click.Context, runs: tuple[str, ...], page: Path | None, as
 
     if page is not None:
         pages.refuse_other_file(page)
-    repo = names.open_repository(names.workspace(context))
+    repo = names.workspace(context).open_repository()
     run_ids = list(dict.fromkeys(run for given in runs for run in names.find_runs(repo, given)))
     with progress.Bar() as bar:
         compared, drawn = comparison.compare(repo, run_ids, bar)
@@ -61,24 +59,19 @@ def command(context: click.Context, runs: tuple[str, ...], page: Path | None, as
 
 
 def _results(compared: "RunComparison") -> str:
-    from m5ws.reports import comparison_page
-
     rows = []
     for position, run in enumerate(compared.runs):
         steps = f"{run.last_step}/{run.total_steps}" if run.total_steps else str(run.last_step)
-        difference = comparison_page.difference(run, is_first=position == 0)
+        difference = run.difference if position else "-"
         words = [run.name, f"reproduces {run.reproduces}: {run.verdict or 'no verdict'}" if run.reproduces else None]
         name = ", ".join(word for word in (*words, run.outcome) if word)
-        rows.append((str(position + 1), run.id, run.state, steps, _loss(run.loss), _lowest(run), difference, name))
+        losses = output.rounded(run.loss), _lowest(run)
+        rows.append((str(position + 1), run.id, run.state, steps, *losses, difference, name))
     return output.table(("", "RUN", "STATE", "STEP", "LOSS", "LOWEST", "DIFFERS FROM 1", "NAME"), rows)
 
 
-def _loss(value: float | None) -> str:
-    return "-" if value is None else f"{value:.6g}"
-
-
 def _lowest(run: "ComparedRun") -> str:
-    return "-" if run.lowest_loss is None else f"{run.lowest_loss:.6g} at {run.lowest_step}"
+    return "-" if run.lowest_loss is None else f"{output.rounded(run.lowest_loss)} at {run.lowest_step}"
 
 
 def _inputs(compared: "RunComparison") -> list[str]:
@@ -96,9 +89,4 @@ def _input(row: "Input") -> tuple[str, str]:
     by_value: dict[str | None, list[str]] = {}
     for number, value in enumerate(row.values, 1):
         by_value.setdefault(value, []).append(str(number))
-    return row.label, "; ".join(f"{_cut(value)} in {' '.join(numbers)}" for value, numbers in by_value.items())
-
-
-def _cut(value: str | None) -> str:
-    line = "absent" if value is None else " ".join(value.split())
-    return line if len(line) <= _CHARACTERS else f"{line[: _CHARACTERS - 1]}…"
+    return row.label, "; ".join(f"{output.cut(value)} in {' '.join(found)}" for value, found in by_value.items())

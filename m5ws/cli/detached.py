@@ -33,6 +33,12 @@ class NotStarted(M5Error):
     exit_code = 1
 
 
+def program(workspace: Workspace) -> tuple[str, ...]:
+    """Return the command of `m5ws run` in another process of this installation."""
+    # -P: the current directory may contain a folder named m5ws.
+    return (sys.executable, "-P", "-m", "m5ws", "-C", str(workspace.root), "run")
+
+
 def load_planned(path: Path) -> Run:
     """Return the run that `start` wrote for the supervisor."""
     return codec.decode(path.read_bytes(), Run, str(path))
@@ -44,9 +50,7 @@ def planned_arguments(folder: Path, run: Run) -> list[str]:
     return ["--planned", str(folder / _PLANNED)]
 
 
-def start(
-    workspace: Workspace, repo: "Repository", plan: "AttemptPlan", env: Sequence[str], *, keep_work: bool
-) -> None:
+def start(workspace: Workspace, repo: "Repository", plan: "AttemptPlan", env: Sequence[str]) -> None:
     """Start the supervisor of a planned attempt, and wait until the attempt has begun.
 
     `env` has the values of the option `--env`. Raises NotStarted with the supervisor's output.
@@ -60,17 +64,11 @@ def start(
         arguments = ["--resume", plan.run.id, "--take-over", *["--from-scratch"] * plan.from_scratch]
         arguments += ["--at", plan.outputs.name] if plan.outputs is not None else []
     arguments += ["--no-progress", *(f"--env={value}" for value in env)]
-    arguments += ["--keep-work"] * keep_work
     arguments += [f"--why={plan.why.text}"] if plan.why is not None else []
     with open(folder / LOG, "ab", opener=open_log) as log:
         begin = log.tell()
-        # -P: the current directory may contain a folder named m5ws.
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "m5ws", "-C", str(workspace.root), "run", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
+            (*program(workspace), *arguments), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
     _wait(repo, plan, process, folder / LOG, begin)
 

@@ -30,7 +30,7 @@ def command(context: click.Context, a: str, b: str, brief: bool, as_json: bool) 
     from m5ws.repository import ids, runs
 
     workspace = names.workspace(context)
-    repo = names.open_repository(workspace)
+    repo = workspace.open_repository()
     (kind_a, id_a), (kind_b, id_b) = ids.resolve(repo, a), ids.resolve(repo, b)
     if kind_a == kind_b == "run":
         differences = diff.between_runs(repo, id_a, id_b)

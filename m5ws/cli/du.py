@@ -38,7 +38,7 @@ def command(context: click.Context, limit: int, as_json: bool) -> None:
     """
     from m5ws.repository import usage
 
-    repo = names.open_repository(names.workspace(context))
+    repo = names.workspace(context).open_repository()
     with progress.Bar() as bar:
         usages = usage.measure(repo, bar)
     shown = usages.runs[: limit or None]

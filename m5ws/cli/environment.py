@@ -1,5 +1,6 @@
 """The environment on the command line: the reaction to a difference, and the place where an attempt runs."""
 
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -102,17 +103,12 @@ def _table(drifted: "tuple[Change, ...]", old: str) -> str:
     from m5ws.environment import drift
 
     rows = [
-        (change.name, _value(change.old), _value(change.new), drift.effect(change.rating), change.detail or "")
+        (
+            change.name,
+            *(output.cut(value, _WIDTH) for value in (change.old, change.new)),
+            drift.effect(change.rating),
+            change.detail or "",
+        )
         for change in drifted
     ]
-    return _indented(output.table(("", old, "here", "effect", ""), rows))
-
-
-def _value(value: str | None) -> str:
-    if value is None:
-        return "absent"
-    return value if len(value) <= _WIDTH else f"{value[: _WIDTH - 1]}…"
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.splitlines())
+    return textwrap.indent(output.table(("", old, "here", "effect", ""), rows), "  ")

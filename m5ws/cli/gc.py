@@ -77,13 +77,15 @@ def command(
     Example:
       m5ws gc --dry-run
     """
+    from m5ws.runs import work_files
+
     if take_over and not wanted:
         raise click.UsageError("--take-over requires --execute PLAN", context)
     if dry_run and wanted:
         raise click.UsageError("--dry-run cannot be combined with --execute", context)
     workspace = names.workspace(context)
-    repo = workspace.repository() if dry_run else names.open_repository(workspace)
-    work = _clear_work(workspace, repo, older_than, dry_run=dry_run)
+    repo = workspace.repository() if dry_run else workspace.open_repository()
+    work = work_files.remove_old(repo, workspace.home, older_than, dry_run=dry_run)
     if not as_json and work.files:
         verb = "can be removed from" if dry_run else "were removed from"
         output.echo(f"{work.files:,} files ({output.size(work.size_bytes)}), which are stored, {verb} work directories")
@@ -95,13 +97,6 @@ def command(
         output.print_json({"plan": planned.id, "state": state, "would": planned.plan, "work": work})
     else:
         output.echo(_planned(planned, grace))
-
-
-def _clear_work(workspace: "Workspace", repo: "Repository", older_than: float, *, dry_run: bool) -> "RemovedFiles":
-    """Remove stored files from work directories of this workspace; with `dry_run`, only count them."""
-    from m5ws.runs import work_files
-
-    return work_files.remove_old(repo, workspace.home, older_than, dry_run=dry_run)
 
 
 def _plan(workspace: "Workspace", repo: "Repository", older_than: float, dry_run: bool) -> "DeletionPlan":

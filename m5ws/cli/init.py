@@ -44,6 +44,7 @@ def command(
     from m5ws import workspace
     from m5ws.config.settings import StoreSettings
     from m5ws.projects import init
+    from m5ws.snapshot.sources import git_history
 
     if list_only:
         known = init.templates()
@@ -62,7 +63,7 @@ def command(
     workspace.find(root).repository(create=True)
     written = [file.path for file in plan.files]
     message = f"Start from {template}" if template else "Make a workspace"
-    commit = workspace.make_repository(root, (*written, *plan.kept), message) if with_git else None
+    commit = git_history.make_repository(root, (*written, *plan.kept), message) if with_git else None
     if as_json:
         made = {"commit": commit} if commit is not None else {}
         return output.print_json({"workspace": str(root), "files": written, "kept": plan.kept, **made})

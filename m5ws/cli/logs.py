@@ -43,7 +43,7 @@ def command(
     if follow and as_json:
         raise UsageError("--follow cannot be combined with --json")
     workspace = names.workspace(context)
-    repo = names.open_repository(workspace)
+    repo = workspace.open_repository()
     run_id = names.find_id(repo, run, "run")
     known = ledger.attempts(repo, run_id)
     chosen = attempt or max(known, default=1)
@@ -54,7 +54,7 @@ def command(
         raise NotFound(f"no logs of run {run_id} in {folder}", hint="Logs stay on the machine that started the run.")
 
     def ended() -> bool:
-        names.open_repository(workspace)
+        workspace.open_repository()
         events = ledger.events(repo, run_id, chosen, ledger.LAUNCHER)
         return state.fold_attempt(chosen, {ledger.LAUNCHER: events}).standing != "running"
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 _LIMIT = 20
 _CHANGES = 4
-_CHARACTERS = 60
 
 
 @click.command("ls")
@@ -47,7 +46,7 @@ def command(context: click.Context, only: str | None, limit: int, as_json: bool)
     from m5ws.runs import listing, run_table
 
     workspace = names.workspace(context)
-    repo = names.open_repository(workspace)
+    repo = workspace.open_repository()
     with progress.Bar() as bar:
         snapshots = listing.list_snapshots(repo, bar, limit) if only != "runs" else listing.SnapshotList(rows=())
         runs = run_table.newest(repo, limit, bar) if only != "snapshots" else run_table.RunTable(rows=())
@@ -110,11 +109,8 @@ def _run(row: "RunRow", now_s: float, *, below: bool) -> tuple[str, ...]:
     age = output.duration(now_s - row.created_s) if row.created_s else "-"
     details = row.problem or ", ".join(_described(row))
     snapshot = output.short(row.snapshot or "-")
-    return "  " * below + row.id, age, state, step, _loss(row.loss), _loss(row.lowest_loss), snapshot, details
-
-
-def _loss(value: float | None) -> str:
-    return "-" if value is None else f"{value:.6g}"
+    losses = map(output.rounded, (row.loss, row.lowest_loss))
+    return "  " * below + row.id, age, state, step, *losses, snapshot, details
 
 
 def _described(row: "RunRow") -> list[str]:
@@ -126,7 +122,7 @@ def _described(row: "RunRow") -> list[str]:
         words.append(f"from {row.parent.run}@{row.parent.step}")
     if row.sweep:
         words.append(f"sweep {row.sweep}")
-    changes = [f"{name}={_cut(value)}" for name, value in row.changes.items() if value is not None]
+    changes = [f"{name}={output.cut(value)}" for name, value in row.changes.items() if value is not None]
     if row.sweep and row.name:
         # The name of a run of a sweep has its values already.
         named = row.name.split()
@@ -134,10 +130,5 @@ def _described(row: "RunRow") -> list[str]:
     words += changes[:_CHANGES]
     words += [f"{len(changes) - _CHANGES} more"] if len(changes) > _CHANGES else []
     if row.why:
-        words.append(f"why: {_cut(row.why)}")
+        words.append(f"why: {output.cut(row.why)}")
     return [*words, row.note_outcome] if row.note_outcome else words
-
-
-def _cut(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _CHARACTERS else f"{line[: _CHARACTERS - 1]}…"

@@ -31,9 +31,8 @@ def command(context: click.Context, run: str, text: str, outcome: NoteOutcome | 
     """
     from m5ws.library import actions
 
-    refuse_invalid(text)
     workspace = names.workspace(context)
-    repo = names.open_repository(workspace)
+    repo = workspace.open_repository()
     written = actions.write_note(workspace, names.find_id(repo, run, "run"), text, outcome=outcome)
     note, problem = actions.publish_note(workspace, repo, written)
     if problem is not None:
@@ -42,10 +41,3 @@ def command(context: click.Context, run: str, text: str, outcome: NoteOutcome | 
         output.print_json(note)
     else:
         output.print_note(f"noted: run {note.run}")
-
-
-def refuse_invalid(text: str) -> None:
-    """Raise UsageError for a text that cannot be a note."""
-    from m5ws.repository import notes
-
-    notes.refuse_invalid(text)

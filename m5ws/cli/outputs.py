@@ -41,7 +41,7 @@ def command(
     """
     from m5ws.runs.outputs import restored_outputs
 
-    repo = names.open_repository(names.workspace(context))
+    repo = names.workspace(context).open_repository()
     run_id = names.find_id(repo, run, "run")
     if directory is None:
         if attempt is not None:

@@ -27,7 +27,7 @@ def command(
       m5ws push --all --to /mnt/backup/m5ws
     """
     workspace = names.workspace(context)
-    source = names.open_repository(workspace)
+    source = workspace.open_repository()
     wanted = transfer.select_ids(source, ids, everything)
     target = workspace.repository_at(
         url, create=not dry_run, for_dry_run=dry_run, store_format=source.compatible_format

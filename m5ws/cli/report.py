@@ -44,13 +44,13 @@ def command(context: click.Context, run: str, target: Path, as_json: bool) -> No
 
     page.refuse_other_file(target)
     workspace = names.workspace(context)
-    repo = names.open_repository(workspace)
+    repo = workspace.open_repository()
     run_id = names.find_id(repo, run, "run")
     with progress.Bar() as bar:
         content = report.build(repo, run_id, bar)
     data = report_page.build(content)
     page.write(target, data)
-    problem = _attach(workspace, run_id, data)
+    problem = _attach(workspace, run_id, data.encode())
     if as_json:
         verdict = content.verdicts[0].outcome if content.verdicts else None
         output.print_json({"run": run_id, "file": target, "verdict": verdict, "not_attached": problem})

@@ -72,11 +72,10 @@ def command(
 ) -> None:
     """Repeat a run, and prove that it is the same bit for bit.
 
-    RUN is an id or a unique prefix, an MLflow run id, or the URL of its page. First, the differences between the
-    original and the present environment are listed. Then the run is launched again from its snapshot. Losses, batches,
-    state and checkpoints are compared bit for bit as they are computed. The replay stops at the first divergence, and
-    its step, rank, quantity and tensor are printed. With options that change an input, the verdict shows the effect of
-    the change.
+    RUN is an id or a unique prefix, an MLflow run id, or the URL of its page. The differences between the original and
+    the present environment are listed, and the run is launched again from its snapshot. Losses, batches, state and
+    checkpoints are compared as they are computed, up to the first divergence: its step, rank, quantity and tensor are
+    printed. With options that change an input, the verdict shows the effect of the change.
 
     If a replay without changes diverges, it is repeated up to that step. If the two replays differ from each other,
     the run is nondeterministic. If they agree, the original is suspect.
@@ -84,19 +83,16 @@ def command(
     Output files are judged by their tensors, and by the results that `[run] results` in m5ws.toml names. If a script
     has neither, and no steps, all files and metrics are judged. With --strict all files are, by their bytes.
 
-    A segment is the part of a run between two checkpoints. It is restored from the first and replayed up to the
-    second. So you can verify a part of a run, or many parts in parallel. All segments together verify the run.
+    A segment is the part of a run between two checkpoints, and is replayed from the first one. So a part of a run, or
+    many parts in parallel, can be verified. All segments together verify the run.
 
     --env rebuild replays the run in its original environment: a virtual environment with the same distributions, or
-    the container image that the snapshot pins.
+    the container image that the snapshot pins. On other hardware bits cannot be equal, unless the determinism level is
+    "portable". With --tolerance such a replay is *consistent* if the relative difference of every recorded value is at
+    most REL. A consistent run is not a reproduced run.
 
-    On other hardware bits cannot be equal, unless the determinism level is "portable". With --tolerance such a replay
-    is *consistent* if the relative difference of every recorded value is at most REL. A consistent run is not a
-    reproduced run.
-
-    --explain replays the steps around the first difference from the checkpoint before them: twice as in the replay,
-    and once under the original's conditions if something was changed. It prints the first module, backward operation
-    or gradient that differs, and a cause if there is evidence for one.
+    --explain replays the steps around the first difference, and prints the first module, backward operation or gradient
+    that differs, and a cause if there is evidence for one.
 
     Exit status: 0 reproduced, sampled or consistent, 1 diverged or nondeterministic, 2 not comparable, 3 an input is
     missing.
@@ -106,46 +102,39 @@ def command(
       m5ws reproduce 7c1d
       m5ws reproduce 7c1d --set optimizer.lr=1e-4
       m5ws reproduce 7c1d --env warn --explain
-      m5ws reproduce 7c1d --env rebuild
       m5ws reproduce 7c1d --env warn --tolerance 1e-3
-      m5ws reproduce 7c1d --segment 3
       m5ws reproduce 7c1d --all-segments --parallel 4
     """
     segments.refuse_useless(context)
     policy = environment.policy(env)
     workspace = names.workspace(context)
-    ports = workspace.ports(names.open_repository(workspace))
-    request = _request(ports, run, policy, given, workspace.settings.run.results)
-    wanted = msgspec.convert(given, segments.SegmentSelection)
-    chosen = wanted.of(ports.repo, request.original)
+    ports = workspace.ports(workspace.open_repository())
+    request = _request(workspace, ports, run, policy, given)
+    chosen = segments.select(ports.repo, request.original, given)
     ports = environment.ports(workspace, ports, env, request.original, request.snapshot)
-    if wanted.many:
+    if segments.are_many(given):
         context.exit(segments.several(workspace, ports, request, chosen, parallel, as_json=as_json))
     request = msgspec.structs.replace(request, segment=chosen[0] if chosen else None)
     context.exit(_one(workspace, ports, request, progress=not no_progress, as_json=as_json))
 
 
 def _request(
-    ports: "Ports", run: str, policy: environment.Policy, given: _Arguments, results: tuple[str, ...]
+    workspace: "Workspace", ports: "Ports", run: str, policy: environment.Policy, given: _Arguments
 ) -> "ReplayRequest":
     """Return the request, without segments. Raises NotFound, AmbiguousId."""
-    from m5ws.reproduce import reproduce
+    from m5ws.reproduce.reproduce import ReplayRequest
 
     snapshot = given["snapshot"]
-    return reproduce.ReplayRequest(
-        original=_original(ports, run),
-        env=policy,
-        snapshot=names.find_id(ports.repo, snapshot, "snapshot") if snapshot else None,
-        overrides=given["overrides"],
-        seed=given["seed"],
-        nproc=given["nproc"],
-        keep_going=given["keep_going"],
-        recheck=not given["no_recheck"],
-        tolerance=given["tolerance"],
-        explain=given["explain"],
-        results=results,
-        strict=given["strict"],
-    )
+    values = {
+        **given,
+        "original": _original(ports, run),
+        "env": policy,
+        "snapshot": names.find_id(ports.repo, snapshot, "snapshot") if snapshot else None,
+        "segment": None,
+        "recheck": not given["no_recheck"],
+        "results": workspace.settings.run.results,
+    }
+    return msgspec.convert(values, ReplayRequest)
 
 
 def _one(workspace: "Workspace", ports: "Ports", request: "ReplayRequest", *, progress: bool, as_json: bool) -> int:

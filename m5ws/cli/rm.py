@@ -31,7 +31,7 @@ def command(context: click.Context, runs: tuple[str, ...], dry_run: bool, lost: 
     from m5ws.runs import removal
 
     workspace = names.workspace(context)
-    repo = names.open_repository(workspace)
+    repo = workspace.open_repository()
     found = [run for given in runs for run in names.find_runs(repo, given)]
     if not found:
         raise UsageError("no run of this sweep has begun and is not removed")

@@ -42,7 +42,7 @@ def command(context: click.Context, name: str, packages: bool, as_json: bool) ->
     from m5ws.runs import listing
 
     workspace = names.workspace(context)
-    repo = names.open_repository(workspace)
+    repo = workspace.open_repository()
     kind, record_id = refs.resolve(repo, name, ("snapshot", "run", "sweep"))
     if kind == "sweep":
         from m5ws.cli import sweep

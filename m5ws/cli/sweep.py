@@ -11,6 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,14 @@ class StartedRun(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
 
 
+class SweepOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of `m5ws run` for all runs of a sweep, for new ones, and for resumed ones."""
+
+    all: tuple[str, ...] = ()
+    new: tuple[str, ...] = ()
+    resumed: tuple[str, ...] = ()
+
+
 def plan_new(repo: "Repository", base: Run, axes: Sequence[Axis]) -> SweepPlan:
     """Return the plan of a new sweep over the inputs of `base`. Raises UsageError."""
     from m5ws.runs import sweeps
@@ -111,27 +120,22 @@ def execute(
     workspace: "Workspace",
     repo: "Repository",
     plan: SweepPlan,
-    arguments: Sequence[str],
+    options: SweepOptions,
     *,
     parallel: int,
-    why: str | None,
-    take_over: bool,
     progress: bool,
     as_json: bool,
 ) -> None:
     """Start the runs of a plan, `parallel` at a time, and report their results.
 
-    `arguments` are options for each `m5ws run`, `why` is the expectation of new runs. With `take_over`, attempts that
-    may be alive elsewhere are stopped. Raises UsageError if the sweep is alive on this machine, SweepIncomplete unless
-    all runs finish.
+    Raises UsageError if the sweep is alive on this machine, SweepIncomplete unless all runs finish.
     """
     if not as_json:
         output.echo(plan.sweep.id)
     with _lock(workspace.prepare(), plan.sweep), interrupt.on_signals():
-        starter = _Starter(workspace, repo, plan, arguments, why, take_over=take_over)
+        request = partial(_request, workspace, repo, plan, options)
         shares = gpus.shares(gpus.visible(os.environ), parallel, plan.base.spec.nproc or 1)
-        supervisor = Supervisor(workspace.launcher(), starter.request, shares, progress=progress)
-        results = supervisor.run(plan.runs)
+        results = Supervisor(workspace.launcher(), request, shares, progress=progress).run(plan.runs)
     if as_json:
         output.print_json({"sweep": plan.sweep, "runs": results})
     _judge(plan.sweep, results)
@@ -148,45 +152,24 @@ def _lock(home: Path, sweep: Sweep) -> Iterator[None]:
         yield
 
 
-class _Starter:
-    """Makes the command line that starts or resumes a run of a sweep."""
+def _request(
+    workspace: "Workspace", repo: "Repository", plan: SweepPlan, options: SweepOptions, planned: "SweepRun"
+) -> LaunchRequest:
+    """Return the launch of `m5ws run` that starts or resumes a run. Raises M5Error if a new run cannot be derived."""
+    from m5ws.repository import checkpoints
+    from m5ws.runs import sweeps
+    from m5ws.runs.outputs import restored_outputs
 
-    def __init__(
-        self,
-        workspace: "Workspace",
-        repo: "Repository",
-        plan: SweepPlan,
-        arguments: Sequence[str],
-        why: str | None,
-        *,
-        take_over: bool,
-    ) -> None:
-        self._workspace, self._repo, self._plan = workspace, repo, plan
-        self._arguments, self._why, self._take_over = tuple(arguments), why, take_over
-
-    def request(self, planned: "SweepRun") -> LaunchRequest:
-        """Return the launch of `m5ws run` for a run. Raises M5Error if a new run cannot be derived."""
-        folder = self._workspace.home / "runs" / planned.id
-        folder.mkdir(parents=True, exist_ok=True)
-        words = [*self._selection(planned, folder), *self._arguments]
-        # -P: the current directory may contain a folder named m5ws.
-        program = (sys.executable, "-P", "-m", "m5ws", "-C", str(self._workspace.root), "run")
-        log = str(folder / detached.LOG)
-        return LaunchRequest(argv=(*program, *words), cwd=str(self._workspace.root), environment={}, log=log)
-
-    def _selection(self, planned: "SweepRun", folder: Path) -> list[str]:
-        from m5ws.repository import checkpoints
-        from m5ws.runs import sweeps
-        from m5ws.runs.outputs import restored_outputs
-
-        if planned.state != sweeps.NOT_STARTED:
-            repo, run_id = self._repo, planned.id
-            saved = checkpoints.valid(repo, run_id) or restored_outputs.newest_to_restore(repo, run_id)
-            anew = [] if saved else ["--from-scratch"]
-            return ["--resume", planned.id, *anew, *["--take-over"] * self._take_over]
-        run = sweeps.derive(self._repo, self._plan.sweep, self._plan.base, planned)
-        words = detached.planned_arguments(folder, run)
-        return [*words, f"--why={self._why}"] if self._why is not None else words
+    folder = workspace.home / "runs" / planned.id
+    folder.mkdir(parents=True, exist_ok=True)
+    if planned.state == sweeps.NOT_STARTED:
+        run = sweeps.derive(repo, plan.sweep, plan.base, planned)
+        words = [*detached.planned_arguments(folder, run), *options.new]
+    else:
+        saved = checkpoints.valid(repo, planned.id) or restored_outputs.newest_to_restore(repo, planned.id)
+        words = ["--resume", planned.id, *["--from-scratch"] * (not saved), *options.resumed]
+    argv = (*detached.program(workspace), *words, *options.all)
+    return LaunchRequest(argv=argv, cwd=str(workspace.root), environment={}, log=str(folder / detached.LOG))
 
 
 class Supervisor:

@@ -52,7 +52,7 @@ def command(context: click.Context, run: str, once: bool, as_json: bool) -> None
     from m5ws.reports import live
 
     workspace = names.workspace(context)
-    repo = names.open_repository(workspace)
+    repo = workspace.open_repository()
     run_id = names.find_id(repo, run, "run")
     watched = live.LiveRun(repo, run_id, partial(workspace.attempt_dir, run_id))
     with progress.Bar() as bar:

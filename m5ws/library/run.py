@@ -209,5 +209,4 @@ class Run:
         """Return the run as a table for a notebook. Every text is escaped."""
         from m5ws.pages import page
 
-        table = page.fields({"run": page.code(self.id), **self._facts()})
-        return table.text if table is not None else ""
+        return page.render("run.html", run=self.id, facts=self._facts())

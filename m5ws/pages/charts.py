@@ -1,77 +1,70 @@
-"""Line charts as inline SVG."""
+"""Line charts: the places of lines and labels, which parts.html draws as SVG."""
 
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import msgspec
 
-from m5ws.pages.markup import Markup, tag
-
-_WIDTH, _HEIGHT = 720, 260
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 34
 _COLOURS = (
-    "#0969da",
-    "#cf222e",
-    "#1a7f37",
-    "#9a6700",
-    "#8250df",
-    "#bf3989",
-    "#0b7285",
-    "#bc4c00",
-    "#57606a",
-    "#4d2d00",
+    *("#0969da", "#cf222e", "#1a7f37", "#9a6700", "#8250df"),
+    *("#bf3989", "#0b7285", "#bc4c00", "#57606a", "#4d2d00"),
 )
-_DASHES = (None, "7 3", "2 3", "9 3 2 3", "1 6")
+_DASHES = ("none", "7 3", "2 3", "9 3 2 3", "1 6")
 _TICKS = 5
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 708, 12, 226
+"""The area of the lines, in an image of 720 x 260 pixels."""
+
+Point = tuple[int, float]
+Place = tuple[float, float]
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of a chart: its label, and its points by step. A value that is not finite interrupts the line."""
+    """A line of a chart with its look, and the places of its parts."""
 
     label: str
-    points: Sequence[tuple[int, float]]
+    colour: str
+    dash: str
+    parts: list[list[Place]]
 
 
-def chart(title: str, lines: Sequence[Line]) -> Markup | None:
-    """Return a chart with its title and legend; None if no line has a finite value.
+class Chart(msgspec.Struct, frozen=True, kw_only=True):
+    """A chart in pixels: `lines` in the order of drawing, labels `across` by their x, and labels `up` by their y."""
 
-    Lines are drawn in order, each with its own colour or dashes. The first one is broad and pale, so that a later line
-    with equal values lies within it.
+    title: str
+    lines: list[Line]
+    across: list[tuple[float, str]]
+    up: list[tuple[float, str]]
+
+
+def draw(title: str, lines: Sequence[tuple[str, Sequence[Point]]]) -> Chart | None:
+    """Return a chart of lines with their labels, each in its own colour or dashes; None if none has a finite value.
+
+    A value that is not finite interrupts a line.
     """
-    points = [point for line in lines for point in line.points if math.isfinite(point[1])]
+    points = [point for _, line in lines for part in finite_parts(line) for point in part]
     if not points:
         return None
-    scale = _Scale(points)
-    drawn = [part for number, line in enumerate(lines) for part in _drawn(line, number, scale)]
-    figure = tag(
-        "svg",
-        tag("title", title),
-        _axes(scale),
-        drawn,
-        viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
-        width=_WIDTH,
-        height=_HEIGHT,
-        role="img",
-    )
-    legend = tag(
-        "ul", [tag("li", _swatch(number), " ", line.label) for number, line in enumerate(lines)], class_="legend"
-    )
-    return tag("figure", tag("figcaption", tag("strong", title)), figure, legend)
+    steps, values = limits([float(step) for step, _ in points]), limits([value for _, value in points])
 
+    def at_x(step: float) -> float:
+        return round(_LEFT + (_RIGHT - _LEFT) * share(step, steps), 1)
 
-class _Scale:
-    """The position of a point in the chart."""
+    def at_y(value: float) -> float:
+        return round(_BOTTOM - (_BOTTOM - _TOP) * share(value, values), 1)
 
-    def __init__(self, points: Sequence[tuple[int, float]]) -> None:
-        self.x = limits([float(step) for step, _ in points])
-        self.y = limits([value for _, value in points])
-
-    def at_x(self, step: float) -> float:
-        return round(_LEFT + (_WIDTH - _LEFT - _RIGHT) * share(step, self.x), 1)
-
-    def at_y(self, value: float) -> float:
-        return round(_HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * share(value, self.y), 1)
+    drawn = [
+        Line(
+            label=label,
+            colour=_COLOURS[number % len(_COLOURS)],
+            dash=_DASHES[number // len(_COLOURS) % len(_DASHES)],
+            parts=[[(at_x(step), at_y(value)) for step, value in part] for part in finite_parts(line)],
+        )
+        for number, (label, line) in enumerate(lines)
+    ]
+    across = [(at_x(step), f"{step:.12g}") for step in ticks(*steps) if step == int(step)]
+    return Chart(title=title, lines=drawn, across=across, up=[(at_y(y), f"{y:.4g}") for y in ticks(*values)])
 
 
 def limits(values: Sequence[float]) -> tuple[float, float]:
@@ -90,22 +83,6 @@ def share(value: float, between: tuple[float, float]) -> float:
     return (value / 2 - least / 2) / (most / 2 - least / 2)
 
 
-def _axes(scale: _Scale) -> list[Markup]:
-    bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
-    elements = []
-    for value in ticks(*scale.y):
-        y = scale.at_y(value)
-        elements += [
-            tag("line", x1=_LEFT, x2=right, y1=y, y2=y, stroke="#8884"),
-            tag("text", f"{value:.4g}", x=_LEFT - 6, y=y + 4, text_anchor="end"),
-        ]
-    for value in ticks(*scale.x):
-        if value == int(value):
-            elements.append(tag("text", f"{value:.12g}", x=scale.at_x(value), y=bottom + 16, text_anchor="middle"))
-    elements.append(tag("line", x1=_LEFT, x2=right, y1=bottom, y2=bottom, stroke="currentColor"))
-    return [*elements, tag("text", "step", x=right, y=_HEIGHT - 4, text_anchor="end")]
-
-
 def ticks(least: float, most: float) -> list[float]:
     """Return about five round numbers from `least` to `most`."""
     rough = most / _TICKS - least / _TICKS
@@ -117,40 +94,8 @@ def ticks(least: float, most: float) -> list[float]:
     return [number * step for number in range(first, last + 1)] or [least]
 
 
-def _drawn(line: Line, number: int, scale: _Scale) -> list[Markup]:
-    style = _style(number)
-    elements = []
-    for run in finite_parts(line.points):
-        places = [(scale.at_x(step), scale.at_y(value)) for step, value in run]
-        if len(places) == 1:
-            (x, y) = places[0]
-            elements.append(tag("circle", tag("title", line.label), cx=x, cy=y, r=2.5, fill=style["stroke"]))
-        else:
-            path = " ".join(f"{x:g},{y:g}" for x, y in places)
-            elements.append(tag("polyline", points=path, fill="none", **style))
-    return elements
-
-
-def finite_parts(points: Sequence[tuple[int, float]]) -> Iterator[list[tuple[int, float]]]:
+def finite_parts(points: Sequence[Point]) -> Iterator[list[Point]]:
     """Yield the parts of a line between values that are not finite."""
-    part: list[tuple[int, float]] = []
-    for step, value in points:
-        if math.isfinite(value):
-            part.append((step, value))
-        elif part:
-            yield part
-            part = []
-    if part:
-        yield part
-
-
-def _style(number: int) -> dict[str, str | float | None]:
-    dash = _DASHES[number // len(_COLOURS) % len(_DASHES)]
-    broad: dict[str, str | float | None] = {"stroke_width": 6, "stroke_opacity": 0.4}
-    width = broad if number == 0 else {"stroke_width": 1.5}
-    return {"stroke": _COLOURS[number % len(_COLOURS)], "stroke_dasharray": dash, **width}
-
-
-def _swatch(number: int) -> Markup:
-    line = tag("line", x1=0, x2=26, y1=5, y2=5, **_style(number))
-    return tag("svg", line, width=26, height=10, aria_hidden="true")
+    for is_finite, part in groupby(points, key=lambda point: math.isfinite(point[1])):
+        if is_finite:
+            yield list(part)

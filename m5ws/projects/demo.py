@@ -1,7 +1,6 @@
 """`m5ws demo`: a small GPT is snapshotted, trained, reproduced and compared, by commands that anybody can type.
 
-`plan` returns the commands. `execute` prints each command and runs it in a process. Only one step is hidden: the
-compilation of DeepSpeed's CPU optimizer, in the background, which its first run would do otherwise.
+`plan` returns the commands. `execute` prints each command and runs it in a process.
 """
 
 import importlib.util
@@ -20,7 +19,6 @@ from m5ws.errors import M5Error, MissingExtra, UsageError
 TEMPLATES = ("gpt-fsdp", "gpt-deepspeed")
 _QUIET = ("m5ws", "-q")
 """A terminal still shows the progress, in one line."""
-_BUILD = ("-m", "m5ws.training.backends.deepspeed.cpu_adam")
 
 
 class DemoFailed(M5Error):
@@ -46,7 +44,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     """One command, run in `directory`, which must end with status `expect`.
 
     `{name}` in `argv` stands for an id: the last word in the first line of an earlier command with that name in
-    `keeps`. `says` is printed before the command. `compiled`: the command needs DeepSpeed's compiled optimizer.
+    `keeps`. `says` is printed before the command.
     """
 
     argv: tuple[str, ...]
@@ -54,7 +52,6 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     says: str = ""
     keeps: str | None = None
     expect: int = 0
-    compiled: bool = False
 
     def typed(self, before: Path | None, ids: Mapping[str, str]) -> tuple[str, ...]:
         """Return the lines to type in directory `before`. An id that is not in `ids` is its name in capitals."""
@@ -110,23 +107,15 @@ def execute(planned: DemoPlan, show: Callable[[str], None]) -> DemoResult:
     began = time.monotonic()
     root = planned.options.directory.absolute()
     root.mkdir(parents=True, exist_ok=True)
-    build = _Build(root / "cpu_adam.log") if any(command.compiled for command in planned.commands) else None
     ids: dict[str, str] = {}
-
-    def say(typed: Sequence[str]) -> None:
-        for line in typed:
-            show(f"$ {line}")
-
-    say(planned.start())
-    before: Path | None = None
+    lines, before = planned.start(), None
     for command in planned.commands:
         if command.says:
             show(f"\n# {command.says}")
-        if command.compiled and build is not None:
-            build.finish(show)
-        say(command.typed(before, ids))
+        for line in (*lines, *command.typed(before, ids)):
+            show(f"$ {line}")
         _run(command, ids, show)
-        before = command.directory
+        lines, before = (), command.directory
     workspaces = tuple(root / name for name in planned.options.templates)
     return DemoResult(workspaces=workspaces, seconds=time.monotonic() - began)
 
@@ -147,8 +136,7 @@ def _template(name: str, root: Path, options: DemoOptions) -> Iterator[Command]:
     """Yield the commands of one template: all of them for the first one, fewer for the others."""
     workspace, nproc = root / name, ("--nproc", str(options.nproc))
     first = name == options.templates[0]
-    compiled = name == "gpt-deepspeed"
-    how = "DeepSpeed ZeRO, its optimizer on the CPU" if compiled else "FSDP2"
+    how = "DeepSpeed ZeRO, its optimizer on the CPU" if name == "gpt-deepspeed" else "FSDP2"
     # The others only show another trainer, so they are shorter.
     short = () if first else ("--set", "steps=12")
 
@@ -178,26 +166,20 @@ def _template(name: str, root: Path, options: DemoOptions) -> Iterator[Command]:
         argv=(*_QUIET, "run", "{snapshot}", *nproc, *short),
         directory=workspace,
         keeps="run",
-        compiled=compiled,
     )
     yield Command(
         says=of_first("Train again, and compare every step and the whole state, bit for bit."),
         argv=(*_QUIET, "reproduce", "{run}"),
         directory=workspace,
-        compiled=compiled,
     )
-    if first:
-        yield from _change(workspace, compiled)
-
-
-def _change(workspace: Path, compiled: bool) -> Iterator[Command]:
+    if not first:
+        return
     yield Command(
         says="Train again with one number changed. The verdict names the change and the first step that differs.",
         argv=(*_QUIET, "reproduce", "{run}", "--set", "learning_rate=0.002"),
         directory=workspace,
         keeps="replay",
         expect=1,
-        compiled=compiled,
     )
     yield Command(
         says="The inputs of the two runs, side by side.",
@@ -245,25 +227,3 @@ def _missing_from_path() -> Path | None:
     folder = Path(sys.executable).parent
     program = shutil.which("m5ws")
     return None if program is not None and Path(program).parent == folder else folder
-
-
-class _Build:
-    """The compilation of DeepSpeed's CPU optimizer, in the background.
-
-    It is never killed, because its lock would then block the next compilation.
-    """
-
-    def __init__(self, log: Path) -> None:
-        self._log = log
-        with open(log, "wb") as output:
-            self._process = subprocess.Popen(
-                (sys.executable, *_BUILD), stdout=output, stderr=output, start_new_session=True
-            )
-
-    def finish(self, show: Callable[[str], None]) -> None:
-        """Wait for the compilation. Raises DemoFailed."""
-        if self._process.poll() is None:
-            show("(Compiling DeepSpeed's CPU optimizer, once for this machine.)")
-        if self._process.wait() != 0:
-            output = self._log.read_text(errors="replace")[-2000:]
-            raise DemoFailed(f"DeepSpeed's CPU optimizer could not be compiled:\n{output}", hint=f"See {self._log}.")

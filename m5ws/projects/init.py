@@ -29,6 +29,8 @@ class FilesExist(M5Error):
 class WorkspaceExists(M5Error):
     """The directory is a workspace already."""
 
+    hint = f"Nothing was changed. To use another store, set url in [store] of {CONFIGURATION}."
+
 
 class NewFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file to write: `path` below the workspace, and its content."""
@@ -73,7 +75,8 @@ def plan(
     unknown template.
     """
     if (root / CONFIGURATION).is_file():
-        raise _existing_workspace(root, (store or {}).get("url"))
+        url = reader.read(root / CONFIGURATION).store.url
+        raise WorkspaceExists(f"{root} is a workspace already, and its store is {url}")
     files = list(_template_files(_template_dir(template, folder or templates_dir()))) if template else []
     if not any(file.path == CONFIGURATION for file in files):
         files.append(NewFile(path=CONFIGURATION, data=_configuration(root).encode()))
@@ -86,20 +89,6 @@ def plan(
         names = "".join(f"\n  {path}" for path in sorted(set(taken)))
         raise FilesExist(f"{root} has files that `init` would write:{names}")
     return ProjectPlan(root=root, template=template, files=tuple(files), kept=tuple(kept))
-
-
-def _existing_workspace(root: Path, wanted: str | None) -> WorkspaceExists:
-    """Return the error for an existing workspace, whose store may differ from `wanted`. Raises ConfigError."""
-    url = reader.read(root / CONFIGURATION).store.url
-    text = f"{root} is a workspace already, and its store is {url}"
-    if wanted is not None and _location(root, wanted) != _location(root, url):
-        hint = f"Nothing was changed. To use {wanted} instead, set url in [store] of {CONFIGURATION}."
-        return WorkspaceExists(f"{text}, not {wanted}", hint=hint)
-    return WorkspaceExists(text, hint="Nothing was changed, and nothing is left to do: `m5ws ls` lists its runs.")
-
-
-def _location(root: Path, store: str) -> str:
-    return store.rstrip("/") if "://" in store else os.path.realpath(root / store)
 
 
 def apply(planned: ProjectPlan) -> None:
@@ -169,113 +158,4 @@ def _with_store(file: NewFile, store: Mapping[str, str]) -> NewFile:
 def _configuration(root: Path) -> str:
     # JSON's escapes are valid in TOML, so any directory name becomes a valid string.
     name = msgspec.json.encode(os.fsencode(root.absolute().name).decode("utf-8", "replace")).decode()
-    return _TEXT.replace("@NAME@", name)
-
-
-_TEXT = """\
-# Settings for `m5ws snapshot` and `m5ws run`. Commented lines show defaults or examples.
-# An unknown key is an error. docs/reference/configuration.md has all keys.
-
-name = @NAME@
-
-[store]
-# A directory, relative to this file or absolute; or s3://bucket/prefix. Most other keys are only for S3.
-# url = ".m5ws/store"
-# region = "eu-west-1"
-# endpoint_url = "https://s3.example.org"
-# sse = "aws:kms"
-# sse_kms_key = "alias/training"
-# storage_class = "INTELLIGENT_TIERING"
-# integrity = "signed"
-# stall_s = 20.0
-# Cache of a remote store. Empty: m5ws in the user's cache directory. A limit of 0 disables the cache.
-# cache = ""
-# cache_limit = "50 GiB"
-
-[code]
-# A snapshot has the working tree's state of all files that git does not ignore.
-# Patterns as in .gitignore, for files to leave out in addition.
-# exclude = []
-
-[config]
-# YAML, JSON or TOML files. `m5ws diff` compares their keys; `m5ws run --set key=value` changes them.
-# files = ["config.yaml"]
-
-[tokenizer]
-# A file or folder. The token ids of the probe text are pinned with it.
-# path = "tokenizer"
-# probe = "The quick brown fox jumps over 13 lazy dogs."
-
-[data]
-# Files or folders to pin by content, even if git ignores them. dvc: also pin files that DVC tracks.
-# paths = []
-# dvc = true
-
-[environment]
-# Required environment: lock files, container image (by digest), versions by name.
-# locks = ["constraints.txt", "requirements.txt", "uv.lock", "poetry.lock", "environment.yml"]
-# image = "registry.example.org/train@sha256:..."
-# wanted = { nccl = "2.27.3" }
-# Environment variables to record. No others are recorded.
-# variables = []
-# Distributions from files outside the workspace that ranks may import, such as editable ones.
-# allow_local = []
-
-[determinism]
-# "strict" makes an operation without a deterministic version an error, "warn" a warning, "off" allows it.
-# "portable" is "strict", with the same bits on every x86-64 processor with AVX2.
-# level = "strict"
-# CPU threads of each rank.
-# threads = 1
-# python_hash_seed = 0
-# tf32 = false
-# fill_uninitialized = false
-# cublas_workspace = ":4096:8"
-# nccl_algo = "Ring"
-
-[run]
-# The script and its launch.
-# command = ["train.py"]
-# Program that starts several processes: torchrun or deepspeed.
-# trainer = "torchrun"
-# nproc = 1
-# seed = 0
-# Steps or minutes between checkpoints, and steps between fingerprints of the state (chosen by their cost if not set).
-# checkpoint_every = 100
-# checkpoint_minutes = 30
-# fingerprint_every = 100
-# Folders that the script writes to. Their files are stored at the end of the run.
-# outputs = []
-# Parent of work directories: private, outside any checkout. Empty: m5ws/work in the user's state directory.
-# work_dir = ""
-# Keep output files there after a run has finished, as --keep-work does.
-# keep_work = false
-# Results that a verdict judges exactly, besides tensors: "FILE", "FILE:KEY" or "metric:NAME".
-# results = []
-# Record the steps of a script that does not use m5ws.session.
-# observe = true
-# environment = { NAME = "value" }
-
-[checkpoint]
-# true: training waits only for the copy of its state. false: until the checkpoint is published.
-# asynchronous = true
-# Number of failed checkpoints in a row that ends the training. Without it, none does.
-# failures = 3
-# Seconds for the last checkpoint after a stop (Ctrl-C, SIGTERM, SIGUSR2).
-# deadline_s = 110
-
-[mlflow]
-# enabled = true
-# Default: a file in .m5ws. The variable MLFLOW_TRACKING_URI sets a server for all workspaces.
-# tracking_uri = "http://mlflow.example.org:5000"
-# experiment = "name of this workspace"
-
-[retention]
-# By default `m5ws gc` keeps all checkpoints. With these keys: each run's last n, and every nth step's.
-# last = 3
-# every = 1000
-
-[secrets]
-# Files that look like keys or passwords are refused. Patterns of harmless files.
-# allow = []
-"""
+    return Path(__file__).with_name("configuration.toml").read_text().replace("@NAME@", name)

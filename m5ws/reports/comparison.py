@@ -11,7 +11,7 @@ from m5ws.progress import Progress
 from m5ws.records.note import NoteOutcome
 from m5ws.records.verdict import Change, Divergence
 from m5ws.reports import recorded
-from m5ws.reports.curves import Point
+from m5ws.reports.curves import Curves
 from m5ws.repository import concurrency
 from m5ws.repository.repository import Repository
 from m5ws.runs import run_table
@@ -61,6 +61,13 @@ class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
     first: Divergence | None
     compared: int
 
+    @property
+    def difference(self) -> str:
+        """The first difference from the first run, for people."""
+        if self.first is None:
+            return f"none in {self.compared:,} common steps" if self.compared else "no common step recorded"
+        return f"step {self.first.step}, {self.first.quantity}"
+
 
 class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
     """Runs and the inputs in which they differ; those that cannot change bits are counted in `harmless`, and last."""
@@ -68,10 +75,6 @@ class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
     runs: tuple[ComparedRun, ...]
     inputs: tuple[Input, ...]
     harmless: int
-
-
-Curves = dict[str, list[Point]]
-"""Points of a run by quantity."""
 
 
 def compare(

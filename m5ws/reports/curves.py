@@ -1,7 +1,9 @@
 """Curves of quantities by step, thinned while they are read, so that memory does not grow with the steps."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
+from m5ws.pages import charts
+from m5ws.pages.charts import Point
 from m5ws.records.ledger import Step
 from m5ws.repository.ledger.losses import number
 
@@ -10,7 +12,8 @@ POINTS = 1000
 _RANGES = POINTS // 2 - 2
 _QUANTITIES = 24
 
-Point = tuple[int, float]
+Curves = dict[str, list[Point]]
+"""Points of a run by quantity."""
 
 
 class Curve:
@@ -61,7 +64,7 @@ def _extremes(points: list[Point]) -> list[Point]:
     return sorted({least, most})
 
 
-def of_steps(steps: Iterable[Step]) -> dict[str, list[Point]]:
+def of_steps(steps: Iterable[Step]) -> Curves:
     """Return the curves of the numbers among the quantities of steps, of the first names by order of appearance."""
     curves: dict[str, Curve] = {}
     for step in steps:
@@ -81,3 +84,12 @@ def names(of_runs: Iterable[Mapping[str, object]]) -> list[str]:
     """Return the names of quantities in several runs: the loss first."""
     known = dict.fromkeys(name for points in of_runs for name in points)
     return sorted(known, key=lambda name: (name != "loss", not name.endswith("loss")))
+
+
+def draw(labelled: Sequence[tuple[str, Curves]]) -> list[charts.Chart]:
+    """Return a chart for each quantity, with the curves of several runs and their labels."""
+    return [
+        chart
+        for name in names(points for _, points in labelled)
+        if (chart := charts.draw(name, [(label, points[name]) for label, points in labelled if name in points]))
+    ]

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import msgspec
 
+from m5ws.pages.charts import Point
 from m5ws.progress import Progress, report
 from m5ws.records.ledger import AnyEvent, AttemptStarted, Batch, CheckpointPublished, Notice, Observation, Step
 from m5ws.records.verdict import Verdict
-from m5ws.reports.curves import Curve, Point
+from m5ws.reports.curves import Curve
 from m5ws.repository import checkpoints, runs
 from m5ws.repository.ledger import ledger, losses
 from m5ws.repository.ledger.ledger import LAUNCHER

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from m5ws.records.ledger import State, Step
 from m5ws.records.verdict import Divergence
 from m5ws.reports import curves
-from m5ws.reports.curves import Point
+from m5ws.reports.curves import Curves
 from m5ws.repository.repository import Repository
 from m5ws.runs import history
 from m5ws.runs.history import History
@@ -23,7 +23,7 @@ def load(repo: Repository, run_id: str) -> History:
     return history.load(repo, run_id, ranks={str(_RANK)})
 
 
-def curves_of(run: History) -> dict[str, list[Point]]:
+def curves_of(run: History) -> Curves:
     """Return the curves of a run's quantities."""
     steps = run.steps.get(_RANK, {})
     return curves.of_steps(steps[number] for number in steps)

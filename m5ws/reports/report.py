@@ -8,7 +8,7 @@ import m5ws
 from m5ws.progress import Progress
 from m5ws.records.verdict import Verdict
 from m5ws.reports import recorded
-from m5ws.reports.curves import Point
+from m5ws.reports.curves import Curves
 from m5ws.repository import runs
 from m5ws.repository.repository import Repository
 from m5ws.runs import listing
@@ -24,7 +24,7 @@ class RunCurves(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     label: str
-    points: dict[str, list[Point]] = {}
+    points: Curves = {}
     problem: str | None = None
 
 

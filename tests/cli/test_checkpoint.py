@@ -184,12 +184,6 @@ def test_safetensors_need_no_torch_and_other_formats_name_the_extra(
     assert not (place / "dcp").exists()
 
 
-def test_a_format_that_is_gone_names_what_writes_it(m5: M5, two: tuple[str, str], made: Made, tmp_path: Path) -> None:
-    done = m5("checkpoint", "export", made.run, "--format", "deepspeed-universal", tmp_path / "out")
-    assert done.status == 2 and "no longer supported" in done.err
-    assert "deepspeed.checkpoint.ds_to_universal" in done.err and "--format deepspeed," in done.err
-
-
 def test_steps_are_completed_behind_the_run(two: tuple[str, str], made: Made, place: Path) -> None:
     def complete(word: str) -> list[str]:
         words = f"m5ws -C {place} checkpoint show {word}"

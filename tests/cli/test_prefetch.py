@@ -63,10 +63,6 @@ def test_a_limit_that_is_too_small_is_named_before_anything_is_fetched(
     assert m5("prefetch", made.snapshot, "--dry-run", "--json").document["fits"] is False
 
 
-def test_what_is_not_there_is_named(m5: Any, made: Any, cache: Path) -> None:
-    assert m5("prefetch", "ffff").status == 3
-
-
 def _blob(repo: Repository, made: Any, step: int) -> str:
     """Publish a checkpoint with bytes of its own, and return the object that holds them."""
     blob = buffers.write_parts(repo.objects, [("w", bytes([step]) * 5000)])["w"][0]

@@ -5,8 +5,6 @@ import stat
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from m5ws.repository.repository import Repository
 from tests.support.records import planted
 from tests.support.workspace.checkouts import git
@@ -124,26 +122,6 @@ def test_diff_of_the_same_says_so(m5: Any, made: Any) -> None:
     assert m5("diff", made.run, made.snapshot).out == "no difference\n"
 
 
-@pytest.mark.parametrize("verb", [("show",), ("checkout",), ("diff",), ("logs",)])
-def test_an_unknown_id_is_status_3(m5: Any, made: Any, verb: tuple[str, ...], tmp_path: Path) -> None:
-    more = {"checkout": (tmp_path / "x",), "diff": (made.run,)}.get(verb[0], ())
-    done = m5(*verb, "ffffffffffffffff", *more)
-    assert done.status == 3
-    assert done.err.startswith("error: ") and "'ffffffffffffffff'" in done.err
-    assert "hint: `m5ws ls`" in done.err
-
-
-def test_an_ambiguous_prefix_names_what_it_could_be(m5: Any, made: Any) -> None:
-    done = m5("show", "7c1d")
-    assert done.status == 2
-    assert made.run in done.err and made.replay in done.err
-    assert "characters" in done.err
-
-
-def test_an_id_of_the_wrong_kind_is_not_found(m5: Any, made: Any) -> None:
-    assert m5("logs", made.snapshot).status == 3
-
-
 def test_logs_of_all_ranks_name_the_rank(m5: Any, made: Any) -> None:
     assert m5("logs", made.run).out == "[0] zero\n[0] end of zero\n[1] one\n"
 
@@ -156,15 +134,6 @@ def test_logs_of_one_rank(m5: Any, made: Any) -> None:
 
 def test_following_logs_of_a_run_that_has_ended_ends(m5: Any, made: Any) -> None:
     assert m5("logs", made.run, "-f", "--rank", "0").out == "zero\nend of zero\n"
-
-
-def test_what_logs_are_not_there_is_named(m5: Any, made: Any) -> None:
-    for option, named in (("--rank", "rank 5"), ("--attempt", "attempt 5")):
-        done = m5("logs", made.run, option, "5")
-        assert done.status == 3 and made.run in done.err and named in done.err
-    done = m5("logs", made.replay)
-    assert done.status == 3 and made.replay in done.err and "machine" in done.err
-    assert m5("logs", made.run, "-f", "--json").status == 2
 
 
 def test_checkout_writes_the_files_and_they_can_be_changed(m5: Any, made: Any, tmp_path: Path) -> None:
@@ -207,16 +176,6 @@ def test_fsck_names_the_damage_and_what_it_harms(m5: Any, made: Any, place: Path
     again = m5("fsck", "--json")
     assert again.status == 1 and not again.document["clean"]
     assert again.document["damage"][0]["kind"] == "corrupt"
-
-
-def test_fsck_of_a_store_that_cannot_be_opened_is_no_answer(m5: Any, made: Any, place: Path) -> None:
-    form = place / ".m5ws" / "store" / "format"
-    form.chmod(0o644)
-    data = form.read_bytes()
-    form.write_bytes(data[:40] + bytes([data[40] ^ 1]) + data[41:])
-    done = m5("fsck", "--json")
-    assert done.status == 3 and not done.out
-    assert "store/format" in done.err
 
 
 def _object(place: Path, digest: str) -> Path:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -106,8 +105,9 @@ def test_without_a_snapshot_one_is_taken_on_the_spot_with_the_overrides_in_it(pl
 def test_stored_output_files_leave_the_work_directory_of_a_finished_run(home: Repository, place: Path) -> None:
     (place / "m5ws.toml").write_text(_OUTPUTS)
     snapshot = _pin(home, place, _WRITES)
-    for words, left in (((), []), (("--keep-work",), ["out/config"])):
-        done = _here(place, "run", snapshot, *words, "--", "train.py")
+    for setting, left in (("", []), ("keep_work = true\n", ["out/config"])):
+        (place / "m5ws.toml").write_text(_OUTPUTS.replace("[mlflow]", f"{setting}[mlflow]"))
+        done = _here(place, "run", snapshot, "--", "train.py")
         assert done.returncode == 0, done.stderr
         work = place / ".m5ws" / "runs" / done.stdout.strip() / "0001" / "work"
         assert [str(path.relative_to(work)) for path in work.rglob("*") if path.is_file()] == left
@@ -252,36 +252,6 @@ def test_a_dry_run_prints_the_launch_and_writes_no_run(home: Repository, place: 
     plan = json.loads(_here(place, "run", snapshot, "--dry-run", "--json", "--", "train.py").stdout)
     assert plan["run"]["snapshot"] == snapshot and plan["attempt"] == 1
     assert sorted((place / ".m5ws").rglob("*")) == before
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (("run", "{snapshot}"), "[run] command"),
-        (("run", "--resume", "{run}", "--nproc", "2"), "nproc"),
-        (("run", "--resume", "{run}", "--", "train.py"), "COMMAND"),
-        (("run", "--resume", "{run}"), "finished"),
-        (("run", "--resume", "{run}", "--from", "{run}"), "from"),
-        (("run", "--restart", "data", "--", "train.py"), "--from"),
-        (("run", "--from", "{run}", "-m", "hello"), "fork"),
-        (("run", "--from", "{run}"), "step 3"),
-        (("run", "{snapshot}", "-m", "hello", "--", "train.py"), "SNAPSHOT"),
-        (("run", "{snapshot}", "--set", "nonsense", "--", "train.py"), "key=value"),
-        (("run", "{snapshot}", "--set", "lrr=1", "--", "train.py"), " lr?"),
-        (("reproduce", "{run}", "--env", "maybe"), "--env"),
-        (("reproduce", "{run}", "--env", "warn", "--env", "rebuild", "--env", "ignore"), "--env ignore"),
-    ],
-)
-def test_what_cannot_be_done_as_asked_is_status_2(m5: Any, made: Any, words: tuple[str, ...], expected: str) -> None:
-    done = m5(*(word.format(snapshot=made.snapshot, run=made.run) for word in words))
-    assert (done.status, done.out) == (2, "")
-    assert expected in done.err
-
-
-def test_a_fork_of_an_unknown_step_lists_the_steps_there_are(m5: Any, made: Any) -> None:
-    done = m5("run", "--from", f"{made.run}@2")
-    assert done.status == 3
-    assert re.search(rf"{made.run}.*\b2\b.*\b3$", done.err.splitlines()[0])
 
 
 def test_an_mlflow_url_of_a_store_without_runs_is_not_found(m5: Any, made: Any, place: Path) -> None:

@@ -67,7 +67,6 @@ def test_a_dry_run_lists_the_runs_and_starts_none(m5: M5, made: Made, place: Pat
         (("--sweep", "lr=fast"), "text"),
         (("--sweep", "lr=1:1"), "range"),
         (("--sweep", "seed=0:1001"), "1,001 runs"),
-        (("--parallel", "2"), "--sweep"),
         (("--sweep", "lr=1", "--detach"), "--detach"),
         (("--sweep", "lr=1", "--set", "steps=many"), "steps"),
     ],
@@ -139,7 +138,6 @@ def test_a_resume_plans_the_runs_that_did_not_finish(m5: M5, swept: Sweep, made:
     _, second, third = (run.id for run in sweeps.list_planned(swept))
     document = m5("run", "--resume", swept.id, "--parallel", "2", "--dry-run", "--json").document
     assert [(run["id"], run["state"]) for run in document["runs"]] == [(second, "failed"), (third, "not started")]
-    assert m5("run", "--resume", made.run, "--parallel", "2").status == 2
     assert m5("run", "--resume", swept.id, "--sweep", "lr=1").status == 2
 
 

@@ -27,6 +27,7 @@ def test_an_error_of_the_system_has_path_and_remedy(number: int) -> None:
     [
         OSError(errno.ENOENT, "no file is named"),
         OSError(errno.EBADF, "bad", "/some/path"),
+        OSError("no errno"),
         UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
     ],
 )

@@ -84,10 +84,6 @@ def test_verdicts_are_in_the_view(m5: M5, made: Made) -> None:
     assert f"reproduced: as a replay of {made.run}" in m5("watch", made.replay).out
 
 
-def test_a_run_that_does_not_exist_is_an_error(m5: M5, running: Repository) -> None:
-    assert m5("watch", "beef").status == 3
-
-
 def test_a_run_that_goes_on_is_followed_and_lines_are_few(
     running: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

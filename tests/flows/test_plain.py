@@ -32,7 +32,8 @@ def test_a_file_that_differs_is_named(tmp_path: Path) -> None:
     workspace = _without_mlflow(tmp_path / "w")
     first, second = (workspace.train("--", "train.py", seed) for seed in "01")
     assert workspace.history(second).outputs != workspace.history(first).outputs
-    run = workspace.train("--keep-work", "--", "train.py", "0", "noise")
+    workspace.edit("m5ws.toml", "[run]", "[run]\nkeep_work = true")
+    run = workspace.train("--", "train.py", "0", "noise")
     verdict = workspace.json("reproduce", run, expect=1)
     # The script has no steps to end after, so the second replay is a whole one.
     assert verdict["outcome"] == "nondeterministic" and verdict["recheck"]["last"] is None

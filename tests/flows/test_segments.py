@@ -101,7 +101,6 @@ def test_steps_and_samples_can_be_asked_for(small: tuple[Workspace, str]) -> Non
         (("--sample", "4"), "--all-segments"),
         (("--segment", "1", "--all-segments"), "cannot be combined"),
         (("--segment", "1", "--set", "learning_rate=1"), "--set"),
-        (("--parallel", "2"), "--all-segments"),
     ):
         assert said in workspace.m5ws("reproduce", run, *words, expect=2).stderr
 

@@ -118,7 +118,8 @@ def test_a_script_that_looks_upwards_does_not_find_the_checkout(tmp_path: Path, 
 
 def test_a_run_and_its_replay_are_at_one_path(tmp_path: Path, mounted: bool) -> None:
     workspace = _workspace(tmp_path / "w", _PLACES)
-    run = workspace.train("--keep-work")
+    workspace.edit("m5ws.toml", "[run]", "[run]\nkeep_work = true")
+    run = workspace.train()
     verdict = workspace.json("reproduce", run)
     assert (verdict["outcome"], {item["status"] for item in verdict["items"]}) == ("reproduced", {"equal"})
     place = _outputs(workspace, run, tmp_path / "found")

@@ -1,39 +1,50 @@
-"""Pages: they need nothing else, and replace nothing but pages."""
+"""Pages: no value becomes markup, they need nothing else, and they replace nothing but pages."""
 
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jinja2 import UndefinedError
 
+from m5ws.control_characters import escaped
 from m5ws.errors import UsageError
 from m5ws.pages import page
-from m5ws.pages.markup import tag
-from tests.pages.test_markup import read
+from tests.pages.reading import read
+
+_HOSTILE = st.one_of(
+    st.text(max_size=40),
+    st.text(alphabet="<>&\"'/=`- !{}%#\n\x00\u202eascriptonload", max_size=40),
+    st.sampled_from(["</td><script>alert(1)</script>", '" onload="alert(1)', "<!--", "]]>", "&lt;", "&#60;b&#62;"]),
+)
 
 
-def test_a_page_loads_nothing_and_has_its_parts() -> None:
-    table = page.table(("a", "b"), [("1", tag("td", "2", class_="changed"))])
-    data = page.page("A <title>", page.section("Part", table, page.fields({"x": "1", "y": None}))).decode()
-    reader = read(data)
-    names = [name for name, _ in reader.tags]
-    assert names.count("table") == 2 and names.count("td") == 3 and "A <title>" in reader.text
-    assert not {"script", "link", "img", "iframe", "object", "base", "form"} & set(names)
-    assert not any({"src", "href", "action"} & set(found) for _, found in reader.tags)
-    policy = next(found["content"] for _, found in reader.tags if found.get("http-equiv"))
-    assert policy is not None and policy.startswith("default-src 'none'")
+@given(_HOSTILE, _HOSTILE)
+def test_a_text_and_an_attribute_are_read_back_as_they_are_and_as_nothing_else(text: str, value: str) -> None:
+    template = (
+        '{% macro b(x) %}<b>{{ x }}</b>{% endmacro %}<p title="{{ value }}">{{ text }}{{ b(text) }}{{ absent }}</p>'
+    )
+    markup = page._templates().from_string(template).render(text=text, value=value, absent=None)
+    reader = read(markup)
+    assert reader.tags == [("p", {"title": escaped(value)}), ("b", {})]
+    assert reader.text == escaped(text) * 2 and reader.comments == 0
+    assert "\x00" not in markup and "\u202e" not in markup
 
 
-def test_what_is_empty_is_left_out() -> None:
-    assert page.table(("a",), []) is None and page.fields({"a": None}) is None
-    assert page.section("Part", None, None) is None
+def test_absent_values_have_no_rows_and_unknown_names_are_errors() -> None:
+    reader = read(page.render("run.html", run="<7c1d>", facts={"loss": None, "step": "3 > 2"}))
+    assert reader.text.split() == ["run<7c1d>", "step3", ">", "2"]
+    with pytest.raises(UndefinedError):
+        page.render("run.html", run="7c1d")
 
 
 def test_a_page_is_replaced_and_no_other_file(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     for title in ("one", "two"):
-        page.write(path, page.page(title))
+        page.write(path, f"{page.MARK.decode()}{title}")
         assert title in path.read_text()
     path.write_text("my own page")
     for refused in (path, tmp_path, tmp_path / "missing" / "report.html"):
         with pytest.raises(UsageError):
-            page.write(refused, page.page("three"))
+            page.write(refused, page.MARK.decode())
     assert path.read_text() == "my own page" and [one.name for one in tmp_path.iterdir()] == ["report.html"]

@@ -71,14 +71,11 @@ def test_every_file_in_the_way_is_named_and_nothing_changes(tmp_path: Path, fold
     assert _files(root) == before
 
 
-@pytest.mark.parametrize("store", ["s3://team/m5ws", "s3://team/m5ws/", None, "s3://team/other", "mine"])
-def test_a_workspace_that_exists_is_named_with_its_store(tmp_path: Path, store: str | None) -> None:
+def test_a_workspace_that_exists_is_named_with_its_store(tmp_path: Path) -> None:
     init.apply(init.plan(tmp_path, store={"url": "s3://team/m5ws"}))
     before = _files(tmp_path)
-    with pytest.raises(init.WorkspaceExists, match="s3://team/m5ws") as caught:
-        init.plan(tmp_path, store={"url": store} if store is not None else None)
-    differs = store in ("s3://team/other", "mine")
-    assert (f"not {store}" in str(caught.value), "[store]" in caught.value.hint) == (differs, differs)
+    with pytest.raises(init.WorkspaceExists, match="s3://team/m5ws"):
+        init.plan(tmp_path, store={"url": "s3://team/other"})
     assert _files(tmp_path) == before
 
 

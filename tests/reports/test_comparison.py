@@ -14,7 +14,7 @@ from m5ws.reports import comparison, comparison_page, recorded
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
-from tests.pages.test_markup import read
+from tests.pages.reading import read
 from tests.support.records import planted
 from tests.support.stores.counting_store import CountingStore
 
@@ -61,7 +61,7 @@ def test_inputs_that_differ_stand_beside_results_and_the_first_step_that_differs
     divergence = found.runs[2].first
     assert divergence is not None and (divergence.step, divergence.quantity) == (2, "loss")
     assert drawn[2]["loss"] == [(1, 3.0), (2, 1.5)]
-    reader = read(comparison_page.build(found, drawn).decode())
+    reader = read(comparison_page.build(found, drawn))
     assert len([name for name, _ in reader.tags if name == "figure"]) == 2
     assert "step 2, loss" in reader.text and "none in 3 common steps" in reader.text
 

@@ -33,7 +33,7 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
         yield opened
 
 
-def _open(browser: Browser, path: Path, data: bytes) -> None:
+def _open(browser: Browser, path: Path, data: str) -> None:
     page.write(path, data)
     browser.open(path.as_uri())
     browser.until("document.readyState === 'complete' && document.querySelector('h1')")

@@ -36,7 +36,7 @@ def command(context: click.Context, a: str, b: str, brief: bool, as_json: bool) 
     """
     from m5ws.checkpoints import diff, resolve
 
-    repo = names.open_repository(names.workspace(context))
+    repo = names.workspace(context).open_repository()
     left, right = (resolve.resolve(repo, text, counting=False) for text in (a, b))
     with progress.Bar() as bar:
         difference = diff.compare(repo, left, right, None if brief else _compare, bar)

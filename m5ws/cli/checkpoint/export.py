@@ -7,33 +7,23 @@ import click
 
 from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output, progress
-from m5ws.errors import UsageError
 
 if TYPE_CHECKING:
     from m5ws.checkpoints.export.export import ExportRecord
 
 _FORMATS = ("safetensors", "dcp", "deepspeed", "hf")
-_UNIVERSAL = "deepspeed-universal"
-
-
-class _Format(click.Choice[str]):
-    """A format. For one that is no longer written, the error names the command that writes it."""
-
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> str:
-        if value == _UNIVERSAL:
-            raise UsageError(
-                f"--format {_UNIVERSAL} is no longer supported: DeepSpeed converts the files of --format deepspeed",
-                hint="Export with --format deepspeed, then run `python -m deepspeed.checkpoint.ds_to_universal "
-                "--inject_missing_state --input_folder DIR/global_stepN --output_folder DIR/global_stepN_universal`. "
-                "`m5ws run --resume` needs no conversion: it restores on any number of ranks.",
-            )
-        return str(super().convert(value, parameter, context))
 
 
 @click.command("export")
 @click.argument("checkpoint", metavar="CHECKPOINT", type=names.CheckpointName())
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--format", "form", type=_Format(_FORMATS), required=True, help="Format of the files.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["safetensors", "dcp", "deepspeed", "hf"]),
+    required=True,
+    help="Format of the files.",
+)
 @click.option(
     "--tensors",
     "what",

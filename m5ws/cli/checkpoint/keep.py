@@ -22,7 +22,7 @@ def command(context: click.Context, checkpoint: str, as_json: bool) -> None:
     from m5ws.checkpoints import resolve
     from m5ws.repository import checkpoints
 
-    repo = names.open_repository(names.workspace(context))
+    repo = names.workspace(context).open_repository()
     reference = resolve.resolve(repo, checkpoint)
     checkpoints.keep(repo, reference.run, reference.name)
     if as_json:

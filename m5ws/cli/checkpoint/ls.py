@@ -27,7 +27,7 @@ def command(context: click.Context, run: str, as_json: bool) -> None:
     """
     from m5ws.checkpoints import listing
 
-    repo = names.open_repository(names.workspace(context))
+    repo = names.workspace(context).open_repository()
     run_id = names.find_id(repo, run, "run")
     with progress.Bar() as bar:
         rows = listing.list_checkpoints(repo, run_id, bar)

@@ -33,7 +33,7 @@ def command(context: click.Context, checkpoint: str, everything: bool, as_json: 
     """
     from m5ws.checkpoints import listing, resolve
 
-    repo = names.open_repository(names.workspace(context))
+    repo = names.workspace(context).open_repository()
     view = listing.view(repo, resolve.resolve(repo, checkpoint, counting=False))
     if as_json:
         return output.print_json(view)

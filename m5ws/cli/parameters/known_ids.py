@@ -41,7 +41,7 @@ def describe_run(name: str | None, reproduces: str | None, state: str, step: int
 def load(workspace: Workspace, kinds: "Sequence[Kind]", prefix: str) -> list[KnownId]:
     """Return the newest known ids of these kinds that begin with a prefix. May raise any error of a store."""
     wanted = set[str](kinds)
-    known = _kept(workspace) if _is_remote(workspace) else list(_stored(workspace, wanted))
+    known = _kept(workspace) if workspace.store_dir is None else list(_stored(workspace, wanted))
     known += _sweeps(known)
     matches = [each for each in known if each.kind in wanted and each.id.startswith(prefix)]
     return sorted(matches, key=lambda each: (-each.created_s, each.id))[:_MOST_OFFERED]
@@ -49,17 +49,12 @@ def load(workspace: Workspace, kinds: "Sequence[Kind]", prefix: str) -> list[Kno
 
 def remember(workspace: Workspace, ids: Iterable[KnownId]) -> None:
     """Add ids to the list of this workspace, if its store is in a bucket. An error is ignored."""
-    if not _is_remote(workspace):
+    if workspace.store_dir is not None:
         return
     with suppress(OSError):
         merged = {each.id: each for each in (*_kept(workspace), *ids)}
         newest = sorted(merged.values(), key=lambda each: -each.created_s)[:_MOST_KEPT]
         write_atomically(workspace.prepare() / _FILE, msgspec.msgpack.encode(newest))
-
-
-def _is_remote(workspace: Workspace) -> bool:
-    url = workspace.store_url
-    return "://" in url and not url.startswith("file://")
 
 
 def _kept(workspace: Workspace) -> list[KnownId]:

@@ -26,11 +26,6 @@ def workspace(context: click.Context) -> Workspace:
     return find(context.find_root().params.get("directory") or Path())
 
 
-def open_repository(workspace: Workspace, *, create: bool = False) -> "Repository":
-    """Open the store, after delivering the ledgers that ended runs left on this machine. Raises NotFound."""
-    return workspace.open_repository(create=create)
-
-
 def find_runs(repo: "Repository", given: str) -> list[str]:
     """Return the id of a run, or those of a sweep's runs that have begun and are not removed.
 

@@ -22,22 +22,10 @@ if TYPE_CHECKING:
     from m5ws.runs.run import RunOptions
     from m5ws.workspace import Workspace
 
-_WITH_RESUME = frozenset(
-    (
-        "resume",
-        "take_over",
-        "from_scratch",
-        "at",
-        "parallel",
-        "env",
-        "detach",
-        "dry_run",
-        "keep_work",
-        "no_progress",
-        "as_json",
-    )
-)
-"""The options that a resumed run takes. All others would be ignored, because it keeps those of its start."""
+_FOR_RESUME = frozenset(("take_over", "from_scratch", "at"))
+"""The options that a new run would ignore."""
+_ANY = frozenset(("resume", "parallel", "env", "detach", "dry_run", "no_progress", "as_json"))
+"""The other options that a resumed run takes. It keeps those of its start, so all others would be ignored."""
 
 options = grouped(
     click.option("-m", "--message", type=names.Text(), metavar="TEXT", help="Message for the new snapshot."),
@@ -61,6 +49,20 @@ options = grouped(
         help="With --from: reset this part of the state; may be repeated.",
     ),
     click.option("--why", type=names.Text(), metavar="TEXT", help="Note with the expectation of the new run."),
+    click.option(
+        "--sweep",
+        multiple=True,
+        type=names.Text(),
+        metavar="KEY=VALUES",
+        help="Start a run for each value of KEY; may be repeated.",
+    ),
+    click.option(
+        "--parallel",
+        type=click.IntRange(min=1),
+        default=1,
+        metavar="N",
+        help="With --sweep, or --resume of a sweep: number of runs at the same time (default: 1).",
+    ),
 )
 
 
@@ -77,6 +79,8 @@ class RunArguments(TypedDict):
     from_: str | None
     restart: tuple[Literal["data", "schedule", "generators"], ...]
     why: str | None
+    sweep: tuple[str, ...]
+    parallel: int
     planned: Path | None
 
 
@@ -118,6 +122,7 @@ def with_import_path(workspace: "Workspace", launch: "RunOptions") -> "RunOption
 
 def _fork(repo: "Repository", checkpoint: str, given: RunArguments, launch: "RunOptions", *, is_swept: bool) -> "Run":
     """Return a new run that starts from a checkpoint, and print its differences from its parent."""
+    from m5ws.environment import drift
     from m5ws.runs import fork
 
     snapshot = names.find_id(repo, given["snapshot"], "snapshot") if given["snapshot"] else None
@@ -130,44 +135,27 @@ def _fork(repo: "Repository", checkpoint: str, given: RunArguments, launch: "Run
         is_swept=is_swept,
     )
     run = fork.new_run(repo, request)
-    _print_changes(repo, run)
-    return run
-
-
-def _print_changes(repo: "Repository", run: "Run") -> None:
-    from m5ws.environment import drift
-    from m5ws.runs import fork
-
-    if run.parent is None:
-        return
+    assert run.parent is not None
     output.print_note(f"starting after step {run.parent.step} of run {run.parent.run}")
     for change in fork.changes(repo, run):
         output.print_note(f"  changed: {drift.title(change)}")
+    return run
 
 
 def refuse_useless(context: click.Context) -> None:
-    """Raise UsageError for options that would be ignored, or that require another one."""
+    """Raise UsageError for options that a resume, or a new run, would ignore."""
     given = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     given |= {"command"} if script(context) else set()
-    if "resume" in given and (useless := given - _WITH_RESUME):
+    if "resume" in given and (useless := given - _FOR_RESUME - _ANY):
         raise UsageError(
             f"--resume cannot be combined with {_labels(context, useless)}: a resumed run keeps its original options"
         )
-    if "rebuild" in context.params["env"] and "resume" not in given:
+    if "resume" not in given and (useless := given & _FOR_RESUME):
+        raise UsageError(f"{_labels(context, useless)} requires --resume")
+    if "resume" not in given and "rebuild" in context.params["env"]:
         raise UsageError("--env rebuild requires --resume")
-    if "parallel" in given and not given & {"sweep", "resume"}:
-        raise UsageError("--parallel requires --sweep, or --resume with a sweep")
     if given >= {"at", "from_scratch"}:
         raise UsageError("--at cannot be combined with --from-scratch, which restores nothing")
-    if given >= {"sweep", "detach"}:
-        raise UsageError("--sweep cannot be combined with --detach")
-    for name, required in (("take_over", "resume"), ("from_scratch", "resume"), ("at", "resume"), ("restart", "from_")):
-        if name in given and required not in given:
-            raise UsageError(f"{_labels(context, [name])} requires {_labels(context, [required])}")
-    if {"from_", "message"} <= given:
-        raise UsageError("--message cannot be combined with --from: a fork creates no snapshot")
-    if {"snapshot", "message"} <= given:
-        raise UsageError("--message cannot be combined with SNAPSHOT: no snapshot is created")
 
 
 def _labels(context: click.Context, given: Iterable[str]) -> str:

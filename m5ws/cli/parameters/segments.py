@@ -1,7 +1,8 @@
 """Segments on the command line of `m5ws reproduce`: their selection, parallel replay and joint result."""
 
 import threading
-from typing import TYPE_CHECKING, TypedDict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 import click
 import msgspec
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from m5ws.runs.supervise import Ports
     from m5ws.workspace import Workspace
 
+T = TypeVar("T")
 _WAYS = {"segment": "--segment", "steps": "--from/--to", "sample": "--sample", "all_segments": "--all-segments"}
 _CHANGES = {"snapshot": "--snapshot", "overrides": "--set", "seed": "--seed", "nproc": "--nproc"}
 
@@ -52,7 +54,7 @@ class SegmentArguments(TypedDict):
 
 
 def refuse_useless(context: click.Context) -> None:
-    """Raise UsageError for options that contradict each other or would be ignored."""
+    """Raise UsageError for options that contradict each other."""
     given = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     ways = [_WAYS[name] for name in ("segment", "sample", "all_segments") if name in given]
     ways += [_WAYS["steps"]] if given & {"first", "last"} else []
@@ -68,42 +70,53 @@ def refuse_useless(context: click.Context) -> None:
             f"--tolerance cannot be combined with {ways[0]}",
             hint="A segment starts from exact bits. Leave out --tolerance.",
         )
-    if "sample_seed" in given and "sample" not in given:
-        raise UsageError("--sample-seed requires --sample")
-    if "parallel" in given and not given & {"sample", "all_segments"}:
-        raise UsageError("--parallel requires --all-segments or --sample")
 
 
-class SegmentSelection(msgspec.Struct, frozen=True, kw_only=True):
-    """The selection of segments. If all is None, the whole run is meant."""
+def are_many(given: SegmentArguments) -> bool:
+    """Return True if each segment is replayed as a run of its own."""
+    return given["all_segments"] or given["sample"] is not None
 
-    segment: int | None
-    first: int | None
-    last: int | None
-    sample: int | None
-    sample_seed: int
-    all_segments: bool
 
-    @property
-    def many(self) -> bool:
-        """Return True if each segment is replayed as a run of its own."""
-        return self.all_segments or self.sample is not None
+def select(repo: "Repository", run: str, given: SegmentArguments) -> "list[Segment]":
+    """Return the selected segments of a run; none for the whole run. Raises UsageError."""
+    from m5ws.reproduce import segments
 
-    def of(self, repo: "Repository", run: str) -> "list[Segment]":
-        """Return the selected segments of a run; none for the whole run. Raises UsageError."""
-        from m5ws.reproduce import segments
+    number, sample, first, last = given["segment"], given["sample"], given["first"], given["last"]
+    if not given["all_segments"] and (number, sample, first, last) == (None,) * 4:
+        return []
+    recorded = segments.of_run(repo, run)
+    if given["all_segments"]:
+        return recorded
+    if number is not None:
+        return [segments.numbered(recorded, number)]
+    if sample is not None:
+        return segments.sample(recorded, sample, given["sample_seed"])
+    first = first if first is not None else recorded[0].first
+    return [segments.covering(recorded, first, last if last is not None else recorded[-1].last)]
 
-        if not self.all_segments and (self.segment, self.first, self.last, self.sample) == (None,) * 4:
-            return []
-        recorded = segments.of_run(repo, run)
-        if self.all_segments:
-            return recorded
-        if self.segment is not None:
-            return [segments.numbered(recorded, self.segment)]
-        if self.sample is not None:
-            return segments.sample(recorded, self.sample, self.sample_seed)
-        first = self.first if self.first is not None else recorded[0].first
-        return [segments.covering(recorded, first, self.last if self.last is not None else recorded[-1].last)]
+
+def follow(
+    parts: "Sequence[Segment]",
+    replay_one: "Callable[[Segment], T]",
+    parallel: int,
+    stage: str,
+    announce: "Callable[[T], None]",
+    stop: Callable[[], None],
+) -> "list[T]":
+    """Return the results of segments, `parallel` at a time, under a bar. `announce` prints each. Ctrl-C stops them."""
+    from m5ws.reproduce import segments
+
+    done = 0
+
+    def told(result: "T") -> None:
+        nonlocal done
+        announce(result)
+        done += 1
+        bar(stage, done, len(parts))
+
+    with interrupt.on_signals(), progress.Bar() as bar:
+        bar(stage, done, len(parts))
+        return segments.replay(parts, replay_one, parallel, told, stop)
 
 
 def replay(
@@ -141,27 +154,20 @@ def replay(
             ports, part, plan, announce, watch, on_recheck=verdict.print_recheck, on_side=explanation.print_side
         )
 
-    done = 0
-
     def told(one: "Verdict") -> None:
-        nonlocal done
         output.print_note(f"{one.segment}: {one.outcome}")
         begun.remove(one.replay)
-        done += 1
-        bar("replaying segments", done, len(wanted))
+        done.append(one.replay)
 
+    done: list[str] = []
     every = segments.of_run(ports.repo, request.original)
-    with interrupt.on_signals(), progress.Bar() as bar:
-        bar("replaying segments", done, len(wanted))
-        try:
-            joint = segments.replay(wanted, one, parallel, told, stopped.set)
-        except KeyboardInterrupt:
-            left = f". Replays without a verdict are left: {', '.join(begun)}" if begun else ""
-            raise reproduce.ReplayInterrupted(
-                f"stopped after {done} of {len(wanted)} segments, whose verdicts are published{left}"
-            ) from None
-        finally:
-            stopped.set()
+    try:
+        joint = follow(wanted, one, parallel, "replaying segments", told, stopped.set)
+    except KeyboardInterrupt:
+        left = f". Replays without a verdict are left: {', '.join(begun)}" if begun else ""
+        raise reproduce.ReplayInterrupted(
+            f"stopped after {len(done)} of {len(wanted)} segments, whose verdicts are published{left}"
+        ) from None
     return segments.join(request.original, joint, every)
 
 
@@ -193,12 +199,9 @@ def format_joint(joint: "JointResult") -> str:
         f"  {joint.reason}",
         "",
     ]
-    rows = [
-        (str(segment_verdict.segment), segment_verdict.outcome, segment_verdict.replay)
-        for segment_verdict in joint.verdicts
-    ]
+    rows = [(str(each.segment), each.outcome, each.replay) for each in joint.verdicts]
     lines.append(output.table(("segment", "verdict", "replayed as"), rows))
-    for segment_verdict in joint.verdicts:
-        if segment_verdict.outcome not in ("sampled", "reproduced"):
-            lines += ["", verdict.format_verdict(segment_verdict)]
+    for each in joint.verdicts:
+        if each.outcome not in ("sampled", "reproduced"):
+            lines += ["", verdict.format_verdict(each)]
     return "\n".join(lines)

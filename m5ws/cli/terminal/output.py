@@ -137,6 +137,17 @@ def number(text: str) -> str:
         return text
 
 
+def rounded(value: float | None) -> str:
+    """Return a number rounded for people; `-` for none."""
+    return "-" if value is None else f"{value:.6g}"
+
+
+def cut(text: str | None, characters: int = 60) -> str:
+    """Return text in one line of limited length; `absent` for none."""
+    line = "absent" if text is None else " ".join(text.split())
+    return line if len(line) <= characters else f"{line[: characters - 1]}…"
+
+
 def short(identifier: str) -> str:
     """Return the first characters of an id, enough for people. Every command accepts them."""
     return identifier[:12]

@@ -6,6 +6,7 @@ YAML or TOML file that the command names. Pure: derived from the command of a ru
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,7 +17,7 @@ ReadFile = Callable[[str], bytes | None]
 """Returns a file of the run's code by its path, None if there is none."""
 
 _NUMBER = re.compile(r"[+-]?(\d|\.\d|inf|nan)")
-_OVERRIDE = re.compile(r"(?:\+{0,2}|~)([A-Za-z_][\w./@-]*)(=.*)?", re.DOTALL)
+_OVERRIDE = re.compile(r"(?:\+{0,2}|~)([A-Za-z_][\w./@-]*)")
 """Hydra's grammar: https://hydra.cc/docs/advanced/override_grammar/basic"""
 _FILES = (".json", ".yaml", ".yml", ".toml")
 _DELETED = "deleted"
@@ -54,34 +55,19 @@ def split(command: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return (typed.launcher if typed.script else ()) + words[:count], words[count:]
 
 
-def names_file(word: str) -> bool:
-    """Return True for the name of a JSON, YAML or TOML file."""
-    return word.lower().endswith(_FILES)
-
-
 def parse(command: Sequence[str], read: ReadFile) -> Arguments:
     """Return the arguments of a command, with the keys of the files that they name."""
     script, words = split(command)
     values = _values(words)
-    numbered = [name for name, value in values.items() if name.isdigit() and names_file(value)]
+    named = {name: value for name, value in values.items() if value.lower().endswith(_FILES)}
+    numbered = [name for name in named if name.isdigit()]
     files: dict[str, NamedFile] = {}
-    for name, value in values.items():
-        content = read(value) if names_file(value) else None
-        keys = flatten(value, content) if content is not None else None
-        if keys is not None:
+    for name, value in named.items():
+        content = read(value)
+        if content is not None and (keys := flatten(value, content)) is not None:
             prefix = "" if numbered == [name] else f"{name}."
             files[name] = NamedFile(path=value, prefix=prefix, keys={key: plain(text) for key, text in keys.items()})
     return Arguments(script=script, values=values, files=files)
-
-
-def values(words: Sequence[str]) -> Iterator[str]:
-    """Yield the arguments, and the values of those like `--key=value`."""
-    for argument in words:
-        key, _, value = argument.partition("=")
-        if value:
-            yield value
-        elif not key.startswith("-"):
-            yield key
 
 
 def value_of(command: Sequence[str], name: str) -> str | None:
@@ -95,69 +81,56 @@ def replace(command: Sequence[str], name: str, value: str) -> tuple[str, ...] | 
     None if the command does not have the argument once and with one value.
     """
     script, words = split(command)
-    before = _values(words).get(_label(name))
-    places = [
-        (position, f"{label}={value}" if equals else value)
-        for position, label, equals, text in _named_words(words)
-        if _label(label.lstrip("-+")) == _label(name) and text == before
-    ]
-    if len(places) != 1:
+    places = [word for word in _read(words) if _label(word.name) == _label(name) and word.text is not None]
+    if len(places) != 1 or not places[0].can_change:
         return None
-    position, word = places[0]
-    return (*script, *words[:position], word, *words[position + 1 :])
+    position = places[0].position
+    return (*script, *words[:position], f"{places[0].head}{value}", *words[position + 1 :])
 
 
-def _named_words(words: Sequence[str]) -> Iterator[tuple[int, str, str, str]]:
-    """Yield the words that are values of named arguments: position, name, `=` if both are one word, value."""
+class _Word(NamedTuple):
+    """A word with the argument that it belongs to. `text` is its value after `head`; None for an option alone."""
+
+    name: str
+    position: int
+    head: str
+    text: str | None
+    can_change: bool = True
+
+
+def _read(words: Sequence[str]) -> Iterator[_Word]:
+    """Yield all words but the first `--`. Words after it, and those of no option, are numbered."""
     ended = words.index("--") if "--" in words else len(words)
-    for position, word in enumerate(words[:ended]):
-        label, equals, text = word.partition("=")
-        if equals:
-            yield position, label, equals, text
-        elif position and _is_option(words[position - 1]) and "=" not in words[position - 1]:
-            yield position, words[position - 1], "", word
+    option, has_value, numbered = None, False, 0
+    for position, word in enumerate(words):
+        head, equals, text = word.partition("=")
+        override = _OVERRIDE.fullmatch(head) if equals or word.startswith("~") else None
+        if position < ended and _is_option(word):
+            option, has_value = None if equals else _label(head), False
+            yield _Word(_label(head), position, head + equals, text if equals else None)
+        elif position < ended and override is not None and (option is None or has_value):
+            option = None
+            yield _Word(override[1], position, head + equals, text if equals else _DELETED, can_change=bool(equals))
+        elif position < ended and option is not None:
+            has_value = True
+            yield _Word(option, position, "", word)
+        elif position != ended:
+            numbered += 1
+            yield _Word(str(numbered), position, "", word, can_change=False)
 
 
 def _label(name: str) -> str:
-    return name.replace("-", "_")
+    return name.lstrip("-").replace("-", "_")
 
 
 def _values(words: Sequence[str]) -> dict[str, str]:
     """Return arguments by name. A name without a value is "true"; `--no-x` is x with "false"."""
     values: dict[str, list[str]] = {}
-    negated: set[str] = set()
-    option: str | None = None
-    has_value, numbered = False, 0
-    for position, word in enumerate(words):
-        if word == "--":
-            for number, rest in enumerate(words[position + 1 :], numbered + 1):
-                values[str(number)] = [rest]
-            break
-        override = _OVERRIDE.fullmatch(word)
-        is_override = override is not None and (override[2] is not None or word.startswith("~"))
-        if _is_option(word):
-            label, equals, value = word.partition("=")
-            option = label.lstrip("-").replace("-", "_")
-            if label.startswith("--no-") and not equals:
-                negated.add(option)
-            values.setdefault(option, []).extend([value] if equals else [])
-            option, has_value = None if equals else option, False
-        elif override is not None and is_override and (option is None or has_value):
-            values.setdefault(override[1], []).append(override[2][1:] if override[2] is not None else _DELETED)
-            option = None
-        elif option is not None:
-            values[option].append(word)
-            has_value = True
-        else:
-            numbered += 1
-            values[str(numbered)] = [word]
-    return dict(_named(name, texts, is_negated=name in negated) for name, texts in values.items())
-
-
-def _named(name: str, texts: Sequence[str], *, is_negated: bool) -> tuple[str, str]:
-    if texts:
-        return name, " ".join(texts)
-    return (name.removeprefix("no_"), "false") if is_negated else (name, "true")
+    for word in _read(words):
+        values.setdefault(word.name, []).extend([] if word.text is None else [word.text])
+    flags = {name: "false" if name.startswith("no_") else "true" for name, texts in values.items() if not texts}
+    named = {name: " ".join(texts) for name, texts in values.items() if texts}
+    return named | {name.removeprefix("no_"): value for name, value in flags.items()}
 
 
 def _is_option(word: str) -> bool:

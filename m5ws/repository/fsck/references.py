@@ -85,7 +85,7 @@ class References:
             run, _, name = stat.key.removeprefix(run_index.PREFIX).partition("/")
             self._indexed.setdefault(run, []).append(name)
         self.snapshots, self.runs = names("snapshots/"), names("runs/")
-        jobs: list[Callable[[], None]] = [self._format]
+        jobs: list[Callable[[], object]] = [partial(self._decode, FORMAT, Format)]
         jobs += [partial(self._snapshot, snapshot) for snapshot in self.snapshots]
         jobs += [partial(self._run, run) for run in self.runs]
         jobs += [partial(self._notes, run) for run in names(notes.PREFIX)]
@@ -121,9 +121,8 @@ class References:
 
         for belongs in self._outputs.keys() - {where for where, *_ in self.checkpoints}:
             if belongs.split("/")[1] not in self._removed and self._repo.store.stat(belongs) is None:
-                self._add(
-                    "missing", belongs, "the ledger names it, but it does not exist", f"run {belongs.split('/')[1]}"
-                )
+                detail = "the ledger names it, but it does not exist"
+                self._add("missing", belongs, detail, f"run {belongs.split('/')[1]}")
 
     def _recorded(self, where: str, root: str, digest: Digest, belongs: str, record: Checkpoint | OutputFiles) -> None:
         """Check a record against its events in the run's ledger."""
@@ -145,9 +144,6 @@ class References:
 
     def _add(self, kind: Kind, where: str, detail: str, *roots: str) -> None:
         self.damage.append(Damage(kind=kind, key=where, detail=detail, harms=roots))
-
-    def _format(self) -> None:
-        self._decode(FORMAT, Format)
 
     # --- snapshots and runs ------------------------------------------------------------------------
 
@@ -185,12 +181,12 @@ class References:
                 parent = checkpoints.key(run.parent.run, run.parent.checkpoint)
                 self.checkpoints.append((f"runs/{run_id}/run", root, run.parent.digest, parent))
                 self._records.walk(root, run.parent.digest, Checkpoint)
-        verdict = None
+        verdict, where = None, f"runs/{run_id}/verdict"
         if "verdict" in self._repo.store.names(f"runs/{run_id}/"):
-            verdict = self._decode(f"runs/{run_id}/verdict", Verdict, root)
+            verdict = self._decode(where, Verdict, root)
             self._unknown |= {(run_id, "verdict")} if verdict is None else set()
             if verdict is not None and run is not None:
-                self._hold(f"runs/{run_id}/verdict", partial(bindings.check_verdict, verdict, run), root)
+                self._hold(where, partial(bindings.check_verdict, verdict, run), root)
         for joint in self._repo.store.names(runs.joints_of(run_id)):
             self._decode(f"{runs.joints_of(run_id)}{joint}", JointVerdict, root)
         self._facts[run_id] = (run, verdict)
@@ -378,7 +374,8 @@ class References:
 
     def _read(self, read: Callable[[], T]) -> T | Exception:
         """Return the result of `read`, or the error of damaged data. Raises errors of the store itself."""
-        for number in range(1, _READS + 1):
+        damage: Exception
+        for _ in range(_READS):
             try:
                 return read()
             except (NotFound, UsageError) as error:
@@ -386,9 +383,8 @@ class References:
             except PermissionError:
                 raise
             except (CorruptObject, UnknownSchema, OSError) as error:
-                if number == _READS:
-                    return error
-        raise AssertionError("unreachable")
+                damage = error
+        return damage
 
 
 def _describe(error: Exception) -> str:
@@ -397,7 +393,7 @@ def _describe(error: Exception) -> str:
     return unread(error) if isinstance(error, OSError) else str(error)
 
 
-def _do(jobs: Iterable[Callable[[], None]], what: str, progress: Progress) -> None:
+def _do(jobs: Iterable[Callable[[], object]], what: str, progress: Progress) -> None:
     waiting = list(jobs)
     for position, _ in enumerate(for_each(lambda job: job(), waiting)):
         progress(what, position, len(waiting))

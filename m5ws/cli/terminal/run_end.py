@@ -1,0 +1,106 @@
+"""The end of a run: its errors, the remedies, and the command that verifies the run."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from m5ws.cli.terminal import log_lines, output
+from m5ws.errors import M5Error
+from m5ws.records.ledger import COMPLETE
+
+if TYPE_CHECKING:
+    from m5ws.records.run import Run
+    from m5ws.runs.run import AttemptPlan
+    from m5ws.runs.supervise import AttemptResult, Ports
+
+_EXIT_STATUS = re.compile(r"exit status \d+(?: \(rank (\d+)\))?")
+"""The reason of a failure if a script ended with a status, and not by an error."""
+
+
+class RunFailed(M5Error):
+    """The script of a run, or its launch, failed."""
+
+    exit_code = 1
+
+
+class Superseded(M5Error):
+    """A newer attempt of the run has begun elsewhere, and this one was stopped."""
+
+    exit_code = 4
+
+
+class RunInterrupted(M5Error):
+    """A run was stopped before its end."""
+
+    exit_code = 130
+
+
+class RunUnsaved(M5Error):
+    """A run did all its steps, but the store does not have all its results."""
+
+    exit_code = 5
+
+
+def report(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> None:
+    """Report the result of a run. Raises RunFailed, RunInterrupted, RunUnsaved, Superseded."""
+    run, resume = result.run, f"`m5ws run --resume {result.run}` continues the run"
+    ended = f"run {run} {result.outcome}" + (f": {result.message}" if result.message else "")
+    if not result.delivered and result.outcome not in COMPLETE:
+        output.warn(
+            "note: the store does not have the complete ledger yet; the next m5ws command here uploads the rest"
+        )
+    if result.untracked:
+        output.warn(f"note: the ledger is complete, MLflow is not: {result.untracked}")
+    if result.superseded:
+        raise Superseded(f"attempt {result.attempt} of {ended}", hint=f"`m5ws show {run}` shows the newer attempt.")
+    if result.outcome == "interrupted":
+        raise RunInterrupted(ended, hint=f"{resume}.")
+    if result.outcome == "unsaved":
+        kept = "The next m5ws command on this machine uploads the results that are kept here, if the store answers."
+        raise RunUnsaved(ended, hint=f"{kept} If nothing was kept, {resume} from the newest checkpoint.")
+    if result.outcome != "finished":
+        hint = f"{find_error(plan.directory / 'logs', result.message)}{_restored(ports, plan, result)}"
+        raise RunFailed(ended, hint=f"{hint}`m5ws logs {run}` prints the output of its ranks.")
+    if not result.delivered:
+        raise RunUnsaved(
+            f"{ended}, but the store does not have the complete ledger",
+            hint="The next m5ws command on this machine uploads the rest.",
+        )
+    _print_provable(ports, plan.run)
+
+
+def find_error(logs: Path, message: str | None) -> str:
+    """Return the last error in the log of the rank that ended with a status, as Hydra does after an exception."""
+    if (ended_by := _EXIT_STATUS.match(message or "")) is None:
+        return ""
+    rank = ended_by[1] or "0"
+    error = log_lines.find_error(logs / f"rank-{rank}.log")
+    return f"The last error in the output of rank {rank} is {error!r}. " if error is not None else ""
+
+
+def _restored(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> str:
+    """Return advice on the output files that an attempt had restored, if it failed before its first step."""
+    from m5ws.runs import state
+
+    run = plan.run.id
+    if plan.outputs is None or not result.delivered or state.attempt_of(ports.repo, run, plan.attempt).last_step:
+        return ""
+    return (
+        f"The attempt had restored the output files {plan.outputs.name} and recorded no step. "
+        f"`m5ws outputs {run} --copies` lists earlier copies, and `m5ws run --resume {run} --at TIME` restores one; "
+        "`--from-scratch` restores none. "
+    )
+
+
+def _print_provable(ports: "Ports", run: "Run") -> None:
+    """Print the command that verifies a finished run, or the reason why nothing can be verified."""
+    from m5ws.reproduce import refusals
+    from m5ws.reproduce.outputs import results
+
+    if not results.has_none(ports.repo, ports.tracker, run.id):
+        return output.print_note(f"run {run.id} finished; verify it with `m5ws reproduce {run.id}`")
+    output.warn(f"run {run.id} finished; `m5ws reproduce` cannot verify it: {refusals.NOTHING}")
+    hint = "Set outputs in [run] of m5ws.toml to the files and folders that the script writes."
+    if run.spec.outputs:
+        hint = f"The script wrote no file to {', '.join(run.spec.outputs)}, of [run] outputs in m5ws.toml."
+    return output.warn(f"hint: {hint}")
