@@ -92,9 +92,9 @@ def command(
 
     --sweep starts a run for each combination of values, --parallel of them at a time. KEY is an argument of COMMAND, a
     key of the config (as in --set), or seed. VALUES are separated by commas, or a range: 0:4 is 0, 1, 2 and 3. A failed
-    run does not stop the others. --resume SWEEP starts the runs that did not begin, and resumes those that did not
-    finish. Runs that train at the same time get equal shares of the machine's GPUs, if each has
-    as many as it has processes.
+    run does not stop the others. --resume SWEEP starts the runs that did not begin, and resumes the runs that
+    did not finish. Runs that train at the same time get equal shares of the machine's GPUs, if each
+    share has a GPU for each process.
 
     --from starts a new run (a fork) from a checkpoint of another run. RUN is its newest checkpoint, RUN@STEP the one
     after that step. The fork keeps its parent's snapshot and launch, except for SNAPSHOT and the options given. It
@@ -102,7 +102,8 @@ def command(
     settings take effect.
 
     On stderr, the steps of a script with m5ws.session are shown, also with --json. Without a session, the output of
-    rank 0 is shown as it is written, with secrets masked. `m5ws logs` prints that of all ranks.
+    rank 0 is shown as it is written, with secrets masked. `m5ws logs` prints the
+    output of all ranks.
 
     The environment is compared before the launch. A new run requires the versions that its snapshot declares. A
     resumed run also requires the environment of the attempt that it continues. --env sets the reaction to a
@@ -114,11 +115,11 @@ def command(
     Ctrl-C stops the run, and so does a signal of a scheduler (SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU). All
     processes of the script end with the run. Published checkpoints and results stay valid. --resume continues the run
     in any workspace that has the store. A script without a session gets its output files as the last attempt left
-    them, or those of an earlier moment with --at; --from-scratch restores nothing.
+    them. With --at, it gets the files of an earlier moment. --from-scratch restores nothing.
 
     Exit status: 0 the run finished, 1 it failed, 4 another attempt took over, 5 all steps are done but the store lacks
-    results, 130 interrupted. Of a sweep: 0 if all runs finished, else the status of those that did not, or 1 if these
-    differ.
+    results, 130 interrupted. Of a sweep: 0 if all runs finished, else the status of the
+    unfinished runs, or 1 if their statuses differ.
 
     \b
     Examples:
@@ -304,8 +305,8 @@ def _nothing_to_restore(workspace: "Workspace", run: "Run", attempt: int) -> Usa
     work = workspace.attempt_dir(run.id, attempt) / "work"
     if not workspace.settings.run.outputs and work.is_dir():
         hint = (
-            f"The files of attempt {attempt} are in {work}. Set outputs in [run] of m5ws.toml to those that a resume "
-            f"needs, and repeat the command. {hint}"
+            f"The files of attempt {attempt} are in {work}. Set outputs in [run] of m5ws.toml to the files that a "
+            f"resume needs, and repeat the command. {hint}"
         )
     return UsageError(f"run {run.id} has neither a checkpoint nor output files to restore", hint=hint)
 

@@ -168,7 +168,7 @@ def _given(replay: Run) -> list[str]:
 def _unrecorded(comparison: Comparison, replay: Run) -> list[str]:
     """Return lines on everything that neither side recorded, so that nobody takes it for verified."""
     if not comparison.original.by_steps:
-        return ["steps and state: the script does not use m5ws.session; only files and metrics could be compared"]
+        return ["steps and state: no step was recorded or observed; only files and metrics could be compared"]
     lines = [
         f"{kind}: none were recorded"
         for kind in ("quantities", "batches", "generators")
