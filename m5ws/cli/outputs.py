@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.argument("run", type=names.Id(("run",)))
 @click.argument("directory", type=click.Path(path_type=Path), required=False)
 @click.option("--attempt", type=click.IntRange(min=1), help="Write the files of this attempt, and not the newest.")
-@click.option("--copies", is_flag=True, help="List all copies, also those that were made while the script ran.")
+@click.option("--copies", is_flag=True, help="List all copies, also copies made while the script ran.")
 @output.json_option
 @click.pass_context
 def command(
@@ -27,12 +27,13 @@ def command(
 ) -> None:
     """List a run's output files, or write them to a new directory.
 
-    Output files are the files and folders of `[run] outputs`. With DIRECTORY, write those of the newest attempt:
-    its final files, or the last copy if it did not end. DIRECTORY must be empty or missing. Every byte is verified.
+    Output files are the files and folders of `[run] outputs`. With DIRECTORY, write the files of the
+    newest attempt: its final files, or the last copy if the attempt has no end. DIRECTORY must be empty or missing.
+    Every byte is verified.
 
     Without DIRECTORY, list the newest output files of each attempt. --copies lists all copies that the store has. Each
-    has the files of one moment. `m5ws run --resume RUN --at TIME` restores a copy; TIME is its time, its name, or the
-    begin of one of them.
+    has the files of one moment. `m5ws run --resume RUN --at TIME` restores a copy. TIME is the copy's time or name, or
+    the first characters of either.
 
     \b
     Examples:

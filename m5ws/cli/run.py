@@ -65,8 +65,8 @@ def command(
     a scheduler. Published checkpoints and results stay valid.
 
     Exit status: 0 the run finished, 1 it failed, 4 another attempt took over, 5 all steps are done but the store lacks
-    results, 130 interrupted. Of a sweep: 0 if all runs finished, else the status of those that did not, or 1 if these
-    differ.
+    results, 130 interrupted. Of a sweep: 0 if all runs finished, else the status of the
+    unfinished runs, or 1 if their statuses differ.
 
     \b
     Examples:
@@ -198,8 +198,8 @@ def _nothing_to_restore(workspace: "Workspace", run: "Run", attempt: int) -> Usa
     work = workspace.attempt_dir(run.id, attempt) / "work"
     if not workspace.settings.run.outputs and work.is_dir():
         hint = (
-            f"The files of attempt {attempt} are in {work}. Set outputs in [run] of m5ws.toml to those that a resume "
-            f"needs, and repeat the command. {hint}"
+            f"The files of attempt {attempt} are in {work}. Set outputs in [run] of m5ws.toml to the files that a "
+            f"resume needs, and repeat the command. {hint}"
         )
     return UsageError(f"run {run.id} has neither a checkpoint nor output files to restore", hint=hint)
 

@@ -6,7 +6,7 @@ from typing import Protocol
 from m5ws.records.launch import LaunchRequest
 
 LEFT_PROCESSES = "left"
-"""Name of the file, in the folder of processes, with those that outlived the main one: their ids and command lines."""
+"""Name of the file, in the folder of processes, with ids and command lines of processes that outlived the main one."""
 
 
 class Process(Protocol):

@@ -36,8 +36,8 @@ _KILLS = 500
 def command(argv: Sequence[str], mount: tuple[str, str] | None, folder: str, patience_s: float) -> list[str]:
     """Return the command that starts `argv` below a reaper, which ends with the calling thread.
 
-    `mount` is that of `LaunchRequest`, `folder` its folder of processes. When the calling thread ends, even by kill -9,
-    the processes get SIGTERM, and are killed `patience_s` later; never if it is 0.
+    `mount` and `folder` are the mount and the folder of processes of a `LaunchRequest`. When the calling thread ends,
+    even by kill -9, the processes get SIGTERM, and are killed `patience_s` later; never if it is 0.
     """
     head = [sys.executable, "-I", "-S", __file__, str(os.getpid()), folder, str(patience_s)]
     return [*head, *(mount or ("", "")), *argv]

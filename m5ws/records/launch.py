@@ -17,7 +17,7 @@ STOP_SIGNALS = (
     *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU),  # warnings of schedulers
 )
-"""Signals that stop a run: Ctrl-C, and those that schedulers send before or at the end of a job."""
+"""Signals that stop a run: Ctrl-C, and the signals that schedulers send before or at the end of a job."""
 
 
 def open_log(path: str | os.PathLike[str], flags: int = os.O_WRONLY | os.O_CREAT | os.O_APPEND) -> int:

@@ -11,7 +11,7 @@ class OutputFiles(Record, tag="outputs/1", frozen=True, kw_only=True, omit_defau
     """The output files of an attempt at one moment, linked to their run and snapshot; they belong to no step.
 
     `moment` is the end of their name: `final` at the end of the attempt, or the number of a copy made while it ran.
-    `content` has all files; behind a link, those of its target. A resume gets them with their modification times
+    `content` has all files, also the files behind links. A resume gets them with their modification times
     `modified_ns`, in order of their paths, in ns since the epoch, with the `folders` and their times, and with the
     `links` by path and target in place of the files behind them.
     """

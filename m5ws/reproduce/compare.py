@@ -25,10 +25,10 @@ STEPS = "number of steps"
 
 
 class Comparison:
-    """Compares events of a replay, fed in each rank's order, with those of the original, in fixed memory.
+    """Compares events of a replay, fed in each rank's order, with events of the original, in fixed memory.
 
     `source` is the store and the run from which older steps of the replay are read. A resume of a script without a
-    session may not restore generators, so those that differ after one are listed, and are no divergence.
+    session may not restore generators, so generators that differ after a resume are listed, and are no divergence.
     """
 
     def __init__(self, original: History, source: tuple[Repository, str] | None = None) -> None:
@@ -174,7 +174,7 @@ class Comparison:
         return self.original.observed and self._have_ended() and not are_known
 
     def unlike_ends(self) -> tuple[str, ...]:
-        """Return the weights at the end of which only one side has a record, and those that neither side recorded."""
+        """Return the weights at the end that one side recorded, and the weights that neither side recorded."""
         unlike = {name for _, known, new in self._ends() for name in known.keys() ^ new.keys()}
         unread = self.original.unread | self.replay.unread if self._have_ended() else set[str]()
         return (*sorted(unread), *sorted(unlike))

@@ -79,7 +79,7 @@ def unrecorded(comparison: Comparison, begin: int) -> Iterator[str]:
     """Yield the records that neither side has, so that nobody takes them for verified. The replay starts at `begin`."""
     original = comparison.original
     if not original.by_steps:
-        yield "steps and state: the script does not use m5ws.session; only files and metrics could be compared"
+        yield "steps and state: no step was recorded or observed; only files and metrics could be compared"
         return
     for kind in ("quantities", "batches", "generators") if comparison.first() is None else ():
         if not comparison.equal[kind]:

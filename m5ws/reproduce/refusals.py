@@ -59,7 +59,7 @@ def foreign_checkpoint(repo: Repository, replay: Run, original: History) -> str 
 
 
 def foreign_outputs(repo: Repository, run: str, original: History) -> str | None:
-    """Return the fault of output files, with the remedy; None if the store has those of the ledger."""
+    """Return the fault of output files, with the remedy; None if the store has the files of the ledger."""
     for label, event in original.stored.items():
         try:
             bindings.check_outputs(outputs.key(run, label), *outputs.find(repo, run, label), event)

@@ -225,9 +225,9 @@ def load(
     folded: bool = True,
     ranks: Container[str] | None = None,
 ) -> History:
-    """Return a run's history, or that of the attempts before one. Raises CorruptObject where a chain is broken.
+    """Return the history of a run, or of attempts before `before_attempt`. Raises CorruptObject if a chain is broken.
 
-    `folded` is that of the history.
+    `folded` becomes the history's.
     `ranks`: the chains to read besides the launcher's; all of them if it is None.
     Each chain is read and checked once here; steps and states are read again when they are needed.
     """

@@ -20,7 +20,7 @@ def entries(environment: Mapping[str, str], root: Path) -> list[str]:
 def recorded(settings: Mapping[str, str], root: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the shell's PYTHONPATH for the record of a run, if it has a folder of the workspace `root`; else nothing.
 
-    A value in `settings`, the variables of m5ws.toml, comes first. Relative folders are those of the work directory.
+    A value in `settings`, the variables of m5ws.toml, comes first. Relative folders belong to the work directory.
     """
     folders = entries(environment, root)
     if VARIABLE in settings or all(map(os.path.isabs, folders)):

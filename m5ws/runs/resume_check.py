@@ -13,7 +13,7 @@ from m5ws.runs.history import load
 
 _MOST = 3
 _OF_PASSES = frozenset(("batch", "output"))
-"""Values of a step that are read in its forward passes. Losses are those of its backward passes."""
+"""Values of a step that are read in its forward passes. Losses are read in its backward passes."""
 _log = logging.getLogger(__name__)
 
 
@@ -26,7 +26,7 @@ def values(step: Step) -> dict[str, str | None]:
 def names_in_both(before: Step, after: Step) -> list[str]:
     """Return the names of the values that are compared in two records of an observed step, if an attempt was resumed.
 
-    An attempt records the optimizers that it knows. And if it did other passes before its first step, such as those of
+    An attempt records the optimizers that it knows. If it did other passes before its first step, such as passes of
     a step that a scaler skipped, the values of passes prove nothing.
     """
     both = [name for name in values(before) if name in values(after)]

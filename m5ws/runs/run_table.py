@@ -79,7 +79,7 @@ def _detail_row(
 
 
 def _parameters(repo: Repository, reader: ParameterReader, run_id: str) -> Mapping[str, str]:
-    """Return a run's parameters; those of its launch alone if its snapshot is not in the store."""
+    """Return a run's parameters; without its snapshot in the store, the parameters of its launch alone."""
     run = runs.load(repo, run_id)
     try:
         return reader.of_run(run)

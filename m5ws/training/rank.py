@@ -185,7 +185,7 @@ def _run_program(command: Sequence[str]) -> int:
 
 
 def _describe_status(status: int, failure: BaseException | None = None) -> _End:
-    """Return the end of a script with an exit status, which may be that of a signal."""
+    """Return the end of a script with an exit status, which may stand for a signal."""
     if status - 128 in STOP_SIGNALS:
         return _End(status, f"stopped by {signal.Signals(status - 128).name}", status - 128, failure)
     return _End(status, f"exit status {status}")

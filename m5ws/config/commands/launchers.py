@@ -140,7 +140,7 @@ def _find_script(words: Sequence[str], begin: int) -> int | None:
 
 
 def _is_ours(word: str) -> bool:
-    """Return True for a program without a folder or in that of this Python, and not of another version of Python."""
+    """Return True for a program without a folder or in this Python's folder, if its name has no other version."""
     folder, version = os.path.dirname(word), PurePath(word).name.removeprefix("python")
     # A link to the folder is the same environment; one to the interpreter alone is not.
     is_here = not folder or os.path.realpath(folder) == os.path.realpath(os.path.dirname(sys.executable))

@@ -122,7 +122,7 @@ def _each(old: Mapping[str, T], new: Mapping[str, T], nothing: T) -> Iterator[tu
 
 
 def _pair_names(patterns: Sequence[ResultPattern], sides: tuple[Results, Results]) -> dict[str, str]:
-    """Return the names of files of the original by those of the replay, where a pattern matches one on each side."""
+    """Return the original's names of files by the replay's names, where a pattern matches one file on each side."""
     pairs: dict[str, str] = {}
     for pattern in patterns:
         old, new = (pattern.find(side.files) if pattern.glob else [] for side in sides)

@@ -179,7 +179,7 @@ def _read_head(path: Path) -> bytes:
 
 
 def _with_files(repo: Repository, done: History, logged: Results) -> Results:
-    """Return the results of a run: its output files, and those that its script logged."""
+    """Return the results of a run: its output files, and the results that its script logged."""
     files = {entry.name: _stored(repo, entry) for entry in _entries(repo, done.outputs)}
     return msgspec.structs.replace(logged, files=files)
 

@@ -30,8 +30,9 @@ _FEW = 3
 class Outputs(msgspec.Struct, frozen=True, kw_only=True):
     """The output files of an attempt at one moment, by their paths in the work directory.
 
-    `files` has the content to store; behind a link, that of its target. A resume gets the `links` in their place, with
-    their targets, and the `folders`, with modification times in nanoseconds. `not_kept` lists other files, in words.
+    `files` has the content to store; for a link, the content of its target. A resume gets the `links` in their
+    place, with their targets, and the `folders`, with modification times in nanoseconds. `not_kept` lists other
+    files, in words.
     """
 
     files: tuple[SourceFile, ...]

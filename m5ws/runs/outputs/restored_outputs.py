@@ -37,7 +37,7 @@ class StoredOutputs(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def final(self) -> bool:
-        """True if the files are those of the attempt's end."""
+        """True if the copy was made at the attempt's end."""
         return outputs.is_final(self.name)
 
 
@@ -127,7 +127,7 @@ def _write(repo: Repository, tree: Tree, target: Path, progress: Progress | None
 
 
 def restore(repo: Repository, stored: StoredOutputs, work: Path) -> str:
-    """Restore output files into the work directory, over those of the snapshot, and return a message.
+    """Restore output files into the work directory, over the snapshot's files, and return a message.
 
     Raises the errors of `write`, and OSError.
     """
@@ -173,7 +173,7 @@ def _clear(work: Path, path: bytes) -> Path:
 
 
 def _make_folder(work: Path, parts: Sequence[str]) -> Path:
-    """Make a folder, and those around it, in place of any file or link. Nothing is made outside of `work`."""
+    """Make a folder and its parents, in place of any file or link. Nothing is made outside of `work`."""
     folder = work
     for part in parts:
         folder /= part

@@ -1,4 +1,4 @@
-"""Results that a script logged to MLflow itself: metrics, parameters, and artifacts with those of its logged models.
+"""Results that a script logged to MLflow itself: metrics, parameters, and artifacts, logged models included.
 
 Metrics, parameters, files and models that m5ws wrote are left out, and MLflow's measurements of the machine.
 """

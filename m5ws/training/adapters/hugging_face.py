@@ -67,7 +67,7 @@ class _Callback:
     def write_folder(self) -> str | None:
         """Write the folder from which the Trainer resumes, and return its path; collective.
 
-        It has the weights of the script, which the session replaces by those of the checkpoint.
+        It has the weights of the script, which the session replaces by the checkpoint's weights.
         """
         position = self._training.position
         if position is None:

@@ -64,7 +64,7 @@ def _refuse(trainer: Any, module: Any, world: int) -> None:
 
 
 def _overrides(item: Any, hook: str) -> bool:
-    """Return True if a module or callback has a hook of its own, and not that of Lightning."""
+    """Return True if a module or callback overrides a hook of Lightning."""
     owner = next((kind for kind in type(item).__mro__ if hook in vars(kind)), type(item))
     return owner.__module__.partition(".")[0] not in ("lightning", "pytorch_lightning")
 
@@ -73,7 +73,7 @@ def _fetcher(trainer: Any) -> Any:
     """Return the iterator of the training's batches. Raises Unsupported if Lightning has another one."""
     fetcher = internals.data_fetcher(trainer.fit_loop)
     if fetcher is None:
-        raise Unsupported("this version of Lightning reads its batches in another way than those that m5ws knows")
+        raise Unsupported("this version of Lightning reads its batches in a way that m5ws does not know")
     return fetcher
 
 

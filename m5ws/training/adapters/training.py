@@ -45,7 +45,7 @@ def refuse(framework: str, modes: Mapping[str, Any]) -> None:
 
 
 class Training:
-    """The one training of a process that an adapter records. `position`: that of the checkpoint to resume, if any.
+    """The one training of a process that an adapter records. `position`: the resumed checkpoint's, if any.
 
     `reads_again`: a resume reads the batches of the epoch that were done, so that workers draw their numbers again.
     """
@@ -227,7 +227,7 @@ class _Position:
         self.num_workers = max((int(loader.num_workers) for loader in loaders if self._loses(loader)), default=0)
 
     def _loses(self, loader: Any) -> bool:
-        """Return True if the generators in a loader's workers are not those of an uninterrupted training."""
+        """Return True if the generators in a loader's workers differ from an uninterrupted training."""
         return not self._training.reads_again or bool(getattr(loader, "persistent_workers", False))
 
     def __iter__(self) -> Iterator[Any]:

@@ -1,6 +1,6 @@
 """Limits of a resume from one checkpoint, which is as good as others otherwise: each is noticed when it is saved.
 
-A checkpoint has no gradients: those that no optimizer has used yet are lost. And it is restored into the parameters and
+A checkpoint has no gradients. Gradients that no optimizer has used yet are lost. It is restored into the parameters and
 groups that the script has when its session begins.
 """
 
@@ -23,7 +23,7 @@ class StepWatch:
         self._called: set[int] = set()
         """Ids of parameters that an optimizer has stepped in this attempt."""
         self._now: set[int] = set()
-        """Ids of those that the present step of the session has stepped."""
+        """Ids of the parameters that the present step of the session has stepped."""
 
     def end_step(self) -> None:
         """Take in the optimizers that were called since the end of the step before."""
