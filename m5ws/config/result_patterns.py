@@ -45,7 +45,7 @@ def parse(text: str) -> ResultPattern:
         raise ValueError("has no key after the colon: write `file:key`")
     if colon and not _WILD.intersection(path.name) and not path.name.endswith(KEYED):
         raise ValueError(f"has a key, and only {', '.join(KEYED)} are read by keys: name the file alone")
-    return ResultPattern(text=text, glob=glob, key=key or None)
+    return ResultPattern(text=text, glob=str(path), key=key or None)
 
 
 def describe_fault(texts: Iterable[str]) -> str | None:

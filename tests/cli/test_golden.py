@@ -270,7 +270,7 @@ _SCENES = (
         "the command of a run",
         _calls(
             "run <snapshot>",
-            "run <snapshot> -- python -c pass",
+            "run <snapshot> -- torchrun --nproc-per-node 2",
             "run <snapshot> -- python other.py",
             "run <snapshot> --nproc 4 -- torchrun --nproc-per-node 2 train.py",
             "run <snapshot> -- srun train.py",

@@ -283,6 +283,11 @@ def test_a_pattern_that_can_name_nothing_is_refused(text: str) -> None:
     assert repr(text) in (result_patterns.describe_fault([text]) or "")
 
 
+@pytest.mark.parametrize("text", ["out/a.json", "./out/a.json", "out//a.json", "out/./a.json:key", "**/./a.json"])
+def test_all_spellings_of_a_path_name_the_same_file(text: str) -> None:
+    assert result_patterns.parse(text).find(["out/a.json", "out/b.json"]) == ["out/a.json"]
+
+
 _HOSTILE = {
     "a.yaml": b"a: &a [x, x]\n" + b"".join(b"b%d: &b%d [*a, *a]\n" % (n, n) for n in range(30)),
     "deep.json": b"[" * 200_000,

@@ -53,13 +53,13 @@ class Command(msgspec.Struct, frozen=True):
 
 
 def read(command: Sequence[str]) -> Command:
-    """Return a command in its parts. A launcher without a script has an empty `script`."""
+    """Return a command in its parts. A launcher without a script has an empty `script`; Python is a program then."""
     if not command or is_script(command[0]):
         return Command(None, (), tuple(command))
     starter, count = _launcher(command)
     place = _find_script(command, count) if starter is not None else None
     if place is None:
-        return Command(starter or "command", tuple(command), ())
+        return Command("command" if starter in (None, "python") else starter, tuple(command), ())
     script = command[place:] if is_script(command[place]) else ("-m", *command[place + 1 :])
     return Command(starter, tuple(command[:place]), tuple(script))
 

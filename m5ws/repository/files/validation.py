@@ -35,12 +35,7 @@ def check_paths(files: Iterable[Entry | SourceFile], what: str) -> None:
     """Raise CorruptObject if a tree could write outside its target, or twice to one path."""
     paths = [file.path for file in files]
     for path in paths:
-        if (
-            _FORBIDDEN.search(path)
-            or len(path) > PATH_BYTES
-            or path.count(b"/") > DEPTH
-            or (_SUSPECT.search(path) and _reserved(path))
-        ):
+        if is_forbidden(path):
             raise CorruptObject(f"tree {what} has a forbidden path: {_shown(path)}")
     # With zero bytes instead of slashes, the content of a folder sorts directly after the folder.
     for earlier, later in pairwise(sorted(path.replace(b"/", b"\0") for path in paths)):
@@ -51,6 +46,16 @@ def check_paths(files: Iterable[Entry | SourceFile], what: str) -> None:
             raise CorruptObject(f"tree {what} has the path {shown} twice")
         if not later[len(earlier)]:
             raise CorruptObject(f"tree {what} has {shown} both as a file and as a folder")
+
+
+def is_forbidden(path: bytes) -> bool:
+    """Return True for a path that no tree may have."""
+    return bool(
+        _FORBIDDEN.search(path)
+        or len(path) > PATH_BYTES
+        or path.count(b"/") > DEPTH
+        or (_SUSPECT.search(path) and _reserved(path))
+    )
 
 
 def check_claims(entries: Iterable[Entry], what: str) -> None:

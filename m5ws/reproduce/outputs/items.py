@@ -110,7 +110,7 @@ def _compare_pair(kind: Kind, name: str, old: Sequence[Content], new: Sequence[C
     if before.tensors or after.tensors:
         place = first_tensor(before.tensors, after.tensors)
         if place is not None:
-            place = msgspec.structs.replace(place, key=f"tensor {place.key}")
+            place = msgspec.structs.replace(place, key=f"tensor {place.key}" if place.key else "its only tensor")
             return _differing(kind, name, place, judged=True, has_tensors=True)
         rest = Place(key="bytes beside its values", original=old[0].digest, replayed=new[0].digest)
         place = first_place(before.values, after.values) or rest

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from m5ws.filesystem import Stamp, stamp
+from m5ws.repository.files import validation
 from m5ws.repository.files.interface import SourceFile
 from m5ws.runs import inputs, work_directories
 
@@ -23,6 +24,8 @@ RESTORED = "outputs-restored"
 """Kind of notice: output files of an earlier attempt were restored."""
 _NEVER = {".git", ".m5ws"}
 _LISTED = 20
+_LONG = 100
+"""Number of characters of a forbidden path that a notice shows."""
 _FEW = 3
 """Number of files in a folder that are listed by name."""
 
@@ -63,8 +66,8 @@ def collect(work: Path, outputs: Sequence[str], given: dict[Path, Stamp], begun_
         for path, is_linked in _walk(root / output):
             inside = path.relative_to(root)
             name = os.fsencode(inside)
-            if _NEVER.intersection(inside.parts):
-                faults[f"{_shown(inside)}: not kept, because of its name"] = None
+            if path != root and validation.is_forbidden(name):
+                faults[f"{_shown(inside)[:_LONG]}: the store keeps no file of this name or depth"] = None
                 continue
             if path.is_symlink() and not is_linked:
                 links[path] = os.fsencode(os.readlink(path))

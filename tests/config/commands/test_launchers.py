@@ -83,7 +83,10 @@ def _option(words: list[str]) -> int | None:
     return len(typed.launcher) if typed.script[:1] == ("-m",) else None
 
 
-@pytest.mark.parametrize("command", ["bash run.sh train.py", "make train", "tune run recipe", "accelerate config"])
+@pytest.mark.parametrize(
+    "command",
+    ["bash run.sh train.py", "make train", "tune run recipe", "accelerate config", "python -c pass", "python train x"],
+)
 def test_any_other_command_runs_as_typed_below_one_rank(command: str) -> None:
     words = tuple(command.split())
     starter, nproc = run.processes(words, RunOptions(), None, None)
@@ -92,7 +95,7 @@ def test_any_other_command_runs_as_typed_below_one_rank(command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["python", "python -c pass", "torchrun -m", "torchrun -m --nproc-per-node 2 a", "-m"]
+    "command", ["torchrun", "deepspeed --num_gpus 2", "torchrun -m", "torchrun -m --nproc-per-node 2 a", "-m"]
 )
 def test_a_launcher_without_a_script_is_refused(command: str) -> None:
     with pytest.raises(UsageError, match="no script") as raised:
