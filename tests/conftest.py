@@ -56,7 +56,9 @@ def _state_home(session_directory: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def _signal_handlers() -> Iterator[None]:
-    """Put the signal handlers back: a session that a test leaves open in this process handles signals."""
+    """Begin with SIGHUP as it is without nohup(1), and put the signal handlers back: sessions may be left open."""
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     yield
     for number, handler in before.items():

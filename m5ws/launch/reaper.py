@@ -59,7 +59,8 @@ class Reaper:
             signal.signal(number, self._kill)
         for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU):
             # A scheduler may send its warning to all processes. Handlers are not inherited, an ignored signal would be.
-            signal.signal(number, lambda *_: None)
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup(1)
+                signal.signal(number, lambda *_: None)
         if sys.platform == "linux":
             libc = ctypes.CDLL(None)
             libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

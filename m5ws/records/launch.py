@@ -20,6 +20,11 @@ STOP_SIGNALS = (
 """Signals that stop a run: Ctrl-C, and the signals that schedulers send before or at the end of a job."""
 
 
+def stop_signals() -> list[signal.Signals]:
+    """Return the signals that stop a run, without a SIGHUP that this process ignores because of nohup(1)."""
+    return [number for number in STOP_SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+
+
 def open_log(path: str | os.PathLike[str], flags: int = os.O_WRONLY | os.O_CREAT | os.O_APPEND) -> int:
     """Return a descriptor of a log that only the user may read, because scripts print secrets. Usable as `opener`."""
     return os.open(path, flags, 0o600)

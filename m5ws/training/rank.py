@@ -24,7 +24,7 @@ from m5ws import secret_scan
 from m5ws.config.commands import launchers
 from m5ws.errors import M5Error, UsageError
 from m5ws.records import codec
-from m5ws.records.launch import STOP_SIGNALS, Context, open_log
+from m5ws.records.launch import STOP_SIGNALS, Context, open_log, stop_signals
 from m5ws.records.ledger import RankEnded, RankStarted
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.repository import Repository
@@ -201,8 +201,8 @@ def _die_with_parent(parent: int) -> None:
 
 def _handle_warnings() -> None:
     """Handle the warnings of schedulers as Python does. A launcher ignores them, and so would its children."""
-    for number in STOP_SIGNALS:
-        if signal.getsignal(number) == signal.SIG_IGN and number != signal.SIGHUP:  # nohup(1)
+    for number in stop_signals():
+        if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
 
 

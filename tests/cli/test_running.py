@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from m5ws.cli.terminal import interrupt
 from m5ws.launch import reaper
 from m5ws.repository import notes, snapshots
 from m5ws.repository.files import trees
@@ -332,7 +333,15 @@ def test_a_launcher_that_starts_no_script_is_a_failed_run(home: Repository, plac
     assert "did not start the script" in json.loads(done.stdout)["result"]["message"]
 
 
-@pytest.mark.long
+def test_a_signal_that_nohup_ignores_interrupts_nothing() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with interrupt.on_signals():
+        os.kill(os.getpid(), signal.SIGHUP)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    with pytest.raises(KeyboardInterrupt, match="SIGHUP"), interrupt.on_signals():
+        os.kill(os.getpid(), signal.SIGHUP)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGHUP"])
 def test_each_signal_of_a_scheduler_stops_a_run_and_is_named(home: Repository, place: Path, name: str) -> None:

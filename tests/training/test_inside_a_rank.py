@@ -54,8 +54,9 @@ def processes(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) ->
         "bare": ([sys.executable, "probe.py"], {}),
         "rank": ([sys.executable, "-m", "m5ws", "run", "--no-progress", "--", "probe.py"], ranks),
     }
-    # A shell starts a job in the background with this signal ignored.
-    before = signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    # A shell starts a job in the background with SIGQUIT ignored, and nohup(1) a program with SIGHUP ignored.
+    before = [(signal.SIGQUIT, signal.signal(signal.SIGQUIT, signal.SIG_DFL))]
+    before.append((signal.SIGHUP, signal.signal(signal.SIGHUP, signal.SIG_IGN)))
     for name, (argv, more) in launches.items():
         environment = _inherited() | more | ({"PYTHONPATH": str(ROOT)} if name == "rank" else {})
         with (folder / f"{name}.log").open("w") as log:
@@ -68,7 +69,8 @@ def processes(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) ->
                 stderr=log,
                 check=True,
             )
-    signal.signal(signal.SIGQUIT, before)
+    for number, handler in before:
+        signal.signal(number, handler)
     return tuple(json.loads((folder / name).read_text()) for name in launches)
 
 

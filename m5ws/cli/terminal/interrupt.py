@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from m5ws.records.launch import STOP_SIGNALS
+from m5ws.records.launch import stop_signals
 
 
 @contextmanager
@@ -22,7 +22,7 @@ def on_signals() -> Iterator[None]:
             is_stopped = True
             raise KeyboardInterrupt(signal.Signals(number).name)
 
-    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
+    before = {number: signal.signal(number, stop) for number in stop_signals()}
     try:
         yield
     finally:

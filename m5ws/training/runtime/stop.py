@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from m5ws.records.launch import STOP_SIGNALS
+from m5ws.records.launch import stop_signals
 
 
 class StopMarker:
@@ -60,7 +60,7 @@ class StopRequest:
         """Handle signals from now on: a session begins. Python allows it in the main thread alone."""
         if self._before or threading.current_thread() is not threading.main_thread():
             return
-        self._before = {number: signal.signal(number, self._on_signal) for number in STOP_SIGNALS}
+        self._before = {number: signal.signal(number, self._on_signal) for number in stop_signals()}
         self.register()
 
     def finish(self) -> None:
