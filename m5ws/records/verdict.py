@@ -89,7 +89,7 @@ class ComparedItem(Record, frozen=True, kw_only=True):
         if self.status == "equal":
             return name
         at = f": {self.place}" if self.place else ""
-        values = f"{self.original or 'absent'} → {self.replayed or 'absent'}"
+        values = " → ".join("absent" if text is None else text or '""' for text in (self.original, self.replayed))
         listed = ", ".join(self.also) + (", …" if self.others > len(self.also) else "")
         others = f" (and {self.others:,} more: {listed})" if self.others else ""
         return f"{name}{at} {values}{others}"

@@ -184,7 +184,7 @@ def test_a_pinned_image_is_started_by_its_digest(tmp_path: Path, engine: Path) -
     lines = (engine.parent / "log").read_text().splitlines()
     assert all(_IMAGE in json.loads(line) for line in lines) and "not-to-be-seen" not in "".join(lines)
     launched = json.loads(lines[-1])
-    assert "torch.distributed.run" in launched and f"{here.root}/.m5ws:{here.root}/.m5ws" in launched
+    assert "m5ws.training.rank" in launched and f"{here.root}/.m5ws:{here.root}/.m5ws" in launched
     assert here.observed(verdict["replay"]).facts["container.image"] == _IMAGE
 
     inside = here.m5ws("reproduce", run, "--env", "rebuild", added={"M5WS_CONTAINER_IMAGE": _IMAGE})
