@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from m5ws.attest.interface import Signatures
-from m5ws.config import discovery as place
 from m5ws.config import reader
 from m5ws.config.settings import Settings, StoreSettings
 from m5ws.environment.interface import Environments, Observer
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from m5ws.runs.supervise import Ports
 
 _log = logging.getLogger(__name__)
-STATE = place.STATE
+FILE, STATE = "m5ws.toml", ".m5ws"
 VARIABLES = {
     "XDG_CACHE_HOME": "Parent of the caches: machine facts from torch, copies of remote objects, environments.",
     "XDG_STATE_HOME": "Parent of the work directories of runs, if `m5ws.toml` sets none.",
@@ -212,8 +211,7 @@ class Workspace:
 
     def author(self) -> str | None:
         """Return git's user, the author of notes; None without git, a repository or a user."""
-        from m5ws.snapshot.sources.git import Git
-        from m5ws.snapshot.sources.git_start import GitError
+        from m5ws.snapshot.sources.git import Git, GitError
 
         try:
             return Git(self.environment).author(self.root)
@@ -319,12 +317,12 @@ def find(start: Path, environment: Mapping[str, str] = os.environ) -> Workspace:
     folder = start.absolute()
     if not folder.is_dir():
         raise NotFound(f"no such directory: {start}", hint="Give `-C` a directory in a workspace.")
-    root = place.nearest(os.fspath(folder))
+    root = next((outer for outer in (folder, *folder.parents) if (outer / FILE).is_file()), None)
     if root is None:
-        raise NotFound(f"no {place.FILE} in {folder} or above it", hint="`m5ws init` creates a workspace here.")
-    if os.fsencode(root).decode("utf-8", "ignore") != root:
-        raise UsageError(f"the path of the workspace is not UTF-8: {root!a}", hint="Rename its folder.")
-    return Workspace(Path(root), reader.read(Path(root, place.FILE)), dict(environment))
+        raise NotFound(f"no {FILE} in {folder} or above it", hint="`m5ws init` creates a workspace here.")
+    if os.fsencode(root).decode("utf-8", "ignore") != str(root):
+        raise UsageError(f"the path of the workspace is not UTF-8: {str(root)!a}", hint="Rename its folder.")
+    return Workspace(root, reader.read(root / FILE), dict(environment))
 
 
 def try_store(root: Path, settings: StoreSettings) -> None:

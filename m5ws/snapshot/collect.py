@@ -7,7 +7,6 @@ fails, and no snapshot refers to the stored objects.
 
 import json
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,11 +18,11 @@ from m5ws.records.snapshot import Dataset, Tokenizer
 from m5ws.repository.files import trees
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.files.writer import FileChanged
-from m5ws.snapshot import datasets, partition, unchanged, unintended
+from m5ws.snapshot import datasets, partition, unintended
 from m5ws.snapshot.context import CaptureContext, CaptureResult
 from m5ws.snapshot.partition import Partition, PinnedPath
 from m5ws.snapshot.sources import pinned_files
-from m5ws.snapshot.sources.interface import SourceState, TrackedDataset
+from m5ws.snapshot.sources.interface import SourceState
 
 _CHECKED, _INSPECTED = "checked", "inspected"
 _PROBED = "tokenizer"
@@ -31,51 +30,34 @@ _PROBED = "tokenizer"
 
 def store(context: CaptureContext) -> CaptureResult:
     """Make every part durable. Raises FileChanged if anything changed between the first comparison and the last."""
-    began_ns = time.time_ns()
     report(context.progress, "comparing the workspace with its commit")
-    glance = context.source.glance(context.root)()
-    kept = unchanged.recall(context, glance)
-    state = context.source.state(context.root) if kept is None else kept.state
-    pins = _pins(context, state) if kept is None else kept.pins
-    located = _located(context, pins)
+    state = context.source.state(context.root)
+    located = _located(context, state)
     claims = _claims(context, located)
     tokenizer = _tokenizer_claim(context)
-    contents = CaptureResult(state=state, notes=list(state.notes))
-    if kept is None:
-        divided = partition.partition_files(context.root, context.settings, state, tokenizer, claims)
-        contents.dirty = divided.dirty
-        context.warn(unintended.warnings(divided.code, state.changed, has_commit=state.commit is not None))
-        _store_own(context, divided, contents)
-        files, left = divided.tokenizer, divided.datasets
-    else:
-        contents.glance, contents.dirty = glance, kept.dirty
-        contents.code, contents.config = contents.add((), kept.code), contents.add(kept.config_files, kept.config)
-        files, left = partition.pinned(tokenizer, claims)
-    _store_tokenizer(context, files, contents)
+    divided = partition.partition_files(context.root, context.settings, state, tokenizer, claims)
+    contents = CaptureResult(state=state, notes=list(state.notes), dirty=divided.dirty)
+    context.warn(unintended.warnings(divided.code, state.changed, has_commit=state.commit is not None))
+    _store_own(context, divided, contents)
+    _store_tokenizer(context, divided.tokenizer, contents)
     stored = {item.tracked.path: item for item in located if isinstance(item, datasets.ReusedDataset)}
     whole = {item.path: item.files for item in located if isinstance(item, PinnedPath)}
-    contents.datasets = tuple(_dataset(context, claim, stored, whole, contents) for claim in left)
+    contents.datasets = tuple(_dataset(context, claim, stored, whole, contents) for claim in divided.datasets)
     if not contents.unchanged:
         _look_again(context, contents)
-    if kept is None and glance is not None:
-        unchanged.remember(context, contents, divided, glance, pins, began_ns)
     return contents
 
 
 # --- parts of the workspace --------------------------------------------------------------------------
 
 
-def _pins(context: CaptureContext, state: SourceState) -> tuple[TrackedDataset, ...]:
-    return context.datasets.find(context.root, state.files) if context.datasets is not None else ()
-
-
-def _located(context: CaptureContext, pins: Sequence[TrackedDataset]) -> list[PinnedPath | datasets.ReusedDataset]:
+def _located(context: CaptureContext, state: SourceState) -> list[PinnedPath | datasets.ReusedDataset]:
     """Return every tracked dataset with its files. A dataset that contains the tokenizer is needed as files."""
     path = context.settings.tokenizer.path
     tokenizer = partition.tree_path(path) if path is not None else None
     return [
         datasets.locate(_place(context), pin, reuse=tokenizer is None or not _holds(pin.path, tokenizer))
-        for pin in pins
+        for pin in (context.datasets.find(context.root, state.files) if context.datasets is not None else ())
     ]
 
 
@@ -254,7 +236,7 @@ def _look_again(context: CaptureContext, contents: CaptureResult) -> None:
     """Raise FileChanged if anything changed since the capture began."""
     if contents.inspected is not None:
         contents.inspected.check()
-    if not _same_tree(context, contents):
+    if context.source.state(context.root) != contents.state:
         raise FileChanged("files were added, removed or committed while the workspace was captured")
     if context.dry_run:
         return
@@ -262,13 +244,5 @@ def _look_again(context: CaptureContext, contents: CaptureResult) -> None:
         staged = any(str(file.location).startswith(str(context.staging)) for file in files[:1])
         if staged:
             continue
-        fresh = [SourceFile(path=file.path, location=file.location) for file in files]
-        if not trees.is_still(context.repo.objects, context.repo.locations, fresh, context.index, digest):
+        if not trees.is_still(context.repo.objects, context.repo.locations, files, context.index, digest):
             raise FileChanged("files were changed while the workspace was captured")
-
-
-def _same_tree(context: CaptureContext, contents: CaptureResult) -> bool:
-    """Return True if source control reports the same tree as at the begin of the capture."""
-    if contents.glance is not None:
-        return context.source.glance(context.root)() == contents.glance
-    return context.source.state(context.root).is_same_tree(contents.state)

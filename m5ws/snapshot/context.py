@@ -14,8 +14,7 @@ from m5ws.repository.files import trees
 from m5ws.repository.files.index import Index
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.repository import Repository
-from m5ws.snapshot.observation import Observation
-from m5ws.snapshot.sources.interface import DatasetSource, Glance, SourceControl, SourceState, TokenizerProbe
+from m5ws.snapshot.sources.interface import DatasetSource, SourceControl, SourceState, TokenizerProbe
 
 if TYPE_CHECKING:
     from m5ws.snapshot.inspection import InspectedFiles
@@ -41,7 +40,6 @@ class CaptureContext(msgspec.Struct, frozen=True, kw_only=True):
     staging: Path
     dry_run: bool
     progress: Progress | None
-    observation: Observation
     on_warning: Warn | None = None
     warnings: list[str] = []
 
@@ -54,14 +52,7 @@ class CaptureContext(msgspec.Struct, frozen=True, kw_only=True):
                     self.on_warning(line)
 
     def write(self, files: Sequence[SourceFile]) -> trees.Written:
-        return trees.write_tree(self.repo.objects, self.repo.locations, files, self.index, self._report, self.dry_run)
-
-    def _report(self, activity: str, done: int, total: int) -> None:
-        """Report progress. Changed files make a new snapshot, which needs the observed environment: begin with it."""
-        if not self.dry_run:
-            self.observation.begin()
-        if self.progress:
-            self.progress(activity, done, total)
+        return trees.write_tree(self.repo.objects, self.repo.locations, files, self.index, self.progress, self.dry_run)
 
     def known(self, *parts: Sequence[SourceFile]) -> tuple[trees.Written, ...] | None:
         """Return the stored tree of each of `parts` if no file has changed, else None. Costs a stat per file."""
@@ -70,10 +61,7 @@ class CaptureContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CaptureResult(msgspec.Struct, kw_only=True):
-    """Durable parts of a workspace, with counts and notes. `stored`: files and their tree, for the last comparison.
-
-    `glance` is set if code and config are known from an earlier capture; then `state` names no files.
-    """
+    """Durable parts of a workspace, with counts and notes. `stored`: files and their tree, for the last comparison."""
 
     state: SourceState
     dirty: bool = False
@@ -88,7 +76,6 @@ class CaptureResult(msgspec.Struct, kw_only=True):
     notes: list[str] = []
     stored: list[tuple[Sequence[SourceFile], Digest]] = []
     inspected: "InspectedFiles | None" = None
-    glance: Glance | None = None
 
     def add(self, files: Sequence[SourceFile], written: trees.Written) -> Digest:
         self.files += written.files

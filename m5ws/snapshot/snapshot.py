@@ -30,7 +30,6 @@ from m5ws.repository.repository import Repository
 from m5ws.snapshot import local_installs
 from m5ws.snapshot.collect import store
 from m5ws.snapshot.context import CaptureContext, CaptureResult, Warn
-from m5ws.snapshot.observation import Observation
 from m5ws.snapshot.sources.interface import DatasetSource, SourceControl, TokenizerProbe
 
 _ATTEMPTS = 3
@@ -132,11 +131,6 @@ def capture(
             dry_run=dry_run,
             progress=progress,
             on_warning=warn,
-            observation=Observation(
-                observer,
-                determinism.environment(settings.determinism) | settings.run.environment,
-                repo.objects.put_record,
-            ),
         )
         context.warn(local_installs.warnings(context, observer, _installation(context)))
         for _ in range(_ATTEMPTS):
@@ -178,7 +172,7 @@ def _captured(
     return CapturedSnapshot(
         id=snapshot_id,
         snapshot=snapshot,
-        annotation=published or _annotation(context, contents, message, snapshot_id),
+        annotation=published or _annotation(context, observer, contents, message, snapshot_id),
         files=contents.files,
         size_bytes=contents.size_bytes,
         new_bytes=contents.new_bytes,
@@ -195,14 +189,15 @@ def _declared(context: CaptureContext, observer: Observer) -> Declared:
 
 
 def _annotation(
-    context: CaptureContext, contents: CaptureResult, message: str | None, snapshot_id: Digest
+    context: CaptureContext, observer: Observer, contents: CaptureResult, message: str | None, snapshot_id: Digest
 ) -> Annotation:
     """Return a new annotation, with secrets masked. The observed environment is made durable."""
     state = contents.state
     observed = None
     if not context.dry_run:
         report(context.progress, "observing this machine, with torch")
-        observed = context.observation.result()
+        variables = determinism.environment(context.settings.determinism) | context.settings.run.environment
+        observed = context.repo.objects.put_record(observer.observe(variables))
         recent = sorted(context.index.marks(_ANNOTATED))[-_ANNOTATED_LIMIT:]
         context.index.remember_marks(_ANNOTATED, {*recent, f"{_installation(context)}:{snapshot_id}"})
     annotation = Annotation(

@@ -58,18 +58,17 @@ class _Files(msgspec.Struct, array_like=True):
 
 
 class _Content(msgspec.Struct, array_like=True):
-    version: Literal[5] = 5
+    version: Literal[6] = 6
     trees: dict[Digest, KnownTree] = {}
     marks: dict[str, msgspec.Raw] = {}
-    notes: dict[str, bytes] = {}
     files: msgspec.Raw = msgspec.Raw()
 
 
 class Index:
     """Context manager that saves additions atomically when it exits without an error, if it can.
 
-    `marks` are sets of strings for other modules, for example digests already scanned. A `note` is encoded data of
-    another module. Files and marks are decoded on first use.
+    `marks` are sets of strings for other modules, for example digests already scanned. Files and marks are decoded on
+    first use.
     """
 
     def __init__(self, path: Path) -> None:
@@ -83,7 +82,7 @@ class Index:
         try:
             self._content = msgspec.msgpack.decode(self._path.read_bytes(), type=_Content)
         except (FileNotFoundError, *codec.UNREADABLE):
-            self._content = _Content(trees={}, marks={}, notes={})
+            self._content = _Content(trees={}, marks={})
         self._old_trees, self._content.trees = self._content.trees, {}
         self._marks, self._known = {}, None
         self._dirty = False
@@ -177,16 +176,6 @@ class Index:
         """Replace the strings recorded under `kind`."""
         if self.marks(kind) != marks:
             self._marks[kind] = set(marks)
-            self._dirty = True
-
-    def note(self, kind: str) -> bytes:
-        """Return the note recorded under `kind`, or b""."""
-        return self._content.notes.get(kind, b"")
-
-    def remember_note(self, kind: str, note: bytes) -> None:
-        """Replace the note recorded under `kind`."""
-        if self.note(kind) != note:
-            self._content.notes[kind] = note
             self._dirty = True
 
 
