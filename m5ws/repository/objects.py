@@ -7,7 +7,6 @@ here and nowhere else. Before that, a caching store reads the object again from 
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 import blake3
@@ -17,7 +16,7 @@ from m5ws.records import codec
 from m5ws.records.base import Digest, Record
 from m5ws.records.store import Format
 from m5ws.records.tree import Slice
-from m5ws.store.interface import Buffer, CachingStore, ObjectStore, StreamingStore
+from m5ws.store.interface import Buffer, CachingStore, ObjectStore
 
 R = TypeVar("R", bound=Record)
 _READS = 3
@@ -39,42 +38,6 @@ class Hasher(Protocol):
     def update(self, data: Buffer, /) -> object: ...
 
     def hexdigest(self) -> str: ...
-
-
-class _Damaged(Exception):
-    """The received bytes are not the requested object."""
-
-
-class _Arriving:
-    """Passes on the bytes of an object.
-
-    Raises _Damaged before the last piece is accepted if they are another object.
-    """
-
-    def __init__(
-        self, hasher: Hasher, digest: Digest, size_bytes: int | None, write: Callable[[int, Buffer], object]
-    ) -> None:
-        self._hasher = hasher
-        self._digest = digest
-        self._size_bytes = size_bytes
-        self._write = write
-        self.done = 0
-
-    def __call__(self, piece: Buffer) -> None:
-        count = memoryview(piece).nbytes
-        if self._size_bytes is not None and self.done + count > self._size_bytes:
-            raise _Damaged
-        self._hasher.update(piece)
-        self._write(self.done, piece)
-        self.done += count
-        # A cache keeps an object that ends without an error, so damage is detected before the end.
-        if self.done == self._size_bytes:
-            self.end()
-
-    def end(self) -> None:
-        """Check that the received bytes are the object."""
-        if self._size_bytes not in (None, self.done) or self._hasher.hexdigest() != self._digest:
-            raise _Damaged
 
 
 class Objects:
@@ -185,21 +148,6 @@ class Objects:
             if self._is(data, part):
                 return data
         raise _not_as_written(part)
-
-    def read_into(self, digest: Digest, size_bytes: int | None, write: Callable[[int, Buffer], object]) -> None:
-        """Call `write(offset, bytes)` with an object's bytes as they arrive. They are verified when this returns.
-
-        No byte beyond `size_bytes` is passed on, if it is known. After damage, all bytes are passed on again from
-        offset 0. Raises NotFound, CorruptObject, and the errors of `write`.
-        """
-        if isinstance(self.store, StreamingStore):
-            arriving = _Arriving(self.hasher(), digest, size_bytes, write)
-            with suppress(_Damaged):
-                self.store.stream(key(digest), arriving)
-                arriving.end()
-                return
-        whole = None if size_bytes is None else Slice(object=digest, offset=0, size_bytes=size_bytes, digest=digest)
-        write(0, self.get(digest) if whole is None else self.read(whole))
 
     def pieces(self, pack: Digest, parts: Sequence[Slice]) -> list[memoryview]:
         """Return slices of one object, which is read once.

@@ -135,20 +135,10 @@ class _Writer:
     def _chunk(self, file: "_File", part: Slice, position: int) -> int:
         try:
             if not self._copied(file, part, position):
-                self._poured(file, part, position)
+                verified_copy.write(file.descriptor, self._objects.read(part), position)
         finally:
             file.leave()
         return part.size_bytes
-
-    def _poured(self, file: "_File", part: Slice, position: int) -> None:
-        if part.object != part.digest:
-            return verified_copy.write(file.descriptor, self._objects.read(part), position)
-        self._objects.read_into(
-            part.object,
-            part.size_bytes,
-            lambda offset, piece: verified_copy.write(file.descriptor, piece, position + offset),
-        )
-        return None
 
     def _copied(self, file: "_File", part: Slice, position: int) -> bool:
         """Copy a chunk from this machine's disk. A damaged chunk is left to `Objects.read`."""

@@ -105,8 +105,7 @@ def _jobs(repo: Repository, planned: PrefetchPlan) -> Iterator[Job[int]]:
 
 
 def _fetch(repo: Repository, digest: Digest, size: int) -> int:
-    # For a pack, `size` is a minimum.
-    repo.objects.read_into(digest, None, lambda _offset, _piece: None)
+    repo.objects.get(digest)
     return size
 
 

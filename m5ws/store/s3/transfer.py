@@ -9,22 +9,19 @@ import base64
 import hashlib
 import io
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
 import obstore
 from obstore import exceptions
 
-from m5ws.store.interface import Buffer
 from m5ws.store.s3.clients import Connection
 from m5ws.store.s3.errors import NoSuchKey, PreconditionFailed, TransientError
 
 _LARGEST_BYTES = 64 * 2**20
 _BLOCK_BYTES = 4 * 2**10
 """Small enough that a slow transfer is noticed in time after each block."""
-_PIECE_BYTES = 256 * 2**10
-"""Small enough that bytes are hashed and written from the processor's cache, in reused memory."""
 _CRAWL_BYTES_PER_S = 16 * 2**10
 Stat = tuple[int, float]
 """Size in bytes, and publication time in seconds since the epoch."""
@@ -48,20 +45,6 @@ class Upload:
     def equals(self, data: bytes) -> bool:
         """Return True if `data` has the same bytes."""
         return memoryview(data) == self.data
-
-
-class Flow:
-    """Bytes that are passed on as they arrive. `done` is their number."""
-
-    def __init__(self, sink: Callable[[Buffer], object]) -> None:
-        self._sink = sink
-        self.done = 0
-
-    def add(self, piece: Buffer) -> None:
-        """Pass on the next bytes."""
-        view = memoryview(piece).cast("B")
-        self._sink(view)
-        self.done += view.nbytes
 
 
 class Transfer:
@@ -89,26 +72,6 @@ class Transfer:
             result = obstore.get(client, path, options=options)
             data = bytes(result.bytes())
             return _whole(data, result.meta["size"], start, length)
-
-    def flow(self, path: str, flow: Flow, *, by_boto3: bool) -> None:
-        """Pass on the remaining bytes of an object. Raises the errors of its sink."""
-        if by_boto3:
-            return flow.add(self.read(path, flow.done, None, by_boto3=True))
-        client, limit_s = self._connection.data(_LARGEST_BYTES, reading=True)
-        began_s = time.monotonic()
-        with translated(limit_s, began_s):
-            result = obstore.get(client, path)
-            size_bytes, pieces = result.meta["size"], iter(result.stream(min_chunk_size=_PIECE_BYTES))
-        while True:
-            # Errors of the sink are not the server's, so they are not translated.
-            with translated(limit_s, began_s):
-                piece = next(pieces, None)
-            if piece is None:
-                break
-            flow.add(memoryview(piece))
-        if flow.done != size_bytes:
-            raise TransientError(f"{flow.done} bytes instead of {size_bytes}")
-        return None
 
     def write(self, path: str, upload: Upload, *, by_boto3: bool) -> None:
         """Put an object under a free key. Published from its success on, and possibly from its failure."""
@@ -230,12 +193,9 @@ class _Body(io.RawIOBase):
 
 
 @contextmanager
-def translated(limit_s: float, began_s: float | None = None) -> Iterator[None]:
-    """Translate obstore's errors, by type, into those of the store. Errors without a type become `unknown`.
-
-    `began_s`: start of the request by the monotonic clock, if it was earlier.
-    """
-    began_s = time.monotonic() if began_s is None else began_s
+def translated(limit_s: float) -> Iterator[None]:
+    """Translate obstore's errors, by type, into those of the store. Errors without a type become `unknown`."""
+    began_s = time.monotonic()
     try:
         yield
     except FileNotFoundError as error:
