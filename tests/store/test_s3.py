@@ -107,14 +107,6 @@ def test_a_stalled_transfer_is_abandoned_and_done_again_by_either_client(server:
     assert server.objects == {"a": _DATA}
 
 
-def test_a_server_that_says_slow_down_has_fewer_requests_at_a_time(server: ScriptedS3, store: S3Store) -> None:
-    server.objects["a"] = _DATA
-    before = store.requests.limiter.allowed
-    server.faults = ["SlowDown"] * 2
-    store.get("a")
-    assert store.requests.limiter.allowed <= before // 2 + 1
-
-
 def test_a_budget_that_is_spent_ends_in_one_clear_error(server: ScriptedS3) -> None:
     store = S3Store(parse(server.url()), RetryPolicy(budget_s=0.0))
     server.always = lambda method, _key: "InternalError" if method == "PUT" else None

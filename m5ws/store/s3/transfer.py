@@ -64,11 +64,11 @@ class Transfer:
             return self._connection.call(
                 "s3:GetObject", path, lambda client: self._get_object(client, path, start, length)
             )
-        client, limit_s = self._connection.data(_LARGEST_BYTES if length is None else length, reading=True)
+        client = self._connection.data(_LARGEST_BYTES if length is None else length, reading=True)
         options: Any = None
         if start or length is not None:
             options = {"range": {"offset": start} if length is None else (start, start + length)}
-        with translated(limit_s):
+        with translated():
             result = obstore.get(client, path, options=options)
             data = bytes(result.bytes())
             return _whole(data, result.meta["size"], start, length)
@@ -93,8 +93,8 @@ class Transfer:
         """Return the size and time of an object, by HEAD."""
         if by_boto3:
             return self._connection.call("s3:GetObject", path, lambda client: self._head_object(client, path))
-        client, limit_s = self._connection.data(0, reading=True)
-        with translated(limit_s):
+        client = self._connection.data(0, reading=True)
+        with translated():
             meta = obstore.head(client, path)
             return meta["size"], meta["last_modified"].timestamp()
 
@@ -109,9 +109,9 @@ class Transfer:
         )
 
     def _put(self, path: str, upload: Upload) -> None:
-        client, limit_s = self._connection.data(upload.data.nbytes, reading=False)
+        client = self._connection.data(upload.data.nbytes, reading=False)
         storage_class = self._extra.get("StorageClass")
-        with translated(limit_s):
+        with translated():
             try:
                 attributes: Any = {"Storage-Class": storage_class} if storage_class else None
                 obstore.put(client, path, upload.data, mode="create", use_multipart=False, attributes=attributes)
@@ -158,7 +158,7 @@ class _Pace:
     def check(self, moved_bytes: int) -> None:
         took_s = time.monotonic() - self._began_s
         if took_s > self._stall_s and moved_bytes < _CRAWL_BYTES_PER_S * took_s:
-            raise TransientError(f"{moved_bytes} bytes in {took_s:.0f} s", slow=True)
+            raise TransientError(f"{moved_bytes} bytes in {took_s:.0f} s")
 
 
 class _Body(io.RawIOBase):
@@ -193,17 +193,14 @@ class _Body(io.RawIOBase):
 
 
 @contextmanager
-def translated(limit_s: float) -> Iterator[None]:
+def translated() -> Iterator[None]:
     """Translate obstore's errors, by type, into those of the store. Errors without a type become `unknown`."""
-    began_s = time.monotonic()
     try:
         yield
     except FileNotFoundError as error:
         raise NoSuchKey from error
     except exceptions.BaseError as error:
-        # A transfer that hits its time limit means an overloaded link, as SlowDown does.
-        abandoned = time.monotonic() - began_s >= limit_s
-        raise TransientError(type(error).__name__, unknown=True, slow=abandoned) from error
+        raise TransientError(type(error).__name__, unknown=True) from error
 
 
 def _complete(head: Any) -> Any:
