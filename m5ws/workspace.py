@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from m5ws.attest.interface import Signatures
 from m5ws.config import reader
 from m5ws.config.settings import Settings, StoreSettings
 from m5ws.environment.interface import Environments, Observer
@@ -332,13 +331,6 @@ def try_store(root: Path, settings: StoreSettings) -> None:
 
     url = settings.url
     Repository.create(open_store(url, settings) if "://" in url else open_store(str(root / url)))
-
-
-def signatures() -> Signatures:
-    """Return the signer and verifier of statements. No workspace is required."""
-    from m5ws.attest.ssh_signatures import SshSignatures
-
-    return SshSignatures()
 
 
 # --- functions of `training` for stored tensors, outside of ranks --------------------------------

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from m5ws.attest.interface import SignatureCheck, Signatures
+from m5ws.attest import ssh_signatures
+from m5ws.attest.ssh_signatures import SignatureCheck
 from m5ws.records.attestation import PAYLOAD_TYPE, CheckpointLine, Envelope, Predicate, Statement, from_base64, pae
 from m5ws.records.verdict import Verdict
 from m5ws.repository.ledger.ledger import LAUNCHER
@@ -22,10 +23,10 @@ class StatementProblem(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
 
 
-def signatures(envelope: Envelope, body: bytes, port: Signatures, allowed: Path | None) -> list[SignatureCheck]:
+def signatures(envelope: Envelope, body: bytes, allowed: Path | None) -> list[SignatureCheck]:
     """Return the check of each signature of an envelope. Raises M5Error if a signature cannot be checked."""
     payload = pae(PAYLOAD_TYPE, body)
-    return [port.check(_bytes(signature.sig), payload, allowed) for signature in envelope.signatures]
+    return [ssh_signatures.check(_bytes(signature.sig), payload, allowed) for signature in envelope.signatures]
 
 
 def unsigned(checks: Sequence[SignatureCheck], *, required: bool) -> list[StatementProblem]:
