@@ -28,9 +28,6 @@ from m5ws.snapshot.sources import pinned_files
 from m5ws.snapshot.sources.interface import DatasetSource, TrackedDataset
 
 _MARK = "dvc"
-_SNAPSHOTS = "dvc-snapshots"
-"""Marks of this name are a snapshot's id and the short digests of its DVC pins."""
-_ID = 64
 
 
 class DatasetLocations(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,35 +148,14 @@ def _with_mode(repo: Repository, digest: Digest, packing: Digest | None, tracked
 
 def _kept(place: DatasetLocations, tracked: TrackedDataset) -> ReusedDataset | None:
     """Return the dataset of a published snapshot if the store has all of its objects, else None."""
-    name = os.fsdecode(tracked.path)
-    for snapshot_id in _snapshots_with(place, name, tracked.hash):
-        for dataset in snapshots.load(place.repo, snapshot_id).datasets:
-            if (dataset.kind, dataset.name, dataset.hash) != ("dvc", name, tracked.hash):
+    wanted = ("dvc", os.fsdecode(tracked.path), tracked.hash)
+    for snapshot in concurrency.for_each(partial(snapshots.load, place.repo), snapshots.ids(place.repo)):
+        for dataset in snapshot.datasets:
+            if (dataset.kind, dataset.name, dataset.hash) != wanted:
                 continue
             if (files := _whole(place.repo, dataset.tree)) is not None:
                 return ReusedDataset(tracked=tracked, dataset=dataset, files=files)
     return None
-
-
-def _snapshots_with(place: DatasetLocations, name: str, pin: str) -> list[Digest]:
-    """Return the snapshots that have a dataset with this pin. Each snapshot of the store is read once on a machine."""
-    known = {mark[:_ID]: mark for mark in place.index.marks(_SNAPSHOTS)}
-    ids = snapshots.ids(place.repo)
-    new = [snapshot_id for snapshot_id in ids if snapshot_id not in known]
-    for snapshot_id, snapshot in zip(new, concurrency.for_each(partial(snapshots.load, place.repo), new), strict=True):
-        pins = (
-            _pin(place, dataset.name, dataset.hash)
-            for dataset in snapshot.datasets
-            if dataset.kind == "dvc" and dataset.hash
-        )
-        known[snapshot_id] = " ".join((snapshot_id, *pins))
-    place.index.remember_marks(_SNAPSHOTS, set(known.values()))
-    wanted = _pin(place, name, pin)
-    return [snapshot_id for snapshot_id in ids if wanted in known[snapshot_id][_ID:].split()]
-
-
-def _pin(place: DatasetLocations, name: str, pin: str) -> str:
-    return place.repo.objects.digest(f"{name}\0{pin}".encode(errors="surrogateescape"))[:16]
 
 
 def _whole(repo: Repository, digest: Digest) -> int | None:
