@@ -6,6 +6,7 @@ are compared, never values: -0.0 differs from +0.0, and NaNs with different bits
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -21,9 +22,6 @@ from m5ws.repository.concurrency import Job, bounded_map
 from m5ws.repository.files.trees import load as load_tree
 from m5ws.repository.repository import Repository
 from m5ws.repository.tensors import Layout, PartCache, TensorReader, layout
-
-_THREADS = 4
-_BUDGET_BYTES = 256 * 2**20
 
 Kind = Literal["only in a", "only in b", "type", "shape", "bits"]
 
@@ -197,12 +195,12 @@ class _Work:
         """Return the differences between two tensors. Elements in parts with equal digests count as compared."""
         jobs: list[Job[ElementDifferences]] = [
             # Memory: on each side a window, and the parts that it consists of.
-            (4 * (end - start), lambda start=start, end=end: self._range(a, b, start, end))  # type: ignore[misc]
+            (4 * (end - start), partial(self._range, a, b, start, end))
             for start, end in ranges
         ]
         known = a.layout.elements - sum(end - start for start, end in ranges) // a.layout.item_bytes
         elements = ElementDifferences(compared=known)
-        for part in bounded_map(jobs, _THREADS, _BUDGET_BYTES):
+        for part in bounded_map(jobs):
             elements += part
         self.read += sum(end - start for start, end in ranges)
         return elements

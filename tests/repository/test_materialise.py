@@ -9,6 +9,7 @@ import pytest
 from m5ws.errors import CorruptObject
 from m5ws.records.store import Format
 from m5ws.records.tree import Tree
+from m5ws.repository import concurrency
 from m5ws.repository.files import materialise, trees, verified_copy
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.objects import key
@@ -125,7 +126,7 @@ def test_a_file_and_the_store_are_never_one_file(tmp_path: Path) -> None:
 
 def test_memory_is_bounded_whatever_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that records the number of concurrent reads."""
-    monkeypatch.setattr(materialise, "_BUDGET_BYTES", 3 * 65536)
+    monkeypatch.setattr(concurrency, "_BUDGET_BYTES", 3 * 65536)
     repo = Repository.create(LocalStore(tmp_path / "store"), _SMALL)
     (tmp_path / "large").write_bytes(random.Random(2).randbytes(40 * 65536))
     files = [SourceFile(path=b"large", location=tmp_path / "large")]

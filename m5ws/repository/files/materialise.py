@@ -2,13 +2,14 @@
 
 Nothing is ever written outside the target, whatever a tree contains. Its entries are checked, folders and files are
 created exclusively before any link, and links are created last. Packs are read whole, so 100,000 small files take about
-a thousand reads. Memory is bounded by _BUDGET_BYTES and one chunk.
+a thousand reads.
 """
 
 import os
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
@@ -23,10 +24,6 @@ from m5ws.repository.files.trees import read_elsewhere
 from m5ws.repository.files.validation import check_claims, check_paths, is_small
 from m5ws.repository.objects import Objects, key
 from m5ws.store.interface import FileBacked
-
-_THREADS = 16
-"""More threads than processors: with a remote store, most of them wait."""
-_BUDGET_BYTES = 512 * 2**20
 
 
 class NotWritten(M5Error):
@@ -62,7 +59,7 @@ def _fill(writer: "_Writer", entries: tuple[Entry, ...], target: Path, progress:
     _make_folders(target, entries)
     total = sum(entry.size_bytes for entry in entries)
     done = 0
-    for size in bounded_map(writer.jobs(entries), _THREADS, _BUDGET_BYTES):
+    for size in bounded_map(writer.jobs(entries)):
         done += size
         if progress:
             progress("materialising", done, total)
@@ -120,7 +117,7 @@ class _Writer:
                 yield from self._chunks(entry)
         for pack, members in packs.items():
             size = max(entry.parts[0].offset + entry.size_bytes for entry in members)
-            yield size, lambda pack=pack, members=members: self._pack(pack, members)  # type: ignore[misc]
+            yield size, partial(self._pack, pack, members)
 
     def _chunks(self, entry: Entry) -> Iterator[Job[int]]:
         if not entry.parts:
@@ -129,7 +126,7 @@ class _Writer:
         file = _File(self._create(entry), self._mode(entry), len(entry.parts))
         position = 0
         for part in entry.parts:
-            yield part.size_bytes, lambda part=part, position=position: self._chunk(file, part, position)  # type: ignore[misc]
+            yield part.size_bytes, partial(self._chunk, file, part, position)
             position += part.size_bytes
 
     def _chunk(self, file: "_File", part: Slice, position: int) -> int:

@@ -12,7 +12,7 @@ from functools import partial
 from m5ws.errors import CorruptObject, NotFound
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
-from m5ws.repository.concurrency import Job, bounded_map
+from m5ws.repository.concurrency import Job, bounded_map, for_each
 from m5ws.repository.fsck.damage import ChecksumOnly, Trouble
 from m5ws.repository.fsck.records import NOT_ITS_BYTES, Records, unread
 from m5ws.repository.objects import is_digest, key
@@ -21,9 +21,6 @@ from m5ws.store.interface import ChecksumListing, ChecksummedStat
 
 _OBJECTS = "objects/"
 _SHA256 = "SHA256"
-_THREADS = 16
-_BUDGET_BYTES = 256 * 2**20
-"""Limit of the memory for objects being read."""
 
 
 class Holdings:
@@ -110,8 +107,7 @@ class Holdings:
         if store is None:
             return
         asked = [digest for digest in self._trusted if self._is_name(self._checksums[digest])]
-        jobs: list[Job[str | None]] = [(0, partial(_sha256, store, digest)) for digest in asked]
-        for position, checksum in enumerate(bounded_map(jobs, _THREADS, _BUDGET_BYTES)):
+        for position, checksum in enumerate(for_each(partial(_sha256, store), asked)):
             progress("comparing checksums", position, len(asked))
             if checksum == asked[position]:
                 continue
@@ -122,7 +118,7 @@ class Holdings:
     def _read(self, digests: Iterable[Digest], progress: Progress) -> None:
         wanted = [digest for digest in digests if digest not in self.bad and digest not in self.read]
         jobs: list[Job[str | None]] = [(self.sizes[digest], partial(self._trouble, digest)) for digest in wanted]
-        for position, trouble in enumerate(bounded_map(jobs, _THREADS, _BUDGET_BYTES)):
+        for position, trouble in enumerate(bounded_map(jobs)):
             progress("checking objects", position, len(wanted))
             if trouble is not None:
                 self._found(wanted[position], trouble)

@@ -20,10 +20,6 @@ from m5ws.repository.objects import key
 from m5ws.repository.repository import Repository
 from m5ws.repository.transfer import closure
 
-_THREADS = 16
-_BUDGET_BYTES = 512 * 2**20
-"""Limit of the memory for objects in flight."""
-
 
 class Conflict(M5Error):
     """Two stores have different content under one name."""
@@ -123,7 +119,7 @@ def copy_objects(
         for digest, size in needs.items()
         if digest in lacking
     ]
-    for size in bounded_map(jobs, _THREADS, _BUDGET_BYTES):
+    for size in bounded_map(jobs):
         done += size
         if progress:
             progress("copying bytes", done, total)
