@@ -26,16 +26,20 @@ def take_snapshot(
     """Take a snapshot of a workspace; with `dry_run`, publish nothing. Raises as `snapshot.snapshot` does."""
     from m5ws.snapshot import snapshot
 
-    ports = (
+    return snapshot.take(
+        workspace.root,
+        workspace.settings,
+        repo,
         workspace.source(),
         workspace.datasets(),
         workspace.tokenizers(),
         workspace.observer(provides=False),
         workspace.index_path,
+        message,
+        progress,
+        warn,
+        dry_run,
     )
-    if dry_run:
-        return snapshot.capture(workspace.root, workspace.settings, repo, *ports, message, dry_run, progress, warn)
-    return snapshot.take(workspace.root, workspace.settings, repo, *ports, message, progress, warn)
 
 
 def write_note(

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from m5ws.config.settings import Settings
+from m5ws.config.settings import SEARCH_RULES, Settings
+from m5ws.environment.interface import Observer
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
 from m5ws.records.snapshot import Dataset, Tokenizer
 from m5ws.repository.files import trees
-from m5ws.repository.files.index import Index
+from m5ws.repository.files.index import Index, Written
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.repository import Repository
 from m5ws.snapshot.sources.interface import DatasetSource, SourceControl, SourceState, TokenizerProbe
@@ -36,6 +37,7 @@ class CaptureContext(msgspec.Struct, frozen=True, kw_only=True):
     source: SourceControl
     datasets: DatasetSource | None
     probe: TokenizerProbe | None
+    observer: Observer
     index: Index
     staging: Path
     dry_run: bool
@@ -51,10 +53,21 @@ class CaptureContext(msgspec.Struct, frozen=True, kw_only=True):
                 if self.on_warning is not None:
                     self.on_warning(line)
 
-    def write(self, files: Sequence[SourceFile]) -> trees.Written:
+    @property
+    def allowed(self) -> Digest:
+        """A digest of the rules for secrets and of the exemptions from them."""
+        return self.repo.objects.digest(f"{SEARCH_RULES} {self.settings.secrets!r}".encode())
+
+    def inspect(self, files: Sequence[SourceFile]) -> None:
+        """Check files that are pinned by content. Raises as `inspection.inspect_content`."""
+        from m5ws.snapshot import inspection
+
+        inspection.inspect_content(files, self.settings.secrets.allow)
+
+    def write(self, files: Sequence[SourceFile]) -> Written:
         return trees.write_tree(self.repo.objects, self.repo.locations, files, self.index, self.progress, self.dry_run)
 
-    def known(self, *parts: Sequence[SourceFile]) -> tuple[trees.Written, ...] | None:
+    def known(self, *parts: Sequence[SourceFile]) -> tuple[Written, ...] | None:
         """Return the stored tree of each of `parts` if no file has changed, else None. Costs a stat per file."""
         recorded = [trees.recorded(self.repo.objects, files, self.index) for files in parts]
         return trees.present(self.repo.objects, self.repo.locations, recorded)
@@ -77,7 +90,7 @@ class CaptureResult(msgspec.Struct, kw_only=True):
     stored: list[tuple[Sequence[SourceFile], Digest]] = []
     inspected: "InspectedFiles | None" = None
 
-    def add(self, files: Sequence[SourceFile], written: trees.Written) -> Digest:
+    def add(self, files: Sequence[SourceFile], written: Written) -> Digest:
         self.files += written.files
         self.size_bytes += written.size_bytes
         self.new_bytes += written.new_bytes

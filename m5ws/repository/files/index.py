@@ -39,13 +39,24 @@ PackFiles = tuple[bytes, tuple[int, ...]]
 """The digests of a pack's files, concatenated, and their sizes in bytes."""
 
 
-class KnownTree(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A tree written from files with certain stamps, and every object it needs with its length."""
+class Written(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A tree that is durable (or would be, after a dry run): its digest, its size, and the size of new objects.
+
+    `packing` is the packing of its small files; None if it has none. `unchanged`: it was written before.
+    """
 
     digest: Digest
     packing: Digest | None
     files: int
     size_bytes: int
+    new_bytes: int = 0
+    unchanged: bool = False
+
+
+class KnownTree(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A tree written from files with certain stamps, and every object it needs with its length."""
+
+    tree: Written
     objects: tuple[tuple[Digest, int], ...]
 
 

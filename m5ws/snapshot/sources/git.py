@@ -97,7 +97,9 @@ class Git:
         status = pool.submit(self._run, root, *_STATUS)
         listing = _Listing()
         tracked = _read_files(root, listed.result(), listing)
-        prefix = self._run(root, "rev-parse", "--show-prefix")[:-1] if _in_folder(root) else b""
+        # git's paths begin at the top of its working tree, which `root` may lie below.
+        below = not os.path.lexists(root / ".git")
+        prefix = self._run(root, "rev-parse", "--show-prefix")[:-1] if below else b""
         absent = _read_status(status.result(), prefix, listing)
         untracked = listing.files
         listing.files = tracked
@@ -149,11 +151,6 @@ def _kept(environment: Mapping[str, str]) -> dict[str, str]:
 def _in_repository(root: Path) -> bool:
     """Return True if git would find a repository at `root` or above it."""
     return any(os.path.lexists(folder / ".git") for folder in (root, *root.parents))
-
-
-def _in_folder(root: Path) -> bool:
-    """Return True if `root` may lie below the top of its working tree, where git's paths begin."""
-    return not os.path.lexists(root / ".git")
 
 
 def _read_status(output: bytes, prefix: bytes, listing: _Listing) -> set[bytes]:
