@@ -77,10 +77,10 @@ def compare(
 
     Raises NotFound, CorruptObject, UnknownSchema.
     """
-    contents = [_content(repo, checkpoint) for checkpoint in (a, b)]
-    old, new = contents
+    digests = [repo.objects.get_record(checkpoint.digest, Checkpoint).content for checkpoint in (a, b)]
+    old, new = (repo.objects.get_record(digest, Content) for digest in digests)
     by: Literal["name", "path"] = "path" if "deepspeed/1" in (old.format, new.format) else "name"
-    if repo.objects.get_record(a.digest, Checkpoint).content == repo.objects.get_record(b.digest, Checkpoint).content:
+    if digests[0] == digests[1]:
         size = sum(layout(tensor).size_bytes for tensor in old.tensors)
         return CheckpointDiff(a=a, b=b, by=by, tensors_equal=len(old.tensors), bytes_unread=size)
     work = _Work(repo, bits, progress)
@@ -97,11 +97,6 @@ def compare(
         bytes_read=work.read,
         notes=tuple(_notes(old, new, bits is not None)),
     )
-
-
-def _content(repo: Repository, which: CheckpointRef) -> Content:
-    record = repo.objects.get_record(which.digest, Checkpoint)
-    return repo.objects.get_record(record.content, Content)
 
 
 def _layouts(content: Content) -> dict[str, Layout]:

@@ -71,8 +71,8 @@ def apply(repo: Repository, planned: PrefetchPlan, progress: Progress | None = N
     """
     check(planned)
     done = 0
-    jobs: list[Job[int]] = [(size, partial(_fetch, repo, digest, size)) for digest, size in planned.fetch.items()]
-    for size in bounded_map(jobs):
+    jobs: list[Job[bytes]] = [(size, partial(repo.objects.get, digest)) for digest, size in planned.fetch.items()]
+    for size, _ in zip(planned.fetch.values(), bounded_map(jobs), strict=True):
         done += size
         if progress:
             progress("fetching", done, planned.missing_bytes)
@@ -95,11 +95,6 @@ def check(planned: PrefetchPlan) -> None:
             f"{planned.kind} {planned.id} needs {planned.size_bytes:,} bytes, but the cache holds"
             f" {planned.capacity_bytes:,}"
         )
-
-
-def _fetch(repo: Repository, digest: Digest, size: int) -> int:
-    repo.objects.get(digest)
-    return size
 
 
 def _held(near: CachingStore, digest: Digest, size: int) -> bool:
