@@ -149,12 +149,6 @@ class Connection:
         """Path of the certificate authorities' file, or "" for the usual authorities."""
         return self._settings.authorities or ""
 
-    @property
-    def bucket_url(self) -> str:
-        """URL of the bucket in requests."""
-        endpoint, virtual = self._endpoint()
-        return endpoint.rstrip("/") if virtual else f"{endpoint.rstrip('/')}/{self.location.bucket}"
-
     def _endpoint(self) -> tuple[str, bool]:
         """Return the endpoint, and True if its host name contains the bucket."""
         endpoint = self.location.options.endpoint_url or str(self.control.meta.endpoint_url)
