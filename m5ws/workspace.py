@@ -20,7 +20,7 @@ from m5ws.errors import MissingExtra, NotFound, UsageError
 from m5ws.launch.interface import Launcher
 from m5ws.records.store import Format
 from m5ws.snapshot.sources.interface import CommitHistory, DatasetSource, SourceControl, TokenizerProbe
-from m5ws.store.interface import FORMAT, ObjectStore
+from m5ws.store.interface import ObjectStore
 from m5ws.tracking.interface import Tracker
 
 if TYPE_CHECKING:
@@ -167,22 +167,15 @@ class Workspace:
     ) -> "Repository":
         """Open or create the store at any URL, as `repository` does, without a cache.
 
-        A relative path is resolved against the workspace. A new store gets `store_format`. Raises UsageError if an
-        existing store has another format.
+        A relative path is resolved against the workspace. A new store gets `store_format`.
         """
         from m5ws.repository.repository import Repository
         from m5ws.store import open_store
         from m5ws.store.s3 import joined
 
-        where = self._located(url)
-        store = open_store(where)
+        store = open_store(self._located(url))
         if create or for_dry_run:
             self.prepare()
-        if store_format is not None and Repository.is_unused(store, store_format):
-            if not create:
-                return Repository.for_dry_run(store, store_format)
-            store.delete(FORMAT)
-            store = open_store(where)
         joined.recall(self.home / "joined", store)
         if create:
             repository = Repository.create(store, store_format)

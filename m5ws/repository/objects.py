@@ -7,7 +7,7 @@ here and nowhere else. Before that, a caching store reads the object again from 
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import blake3
 
@@ -30,14 +30,6 @@ _DIGEST = re.compile("[0-9a-f]{64}")
 def key(digest: Digest) -> str:
     """Return the store key of an object."""
     return f"objects/{digest[:2]}/{digest}"
-
-
-class Hasher(Protocol):
-    """The store's hash function, for data in pieces."""
-
-    def update(self, data: Buffer, /) -> object: ...
-
-    def hexdigest(self) -> str: ...
 
 
 class Objects:
@@ -66,19 +58,11 @@ class Objects:
         return self._began
 
     def digest(self, data: Buffer) -> Digest:
-        """Return the store's hash of `data`, in lower-case hex."""
-        if self.format.hash == "sha256":
-            import hashlib
-
-            return hashlib.sha256(data).hexdigest()
+        """Return the store's hash of `data`, BLAKE3-256 in lower-case hex."""
         return blake3.blake3(data).hexdigest()
 
-    def hasher(self) -> Hasher:
-        """Return a new hasher of the store's hash function."""
-        if self.format.hash == "sha256":
-            import hashlib
-
-            return hashlib.sha256()
+    def hasher(self) -> blake3.blake3:
+        """Return a new hasher of the store's hash function, for data in pieces."""
         return blake3.blake3()
 
     def put(self, data: Buffer) -> Digest:

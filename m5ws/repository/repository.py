@@ -6,7 +6,7 @@ reachable is complete, whenever a writer is killed.
 
 import msgspec
 
-from m5ws.errors import NotFound, ObjectExists, UsageError
+from m5ws.errors import NotFound, ObjectExists
 from m5ws.records import codec
 from m5ws.records.store import Format
 from m5ws.repository import gc_plans
@@ -43,9 +43,9 @@ class Repository:
 
     @classmethod
     def create(cls, store: ObjectStore, form: Format | None = None) -> "Repository":
-        """Create a store, or open an existing one. Raises UsageError if the existing one has another format."""
+        """Create a store, or open an existing one, whatever its format."""
         try:
-            return cls._joined(store, form)
+            return cls.open(store)
         except NotFound:
             wanted = form or Format()
         if isinstance(store, RegionAware):
@@ -54,17 +54,8 @@ class Repository:
         try:
             store.create(FORMAT, codec.encode(wanted))
         except ObjectExists:
-            return cls._joined(store, form)
+            return cls.open(store)
         return cls(store, wanted)
-
-    @staticmethod
-    def is_unused(store: ObjectStore, form: Format) -> bool:
-        """Return True if a store in a directory is empty, as `init` created it, and has another format than `form`."""
-        try:
-            other = not isinstance(store, RegionAware) and Repository.open(store).compatible_format != form
-        except NotFound:
-            return False
-        return other and all(stat.key == FORMAT for stat in store.list(""))
 
     @property
     def compatible_format(self) -> Format:
@@ -84,18 +75,6 @@ class Repository:
     def for_dry_run(cls, store: ObjectStore, form: Format | None = None) -> "Repository":
         """Return the repository that `create` would make, without writing. For dry runs."""
         return cls(store, form or Format())
-
-    @classmethod
-    def _joined(cls, store: ObjectStore, form: Format | None) -> "Repository":
-        repository = cls.open(store)
-        wanted = form and msgspec.structs.replace(form, home_region=None)
-        if wanted not in (None, repository.compatible_format):
-            raise UsageError(
-                f"the store at {store.url} has format {repository.compatible_format}, but {wanted} is needed",
-                hint="Ids depend on the store's hash and sizes. Copy into a new or empty store, or use the other store "
-                "itself in the workspace (`[store] url` in m5ws.toml).",
-            )
-        return repository
 
 
 __all__ = ["Repository"]

@@ -93,9 +93,6 @@ class ChecksumListing(Protocol):
     def list_with_checksums(self, prefix: str) -> Iterator[ChecksummedStat]:
         """Yield the objects of `list`, each with the algorithm of its whole-object checksum; None if there is none."""
 
-    def sha256(self, key: str) -> str | None:
-        """Return the SHA-256, in hex, that the server keeps for a whole object, or None. Raises NotFound."""
-
 
 @runtime_checkable
 class FileBacked(Protocol):

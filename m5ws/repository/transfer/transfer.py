@@ -92,7 +92,7 @@ def _refuse_foreign(source: Repository, target: Repository) -> None:
         raise UsageError(
             f"the stores {source.store.url} and {target.store.url} have different formats: "
             f"{source.compatible_format} and {target.compatible_format}",
-            hint="Ids depend on the store's hash and sizes. Create the new store with those of the old one.",
+            hint="Ids depend on the store's hash and sizes. Name a store of the same format.",
         )
     if source.store.url == target.store.url:
         raise UsageError(f"{source.store.url} is this workspace's own store", hint="Name another store.")

@@ -74,13 +74,6 @@ class S3Store:
                 key=key, size_bytes=listed.size_bytes, modified_s=listed.modified_s, checksum=listed.checksum
             )
 
-    def sha256(self, key: str) -> str | None:
-        path = self._path(key)
-        try:
-            return self.requests.call(f"looking for the checksum of {key}", lambda _: self._transfer.sha256(path))
-        except NoSuchKey:
-            raise NotFound(f"{key} is not in the store {self.url}") from None
-
     def names(self, prefix: str) -> tuple[str, ...]:
         return self._listing.names(self.location.prefix + prefix)
 

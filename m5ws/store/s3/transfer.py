@@ -98,10 +98,6 @@ class Transfer:
             meta = obstore.head(client, path)
             return meta["size"], meta["last_modified"].timestamp()
 
-    def sha256(self, path: str) -> str | None:
-        """Return the SHA-256, in hex, that the server keeps for a whole object, or None."""
-        return self._connection.call("s3:GetObject", path, lambda client: self._kept_sha256(client, path))
-
     def delete(self, path: str) -> None:
         """Delete an object. Rare, so boto3 is enough."""
         self._connection.call(
@@ -126,11 +122,6 @@ class Transfer:
     def _head_object(self, client: Any, path: str) -> Stat:
         head = _complete(client.head_object(Bucket=self._bucket, Key=path))
         return int(head["ContentLength"]), head["LastModified"].timestamp()
-
-    def _kept_sha256(self, client: Any, path: str) -> str | None:
-        head = _complete(client.head_object(Bucket=self._bucket, Key=path, ChecksumMode="ENABLED"))
-        value = head.get("ChecksumSHA256") if head.get("ChecksumType") == "FULL_OBJECT" else None
-        return base64.b64decode(value, validate=True).hex() if value else None
 
     def _get_object(self, client: Any, path: str, start: int, length: int | None) -> bytes:
         span = {}
