@@ -24,8 +24,8 @@ from m5ws.store.interface import ObjectStore
 from m5ws.tracking.interface import Tracker
 
 if TYPE_CHECKING:
+    from m5ws.checkpoints.diff import CompareBits
     from m5ws.checkpoints.export import export as checkpoint_export
-    from m5ws.checkpoints.interface import CompareBits
     from m5ws.repository.repository import Repository
     from m5ws.runs.supervise import Ports
 

@@ -5,14 +5,13 @@ are compared, never values: -0.0 differs from +0.0, and NaNs with different bits
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Literal
 
 import msgspec
 
 from m5ws.checkpoints import plain_state
-from m5ws.checkpoints.interface import CompareBits
 from m5ws.checkpoints.plain_state import StateChange
 from m5ws.checkpoints.resolve import CheckpointRef
 from m5ws.progress import Progress
@@ -23,6 +22,10 @@ from m5ws.repository.files.trees import load as load_tree
 from m5ws.repository.repository import Repository
 from m5ws.repository.tensors import Layout, PartCache, TensorReader, layout
 
+CompareBits = Callable[[bytearray, bytearray, str, int], ElementDifferences]
+"""Compares two buffers of equal length: torch's name of their type, and the index of their first element
+(training/tools/compare_bits.py).
+"""
 Kind = Literal["only in a", "only in b", "type", "shape", "bits"]
 
 

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 
 from m5ws.errors import M5Error, UsageError
@@ -56,7 +55,9 @@ def materialise(
 
 
 def _fill(writer: "_Writer", entries: tuple[Entry, ...], target: Path, progress: Progress | None) -> None:
-    _make_folders(target, entries)
+    # A file system that ignores case may map two names to one folder. No folder can be a link yet.
+    for folder in sorted({os.path.dirname(entry.path) for entry in entries}):
+        os.makedirs(os.path.join(os.fsencode(target), folder), exist_ok=True)
     total = sum(entry.size_bytes for entry in entries)
     done = 0
     for size in bounded_map(writer.jobs(entries)):
@@ -74,25 +75,6 @@ def _prepare(target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     if next(iter(target.iterdir()), None) is not None:
         raise UsageError(f"{target} is not empty", hint="Name a folder that does not exist yet.")
-
-
-def _make_folders(target: Path, entries: tuple[Entry, ...]) -> None:
-    """Make each folder once, outer folders first. Only one path's folders are kept in memory."""
-    root, made = os.fsencode(target) + b"/", list[bytes]()
-    for folder in sorted({os.path.dirname(entry.path) for entry in entries} - {b""}, key=_with_zeros):
-        names = folder.split(b"/")
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(made, names, strict=False)))
-        for depth in range(same, len(names)):
-            # A file system that ignores case may map two names to one folder, which then exists. It cannot be a link
-            # yet.
-            with suppress(FileExistsError):
-                os.mkdir(root + b"/".join(names[: depth + 1]))
-        made = names
-
-
-def _with_zeros(path: bytes) -> bytes:
-    """Return a sort key that puts the content of a folder directly after the folder."""
-    return path.replace(b"/", b"\0")
 
 
 class _Writer:

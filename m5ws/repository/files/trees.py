@@ -253,9 +253,5 @@ def _signature(objects: Objects, files: Sequence[SourceFile], stats: Sequence[os
     cut = (form.hash, form.small_bytes, form.chunk_bytes, form.file_chunk_bytes)
     stamps = list(map(mode_and_stamp, stats))
     paths = [file.path for file in files]
-    locations = [os.fspath(file.location) for file in files]
-    try:
-        return objects.digest(codec.encode_plain((cut, paths, locations, stamps)))
-    except UnicodeEncodeError:
-        # A location is not UTF-8. The usual case avoids the conversion.
-        return objects.digest(codec.encode_plain((cut, paths, list(map(os.fsencode, locations)), stamps)))
+    locations = [os.fsencode(file.location) for file in files]
+    return objects.digest(codec.encode_plain((cut, paths, locations, stamps)))
