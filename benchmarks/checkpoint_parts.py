@@ -63,14 +63,13 @@ def timed_calls(clock: Clock) -> Iterator[None]:
     import torch.distributed as dist
 
     from m5ws.repository.objects import Objects
-    from m5ws.store import local
     from m5ws.training.fingerprint import fingerprint
 
     places: list[tuple[str, Any, str]] = [
         ("fingerprint", fingerprint, "local"),
         ("fingerprint", fingerprint, "merge"),
         ("hash", Objects, "digest"),
-        ("write", local.TemporaryFile, "write"),
+        ("write", os, "write"),
         ("fsync", os, "fsync"),
         *(("collectives", dist, name) for name in ("all_gather_object", "gather_object", "broadcast_object_list")),
         *(("collectives", dist, name) for name in ("scatter_object_list", "all_gather", "all_reduce", "barrier")),

@@ -29,11 +29,7 @@ from store_tools import Server
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 Row = dict[str, float]
-FORMS = {
-    "m5ws snapshot --json": ["snapshot", "--json"],
-    "m5ws -C DIR snapshot": ["-C", ".", "snapshot"],
-    "m5ws snapshot -m": ["snapshot", "-m", "a message"],
-}
+FORMS = {"m5ws snapshot -m": ["snapshot", "-m", "a message"]}
 """Other forms of the command, by row."""
 _M5WS = str(Path(sys.executable).with_name("m5ws"))
 _OURS = ("m5ws snapshot", *FORMS, "m5ws snapshot of data")

@@ -35,8 +35,6 @@ def main() -> int:
     try:
         # If a parent ignores SIGCHLD, this process inherits that, and children have no exit status.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        if sys.argv[1:2] == ["snapshot"] and not {"-h", "--help"}.intersection(sys.argv):
-            _begin_git()
         from m5ws.cli import main as command_line
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -55,20 +53,6 @@ def _open_standard_streams() -> None:
     sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
     sys.stdout = sys.stdout or os.fdopen(1, "w", errors="backslashreplace", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", errors="backslashreplace", closefd=False)
-
-
-def _begin_git() -> None:
-    """Start git on the workspace, so that it runs while Python imports the rest."""
-    from m5ws.config import discovery
-    from m5ws.snapshot.sources import git_start
-
-    try:
-        root = discovery.nearest(os.getcwd())
-    except FileNotFoundError:
-        # The current directory was removed.
-        return
-    if root is not None:
-        git_start.start_early(root, os.environ)
 
 
 if __name__ == "__main__":

@@ -269,7 +269,8 @@ def _environment(path: str, data: bytes) -> Iterator[SecretMatch]:
     for match in _ASSIGNMENT.finditer(data):
         name, value = match[1], match[2].rstrip(b" \t\r").strip(b"\"'")
         value = b"" if match[2].startswith(b"#") else value
-        if not value or (template and (_PLACEHOLDER.match(value) or not _secret(name, value))):
+        real = len(value) >= 12 and _SECRET_NAME.search(name) and not _PLACEHOLDER.match(value)
+        if not value or (template and not real):
             continue
         yield SecretMatch(
             path=path, line=_line(data, match.start(1)), what=f"an environment file that sets {_show(name)}"
@@ -277,10 +278,6 @@ def _environment(path: str, data: bytes) -> Iterator[SecretMatch]:
         return
     if b"\0" in data:
         yield SecretMatch(path=path, line=0, what="an environment file that is not plain text")
-
-
-def _secret(name: bytes, value: bytes) -> bool:
-    return len(value) >= 12 and _SECRET_NAME.search(name) is not None
 
 
 def _line(data: bytes, position: int) -> int:

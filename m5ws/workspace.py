@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from m5ws.attest.interface import Signatures
-from m5ws.config import discovery as place
 from m5ws.config import reader
 from m5ws.config.settings import Settings, StoreSettings
 from m5ws.environment.interface import Environments, Observer
@@ -22,17 +20,17 @@ from m5ws.errors import MissingExtra, NotFound, UsageError
 from m5ws.launch.interface import Launcher
 from m5ws.records.store import Format
 from m5ws.snapshot.sources.interface import CommitHistory, DatasetSource, SourceControl, TokenizerProbe
-from m5ws.store.interface import FORMAT, ObjectStore
+from m5ws.store.interface import ObjectStore
 from m5ws.tracking.interface import Tracker
 
 if TYPE_CHECKING:
+    from m5ws.checkpoints.diff import CompareBits
     from m5ws.checkpoints.export import export as checkpoint_export
-    from m5ws.checkpoints.interface import CompareBits
     from m5ws.repository.repository import Repository
     from m5ws.runs.supervise import Ports
 
 _log = logging.getLogger(__name__)
-STATE = place.STATE
+FILE, STATE = "m5ws.toml", ".m5ws"
 VARIABLES = {
     "XDG_CACHE_HOME": "Parent of the caches: machine facts from torch, copies of remote objects, environments.",
     "XDG_STATE_HOME": "Parent of the work directories of runs, if `m5ws.toml` sets none.",
@@ -169,22 +167,15 @@ class Workspace:
     ) -> "Repository":
         """Open or create the store at any URL, as `repository` does, without a cache.
 
-        A relative path is resolved against the workspace. A new store gets `store_format`. Raises UsageError if an
-        existing store has another format.
+        A relative path is resolved against the workspace. A new store gets `store_format`.
         """
         from m5ws.repository.repository import Repository
         from m5ws.store import open_store
         from m5ws.store.s3 import joined
 
-        where = self._located(url)
-        store = open_store(where)
+        store = open_store(self._located(url))
         if create or for_dry_run:
             self.prepare()
-        if store_format is not None and Repository.is_unused(store, store_format):
-            if not create:
-                return Repository.for_dry_run(store, store_format)
-            store.delete(FORMAT)
-            store = open_store(where)
         joined.recall(self.home / "joined", store)
         if create:
             repository = Repository.create(store, store_format)
@@ -212,8 +203,7 @@ class Workspace:
 
     def author(self) -> str | None:
         """Return git's user, the author of notes; None without git, a repository or a user."""
-        from m5ws.snapshot.sources.git import Git
-        from m5ws.snapshot.sources.git_start import GitError
+        from m5ws.snapshot.sources.git import Git, GitError
 
         try:
             return Git(self.environment).author(self.root)
@@ -319,12 +309,12 @@ def find(start: Path, environment: Mapping[str, str] = os.environ) -> Workspace:
     folder = start.absolute()
     if not folder.is_dir():
         raise NotFound(f"no such directory: {start}", hint="Give `-C` a directory in a workspace.")
-    root = place.nearest(os.fspath(folder))
+    root = next((outer for outer in (folder, *folder.parents) if (outer / FILE).is_file()), None)
     if root is None:
-        raise NotFound(f"no {place.FILE} in {folder} or above it", hint="`m5ws init` creates a workspace here.")
-    if os.fsencode(root).decode("utf-8", "ignore") != root:
-        raise UsageError(f"the path of the workspace is not UTF-8: {root!a}", hint="Rename its folder.")
-    return Workspace(Path(root), reader.read(Path(root, place.FILE)), dict(environment))
+        raise NotFound(f"no {FILE} in {folder} or above it", hint="`m5ws init` creates a workspace here.")
+    if os.fsencode(root).decode("utf-8", "ignore") != str(root):
+        raise UsageError(f"the path of the workspace is not UTF-8: {str(root)!a}", hint="Rename its folder.")
+    return Workspace(root, reader.read(root / FILE), dict(environment))
 
 
 def try_store(root: Path, settings: StoreSettings) -> None:
@@ -334,13 +324,6 @@ def try_store(root: Path, settings: StoreSettings) -> None:
 
     url = settings.url
     Repository.create(open_store(url, settings) if "://" in url else open_store(str(root / url)))
-
-
-def signatures() -> Signatures:
-    """Return the signer and verifier of statements. No workspace is required."""
-    from m5ws.attest.ssh_signatures import SshSignatures
-
-    return SshSignatures()
 
 
 # --- functions of `training` for stored tensors, outside of ranks --------------------------------

@@ -118,7 +118,7 @@ _SLOWEST = (
     "services/test_frameworks.py", "services/test_transcripts.py", "services/test_triton.py",
     "templates/test_training.py", "flows/test_evidence.py",
     "flows/test_rebuild.py", "environment/test_virtual_environments.py",
-    "flows/test_resume.py", "cli/test_running.py", "snapshot/test_unchanged.py", "flows/test_reproduce.py",
+    "flows/test_resume.py", "cli/test_running.py", "snapshot/test_known_files.py", "flows/test_reproduce.py",
     "flows/test_explain.py", "flows/test_elsewhere.py", "tracking/test_follower.py",
     "flows/test_segments.py", "training/test_features.py", "environment/test_machine.py", "flows/test_isolation.py",
     "flows/test_environments.py", "flows/test_recheck.py", "training/test_store_in_trouble.py",

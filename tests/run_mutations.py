@@ -70,10 +70,10 @@ MUTATIONS = (
     Mutation(
         "of two writers of a key the later one wins",
         "m5ws/store/local.py",
-        "            except FileExistsError as error:\n                raise ObjectExists(key) from error\n",
-        "            except FileExistsError:\n"
-        "                os.replace(draft.path, target)\n"
-        "                os.link(target, draft.path)\n",
+        "        except FileExistsError as error:\n            raise ObjectExists(key) from error\n",
+        "        except FileExistsError:\n"
+        "            os.replace(temporary, target)\n"
+        "            os.link(target, temporary)\n",
         ("contract/test_store.py",),
     ),
     Mutation(

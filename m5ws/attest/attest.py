@@ -181,8 +181,8 @@ def _verdict(repo: Repository, verdict: Verdict) -> VerdictLine:
 
 
 def _object(repo: Repository, digest: Digest) -> Descriptor:
-    return descriptor(key(digest), repo.objects.get(digest), repo.format.hash)
+    return descriptor(key(digest), repo.objects.get(digest))
 
 
 def _reference(repo: Repository, where: str) -> Descriptor:
-    return descriptor(where, repo.store.get(where), repo.format.hash)
+    return descriptor(where, repo.store.get(where))

@@ -1,14 +1,15 @@
 """Checks of a statement without a store: its signatures, and contradictions within it."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 
-from m5ws.attest.interface import SignatureCheck, Signatures
-from m5ws.records.attestation import PAYLOAD_TYPE, CheckpointLine, Envelope, Predicate, Statement, from_base64, pae
+from m5ws.attest import ssh_signatures
+from m5ws.attest.ssh_signatures import SignatureCheck
+from m5ws.records.attestation import PAYLOAD_TYPE, Envelope, Predicate, Statement, from_base64, pae
 from m5ws.records.verdict import Verdict
 from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.objects import key
@@ -22,10 +23,10 @@ class StatementProblem(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
 
 
-def signatures(envelope: Envelope, body: bytes, port: Signatures, allowed: Path | None) -> list[SignatureCheck]:
+def signatures(envelope: Envelope, body: bytes, allowed: Path | None) -> list[SignatureCheck]:
     """Return the check of each signature of an envelope. Raises M5Error if a signature cannot be checked."""
     payload = pae(PAYLOAD_TYPE, body)
-    return [port.check(_bytes(signature.sig), payload, allowed) for signature in envelope.signatures]
+    return [ssh_signatures.check(_bytes(signature.sig), payload, allowed) for signature in envelope.signatures]
 
 
 def unsigned(checks: Sequence[SignatureCheck], *, required: bool) -> list[StatementProblem]:
@@ -74,7 +75,8 @@ def contradictions(statement: Statement) -> list[StatementProblem]:
         detail = f"the statement has {predicate.outcome}, and its verdicts give {outcome}"
         findings.append(StatementProblem(what="outcome", detail=detail))
     subjects = {subject.name for subject in statement.subject}
-    needed = (f"runs/{predicate.run}/run", key(predicate.snapshot), *_named(predicate.checkpoints))
+    needed = [f"runs/{predicate.run}/run", key(predicate.snapshot)]
+    needed += [part.name for line in predicate.checkpoints for part in (line.record, line.content)]
     missing = "missing in the statement's list of subjects"
     findings += [StatementProblem(what=name, detail=missing) for name in needed if name not in subjects]
     places = Counter((line.run, line.attempt, line.rank) for line in predicate.ledgers)
@@ -101,8 +103,3 @@ def _apart(predicate: Predicate) -> list[StatementProblem]:
             if part.digest is not None and records.get(f"{predicate.run}@{part.checkpoint}") != key(part.digest)
         ),
     ]
-
-
-def _named(lines: Sequence[CheckpointLine]) -> Iterator[str]:
-    for line in lines:
-        yield from (line.record.name, line.content.name)

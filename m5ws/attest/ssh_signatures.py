@@ -11,7 +11,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from m5ws.attest.interface import SignatureCheck
+import msgspec
+
 from m5ws.errors import M5Error
 from m5ws.records.attestation import NAMESPACE
 
@@ -35,48 +36,58 @@ class NotSigned(M5Error):
     hint = "Name a private SSH key with `--key`. `ssh-keygen -t ed25519 -f FILE` makes one."
 
 
-class SshSignatures:
-    """Signatures by `ssh-keygen`."""
+class SignatureCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of the check of a signature. `signer` is the name of the key's owner, if the allowed signers list it.
 
-    def sign(self, key: Path, data: bytes) -> bytes:
-        """Return an armoured signature of `data`. A passphrase is asked for at once. Raises NotSigned, NoSshKeygen."""
-        done = _ssh_keygen(("-Y", "sign", "-f", str(key), "-n", NAMESPACE), data, _SIGN_S)
-        if done.returncode != 0 or not self.keyid(done.stdout):
-            lines = done.stderr.decode("utf-8", "backslashreplace").strip().splitlines()
-            detail = lines[-1] if lines else f"status {done.returncode}"
-            raise NotSigned(f"ssh-keygen did not sign with {key}: {detail}")
-        return done.stdout
+    `keyid` is the fingerprint of the key inside the signature, "" if there is none.
+    """
 
-    def keyid(self, signature: bytes) -> str:
-        """Return the key's fingerprint, as `ssh-keygen -l` shows it (PROTOCOL.sshsig: the key follows the version)."""
-        armour = signature.partition(_BEGIN)[2].partition(_END)[0]
-        try:
-            blob = base64.b64decode(b"".join(armour.split()), validate=True)
-        except binascii.Error:
-            return ""
-        size = int.from_bytes(blob[len(_MAGIC) : len(_MAGIC) + 4], "big")
-        public = blob[len(_MAGIC) + 4 : len(_MAGIC) + 4 + size]
-        if not blob.startswith(_MAGIC) or not public or len(public) != size:
-            return ""
-        return f"SHA256:{base64.b64encode(hashlib.sha256(public).digest()).decode().rstrip('=')}"
+    good: bool
+    keyid: str = ""
+    signer: str | None = None
 
-    def check(self, signature: bytes, data: bytes, allowed: Path | None) -> SignatureCheck:
-        """Check a signature of `data`. Raises NoSshKeygen."""
-        keyid = self.keyid(signature)
-        with tempfile.TemporaryDirectory(prefix="m5ws-signature-") as folder:
-            file = Path(folder) / "signature"
-            file.write_bytes(signature)
-            if allowed is None:
-                done = _ssh_keygen(("-Y", "check-novalidate", "-n", NAMESPACE, "-s", str(file)), data, _CHECK_S)
-                return SignatureCheck(good=done.returncode == 0, keyid=keyid)
-            files = ("-f", str(allowed), "-s", str(file))
-            owners = _ssh_keygen(("-Y", "find-principals", *files), b"", _CHECK_S)
-            names = owners.stdout.decode("utf-8", "surrogateescape").splitlines() if owners.returncode == 0 else []
-            for name in names:
-                done = _ssh_keygen(("-Y", "verify", *files, "-n", NAMESPACE, "-I", name), data, _CHECK_S)
-                if done.returncode == 0:
-                    return SignatureCheck(good=True, keyid=keyid, signer=name)
-        return SignatureCheck(good=False, keyid=keyid)
+
+def sign(key: Path, data: bytes) -> bytes:
+    """Return an armoured signature of `data`. A passphrase is asked for at once. Raises NotSigned, NoSshKeygen."""
+    done = _ssh_keygen(("-Y", "sign", "-f", str(key), "-n", NAMESPACE), data, _SIGN_S)
+    if done.returncode != 0 or not keyid(done.stdout):
+        lines = done.stderr.decode("utf-8", "backslashreplace").strip().splitlines()
+        detail = lines[-1] if lines else f"status {done.returncode}"
+        raise NotSigned(f"ssh-keygen did not sign with {key}: {detail}")
+    return done.stdout
+
+
+def keyid(signature: bytes) -> str:
+    """Return the key's fingerprint, as `ssh-keygen -l` shows it (PROTOCOL.sshsig: the key follows the version)."""
+    armour = signature.partition(_BEGIN)[2].partition(_END)[0]
+    try:
+        blob = base64.b64decode(b"".join(armour.split()), validate=True)
+    except binascii.Error:
+        return ""
+    size = int.from_bytes(blob[len(_MAGIC) : len(_MAGIC) + 4], "big")
+    public = blob[len(_MAGIC) + 4 : len(_MAGIC) + 4 + size]
+    if not blob.startswith(_MAGIC) or not public or len(public) != size:
+        return ""
+    return f"SHA256:{base64.b64encode(hashlib.sha256(public).digest()).decode().rstrip('=')}"
+
+
+def check(signature: bytes, data: bytes, allowed: Path | None) -> SignatureCheck:
+    """Check a signature of `data`. Raises NoSshKeygen."""
+    fingerprint = keyid(signature)
+    with tempfile.TemporaryDirectory(prefix="m5ws-signature-") as folder:
+        file = Path(folder) / "signature"
+        file.write_bytes(signature)
+        if allowed is None:
+            done = _ssh_keygen(("-Y", "check-novalidate", "-n", NAMESPACE, "-s", str(file)), data, _CHECK_S)
+            return SignatureCheck(good=done.returncode == 0, keyid=fingerprint)
+        files = ("-f", str(allowed), "-s", str(file))
+        owners = _ssh_keygen(("-Y", "find-principals", *files), b"", _CHECK_S)
+        names = owners.stdout.decode("utf-8", "surrogateescape").splitlines() if owners.returncode == 0 else []
+        for name in names:
+            done = _ssh_keygen(("-Y", "verify", *files, "-n", NAMESPACE, "-I", name), data, _CHECK_S)
+            if done.returncode == 0:
+                return SignatureCheck(good=True, keyid=fingerprint, signer=name)
+    return SignatureCheck(good=False, keyid=fingerprint)
 
 
 def _ssh_keygen(arguments: tuple[str, ...], data: bytes, timeout_s: float) -> "subprocess.CompletedProcess[bytes]":

@@ -29,8 +29,6 @@ from m5ws.repository.objects import key
 from m5ws.repository.repository import Repository
 from m5ws.reproduce import segments
 
-_THREADS = 16
-_FLIGHT_BYTES = 512 * 2**20
 _Place = tuple[str, int, str]
 
 
@@ -295,9 +293,7 @@ class _Check:
         if not read_data:
             return len(records.read), len(waiting)
         jobs: list[Job[str | None]] = [(rest[digest], partial(self._whole, digest)) for digest in waiting]
-        for number, (digest, trouble) in enumerate(
-            zip(waiting, bounded_map(jobs, _THREADS, _FLIGHT_BYTES), strict=True)
-        ):
+        for number, (digest, trouble) in enumerate(zip(waiting, bounded_map(jobs), strict=True)):
             self._progress("reading objects", number, len(waiting))
             if trouble is not None:
                 self._find(key(digest), trouble)

@@ -171,7 +171,8 @@ def execute(
     `rebuilt` makes their environments, if the plan has distributions.
     """
     if not task.setup.elements:
-        return BisectReport(outcome="not explained", reason=_nothing_pinned(task.plan), plan=task.plan)
+        reason = f"no pinned input that a hybrid can combine differs between the runs. {_elsewhere(task.plan)}"
+        return BisectReport(outcome="not explained", reason=reason, plan=task.plan)
     hybrids = HybridRuns(ports, task.setup, home, author_dir, max_runs, shown, rebuilt)
     causes: list[frozenset[InputDifference]] = []
     try:
@@ -268,10 +269,6 @@ def _taken(task: BisectTask, chosen: frozenset[InputDifference]) -> Names:
 def _described(task: BisectTask, cause: frozenset[InputDifference]) -> str:
     together = " together" if len(cause) > 1 else ""
     return f"{' and '.join(_taken(task, cause))}{together}"
-
-
-def _nothing_pinned(shown: BisectPlan) -> str:
-    return f"no pinned input that a hybrid can combine differs between the runs. {_elsewhere(shown)}"
 
 
 def _elsewhere(shown: BisectPlan) -> str:

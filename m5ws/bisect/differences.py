@@ -16,7 +16,7 @@ from m5ws.diff import trees as tree_diff
 from m5ws.diff.trees import FilePair
 from m5ws.environment.drift import rate
 from m5ws.records.base import Digest
-from m5ws.records.environment import Declared, Determinism
+from m5ws.records.environment import Determinism
 from m5ws.records.run import Run
 from m5ws.records.snapshot import Snapshot
 from m5ws.records.verdict import Change
@@ -59,7 +59,7 @@ def list_differences(
     old, new = snapshots.load(repo, good.snapshot), snapshots.load(repo, bad.snapshot)
     elements = [
         *_config(repo, old.config, new.config),
-        *_code(repo, old, new),
+        *(_file("code", pair) for pair in tree_diff.different(repo, old.code.tree, new.code.tree)),
         *_tokenizer(old, new),
         *_data(old, new),
         *_launch(good, bad),
@@ -69,17 +69,16 @@ def list_differences(
             for change in (environments.differing_distributions(repo, good, bad) if rebuilt else ())
         ),
     ]
-    return elements, [*_unset(good, bad), *_declared(old.declared, new.declared), *_layout(repo, old, new, elements)]
+    declared = [
+        ExcludedDifference(change=change, why="a declaration installs nothing")
+        for change in diff.declared(old.declared, new.declared)
+    ]
+    return elements, [*_unset(good, bad), *declared, *_layout(repo, old, new, elements)]
 
 
 def grouped(elements: Sequence[InputDifference]) -> list[list[InputDifference]]:
     """Return elements by part, in their order."""
     return [list(group) for _, group in groupby(elements, key=lambda element: element.change.part)]
-
-
-def _code(repo: Repository, old: Snapshot, new: Snapshot) -> Iterator[InputDifference]:
-    for pair in tree_diff.different(repo, old.code.tree, new.code.tree):
-        yield _file("code", pair)
 
 
 def _file(part: str, pair: FilePair) -> InputDifference:
@@ -144,11 +143,6 @@ def _unset(good: Run, bad: Run) -> Iterator[ExcludedDifference]:
     for change in diff.launch(good.spec, bad.spec):
         if change.name in _RECORDING:
             yield ExcludedDifference(change=change, why="hybrids record and save as GOOD did, to be comparable with it")
-
-
-def _declared(old: Declared, new: Declared) -> Iterator[ExcludedDifference]:
-    for change in diff.declared(old, new):
-        yield ExcludedDifference(change=change, why="a declaration installs nothing")
 
 
 def _layout(

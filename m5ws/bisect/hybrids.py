@@ -4,11 +4,8 @@ A tree of one run is used as stored. Mixed code or config is packed like a snaps
 a hybrid equals GOOD. With all of them it equals BAD, except for differences that cannot alter bits.
 """
 
-import os
-import tempfile
 import time
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,14 +16,12 @@ from m5ws.errors import CorruptObject
 from m5ws.records.base import Digest
 from m5ws.records.run import LaunchSpec, Parent, Run
 from m5ws.records.snapshot import Annotation, Code, Snapshot
-from m5ws.records.tree import Entry, Tree, path_text
+from m5ws.records.tree import Entry
 from m5ws.repository import snapshots
 from m5ws.repository.files import trees
-from m5ws.repository.files.interface import SourceFile
-from m5ws.repository.files.materialise import materialise
 from m5ws.repository.files.validation import check_paths
 from m5ws.repository.repository import Repository
-from m5ws.snapshot.config import merge
+from m5ws.snapshot.config import merge, overrides
 from m5ws.snapshot.config.merge import MergeConflict
 
 
@@ -67,7 +62,7 @@ def make(
         declared=old.declared,
         determinism=determinism,
     )
-    _check_disjoint(repo, snapshot)
+    _check([entry for tree in set(snapshot.trees.values()) for entry in trees.load(repo.objects, tree).entries])
     if parent is not None and (snapshot != old or spec != good.spec or parent != good.parent):
         # A fork made with these changes would use them, so the hybrid does too.
         parent = msgspec.structs.replace(parent, settings="script")
@@ -136,21 +131,10 @@ def _config(
 
 
 def _packed(repo: Repository, entries: Mapping[bytes, Entry | None], texts: Mapping[bytes, bytes]) -> Digest:
-    """Make a tree of entries durable, some with new content. It is packed from files, like a snapshot."""
+    """Make a tree of entries durable, some with new content."""
     kept = [entry for _, entry in sorted(entries.items()) if entry is not None]
     _check(kept)
-    with tempfile.TemporaryDirectory(prefix="m5ws-hybrid-") as folder:
-        work = Path(folder) / "mixed"
-        materialise(repo.objects, repo.locations, [Tree(entries=tuple(kept))], work, read_only=False)
-        for path, text in texts.items():
-            (work / path_text(path)).write_bytes(text)
-        sources = [SourceFile(path=entry.path, location=os.path.join(work, path_text(entry.path))) for entry in kept]
-        return trees.write_tree(repo.objects, repo.locations, sources).digest
-
-
-def _check_disjoint(repo: Repository, snapshot: Snapshot) -> None:
-    parts = dict.fromkeys(snapshot.trees.values())
-    _check([entry for tree in parts for entry in trees.load(repo.objects, tree).entries])
+    return overrides.rewrite_tree(repo, kept, texts)
 
 
 def _check(files: Sequence[Entry]) -> None:

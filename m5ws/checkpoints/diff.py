@@ -5,13 +5,13 @@ are compared, never values: -0.0 differs from +0.0, and NaNs with different bits
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 import msgspec
 
 from m5ws.checkpoints import plain_state
-from m5ws.checkpoints.interface import CompareBits
 from m5ws.checkpoints.plain_state import StateChange
 from m5ws.checkpoints.resolve import CheckpointRef
 from m5ws.progress import Progress
@@ -22,9 +22,10 @@ from m5ws.repository.files.trees import load as load_tree
 from m5ws.repository.repository import Repository
 from m5ws.repository.tensors import Layout, PartCache, TensorReader, layout
 
-_THREADS = 4
-_BUDGET_BYTES = 256 * 2**20
-
+CompareBits = Callable[[bytearray, bytearray, str, int], ElementDifferences]
+"""Compares two buffers of equal length: torch's name of their type, and the index of their first element
+(training/tools/compare_bits.py).
+"""
 Kind = Literal["only in a", "only in b", "type", "shape", "bits"]
 
 
@@ -79,10 +80,10 @@ def compare(
 
     Raises NotFound, CorruptObject, UnknownSchema.
     """
-    contents = [_content(repo, checkpoint) for checkpoint in (a, b)]
-    old, new = contents
+    digests = [repo.objects.get_record(checkpoint.digest, Checkpoint).content for checkpoint in (a, b)]
+    old, new = (repo.objects.get_record(digest, Content) for digest in digests)
     by: Literal["name", "path"] = "path" if "deepspeed/1" in (old.format, new.format) else "name"
-    if repo.objects.get_record(a.digest, Checkpoint).content == repo.objects.get_record(b.digest, Checkpoint).content:
+    if digests[0] == digests[1]:
         size = sum(layout(tensor).size_bytes for tensor in old.tensors)
         return CheckpointDiff(a=a, b=b, by=by, tensors_equal=len(old.tensors), bytes_unread=size)
     work = _Work(repo, bits, progress)
@@ -99,11 +100,6 @@ def compare(
         bytes_read=work.read,
         notes=tuple(_notes(old, new, bits is not None)),
     )
-
-
-def _content(repo: Repository, which: CheckpointRef) -> Content:
-    record = repo.objects.get_record(which.digest, Checkpoint)
-    return repo.objects.get_record(record.content, Content)
 
 
 def _layouts(content: Content) -> dict[str, Layout]:
@@ -197,12 +193,12 @@ class _Work:
         """Return the differences between two tensors. Elements in parts with equal digests count as compared."""
         jobs: list[Job[ElementDifferences]] = [
             # Memory: on each side a window, and the parts that it consists of.
-            (4 * (end - start), lambda start=start, end=end: self._range(a, b, start, end))  # type: ignore[misc]
+            (4 * (end - start), partial(self._range, a, b, start, end))
             for start, end in ranges
         ]
         known = a.layout.elements - sum(end - start for start, end in ranges) // a.layout.item_bytes
         elements = ElementDifferences(compared=known)
-        for part in bounded_map(jobs, _THREADS, _BUDGET_BYTES):
+        for part in bounded_map(jobs):
             elements += part
         self.read += sum(end - start for start, end in ranges)
         return elements

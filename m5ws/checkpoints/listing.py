@@ -5,7 +5,6 @@ not hide the other checkpoints.
 """
 
 from collections.abc import Iterable
-from functools import partial
 
 import msgspec
 
@@ -20,15 +19,11 @@ from m5ws.records.ledger import CheckpointPublished
 from m5ws.records.tree import Slice
 from m5ws.repository import checkpoints
 from m5ws.repository.checkpoints import Recorded
-from m5ws.repository.concurrency import Job, bounded_map
+from m5ws.repository.concurrency import for_each
 from m5ws.repository.files import trees
 from m5ws.repository.ledger import ledger
 from m5ws.repository.reachability.links import iter_links
 from m5ws.repository.repository import Repository
-
-_THREADS = 8
-_RECORD_BYTES = 2**20
-_IN_FLIGHT_BYTES = 64 * 2**20
 
 
 class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,10 +93,10 @@ def list_checkpoints(repo: Repository, run: str, progress: Progress | None = Non
     valid, kept = set(checkpoints.valid(repo, run)), set(checkpoints.kept(repo, run))
     recorded = _recorded(repo, run)
     when = _moments(repo, run, recorded)
-    jobs: list[Job[_Read]] = [(_RECORD_BYTES, partial(_read, repo, run, name, recorded)) for name in names]
+    read = for_each(lambda name: _read(repo, run, name, recorded), names)
     rows: list[CheckpointInfo] = []
     seen: set[bytes] = set()
-    for number, (name, records) in enumerate(zip(names, bounded_map(jobs, _THREADS, _IN_FLIGHT_BYTES), strict=True)):
+    for number, (name, records) in enumerate(zip(names, read, strict=True)):
         row = CheckpointInfo(
             name=name,
             step=checkpoints.step_of(name),

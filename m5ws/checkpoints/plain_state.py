@@ -162,7 +162,8 @@ def _text(value: object) -> str:
     if isinstance(value, list):
         return _sequence(value, value)
     if isinstance(value, dict) and value.get(_TAG) in {"tensor", "array"}:
-        return f"{value['dtype']} {_shape(value['shape'])}, {_digest(value)}"
+        shape = "×".join(map(str, value["shape"])) or "scalar"
+        return f"{value['dtype']} {shape}, {_digest(value)}"
     if isinstance(value, dict) and value.get(_TAG) == "int":
         return str(int(value["hex"], 16))
     if isinstance(value, dict):
@@ -176,10 +177,6 @@ def _sequence(value: object, items: Sequence[object]) -> str:
     if len(items) > _LONG or any(isinstance(item, dict | list | bytes) for item in items):
         return f"{len(items)} values, {_digest(value)}"
     return f"[{', '.join(map(_text, items))}]"
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return "×".join(map(str, shape)) or "scalar"
 
 
 def _digest(value: object) -> str:

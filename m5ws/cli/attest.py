@@ -36,8 +36,7 @@ def command(context: click.Context, run: str, key: Path | None, target: Path | N
       m5ws attest 7c1d -o 7c1d.verdict.json
       m5ws attest 7c1d --key ~/.ssh/id_ed25519 -o 7c1d.verdict.json
     """
-    from m5ws import workspace
-    from m5ws.attest import attest
+    from m5ws.attest import attest, ssh_signatures
     from m5ws.records import attestation
     from m5ws.repository import ids
 
@@ -48,9 +47,8 @@ def command(context: click.Context, run: str, key: Path | None, target: Path | N
     body = attestation.payload(statement)
     signed: tuple[attestation.Signature, ...] = ()
     if key is not None:
-        signer = workspace.signatures()
-        armoured = signer.sign(key, attestation.pae(attestation.PAYLOAD_TYPE, body))
-        signed = (attestation.Signature(sig=attestation.to_base64(armoured), keyid=signer.keyid(armoured)),)
+        armoured = ssh_signatures.sign(key, attestation.pae(attestation.PAYLOAD_TYPE, body))
+        signed = (attestation.Signature(sig=attestation.to_base64(armoured), keyid=ssh_signatures.keyid(armoured)),)
     data = attestation.envelope(body, signed)
     lines = _text(statement.predicate, signed[0].keyid if signed else None)
     if target is None:

@@ -69,8 +69,8 @@ def _print(report: "FsckReport") -> None:
     if report.distrusted:
         output.echo("The server has a wrong checksum, so all objects were read.")
     for vouched in report.vouched:
-        by = f"{vouched.checksum}, equal to the name" if vouched.named else vouched.checksum
-        output.echo(f"not read: {_amount(vouched.objects, vouched.size_bytes)}, checksum of the server ({by})")
+        amount = _amount(vouched.objects, vouched.size_bytes)
+        output.echo(f"not read: {amount}, checksum of the server ({vouched.checksum})")
     if report.vouched:
         output.echo(f"read: {_amount(report.read_objects, report.read_bytes)}")
     held = f"{report.snapshots} snapshots and {report.runs} runs"

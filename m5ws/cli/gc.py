@@ -160,7 +160,7 @@ def _planned(planned: "DeletionPlan", grace: float) -> str:
     stay = f"{plan.kept_objects:,} objects are needed, {plan.young_objects:,} others are younger than --older-than"
     if not plan.objects and not plan.checkpoints and not plan.copies:
         return f"nothing to delete: {stay}"
-    lines = [f"to be deleted: {totals}", f"  {stay}", "", *_tables(plan), ""]
+    lines = [f"to be deleted: {totals}", f"  {stay}", "", _table(plan), ""]
     if planned.id is None:
         return "\n".join([*lines, "dry run: the plan was not published"])
     when = f"in {output.duration(grace)}" if grace else "now"
@@ -172,11 +172,9 @@ def _totals(record: "GcPlan | GcResult") -> str:
     return f"{record.checkpoints:,} checkpoints{copies}, {record.objects:,} objects, {output.size(record.size_bytes)}"
 
 
-def _tables(plan: "GcPlan") -> list[str]:
+def _table(plan: "GcPlan") -> str:
     freed = [
         (one.run or "(never published)", f"{one.checkpoints:,}", f"{one.objects:,}", output.size(one.size_bytes))
         for one in plan.freed
     ]
-    largest = [(output.short(one.digest), one.run or "-", output.size(one.size_bytes)) for one in plan.largest]
-    lines = [output.table(("RUN", "CHECKPOINTS", "OBJECTS", "SIZE"), freed)]
-    return [*lines, "", output.table(("LARGEST", "RUN", "SIZE"), largest)] if largest else lines
+    return output.table(("RUN", "CHECKPOINTS", "OBJECTS", "SIZE"), freed)

@@ -11,7 +11,7 @@ from m5ws.cli.terminal import output, progress
 
 if TYPE_CHECKING:
     from m5ws.attest.claims import StatementProblem
-    from m5ws.attest.interface import SignatureCheck
+    from m5ws.attest.ssh_signatures import SignatureCheck
     from m5ws.attest.verify import Verification
     from m5ws.records.attestation import Statement
 
@@ -67,12 +67,11 @@ def command(
       m5ws verify 7c1d.verdict.json --allowed-signers team.allowed
       m5ws verify 7c1d.verdict.json --read-data
     """
-    from m5ws import workspace
     from m5ws.attest import claims
     from m5ws.records import attestation
 
     envelope, body = attestation.opened(file.read_bytes(), str(file))
-    signed = claims.signatures(envelope, body, workspace.signatures(), allowed)
+    signed = claims.signatures(envelope, body, allowed)
     findings = claims.unsigned(signed, required=allowed is not None)
     statement = attestation.statement(body, str(file))
     findings += claims.contradictions(statement)

@@ -43,10 +43,11 @@ def _keys(old: Arguments, new: Arguments, name: str) -> tuple[Change, ...]:
     if name not in old.files or name not in new.files:
         return ()
     before, after = old.files[name], new.files[name]
-    return tuple(_mapping(before.prefix, before.keys, after.keys))
+    return tuple(changed_values(PART, before.prefix, before.keys, after.keys))
 
 
-def _mapping(prefix: str, old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Change]:
-    for key in sorted(old.keys() | new.keys()):
-        if old.get(key) != new.get(key):
-            yield rate(PART, f"{prefix}{key}", old.get(key), new.get(key))
+def changed_values(part: str, prefix: str, old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Change]:
+    """Yield the differences of two mappings, by keys with a prefix."""
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) != new.get(name):
+            yield rate(part, f"{prefix}{name}", old.get(name), new.get(name))

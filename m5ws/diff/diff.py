@@ -4,13 +4,14 @@ Trees are compared by digest first, so equal parts cost nothing, and only files 
 rated by the table of `drift`. A change without a rule `can` alter bits.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from m5ws.config.flatten import flatten
 from m5ws.diff import arguments as argument_diff
 from m5ws.diff import trees as tree_diff
+from m5ws.diff.arguments import changed_values
 from m5ws.diff.trees import FilePair
 from m5ws.environment import attempt_environments
 from m5ws.environment.drift import rate
@@ -94,7 +95,7 @@ def launch(old: LaunchSpec, new: LaunchSpec) -> tuple[Change, ...]:
     # The program that starts the processes follows from their number: one cause is not named twice.
     named = {"environment", "trainer"} if old.nproc != new.nproc else {"environment"}
     plain = [change for change in _fields("launch", old, new) if change.name not in named]
-    variables = _mapping("launch", "environment.", old.environment, new.environment)
+    variables = changed_values("launch", "environment.", old.environment, new.environment)
     return (*plain, *variables)
 
 
@@ -131,7 +132,7 @@ def _config_file(repo: Repository, pair: FilePair, prefix: str) -> Iterator[Chan
         change = _file("config", pair, tree_diff.patch(repo, pair))
         yield msgspec.structs.replace(change, name=f"{pair.name} (keys and values are equal, the text differs)")
     else:
-        yield from _mapping("config", prefix, before, after)
+        yield from changed_values("config", prefix, before, after)
 
 
 def _tokenizer(repo: Repository, old: Tokenizer | None, new: Tokenizer | None) -> Iterator[Change]:
@@ -199,19 +200,13 @@ def declared(old: Declared, new: Declared) -> Iterator[Change]:
     """Yield the changes of the declared environments: image, lock files, wanted versions."""
     if old.image != new.image:
         yield rate("declared", "image", old.image, new.image)
-    yield from _mapping("declared", "lock ", old.locks, new.locks)
-    yield from _mapping("declared", "wanted ", old.wanted, new.wanted)
+    yield from changed_values("declared", "lock ", old.locks, new.locks)
+    yield from changed_values("declared", "wanted ", old.wanted, new.wanted)
 
 
 def _file(part: str, pair: FilePair, detail: str | None) -> Change:
     change = rate(part, pair.name, tree_diff.short(pair.old), tree_diff.short(pair.new))
     return msgspec.structs.replace(change, detail=detail)
-
-
-def _mapping(part: str, prefix: str, old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Change]:
-    for name in sorted(old.keys() | new.keys()):
-        if old.get(name) != new.get(name):
-            yield rate(part, f"{prefix}{name}", old.get(name), new.get(name))
 
 
 def _fields(part: str, old: LaunchSpec | Determinism, new: LaunchSpec | Determinism) -> Iterator[Change]:

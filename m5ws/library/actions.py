@@ -1,13 +1,10 @@
 """Actions of the command line and of the Python interface on a workspace."""
 
-import os
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from m5ws.errors import M5Error
 from m5ws.records.note import Note, NoteOutcome
-from m5ws.snapshot.observation import BackgroundSource
 from m5ws.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -27,22 +24,22 @@ def take_snapshot(
     dry_run: bool = False,
 ) -> "CapturedSnapshot":
     """Take a snapshot of a workspace; with `dry_run`, publish nothing. Raises as `snapshot.snapshot` does."""
-    # git runs while this process imports the rest.
-    source = BackgroundSource(
-        workspace.source(), Path(os.path.realpath(workspace.root)), seen=workspace.index_path.exists()
-    )
     from m5ws.snapshot import snapshot
 
-    ports = (
-        source,
+    return snapshot.take(
+        workspace.root,
+        workspace.settings,
+        repo,
+        workspace.source(),
         workspace.datasets(),
         workspace.tokenizers(),
         workspace.observer(provides=False),
         workspace.index_path,
+        message,
+        progress,
+        warn,
+        dry_run,
     )
-    if dry_run:
-        return snapshot.capture(workspace.root, workspace.settings, repo, *ports, message, dry_run, progress, warn)
-    return snapshot.take(workspace.root, workspace.settings, repo, *ports, message, progress, warn)
 
 
 def write_note(

@@ -198,9 +198,9 @@ class _Kind(msgspec.Struct):
 _OTHER = f"This m5ws verifies in-toto statements of type {PREDICATE_TYPE!r}. A newer version may know more types."
 
 
-def descriptor(name: str, data: bytes, store_hash: str) -> Descriptor:
+def descriptor(name: str, data: bytes) -> Descriptor:
     """Return a stored file's name and digests: SHA-256 for other tools, and the store's own hash."""
-    return Descriptor(name=name, digest={kind: _ALGORITHMS[kind](data) for kind in sorted({"sha256", store_hash})})
+    return Descriptor(name=name, digest={kind: _ALGORITHMS[kind](data) for kind in sorted(_ALGORITHMS)})
 
 
 def failed_algorithms(file: Descriptor, data: bytes) -> list[str]:

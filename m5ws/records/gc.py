@@ -56,14 +56,6 @@ class FreedAmount(Record, frozen=True, kw_only=True):
     size_bytes: Count
 
 
-class LargeObject(Record, frozen=True, kw_only=True):
-    """One of the largest objects of a plan."""
-
-    digest: Digest
-    size_bytes: Count
-    run: RunId | None
-
-
 class GcPlan(KeyedRecord, tag="gc-plan/1", frozen=True, kw_only=True):
     """Head of a plan of deletions, published after its parts.
 
@@ -80,7 +72,6 @@ class GcPlan(KeyedRecord, tag="gc-plan/1", frozen=True, kw_only=True):
     size_bytes: Count
     parts: tuple[PlanPart, ...]
     freed: tuple[FreedAmount, ...] = ()
-    largest: tuple[LargeObject, ...] = ()
     kept_objects: Count = 0
     young_objects: Count = 0
 

@@ -15,7 +15,7 @@ class Format(SealedRecord, tag="format/1", frozen=True, kw_only=True):
     Tensors are cut into chunks of `chunk_bytes`, large files into chunks of `file_chunk_bytes`.
     """
 
-    hash: Literal["blake3", "sha256"] = "blake3"
+    hash: Literal["blake3"] = "blake3"
     chunk_bytes: _Cut = 64 * 2**20
     file_chunk_bytes: _Cut = 16 * 2**20
     pack_bytes: _Cut = 8 * 2**20

@@ -13,9 +13,6 @@ from m5ws.repository.concurrency import Job, bounded_map
 from m5ws.repository.objects import Objects
 from m5ws.store.interface import Buffer
 
-_THREADS = 16
-"""They wait for a disk or a network most of the time."""
-_BUDGET_BYTES = 512 * 2**20
 _DENSE = 4
 """An object is read whole if at least this fraction of it (1/4) is needed."""
 
@@ -26,11 +23,11 @@ Reading = tuple[Slice, memoryview]
 def write_parts(objects: Objects, items: Iterable[tuple[str, Buffer]]) -> dict[str, tuple[Slice, ...]]:
     """Make buffers durable, and return the slices of each by name. An empty buffer has no slices.
 
-    At most _BUDGET_BYTES of chunks and packs are in flight. Existing objects are not uploaded. The buffers may be
+    Existing objects are not uploaded. The buffers may be
     reused afterwards.
     """
     slices: dict[str, list[Slice]] = {}
-    for written in bounded_map(_writing(objects, items, slices), _THREADS, _BUDGET_BYTES):
+    for written in bounded_map(_writing(objects, items, slices)):
         for name, part in written:
             slices[name].append(part)
     return {name: tuple(parts) for name, parts in slices.items()}
@@ -39,12 +36,12 @@ def write_parts(objects: Objects, items: Iterable[tuple[str, Buffer]]) -> dict[s
 def read_parts(objects: Objects, readings: Sequence[Reading]) -> None:
     """Fill memory with verified slices. Raises NotFound, CorruptObject.
 
-    Several slices of one object are read together. At most _BUDGET_BYTES are in flight.
+    Several slices of one object are read together.
     """
     by_object: dict[str, list[Reading]] = {}
     for reading in readings:
         by_object.setdefault(reading[0].object, []).append(reading)
-    for _ in bounded_map(_reading(objects, by_object.values()), _THREADS, _BUDGET_BYTES):
+    for _ in bounded_map(_reading(objects, by_object.values())):
         pass
 
 

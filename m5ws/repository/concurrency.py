@@ -10,6 +10,8 @@ T = TypeVar("T")
 A = TypeVar("A")
 
 _THREADS = 16
+"""More threads than processors: most of them wait for a disk or a network."""
+_BUDGET_BYTES = 512 * 2**20
 
 Job = tuple[int, Callable[[], T]]
 """The maximum memory of a job in bytes, and the job."""
@@ -18,21 +20,21 @@ Job = tuple[int, Callable[[], T]]
 def for_each(work: Callable[[A], T], items: Iterable[A]) -> Iterator[T]:
     """Yield the results of `work` for each item, in order. For work that waits for a store and needs little memory."""
     jobs = [(0, partial(work, item)) for item in items]
-    return bounded_map(jobs, _THREADS, 0) if len(jobs) > 1 else (work() for _, work in jobs)
+    return bounded_map(jobs) if len(jobs) > 1 else (work() for _, work in jobs)
 
 
-def bounded_map(jobs: Iterable[Job[T]], threads: int, budget_bytes: int) -> Iterator[T]:
-    """Run `jobs` in `threads` threads, and yield their results in order.
+def bounded_map(jobs: Iterable[Job[T]]) -> Iterator[T]:
+    """Run `jobs` in threads, and yield their results in order.
 
-    A job starts when all jobs in flight hold at most `budget_bytes` with it, or when it is alone. After the first error
+    A job starts when all jobs in flight hold at most _BUDGET_BYTES with it, or when it is alone. After the first error
     no job starts, and the jobs in progress are awaited.
     """
     pending: deque[tuple[int, Future[T]]] = deque()
     held_bytes = 0
-    with ThreadPoolExecutor(threads, thread_name_prefix="m5ws-flight") as pool:
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="m5ws-flight") as pool:
         try:
             for size, job in jobs:
-                while pending and (held_bytes + size > budget_bytes or len(pending) > 4 * threads):
+                while pending and (held_bytes + size > _BUDGET_BYTES or len(pending) > 4 * _THREADS):
                     done, future = pending.popleft()
                     yield future.result()
                     held_bytes -= done

@@ -7,8 +7,7 @@ here and nowhere else. Before that, a caching store reads the object again from 
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import blake3
 
@@ -17,7 +16,7 @@ from m5ws.records import codec
 from m5ws.records.base import Digest, Record
 from m5ws.records.store import Format
 from m5ws.records.tree import Slice
-from m5ws.store.interface import Buffer, CachingStore, ObjectStore, StreamingStore
+from m5ws.store.interface import Buffer, CachingStore, ObjectStore
 
 R = TypeVar("R", bound=Record)
 _READS = 3
@@ -31,50 +30,6 @@ _DIGEST = re.compile("[0-9a-f]{64}")
 def key(digest: Digest) -> str:
     """Return the store key of an object."""
     return f"objects/{digest[:2]}/{digest}"
-
-
-class Hasher(Protocol):
-    """The store's hash function, for data in pieces."""
-
-    def update(self, data: Buffer, /) -> object: ...
-
-    def hexdigest(self) -> str: ...
-
-
-class _Damaged(Exception):
-    """The received bytes are not the requested object."""
-
-
-class _Arriving:
-    """Passes on the bytes of an object.
-
-    Raises _Damaged before the last piece is accepted if they are another object.
-    """
-
-    def __init__(
-        self, hasher: Hasher, digest: Digest, size_bytes: int | None, write: Callable[[int, Buffer], object]
-    ) -> None:
-        self._hasher = hasher
-        self._digest = digest
-        self._size_bytes = size_bytes
-        self._write = write
-        self.done = 0
-
-    def __call__(self, piece: Buffer) -> None:
-        count = memoryview(piece).nbytes
-        if self._size_bytes is not None and self.done + count > self._size_bytes:
-            raise _Damaged
-        self._hasher.update(piece)
-        self._write(self.done, piece)
-        self.done += count
-        # A cache keeps an object that ends without an error, so damage is detected before the end.
-        if self.done == self._size_bytes:
-            self.end()
-
-    def end(self) -> None:
-        """Check that the received bytes are the object."""
-        if self._size_bytes not in (None, self.done) or self._hasher.hexdigest() != self._digest:
-            raise _Damaged
 
 
 class Objects:
@@ -103,19 +58,11 @@ class Objects:
         return self._began
 
     def digest(self, data: Buffer) -> Digest:
-        """Return the store's hash of `data`, in lower-case hex."""
-        if self.format.hash == "sha256":
-            import hashlib
-
-            return hashlib.sha256(data).hexdigest()
+        """Return the store's hash of `data`, BLAKE3-256 in lower-case hex."""
         return blake3.blake3(data).hexdigest()
 
-    def hasher(self) -> Hasher:
-        """Return a new hasher of the store's hash function."""
-        if self.format.hash == "sha256":
-            import hashlib
-
-            return hashlib.sha256()
+    def hasher(self) -> blake3.blake3:
+        """Return a new hasher of the store's hash function, for data in pieces."""
         return blake3.blake3()
 
     def put(self, data: Buffer) -> Digest:
@@ -185,21 +132,6 @@ class Objects:
             if self._is(data, part):
                 return data
         raise _not_as_written(part)
-
-    def read_into(self, digest: Digest, size_bytes: int | None, write: Callable[[int, Buffer], object]) -> None:
-        """Call `write(offset, bytes)` with an object's bytes as they arrive. They are verified when this returns.
-
-        No byte beyond `size_bytes` is passed on, if it is known. After damage, all bytes are passed on again from
-        offset 0. Raises NotFound, CorruptObject, and the errors of `write`.
-        """
-        if isinstance(self.store, StreamingStore):
-            arriving = _Arriving(self.hasher(), digest, size_bytes, write)
-            with suppress(_Damaged):
-                self.store.stream(key(digest), arriving)
-                arriving.end()
-                return
-        whole = None if size_bytes is None else Slice(object=digest, offset=0, size_bytes=size_bytes, digest=digest)
-        write(0, self.get(digest) if whole is None else self.read(whole))
 
     def pieces(self, pack: Digest, parts: Sequence[Slice]) -> list[memoryview]:
         """Return slices of one object, which is read once.

@@ -5,13 +5,13 @@ costs at most about one request per object.
 """
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from m5ws.errors import CorruptObject
 from m5ws.records.base import Digest
+from m5ws.repository.concurrency import for_each
 from m5ws.repository.objects import Objects, key
 
-_THREADS = 16
 _DENSE = 8
 """Number of objects under one two-digit prefix from which a listing is worth while."""
 _WHOLE_EACH = 16
@@ -27,21 +27,25 @@ def missing(objects: Objects, needs: Mapping[Digest, int], *, lenient: bool = Fa
     """
     objects.begin()
     ordered = sorted(needs)
-    budget = len(ordered) // _WHOLE_EACH * 1000
-    seen, last = _listed(objects, ordered, "objects/", budget) if budget else ({}, "")
-    absent = set(_judged(ordered, seen, last, needs, lenient))
-    groups: dict[str, list[Digest]] = {}
-    for digest in (digest for digest in ordered if digest > last):
-        groups.setdefault(digest[:2], []).append(digest)
-    if len(needs) <= 1 or not groups:
-        return absent.union(*(_absent(objects, group, needs, lenient) for group in groups.values()))
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="m5ws-presence") as pool:
-        jobs = [pool.submit(_listed_absent, objects, group, needs, lenient) for group in _jobs(groups)]
-        return absent.union(*(job.result() for job in jobs))
+    most = len(ordered) // _WHOLE_EACH * 1000
+    sizes, last = _listed(objects, ordered, "objects/", most) if most else ({}, "")
+    rest = [digest for digest in ordered if key(digest) > last]
+    for existing in for_each(partial(_sizes, objects), _groups(rest)):
+        sizes |= existing
+    absent: set[Digest] = set()
+    for digest in ordered:
+        if digest not in sizes or (lenient and sizes[digest] < needs[digest]):
+            absent.add(digest)
+        elif sizes[digest] < needs[digest]:
+            raise CorruptObject(f"object {digest} has {sizes[digest]} bytes instead of {needs[digest]}")
+    return absent
 
 
-def _jobs(groups: Mapping[str, list[Digest]]) -> Iterator[list[Digest]]:
+def _groups(ordered: list[Digest]) -> Iterator[list[Digest]]:
     """Yield groups for one thread: a prefix's objects together if they are listed, otherwise one object each."""
+    groups: dict[str, list[Digest]] = {}
+    for digest in ordered:
+        groups.setdefault(digest[:2], []).append(digest)
     for group in groups.values():
         if len(group) >= _DENSE:
             yield group
@@ -49,44 +53,26 @@ def _jobs(groups: Mapping[str, list[Digest]]) -> Iterator[list[Digest]]:
             yield from ([digest] for digest in group)
 
 
-def _absent(objects: Objects, group: list[Digest], needs: Mapping[Digest, int], lenient: bool) -> Iterator[Digest]:
-    seen, last = dict[Digest, int](), ""
+def _sizes(objects: Objects, group: list[Digest]) -> dict[Digest, int]:
+    """Return the lengths of the objects of a group that exist."""
+    sizes, last = dict[Digest, int](), ""
     if len(group) >= _DENSE:
-        seen, last = _listed(objects, group, f"objects/{group[0][:2]}/", _LISTED_EACH * len(group))
+        sizes, last = _listed(objects, group, f"objects/{group[0][:2]}/", _LISTED_EACH * len(group))
     for digest in group:
-        if digest > last and (existing := objects.store.stat(key(digest))) is not None:
-            seen[digest] = existing.size_bytes
-    yield from _judged(group, seen, group[-1], needs, lenient)
+        if key(digest) > last and (existing := objects.store.stat(key(digest))) is not None:
+            sizes[digest] = existing.size_bytes
+    return sizes
 
 
-def _listed_absent(objects: Objects, group: list[Digest], needs: Mapping[Digest, int], lenient: bool) -> list[Digest]:
-    return list(_absent(objects, group, needs, lenient))
-
-
-def _judged(
-    ordered: list[Digest], seen: Mapping[Digest, int], last: Digest, needs: Mapping[Digest, int], lenient: bool
-) -> Iterator[Digest]:
-    """Yield the missing objects among those up to `last`, by the sizes in `seen`."""
-    for digest in ordered:
-        if digest > last:
-            return
-        if digest not in seen or (lenient and seen[digest] < needs[digest]):
-            yield digest
-        elif seen[digest] < needs[digest]:
-            raise CorruptObject(f"object {digest} has {seen[digest]} bytes instead of {needs[digest]}")
-
-
-def _listed(objects: Objects, group: list[Digest], prefix: str, budget: int) -> tuple[dict[Digest, int], Digest]:
-    """Return the lengths of the objects found by a listing, and the last digest that the listing covers."""
-    wanted, seen = set(group), dict[Digest, int]()
-    last = ""
+def _listed(objects: Objects, group: list[Digest], prefix: str, most: int) -> tuple[dict[Digest, int], str]:
+    """Return the lengths of a group's objects in a listing of `most` objects, and the last key that it covers."""
+    wanted, sizes, last = {key(digest): digest for digest in group}, dict[Digest, int](), ""
     for position, listed in enumerate(objects.store.list(prefix)):
-        digest = listed.key.rpartition("/")[2]
-        if position >= budget:
-            return seen, last
-        last = digest
-        if digest in wanted:
-            seen[digest] = listed.size_bytes
-        if listed.key >= key(group[-1]):
+        if position >= most:
+            return sizes, last
+        last = listed.key
+        if last in wanted:
+            sizes[wanted[last]] = listed.size_bytes
+        if last >= key(group[-1]):
             break
-    return seen, group[-1]
+    return sizes, key(group[-1])

@@ -6,7 +6,7 @@ no permission to delete. Without a plan in the store, the cost is one `names` be
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TypeVar
 
 from m5ws.errors import M5Error, NotFound, ObjectExists
@@ -124,9 +124,10 @@ class _Guard:
 
     def _kept(self, plan: str, named: set[bytes]) -> bool:
         """Publish keeps, then look: an execution that starts after this look reads the keeps (W2)."""
-        for position, digests in enumerate(_pieces(sorted(named))):
-            key = f"{plans.folder(plan, 'keep')}{os.urandom(8).hex()}-{position}"
-            bindings.create(self._repo.store, key, Keep(digests=b"".join(digests)))
+        digests = sorted(named)
+        for start in range(0, len(digests), _KEEP_DIGESTS):
+            key = f"{plans.folder(plan, 'keep')}{os.urandom(8).hex()}-{start}"
+            bindings.create(self._repo.store, key, Keep(digests=b"".join(digests[start : start + _KEEP_DIGESTS])))
         return plan in plans.read_states(self._repo.store).open
 
     def _await(self, plan: str) -> None:
@@ -151,10 +152,6 @@ class _Guard:
         if self._repair is None:
             raise ObjectDeleted(f"gc plan {plan} deleted objects that were about to be published")
         self._repair()
-
-
-def _pieces(digests: list[bytes]) -> Iterable[list[bytes]]:
-    return (digests[start : start + _KEEP_DIGESTS] for start in range(0, len(digests), _KEEP_DIGESTS))
 
 
 def create_once(repo: Repository, key: str, data: bytes) -> None:

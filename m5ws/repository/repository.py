@@ -4,24 +4,15 @@ Invariant: objects are written before any object that names them, and a referenc
 reachable is complete, whenever a writer is killed.
 """
 
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
-from typing import TypeVar
-
 import msgspec
 
-from m5ws.errors import NotFound, ObjectExists, UsageError
+from m5ws.errors import NotFound, ObjectExists
 from m5ws.records import codec
 from m5ws.records.store import Format
 from m5ws.repository import gc_plans
 from m5ws.repository.files.locations import PackLocations
-from m5ws.repository.gc_plans import GcState, RetryPolicy
 from m5ws.repository.objects import Objects
 from m5ws.store.interface import FORMAT, ObjectStore, RegionAware
-
-T = TypeVar("T")
-"""Format of a new store by default."""
 
 
 class Repository:
@@ -31,37 +22,30 @@ class Repository:
     trees written and snapshots loaded by this process. `patience` overrides how publishing waits for `gc`.
     """
 
-    def __init__(
-        self, store: ObjectStore, form: Format, note: str = "", looking: Future[GcState] | None = None
-    ) -> None:
+    def __init__(self, store: ObjectStore, form: Format, note: str = "") -> None:
         self.store = store
         self.format = form
         self.note = note
-        self.objects = Objects(store, form, self._done_plans)
+        self.objects = Objects(store, form, lambda: gc_plans.read_states(store).done)
         self.locations = PackLocations(self.objects)
-        self._looking = looking
-        self.patience: RetryPolicy | None = None
+        self.patience: gc_plans.RetryPolicy | None = None
 
     @classmethod
-    def open(cls, store: ObjectStore, *, writing: bool = False) -> "Repository":
-        """Open an existing store. Raises NotFound if there is none, UnknownSchema if its version is unknown.
-
-        With `writing`, gc's plans are read concurrently if that takes a round trip.
-        """
-        looking = _begun(partial(gc_plans.read_states, store)) if writing and isinstance(store, RegionAware) else None
+    def open(cls, store: ObjectStore) -> "Repository":
+        """Open an existing store. Raises NotFound if there is none, UnknownSchema if its version is unknown."""
         try:
             data = store.get(FORMAT)
         except NotFound as error:
             raise NotFound(f"no m5ws store at {store.url}", hint="Run `m5ws init` to create one.") from error
         form = codec.decode(data, Format, f"{store.url}/{FORMAT}")
         note = store.check_region(form.home_region) if isinstance(store, RegionAware) else ""
-        return cls(store, form, note, looking)
+        return cls(store, form, note)
 
     @classmethod
     def create(cls, store: ObjectStore, form: Format | None = None) -> "Repository":
-        """Create a store, or open an existing one. Raises UsageError if the existing one has another format."""
+        """Create a store, or open an existing one, whatever its format."""
         try:
-            return cls._joined(store, form)
+            return cls.open(store)
         except NotFound:
             wanted = form or Format()
         if isinstance(store, RegionAware):
@@ -70,17 +54,8 @@ class Repository:
         try:
             store.create(FORMAT, codec.encode(wanted))
         except ObjectExists:
-            return cls._joined(store, form)
+            return cls.open(store)
         return cls(store, wanted)
-
-    @staticmethod
-    def is_unused(store: ObjectStore, form: Format) -> bool:
-        """Return True if a store in a directory is empty, as `init` created it, and has another format than `form`."""
-        try:
-            other = not isinstance(store, RegionAware) and Repository.open(store).compatible_format != form
-        except NotFound:
-            return False
-        return other and all(stat.key == FORMAT for stat in store.list(""))
 
     @property
     def compatible_format(self) -> Format:
@@ -92,37 +67,14 @@ class Repository:
 
     def with_store(self, store: ObjectStore) -> "Repository":
         """Return the same repository through `store`, which is a cache of its store."""
-        same = Repository(store, self.format, self.note, self._looking)
+        same = Repository(store, self.format, self.note)
         same.locations = self.locations.of(same.objects)
         return same
-
-    def _done_plans(self) -> frozenset[str]:
-        looking, self._looking = self._looking, None
-        return (looking.result() if looking is not None else gc_plans.read_states(self.store)).done
 
     @classmethod
     def for_dry_run(cls, store: ObjectStore, form: Format | None = None) -> "Repository":
         """Return the repository that `create` would make, without writing. For dry runs."""
         return cls(store, form or Format())
-
-    @classmethod
-    def _joined(cls, store: ObjectStore, form: Format | None) -> "Repository":
-        repository = cls.open(store, writing=True)
-        wanted = form and msgspec.structs.replace(form, home_region=None)
-        if wanted not in (None, repository.compatible_format):
-            raise UsageError(
-                f"the store at {store.url} has format {repository.compatible_format}, but {wanted} is needed",
-                hint="Ids depend on the store's hash and sizes. Copy into a new or empty store, or use the other store "
-                "itself in the workspace (`[store] url` in m5ws.toml).",
-            )
-        return repository
-
-
-def _begun(work: Callable[[], T]) -> Future[T]:
-    pool = ThreadPoolExecutor(1, thread_name_prefix="m5ws-begin")
-    future = pool.submit(work)
-    pool.shutdown(wait=False)
-    return future
 
 
 __all__ = ["Repository"]

@@ -85,7 +85,8 @@ def ended(attempt: int, launcher: list[AnyEvent], rank: ChainSummary | None) -> 
     end = next((event for event in reversed(launcher) if isinstance(event, AttemptEnded)), None)
     if end is None:
         return None
-    begin = next((_step(event.resume) for event in launcher if isinstance(event, AttemptStarted)), 0)
+    resumed = next((event.resume for event in launcher if isinstance(event, AttemptStarted)), None)
+    begin = int(resumed.partition("-")[0]) if resumed else 0
     return AttemptEnd(
         attempt=attempt,
         is_final=end.outcome == "finished",
@@ -94,10 +95,6 @@ def ended(attempt: int, launcher: list[AnyEvent], rank: ChainSummary | None) -> 
         total_steps=last.total if last is not None else None,
         losses=rank.losses if rank is not None else LossRange(),
     )
-
-
-def _step(checkpoint: str | None) -> int:
-    return int(checkpoint.split("-")[0]) if checkpoint else 0
 
 
 # --- keys -----------------------------------------------------------------------------------------------------------
@@ -149,7 +146,7 @@ def add(facts: RunFacts, run: str, name: str) -> bool:
             facts.created = _created(*parts)
         elif kind == "ended":
             fact = _ended(*parts)
-            facts.ended = max(fact, facts.ended or fact, key=_newness)
+            facts.ended = max(fact, facts.ended or fact, key=lambda end: (end.attempt, end.is_final))
             facts.losses[fact.attempt] = fact.losses
         elif kind == "verdict":
             (outcome,) = parts
@@ -159,10 +156,6 @@ def add(facts: RunFacts, run: str, name: str) -> bool:
     except (ValueError, TypeError, struct.error, binascii.Error):
         return False
     return True
-
-
-def _newness(end: AttemptEnd) -> tuple[int, bool]:
-    return end.attempt, end.is_final
 
 
 def _created(time: str, snapshot: str, reproduces: str, parent: str, name: str, sweep: str) -> RunCreation:

@@ -5,8 +5,6 @@ snapshot names, so a visible snapshot is complete (promise 1).
 """
 
 import os
-from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
 
 import msgspec
 
@@ -22,17 +20,8 @@ from m5ws.repository.reachability.reach import ReachableObjects
 from m5ws.repository.repository import Repository
 
 
-def thread() -> Executor:
-    """Return an executor with one thread."""
-    return ThreadPoolExecutor(1, thread_name_prefix="m5ws-publish")
-
-
 def publish(
-    repo: Repository,
-    snapshot: Snapshot,
-    annotation: Annotation,
-    patience: RetryPolicy | None = None,
-    workers: Callable[[], Executor] = thread,
+    repo: Repository, snapshot: Snapshot, annotation: Annotation, patience: RetryPolicy | None = None
 ) -> Digest:
     """Publish a snapshot whose trees are durable, and return its id. The packings of the trees are added to the
     annotation.
@@ -40,13 +29,10 @@ def publish(
     Raises ObjectDeleted if gc has deleted some of the objects: upload and publish all of them again.
     """
     places = packings(repo, snapshot)
-    with workers() as pool:
-        record = pool.submit(repo.objects.put_record, snapshot)
-        lost = presence.missing(repo.objects, dict.fromkeys(places.values(), 0))
-    if lost:
+    if lost := presence.missing(repo.objects, dict.fromkeys(places.values(), 0)):
         repo.locations.forget_trees()
         raise ObjectDeleted(f"packing {min(lost)} was written, and is now missing")
-    annotation, digest = msgspec.structs.replace(annotation, packings=places), record.result()
+    annotation, digest = msgspec.structs.replace(annotation, packings=places), repo.objects.put_record(snapshot)
     stamp = f"{int(annotation.created_s * 1000):014d}-{os.urandom(4).hex()}"
 
     def needs() -> set[bytes]:

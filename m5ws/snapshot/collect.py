@@ -7,23 +7,22 @@ fails, and no snapshot refers to the stored objects.
 
 import json
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from m5ws.config.settings import SEARCH_RULES
 from m5ws.errors import MissingExtra, NotFound
 from m5ws.progress import report
 from m5ws.records.base import Digest
 from m5ws.records.snapshot import Dataset, Tokenizer
 from m5ws.repository.files import trees
+from m5ws.repository.files.index import Written
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.files.writer import FileChanged
-from m5ws.snapshot import datasets, partition, unchanged, unintended
+from m5ws.snapshot import datasets, partition, unintended
 from m5ws.snapshot.context import CaptureContext, CaptureResult
 from m5ws.snapshot.partition import Partition, PinnedPath
 from m5ws.snapshot.sources import pinned_files
-from m5ws.snapshot.sources.interface import SourceState, TrackedDataset
+from m5ws.snapshot.sources.interface import SourceState
 
 _CHECKED, _INSPECTED = "checked", "inspected"
 _PROBED = "tokenizer"
@@ -31,82 +30,36 @@ _PROBED = "tokenizer"
 
 def store(context: CaptureContext) -> CaptureResult:
     """Make every part durable. Raises FileChanged if anything changed between the first comparison and the last."""
-    began_ns = time.time_ns()
     report(context.progress, "comparing the workspace with its commit")
-    glance = context.source.glance(context.root)()
-    kept = unchanged.recall(context, glance)
-    state = context.source.state(context.root) if kept is None else kept.state
-    pins = _pins(context, state) if kept is None else kept.pins
-    located = _located(context, pins)
+    state = context.source.state(context.root)
+    located = _located(context, state)
     claims = _claims(context, located)
     tokenizer = _tokenizer_claim(context)
-    contents = CaptureResult(state=state, notes=list(state.notes))
-    if kept is None:
-        divided = partition.partition_files(context.root, context.settings, state, tokenizer, claims)
-        contents.dirty = divided.dirty
-        context.warn(unintended.warnings(divided.code, state.changed, has_commit=state.commit is not None))
-        _store_own(context, divided, contents)
-        files, left = divided.tokenizer, divided.datasets
-    else:
-        contents.glance, contents.dirty = glance, kept.dirty
-        contents.code, contents.config = contents.add((), kept.code), contents.add(kept.config_files, kept.config)
-        files, left = partition.pinned(tokenizer, claims)
-    _store_tokenizer(context, files, contents)
+    divided = partition.partition_files(context.root, context.settings, state, tokenizer, claims)
+    contents = CaptureResult(state=state, notes=list(state.notes), dirty=divided.dirty)
+    context.warn(unintended.warnings(divided.code, state.changed, has_commit=state.commit is not None))
+    _store_own(context, divided, contents)
+    _store_tokenizer(context, divided.tokenizer, contents)
     stored = {item.tracked.path: item for item in located if isinstance(item, datasets.ReusedDataset)}
     whole = {item.path: item.files for item in located if isinstance(item, PinnedPath)}
-    contents.datasets = tuple(_dataset(context, claim, stored, whole, contents) for claim in left)
+    contents.datasets = tuple(_dataset(context, claim, stored, whole, contents) for claim in divided.datasets)
     if not contents.unchanged:
         _look_again(context, contents)
-    if kept is None and glance is not None:
-        unchanged.remember(context, contents, divided, glance, pins, began_ns)
     return contents
 
 
 # --- parts of the workspace --------------------------------------------------------------------------
 
 
-def _pins(context: CaptureContext, state: SourceState) -> tuple[TrackedDataset, ...]:
-    return context.datasets.find(context.root, state.files) if context.datasets is not None else ()
-
-
-def _located(context: CaptureContext, pins: Sequence[TrackedDataset]) -> list[PinnedPath | datasets.ReusedDataset]:
+def _located(context: CaptureContext, state: SourceState) -> list[PinnedPath | datasets.ReusedDataset]:
     """Return every tracked dataset with its files. A dataset that contains the tokenizer is needed as files."""
     path = context.settings.tokenizer.path
     tokenizer = partition.tree_path(path) if path is not None else None
+    pins = context.datasets.find(context.root, state.files) if context.datasets is not None else ()
     return [
-        datasets.locate(_place(context), pin, reuse=tokenizer is None or not _holds(pin.path, tokenizer))
+        datasets.locate(context, pin, reuse=tokenizer is None or not (tokenizer + b"/").startswith(pin.path + b"/"))
         for pin in pins
     ]
-
-
-def _holds(folder: bytes, path: bytes) -> bool:
-    return path == folder or path.startswith(folder + b"/")
-
-
-def _place(context: CaptureContext) -> datasets.DatasetLocations:
-    assert context.datasets is not None
-    return datasets.DatasetLocations(
-        root=context.root,
-        repo=context.repo,
-        source=context.datasets,
-        index=context.index,
-        staging=context.staging,
-        dry_run=context.dry_run,
-        progress=context.progress,
-        allowed=_allowed(context),
-        inspect=lambda files: _inspect(context, files),
-    )
-
-
-def _allowed(context: CaptureContext) -> Digest:
-    """Return a digest of the rules for secrets and of the exemptions from them."""
-    return context.repo.objects.digest(f"{SEARCH_RULES} {context.settings.secrets!r}".encode())
-
-
-def _inspect(context: CaptureContext, files: Sequence[SourceFile]) -> None:
-    from m5ws.snapshot import inspection
-
-    inspection.inspect_content(files, context.settings.secrets.allow)
 
 
 def _claims(context: CaptureContext, located: Sequence[PinnedPath | datasets.ReusedDataset]) -> list[PinnedPath]:
@@ -144,7 +97,7 @@ def _required(context: CaptureContext, path: bytes) -> tuple[SourceFile, ...]:
 
 def _store_own(context: CaptureContext, divided: Partition, contents: CaptureResult) -> None:
     """Check code and config, and store them."""
-    allowed = _allowed(context)
+    allowed = context.allowed
     if (known := _checked(context, divided, allowed)) is None:
         from m5ws.snapshot import inspection
         from m5ws.snapshot.config import edit
@@ -161,9 +114,7 @@ def _store_own(context: CaptureContext, divided: Partition, contents: CaptureRes
     contents.config = contents.add(divided.config, known[1])
 
 
-def _checked(
-    context: CaptureContext, divided: Partition, allowed: Digest
-) -> tuple[trees.Written, trees.Written] | None:
+def _checked(context: CaptureContext, divided: Partition, allowed: Digest) -> tuple[Written, Written] | None:
     """Return the stored code and config if the same files were checked and written before, else None."""
     if not context.index.marks(_CHECKED):
         return None
@@ -191,7 +142,8 @@ def _token_ids(
 
     Raises MissingExtra without a library: the ids are part of the snapshot, which must not depend on the machine.
     """
-    file = min((f for f in files if os.path.basename(f.path) == b"tokenizer.json"), key=_depth, default=None)
+    named = [file for file in files if os.path.basename(file.path) == b"tokenizer.json"]
+    file = min(named, key=lambda file: (file.path.count(b"/"), file.path), default=None)
     if file is None:
         contents.notes.append("no tokenizer.json exists: the tokenizer's files are pinned without token ids")
         return None
@@ -207,22 +159,18 @@ def _token_ids(
     return ids
 
 
-def _write_content(context: CaptureContext, path: bytes, files: Sequence[SourceFile]) -> trees.Written:
+def _write_content(context: CaptureContext, path: bytes, files: Sequence[SourceFile]) -> Written:
     """Check and store files that are pinned by content under `path`. A tree that passed before is not read again."""
     name = f"{path.hex()}:"
     marks = context.index.marks(_INSPECTED)
     known = context.known(files) if any(mark.startswith(name) for mark in marks) else None
-    if known is not None and f"{name}{_allowed(context)}:{known[0].digest}" in marks:
+    if known is not None and f"{name}{context.allowed}:{known[0].digest}" in marks:
         return known[0]
-    _inspect(context, files)
+    context.inspect(files)
     written = context.write(files)
     others = {mark for mark in marks if not mark.startswith(name)}
-    context.index.remember_marks(_INSPECTED, others | {f"{name}{_allowed(context)}:{written.digest}"})
+    context.index.remember_marks(_INSPECTED, others | {f"{name}{context.allowed}:{written.digest}"})
     return written
-
-
-def _depth(file: SourceFile) -> tuple[int, bytes]:
-    return file.path.count(b"/"), file.path
 
 
 def _dataset(
@@ -238,7 +186,7 @@ def _dataset(
         contents.size_bytes += reused.dataset.size_bytes
         return reused.dataset
     if claim.tracked is not None:
-        dataset, written = datasets.write(_place(context), claim, whole[claim.path])
+        dataset, written = datasets.write(context, claim, whole[claim.path])
         contents.add(claim.files, written)
         return dataset
     written = _write_content(context, claim.path, claim.files)
@@ -254,7 +202,7 @@ def _look_again(context: CaptureContext, contents: CaptureResult) -> None:
     """Raise FileChanged if anything changed since the capture began."""
     if contents.inspected is not None:
         contents.inspected.check()
-    if not _same_tree(context, contents):
+    if context.source.state(context.root) != contents.state:
         raise FileChanged("files were added, removed or committed while the workspace was captured")
     if context.dry_run:
         return
@@ -262,13 +210,5 @@ def _look_again(context: CaptureContext, contents: CaptureResult) -> None:
         staged = any(str(file.location).startswith(str(context.staging)) for file in files[:1])
         if staged:
             continue
-        fresh = [SourceFile(path=file.path, location=file.location) for file in files]
-        if not trees.is_still(context.repo.objects, context.repo.locations, fresh, context.index, digest):
+        if not trees.is_still(context.repo.objects, context.repo.locations, files, context.index, digest):
             raise FileChanged("files were changed while the workspace was captured")
-
-
-def _same_tree(context: CaptureContext, contents: CaptureResult) -> bool:
-    """Return True if source control reports the same tree as at the begin of the capture."""
-    if contents.glance is not None:
-        return context.source.glance(context.root)() == contents.glance
-    return context.source.state(context.root).is_same_tree(contents.state)

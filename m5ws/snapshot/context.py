@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from m5ws.config.settings import Settings
+from m5ws.config.settings import SEARCH_RULES, Settings
+from m5ws.environment.interface import Observer
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
 from m5ws.records.snapshot import Dataset, Tokenizer
 from m5ws.repository.files import trees
-from m5ws.repository.files.index import Index
+from m5ws.repository.files.index import Index, Written
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.repository import Repository
-from m5ws.snapshot.observation import Observation
-from m5ws.snapshot.sources.interface import DatasetSource, Glance, SourceControl, SourceState, TokenizerProbe
+from m5ws.snapshot.sources.interface import DatasetSource, SourceControl, SourceState, TokenizerProbe
 
 if TYPE_CHECKING:
     from m5ws.snapshot.inspection import InspectedFiles
@@ -37,11 +37,11 @@ class CaptureContext(msgspec.Struct, frozen=True, kw_only=True):
     source: SourceControl
     datasets: DatasetSource | None
     probe: TokenizerProbe | None
+    observer: Observer
     index: Index
     staging: Path
     dry_run: bool
     progress: Progress | None
-    observation: Observation
     on_warning: Warn | None = None
     warnings: list[str] = []
 
@@ -53,27 +53,28 @@ class CaptureContext(msgspec.Struct, frozen=True, kw_only=True):
                 if self.on_warning is not None:
                     self.on_warning(line)
 
-    def write(self, files: Sequence[SourceFile]) -> trees.Written:
-        return trees.write_tree(self.repo.objects, self.repo.locations, files, self.index, self._report, self.dry_run)
+    @property
+    def allowed(self) -> Digest:
+        """A digest of the rules for secrets and of the exemptions from them."""
+        return self.repo.objects.digest(f"{SEARCH_RULES} {self.settings.secrets!r}".encode())
 
-    def _report(self, activity: str, done: int, total: int) -> None:
-        """Report progress. Changed files make a new snapshot, which needs the observed environment: begin with it."""
-        if not self.dry_run:
-            self.observation.begin()
-        if self.progress:
-            self.progress(activity, done, total)
+    def inspect(self, files: Sequence[SourceFile]) -> None:
+        """Check files that are pinned by content. Raises as `inspection.inspect_content`."""
+        from m5ws.snapshot import inspection
 
-    def known(self, *parts: Sequence[SourceFile]) -> tuple[trees.Written, ...] | None:
+        inspection.inspect_content(files, self.settings.secrets.allow)
+
+    def write(self, files: Sequence[SourceFile]) -> Written:
+        return trees.write_tree(self.repo.objects, self.repo.locations, files, self.index, self.progress, self.dry_run)
+
+    def known(self, *parts: Sequence[SourceFile]) -> tuple[Written, ...] | None:
         """Return the stored tree of each of `parts` if no file has changed, else None. Costs a stat per file."""
         recorded = [trees.recorded(self.repo.objects, files, self.index) for files in parts]
         return trees.present(self.repo.objects, self.repo.locations, recorded)
 
 
 class CaptureResult(msgspec.Struct, kw_only=True):
-    """Durable parts of a workspace, with counts and notes. `stored`: files and their tree, for the last comparison.
-
-    `glance` is set if code and config are known from an earlier capture; then `state` names no files.
-    """
+    """Durable parts of a workspace, with counts and notes. `stored`: files and their tree, for the last comparison."""
 
     state: SourceState
     dirty: bool = False
@@ -88,9 +89,8 @@ class CaptureResult(msgspec.Struct, kw_only=True):
     notes: list[str] = []
     stored: list[tuple[Sequence[SourceFile], Digest]] = []
     inspected: "InspectedFiles | None" = None
-    glance: Glance | None = None
 
-    def add(self, files: Sequence[SourceFile], written: trees.Written) -> Digest:
+    def add(self, files: Sequence[SourceFile], written: Written) -> Digest:
         self.files += written.files
         self.size_bytes += written.size_bytes
         self.new_bytes += written.new_bytes

@@ -7,7 +7,6 @@ another machine. A snapshot names both, and a rank that imports one fails, unles
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from m5ws.environment.interface import Observer
 from m5ws.records.base import Digest
 from m5ws.records.environment import Origin
 from m5ws.snapshot.context import CaptureContext
@@ -15,13 +14,13 @@ from m5ws.snapshot.context import CaptureContext
 _NAMED = "local"
 
 
-def warnings(context: CaptureContext, observer: Observer, installation: Digest) -> list[str]:
+def warnings(context: CaptureContext, installation: Digest) -> list[str]:
     """Return a warning for each local install. The index remembers the `installation` (a digest) that was named."""
     wanted = context.settings.environment
     mark = context.repo.objects.digest(repr((installation, wanted.allow_local, wanted.image)).encode())
     if mark in context.index.marks(_NAMED):
         return []
-    named = local(observer.origins(wanted.image), wanted.allow_local)
+    named = local(context.observer.origins(wanted.image), wanted.allow_local)
     if not context.dry_run:
         context.index.remember_marks(_NAMED, {mark})
     return [

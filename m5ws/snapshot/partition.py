@@ -6,8 +6,7 @@ materialised together they are the workspace.
 
 import os
 import posixpath
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -60,22 +59,15 @@ def tree_path(path: str) -> bytes:
     return os.fsencode(posixpath.normpath(path))
 
 
-def roots(settings: Settings, tracked: Iterable[TrackedDataset]) -> tuple[bytes, ...]:
-    """Return every path whose files are pinned by content: those of tracked datasets, [data] paths, the tokenizer."""
-    datasets = list(tracked)
-    own = (tree_path(settings.tokenizer.path),) if settings.tokenizer.path is not None else ()
-    return (*(dataset.path for dataset in datasets), *data_paths(settings, datasets), *own)
-
-
 def partition_files(
     root: Path, settings: Settings, state: SourceState, tokenizer: PinnedPath | None, claims: Sequence[PinnedPath]
 ) -> Partition:
     """Return every captured file, by part. `claims` are datasets; tracked ones come before [data] paths.
 
-    Raises NotFound if m5ws.toml names a config file that does not exist.
+    Raises NotFound if m5ws.toml names a config file or a tokenizer that does not exist.
     """
     paths = tuple(claim.path for claim in claims) + ((tokenizer.path,) if tokenizer else ())
-    config = config_files(root, settings.config, state.files, paths)
+    config = _config_files(root, settings.config, state.files, paths)
     private = (*_INTERNAL, *_store_folder(root, settings))
     excluded = patterns.ignoring(settings.code.exclude) if settings.code.exclude else None
     taken = {*paths, *(file.path for file in config)}
@@ -85,25 +77,13 @@ def partition_files(
     if excluded is not None:
         own = [path for path in own if not excluded(path)]
         changed = [path for path in changed if not excluded(path)]
-    held, left = pinned(tokenizer, claims)
-    return Partition(
-        code=_sources(root, own, state.stats), config=config, tokenizer=held, datasets=left, dirty=bool(changed)
-    )
-
-
-def pinned(
-    tokenizer: PinnedPath | None, claims: Sequence[PinnedPath]
-) -> tuple[tuple[SourceFile, ...] | None, tuple[PinnedPath, ...]]:
-    """Return the tokenizer's files, and the datasets without files of other parts. Raises NotFound."""
     ordered = sorted(claims, key=lambda claim: (claim.tracked is None, claim.path))
-    return _tokenizer_files(tokenizer, ordered), tuple(_datasets(tokenizer, ordered))
-
-
-def _sources(root: Path, paths: Iterable[bytes], stats: Mapping[bytes, os.stat_result]) -> tuple[SourceFile, ...]:
-    """Return files of the workspace. Each of tens of thousands of files would cost a call of `os.fsdecode`."""
-    prefix, encoding, errors = os.path.join(root, ""), sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
-    return tuple(
-        [SourceFile(path=path, location=prefix + str(path, encoding, errors), found=stats.get(path)) for path in paths]
+    return Partition(
+        code=tuple(SourceFile(path=path, location=os.path.join(root, os.fsdecode(path))) for path in own),
+        config=config,
+        tokenizer=_tokenizer_files(tokenizer, ordered),
+        datasets=tuple(_datasets(tokenizer, ordered)),
+        dirty=bool(changed),
     )
 
 
@@ -131,7 +111,7 @@ def _datasets(tokenizer: PinnedPath | None, pinned: Sequence[PinnedPath]) -> Ite
         before.append(claim)
 
 
-def config_files(
+def _config_files(
     root: Path, settings: ConfigSettings, files: Sequence[bytes], elsewhere: Sequence[bytes]
 ) -> tuple[SourceFile, ...]:
     """Return config files, with links resolved, but none at or below `elsewhere`.

@@ -1,7 +1,7 @@
 """`snapshot`: the current inputs of a run, under one digest.
 
-`capture` makes every byte of the workspace durable and publishes nothing; `take` publishes. A snapshot has the state
-of the workspace at one moment: after a change during the capture, the capture is retried, and fails in the end.
+A snapshot has the state of the workspace at one moment: after a change during the capture, the capture is retried, and
+fails in the end.
 """
 
 import os
@@ -30,7 +30,6 @@ from m5ws.repository.repository import Repository
 from m5ws.snapshot import local_installs
 from m5ws.snapshot.collect import store
 from m5ws.snapshot.context import CaptureContext, CaptureResult, Warn
-from m5ws.snapshot.observation import Observation
 from m5ws.snapshot.sources.interface import DatasetSource, SourceControl, TokenizerProbe
 
 _ATTEMPTS = 3
@@ -68,28 +67,35 @@ def take(
     message: str | None = None,
     progress: Progress | None = None,
     warn: Warn | None = None,
+    dry_run: bool = False,
 ) -> CapturedSnapshot:
-    """Capture the workspace, publish the snapshot and return it. Raises as `capture` does.
+    """Make all parts of the workspace at `root` durable, publish the snapshot and return it.
 
-    A published snapshot gets another annotation only with new information.
+    A published snapshot gets another annotation only with new information. `warn` gets each warning before files are
+    stored. A dry run writes nothing to the store, and does not observe the machine. Raises SecretsFound,
+    LinksEscapeWorkspace, LfsContentMissing, BadConfigFile, NotFound, DatasetModified, and FileChanged if the workspace
+    keeps changing.
     """
+    index_path.parent.mkdir(parents=True, exist_ok=True)
 
     def attempt() -> CapturedSnapshot:
-        captured = capture(
-            root,
-            settings,
-            repo,
-            source,
-            datasets,
-            tokenizer_probe,
-            observer,
-            index_path,
-            message,
-            False,
-            progress,
-            warn,
-        )
-        if not captured.annotated:
+        with Index(index_path) as index, _staging(index_path.parent) as staging:
+            context = CaptureContext(
+                root=Path(os.path.realpath(root)),
+                settings=settings,
+                repo=repo,
+                source=source,
+                datasets=datasets,
+                probe=tokenizer_probe,
+                observer=observer,
+                index=index,
+                staging=staging,
+                dry_run=dry_run,
+                progress=progress,
+                on_warning=warn,
+            )
+            captured = _capture(context, message)
+        if not dry_run and not captured.annotated:
             # Published from here on: every tree, and the observed environment, is durable.
             snapshots.publish(repo, captured.snapshot, captured.annotation, RetryPolicy(progress=progress))
         return captured
@@ -97,55 +103,16 @@ def take(
     return repeated(attempt)
 
 
-def capture(
-    root: Path,
-    settings: Settings,
-    repo: Repository,
-    source: SourceControl,
-    datasets: DatasetSource | None,
-    tokenizer_probe: TokenizerProbe | None,
-    observer: Observer,
-    index_path: Path,
-    message: str | None = None,
-    dry_run: bool = False,
-    progress: Progress | None = None,
-    warn: Warn | None = None,
-) -> CapturedSnapshot:
-    """Make all parts of the workspace at `root` durable, and return the snapshot, which is not published.
-
-    `warn` gets each warning before files are stored. A dry run writes nothing to the store, and does not observe the
-    machine. Raises SecretsFound, LinksEscapeWorkspace, LfsContentMissing, BadConfigFile, NotFound, DatasetModified, and
-    FileChanged if the workspace keeps changing.
-    """
-    index_path.parent.mkdir(parents=True, exist_ok=True)
+def _capture(context: CaptureContext, message: str | None) -> CapturedSnapshot:
     trouble: Exception | None = None
-    with Index(index_path) as index, _staging(index_path.parent) as staging:
-        context = CaptureContext(
-            root=Path(os.path.realpath(root)),
-            settings=settings,
-            repo=repo,
-            source=source,
-            datasets=datasets,
-            probe=tokenizer_probe,
-            index=index,
-            staging=staging,
-            dry_run=dry_run,
-            progress=progress,
-            on_warning=warn,
-            observation=Observation(
-                observer,
-                determinism.environment(settings.determinism) | settings.run.environment,
-                repo.objects.put_record,
-            ),
-        )
-        context.warn(local_installs.warnings(context, observer, _installation(context)))
-        for _ in range(_ATTEMPTS):
-            try:
-                contents = store(context)
-            except (FileChanged, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-                trouble = error
-            else:
-                return _captured(context, observer, contents, message)
+    context.warn(local_installs.warnings(context, _installation(context)))
+    for _ in range(_ATTEMPTS):
+        try:
+            contents = store(context)
+        except (FileChanged, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            trouble = error
+        else:
+            return _captured(context, contents, message)
     raise FileChanged(f"the workspace changed during each of {_ATTEMPTS} captures: {trouble}") from trouble
 
 
@@ -162,15 +129,13 @@ def _staging(parent: Path) -> Iterator[Path]:
             shutil.rmtree(staging)
 
 
-def _captured(
-    context: CaptureContext, observer: Observer, contents: CaptureResult, message: str | None
-) -> CapturedSnapshot:
+def _captured(context: CaptureContext, contents: CaptureResult, message: str | None) -> CapturedSnapshot:
     snapshot = Snapshot(
         code=Code(commit=contents.state.commit, dirty=contents.dirty, tree=contents.code),
         config=contents.config,
         tokenizer=contents.tokenizer,
         datasets=tuple(sorted(contents.datasets, key=lambda dataset: dataset.name)),
-        declared=_declared(context, observer),
+        declared=_declared(context),
         determinism=context.settings.determinism,
     )
     snapshot_id = context.repo.objects.digest(codec.encode(snapshot))
@@ -188,9 +153,9 @@ def _captured(
     )
 
 
-def _declared(context: CaptureContext, observer: Observer) -> Declared:
+def _declared(context: CaptureContext) -> Declared:
     wanted = context.settings.environment
-    declared = observer.declare(context.root, wanted.locks, wanted.image)
+    declared = context.observer.declare(context.root, wanted.locks, wanted.image)
     return msgspec.structs.replace(declared, wanted={**declared.wanted, **wanted.wanted})
 
 
@@ -202,7 +167,8 @@ def _annotation(
     observed = None
     if not context.dry_run:
         report(context.progress, "observing this machine, with torch")
-        observed = context.observation.result()
+        variables = determinism.environment(context.settings.determinism) | context.settings.run.environment
+        observed = context.repo.objects.put_record(context.observer.observe(variables))
         recent = sorted(context.index.marks(_ANNOTATED))[-_ANNOTATED_LIMIT:]
         context.index.remember_marks(_ANNOTATED, {*recent, f"{_installation(context)}:{snapshot_id}"})
     annotation = Annotation(

@@ -1,6 +1,6 @@
 """Interfaces of stores: bytes under keys, each key written once. Optional capabilities have their own protocols."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -93,9 +93,6 @@ class ChecksumListing(Protocol):
     def list_with_checksums(self, prefix: str) -> Iterator[ChecksummedStat]:
         """Yield the objects of `list`, each with the algorithm of its whole-object checksum; None if there is none."""
 
-    def sha256(self, key: str) -> str | None:
-        """Return the SHA-256, in hex, that the server keeps for a whole object, or None. Raises NotFound."""
-
 
 @runtime_checkable
 class FileBacked(Protocol):
@@ -105,17 +102,6 @@ class FileBacked(Protocol):
         """Return an open descriptor of a file with an object, for reading; the caller closes it.
 
         None if there is no local file. The bytes are not verified, as with `get`.
-        """
-
-
-@runtime_checkable
-class StreamingStore(Protocol):
-    """A store on a remote server that can stream an object without holding all of it in memory."""
-
-    def stream(self, key: str, sink: Callable[[Buffer], object]) -> None:
-        """Call `sink` with the bytes of an object, in order, each byte once. The bytes are not verified, as with `get`.
-
-        Raises NotFound, and any error of `sink`.
         """
 
 

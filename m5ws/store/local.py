@@ -14,7 +14,6 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from m5ws.errors import CorruptObject, M5Error, NotFound, ObjectExists, UsageError
@@ -40,28 +39,12 @@ class StoreGone(M5Error):
 
 
 @contextmanager
-def _naming(root: Path, key: str = "an object") -> Iterator[None]:
+def _naming(root: Path, key: str) -> Iterator[None]:
     """Raise each error of the block with the key and the store, not with the name of a temporary file."""
     try:
         yield
     except OSError as error:
         raise OSError(error.errno, error.strerror, f"{key} in store {root}") from error
-
-
-@dataclass
-class TemporaryFile:
-    """A file of a store that has no key yet."""
-
-    path: Path
-    descriptor: int
-    size_bytes: int = 0
-
-    def write(self, data: memoryview) -> int:
-        """Append some of `data`, and return the number of bytes written. Raises OSError."""
-        with _naming(self.path.parents[1]):
-            count = os.write(self.descriptor, data[:_WRITE_BYTES])
-        self.size_bytes += count
-        return count
 
 
 class LocalStore:
@@ -98,42 +81,35 @@ class LocalStore:
 
     def create(self, key: str, data: Buffer) -> None:
         self._check_there()
-        if os.path.lexists(self._path(key)):
-            raise ObjectExists(key)
-        with self.draft() as draft:
-            view = memoryview(data).cast("B")
-            while view:
-                view = view[draft.write(view) :]
-            self.publish(draft, key)
-
-    @contextmanager
-    def draft(self) -> Iterator["TemporaryFile"]:
-        """Yield a new file without a key, to fill and publish. It is deleted at the end."""
-        path = self._path(f"{_TEMPORARY}/{os.urandom(12).hex()}")
-        with _naming(self.root):
-            self._make_directory(path.parent)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444)
-        try:
-            yield TemporaryFile(path, descriptor)
-        finally:
-            os.close(descriptor)
-            os.unlink(path)
-
-    def publish(self, draft: "TemporaryFile", key: str) -> None:
-        """Link a complete draft under its key. Raises ObjectExists if the key exists."""
         target = self._path(key)
+        if os.path.lexists(target):
+            raise ObjectExists(key)
+        temporary = self._path(f"{_TEMPORARY}/{os.urandom(12).hex()}")
         with _naming(self.root, key):
-            self._make_directory(target.parent)
-            if self._durable:
-                os.fsync(draft.descriptor)
+            self._make_directory(temporary.parent)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444)
             try:
-                # Published from here on: the bytes are complete and synced, and the link is atomic and exclusive.
-                os.link(draft.path, target)
-            except FileExistsError as error:
-                raise ObjectExists(key) from error
-            if self._durable:
-                _sync_directory(target.parent)
+                view = memoryview(data).cast("B")
+                while view:
+                    view = view[os.write(descriptor, view[:_WRITE_BYTES]) :]
+                self._publish(temporary, descriptor, target, key)
+            finally:
+                os.close(descriptor)
+                os.unlink(temporary)
         self._known = self._known or key == FORMAT
+
+    def _publish(self, temporary: Path, descriptor: int, target: Path, key: str) -> None:
+        """Link a complete file under its key. Raises ObjectExists if the key exists."""
+        self._make_directory(target.parent)
+        if self._durable:
+            os.fsync(descriptor)
+        try:
+            # Published from here on: the bytes are complete and synced, and the link is atomic and exclusive.
+            os.link(temporary, target)
+        except FileExistsError as error:
+            raise ObjectExists(key) from error
+        if self._durable:
+            _sync_directory(target.parent)
 
     def list(self, prefix: str) -> Iterator[ObjectStat]:
         directory, _, _ = prefix.rpartition("/")

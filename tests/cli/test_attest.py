@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from m5ws.attest.ssh_signatures import NoSshKeygen, SshSignatures
+from m5ws.attest import ssh_signatures
+from m5ws.attest.ssh_signatures import NoSshKeygen
 from m5ws.records import attestation
 from tests.conftest import loud_skip
 
@@ -222,14 +223,13 @@ def test_a_key_that_is_none_writes_nothing(m5: Any, made: Any, key: Path, tmp_pa
 def test_without_ssh_keygen_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(NoSshKeygen, match="ssh-keygen"):
-        SshSignatures().sign(tmp_path / "key", b"")
+        ssh_signatures.sign(tmp_path / "key", b"")
 
 
 def test_a_fingerprint_is_read_from_no_bytes_that_are_none() -> None:
-    port = SshSignatures()
     head = b"-----BEGIN SSH SIGNATURE-----\n"
     for wrong in (b"", head, head + b"!\n", head + base64.b64encode(b"SSHSIG\0\0\0\1\xff\xff\xff\xffkey")):
-        assert port.keyid(wrong) == ""
+        assert ssh_signatures.keyid(wrong) == ""
 
 
 # --- without m5ws ----------------------------------------------------------------------------------

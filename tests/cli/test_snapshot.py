@@ -2,7 +2,6 @@
 
 import json
 import mmap
-import os
 import shutil
 import subprocess
 import sys
@@ -78,56 +77,6 @@ def test_it_loads_nothing_heavy(place: Path) -> None:
         digest, modules = done.stdout.splitlines()
         assert len(digest) == 64
         assert not HEAVY & set(json.loads(modules))
-
-
-def _counted(folder: Path, place: Path, *words: str) -> tuple[str, list[str]]:
-    """Return the output of a `m5ws snapshot` in `folder`, and the git commands that it ran, sorted."""
-    real, log = shutil.which("git"), place.parent / "git.log"
-    log.write_text("")
-    wrapper = place.parent / "bin" / "git"
-    wrapper.parent.mkdir(exist_ok=True)
-    wrapper.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexec {real} "$@"\n')
-    wrapper.chmod(0o755)
-    path = f"{wrapper.parent}{os.pathsep}{os.environ['PATH']}"
-    argv = [sys.executable, "-m", "m5ws", "snapshot", *words]
-    done = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=folder, env=os.environ | {"PATH": path})
-    verbs = ("diff-files", "ls-files", "config", "rev-parse", "status")
-    commands = [next(verb for verb in verbs if verb in line.split()) for line in log.read_text().splitlines()]
-    return done.stdout, sorted(commands)
-
-
-def test_an_unchanged_workspace_is_known_from_the_git_that_was_begun_first_of_all(place: Path) -> None:
-    index = place / ".git" / "index"
-    os.utime(index, ns=(index.stat().st_atime_ns, index.stat().st_mtime_ns - 10**10))
-    settle(place)
-    first = _counted(place, place)[0]
-    (place / "folder").mkdir()
-    (place.parent / "link").symlink_to(place)
-    for folder in (place, place / "folder", place.parent / "link"):
-        digest, commands = _counted(folder, place)
-        assert (digest, commands) == (first, ["config", "diff-files", "ls-files", "rev-parse"])
-    (place / "train.py").write_text("print('changed')\n")
-    assert _counted(place, place)[0] != first
-
-
-def test_help_and_a_folder_without_a_workspace_begin_no_git(place: Path, tmp_path: Path) -> None:
-    assert _counted(place, place, "--help")[1] == []
-    done = subprocess.run(
-        [sys.executable, "-m", "m5ws", "snapshot"], capture_output=True, text=True, check=False, cwd=tmp_path
-    )
-    assert done.returncode == 3 and "m5ws.toml" in done.stderr
-
-
-def test_a_glance_is_begun_with_little_imported() -> None:
-    code = "import sys, json, m5ws.config.discovery, m5ws.snapshot.sources.git_start; print(json.dumps([*sys.modules]))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"click", "msgspec", "logging", "pathlib"} & set(json.loads(done.stdout)) - set(_bare())
-
-
-def _bare() -> list[str]:
-    """The modules that Python itself has loaded here (what `site` brings)."""
-    code = "import sys, json; print(json.dumps([*sys.modules]))"
-    return list(json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout))
 
 
 @pytest.mark.parametrize("template", ["gpt-fsdp", "gpt-deepspeed"])

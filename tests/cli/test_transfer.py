@@ -4,9 +4,6 @@ from pathlib import Path
 from typing import Any
 
 from m5ws import workspace
-from m5ws.records.store import Format
-from m5ws.repository.repository import Repository
-from m5ws.store.local import LocalStore
 
 
 def test_a_run_goes_to_another_store_and_comes_back_elsewhere(m5: Any, made: Any, place: Path, tmp_path: Path) -> None:
@@ -42,36 +39,6 @@ def test_a_store_that_is_not_there_is_not_pulled_from(m5: Any, place: Path, tmp_
     done = m5("pull", "--all", "--from", tmp_path / "nowhere")
     assert done.status == 3 and str(tmp_path / "nowhere") in done.err
     assert workspace.find(place, {}).home.exists() is False
-
-
-def test_a_new_store_gets_the_format_of_the_one_it_is_filled_from(m5: Any, place: Path, tmp_path: Path) -> None:
-    Repository.create(LocalStore(place / ".m5ws" / "store"), Format(hash="sha256"))
-    assert m5("snapshot").status == 0
-    assert m5("push", "--all", "--to", tmp_path / "team").status == 0
-    assert Repository.open(LocalStore(tmp_path / "team")).format.hash == "sha256"
-
-
-def test_who_pulls_first_gets_a_store_cut_as_the_one_pulled_from(m5: Any, place: Path, tmp_path: Path) -> None:
-    # Its files are cut in another way than those of a new store.
-    Repository.create(LocalStore(place / ".m5ws" / "store"), Format(file_chunk_bytes=64 * 2**20))
-    assert m5("snapshot").status == 0
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / "m5ws.toml").write_text("")
-    assert m5("-C", elsewhere, "pull", "--all", "--from", place / ".m5ws" / "store").status == 0
-    assert m5("-C", elsewhere, "ls", "--json").document["snapshots"]
-    # A store of `init` is empty and is created again. One with objects keeps its chunk sizes, which is an error.
-    fresh = tmp_path / "fresh"
-    assert m5("init", fresh).status == 0 and m5("-C", fresh, "ls").status == 0
-    for words in (("--dry-run",), ()):
-        assert m5("-C", fresh, "pull", "--all", "--from", place / ".m5ws" / "store", *words).status == 0
-    assert m5("-C", fresh, "fsck").status == 0
-    later = tmp_path / "later"
-    later.mkdir()
-    (later / "m5ws.toml").write_text("")
-    assert m5("-C", later, "snapshot").status == 0
-    done = m5("-C", later, "pull", "--all", "--from", place / ".m5ws" / "store")
-    assert done.status == 2 and "file_chunk_bytes=67108864" in done.err and "[store] url" in done.err
 
 
 def test_init_with_a_store_that_cannot_be_made_writes_nothing(m5: Any, tmp_path: Path) -> None:

@@ -2,16 +2,14 @@
 
 import os
 import random
-import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
 import pytest
 
 from m5ws.errors import CorruptObject
 from m5ws.records.store import Format
 from m5ws.records.tree import Tree
+from m5ws.repository import concurrency
 from m5ws.repository.files import materialise, trees, verified_copy
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.objects import key
@@ -21,7 +19,6 @@ from m5ws.store.interface import ObjectStore
 from m5ws.store.local import LocalStore
 from tests.support.records import planted
 from tests.support.stores.counting_store import CountingStore
-from tests.support.stores.flowing_store import FlowingStore
 
 _SMALL = Format(chunk_bytes=65536, file_chunk_bytes=65536, pack_bytes=8192, small_bytes=16384)
 _SIZES = (0, 1, 100, 5000, 16383, 16384, 65535, 65536, 65537, 3 * 65536, 10 * 65536 + 17)
@@ -42,18 +39,15 @@ def _stores(base: Path) -> dict[str, ObjectStore]:
     """The store in `base`: as a directory, remote, and through a cache."""
     directory = LocalStore(base / "store")
     far = CountingStore(directory)
-    flowing = FlowingStore(directory)
     return {
         "directory": directory,
         "far": far,
         "cache": CachedStore(far, base / "cache", 2**30),
-        "flowing": flowing,
-        "flowing-cache": CachedStore(flowing, base / "cache", 2**30),
-        "flowing-cache-too-small": CachedStore(flowing, base / "cache", 1000),
+        "cache-too-small": CachedStore(far, base / "cache", 1000),
     }
 
 
-@pytest.mark.parametrize("kind", ["directory", "far", "cache", "flowing", "flowing-cache", "flowing-cache-too-small"])
+@pytest.mark.parametrize("kind", ["directory", "far", "cache", "cache-too-small"])
 def test_files_of_every_size_come_back_from_every_store(tmp_path: Path, kind: str) -> None:
     repo = Repository.create(_stores(tmp_path)[kind], _SMALL)
     tree, contents = _written(repo, tmp_path / "source")
@@ -100,35 +94,7 @@ def test_packs_are_read_not_files(tmp_path: Path) -> None:
     assert len(far.gets) < 30
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda data: data[:-1] + bytes([data[-1] ^ 1]),
-        lambda data: data[:-1],
-        lambda data: data + b"more",
-        lambda data: b"",
-    ],
-    ids=["flip", "short", "long", "nothing"],
-)
-@pytest.mark.parametrize("kind", ["flowing", "flowing-cache"])
-def test_what_is_damaged_as_it_arrives_is_read_again(
-    tmp_path: Path, kind: str, damage: Callable[[bytes], bytes]
-) -> None:
-    store = _stores(tmp_path)[kind]
-    repo = Repository.create(store, _SMALL)
-    tree, contents = _written(repo, tmp_path / "source")
-    flowing = store if isinstance(store, FlowingStore) else cast(CachedStore, store)._store
-    assert isinstance(flowing, FlowingStore)
-    # Chunks are fetched again: `create` caches small objects, which would not be streamed.
-    shutil.rmtree(tmp_path / "cache", ignore_errors=True)
-    flowing.damage = damage
-    for name in ("first", "second"):
-        materialise.materialise(repo.objects, repo.locations, [tree], tmp_path / name)
-        assert _read(tmp_path / name) == contents
-    assert flowing.flows
-
-
-@pytest.mark.parametrize("kind", ["directory", "far", "flowing"])
+@pytest.mark.parametrize("kind", ["directory", "far"])
 def test_every_damaged_object_is_an_error_that_names_it(tmp_path: Path, kind: str) -> None:
     repo = Repository.create(_stores(tmp_path)[kind], _SMALL)
     tree, _ = _written(repo, tmp_path / "source")
@@ -160,7 +126,7 @@ def test_a_file_and_the_store_are_never_one_file(tmp_path: Path) -> None:
 
 def test_memory_is_bounded_whatever_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that records the number of concurrent reads."""
-    monkeypatch.setattr(materialise, "_BUDGET_BYTES", 3 * 65536)
+    monkeypatch.setattr(concurrency, "_BUDGET_BYTES", 3 * 65536)
     repo = Repository.create(LocalStore(tmp_path / "store"), _SMALL)
     (tmp_path / "large").write_bytes(random.Random(2).randbytes(40 * 65536))
     files = [SourceFile(path=b"large", location=tmp_path / "large")]

@@ -103,8 +103,8 @@ def test_a_run_that_was_continued_in_both_stores_is_a_conflict(repo: Repository,
 
 
 def test_stores_of_different_formats_do_not_mix(repo: Repository, run: str, tmp_path: Path) -> None:
-    other = Repository.create(LocalStore(tmp_path / "sha"), Format(hash="sha256"))
-    with pytest.raises(UsageError, match="sha256"):
+    other = Repository.create(LocalStore(tmp_path / "sha"), Format(pack_bytes=4096))
+    with pytest.raises(UsageError, match="pack_bytes=4096"):
         transfer.copy(repo, other, [(_RUN, run)])
 
 

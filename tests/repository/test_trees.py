@@ -17,7 +17,6 @@ from m5ws.repository import buffers
 from m5ws.repository.files import trees
 from m5ws.repository.files import validation as entries
 from m5ws.repository.files import writer as capture
-from m5ws.repository.files.chunking import read_chunks
 from m5ws.repository.files.index import Index
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.files.materialise import materialise
@@ -249,28 +248,6 @@ def test_which_chunks_of_unchanged_files_are_there_is_asked_for_all_at_once(tmp_
         with Index(tmp_path / "index") as index:
             trees.write_tree(repo.objects, repo.locations, _sources(source), index)
     assert sum(operation in ("stat", "list") for operation, _ in asked) < 10
-
-
-@given(data=st.binary(max_size=200), size=st.integers(1, 70))
-def test_a_file_is_cut_on_a_grid(data: bytes, size: int) -> None:
-    descriptor = os.memfd_create("file")
-    try:
-        os.write(descriptor, data)
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        found = [bytes(chunk) for chunk in read_chunks(descriptor, size)]
-    finally:
-        os.close(descriptor)
-    assert found == [data[start : start + size] for start in range(0, len(data), size)]
-
-
-def test_a_chunk_has_the_file_s_bytes_whatever_is_written_to_it_later(tmp_path: Path) -> None:
-    data = os.urandom(5 * 2**20 + 17)
-    path = tmp_path / "file"
-    path.write_bytes(data)
-    with open(path, "r+b", buffering=0) as file:
-        chunks = list(read_chunks(file.fileno(), 4 * 2**20))
-        os.pwrite(file.fileno(), bytes(2**20), 0)
-    assert b"".join(chunks) == data
 
 
 def test_a_last_look_at_files_that_hold_still_asks_nothing_of_the_store(tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from m5ws.snapshot.sources.git import Git, without_credentials
-from m5ws.snapshot.sources.git_start import GitError
+from m5ws.snapshot.sources.git import Git, GitError, without_credentials
 from m5ws.snapshot.sources.interface import SourceState
 from tests.support.workspace.checkouts import commit_all, git
 

@@ -1,6 +1,5 @@
 """The cache: its contents, its evictions, and that none of its failures is an error for the reader."""
 
-import errno
 import os
 import threading
 import time
@@ -15,10 +14,9 @@ from m5ws.records.tree import Slice
 from m5ws.repository.objects import Objects, key
 from m5ws.store.cache import cache
 from m5ws.store.cache.cache import CachedStore, cached
-from m5ws.store.interface import Buffer, CachingStore, FileBacked
-from m5ws.store.local import LocalStore, TemporaryFile
+from m5ws.store.interface import CachingStore, FileBacked
+from m5ws.store.local import LocalStore
 from tests.support.stores.counting_store import CountingStore
-from tests.support.stores.flowing_store import FlowingStore
 
 _MIB = 2**20
 
@@ -286,74 +284,3 @@ def test_what_killed_processes_left_is_swept(far: CountingStore, near: CachedSto
 def test_others_cannot_read_it(far: CountingStore, objects: Objects, tmp_path: Path, first: str) -> None:
     objects.get(_put(far, b"content")) if first == "read" else objects.put(b"content")
     assert (tmp_path / "cache").stat().st_mode & 0o077 == 0
-
-
-@pytest.fixture
-def flowing(tmp_path: Path) -> FlowingStore:
-    return FlowingStore(LocalStore(tmp_path / "far"))
-
-
-def _poured(objects: Objects, digest: str, size: int) -> bytes:
-    out = bytearray(size)
-
-    def write(offset: int, piece: Buffer) -> None:
-        out[offset : offset + len(piece)] = piece
-
-    objects.read_into(digest, size, write)
-    return bytes(out)
-
-
-def test_what_flows_is_kept_as_it_arrives_and_read_from_the_disk_then(flowing: FlowingStore, tmp_path: Path) -> None:
-    near = CachedStore(flowing, tmp_path / "cache", 64 * _MIB)
-    data = os.urandom(cache.WHOLE_BYTES + 1)
-    digest = _put(flowing, data)
-    for _ in range(2):
-        assert _poured(Objects(near, Format()), digest, len(data)) == data
-    assert flowing.flows == [key(digest)] and not flowing.gets
-    assert near.cached_size(key(digest)) == len(data)
-    assert int.from_bytes((tmp_path / "cache" / "usage").read_bytes(), "big") == len(data)
-    assert (tmp_path / "cache").stat().st_mode & 0o077 == 0
-
-
-def test_what_is_damaged_as_it_flows_is_never_kept(flowing: FlowingStore, tmp_path: Path) -> None:
-    near = CachedStore(flowing, tmp_path / "cache", 64 * _MIB)
-    data = os.urandom(50_000)
-    digest = _put(flowing, data)
-    flowing.damage = lambda found: found[:-1] + bytes([found[-1] ^ 1])
-    with pytest.raises(RuntimeError, match="verified"):
-        near.stream(key(digest), _refuse_at(len(data)))
-    assert near.cached_size(key(digest)) is None
-    assert not list((tmp_path / "cache" / "tmp").iterdir())
-    assert _poured(Objects(near, Format()), digest, len(data)) == data
-    assert (tmp_path / "cache" / key(digest)).read_bytes() == data
-
-
-def _refuse_at(size: int) -> Callable[[Buffer], object]:
-    """Return a sink that raises on the last byte, like one that finds a checksum mismatch."""
-    seen = 0
-
-    def sink(piece: Buffer) -> None:
-        nonlocal seen
-        seen += len(piece)
-        if seen == size:
-            raise RuntimeError("verified")
-
-    return sink
-
-
-def test_a_full_disk_under_what_flows_is_no_failure(
-    flowing: FlowingStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    near = CachedStore(flowing, tmp_path / "cache", 64 * _MIB)
-    data = os.urandom(50_000)
-    digest = _put(flowing, data)
-
-    def full(draft: TemporaryFile, piece: memoryview) -> int:
-        raise OSError(errno.ENOSPC, "the disk is full")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TemporaryFile, "write", full)
-        assert _poured(Objects(near, Format()), digest, len(data)) == data
-    assert near.cached_size(key(digest)) is None and "cannot write to the cache" in caplog.text
-    assert _poured(Objects(near, Format()), digest, len(data)) == data
-    assert near.cached_size(key(digest)) == len(data)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from m5ws.records.store import Format
 from m5ws.repository.objects import key
 from m5ws.repository.repository import Repository
 from m5ws.store.cache import cache
@@ -141,13 +140,3 @@ def test_an_entry_torn_by_a_power_failure_is_read_again(tmp_path: Path) -> None:
         entry.write_bytes(bytes(64 * _KIB))
     reads, fetched, _ = _ended(_start(tmp_path, 2**30, 0, 1))
     assert (reads, fetched) == (len(digests), len(digests[::2]))
-
-
-def test_every_format_of_store_has_its_own_hash(tmp_path: Path) -> None:
-    far = LocalStore(tmp_path / "far")
-    repo = Repository.create(CachedStore(far, tmp_path / "cache", 2**30), Format(hash="sha256"))
-    digest = repo.objects.put(b"content")
-    entry = tmp_path / "cache" / key(digest)
-    entry.chmod(0o644)
-    entry.write_bytes(b"c0ntent")
-    assert repo.objects.get(digest) == b"content" == entry.read_bytes()

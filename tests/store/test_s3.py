@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from m5ws.errors import NotFound, ObjectExists, UsageError
-from m5ws.store.interface import Buffer
 from m5ws.store.s3.errors import (
     AccessDenied,
     BucketMissing,
@@ -56,39 +55,6 @@ def test_a_read_is_done_again_until_it_is_whole(
     start, length = span
     assert store.get("objects/ab/abc", start, length) == _DATA[start:][:length]
     assert not server.faults
-
-
-@pytest.mark.parametrize("faults", [[], *([fault] * times for fault in (*_PASSING, "half") for times in (1, 2))])
-def test_what_flows_goes_on_where_it_stopped(server: ScriptedS3, store: S3Store, faults: list[str]) -> None:
-    data = os.urandom(3_000_000)
-    server.objects["objects/ab/abc"] = data
-    server.faults = list(faults)
-    arrived = bytearray()
-    store.stream("objects/ab/abc", arrived.extend)
-    assert arrived == data
-    assert not server.faults
-
-
-def test_what_arrived_is_not_asked_for_again(server: ScriptedS3, store: S3Store) -> None:
-    server.objects["objects/ab/abc"] = os.urandom(3_000_000)
-    server.faults = ["half"]
-    sizes: list[int] = []
-    store.stream("objects/ab/abc", lambda piece: sizes.append(len(piece)))
-    _, _, headers = server.requests[-1]
-    assert headers["range"] == f"bytes={sum(sizes[:-1])}-" and sum(sizes[:-1]) > 0
-
-
-def test_what_a_sink_raises_is_no_trouble_of_the_server(server: ScriptedS3, store: S3Store) -> None:
-    server.objects["a"] = _DATA
-
-    def sink(piece: Buffer) -> None:
-        raise FileNotFoundError("the reader's own")
-
-    with pytest.raises(FileNotFoundError, match="the reader's own"):
-        store.stream("a", sink)
-    assert server.count("GET") == 1
-    with pytest.raises(NotFound):
-        store.stream("absent", sink)
 
 
 @pytest.mark.parametrize("fault", _PASSING)
@@ -139,14 +105,6 @@ def test_a_stalled_transfer_is_abandoned_and_done_again_by_either_client(server:
     assert store.get("a") == _DATA
     assert not server.faults
     assert server.objects == {"a": _DATA}
-
-
-def test_a_server_that_says_slow_down_has_fewer_requests_at_a_time(server: ScriptedS3, store: S3Store) -> None:
-    server.objects["a"] = _DATA
-    before = store.requests.limiter.allowed
-    server.faults = ["SlowDown"] * 2
-    store.get("a")
-    assert store.requests.limiter.allowed <= before // 2 + 1
 
 
 def test_a_budget_that_is_spent_ends_in_one_clear_error(server: ScriptedS3) -> None:

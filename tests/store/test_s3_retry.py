@@ -1,61 +1,16 @@
-"""The limit of requests in flight, and the end of retries."""
+"""The end of retries."""
 
 import random
-import threading
 
 import pytest
 
 from m5ws.store.s3.errors import StoreFailing, StoreUnreachable, TransientError
-from m5ws.store.s3.retry import AdaptiveLimiter, Retrier, RetryPolicy
+from m5ws.store.s3.retry import Retrier, RetryPolicy
 
 
 def _persistence(patience: RetryPolicy, renewed: list[None] | None = None) -> Retrier:
     kept: list[None] = [] if renewed is None else renewed
     return Retrier("s3://bucket/store", patience, lambda: kept.append(None))
-
-
-def test_one_cut_is_made_for_all_that_was_in_flight_together() -> None:
-    now_s = [0.0]
-    limiter = AdaptiveLimiter(most=64, clock=lambda: now_s[0])
-    for _ in range(10):
-        limiter.on_throttle()
-    assert limiter.allowed == 32
-    now_s[0] = 2.0
-    limiter.on_throttle()
-    assert limiter.allowed == 16
-
-
-def test_what_goes_well_brings_one_more_a_round_up_to_the_most() -> None:
-    limiter = AdaptiveLimiter(most=8, clock=lambda: 0.0)
-    limiter.on_throttle()
-    for _ in range(5):
-        limiter.on_success()
-    assert limiter.allowed == 5
-    for _ in range(100):
-        limiter.on_success()
-    assert limiter.allowed == 8
-
-
-def test_no_more_than_allowed_are_in_flight() -> None:
-    limiter, lock = AdaptiveLimiter(most=3), threading.Lock()
-    inside, seen = 0, []
-
-    def work() -> None:
-        nonlocal inside
-        for _ in range(50):
-            with limiter.slot():
-                with lock:
-                    inside += 1
-                    seen.append(inside)
-                with lock:
-                    inside -= 1
-
-    threads = [threading.Thread(target=work) for _ in range(10)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert max(seen) <= 3 and len(seen) == 500
 
 
 def test_an_attempt_knows_its_number_and_expired_credentials_are_renewed() -> None:
@@ -99,7 +54,7 @@ def test_pauses_draw_nothing_from_the_generator_that_a_training_uses() -> None:
 
     def attempt(number: int) -> str:
         if number < 3:
-            raise TransientError("slow down", slow=True)
+            raise TransientError("slow down")
         return "done"
 
     assert _persistence(RetryPolicy(first_s=0.001, longest_s=0.001)).call("a", attempt) == "done"

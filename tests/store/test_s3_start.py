@@ -66,7 +66,6 @@ store = open_store(sys.argv[1])
 store.assume_region("eu-west-1")
 store.create("a", b"x")
 assert store.get("a") == b"x" and store.stat("a") and list(store.list("")) and store.check_region("eu-west-1") == ""
-store.stream("a", print)
 print(*sys.modules)
 """
 

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from m5ws.errors import NotFound
 from m5ws.records.snapshot import Annotation, Snapshot
 from m5ws.records.store import Format
 from m5ws.records.tree import Entry, Pack, Packing, Tree
@@ -49,16 +48,16 @@ def server(quick_clients: None) -> Iterator[ScriptedS3]:
 def filled(
     tmp_path_factory: pytest.TempPathFactory, quick_clients: None
 ) -> Callable[..., tuple[dict[str, bytes], dict[str, Any]]]:
-    """The objects of a server after a store was filled through it, by hash and kind of checksum. Filled once each."""
+    """The objects of a server after a store was filled through it, by kind of checksum. Filled once each."""
 
     @functools.cache
-    def made(digests: str, integrity: str) -> tuple[dict[str, bytes], dict[str, Any]]:
+    def made(integrity: str) -> tuple[dict[str, bytes], dict[str, Any]]:
         with ScriptedS3() as server, pytest.MonkeyPatch.context() as patch:
             for name, value in ENVIRONMENT.items():
                 patch.setenv(name, value)
             server.keeps_checksums = True
             store = S3Store(parse(server.url(integrity=integrity)), _AT_ONCE)
-            form = Format(hash=digests, chunk_bytes=4096, small_bytes=2048, pack_bytes=2048)  # type: ignore[arg-type]
+            form = Format(chunk_bytes=4096, small_bytes=2048, pack_bytes=2048)
             fill(Repository.create(store, form), tmp_path_factory.mktemp("filled") / "files", _SCALE)
             return server.objects, server.checksums
 
@@ -69,8 +68,8 @@ def filled(
 def open_filled(server: ScriptedS3, filled: Callable[..., tuple[dict[str, bytes], dict[str, Any]]]) -> Open:
     """Return a function that opens a filled store on the server."""
 
-    def opened(digests: str = "blake3", integrity: str = "signed") -> Repository:
-        objects, checksums = filled(digests, integrity)
+    def opened(integrity: str = "signed") -> Repository:
+        objects, checksums = filled(integrity)
         server.objects, server.checksums = dict(objects), dict(checksums)
         return Repository.open(S3Store(parse(server.url(integrity=integrity)), _AT_ONCE))
 
@@ -102,7 +101,7 @@ def test_what_the_server_vouches_for_is_not_downloaded(server: ScriptedS3, open_
     report = fsck.check(repo)
     assert report.clean and not report.distrusted
     (vouched,) = report.vouched
-    assert (vouched.checksum, vouched.named) == ("SHA256", False)
+    assert vouched.checksum == "SHA256"
     assert vouched.objects + report.read_objects == report.objects
     assert vouched.size_bytes + report.read_bytes == report.size_bytes
     asked = {key for method, key, _ in server.requests if method == "GET"}
@@ -201,24 +200,10 @@ def test_a_server_that_vouches_for_a_damaged_record_is_not_believed(server: Scri
     assert {("corrupt", where), ("corrupt", chunk)} == set(_named(report))
 
 
-def test_a_checksum_that_is_not_the_name_is_named(server: ScriptedS3, open_filled: Open) -> None:
-    repo = open_filled("sha256")
-    chunks = _chunks(repo)
-    server.requests.clear()
-    report = fsck.check(repo)
-    assert report.clean and [one.named for one in report.vouched] == [True]
-    assert {key for method, key, _ in server.requests if method == "HEAD"} >= set(chunks)
-    assert not {key for method, key, _ in server.requests if method == "GET"}.intersection(chunks)
-    _overwritten(server, chunks[0])
-    report = fsck.check(repo)
-    assert _named(report) == [("corrupt", chunks[0])] and report.vouched and not report.distrusted
-    assert report.damage[0].detail.endswith(hashlib.sha256(server.objects[chunks[0]]).hexdigest())
-
-
 def test_another_kind_of_checksum_vouches_for_the_bytes_alone(server: ScriptedS3, open_filled: Open) -> None:
-    repo = open_filled("sha256", "crc64nvme")
+    repo = open_filled("crc64nvme")
     report = fsck.check(repo)
-    assert report.clean and [(one.checksum, one.named) for one in report.vouched] == [("CRC64NVME", False)]
+    assert report.clean and [one.checksum for one in report.vouched] == ["CRC64NVME"]
     assert server.count("HEAD") == 0
 
 
@@ -248,11 +233,6 @@ def test_answers_about_checksums_are_asked_for_again_where_they_fail(server: Scr
         ("objects/ab/1", 1, None),
         ("objects/ab/2", 1, "SHA256"),
     ]
-    server.faults = ["SlowDown", "reset"]
-    assert store.sha256("objects/ab/0") == hashlib.sha256(b"0").hexdigest()
-    assert store.sha256("objects/ab/1") is None
-    with pytest.raises(NotFound):
-        store.sha256("objects/ab/3")
 
 
 def test_a_directory_vouches_for_nothing(tmp_path: Path) -> None:

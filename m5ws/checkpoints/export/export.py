@@ -12,7 +12,7 @@ file `m5ws-checkpoint.json` beside the export, which also has its origin.
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
@@ -40,26 +40,14 @@ Rebuild = Callable[[Objects, Content], tuple[list[Layout], list[str]]]
 """Returns a DeepSpeed checkpoint's tensors by the model's names, and a list of those without one."""
 
 
-class WriteTensors(Protocol):
-    """Writes tensors into an empty directory (training/tools/export_dcp.py)."""
+WriteTensors = Callable[[Sequence[Layout], PartCache, Path, Progress | None], None]
+"""Writes tensors into an empty directory (training/tools/export_dcp.py)."""
 
-    def __call__(
-        self, layouts: Sequence[Layout], parts: PartCache, directory: Path, progress: Progress | None
-    ) -> None: ...
+LoadTensors = Callable[[Sequence[Layout], PartCache], dict[str, Any]]
+"""Reads tensors into memory (training/tools/load_tensors.py)."""
 
-
-class LoadTensors(Protocol):
-    """Reads tensors into memory (training/tools/load_tensors.py)."""
-
-    def __call__(self, layouts: Sequence[Layout], parts: PartCache) -> dict[str, Any]: ...
-
-
-class WriteFiles(Protocol):
-    """Writes a framework's own files below `directory` (training/tools/export_deepspeed.py)."""
-
-    def __call__(
-        self, objects: Objects, content: Content, directory: Path, tag: str, progress: Progress | None
-    ) -> None: ...
+WriteFiles = Callable[[Objects, Content, Path, str, Progress | None], None]
+"""Writes a framework's own files, of a tag, below a directory (training/tools/export_deepspeed.py)."""
 
 
 class Tools(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ Hugging Face's libraries. https://huggingface.co/docs/safetensors
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -18,8 +19,6 @@ from m5ws.repository.tensors import Layout, PartCache, TensorReader
 FILE_BYTES = 5 * 10**9
 """Largest size of a file, unless a single tensor is larger."""
 
-_THREADS = 8
-_BUDGET_BYTES = 256 * 2**20
 _ALIGNMENT = 8
 _TYPES = {
     "bool": "BOOL",
@@ -92,7 +91,7 @@ def write(files: Sequence[PlannedFile], parts: PartCache, directory: Path, progr
     for file in files:
         with open(directory / file.name, "wb") as stream:
             done += stream.write(file.head)
-            for data in bounded_map(_reads(file, parts), _THREADS, _BUDGET_BYTES):
+            for data in bounded_map(_reads(file, parts)):
                 done += stream.write(data)
                 if progress:
                     progress("writing tensors", done, total)
@@ -103,7 +102,7 @@ def _reads(file: PlannedFile, parts: PartCache) -> Iterator[Job[bytearray]]:
         reader = TensorReader(parts, tensor)
         for start, end in reader.windows():
             # Memory: a window, and the parts that it consists of.
-            yield 2 * (end - start), lambda reader=reader, start=start, end=end: reader.read(start, end)  # type: ignore[misc]
+            yield 2 * (end - start), partial(reader.read, start, end)
 
 
 def _split(layouts: Sequence[Layout], file_bytes: int) -> Iterator[list[Layout]]:

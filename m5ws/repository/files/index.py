@@ -39,64 +39,55 @@ PackFiles = tuple[bytes, tuple[int, ...]]
 """The digests of a pack's files, concatenated, and their sizes in bytes."""
 
 
-class KnownTree(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A tree written from files with certain stamps, and every object it needs with its length."""
+class Written(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A tree that is durable (or would be, after a dry run): its digest, its size, and the size of new objects.
+
+    `packing` is the packing of its small files; None if it has none. `unchanged`: it was written before.
+    """
 
     digest: Digest
     packing: Digest | None
     files: int
     size_bytes: int
+    new_bytes: int = 0
+    unchanged: bool = False
+
+
+class KnownTree(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A tree written from files with certain stamps, and every object it needs with its length."""
+
+    tree: Written
     objects: tuple[tuple[Digest, int], ...]
 
 
-class _Files(msgspec.Struct, array_like=True):
-    """Content of each file. It is by far the largest part of an index, and an unchanged workspace does not need it."""
-
+class _Content(msgspec.Struct, array_like=True):
+    version: Literal[7] = 7
+    trees: dict[Digest, KnownTree] = {}
+    marks: dict[str, set[str]] = {}
     files: dict[bytes, tuple[Stamp, Digest]] = {}
     chunks: dict[bytes, tuple[Stamp, tuple[Slice, ...]]] = {}
     packs: dict[Digest, PackFiles] = {}
 
 
-class _Content(msgspec.Struct, array_like=True):
-    version: Literal[5] = 5
-    trees: dict[Digest, KnownTree] = {}
-    marks: dict[str, msgspec.Raw] = {}
-    notes: dict[str, bytes] = {}
-    files: msgspec.Raw = msgspec.Raw()
-
-
 class Index:
     """Context manager that saves additions atomically when it exits without an error, if it can.
 
-    `marks` are sets of strings for other modules, for example digests already scanned. A `note` is encoded data of
-    another module. Files and marks are decoded on first use.
+    `marks` are sets of strings for other modules, for example digests already scanned.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._content = _Content()
         self._old_trees: dict[Digest, KnownTree] = {}
-        self._marks: dict[str, set[str]] = {}
-        self._known: _Files | None = None
 
     def __enter__(self) -> "Index":
         try:
             self._content = msgspec.msgpack.decode(self._path.read_bytes(), type=_Content)
         except (FileNotFoundError, *codec.UNREADABLE):
-            self._content = _Content(trees={}, marks={}, notes={})
+            self._content = _Content()
         self._old_trees, self._content.trees = self._content.trees, {}
-        self._marks, self._known = {}, None
         self._dirty = False
         return self
-
-    @property
-    def _files(self) -> _Files:
-        if self._known is None:
-            try:
-                self._known = msgspec.msgpack.decode(self._content.files, type=_Files)
-            except codec.UNREADABLE:
-                self._known = _Files(files={}, chunks={}, packs={})
-        return self._known
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -106,10 +97,6 @@ class Index:
             older = [(name, tree) for name, tree in self._old_trees.items() if name not in self._content.trees]
             room = max(0, _TREES - len(self._content.trees))
             self._content.trees = dict(older[max(0, len(older) - room) :]) | self._content.trees
-            for name, marks in self._marks.items():
-                self._content.marks[name] = msgspec.Raw(msgspec.msgpack.encode(marks))
-            if self._known is not None or not bytes(self._content.files):
-                self._content.files = msgspec.Raw(msgspec.msgpack.encode(self._files))
             # The disk may be full, and the store elsewhere.
             with suppress(OSError):
                 self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,44 +104,44 @@ class Index:
 
     def file(self, location: bytes, now: Stamp) -> Digest | None:
         """Return the digest of an unchanged file, or None."""
-        known = self._files.files.get(location)
+        known = self._content.files.get(location)
         return known[1] if known is not None and known[0] == now else None
 
     def remember_file(self, location: bytes, seen: Stamp, digest: Digest, read_ns: int) -> None:
         """Record the digest of a file, unless a change at the same time could stay hidden."""
         if is_settled(seen, read_ns):
-            self._files.files[location] = (seen, digest)
+            self._content.files[location] = (seen, digest)
             self._dirty = True
 
     def chunks(self, location: bytes, now: Stamp) -> tuple[Slice, ...] | None:
         """Return the chunks of an unchanged large file, or None."""
-        known = self._files.chunks.get(location)
+        known = self._content.chunks.get(location)
         return known[1] if known is not None and known[0] == now else None
 
     def remember_chunks(self, location: bytes, seen: Stamp, chunks: tuple[Slice, ...], read_ns: int) -> None:
         """As `remember_file`, for a file split into chunks."""
         if is_settled(seen, read_ns):
-            self._files.chunks[location] = (seen, chunks)
+            self._content.chunks[location] = (seen, chunks)
             self._dirty = True
 
     def remembered(self) -> Iterator[tuple[bytes, Stamp, Digest | tuple[Slice, ...]]]:
         """Yield each recorded file: location, stamp, and its digest or, for a large file, its chunks."""
-        yield from ((location, *known) for location, known in self._files.files.items())
-        yield from ((location, *known) for location, known in self._files.chunks.items())
+        yield from ((location, *known) for location, known in self._content.files.items())
+        yield from ((location, *known) for location, known in self._content.chunks.items())
 
     def packs(self) -> dict[Digest, PackFiles]:
         """Return the content of each recorded pack."""
-        return self._files.packs
+        return self._content.packs
 
     def remember_packs(self, packs: dict[Digest, PackFiles]) -> None:
         """Record the content of `packs`, and keep the most recently used other packs."""
         room, others = _PACKED_FILES, list[tuple[Digest, PackFiles]]()
-        for digest, content in reversed(self._files.packs.items()):
+        for digest, content in reversed(self._content.packs.items()):
             if digest not in packs and (room := room - len(content[1])) >= 0:
                 others.append((digest, content))
         kept = dict(reversed(others)) | packs
-        if list(kept) != list(self._files.packs):
-            self._files.packs = kept
+        if list(kept) != list(self._content.packs):
+            self._content.packs = kept
             self._dirty = True
 
     def tree(self, signature: Digest) -> KnownTree | None:
@@ -169,29 +156,10 @@ class Index:
 
     def marks(self, kind: str) -> frozenset[str]:
         """Return the strings recorded under `kind`."""
-        if kind not in self._marks:
-            self._marks[kind] = _decoded(self._content.marks.get(kind))
-        return frozenset(self._marks[kind])
+        return frozenset(self._content.marks.get(kind, ()))
 
     def remember_marks(self, kind: str, marks: set[str]) -> None:
         """Replace the strings recorded under `kind`."""
         if self.marks(kind) != marks:
-            self._marks[kind] = set(marks)
+            self._content.marks[kind] = set(marks)
             self._dirty = True
-
-    def note(self, kind: str) -> bytes:
-        """Return the note recorded under `kind`, or b""."""
-        return self._content.notes.get(kind, b"")
-
-    def remember_note(self, kind: str, note: bytes) -> None:
-        """Replace the note recorded under `kind`."""
-        if self.note(kind) != note:
-            self._content.notes[kind] = note
-            self._dirty = True
-
-
-def _decoded(marks: msgspec.Raw | None) -> set[str]:
-    try:
-        return msgspec.msgpack.decode(marks, type=set[str]) if marks is not None else set()
-    except codec.UNREADABLE:
-        return set()

@@ -2,14 +2,14 @@
 
 Nothing is ever written outside the target, whatever a tree contains. Its entries are checked, folders and files are
 created exclusively before any link, and links are created last. Packs are read whole, so 100,000 small files take about
-a thousand reads. Memory is bounded by _BUDGET_BYTES and one chunk.
+a thousand reads.
 """
 
 import os
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import takewhile
+from functools import partial
 from pathlib import Path
 
 from m5ws.errors import M5Error, UsageError
@@ -23,10 +23,6 @@ from m5ws.repository.files.trees import read_elsewhere
 from m5ws.repository.files.validation import check_claims, check_paths, is_small
 from m5ws.repository.objects import Objects, key
 from m5ws.store.interface import FileBacked
-
-_THREADS = 16
-"""More threads than processors: with a remote store, most of them wait."""
-_BUDGET_BYTES = 512 * 2**20
 
 
 class NotWritten(M5Error):
@@ -59,10 +55,12 @@ def materialise(
 
 
 def _fill(writer: "_Writer", entries: tuple[Entry, ...], target: Path, progress: Progress | None) -> None:
-    _make_folders(target, entries)
+    # A file system that ignores case may map two names to one folder. No folder can be a link yet.
+    for folder in sorted({os.path.dirname(entry.path) for entry in entries}):
+        os.makedirs(os.path.join(os.fsencode(target), folder), exist_ok=True)
     total = sum(entry.size_bytes for entry in entries)
     done = 0
-    for size in bounded_map(writer.jobs(entries), _THREADS, _BUDGET_BYTES):
+    for size in bounded_map(writer.jobs(entries)):
         done += size
         if progress:
             progress("materialising", done, total)
@@ -77,25 +75,6 @@ def _prepare(target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     if next(iter(target.iterdir()), None) is not None:
         raise UsageError(f"{target} is not empty", hint="Name a folder that does not exist yet.")
-
-
-def _make_folders(target: Path, entries: tuple[Entry, ...]) -> None:
-    """Make each folder once, outer folders first. Only one path's folders are kept in memory."""
-    root, made = os.fsencode(target) + b"/", list[bytes]()
-    for folder in sorted({os.path.dirname(entry.path) for entry in entries} - {b""}, key=_with_zeros):
-        names = folder.split(b"/")
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(made, names, strict=False)))
-        for depth in range(same, len(names)):
-            # A file system that ignores case may map two names to one folder, which then exists. It cannot be a link
-            # yet.
-            with suppress(FileExistsError):
-                os.mkdir(root + b"/".join(names[: depth + 1]))
-        made = names
-
-
-def _with_zeros(path: bytes) -> bytes:
-    """Return a sort key that puts the content of a folder directly after the folder."""
-    return path.replace(b"/", b"\0")
 
 
 class _Writer:
@@ -120,7 +99,7 @@ class _Writer:
                 yield from self._chunks(entry)
         for pack, members in packs.items():
             size = max(entry.parts[0].offset + entry.size_bytes for entry in members)
-            yield size, lambda pack=pack, members=members: self._pack(pack, members)  # type: ignore[misc]
+            yield size, partial(self._pack, pack, members)
 
     def _chunks(self, entry: Entry) -> Iterator[Job[int]]:
         if not entry.parts:
@@ -129,26 +108,16 @@ class _Writer:
         file = _File(self._create(entry), self._mode(entry), len(entry.parts))
         position = 0
         for part in entry.parts:
-            yield part.size_bytes, lambda part=part, position=position: self._chunk(file, part, position)  # type: ignore[misc]
+            yield part.size_bytes, partial(self._chunk, file, part, position)
             position += part.size_bytes
 
     def _chunk(self, file: "_File", part: Slice, position: int) -> int:
         try:
             if not self._copied(file, part, position):
-                self._poured(file, part, position)
+                verified_copy.write(file.descriptor, self._objects.read(part), position)
         finally:
             file.leave()
         return part.size_bytes
-
-    def _poured(self, file: "_File", part: Slice, position: int) -> None:
-        if part.object != part.digest:
-            return verified_copy.write(file.descriptor, self._objects.read(part), position)
-        self._objects.read_into(
-            part.object,
-            part.size_bytes,
-            lambda offset, piece: verified_copy.write(file.descriptor, piece, position + offset),
-        )
-        return None
 
     def _copied(self, file: "_File", part: Slice, position: int) -> bool:
         """Copy a chunk from this machine's disk. A damaged chunk is left to `Objects.read`."""

@@ -21,7 +21,7 @@ from m5ws.records.base import Digest
 from m5ws.records.tree import Entry, Packing, Slice, Tree
 from m5ws.repository import presence
 from m5ws.repository.files import packings
-from m5ws.repository.files.index import Index, KnownTree, is_settled
+from m5ws.repository.files.index import Index, KnownTree, Written, is_settled
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.files.locations import PackLocations, is_whole
 from m5ws.repository.files.validation import check, check_paths
@@ -30,20 +30,6 @@ from m5ws.repository.objects import Objects
 
 _log = logging.getLogger(__name__)
 _TAKE_AGAIN = "Run `m5ws snapshot` again in the original working directory: its annotation will name one."
-
-
-class Written(msgspec.Struct, frozen=True, kw_only=True):
-    """A tree that is durable (or would be, after a dry run): its digest, its size, and the size of new objects.
-
-    `packing` is the packing of its small files; None if it has none.
-    """
-
-    digest: Digest
-    packing: Digest | None
-    files: int
-    size_bytes: int
-    new_bytes: int
-    unchanged: bool = False
 
 
 def write_tree(
@@ -71,18 +57,11 @@ def write_tree(
     if not dry_run:
         locations.add_tree(digest, packing)
     stays = not writer.mapped and all(is_settled(stamp(found), began_ns) for found in stats)
+    written = Written(digest=digest, packing=packing, files=len(tree.entries), size_bytes=tree.size_bytes)
     if index is not None and not dry_run and stays:
-        known_tree = KnownTree(
-            digest=digest,
-            packing=packing,
-            files=len(tree.entries),
-            size_bytes=tree.size_bytes,
-            objects=tuple(writer.needed.items()),
-        )
-        index.remember_tree(signature, known_tree)
-    return Written(
-        digest=digest, packing=packing, files=len(tree.entries), size_bytes=tree.size_bytes, new_bytes=writer.new_bytes
-    )
+        known_tree = msgspec.structs.replace(written, unchanged=True)
+        index.remember_tree(signature, KnownTree(tree=known_tree, objects=tuple(writer.needed.items())))
+    return msgspec.structs.replace(written, new_bytes=writer.new_bytes)
 
 
 def is_still(
@@ -93,7 +72,8 @@ def is_still(
     If the stamps decide, neither files nor the store are read: the store's objects were checked when writing.
     """
     known = recorded(objects, files, index)
-    return digest == (known or write_tree(objects, locations, files, index, dry_run=True)).digest
+    now = known.tree if known is not None else write_tree(objects, locations, files, index, dry_run=True)
+    return digest == now.digest
 
 
 def recorded(objects: Objects, files: Sequence[SourceFile], index: Index) -> KnownTree | None:
@@ -107,24 +87,12 @@ def present(
 ) -> tuple[Written, ...] | None:
     """Return previously written trees if every object they need still exists, checked together; otherwise None."""
     trees = [tree for tree in known if tree is not None]
-    if len(trees) < len(known) or presence.missing(
-        objects, {name: size for tree in trees for name, size in tree.objects}
-    ):
+    needs = {name: size for tree in trees for name, size in tree.objects}
+    if len(trees) < len(known) or presence.missing(objects, needs):
         return None
-    for tree in trees:
-        locations.add_tree(tree.digest, tree.packing)
-    return tuple(map(_written_before, trees))
-
-
-def _written_before(known: KnownTree) -> Written:
-    return Written(
-        digest=known.digest,
-        packing=known.packing,
-        files=known.files,
-        size_bytes=known.size_bytes,
-        new_bytes=0,
-        unchanged=True,
-    )
+    for known_tree in trees:
+        locations.add_tree(known_tree.tree.digest, known_tree.tree.packing)
+    return tuple(known_tree.tree for known_tree in trees)
 
 
 def load(objects: Objects, digest: Digest) -> Tree:
@@ -285,9 +253,5 @@ def _signature(objects: Objects, files: Sequence[SourceFile], stats: Sequence[os
     cut = (form.hash, form.small_bytes, form.chunk_bytes, form.file_chunk_bytes)
     stamps = list(map(mode_and_stamp, stats))
     paths = [file.path for file in files]
-    locations = [os.fspath(file.location) for file in files]
-    try:
-        return objects.digest(codec.encode_plain((cut, paths, locations, stamps)))
-    except UnicodeEncodeError:
-        # A location is not UTF-8. The usual case avoids the conversion.
-        return objects.digest(codec.encode_plain((cut, paths, list(map(os.fsencode, locations)), stamps)))
+    locations = [os.fsencode(file.location) for file in files]
+    return objects.digest(codec.encode_plain((cut, paths, locations, stamps)))

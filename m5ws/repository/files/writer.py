@@ -23,12 +23,12 @@ from m5ws.records.base import Digest, Record
 from m5ws.records.tree import Entry, Pack, Packing, Slice, Tree
 from m5ws.repository import concurrency, presence
 from m5ws.repository.files import mappings, pack_reuse
-from m5ws.repository.files.chunking import Memory, read_chunks
 from m5ws.repository.files.index import Index
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.files.validation import joint_digest
 from m5ws.repository.objects import Objects
 from m5ws.store.interface import Buffer
+from m5ws.store.local import read
 
 _ATTEMPTS = 5
 _IN_FLIGHT_BYTES = 256 * 2**20
@@ -80,7 +80,6 @@ class TreeWriter:
         self._began_ns = began_ns
         self._pool = ThreadPoolExecutor(_PACKS_IN_FLIGHT, thread_name_prefix="m5ws-tree")
         self._counting = threading.Lock()
-        self._memory = Memory()
         self._pack: list[_Member] = []
         self._pack_bytes = 0
         self._packs: list[Future[Pack]] = []
@@ -285,20 +284,19 @@ class TreeWriter:
     def _send(self, descriptor: int) -> tuple[list[int], list[Future[Slice]]]:
         """Start the uploads of a file's chunks. Return their sizes, and futures of their slices."""
         sizes, futures = list[int](), list[Future[Slice]]()
-        form = self._objects.format
-        chunk_bytes = form.file_chunk_bytes
-        for chunk in read_chunks(descriptor, chunk_bytes, self._memory):
-            sizes.append(chunk.nbytes)
+        chunk_bytes = self._objects.format.file_chunk_bytes
+        # Each chunk is in its own memory: the hashed bytes must be the uploaded bytes, whatever is written to the file.
+        while chunk := read(descriptor, chunk_bytes):
+            sizes.append(len(chunk))
             futures.append(self._pool.submit(self._put_chunk, chunk))
             self._sending.append(futures[-1])
             if len(self._sending) * chunk_bytes > _IN_FLIGHT_BYTES:
                 self._sending.popleft().result()
         return sizes, futures
 
-    def _put_chunk(self, chunk: memoryview) -> Slice:
-        size, digest = chunk.nbytes, self.put(chunk)
-        self._memory.give_back(chunk)
-        return Slice(object=digest, offset=0, size_bytes=size, digest=digest)
+    def _put_chunk(self, chunk: bytes) -> Slice:
+        digest = self.put(chunk)
+        return Slice(object=digest, offset=0, size_bytes=len(chunk), digest=digest)
 
     def _finished(self, entry: Entry, file: "_Chunked") -> Entry:
         """Return the entry of a large file after all its chunks are in the store."""

@@ -22,13 +22,9 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChecksumOnly(msgspec.Struct, frozen=True, kw_only=True):
-    """Objects that were not read, because the store's server keeps a `checksum` of each.
-
-    `named` is True if the checksum is the store's own hash, and was compared with each object's name.
-    """
+    """Objects that were not read, because the store's server keeps a `checksum` of each."""
 
     checksum: str
-    named: bool
     objects: int
     size_bytes: int
 

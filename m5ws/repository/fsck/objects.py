@@ -1,9 +1,8 @@
 """All objects of a store, and the damage among them.
 
 An object is read completely and checked against its name and the slices that records name. It is not read if the
-store's server keeps a checksum (`ChecksumListing`) and its size matches the records. If the store's hash is SHA-256 and
-the server keeps one, that is compared with the name. If reading shows damage in an object with a server checksum, the
-server is not trusted, and everything is read.
+store's server keeps a checksum (`ChecksumListing`) and its size matches the records. If reading shows damage in an
+object with a server checksum, the server is not trusted, and everything is read.
 """
 
 from collections.abc import Iterable
@@ -20,10 +19,6 @@ from m5ws.repository.repository import Repository
 from m5ws.store.interface import ChecksumListing, ChecksummedStat
 
 _OBJECTS = "objects/"
-_SHA256 = "SHA256"
-_THREADS = 16
-_BUDGET_BYTES = 256 * 2**20
-"""Limit of the memory for objects being read."""
 
 
 class Holdings:
@@ -50,7 +45,6 @@ class Holdings:
         self._judge_sizes()
         self._take_records()
         self._trusted = self._believed()
-        self._hold_against_names(progress)
         self._read([digest for digest in self.sizes if digest not in self._trusted], progress)
         if self.distrusted:
             self._trusted, unread_digests = set(), self._trusted
@@ -63,7 +57,7 @@ class Holdings:
             objects, size_bytes = counts.get(self._checksums[digest], (0, 0))
             counts[self._checksums[digest]] = objects + 1, size_bytes + self.sizes[digest]
         return tuple(
-            ChecksumOnly(checksum=checksum, named=self._is_name(checksum), objects=objects, size_bytes=size_bytes)
+            ChecksumOnly(checksum=checksum, objects=objects, size_bytes=size_bytes)
             for checksum, (objects, size_bytes) in sorted(counts.items())
         )
 
@@ -101,28 +95,10 @@ class Holdings:
         least, done = self._records.least, self.read | self.bad.keys()
         return {digest for digest in self._checksums if digest not in done and least.get(digest) == self.sizes[digest]}
 
-    def _is_name(self, checksum: str) -> bool:
-        return checksum == _SHA256 and self._repo.format.hash == "sha256"
-
-    def _hold_against_names(self, progress: Progress) -> None:
-        """Compare SHA-256 checksums with names. An object with another checksum is damaged; one without is read."""
-        store = self._vouching
-        if store is None:
-            return
-        asked = [digest for digest in self._trusted if self._is_name(self._checksums[digest])]
-        jobs: list[Job[str | None]] = [(0, partial(_sha256, store, digest)) for digest in asked]
-        for position, checksum in enumerate(bounded_map(jobs, _THREADS, _BUDGET_BYTES)):
-            progress("comparing checksums", position, len(asked))
-            if checksum == asked[position]:
-                continue
-            self._trusted.remove(asked[position])
-            if checksum is not None:
-                self.bad[asked[position]] = "corrupt", f"the server's SHA-256 of its bytes is {checksum}"
-
     def _read(self, digests: Iterable[Digest], progress: Progress) -> None:
         wanted = [digest for digest in digests if digest not in self.bad and digest not in self.read]
         jobs: list[Job[str | None]] = [(self.sizes[digest], partial(self._trouble, digest)) for digest in wanted]
-        for position, trouble in enumerate(bounded_map(jobs, _THREADS, _BUDGET_BYTES)):
+        for position, trouble in enumerate(bounded_map(jobs)):
             progress("checking objects", position, len(wanted))
             if trouble is not None:
                 self._found(wanted[position], trouble)
@@ -151,12 +127,4 @@ class Holdings:
         for part in sorted(self._records.slices.get(digest, ()), key=lambda part: part.offset):
             if objects.digest(data[part.offset : part.offset + part.size_bytes]) != part.digest:
                 return f"bytes {part.offset}+{part.size_bytes} do not match their digest in a record"
-        return None
-
-
-def _sha256(store: ChecksumListing, digest: Digest) -> str | None:
-    """Return the server's SHA-256, or None for an object deleted since the listing, which is read later."""
-    try:
-        return store.sha256(key(digest))
-    except NotFound:
         return None

@@ -5,7 +5,6 @@ period.
 object that is needed, or that a retired checkpoint leads to. A plan is published in parts.
 """
 
-import heapq
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,17 +13,8 @@ import msgspec
 
 from m5ws.errors import NotFound
 from m5ws.progress import Progress
-from m5ws.records.base import Digest, KeyedRecord
-from m5ws.records.gc import (
-    FreedAmount,
-    Garbage,
-    GcPlan,
-    LargeObject,
-    PlanPart,
-    RetentionRules,
-    RetiredReference,
-    Retirements,
-)
+from m5ws.records.base import KeyedRecord
+from m5ws.records.gc import FreedAmount, Garbage, GcPlan, PlanPart, RetentionRules, RetiredReference, Retirements
 from m5ws.repository import bindings
 from m5ws.repository import gc_plans as plans
 from m5ws.repository.gc import roots
@@ -35,7 +25,6 @@ from m5ws.repository.repository import Repository
 
 PART_OBJECTS = 2**16
 _REFERENCES = 2**13
-_LARGEST = 10
 
 Emit = Callable[[str, int, KeyedRecord], None]
 """Called with (kind, number, record) for each part of a plan."""
@@ -110,7 +99,6 @@ class _Scan:
         self._owners: dict[bytes, int] = {}
         self._objects: dict[int, int] = {}
         self._bytes: dict[int, int] = {}
-        self._largest: list[tuple[int, bytes]] = []
         self._young = 0
 
     def head(self, rules: RetentionRules, older_than_s: float) -> GcPlan:
@@ -135,7 +123,6 @@ class _Scan:
             size_bytes=sum(self._bytes.values()),
             parts=tuple(self._parts),
             freed=tuple(self._freed(needed.retired, runs)),
-            largest=tuple(self._large(runs)),
             kept_objects=kept,
             young_objects=needed.postponed + self._young,
         )
@@ -189,7 +176,6 @@ class _Scan:
         owner = self._owners.get(digest, -1)
         self._objects[owner] = self._objects.get(owner, 0) + 1
         self._bytes[owner] = self._bytes.get(owner, 0) + size_bytes
-        (heapq.heappushpop if len(self._largest) == _LARGEST else heapq.heappush)(self._largest, (size_bytes, digest))
 
     def _end_part(self, digests: bytearray, sizes: bytearray) -> None:
         garbage, number = Garbage(digests=bytes(digests), sizes=bytes(sizes)), len(self._parts)
@@ -211,16 +197,7 @@ class _Scan:
                     size_bytes=self._bytes.get(owner, 0),
                 )
 
-    def _large(self, runs: list[str]) -> Iterator[LargeObject]:
-        for size_bytes, digest in sorted(self._largest, reverse=True):
-            owner = self._owners.get(digest)
-            yield LargeObject(digest=_hex(digest), size_bytes=size_bytes, run=None if owner is None else runs[owner])
-
 
 def _copies(retired: Sequence[RetiredReference]) -> int:
     """Return the number of retired copies of output files."""
     return sum(reference.outputs is not None for reference in retired)
-
-
-def _hex(digest: bytes) -> Digest:
-    return digest.hex()

@@ -83,7 +83,8 @@ def read(
         evidence = _evidence(each("reading verdicts", judged, partial(runs.verdict, repo)))
         origins = _origins(records)
         removed = set(removals.removed_runs(repo))
-        _drain(each("reading removals", sorted(removed), partial(_removal, repo)))
+        # A damaged record of a removal stops gc.
+        _drain(each("reading removals", sorted(removed), partial(removals.load, repo)))
 
         def of_run(run: Run) -> list[Judged]:
             kept = origins.get(run.id, set())
@@ -99,7 +100,7 @@ def read(
     return Roots(reach=reach, retired=tuple(retired), postponed=len(reach.digests) - lasting)
 
 
-def _drain(work: Iterator[None]) -> None:
+def _drain(work: Iterator[object]) -> None:
     for _ in work:
         pass
 
@@ -124,11 +125,6 @@ def _snapshot(repo: Repository, reach: ReachableObjects, snapshot: Digest) -> No
     for packing in trees.counting(repo.objects, [annotation.packings for annotation in annotations]):
         reach.packing(packing)
     reach.snapshot(snapshot)
-
-
-def _removal(repo: Repository, run: str) -> None:
-    """Read the record of a removal, so that a damaged one stops gc. Raises CorruptObject, Misplaced."""
-    removals.load(repo, run)
 
 
 def _removed_run(

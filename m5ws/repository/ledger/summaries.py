@@ -10,7 +10,6 @@ from contextlib import suppress
 import msgspec
 
 from m5ws.errors import NotFound, ObjectExists
-from m5ws.records import codec
 from m5ws.records.ledger import AnyEvent, AttemptEnded, State, Step
 from m5ws.records.summary import AttemptSummary
 from m5ws.repository import bindings
@@ -105,9 +104,3 @@ def events(summary: AttemptSummary, rank: str) -> list[AnyEvent]:
 def last_step(chain: Iterable[AnyEvent]) -> Step | None:
     """Return the last step among events."""
     return next((event for event in reversed([*chain]) if isinstance(event, Step)), None)
-
-
-def encoded(summary: AttemptSummary) -> bytes:
-    """Return the bytes that a summary is stored as under its key."""
-    where = key(summary.run, summary.attempt, summary.batches)
-    return codec.encode(msgspec.structs.replace(summary, key=where))

@@ -1,6 +1,6 @@
 """All needs of a snapshot or a run: its objects, and its references in publishing order."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from m5ws.errors import NotFound
@@ -20,13 +20,6 @@ from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.reachability.links import iter_links
 from m5ws.repository.repository import Repository
-
-Check = Callable[[Record], object]
-"""Raises an error for a record that does not belong where it was named."""
-
-
-def _nothing(_: Record) -> None:
-    pass
 
 
 def roots(repo: Repository, wanted: Iterable[tuple[Kind, str]]) -> list[tuple[Kind, str]]:
@@ -64,9 +57,10 @@ def references(repo: Repository, kind: Kind, name: str) -> list[str]:
         if not keys:
             raise NotFound(f"no snapshot {name}")
         # The first annotation publishes the snapshot, so it must be one with packings that the snapshot needs.
-        annotated = dict(zip(keys, concurrency.for_each(partial(_packings_in, repo), keys), strict=True))
-        needed = set(trees.counting(repo.objects, annotated.values(), lenient=True))
-        return sorted(keys, key=lambda key: not needed.issuperset(annotated[key].values()))
+        annotations = concurrency.for_each(lambda key: bindings.record(repo.store, key, Annotation), keys)
+        packings = {key: annotation.packings for key, annotation in zip(keys, annotations, strict=True)}
+        needed = set(trees.counting(repo.objects, packings.values(), lenient=True))
+        return sorted(keys, key=lambda key: not needed.issuperset(packings[key].values()))
     keys = [f"runs/{name}/run"]
     for attempt in ledger.attempts(repo, name):
         # The launcher first: its last event contains the ranks' heads at that time.
@@ -89,17 +83,10 @@ def references(repo: Repository, kind: Kind, name: str) -> list[str]:
     noted = notes.keys(repo, name)
     for key in noted:
         bindings.record(repo.store, key, Note)
-    return [*keys, *joints, *noted, *_derived(repo, name)]
-
-
-def _derived(repo: Repository, run: str) -> Iterator[str]:
-    """Yield the summaries of a run's attempts, and its keys in the index."""
-    prefixes = (f"runs/{run}/summaries/", f"{run_index.PREFIX}{run}/")
-    yield from (f"{prefix}{name}" for prefix in prefixes for name in repo.store.names(prefix))
-
-
-def _packings_in(repo: Repository, key: str) -> Mapping[Digest, Digest]:
-    return bindings.record(repo.store, key, Annotation).packings
+    # Summaries of attempts, and keys in the index, are derived from the others.
+    prefixes = (f"runs/{name}/summaries/", f"{run_index.PREFIX}{name}/")
+    derived = [f"{prefix}{key}" for prefix in prefixes for key in repo.store.names(prefix)]
+    return [*keys, *joints, *noted, *derived]
 
 
 def _batches(repo: Repository, run: str, attempt: int, rank: str) -> list[str]:
@@ -134,17 +121,12 @@ def closure(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
     if (parent := runs.load(repo, name).parent) is not None:
         where = checkpoints.key(parent.run, parent.checkpoint)
         _walk_checkpoint(repo, where, parent.digest, needs, walked, f"runs/{name}/run")
-    for where in _checkpoints(repo, name):
+    own = [checkpoints.key(name, label) for label in checkpoints.names(repo, name)]
+    for where in [*own, *(checkpoints.pin_key(name, label) for label in checkpoints.kept(repo, name))]:
         _walk_checkpoint(repo, where, bindings.line(repo.store, where), needs, walked)
     for label in outputs.names(repo, name):
         _walk(repo, outputs.find(repo, name, label)[0], OutputFiles, needs, walked)
     return needs
-
-
-def _checkpoints(repo: Repository, run: str) -> Iterator[str]:
-    """Yield the keys of all checkpoints and pins of a run."""
-    yield from (checkpoints.key(run, label) for label in checkpoints.names(repo, run))
-    yield from (checkpoints.pin_key(run, label) for label in checkpoints.kept(repo, run))
 
 
 def of_checkpoint(repo: Repository, digest: Digest) -> dict[Digest, int]:
@@ -193,7 +175,7 @@ def _walk(
     kind: type[Record],
     needs: dict[Digest, int],
     walked: set[Digest],
-    check: Check = _nothing,
+    check: Callable[[Record], object] = lambda _: None,
 ) -> None:
     # Not by `needs`: a file can have the bytes of a record, and then the record's links were not followed.
     if digest in walked:

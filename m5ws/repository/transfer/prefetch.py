@@ -3,7 +3,7 @@
 The cache is the only state, so a repeated prefetch continues with the missing objects.
 """
 
-from collections.abc import Iterator
+from functools import partial
 
 import msgspec
 
@@ -16,9 +16,6 @@ from m5ws.repository.objects import key
 from m5ws.repository.repository import Repository
 from m5ws.repository.transfer import closure
 from m5ws.store.interface import CachingStore
-
-_THREADS = 16
-_BUDGET_BYTES = 512 * 2**20
 
 
 class DoesNotFit(M5Error):
@@ -74,7 +71,8 @@ def apply(repo: Repository, planned: PrefetchPlan, progress: Progress | None = N
     """
     check(planned)
     done = 0
-    for size in bounded_map(_jobs(repo, planned), _THREADS, _BUDGET_BYTES):
+    jobs: list[Job[bytes]] = [(size, partial(repo.objects.get, digest)) for digest, size in planned.fetch.items()]
+    for size, _ in zip(planned.fetch.values(), bounded_map(jobs), strict=True):
         done += size
         if progress:
             progress("fetching", done, planned.missing_bytes)
@@ -97,17 +95,6 @@ def check(planned: PrefetchPlan) -> None:
             f"{planned.kind} {planned.id} needs {planned.size_bytes:,} bytes, but the cache holds"
             f" {planned.capacity_bytes:,}"
         )
-
-
-def _jobs(repo: Repository, planned: PrefetchPlan) -> Iterator[Job[int]]:
-    for digest, size in planned.fetch.items():
-        yield size, lambda digest=digest, size=size: _fetch(repo, digest, size)  # type: ignore[misc]
-
-
-def _fetch(repo: Repository, digest: Digest, size: int) -> int:
-    # For a pack, `size` is a minimum.
-    repo.objects.read_into(digest, None, lambda _offset, _piece: None)
-    return size
 
 
 def _held(near: CachingStore, digest: Digest, size: int) -> bool:

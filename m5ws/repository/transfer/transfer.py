@@ -20,10 +20,6 @@ from m5ws.repository.objects import key
 from m5ws.repository.repository import Repository
 from m5ws.repository.transfer import closure
 
-_THREADS = 16
-_BUDGET_BYTES = 512 * 2**20
-"""Limit of the memory for objects in flight."""
-
 
 class Conflict(M5Error):
     """Two stores have different content under one name."""
@@ -96,7 +92,7 @@ def _refuse_foreign(source: Repository, target: Repository) -> None:
         raise UsageError(
             f"the stores {source.store.url} and {target.store.url} have different formats: "
             f"{source.compatible_format} and {target.compatible_format}",
-            hint="Ids depend on the store's hash and sizes. Create the new store with those of the old one.",
+            hint="Ids depend on the store's hash and sizes. Name a store of the same format.",
         )
     if source.store.url == target.store.url:
         raise UsageError(f"{source.store.url} is this workspace's own store", hint="Name another store.")
@@ -123,7 +119,7 @@ def copy_objects(
         for digest, size in needs.items()
         if digest in lacking
     ]
-    for size in bounded_map(jobs, _THREADS, _BUDGET_BYTES):
+    for size in bounded_map(jobs):
         done += size
         if progress:
             progress("copying bytes", done, total)

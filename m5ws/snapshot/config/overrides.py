@@ -5,7 +5,6 @@ named keys change. If another key would change too (a YAML alias of the same map
 """
 
 import difflib
-import os
 import re
 import tempfile
 import time
@@ -20,7 +19,7 @@ from m5ws.config.flatten import flatten
 from m5ws.errors import UsageError
 from m5ws.records.base import Digest
 from m5ws.records.snapshot import Annotation
-from m5ws.records.tree import Tree, path_text
+from m5ws.records.tree import Entry, Tree, path_text
 from m5ws.repository import snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.files.interface import SourceFile
@@ -80,8 +79,10 @@ def derive(repo: Repository, snapshot_id: Digest, overrides: Sequence[str]) -> D
     if after == before:
         return snapshot_id
 
+    texts = {entry.path: after[entry.name] for entry in tree.entries if after.get(entry.name) != before.get(entry.name)}
+
     def attempt() -> Digest:
-        config = _rewritten(repo, tree, {name: data for name, data in after.items() if data != before[name]})
+        config = rewrite_tree(repo, tree.entries, texts)
         annotation = _annotation(repo, snapshot_id, tuple(overrides))
         # Published from here on: the new config tree is durable, and the other objects of the snapshot were before.
         return snapshots.publish(repo, msgspec.structs.replace(base, config=config), annotation)
@@ -174,7 +175,12 @@ def _set(name: str, data: bytes, override: Override) -> bytes:
         raise _unknown(override, list(old))
     if override.add and _holds(name, data, override.key):
         raise UsageError(f"{override.label}: {name} already has {override.key}", hint="Remove the +.")
-    result = edit.edit(name, data, lambda document: _assigned(document, override, name))
+
+    def change(document: Any) -> Any:
+        _assign(document, override.key.split("."), override, name)
+        return document
+
+    result = edit.edit(name, data, change)
     new = flatten(name, result) or {}
     if new == old:
         return data
@@ -189,13 +195,8 @@ def _set(name: str, data: bytes, override: Override) -> bytes:
     return result
 
 
-def _assigned(document: Any, override: Override, name: str) -> Any:
-    """Set the key in a parsed document. Keys may contain dots themselves."""
-    _assign(document, override.key.split("."), override, name)
-    return document
-
-
 def _assign(node: Any, parts: Sequence[str], override: Override, name: str) -> None:
+    """Set the key in a part of a parsed document. Keys may contain dots themselves."""
     if isinstance(node, MutableMapping):
         for length in range(1, len(parts) + 1):
             key = _key(node, ".".join(parts[:length]))
@@ -249,15 +250,14 @@ def _styled(value: object, name: str, override: Override) -> object:
     return value
 
 
-def _rewritten(repo: Repository, tree: Tree, files: Mapping[str, bytes]) -> Digest:
-    """Write the config tree with new content of `files`. It is written from disk, so its packs are the usual ones."""
-    with tempfile.TemporaryDirectory(prefix="m5ws-config-") as folder:
-        work = Path(folder) / "config"
-        materialise(repo.objects, repo.locations, [tree], work, read_only=False)
-        for entry in tree.entries:
-            if entry.name in files:
-                (work / path_text(entry.path)).write_bytes(files[entry.name])
-        sources = [SourceFile(path=e.path, location=os.path.join(work, path_text(e.path))) for e in tree.entries]
+def rewrite_tree(repo: Repository, entries: Sequence[Entry], texts: Mapping[bytes, bytes]) -> Digest:
+    """Make a tree of `entries` durable, some with new content, by path. It is packed from files, like a snapshot."""
+    with tempfile.TemporaryDirectory(prefix="m5ws-tree-") as folder:
+        work = Path(folder) / "files"
+        materialise(repo.objects, repo.locations, [Tree(entries=tuple(entries))], work, read_only=False)
+        for path, text in texts.items():
+            (work / path_text(path)).write_bytes(text)
+        sources = [SourceFile(path=entry.path, location=work / path_text(entry.path)) for entry in entries]
         return trees.write_tree(repo.objects, repo.locations, sources).digest
 
 

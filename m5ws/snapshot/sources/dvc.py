@@ -4,6 +4,7 @@ Pins are read as YAML, and files are compared with them here, without DVC: DVC a
 (https://github.com/iterative/dvc/issues/9641). DVC is imported only to fetch.
 """
 
+import hashlib
 import json
 import os
 import posixpath
@@ -11,14 +12,11 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from m5ws.errors import CorruptObject, M5Error, MissingExtra, NotFound
 from m5ws.repository.files.interface import SourceFile
 from m5ws.snapshot.sources.interface import TrackedDataset
-
-if TYPE_CHECKING:
-    import hashlib
 
 _THREADS = 8
 _BLOCK_BYTES = 1 << 20
@@ -209,7 +207,7 @@ class _Md5:
     """DVC's MD5. Pins of DVC before 3.0 hash text with Unix line ends, and detect text block by block."""
 
     def __init__(self, legacy: bool) -> None:
-        self._digest = _hasher()
+        self._digest = hashlib.md5(usedforsecurity=False)
         self._legacy = legacy
 
     def update(self, block: bytes) -> None:
@@ -227,16 +225,7 @@ def _is_text(block: bytes) -> bool:
 def _md5_of_list(files: Any) -> str:
     """Return DVC's hash of a folder: the MD5 of the list of files as JSON, sorted by path."""
     rows = sorted(({"md5": digest, "relpath": name} for name, digest in files), key=lambda row: row["relpath"])
-    digest = _hasher()
-    digest.update(json.dumps(rows, sort_keys=True).encode())
-    return digest.hexdigest() + ".dir"
-
-
-def _hasher() -> "hashlib._Hash":
-    """Return a new MD5 hasher. `hashlib` loads OpenSSL, so it is imported here."""
-    import hashlib
-
-    return hashlib.md5(usedforsecurity=False)
+    return hashlib.md5(json.dumps(rows, sort_keys=True).encode(), usedforsecurity=False).hexdigest() + ".dir"
 
 
 # --- fetching --------------------------------------------------------------------------------------

@@ -1,28 +1,35 @@
 """State of a working tree from the git executable: its files, commit, branch, remote and author.
 
 Nothing is written: optional locks are off, and no hook, monitor or fetch is started. File names are the file system's
-own bytes everywhere. While `git status` compares, this module calls `lstat` for the files of `git ls-files`.
+own bytes everywhere.
 """
 
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 
-from m5ws.snapshot.sources import git_glance, git_start
-from m5ws.snapshot.sources.git_start import GitError
-from m5ws.snapshot.sources.interface import Glance, SourceState
+from m5ws.errors import M5Error
+from m5ws.snapshot.sources.interface import SourceState
 
 _NEVER = frozenset((b".git", b".m5ws"))
+_GIT = ("git", "-c", "core.fsmonitor=false")
+"""First words of each git command: the file system monitor is off."""
+_KEPT_VARIABLES = ("GIT_CONFIG_", "GIT_EXEC_PATH", "GIT_DISCOVERY_ACROSS_FILESYSTEM")
+_FACTS = ("config", "-z", "--get-regexp", r"^(remote\..*\.url|branch\..*\.remote|user\.(name|email))$")
 _STATUS = (
     *("status", "--porcelain=v2", "--branch", "-z", "--untracked-files=all", "--no-renames"),
     *("--ignore-submodules=none", "--", "."),
 )
 _LIST = ("ls-files", "-z", "-v", "--stage")
+
+
+class GitError(M5Error):
+    """Git failed. The message is git's."""
 
 
 class _Listing(msgspec.Struct):
@@ -31,22 +38,20 @@ class _Listing(msgspec.Struct):
     commit: str | None = None
     branch: str | None = None
     files: list[bytes] = msgspec.field(default_factory=list)
-    stats: dict[bytes, os.stat_result] = msgspec.field(default_factory=dict)
     changed: set[bytes] = msgspec.field(default_factory=set)
     nested: set[bytes] = msgspec.field(default_factory=set)
-    plain: bool = False
 
 
 class Git:
     """`SourceControl`. Git gets `environment`, without variables that name another repository."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
-        self._environment = git_start.kept(environment)
+        self._environment = _kept(environment)
 
     def state(self, root: Path) -> SourceState:
         """Return the state of the working tree at `root`. Raises GitError."""
         root = Path(os.path.realpath(root))
-        if not git_start.in_repository(os.fspath(root)):
+        if not _in_repository(root):
             return _folder_state(root)
         with ThreadPoolExecutor(4, thread_name_prefix="m5ws-git") as pool:
             listing = self._listing(root, pool)
@@ -64,22 +69,13 @@ class Git:
             files=tuple(listing.files),
             changed=tuple(sorted(listing.changed)),
             notes=tuple(notes),
-            stats=listing.stats,
-            glanceable=listing.plain and not listing.nested,
         )
 
     def author(self, root: Path) -> str | None:
         """Return git's user for the repository around `root`; None without a repository or a user. Raises GitError."""
-        if not git_start.in_repository(os.fspath(root)):
+        if not _in_repository(root):
             return None
         return _remote_and_author(self._facts(root), None)[1]
-
-    def glance(self, root: Path) -> Callable[[], Glance | None]:
-        """As `SourceControl.glance`. Raises GitError."""
-        root = Path(os.path.realpath(root))
-        if not git_start.in_repository(os.fspath(root)):
-            return lambda: None
-        return git_glance.begin(root, self._environment)
 
     def _descend(self, root: Path, listing: _Listing, pool: ThreadPoolExecutor) -> list[str]:
         """Add the files of submodules and nested repositories, and return notes about them."""
@@ -101,13 +97,12 @@ class Git:
         status = pool.submit(self._run, root, *_STATUS)
         listing = _Listing()
         tracked = _read_files(root, listed.result(), listing)
-        listing.stats = _stats(root, tracked)
-        prefix = self._run(root, "rev-parse", "--show-prefix")[:-1] if _in_folder(root) else b""
+        # git's paths begin at the top of its working tree, which `root` may lie below.
+        below = not os.path.lexists(root / ".git")
+        prefix = self._run(root, "rev-parse", "--show-prefix")[:-1] if below else b""
         absent = _read_status(status.result(), prefix, listing)
         untracked = listing.files
         listing.files = tracked
-        for path in listing.changed:
-            listing.stats.pop(path, None)
         if untracked or absent or any(b".m5ws" in path for path in listing.files):
             present = {*listing.files}.difference(absent).union(untracked)
             listing.files = sorted(path for path in present if b".m5ws" not in path or not _never(path))
@@ -115,7 +110,7 @@ class Git:
         return listing
 
     def _facts(self, root: Path) -> dict[str, str]:
-        text = self._run(root, *git_start.FACTS, accept=(0, 1)).decode("utf-8", "replace")
+        text = self._run(root, *_FACTS, accept=(0, 1)).decode("utf-8", "replace")
         return {key: value for key, _, value in (item.partition("\n") for item in text.split("\0") if item)}
 
     def _ignored(self, root: Path) -> bool:
@@ -132,7 +127,7 @@ class Git:
     def _start(self, root: Path, arguments: tuple[str, ...]) -> subprocess.CompletedProcess[bytes]:
         try:
             return subprocess.run(
-                [*git_start.GIT, *arguments],
+                [*_GIT, *arguments],
                 cwd=root,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
@@ -140,12 +135,22 @@ class Git:
                 check=False,
             )
         except FileNotFoundError as error:
-            raise git_start.no_git(os.fspath(root)) from error
+            raise GitError(f"{root} is in a git repository, but `git` is not on PATH", hint="Install git.") from error
 
 
-def _in_folder(root: Path) -> bool:
-    """Return True if `root` may lie below the top of its working tree, where git's paths begin."""
-    return not os.path.lexists(root / ".git")
+def _kept(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables for git: `environment` without those that name another repository."""
+    own = {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith("GIT_") or name.startswith(_KEPT_VARIABLES)
+    }
+    return own | {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+
+
+def _in_repository(root: Path) -> bool:
+    """Return True if git would find a repository at `root` or above it."""
+    return any(os.path.lexists(folder / ".git") for folder in (root, *root.parents))
 
 
 def _read_status(output: bytes, prefix: bytes, listing: _Listing) -> set[bytes]:
@@ -191,7 +196,6 @@ def _read_files(root: Path, output: bytes, listing: _Listing) -> list[bytes]:
     lines = output.split(b"\0")
     lines.pop()
     plain = [line[line.index(b"\t") + 1 :] for line in lines if line.startswith(b"H 100")]
-    listing.plain = len(plain) == len(lines) or all(line.startswith((b"H 100", b"H 120")) for line in lines)
     if len(plain) == len(lines):
         return plain
     for line in lines:
@@ -201,27 +205,6 @@ def _read_files(root: Path, output: bytes, listing: _Listing) -> list[bytes]:
         elif not head.startswith(b"H 100") and (head.startswith((b"H", b"M")) or _present(root, path)):
             plain.append(path)
     return sorted(set(plain))
-
-
-def _stats(root: Path, paths: list[bytes]) -> dict[bytes, os.stat_result]:
-    """Return the results of `lstat` by path. It is called relative to each folder, which saves walks of whole paths."""
-    stats: dict[bytes, os.stat_result] = {}
-    folder, descriptor = b"", os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-    stat = os.stat
-    try:
-        for path in paths:
-            start = path.rfind(b"/") + 1
-            try:
-                if path[:start] != folder:
-                    inner = os.open(os.path.join(os.fsencode(root), path[:start]), os.O_RDONLY | os.O_DIRECTORY)
-                    os.close(descriptor)
-                    folder, descriptor = path[:start], inner
-                stats[path] = stat(path[start:], dir_fd=descriptor, follow_symlinks=False)
-            except OSError:
-                continue
-    finally:
-        os.close(descriptor)
-    return stats
 
 
 def _present(root: Path, path: bytes) -> bool:

@@ -1,7 +1,6 @@
 """Interfaces of the sources of a snapshot: git, DVC, tokenizers."""
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -16,9 +15,7 @@ class SourceState(msgspec.Struct, frozen=True, kw_only=True):
 
     `files` are tracked files, and untracked ones that are not ignored, with those of submodules and nested
     repositories. `changed` are paths that differ from `commit`, missing files included; `commit` is None on an unborn
-    branch and without a repository. `remote` and `author` have no credentials. `stats` are results of `lstat` of
-    unchanged files, by path, which were read while git compared. If not `glanceable`, a glance does not show the
-    changes of some files.
+    branch and without a repository. `remote` and `author` have no credentials.
     """
 
     commit: str | None
@@ -28,33 +25,10 @@ class SourceState(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[bytes, ...]
     changed: tuple[bytes, ...] = ()
     notes: tuple[str, ...] = ()
-    stats: Mapping[bytes, os.stat_result] = {}
-    glanceable: bool = False
-
-    def is_same_tree(self, later: "SourceState") -> bool:
-        """Return True if both states are of the same tree; stamps of files are not compared."""
-        return msgspec.structs.replace(self, stats={}) == msgspec.structs.replace(later, stats={})
-
-
-class Glance(msgspec.Struct, frozen=True, kw_only=True):
-    """Fingerprint of a working tree at one moment, without file names. Equal glances are of the same tree.
-
-    That holds for `glanceable` trees, if the first of the two glances began more than two seconds after `indexed_ns`,
-    the time when source control last wrote its index.
-    """
-
-    outputs: tuple[bytes, ...]
-    indexed_ns: int
 
 
 class SourceControl(Protocol):
     """Reads a working tree; never writes to it."""
-
-    def glance(self, root: Path) -> Callable[[], Glance | None]:
-        """Start a glance at `root`, which costs a fraction of `state`, and return a function that waits for it.
-
-        The function returns None if a glance is not enough.
-        """
 
     def state(self, root: Path) -> SourceState:
         """Return the state of the working tree at `root`, with files below `root` alone.

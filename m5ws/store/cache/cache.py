@@ -6,18 +6,19 @@ each read is hashed once, and a damaged entry is replaced without an error. A fa
 the reader: objects that cannot be cached come from the store, with one warning.
 """
 
+import errno
 import logging
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from m5ws import locks
-from m5ws.store.cache.entry import CacheEntry, filling
+from m5ws.errors import ObjectExists
 from m5ws.store.cache.limit import CacheLimit, open_private
-from m5ws.store.interface import Buffer, ObjectStat, ObjectStore, StreamingStore
+from m5ws.store.interface import Buffer, ObjectStat, ObjectStore
 from m5ws.store.local import LocalStore, read
 
 _OBJECTS = "objects/"
@@ -32,7 +33,9 @@ _TOUCH_S = 60.0
 _PATIENCE_S = 60.0
 """Longest wait for another process that fetches the same object, before this process fetches the object itself."""
 _STRIPES = 4096
-_PIECE_BYTES = 2**20
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FREED_BYTES = 64 * 2**20
+"""Bytes freed at once on a full disk: the size of the largest chunk."""
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +46,7 @@ def cached(store: ObjectStore, directory: Path, limit_bytes: int) -> ObjectStore
 
 
 class CachedStore:
-    """`ObjectStore`, `CachingStore`, `FileBacked` and `StreamingStore` on a store and a directory.
+    """`ObjectStore`, `CachingStore` and `FileBacked` on a store and a directory.
 
     Any number of processes may share the directory, for any stores, because keys are content-addressed. Created objects
     up to WHOLE_BYTES are cached too: the run that follows a snapshot reads its trees, records and packs. Larger objects
@@ -90,14 +93,6 @@ class CachedStore:
             return self._store.get(key, start, length)
         self._drop(key)
         return self._fetch(key, start, length)
-
-    def stream(self, key: str, sink: Callable[[Buffer], object]) -> None:
-        if not isinstance(self._store, StreamingStore) or not key.startswith(_OBJECTS):
-            sink(self.get(key))
-        elif not self._copied(key, sink):
-            with self._alone(key):
-                if not self._copied(key, sink):
-                    self._flow(self._store, key, sink)
 
     def cached_size(self, key: str) -> int | None:
         descriptor = self.descriptor(key)
@@ -148,37 +143,6 @@ class CachedStore:
         self._keep(key, data)
         return data if not start and length is None else data[start : None if length is None else start + length]
 
-    def _copied(self, key: str, sink: Callable[[Buffer], object]) -> bool:
-        """Pass on an entry in pieces, as far as the disk can read it. Return True if there is one."""
-        descriptor = self.descriptor(key)
-        if descriptor is None:
-            return False
-        try:
-            while piece := self._piece(descriptor, key):
-                sink(piece)
-        finally:
-            os.close(descriptor)
-        return True
-
-    def _piece(self, descriptor: int, key: str) -> bytes:
-        try:
-            return os.read(descriptor, _PIECE_BYTES)
-        except OSError:
-            # The reader's checksum detects the missing bytes and reads the object again.
-            self._drop(key)
-            return b""
-
-    def _flow(self, store: StreamingStore, key: str, sink: Callable[[Buffer], object]) -> None:
-        """Stream an object from the store, and cache it without reading it back from disk."""
-        with self._filling(key) as entry:
-
-            def both(piece: Buffer) -> None:
-                sink(piece)
-                entry.add(piece)
-
-            store.stream(key, both)
-            entry.keep()
-
     @contextmanager
     def _alone(self, key: str) -> Iterator[None]:
         """Hold the lock of an object while it is fetched, so that a machine fetches it once.
@@ -202,22 +166,22 @@ class CachedStore:
 
     # --- keeping -----------------------------------------------------------------------------------
 
-    @contextmanager
-    def _filling(self, key: str) -> Iterator[CacheEntry]:
-        """Yield an entry to fill. Logs the first reason why an entry cannot be kept."""
-        with filling(self._entries, self._room, key) as entry:
-            yield entry
-        if entry.problem is not None and not self._warned:
-            _log.warning("cannot write to the cache in %s: %s", self._entries.root, entry.problem)
-            self._warned = True
-
     def _keep(self, key: str, data: Buffer) -> None:
-        """Cache a whole object, if possible."""
-        if memoryview(data).nbytes > self.capacity_bytes or self._entries.stat(key) is not None:
+        """Cache a whole object, if possible. Logs the first reason why an object cannot be cached."""
+        size_bytes = memoryview(data).nbytes
+        if size_bytes > self.capacity_bytes or self._entries.stat(key) is not None:
             return
-        with self._filling(key) as entry:
-            entry.add(data)
-            entry.keep()
+        try:
+            self._room.take(size_bytes)
+            with suppress(ObjectExists):
+                self._entries.create(key, data)
+        except OSError as error:
+            if not self._warned:
+                _log.warning("cannot write to the cache in %s: %s", self._entries.root, error)
+            self._warned = True
+            if error.errno in _FULL:
+                with suppress(OSError):
+                    self._room.trim(0, at_least_bytes=_FREED_BYTES)
 
     def _drop(self, key: str) -> None:
         # `refetch` bypasses an entry that cannot be deleted.

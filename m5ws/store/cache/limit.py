@@ -27,10 +27,6 @@ class CacheLimit:
         self.limit_bytes = limit_bytes
         self.capacity_bytes = limit_bytes - limit_bytes // _SPARE
 
-    def prepare(self) -> None:
-        """Create the directory, readable only by its owner. Raises OSError."""
-        os.close(open_private(self._entries.root, "usage"))
-
     def take(self, size_bytes: int) -> None:
         """Count an entry that is about to appear, and evict others if the limit is exceeded. Raises OSError."""
         with self._usage() as descriptor:

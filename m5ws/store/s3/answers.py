@@ -28,9 +28,9 @@ from m5ws.store.s3.location import Location
 
 # A response to HEAD has no body, so its status stands in for the code. An expired token gets 400.
 _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired", "400"})
-_SLOW_CODES = frozenset({"SlowDown", "503", "429", "Throttling", "ThrottlingException", "TooManyRequests"})
 _PASSING_CODES = frozenset(
     {
+        *("SlowDown", "503", "429", "Throttling", "ThrottlingException", "TooManyRequests"),
         *("InternalError", "ServiceUnavailable", "RequestTimeout", "RequestTimeoutException", "OperationAborted"),
         # Another conditional request for the key was in progress. S3 requires a retry of the upload.
         "ConditionalRequestConflict",
@@ -115,10 +115,9 @@ def _passing(code: str, status: int, why: str) -> TransientError | None:
     """Return a TransientError if a retry can succeed, else None."""
     if code in _EXPIRED:
         return TransientError(why, expired=True)
-    if code in _SLOW_CODES or status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS):
-        return TransientError(why, slow=True)
     broken = status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.NOT_IMPLEMENTED
-    return TransientError(why) if broken or code in _PASSING_CODES or status == HTTPStatus.CONFLICT else None
+    passing = broken or status in (HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS) or code in _PASSING_CODES
+    return TransientError(why) if passing else None
 
 
 def code_of(error: boto.ClientError) -> str:

@@ -100,8 +100,8 @@ class Connection:
         """The region that requests are signed for."""
         return self.bucket_region or self.location.options.region or self.here or "us-east-1"
 
-    def data(self, size_bytes: int, *, reading: bool) -> tuple[DataClient, float]:
-        """Return obstore's client for a transfer of `size_bytes`, and its time limit in seconds.
+    def data(self, size_bytes: int, *, reading: bool) -> DataClient:
+        """Return obstore's client for a transfer of `size_bytes`.
 
         A client has one time limit for all its requests, so there is one client for each size class.
         """
@@ -110,7 +110,7 @@ class Connection:
         with self._lock:
             if (size, reading) not in self._data:
                 self._data[size, reading] = self._data_client(limit_s, reading=reading)
-            return self._data[size, reading], limit_s
+            return self._data[size, reading]
 
     def call(self, action: str, path: str | None, ask: Callable[[Any], T]) -> T:
         """Return the result of `ask`, which makes a request with boto3's client.
@@ -148,12 +148,6 @@ class Connection:
     def authorities(self) -> str:
         """Path of the certificate authorities' file, or "" for the usual authorities."""
         return self._settings.authorities or ""
-
-    @property
-    def bucket_url(self) -> str:
-        """URL of the bucket in requests."""
-        endpoint, virtual = self._endpoint()
-        return endpoint.rstrip("/") if virtual else f"{endpoint.rstrip('/')}/{self.location.bucket}"
 
     def _endpoint(self) -> tuple[str, bool]:
         """Return the endpoint, and True if its host name contains the bucket."""

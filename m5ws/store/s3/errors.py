@@ -66,15 +66,12 @@ class UnsafeServer(StoreError):
 class TransientError(Exception):
     """A request failed in a way that a retry can solve. Never leaves the store.
 
-    `slow`: the server limits the request rate. `expired`: newer credentials are needed. `unreachable`: no response.
+    `expired`: newer credentials are needed. `unreachable`: no response.
     `unknown`: obstore has no code for the error, so the retry uses boto3.
     """
 
-    def __init__(
-        self, why: str, *, slow: bool = False, expired: bool = False, unreachable: bool = False, unknown: bool = False
-    ) -> None:
+    def __init__(self, why: str, *, expired: bool = False, unreachable: bool = False, unknown: bool = False) -> None:
         super().__init__(why)
-        self.slow = slow
         self.expired = expired
         self.unreachable = unreachable
         self.unknown = unknown

@@ -56,8 +56,8 @@ class Listing:
             if page.get("IsTruncated") and len(page.get("Contents", ())) < _PAGE:
                 return self._filled(page, folder)
             return _listed(page)
-        client, limit_s = self._connection.data(0, reading=True)
-        with translated(limit_s):
+        client = self._connection.data(0, reading=True)
+        with translated():
             stream = obstore.list(client, folder.rstrip("/") or None, offset=after or None, chunk_size=_PAGE)
             return [
                 ListedObject(path=item["path"], size_bytes=item["size"], modified_s=item["last_modified"].timestamp())
@@ -76,8 +76,8 @@ class Listing:
     def _names(self, folder: str, number: int) -> list[str]:
         if number:
             return self._names_by_boto3(folder)
-        client, limit_s = self._connection.data(0, reading=True)
-        with translated(limit_s):
+        client = self._connection.data(0, reading=True)
+        with translated():
             listing = obstore.list_with_delimiter(client, folder.rstrip("/") or None)
             return [*listing["common_prefixes"], *(item["path"] for item in listing["objects"])]
 

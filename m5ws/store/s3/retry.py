@@ -1,17 +1,14 @@
-"""Retries and rate limit of requests. No other module of the store retries.
+"""Retries of requests, and the limit of requests in flight. No other module of the store retries.
 
 Pauses have full jitter, a random share of a doubling limit, so that clients that failed together do not return together
 (https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/). Retries end when a time budget is spent.
-The number of requests in flight adapts as in TCP: it grows by one after each successful round, and is halved after
-SlowDown.
 """
 
 import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -21,6 +18,8 @@ from m5ws.store.s3.errors import StoreFailing, StoreUnreachable, TransientError
 _log = logging.getLogger(__name__)
 # Not the global generator: retries must not change the random numbers of a training.
 _DRAW = random.SystemRandom()
+_IN_FLIGHT = 64
+"""Requests of one store at a time, over all threads."""
 T = TypeVar("T")
 
 
@@ -36,59 +35,14 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     longest_s: float = 5.0
 
 
-class AdaptiveLimiter:
-    """Limit for requests in flight, over all threads: additive increase, multiplicative decrease."""
-
-    def __init__(self, most: int = 64, clock: Callable[[], float] = time.monotonic) -> None:
-        self._most = most
-        self._clock = clock
-        self._allowed = float(most)
-        self._in_flight = 0
-        self._cut_s = float("-inf")
-        self._changed = threading.Condition()
-
-    @property
-    def allowed(self) -> int:
-        """How many requests may be in flight now."""
-        return max(1, int(self._allowed))
-
-    @contextmanager
-    def slot(self) -> Iterator[None]:
-        """Wait until one more request may be in flight. A thread must not enter twice."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._in_flight < self.allowed)
-            self._in_flight += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._in_flight -= 1
-                self._changed.notify()
-
-    def on_success(self) -> None:
-        """Count a successful request."""
-        with self._changed:
-            self._allowed = min(self._most, self._allowed + 1 / self._allowed)
-            self._changed.notify()
-
-    def on_throttle(self) -> None:
-        """Halve the limit, at most once a second: requests in flight together get the same response."""
-        with self._changed:
-            if self._clock() - self._cut_s >= 1.0:
-                self._allowed = max(1.0, self._allowed / 2)
-                self._cut_s = self._clock()
-
-
 class Retrier:
     """Retries requests of one store until they succeed, fail for good, or spend their budget."""
 
-    def __init__(
-        self, url: str, patience: RetryPolicy, renew: Callable[[], None], limiter: AdaptiveLimiter | None = None
-    ) -> None:
+    def __init__(self, url: str, patience: RetryPolicy, renew: Callable[[], None]) -> None:
         self._url = url
         self._patience = patience
         self._renew = renew
-        self.limiter = limiter or AdaptiveLimiter()
+        self._slots = threading.BoundedSemaphore(_IN_FLIGHT)
         self._answered = False
 
     def call(self, what: str, attempt: Callable[[int], T]) -> T:
@@ -100,22 +54,19 @@ class Retrier:
         began_s, number = time.monotonic(), 0
         while True:
             try:
-                with self.limiter.slot():
+                with self._slots:
                     result = attempt(number)
             except TransientError as trouble:
                 self._wait(what, trouble, number, began_s)
                 number += 1
             else:
                 self._answered = True
-                self.limiter.on_success()
                 return result
 
     def _wait(self, what: str, trouble: TransientError, number: int, began_s: float) -> None:
         """Pause before the next attempt. Raises if there is none."""
         _log.info("%s: attempt %d of %s: %s", self._url, number + 1, what, trouble)
         self._answered = self._answered or not (trouble.unreachable or trouble.unknown)
-        if trouble.slow:
-            self.limiter.on_throttle()
         if trouble.expired:
             self._renew()
         limit_s = min(self._patience.longest_s, self._patience.first_s * 2.0**number)

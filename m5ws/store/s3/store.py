@@ -5,7 +5,7 @@ Every request goes through `Retrier.call`. The first attempt to transfer bytes u
 cheaper. Every further attempt uses boto3, which returns an error code.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 
 from m5ws.errors import NotFound, ObjectExists
@@ -17,11 +17,11 @@ from m5ws.store.s3.errors import NoSuchKey, PreconditionFailed, RangeNotSatisfia
 from m5ws.store.s3.listing import Listing
 from m5ws.store.s3.location import Location
 from m5ws.store.s3.retry import Retrier, RetryPolicy
-from m5ws.store.s3.transfer import Flow, Transfer, Upload
+from m5ws.store.s3.transfer import Transfer, Upload
 
 
 class S3Store:
-    """`ObjectStore`, `StreamingStore`, `RegionAware` and `ChecksumListing` on a bucket and a prefix.
+    """`ObjectStore`, `RegionAware` and `ChecksumListing` on a bucket and a prefix.
 
     Makes no request before the first call.
     """
@@ -52,16 +52,6 @@ class S3Store:
         except RangeNotSatisfiable:
             return b""
 
-    def stream(self, key: str, sink: Callable[[Buffer], object]) -> None:
-        path, flow = self._path(key), Flow(sink)
-        try:
-            self.requests.call(f"reading {key}", lambda number: self._transfer.flow(path, flow, by_boto3=number > 0))
-        except NoSuchKey:
-            raise NotFound(f"{key} is not in the store {self.url}") from None
-        except RangeNotSatisfiable:
-            # Only the end of the response was lost, after the last byte.
-            return
-
     def create(self, key: str, data: Buffer) -> None:
         path, upload = self._path(key), Upload(memoryview(data).cast("B"))
         if self._created(path, upload, by_boto3=False):
@@ -83,13 +73,6 @@ class S3Store:
             yield ChecksummedStat(
                 key=key, size_bytes=listed.size_bytes, modified_s=listed.modified_s, checksum=listed.checksum
             )
-
-    def sha256(self, key: str) -> str | None:
-        path = self._path(key)
-        try:
-            return self.requests.call(f"looking for the checksum of {key}", lambda _: self._transfer.sha256(path))
-        except NoSuchKey:
-            raise NotFound(f"{key} is not in the store {self.url}") from None
 
     def names(self, prefix: str) -> tuple[str, ...]:
         return self._listing.names(self.location.prefix + prefix)

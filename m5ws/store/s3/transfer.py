@@ -9,22 +9,19 @@ import base64
 import hashlib
 import io
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
 import obstore
 from obstore import exceptions
 
-from m5ws.store.interface import Buffer
 from m5ws.store.s3.clients import Connection
 from m5ws.store.s3.errors import NoSuchKey, PreconditionFailed, TransientError
 
 _LARGEST_BYTES = 64 * 2**20
 _BLOCK_BYTES = 4 * 2**10
 """Small enough that a slow transfer is noticed in time after each block."""
-_PIECE_BYTES = 256 * 2**10
-"""Small enough that bytes are hashed and written from the processor's cache, in reused memory."""
 _CRAWL_BYTES_PER_S = 16 * 2**10
 Stat = tuple[int, float]
 """Size in bytes, and publication time in seconds since the epoch."""
@@ -50,20 +47,6 @@ class Upload:
         return memoryview(data) == self.data
 
 
-class Flow:
-    """Bytes that are passed on as they arrive. `done` is their number."""
-
-    def __init__(self, sink: Callable[[Buffer], object]) -> None:
-        self._sink = sink
-        self.done = 0
-
-    def add(self, piece: Buffer) -> None:
-        """Pass on the next bytes."""
-        view = memoryview(piece).cast("B")
-        self._sink(view)
-        self.done += view.nbytes
-
-
 class Transfer:
     """Single attempts; `s3.retry.Retrier` repeats them.
 
@@ -81,34 +64,14 @@ class Transfer:
             return self._connection.call(
                 "s3:GetObject", path, lambda client: self._get_object(client, path, start, length)
             )
-        client, limit_s = self._connection.data(_LARGEST_BYTES if length is None else length, reading=True)
+        client = self._connection.data(_LARGEST_BYTES if length is None else length, reading=True)
         options: Any = None
         if start or length is not None:
             options = {"range": {"offset": start} if length is None else (start, start + length)}
-        with translated(limit_s):
+        with translated():
             result = obstore.get(client, path, options=options)
             data = bytes(result.bytes())
             return _whole(data, result.meta["size"], start, length)
-
-    def flow(self, path: str, flow: Flow, *, by_boto3: bool) -> None:
-        """Pass on the remaining bytes of an object. Raises the errors of its sink."""
-        if by_boto3:
-            return flow.add(self.read(path, flow.done, None, by_boto3=True))
-        client, limit_s = self._connection.data(_LARGEST_BYTES, reading=True)
-        began_s = time.monotonic()
-        with translated(limit_s, began_s):
-            result = obstore.get(client, path)
-            size_bytes, pieces = result.meta["size"], iter(result.stream(min_chunk_size=_PIECE_BYTES))
-        while True:
-            # Errors of the sink are not the server's, so they are not translated.
-            with translated(limit_s, began_s):
-                piece = next(pieces, None)
-            if piece is None:
-                break
-            flow.add(memoryview(piece))
-        if flow.done != size_bytes:
-            raise TransientError(f"{flow.done} bytes instead of {size_bytes}")
-        return None
 
     def write(self, path: str, upload: Upload, *, by_boto3: bool) -> None:
         """Put an object under a free key. Published from its success on, and possibly from its failure."""
@@ -130,14 +93,10 @@ class Transfer:
         """Return the size and time of an object, by HEAD."""
         if by_boto3:
             return self._connection.call("s3:GetObject", path, lambda client: self._head_object(client, path))
-        client, limit_s = self._connection.data(0, reading=True)
-        with translated(limit_s):
+        client = self._connection.data(0, reading=True)
+        with translated():
             meta = obstore.head(client, path)
             return meta["size"], meta["last_modified"].timestamp()
-
-    def sha256(self, path: str) -> str | None:
-        """Return the SHA-256, in hex, that the server keeps for a whole object, or None."""
-        return self._connection.call("s3:GetObject", path, lambda client: self._kept_sha256(client, path))
 
     def delete(self, path: str) -> None:
         """Delete an object. Rare, so boto3 is enough."""
@@ -146,9 +105,9 @@ class Transfer:
         )
 
     def _put(self, path: str, upload: Upload) -> None:
-        client, limit_s = self._connection.data(upload.data.nbytes, reading=False)
+        client = self._connection.data(upload.data.nbytes, reading=False)
         storage_class = self._extra.get("StorageClass")
-        with translated(limit_s):
+        with translated():
             try:
                 attributes: Any = {"Storage-Class": storage_class} if storage_class else None
                 obstore.put(client, path, upload.data, mode="create", use_multipart=False, attributes=attributes)
@@ -163,11 +122,6 @@ class Transfer:
     def _head_object(self, client: Any, path: str) -> Stat:
         head = _complete(client.head_object(Bucket=self._bucket, Key=path))
         return int(head["ContentLength"]), head["LastModified"].timestamp()
-
-    def _kept_sha256(self, client: Any, path: str) -> str | None:
-        head = _complete(client.head_object(Bucket=self._bucket, Key=path, ChecksumMode="ENABLED"))
-        value = head.get("ChecksumSHA256") if head.get("ChecksumType") == "FULL_OBJECT" else None
-        return base64.b64decode(value, validate=True).hex() if value else None
 
     def _get_object(self, client: Any, path: str, start: int, length: int | None) -> bytes:
         span = {}
@@ -195,7 +149,7 @@ class _Pace:
     def check(self, moved_bytes: int) -> None:
         took_s = time.monotonic() - self._began_s
         if took_s > self._stall_s and moved_bytes < _CRAWL_BYTES_PER_S * took_s:
-            raise TransientError(f"{moved_bytes} bytes in {took_s:.0f} s", slow=True)
+            raise TransientError(f"{moved_bytes} bytes in {took_s:.0f} s")
 
 
 class _Body(io.RawIOBase):
@@ -230,20 +184,14 @@ class _Body(io.RawIOBase):
 
 
 @contextmanager
-def translated(limit_s: float, began_s: float | None = None) -> Iterator[None]:
-    """Translate obstore's errors, by type, into those of the store. Errors without a type become `unknown`.
-
-    `began_s`: start of the request by the monotonic clock, if it was earlier.
-    """
-    began_s = time.monotonic() if began_s is None else began_s
+def translated() -> Iterator[None]:
+    """Translate obstore's errors, by type, into those of the store. Errors without a type become `unknown`."""
     try:
         yield
     except FileNotFoundError as error:
         raise NoSuchKey from error
     except exceptions.BaseError as error:
-        # A transfer that hits its time limit means an overloaded link, as SlowDown does.
-        abandoned = time.monotonic() - began_s >= limit_s
-        raise TransientError(type(error).__name__, unknown=True, slow=abandoned) from error
+        raise TransientError(type(error).__name__, unknown=True) from error
 
 
 def _complete(head: Any) -> Any:

@@ -9,14 +9,12 @@ from m5ws.repository.concurrency import Job, bounded_map
 from m5ws.repository.tensors import Layout, PartCache, TensorReader
 
 StateDict = dict[str, torch.Tensor]
-_THREADS = 8
-_BUDGET_BYTES = 256 * 2**20
 
 
 def load(layouts: Sequence[Layout], parts: PartCache) -> StateDict:
     """Return tensors on the CPU by their names. Raises NotFound, CorruptObject."""
     buffers = {layout.name: bytearray(layout.size_bytes) for layout in layouts}
-    for _ in bounded_map(_reads(layouts, parts, buffers), _THREADS, _BUDGET_BYTES):
+    for _ in bounded_map(_reads(layouts, parts, buffers)):
         pass
     return {layout.name: tensor(buffers[layout.name], layout.dtype, layout.shape) for layout in layouts}
 

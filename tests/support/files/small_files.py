@@ -11,7 +11,7 @@ from m5ws.records.store import Format
 from m5ws.records.tree import Pack, Packing
 from m5ws.repository import bindings
 from m5ws.repository.files import trees
-from m5ws.repository.files.index import Index
+from m5ws.repository.files.index import Index, Written
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.files.materialise import materialise
 from m5ws.repository.repository import Repository
@@ -31,7 +31,7 @@ class Workspace:
         self.repo = Repository.create(LocalStore(root / "store", durable=False), form)
         self.index = root / "index"
 
-    def write(self, *, known: bool = True) -> trees.Written:
+    def write(self, *, known: bool = True) -> Written:
         settle(self.files)
         if not known:
             return trees.write_tree(self.repo.objects, self.repo.locations, self._sources())
@@ -42,14 +42,14 @@ class Workspace:
         for name in names:
             (self.files / f"{name:04d}").write_bytes(draw.randbytes(draw.randrange(1, size)))
 
-    def packing(self, written: trees.Written) -> Packing:
+    def packing(self, written: Written) -> Packing:
         assert written.packing is not None
         return self.repo.objects.get_record(written.packing, Packing)
 
     def content(self) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in self.files.iterdir()}
 
-    def irreplaceable(self, written: trees.Written) -> Pack:
+    def irreplaceable(self, written: Written) -> Pack:
         """Return a pack that cannot be made again, because some of its files no longer exist."""
         live = {bytes.fromhex(self.repo.objects.digest(data)) for data in self.content().values()}
         return next(pack for pack in self.packing(written).packs if not live.issuperset(pack.names))
@@ -58,7 +58,7 @@ class Workspace:
         return planted.sources(self.files, os.listdir(self.files))
 
 
-def read(repo: Repository, written: trees.Written, target: Path) -> dict[str, bytes]:
+def read(repo: Repository, written: Written, target: Path) -> dict[str, bytes]:
     """Return a tree's files, read by a process that has its packing alone."""
     fresh = Repository.open(repo.store)
     materialise(

@@ -42,7 +42,7 @@ def publish(repo: Repository, contents: Sequence[bytes]) -> str:
 
     def attempt() -> str:
         observed = repo.objects.put_record(Observed(facts={"machine": str(len(contents) % 2)}))
-        return planted.publish(repo, upload(repo, contents), Serial, observed=observed)
+        return planted.publish(repo, upload(repo, contents), observed=observed)
 
     while True:
         try:

@@ -3,8 +3,7 @@
 Each is valid and minimal, so a test names only the fields that it is about.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Executor
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -79,12 +78,10 @@ def snapshot(code: Digest, *, commit: str | None = None, dirty: bool = False, **
     return msgspec.structs.replace(record, **fields)
 
 
-def publish(
-    repo: Repository, record: Snapshot, workers: Callable[[], Executor] = snapshots.thread, **said: object
-) -> Digest:
+def publish(repo: Repository, record: Snapshot, **said: object) -> Digest:
     """Publish a snapshot with an annotation of the fields `said`, and return its id."""
     annotation = msgspec.structs.replace(Annotation(created_s=1.0), **said)
-    return snapshots.publish(repo, record, annotation, workers=workers)
+    return snapshots.publish(repo, record, annotation)
 
 
 def run(repo: Repository, run_id: str, pinned: Digest = "0" * 64, **fields: object) -> Run:

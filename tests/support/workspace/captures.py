@@ -66,9 +66,7 @@ def take(
         machine or Machine(),
         root / ".m5ws" / "index",
     )
-    if dry_run:
-        return snapshot.capture(*arguments, dry_run=True, warn=warn)
-    return snapshot.take(*arguments, message=message, warn=warn)
+    return snapshot.take(*arguments, message=message, warn=warn, dry_run=dry_run)
 
 
 def names(repo: Repository, captured: CapturedSnapshot) -> dict[str, list[str]]:
