@@ -4,10 +4,10 @@
                                       [--threads 1] [--step-ms 100]
 
 The state is that of a GPT with AdamW: weights and two moments, large matrices and small vectors. Rows read all of it,
-turn by turn: a sum, a copy, and the fingerprints, on a GPU by Triton and by torch. Each is in bytes of state a second,
-and in CPU seconds, which do not depend on the load of the machine. Then the ledger: the time to append one step's
-event to the spool. The last table adds both for a step of `--step-ms`, with fingerprints at checkpoints alone, every
-N steps, and every step.
+turn by turn: a sum, a copy, and the fingerprints, on a GPU by Triton and in main memory. Each is in bytes of state a
+second, and in CPU seconds, which do not depend on the load of the machine. Then the ledger: the time to append one
+step's event to the spool. The last table adds both for a step of `--step-ms`, with fingerprints at checkpoints alone,
+every N steps, and every step.
 """
 
 import argparse
@@ -25,7 +25,7 @@ import torch
 from m5ws.records.ledger import Step
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.training.backends.base import Piece
-from m5ws.training.fingerprint import device_sums, fingerprint, torch_sums
+from m5ws.training.fingerprint import batches, fingerprint, run_sums, tensor_sums
 
 _EVENTS = 2000
 _EVERY = (1, 10, 100, 1000)
@@ -79,7 +79,8 @@ def measure(pieces: list[Piece], device: str, rounds: int) -> dict[str, list[tup
         "fingerprints": lambda: fingerprint.fingerprints(pieces, None),
     }
     if device != "cpu":
-        rows["fingerprints by torch, without Triton"] = lambda: torch_sums.sums([(p.tensor, p.place) for p in pieces])
+        parts, host = [(piece.tensor, piece.place) for piece in pieces], torch.device("cpu")
+        rows["fingerprints in main memory, without Triton"] = lambda: batches.sums(parts, run_sums.add_up, host)
     rows["ledger"] = append
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in rows}
     for turn in range(rounds + 1):
@@ -131,7 +132,7 @@ def main() -> None:
         print("GPU: not measured, because torch finds no CUDA device\n")
         if arguments.device != "cpu":
             return
-    elif arguments.device != "cpu" and device_sums.load_kernel(torch.device(arguments.device)) is None:
+    elif arguments.device != "cpu" and tensor_sums.load_kernel(torch.device(arguments.device)) is None:
         print("Triton: not measured, because its kernel does not run here\n")
     pieces = state(int(arguments.gib * 2**30), arguments.device, getattr(torch, arguments.dtype))
     size_bytes = sum(piece.tensor.nbytes for piece in pieces)

@@ -4,6 +4,7 @@ import itertools
 import math
 import struct
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -11,36 +12,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from m5ws.training.backends.base import Box, Piece, Span
-from m5ws.training.fingerprint import device_sums, fingerprint, host_sums, kernel, run_sums
+from m5ws.training.fingerprint import batches, fingerprint, kernel, run_sums, tensor_sums
 from tests.support.machine import triton_device
 
 MASK = (1 << 64) - 1
 
 
 TRITON = triton_device.find()
-WAYS = ["compiled", "numpy", "torch", *(["triton"] if TRITON else [])]
+WAYS = ["compiled", "numpy", *(["triton"] if TRITON else [])]
 """The last is tested by `make test` where there is a GPU, and by tests/services/test_triton.py elsewhere."""
 
 Parts = Sequence[tuple[torch.Tensor, Span | Box]]
 
 
-def by_triton(parts: Parts, threads: int) -> list[int]:
+def by_triton(parts: Parts) -> list[int]:
     assert TRITON
     from m5ws.training.fingerprint import triton_sums
 
-    on_device = [(tensor.to(TRITON), place) for tensor, place in parts]
-    return device_sums.sums_by_kernel(on_device, TRITON, triton_sums)
+    return batches.sums(parts, partial(triton_sums.add_up, device=TRITON), TRITON)
 
 
 @pytest.fixture(autouse=True, params=WAYS, scope="module")
 def way(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Compute in compiled code, by NumPy as without it, and by torch and Triton as on an accelerator."""
+    """Compute in compiled code, by NumPy as without it, and by Triton as on a GPU."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_sums, "_add_up", kernel.sums if request.param == "compiled" else run_sums.add_up_by_numpy)
-        if request.param == "torch":
-            patch.setattr(host_sums, "sums", lambda parts, _: device_sums.sums(parts))
+        patch.setattr(run_sums, "add_up", kernel.sums if request.param == "compiled" else run_sums.add_up_by_numpy)
         if request.param == "triton":
-            patch.setattr(host_sums, "sums", by_triton)
+            patch.setattr(tensor_sums, "sums", by_triton)
         yield
 
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
 from m5ws.errors import CorruptObject, Fenced, M5Error
 from m5ws.records import codec
 from m5ws.records.base import Digest
@@ -94,9 +92,7 @@ def save(
     begun.
     """
     started = time.perf_counter()
-    # A training beside the save needs its threads.
-    threads = torch.get_num_threads() if moment.stalled_s is None else 1
-    tensors = fingerprint.fingerprints(staged.tensors(), group, threads=threads)
+    tensors = fingerprint.fingerprints(staged.tensors(), group)
     record_fingerprints(active, moment.step, tensors, moment.rank["generators"])
     saving = _Saving(active, staged, format_, group, moment, tensors)
     outcome = _Outcome()

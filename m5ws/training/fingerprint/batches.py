@@ -11,7 +11,7 @@ from m5ws.training.fingerprint import layout, run_sums
 from m5ws.training.state import subclasses, tensor_bytes
 
 _COPIES_BYTES = 256 * 2**20
-"""Limit of the copies of tensors that are in another order in memory."""
+"""Limit of the copies of tensors that are on another device, or in another order in memory."""
 
 
 class Batch:
@@ -24,16 +24,16 @@ class Batch:
         self._runs = array("Q")
         self._owners = array("Q")
 
-    def add(self, tensor: torch.Tensor, place: Span | Box) -> None:
-        """Add a local tensor, whose elements have the global indices of `place`.
+    def add(self, tensor: torch.Tensor, place: Span | Box, device: torch.device) -> None:
+        """Add a local tensor, copied to `device`, whose elements have the global indices of `place`.
 
         Raises RuntimeError if torch has released the tensor's memory.
         """
-        words = tensor
-        if not (
-            type(tensor) in subclasses.PLAIN and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-        ):
-            words = tensor_bytes.flat(tensor)
+        words = tensor if tensor.device == device else tensor.detach().to(device)
+        is_memory = type(words) in subclasses.PLAIN and words.is_contiguous()
+        if not is_memory or words.is_conj() or words.is_neg():
+            words = tensor_bytes.flat(words)
+        if words is not tensor:
             self.copies_bytes += words.nbytes
         address, size, count = words.data_ptr(), words.element_size(), words.numel()
         if count and not address:
@@ -57,24 +57,26 @@ class Batch:
         return totals.tolist()
 
 
-def sums(parts: Iterable[tuple[torch.Tensor, Span | Box]], add_up: Callable[[run_sums.Runs], None]) -> list[int]:
-    """Return the sum over each local tensor's elements, modulo 2^64; `add_up` sets the sums of runs.
+def sums(
+    parts: Iterable[tuple[torch.Tensor, Span | Box]], add_up: Callable[[run_sums.Runs], None], device: torch.device
+) -> list[int]:
+    """Return the sum over each local tensor's elements, modulo 2^64; `add_up` sets the sums of runs on `device`.
 
     A place gives the global indices of a tensor's elements.
     """
     results: list[int] = []
-    for batch in _of(parts):
+    for batch in _of(parts, device):
         runs = batch.runs()
         add_up(runs)
         results += batch.totals(runs)
     return results
 
 
-def _of(parts: Iterable[tuple[torch.Tensor, Span | Box]]) -> Iterator[Batch]:
+def _of(parts: Iterable[tuple[torch.Tensor, Span | Box]], device: torch.device) -> Iterator[Batch]:
     """Yield batches with all tensors in their order, each batch with a limited number of bytes in copies."""
     batch = Batch()
     for tensor, place in parts:
-        batch.add(tensor, place)
+        batch.add(tensor, place, device)
         if batch.copies_bytes > _COPIES_BYTES:
             yield batch
             batch = Batch()

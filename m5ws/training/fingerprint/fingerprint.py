@@ -8,13 +8,13 @@ accidents and drift. It does not protect against forgery (the digests of a check
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
 
-from m5ws.training.backends.base import Box, Piece, Span
-from m5ws.training.fingerprint import device_sums, host_sums
+from m5ws.training.backends.base import Piece, Span
+from m5ws.training.fingerprint import tensor_sums
 from m5ws.training.runtime import collectives
 
 if TYPE_CHECKING:
@@ -28,53 +28,30 @@ _WHOLE = "all"
 _SPAN = "span "
 
 
-def fingerprints(pieces: Iterable[Piece], group: "ProcessGroup | None", *, threads: int = 1) -> dict[str, str]:
-    """Return every tensor's fingerprint by name, as `merge` returns them; collective, equal on all ranks.
-
-    Tensors in main memory are read by at most `threads` threads.
-    """
-    return merge(collectives.gather(local(pieces, threads=threads), group))
+def fingerprints(pieces: Iterable[Piece], group: "ProcessGroup | None") -> dict[str, str]:
+    """Return every tensor's fingerprint by name, as `merge` returns them; collective, equal on all ranks."""
+    return merge(collectives.gather(local(pieces), group))
 
 
-def local(pieces: Iterable[Piece], *, threads: int = 1) -> Sums:
+def local(pieces: Iterable[Piece]) -> Sums:
     """Return this rank's sums; the region of a whole tensor is "all". One synchronisation per device."""
-    names: list[str] = []
-    regions: list[str] = []
-    tensors: list[torch.Tensor] = []
-    places: list[Span | Box] = []
-    # No piece is kept: the garbage collector would visit those of thousands of tensors.
-    for piece in pieces:
-        names.append(piece.name)
-        regions.append(_WHOLE if piece.copy == "replica" else _region(piece))
-        tensors.append(piece.tensor)
-        places.append(piece.place)
+    held = list(pieces)
+    values = tensor_sums.sums([(piece.tensor, piece.place) for piece in held])
     found: Sums = defaultdict(dict)
-    for name, region, value in zip(names, regions, _values(tensors, places, threads), strict=True):
-        found[name][region] = value
+    for piece, value in zip(held, values, strict=True):
+        found[piece.name][_WHOLE if piece.copy == "replica" else _region(piece)] = value
     return dict(found)
 
 
 def sums(tensors: Iterable[torch.Tensor]) -> list[int]:
     """Return the sum over each whole tensor's elements, modulo 2^64; one transfer per device."""
-    held = list(tensors)
-    return _values(held, [Span()] * len(held), threads=1)
+    return tensor_sums.sums([(tensor, Span()) for tensor in tensors])
 
 
 def _region(piece: Piece) -> str:
     if isinstance(piece.place, Span):
         return f"{_SPAN}{piece.place.start}+{piece.tensor.numel()}"
     return f"{piece.place.offsets}+{piece.place.sizes}"
-
-
-def _values(tensors: Sequence[torch.Tensor], places: Sequence[Span | Box], threads: int) -> list[int]:
-    """Return the sum over the elements of each local tensor, modulo 2^64."""
-    on_host = [tensor.is_cpu for tensor in tensors]
-    if all(on_host):
-        return host_sums.sums(zip(tensors, places, strict=True), threads)
-    parts = list(zip(tensors, places, strict=True))
-    of_host = iter(host_sums.sums((part for part, held in zip(parts, on_host, strict=True) if held), threads))
-    of_devices = iter(device_sums.sums(part for part, held in zip(parts, on_host, strict=True) if not held))
-    return [next(of_host if held else of_devices) for held in on_host]
 
 
 def merge(ranks: list[Sums]) -> dict[str, str]:

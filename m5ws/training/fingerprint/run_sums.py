@@ -10,8 +10,7 @@ words' mixes, modulo 2^64.
 """
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,55 +25,11 @@ ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, None))
 _MASK = (1 << 64) - 1
 _CHUNK = 1 << 15  # words: a chunk and its scratch space stay in the L2 cache
 _RAMP = np.arange(_CHUNK, dtype=np.uint64) * np.uint64(INDEX)
-_THREAD_BYTES = 8 * 2**20
-"""A thread of its own is not worth it for fewer bytes."""
-_RUN_BYTES = 4 * 2**20
-"""Longer runs are cut, so that several threads share a large tensor."""
 
 
 def matrix(rows: Sequence[tuple[int, ...]]) -> Runs:
     """Return runs, each with a place for its sum, as a matrix."""
     return np.array(rows, dtype=np.uint64).reshape(-1, SUM + 1)
-
-
-def add_up(runs: Runs, threads: int) -> None:
-    """Set the sum of each run, in at most `threads` threads; the memory of all runs must exist until this returns."""
-    threads = min(threads, int(_sizes_bytes(runs).sum()) // _THREAD_BYTES)
-    if threads <= 1:
-        _add_up(runs)
-        return
-    pieces, owners = _cut(runs)
-    ends = np.cumsum(_sizes_bytes(pieces))
-    parts = np.split(pieces, np.searchsorted(ends, [ends[-1] * part // threads for part in range(1, threads)]))
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in pool.map(_add_up, parts):
-            pass
-    runs[:, SUM] = 0
-    np.add.at(runs[:, SUM], owners, pieces[:, SUM])
-
-
-def _sizes_bytes(runs: Runs) -> NDArray[np.uint64]:
-    return runs[:, WIDTH] * runs[:, ROWS] * runs[:, LENGTH]
-
-
-def _cut(runs: Runs) -> tuple[Runs, NDArray[np.intp]]:
-    """Return runs of at most _RUN_BYTES with the same words, and the position of the run to which each belongs."""
-    is_long = _sizes_bytes(runs) > _RUN_BYTES
-    short, long = np.flatnonzero(~is_long), np.flatnonzero(is_long)
-    pieces = [list(_cut_run(*run[:SUM])) for run in runs[long].tolist()]
-    cut = matrix([piece for of_run in pieces for piece in of_run])
-    owners = np.repeat(long, [len(of_run) for of_run in pieces])
-    return np.concatenate([runs[short], cut]), np.concatenate([short, owners])
-
-
-def _cut_run(address: int, width: int, rows: int, length: int, first: int, stride: int) -> Iterator[tuple[int, ...]]:
-    most = _RUN_BYTES // width
-    height, columns = max(1, most // length), min(length, most)
-    for row in range(0, rows, height):
-        for column in range(0, length, columns):
-            at = address + width * (row * length + column)
-            part = (min(height, rows - row), min(columns, length - column))
-            yield at, width, *part, (first + row * stride + column) & _MASK, stride, 0
 
 
 def add_up_by_numpy(runs: Runs) -> None:
@@ -107,10 +62,11 @@ def _total(words: NDArray[np.unsignedinteger], length: int, first: int, stride: 
     return result & _MASK
 
 
-_add_up: Callable[[Runs], None]
+add_up: Callable[[Runs], None]
+"""Sets the sum of each run; the memory of all runs must exist until it returns."""
 try:
     from m5ws.training.fingerprint import kernel
 except ImportError:
-    _add_up = add_up_by_numpy
+    add_up = add_up_by_numpy
 else:
-    _add_up = kernel.sums
+    add_up = kernel.sums

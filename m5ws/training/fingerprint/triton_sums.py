@@ -2,7 +2,7 @@
 
 It takes the runs of `run_sums`, and has the mix of `kernel.c`. One launch adds up all runs. A program adds up
 a tile, which is a part of a run, into the run's sum. Integer addition modulo 2^64 has one result in any order.
-Triton is no dependency of m5ws. It comes with torch for CUDA, and only `device_sums` imports this module.
+Triton is no dependency of m5ws. It comes with torch for CUDA, and only `tensor_sums` imports this module.
 """
 
 import subprocess

@@ -243,9 +243,7 @@ class Recorder:
     def _fingerprint(self, step: int, *, restored: bool = False) -> tuple[dict[str, str], dict[str, Plain]]:
         """Fingerprint the present state; collective. Return the tensors' fingerprints and the generators' states."""
         states = rng.capture(self._generators)
-        # The training stands still, so that its threads are idle.
-        threads = torch.get_num_threads()
-        tensors = fingerprint.fingerprints(self._backend.tensors(), self._group, threads=threads)
+        tensors = fingerprint.fingerprints(self._backend.tensors(), self._group)
         checkpointing.record_fingerprints(self._active, step, tensors, states, restored=restored)
         return tensors, states
 

@@ -7,10 +7,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from m5ws.training.fingerprint import device_sums, triton_sums
+from m5ws.training.fingerprint import tensor_sums, triton_sums
 
 # Without the interpreter, no kernel runs on the processor, and torch takes its place.
-assert device_sums.load_kernel(torch.device("cpu")) is None
+assert tensor_sums.load_kernel(torch.device("cpu")) is None
 # As for a launch: torch's memory begins at multiples of 16.
 aligned = {(argument,): [["tt.divisibility", 16]] for argument in range(2)}
 types = {"runs": "*u64", "tiles": "*i64", "tile_words": "constexpr"}

@@ -1,6 +1,7 @@
 """Tests of Triton's kernel on the device of `triton_device`, against NumPy. tests/services/test_triton.py runs them."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from m5ws.training.backends.base import Box
-from m5ws.training.fingerprint import batches, device_sums, host_sums, run_sums, triton_sums
+from m5ws.training.fingerprint import batches, run_sums, tensor_sums, triton_sums
 from tests.support.machine import triton_device
 
 BYTES = 1 << 18
@@ -82,13 +83,13 @@ def test_shards_have_the_sums_of_the_host(dtype: torch.dtype) -> None:
         local = whole[rows, :, columns]
         box = Box((6, 50, 40), (rows.start, 0, columns.start), tuple(local.shape))
         parts += [(local, box), (local.contiguous(), box), (local.transpose(0, 2).contiguous().transpose(0, 2), box)]
-    expected = host_sums.sums(parts, threads=1)
-    on_device = [(tensor.to(DEVICE), place) for tensor, place in parts]
-    assert device_sums.sums_by_kernel(on_device, DEVICE, triton_sums) == expected
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batches, "_COPIES_BYTES", 1000)
-        assert device_sums.sums_by_kernel(on_device, DEVICE, triton_sums) == expected
+    expected, on_device = tensor_sums.sums(parts), [(tensor.to(DEVICE), place) for tensor, place in parts]
+    for copies_bytes in (batches._COPIES_BYTES, 1000):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(batches, "_COPIES_BYTES", copies_bytes)
+            assert batches.sums(on_device, partial(triton_sums.add_up, device=DEVICE), DEVICE) == expected
+            assert batches.sums(on_device, run_sums.add_up, torch.device("cpu")) == expected
 
 
 def test_the_kernel_is_used_where_it_runs() -> None:
-    assert device_sums.load_kernel(DEVICE) is triton_sums
+    assert tensor_sums.load_kernel(DEVICE) is triton_sums

@@ -1,40 +1,34 @@
-"""Sums of a fingerprint over tensors on accelerators: by Triton's kernel where it runs, by torch elsewhere."""
+"""Sums of a fingerprint over tensors on any devices: by Triton's kernel where it runs, in main memory elsewhere."""
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from types import ModuleType
 
 import torch
 
 from m5ws.training.backends.base import Box, Span
-from m5ws.training.fingerprint import batches, torch_sums
+from m5ws.training.fingerprint import batches, run_sums
 
 _log = logging.getLogger(__name__)
+_HOST = torch.device("cpu")
 
 
-def sums(parts: Iterable[tuple[torch.Tensor, Span | Box]]) -> list[int]:
+def sums(parts: Sequence[tuple[torch.Tensor, Span | Box]]) -> list[int]:
     """Return the sum over each local tensor's elements, modulo 2^64; one launch and one transfer per device."""
-    held = list(parts)
     by_device: dict[torch.device, list[int]] = defaultdict(list)
-    for position, (tensor, _) in enumerate(held):
-        by_device[tensor.device].append(position)
-    values = [0] * len(held)
+    for position, (tensor, _) in enumerate(parts):
+        device = tensor.device if tensor.is_cuda and load_kernel(tensor.device) is not None else _HOST
+        by_device[device].append(position)
+    values = [0] * len(parts)
     for device, positions in by_device.items():
-        of_device = [held[position] for position in positions]
         kernel = load_kernel(device) if device.type == "cuda" else None
-        totals = torch_sums.sums(of_device) if kernel is None else sums_by_kernel(of_device, device, kernel)
+        add_up = run_sums.add_up if kernel is None else partial(kernel.add_up, device=device)
+        totals = batches.sums((parts[position] for position in positions), add_up, device)
         for position, total in zip(positions, totals, strict=True):
             values[position] = total
     return values
-
-
-def sums_by_kernel(
-    parts: Sequence[tuple[torch.Tensor, Span | Box]], device: torch.device, kernel: ModuleType
-) -> list[int]:
-    """Return the sum over each local tensor's elements by the kernel; all tensors are on `device`."""
-    return batches.sums(parts, partial(kernel.add_up, device=device))
 
 
 @cache
@@ -48,6 +42,6 @@ def load_kernel(device: torch.device) -> ModuleType | None:
     except ImportError:
         return None
     if obstacle := triton_sums.find_obstacle(device):
-        _log.warning("torch computes fingerprints on %s, slowly, because Triton failed: %s", device, obstacle)
+        _log.warning("fingerprints on %s are slow, copied to main memory, because Triton failed: %s", device, obstacle)
         return None
     return triton_sums
