@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from m5ws.records import codec
-from m5ws.training.state import plain_state, rng
+from m5ws.training.state import plain_state, rng, tensor_bytes
 from m5ws.training.state.plain_state import StateError
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
@@ -63,7 +63,7 @@ def test_what_goes_in_comes_out(value: Any) -> None:
 def test_tensors_keep_their_bits(value: torch.Tensor) -> None:
     back = there_and_back(value)
     assert back.dtype == value.dtype and back.shape == value.shape
-    assert plain_state.tensor_bytes(back) == plain_state.tensor_bytes(value)
+    assert tensor_bytes.readable(back) == tensor_bytes.readable(value)
 
 
 def test_the_types_that_states_hold_come_back() -> None:

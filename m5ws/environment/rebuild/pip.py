@@ -9,7 +9,6 @@ from m5ws.progress import Progress
 from m5ws.records.recipe import Recipe, Requirement
 
 _LOG = "pip.log"
-_BEGUN = ("Collecting ", "Processing ", "Requirement already satisfied")
 _BUNDLED = ("setuptools", "pip")
 """Distributions that `venv` may install. pip is last, because it uninstalls the other one."""
 _ELSEWHERE = {"PIP_TARGET", "PIP_PREFIX", "PIP_ROOT"}
@@ -33,13 +32,14 @@ def install(recipe: Recipe, base: Path, place: Path, environment: Mapping[str, s
     python = str(place / "venv" / "bin" / "python")
     # -I: distributions on PYTHONPATH do not count as installed. pip's variables and files still apply.
     pip = [python, "-I", "-m", "pip"]
-    shown = _InstallCounter(progress, len(recipe.requirements))
+    if progress:
+        progress("installing distributions", 0, 0)
     for number, part in enumerate(_parts(recipe)):
         lines = place / f"requirements-{number}.txt"
         lines.write_text("".join(f"{requirement.line}\n" for requirement in part if not requirement.path))
         words = [*pip, "install", "--no-deps", "--no-input", "--disable-pip-version-check", "--requirement", str(lines)]
         words += [str(place / "code" / requirement.path) for requirement in part if requirement.path]
-        _run(words, place, variables, log, "pip", base, shown)
+        _run(words, place, variables, log, "pip", base)
     for name in _BUNDLED:
         if name not in recipe.names:
             _run([*pip, "uninstall", "--yes", name], place, variables, log, "pip", base)
@@ -52,56 +52,29 @@ def _parts(recipe: Recipe) -> list[list[Requirement]]:
     return [part for part in (hashed, bare) if part]
 
 
-class _InstallCounter:
-    """Counts the distributions that pip has begun with, by its output."""
-
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self._progress = progress
-        self._total = total
-        self._done = 0
-
-    def see(self, line: str) -> None:
-        if line.startswith(_BEGUN) and self._done < self._total:
-            self._done += 1
-        if self._progress:
-            self._progress("installing distributions", self._done, self._total)
-
-
 def _run(
-    words: Sequence[str],
-    place: Path,
-    environment: Mapping[str, str],
-    log: Path,
-    program: str,
-    base: Path,
-    shown: _InstallCounter | None = None,
+    words: Sequence[str], place: Path, environment: Mapping[str, str], log: Path, program: str, base: Path
 ) -> None:
     """Run a command and log its output. Raises NotInstalled with the line that has the reason."""
-    output: list[str] = []
-    with log.open("a") as kept, subprocess.Popen(
-        words,
-        cwd=place,
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        close_fds=False,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        for line in process.stdout:
-            kept.write(line)
-            output.append(line.strip())
-            if shown is not None:
-                shown.see(line)
-    if process.returncode != 0:
-        raise _failed(program, output, log, base)
+    with log.open("a") as kept:
+        done = subprocess.run(
+            words,
+            cwd=place,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=kept,
+            stderr=subprocess.STDOUT,
+            close_fds=False,
+            check=False,
+        )
+    if done.returncode != 0:
+        raise _failed(program, log, base)
 
 
-def _failed(program: str, output: Sequence[str], log: Path, base: Path) -> NotInstalled:
-    errors = [line for line in output if line.upper().startswith("ERROR")]
-    last = next(iter((*reversed(errors), *reversed(output))), "no error message")
+def _failed(program: str, log: Path, base: Path) -> NotInstalled:
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if line.upper().startswith("ERROR")]
+    last = (errors or lines or ["no error message"])[-1]
     if program == "venv":
         hint = f"{base} needs the standard modules venv and ensurepip; on Debian and Ubuntu: apt install python3-venv."
     else:

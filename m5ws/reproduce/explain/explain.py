@@ -297,7 +297,7 @@ def _limits(*sides: ReplayResult) -> list[str]:
         if side.look is None:
             continue
         for notice in side.look.history.notices:
-            if notice.kind == "limit" and notice.message.startswith("not looked into"):
+            if notice.kind == "limit" and notice.message.startswith("not traced"):
                 limits[notice.message] = None
         for rank, seen in side.look.seen.items():
             if seen and seen[-1].kind == "cut":

@@ -4,7 +4,7 @@ The order within a step is: the state before it, its trace, the recorded quantit
 ranks differ in a step, the earliest difference within it comes first.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -30,32 +30,23 @@ def first(one: TraceView, two: TraceView, steps: Sequence[int]) -> FirstDifferen
     """Return the first place in `steps` where `two` differs from `one`, or None if all common records are equal."""
     ranks = sorted(one.history.steps.keys() & two.history.steps.keys())
     for step in steps:
-        places = [pair for rank in ranks for pair in _of_rank(one, two, rank, step)]
+        places = [pair for rank in ranks if (pair := _of_rank(one, two, rank, step)) is not None]
         if places:
             _, earliest = min(places, key=lambda pair: (pair[0], pair[1].rank))
             return msgspec.structs.replace(earliest, ranks=tuple(sorted({locate.rank for _, locate in places})))
     return None
 
 
-def _of_rank(
-    first_view: TraceView, two: TraceView, rank: int, step: int
-) -> Iterator[tuple[tuple[int, int], FirstDifference]]:
-    """Yield the first difference of a rank in a step, if any, with its position in the step."""
-    before = _state(first_view.history, two.history, rank, step, "state")
-    if before is not None:
-        yield (0, 0), before
-        return
-    inside = inside_step(first_view.in_step(rank, step), two.in_step(rank, step), rank, step)
-    if inside is not None:
-        yield (1, inside[0]), inside[1]
-        return
-    quantity = _quantity(first_view.history, two.history, rank, step)
-    if quantity is not None:
-        yield (2, 0), quantity
-        return
-    after = _state(first_view.history, two.history, rank, step, "update")
-    if after is not None:
-        yield (3, 0), after
+def _of_rank(one: TraceView, two: TraceView, rank: int, step: int) -> tuple[tuple[int, int], FirstDifference] | None:
+    """Return the first difference of a rank in a step, if any, with its position in the step."""
+    if (before := _state(one.history, two.history, rank, step, "state")) is not None:
+        return (0, 0), before
+    if (inside := inside_step(one.in_step(rank, step), two.in_step(rank, step), rank, step)) is not None:
+        return (1, inside[0]), inside[1]
+    if (quantity := _quantity(one.history, two.history, rank, step)) is not None:
+        return (2, 0), quantity
+    after = _state(one.history, two.history, rank, step, "update")
+    return ((3, 0), after) if after is not None else None
 
 
 # --- records around a step ----------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from m5ws.repository.objects import Objects
 from m5ws.training.backends import ddp, layouts, optimizer_state
 from m5ws.training.backends.base import Layout, Piece, Plain
 from m5ws.training.backends.fsdp_staged import StagedState, check_kinds, differing_replicas, pieces, staged_copy
-from m5ws.training.backends.tensor_names import check_fit, check_same_on_all, join, module_names, stored_name
+from m5ws.training.backends.tensor_names import check_fit, check_same_on_all, module_names, own_name, stored_name
 from m5ws.training.compat import facts, modules, tensors
 from m5ws.training.runtime import collectives
 from m5ws.training.state import plain_state as plain
@@ -120,8 +120,8 @@ class FsdpBackend:
     ) -> None:
         from m5ws.training.backends import dcp
 
-        if not {"groups", "devices"} <= common.keys():
-            raise RestoreError("the checkpoint lacks the parameter groups and devices of its optimizer")
+        if not {"groups", "devices", "whole", "placements", "optimizer"} <= common.keys():
+            raise RestoreError("the checkpoint lacks the parameter groups and layouts of its optimizer")
         stored = {tensor.name: tensor for tensor in content.tensors}
         number = collectives.rank(group)
         if rank is None:
@@ -150,7 +150,7 @@ class FsdpBackend:
         parameters = self._parameters()
         state = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
         for path, buffer in self._model.named_buffers():
-            state[f"buffer.{self._unwrapped(path)}"] = buffer.detach()
+            state[f"buffer.{own_name(self._modules, path)}"] = buffer.detach()
         for name, parameter in self._masters(parameters):
             state[f"master.{name}"] = parameter.detach()
         for name, values in self._optimizer_state(parameters):
@@ -167,11 +167,7 @@ class FsdpBackend:
 
     def _parameters(self) -> _Parameters:
         """Return the model's parameters by name. With thousands of modules, torch takes long to list them."""
-        return {self._unwrapped(path): parameter for path, parameter in self._model.named_parameters()}
-
-    def _unwrapped(self, path: str) -> str:
-        module, _, leaf = path.rpartition(".")
-        return join(self._modules[module], leaf)
+        return {own_name(self._modules, path): parameter for path, parameter in self._model.named_parameters()}
 
     def _own_shards(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the shards in objects of the session, live or copied."""
@@ -257,7 +253,7 @@ class FsdpBackend:
             if leaf in records and records[leaf].shape != shape
         }
         for name, parameter, optimizer in optimized:
-            if rank is not None and _had_none(name, rank):
+            if rank is not None and name in rank["without"]:
                 continue
 
             def given(leaf: str, name: str = name, parameter: torch.Tensor = parameter) -> torch.Tensor:
@@ -285,9 +281,3 @@ def _is_sharded(name: str, item: Any) -> bool:
             )
         return False
     return any(True for _ in optimizer_state.within(item.state_dict(), name, lambda _, part: isinstance(part, DTensor)))
-
-
-def _had_none(name: str, rank: Mapping[str, Plain]) -> bool:
-    """Return True if this rank's optimizer had no state of a parameter, even where other ranks' had some."""
-    # Records of an earlier m5ws do not distinguish such a parameter from one that the rank did not have.
-    return name in rank["without"] if "without" in rank else name not in rank["optimizer"]

@@ -21,8 +21,6 @@ from m5ws.training.state import subclasses
 from m5ws.training.state.plain_state import StateError
 from m5ws.training.state.staging import Stager
 
-# Nearly all tensors are of these types. For thousands of small ones, the other checks would take time.
-_USUAL = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.bool))
 _WHOLE = Span()
 _BIT_FIELDS = re.compile(r"torch\.(u?int[1-7]|bits\w+)")
 
@@ -152,31 +150,28 @@ def staged_copy(name: str, tensor: torch.Tensor, copier: Stager) -> torch.Tensor
 
 
 def check_kinds(state: Mapping[str, torch.Tensor]) -> None:
-    """Raise StateError if a tensor is not a grid of elements of a known size."""
+    """Raise StateError, with the reason, if a tensor is not a grid of elements of a known size."""
     for name, tensor in state.items():
-        local = tensors.local_part(tensor) if isinstance(tensor, DTensor) else tensor
-        usual = local.dtype in _USUAL and local.layout is torch.strided and type(local) in subclasses.PLAIN
-        if not usual or local.is_nested or local.is_meta:
-            _check_kind(name, tensor)
+        if (reason := _obstacle(tensor)) is not None:
+            raise StateError(
+                f"{name} is {reason}, which m5ws cannot store",
+                hint="Use optimizer state of plain tensors, or of a class with __tensor_flatten__ and its inverse; "
+                "hold other such tensors outside the model's parameters and buffers, and their data in `state=`.",
+            )
 
 
-def _check_kind(name: str, tensor: torch.Tensor) -> None:
-    """Raise StateError, with the reason, for a tensor that is not a grid of elements of a known size."""
-    layout, dtype = (str(kind).removeprefix("torch.") for kind in (tensor.layout, tensor.dtype))
-    reasons = {
-        "a quantized tensor": tensor.is_quantized,
-        "a nested tensor": tensor.is_nested,
-        "on the meta device": tensor.is_meta,
-        f"of the layout {layout}": tensor.layout != torch.strided,
-        f"of {dtype}": _BIT_FIELDS.fullmatch(str(tensor.dtype)) is not None,
-    }
-    local = subclasses.local_of(tensor)
-    if type(local) not in subclasses.PLAIN and not any(reasons.values()):
-        kind = f"{type(local).__module__}.{type(local).__qualname__}"
-        reasons[f"a {kind} without bytes of its own"] = not subclasses.has_bytes(local)
-    if (reason := next((reason for reason, applies in reasons.items() if applies), None)) is not None:
-        raise StateError(
-            f"{name} is {reason}, which m5ws cannot store",
-            hint="Use optimizer state of plain tensors, or of a class with __tensor_flatten__ and its inverse; "
-            "hold other such tensors outside the model's parameters and buffers, and their data in `state=`.",
-        )
+def _obstacle(tensor: torch.Tensor) -> str | None:
+    if tensor.is_quantized:
+        return "a quantized tensor"
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.is_meta:
+        return "on the meta device"
+    if tensor.layout != torch.strided:
+        return f"of the layout {str(tensor.layout).removeprefix('torch.')}"
+    if _BIT_FIELDS.fullmatch(str(tensor.dtype)):
+        return f"of {str(tensor.dtype).removeprefix('torch.')}"
+    local = tensors.local_part(tensor) if isinstance(tensor, DTensor) else tensor
+    if type(local) not in subclasses.PLAIN and not subclasses.has_bytes(local):
+        return f"a {type(local).__module__}.{type(local).__qualname__} without bytes of its own"
+    return None

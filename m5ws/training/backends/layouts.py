@@ -61,7 +61,7 @@ def like(
     """Return the layout that a restored leaf gets; it is the parameter's own if the leaf is `alike`."""
     dtype = content_rules.dtype(record.name, record.dtype)
     device = common["devices"].get(leaf)
-    placements = common.get("placements", {}).get(leaf)
+    placements = common["placements"].get(leaf)
     if isinstance(parameter, DTensor) and placements and len(placements) == parameter.device_mesh.ndim:
         cut = tuple(Replicate() if text == "whole" else Shard(int(text)) for text in placements)
         mesh = parameter.device_mesh
@@ -71,7 +71,7 @@ def like(
         return _of(parameter, dtype, parameter)
     if device is None and isinstance(parameter, DTensor):
         raise RestoreError(f"{leaf} is a shard of another shape than its parameter, which m5ws cannot rebuild")
-    if alike and parameter.ndim and leaf not in common.get("whole", {}) and device == parameter.device.type:
+    if alike and parameter.ndim and leaf not in common["whole"] and device == parameter.device.type:
         return _of(parameter, dtype, parameter)
     return LayoutLike(record.shape, dtype, "cpu" if device == "cpu" else str(parameter.device))
 

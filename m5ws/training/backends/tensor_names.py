@@ -26,6 +26,12 @@ def module_names(model: torch.nn.Module) -> dict[str, str]:
     return names
 
 
+def own_name(modules: Mapping[str, str], path: str) -> str:
+    """Return the name of a parameter or buffer in the model without its wrappers; `modules` are `module_names`."""
+    module, _, leaf = path.rpartition(".")
+    return join(modules[module], leaf)
+
+
 def unwrapped(path: str) -> str:
     """Return a parameter's path without the wrappers of compilation and recomputation.
 

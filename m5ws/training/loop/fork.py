@@ -25,11 +25,6 @@ _OF_THE_SCHEDULE = ("lr", "initial_lr")
 _LISTED = 8
 
 
-def parent(active: ActiveRank | None) -> Parent | None:
-    """Return the checkpoint of another run from which this attempt starts; None if it starts or resumes by itself."""
-    return active.context.parent if active is not None else None
-
-
 def is_restarted(active: ActiveRank, name: str) -> bool:
     """Return True if an object of a session, by its name in the checkpoint, is not restored in this attempt."""
     origin = active.context.parent

@@ -236,7 +236,7 @@ class Recorder:
         event, step = self._pending, self._pending_step
         if event is not None and step is not None:
             self._pending = self._pending_step = None
-            self._active.append(_with_quantities(event, step.quantities()))
+            self._active.spool.append(msgspec.structs.replace(event, quantities=step.quantities()))
 
     # --- state
 
@@ -318,7 +318,3 @@ class Recorder:
 def _no_position(feed: Feed) -> str:
     why = feed.refusal or "has no state_dict and load_state_dict"
     return f"the data loader {why}: a resume restarts the epoch, not exactly (not restorable)"
-
-
-def _with_quantities(event: StepEvent, quantities: dict[str, str]) -> StepEvent:
-    return msgspec.structs.replace(event, quantities=quantities)

@@ -61,7 +61,7 @@ def session(
         raise UsageError("m5ws.session() takes a model (and its optimizer) or engine=, but not both")
     active = context.active()
     context.warn_unrecorded()
-    origin = fork.parent(active)
+    origin = active.context.parent if active is not None else None
     restart = origin is not None and "data" in origin.restart
     batches = BatchDigest() if active is not None else None
     feed = Feed(loader, batches, restart) if loader is not None else None

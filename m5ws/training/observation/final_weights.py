@@ -12,7 +12,7 @@ import torch
 
 from m5ws.training.fingerprint import fingerprint
 from m5ws.training.observation import zero
-from m5ws.training.observation.names import Labels, Names, describe, local_parts, parameters_of
+from m5ws.training.observation.names import Names, describe, labels, local_parts, parameters_of
 
 _Place = tuple[str, weakref.ref[torch.Tensor]]
 """The name of a parameter by its place in an optimizer, and the parameter."""
@@ -22,8 +22,8 @@ class FinalWeights:
     """Follows the modules and the stepped parameters of a process."""
 
     def __init__(self) -> None:
-        self._modules, self._recorded = Labels(), Labels()
-        self._optimizers = Labels()
+        self._modules, self._recorded = labels(), labels()
+        self._optimizers = labels()
         """The optimizers that are followed, with their numbers of parameters."""
         self._places: dict[str, list[_Place]] = {}
         """The parameters of each optimizer that are read, by its label."""
@@ -73,7 +73,7 @@ class FinalWeights:
     @torch.no_grad()
     def take(self, names: Names) -> dict[str, str]:
         """Return the fingerprints of the weights that are alive, by name."""
-        modules = [item for item in self._modules.alive() if isinstance(item, torch.nn.Module)]
+        modules = list(self._modules)
         found: dict[str, str] = {}
         for engine in filter(zero.is_engine, modules):
             found |= zero.fingerprints(engine)

@@ -9,40 +9,24 @@ optimizer by its type and its first group, so that a group that a script adds la
 """
 
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from m5ws.errors import M5Error
 from m5ws.training.backends import optimizer_state, tensor_names
-from m5ws.training.backends.tensor_names import join
 from m5ws.training.observation import samples
 from m5ws.training.state import subclasses
 
 _OPTIMIZER = "optimizer"
 
 
-class Labels:
-    """Labels by the identity of objects, which may define their own `==`. It keeps none of them alive."""
-
-    def __init__(self) -> None:
-        self._labels: dict[int, tuple[weakref.ref[Any], str | None]] = {}
-
-    def __contains__(self, item: object) -> bool:
-        known = self._labels.get(id(item))
-        return known is not None and known[0]() is item
-
-    def __getitem__(self, item: object) -> str | None:
-        return self._labels[id(item)][1]
-
-    def __setitem__(self, item: object, label: str | None) -> None:
-        key = id(item)
-        self._labels[key] = (weakref.ref(item, lambda _: self._labels.pop(key, None)), label)
-
-    def alive(self) -> list[Any]:
-        """Return the objects that still exist, in the order in which they got labels."""
-        return [item for ref, _ in list(self._labels.values()) if (item := ref()) is not None]
+def labels() -> MutableMapping[Any, str | None]:
+    """Return labels by the identity of objects, which may define their own `==`. None is kept alive."""
+    known: MutableMapping[Any, str | None] = WeakIdKeyDictionary()
+    return known
 
 
 class Names:
@@ -52,9 +36,9 @@ class Names:
         self._load_earlier = load_earlier
         self._earlier: Mapping[str, str] | None = None
         """Descriptions of the earlier attempts' modules and optimizers by label."""
-        self._modules = Labels()
-        self._optimizers = Labels()
-        self._by_parameter = Labels()
+        self._modules = labels()
+        self._optimizers = labels()
+        self._by_parameter = labels()
         """Labels of modules by their first parameter. A script may make a wrapper of its model again and again."""
         self._descriptions: dict[str, str] = {}
         """Descriptions by the labels that are in use."""
@@ -196,11 +180,9 @@ def _word(label: str) -> str:
 
 
 def _named(module: torch.nn.Module, label: str, *, buffers: bool) -> Iterator[tuple[str, torch.Tensor]]:
-    paths = tensor_names.module_names(module)
-    for path, part in module.named_modules():
-        own = part.named_buffers(recurse=False) if buffers else ()
-        for leaf, tensor in (*part.named_parameters(recurse=False), *own):
-            yield f"{label}.{join(paths[path], leaf)}", tensor
+    modules = tensor_names.module_names(module)
+    for path, tensor in (*module.named_parameters(), *(module.named_buffers() if buffers else ())):
+        yield f"{label}.{tensor_names.own_name(modules, path)}", tensor
 
 
 def _state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, label: str, name: str) -> dict[str, torch.Tensor]:

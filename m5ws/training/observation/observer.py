@@ -221,7 +221,7 @@ class Observer:
             state = self._last_state(update, engine, has_ended)
             if state is not None:
                 self._flush()
-                self._active.append(msgspec.structs.replace(state, step=update.number))
+                self._active.spool.append(msgspec.structs.replace(state, step=update.number))
 
     def _record(self, update: Update) -> None:
         """Record a step: at once if all values are on the host, and otherwise before the next one."""
@@ -258,7 +258,7 @@ class Observer:
             self._begin(step)
         self._recorded += 1
         self._describe()
-        self._active.append(msgspec.structs.replace(step, step=self._recorded))
+        self._active.spool.append(msgspec.structs.replace(step, step=self._recorded))
 
     def _load_earlier(self) -> place.Earlier:
         """Return the records of the earlier attempts."""

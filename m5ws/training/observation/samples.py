@@ -14,6 +14,8 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from m5ws.training.compat import tensors
+from m5ws.training.state import subclasses, tensor_bytes
+from m5ws.training.state.staging import read_later
 
 _ELEMENTS = 4096
 
@@ -27,8 +29,9 @@ def take(tensor: torch.Tensor) -> Sample:
     part = local(tensor)
     if part.is_nested:
         return f"{part.dtype} nested;", None
-    description = f"{part.dtype} {tuple(part.shape)};"
-    return description, None if part.is_meta or part.layout != torch.strided else _copied(_spaced(part))
+    is_readable = not part.is_meta and part.layout == torch.strided
+    reader = read_later(tensor_bytes.flat(_spaced(part))) if is_readable else None
+    return f"{part.dtype} {tuple(part.shape)};", reader
 
 
 def digest(samples: list[Sample], count: int) -> str:
@@ -44,12 +47,7 @@ def digest(samples: list[Sample], count: int) -> str:
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """Return the part of a tensor that this rank holds, without its graph."""
-    part = tensor.detach()
-    if not hasattr(part, "to_local"):
-        return part
-    with torch.no_grad():
-        local: torch.Tensor = part.to_local()
-        return local
+    return subclasses.local_of(tensor.detach())
 
 
 def memory(tensor: torch.Tensor) -> list[StorageWeakRef]:
@@ -75,25 +73,3 @@ def _spaced(tensor: torch.Tensor) -> torch.Tensor:
 @lru_cache(maxsize=16)
 def _indices(shape: tuple[int, ...], distance: int, device: torch.device) -> tuple[torch.Tensor, ...]:
     return torch.unravel_index(torch.arange(0, math.prod(shape), distance, device=device), shape)
-
-
-def _copied(part: torch.Tensor) -> Reader:
-    """Copy a sample to the host; return a function that waits for the copy."""
-    part = part.resolve_conj().resolve_neg()
-    if part.device.type == "cpu":
-        copied = part.clone(memory_format=torch.contiguous_format).view(-1)
-        return lambda: copied
-    if part.device.type != "cuda":
-        other = part.cpu().contiguous().view(-1)
-        return lambda: other
-    source = part.contiguous().view(-1)
-    pinned = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=True)
-    pinned.copy_(source, non_blocking=True)
-    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    done.record()
-
-    def read() -> torch.Tensor:
-        done.synchronize()
-        return pinned
-
-    return read

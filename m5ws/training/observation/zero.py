@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from m5ws.training.backends.base import Piece, Span
 from m5ws.training.backends.deepspeed import layout
 from m5ws.training.fingerprint import fingerprint
 
@@ -23,13 +22,6 @@ def is_engine(module: torch.nn.Module) -> bool:
 
 def fingerprints(engine: Any) -> dict[str, str]:
     """Return fingerprints of this rank's parts of parameters, their fp32 copies, and optimizer state, by name."""
-    module, optimizer = engine.module, engine.optimizer
-    pieces = list(layout.parameter_pieces(module))
-    for fragment in layout.fragments(optimizer, layout.names(module)):
-        if fragment.size:
-            span = Span(fragment.start)
-            pieces.append(Piece(f"master.{fragment.name}", fragment.of(fragment.flat), span))
-            for key, value in optimizer.optimizer.state.get(fragment.flat, {}).items():
-                if isinstance(value, torch.Tensor) and value.shape == fragment.flat.shape:
-                    pieces.append(Piece(f"optimizer.{fragment.name}.{key}", fragment.of(value), span))
+    module = engine.module
+    pieces = (*layout.parameter_pieces(module), *layout.zero_pieces(engine.optimizer, layout.names(module)))
     return fingerprint.merge([fingerprint.local(pieces)])

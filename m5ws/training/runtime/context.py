@@ -37,11 +37,7 @@ class ActiveRank:
 
     def emit(self, kind: type[Event], /, **fields: Any) -> Digest:
         """Append an event to this rank's chain, and return the chain's head."""
-        return self.append(kind(time_s=time.time(), **fields))
-
-    def append(self, event: Event) -> Digest:
-        """Append an event as `emit` does."""
-        return self.spool.append(event)
+        return self.spool.append(kind(time_s=time.time(), **fields))
 
     def notice(self, kind: str, message: str, step: int | None = None) -> None:
         """Append a message for people."""

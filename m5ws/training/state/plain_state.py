@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from m5ws.errors import M5Error
-from m5ws.training.state import subclasses
-from m5ws.training.state import tensor_bytes as raw
+from m5ws.training.state import content_check, subclasses, tensor_bytes
 
 Plain = Any
 """None, bool, int, float, str, bytes, list and dict with string keys: the types that `codec.encode_plain` accepts."""
@@ -162,13 +161,8 @@ def _mapping(tag: str) -> Callable[[Any, str, Take | None], Plain]:
 def _tensor(value: torch.Tensor, path: str, _take: Take | None) -> Plain:
     if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout != torch.strided:
         raise StateError(f"{path} is a {type(value).__qualname__}, which m5ws cannot store outside model and optimizer")
-    shape = list(value.shape)
-    return {
-        _TAG: "tensor",
-        "dtype": str(value.dtype).removeprefix("torch."),
-        "shape": shape,
-        "data": tensor_bytes(value),
-    }
+    dtype = str(value.dtype).removeprefix("torch.")
+    return {_TAG: "tensor", "dtype": dtype, "shape": list(value.shape), "data": tensor_bytes.readable(value).tobytes()}
 
 
 def _array(value: np.ndarray, path: str, _take: Take | None) -> Plain:
@@ -181,21 +175,9 @@ def _scalar(value: Any, _path: str, _take: Take | None) -> Plain:
     return {_TAG: "scalar", "dtype": value.dtype.str, "data": value.tobytes()}
 
 
-def tensor_bytes(tensor: torch.Tensor) -> bytes:
-    """Return a local tensor's elements, row-major, as bytes."""
-    return raw.readable(tensor).tobytes()
-
-
-def _dtype(name: str) -> torch.dtype:
-    kind = getattr(torch, name)
-    if not isinstance(kind, torch.dtype):
-        raise RestoreError(f"stored state has the unknown element type {name!r}")
-    return kind
-
-
 def tensor_from(data: bytes, dtype: str, shape: list[int]) -> torch.Tensor:
     """Return the tensor with these row-major bytes, on the CPU and writable."""
-    kind = _dtype(dtype)
+    kind = content_check.dtype("stored state", dtype)
     flat = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
     return flat.view(kind).view(shape)
 
@@ -222,6 +204,6 @@ _DECODERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "array": lambda value: np.frombuffer(bytearray(value["data"]), np.dtype(value["dtype"])).reshape(value["shape"]),
     "leaf": lambda value: value["tensor"],
     "parts": _joined,
-    "dtype": lambda value: _dtype(value["name"]),
+    "dtype": lambda value: content_check.dtype("stored state", value["name"]),
     "scalar": lambda value: np.frombuffer(value["data"], np.dtype(value["dtype"]))[0],
 }

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 
 from m5ws.records.exact import encode
+from m5ws.training.state.staging import read_later
 
 Reader = Callable[[], str]
 
@@ -33,16 +34,5 @@ def _tensor(name: str, value: torch.Tensor) -> Reader | str:
         value = full()
     if value.device.type == "cpu":
         return encode(float(value.item()))
-    if value.device.type != "cuda":
-        copied = value.clone()
-        return lambda: encode(float(copied.item()))
-    pinned = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=True)
-    pinned.copy_(value, non_blocking=True)
-    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    done.record()
-
-    def read() -> str:
-        done.synchronize()
-        return encode(float(pinned.item()))
-
-    return read
+    read = read_later(value)
+    return lambda: encode(float(read().item()))

@@ -5,6 +5,7 @@ accelerator the memory is pinned, and the training waits once for all copies of 
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -60,9 +61,22 @@ class HostBuffers:
             torch.accelerator.synchronize(device)
         self._devices.clear()
 
-    def clear(self) -> None:
-        """Release the memory."""
-        self._buffers.clear()
+
+def read_later(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Copy a tensor to the host; return a function that waits for the copy. The training does not wait for a GPU."""
+    if tensor.device.type != "cuda":
+        copied = tensor.to("cpu", copy=True)
+        return lambda: copied
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+    pinned.copy_(tensor, non_blocking=True)
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record()
+
+    def read() -> torch.Tensor:
+        done.synchronize()
+        return pinned
+
+    return read
 
 
 class HostCopies:

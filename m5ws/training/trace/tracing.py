@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from m5ws.records.launch import Trace
 from m5ws.records.trace import TraceEntry
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
-from m5ws.training.backends.tensor_names import module_names
+from m5ws.training.backends.tensor_names import module_names, own_name
 from m5ws.training.compat import facts, modules
 from m5ws.training.compat import tensors as tensor_internals
 from m5ws.training.compat.tensors import tree_leaves
@@ -206,12 +206,8 @@ def _watched(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
 
 
 def _parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    names = module_names(model)
-    parameters = {}
-    for path, parameter in model.named_parameters():
-        outer, _, leaf = path.rpartition(".")
-        parameters[f"{names[outer]}.{leaf}" if names[outer] else leaf] = parameter
-    return parameters
+    modules = module_names(model)
+    return {own_name(modules, path): parameter for path, parameter in model.named_parameters()}
 
 
 def _description(module: torch.nn.Module) -> str:

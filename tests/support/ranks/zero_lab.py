@@ -42,4 +42,4 @@ def build_operator() -> Path:
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    return Path(done.stdout.strip())
+    return Path(done.stdout.splitlines()[-1])

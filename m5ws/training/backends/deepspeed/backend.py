@@ -17,7 +17,7 @@ from m5ws.records.checkpoint import Content
 from m5ws.records.checkpoint import Tensor as TensorRecord
 from m5ws.records.tree import Slice
 from m5ws.repository.objects import Objects
-from m5ws.training.backends.base import Layout, Piece, Plain, Saved, Span
+from m5ws.training.backends.base import Layout, Piece, Plain, Saved
 from m5ws.training.backends.deepspeed import checkpoint_engine, cpu_adam_state, limits, reshard
 from m5ws.training.backends.deepspeed import layout as deepspeed_layout
 from m5ws.training.backends.deepspeed import state as deepspeed_state
@@ -52,20 +52,11 @@ class DeepSpeedBackend:
         yield from deepspeed_layout.parameter_pieces(self._module)
         for path, buffer in self._module.named_buffers():
             yield Piece(f"buffer.{unwrapped(path)}", buffer.detach(), copy="replica")
-        yield from self._zero_pieces() if self._engine.zero_optimization() else self._plain_pieces()
+        if self._engine.zero_optimization():
+            yield from deepspeed_layout.zero_pieces(self._engine.optimizer, self._names)
+        else:
+            yield from self._plain_pieces()
         yield from self._counters()
-
-    def _zero_pieces(self) -> Iterator[Piece]:
-        """Yield the fp32 parameters, and the optimizer state of each."""
-        optimizer = self._engine.optimizer
-        for fragment in deepspeed_layout.fragments(optimizer, self._names):
-            if not fragment.size:
-                continue
-            span = Span(fragment.start)
-            yield Piece(f"master.{fragment.name}", fragment.of(fragment.flat), span)
-            for key, value in optimizer.optimizer.state.get(fragment.flat, {}).items():
-                if isinstance(value, torch.Tensor) and value.shape == fragment.flat.shape:
-                    yield Piece(f"optimizer.{fragment.name}.{key}", fragment.of(value), span)
 
     def _plain_pieces(self) -> Iterator[Piece]:
         for parameter, state in self._engine.optimizer.state.items():

@@ -91,6 +91,18 @@ def parameter_pieces(module: torch.nn.Module) -> Iterator[Piece]:
             yield Piece(name, part.detach().view(-1)[:size], Span(start))
 
 
+def zero_pieces(optimizer: Any, known: dict[int, str]) -> Iterator[Piece]:
+    """Yield the fp32 parameters of a ZeRO optimizer, and the optimizer state of each, without padding."""
+    for fragment in fragments(optimizer, known):
+        if not fragment.size:
+            continue
+        span = Span(fragment.start)
+        yield Piece(f"master.{fragment.name}", fragment.of(fragment.flat), span)
+        for key, value in optimizer.optimizer.state.get(fragment.flat, {}).items():
+            if isinstance(value, torch.Tensor) and value.shape == fragment.flat.shape:
+                yield Piece(f"optimizer.{fragment.name}.{key}", fragment.of(value), span)
+
+
 def clear_padding(optimizer: Any, module: torch.nn.Module, known: dict[int, str]) -> None:
     """Set the padding of ZeRO 3's parts to zero: it is uninitialised memory, and would be in every checkpoint."""
     for parameter in module.parameters():

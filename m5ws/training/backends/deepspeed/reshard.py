@@ -4,8 +4,8 @@ ZeRO's buffers are cut for one number of ranks. The stored elements are located 
 reads only the elements that it holds now. DeepSpeed then loads the files as usual.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ import torch
 from m5ws.errors import CorruptObject
 from m5ws.records import codec
 from m5ws.records.checkpoint import Content
+from m5ws.repository import concurrency
 from m5ws.repository.objects import Objects
 from m5ws.repository.tensors import Layout, PartCache, TensorReader
 from m5ws.training.backends.base import Plain
@@ -28,7 +29,6 @@ from m5ws.training.state.plain_state import RestoreError
 
 _OTHER_MODEL = "The model, or the optimizer's set of parameters, has changed since the checkpoint was saved."
 _READ_BYTES = 64 * 2**20
-_THREADS = 8
 
 Files = dict[str, dict[str, Any]]
 
@@ -58,11 +58,10 @@ def files(engine: Any, objects: Objects, content: Content, own: Files) -> Files:
         return {model: stored}
     numbers = deepspeed_state.read_numbers(objects, content.blobs[_first(optimizer[0])], tensors)
     state = _State(engine, deepspeed_weights.load_shards(objects, content), numbers["optimizer_state_dict"])
-    with ThreadPoolExecutor(_THREADS) as pool:
-        reads = _Reads(PartCache(objects), pool)
-        stored |= state.model(own.get(model, {}), reads)
-        zero = state.optimizer(own[optimizer[0]]["optimizer_state_dict"], reads)
-        reads.wait_all()
+    reads = _Reads(PartCache(objects))
+    stored |= state.model(own.get(model, {}), reads)
+    zero = state.optimizer(own[optimizer[0]]["optimizer_state_dict"], reads)
+    reads.run()
     return {model: stored, optimizer[0]: {**numbers, "optimizer_state_dict": zero}}
 
 
@@ -85,27 +84,25 @@ def _first(name: str) -> str:
 
 
 class _Reads:
-    """Parallel reads of elements of stored tensors into new ones."""
+    """Reads of elements of stored tensors into new ones, all at once."""
 
-    def __init__(self, parts: PartCache, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, parts: PartCache) -> None:
         self._parts = parts
-        self._pool = pool
-        self._jobs: list[Any] = []
+        self._jobs: list[Callable[[], None]] = []
 
-    def begin(self, target: torch.Tensor, source: Layout, start: int) -> None:
+    def add(self, target: torch.Tensor, source: Layout, start: int) -> None:
         """Read elements from `start` on into one-dimensional memory of the same type. Raises RestoreError."""
         if str(target.dtype) != f"torch.{source.dtype}":
             raise RestoreError(f"{source.name} is stored as {source.dtype} and is {target.dtype} now")
-        memory, reader, first = target.view(torch.uint8).numpy().data, TensorReader(self._parts, source), start
-        first *= source.item_bytes
+        memory, reader = target.view(torch.uint8).numpy().data, TensorReader(self._parts, source)
         for begin in range(0, memory.nbytes, _READ_BYTES):
             piece = memory[begin : begin + _READ_BYTES]
-            self._jobs.append(self._pool.submit(_fill, reader, piece, first + begin))
+            self._jobs.append(partial(_fill, reader, piece, start * source.item_bytes + begin))
 
-    def wait_all(self) -> None:
-        """Wait for all reads. Raises NotFound, CorruptObject."""
-        for job in self._jobs:
-            job.result()
+    def run(self) -> None:
+        """Do all reads. Raises NotFound, CorruptObject."""
+        for _ in concurrency.for_each(lambda job: job(), self._jobs):
+            pass
 
 
 def _fill(reader: TensorReader, target: memoryview, first: int) -> None:
@@ -140,7 +137,7 @@ class _State:
             part = torch.zeros(present.shape, dtype=present.dtype)
             start = rank * part.numel()
             count = max(0, min(part.numel(), source.elements - start))
-            reads.begin(part[:count], source, start)
+            reads.add(part[:count], source, start)
             fragments[name] = part
         return state
 
@@ -179,7 +176,7 @@ class _State:
         """Return a tensor as long as a flat buffer with this rank's elements, and zeros in its padding."""
         row = torch.zeros(flat.shape, dtype=flat.dtype)
         for fragment in self._of(flat):
-            reads.begin(fragment.of(row), source(self._stored[fragment.name]), fragment.start)
+            reads.add(fragment.of(row), source(self._stored[fragment.name]), fragment.start)
         return row
 
     def _of(self, flat: torch.Tensor) -> Iterator[Fragment]:

@@ -8,6 +8,7 @@ their stored values. https://www.deepspeed.ai/tutorials/zero/
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,10 +33,14 @@ def consolidate(objects: Objects, content: Content) -> tuple[list[Layout], list[
 
     Weights are called `model.NAME`, moments `optimizer.state.NAME.KEY`. Raises RestoreError, CorruptObject.
     """
-    try:
-        return _consolidate(_Files(objects, content))
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise CorruptObject(f"the checkpoint is not in DeepSpeed's format: {error!r}") from error
+    with _in_format():
+        files = _Files(objects, content)
+        moments = [moment for trained in files.trained() for moment in trained.moments.values()]
+        unnamed = [f"{alias} is tied to {name}, which is written" for alias, name in files.tied.items()]
+        unnamed.append("the optimizer's step counts and learning rates")
+        if not files.optimizers:
+            unnamed.append("the optimizer's moments, which without ZeRO have no names")
+        return [*files.weights(), *moments], unnamed
 
 
 @dataclass(frozen=True)
@@ -62,20 +67,17 @@ class ZeroShards:
 
 def load_shards(objects: Objects, content: Content) -> ZeroShards:
     """Return the layouts of ZeRO's masters and moments, by parameter. Raises RestoreError, CorruptObject."""
-    try:
+    with _in_format():
         files = _Files(objects, content)
         return ZeroShards(files.stage, tuple(files.trained()), tuple(files.frozen()))
+
+
+@contextmanager
+def _in_format() -> Iterator[None]:
+    try:
+        yield
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise CorruptObject(f"the checkpoint is not in DeepSpeed's format: {error!r}") from error
-
-
-def _consolidate(files: "_Files") -> tuple[list[Layout], list[str]]:
-    moments = [moment for trained in files.trained() for moment in trained.moments.values()]
-    unnamed = [f"{alias} is tied to {name}, which is written" for alias, name in files.tied.items()]
-    unnamed.append("the optimizer's step counts and learning rates")
-    if not files.optimizers:
-        unnamed.append("the optimizer's moments, which without ZeRO have no names")
-    return [*files.weights(), *moments], unnamed
 
 
 class _Files:
@@ -105,14 +107,14 @@ class _Files:
             # ZeRO 3 has only buffers here: its parameters are stored in parts.
             is_whole = self.stage < 3 or name in self._model["buffer_names"]
             if is_whole and name not in known and name not in self.tied and _is_tensor(value):
-                yield layout(self._record(value), f"model.{_own(name)}")
+                yield layout(self._record(value), f"model.{unwrapped(name)}")
 
     def trained(self) -> Iterator[ZeroParameter]:
         """Yield each parameter of the optimizer, in the order of its flat buffers."""
         masters = zero_files.masters_key(self.stage)
         for group, name, shape, place in self._places():
             flats = [self._record(state[masters][group]) for state in self.optimizers]
-            weight = self._whole(f"model.{_own(name)}", shape, self._spans(flats, place, math.prod(shape)))
+            weight = self._whole(f"model.{unwrapped(name)}", shape, self._spans(flats, place, math.prod(shape)))
             moments = {moment.name.rpartition(".")[2]: moment for moment in self._moments(group, name, shape, place)}
             yield ZeroParameter(name, group, weight, moments)
 
@@ -124,7 +126,7 @@ class _Files:
             if _is_tensor(value) and self._record(value).shape:
                 flats = [self._record(state[group][key]) for state in states]
                 spans = self._spans(flats, place, math.prod(shape))
-                yield self._whole(f"optimizer.state.{_own(name)}.{key}", shape, spans)
+                yield self._whole(f"optimizer.state.{unwrapped(name)}.{key}", shape, spans)
 
     def _places(self) -> Iterator[tuple[int, str, tuple[int, ...], int]]:
         """Yield each trained parameter: its group, name and shape, and its offset in the group's flat buffers."""
@@ -144,7 +146,7 @@ class _Files:
         shapes = self._model.get("frozen_param_shapes") or {}
         for name, shape in shapes.items() if self.stage == 3 else ():
             flats = [self._record(model["frozen_param_fragments"][name]) for model in self._models]
-            yield self._whole(f"model.{_own(name)}", tuple(shape), self._spans(flats, 0, math.prod(shape)))
+            yield self._whole(f"model.{unwrapped(name)}", tuple(shape), self._spans(flats, 0, math.prod(shape)))
 
     # --- by offset
 
@@ -170,7 +172,7 @@ class _Files:
         filled = [span for span in spans if span[1]]
         size = math.prod(shape)
         if sum(count for _, count, _, _ in filled) != size or any(
-            count + at > _length(flat) for _, count, flat, at in filled
+            count + at > math.prod(flat.shape) for _, count, flat, at in filled
         ):
             raise CorruptObject(f"the flat buffers of the checkpoint do not hold all of {name}")
         dtype = filled[0][2].dtype if filled else "float32"
@@ -182,14 +184,6 @@ class _Files:
 
     def _record(self, marker: Mapping[str, str]) -> Tensor:
         return self._tensors[marker["name"]]
-
-
-def _length(flat: Tensor) -> int:
-    return math.prod(flat.shape)
-
-
-def _own(name: str) -> str:
-    return unwrapped(name)
 
 
 def _by_rank(objects: Objects, content: Content, pattern: re.Pattern[str]) -> list[dict[str, Any]]:
