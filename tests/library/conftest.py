@@ -88,8 +88,8 @@ def _step(step: int) -> Event:
 def _checkpoint(made: Planted, step: int, attempt: int) -> Event:
     tensors = {f"model.{name}": tensor for name, tensor in made.weights[step].items()}
     tensors["optimizer.weight.exp_avg"] = torch.zeros(2, 3)
-    records, blobs = dcp.save(tensors, made.repo.objects, None)
-    content = Content(format="dcp/1", world=1, tensors=records, blobs=blobs)
+    records = dcp.save(tensors, made.repo.objects, None)
+    content = Content(format="dcp/1", world=1, tensors=records)
     digest = planted.checkpoint(made.repo, made.run, step, content, attempt=attempt)
     stored = made.repo.objects.digest(codec.encode(content))
     name = checkpoints.name(step, attempt)

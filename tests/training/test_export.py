@@ -52,11 +52,11 @@ def saved(tmp_path: Path) -> Repository:
 
 
 def publish(repo: Repository, tensors: dict[str, torch.Tensor], step: int = 1) -> None:
-    records, blobs = dcp.save(tensors, repo.objects, None)
+    records = dcp.save(tensors, repo.objects, None)
     if not ledger.attempts(repo, RUN):
         planted.run(repo, RUN)
         planted.begin(repo, RUN)
-    planted.checkpoint(repo, RUN, step, Content(format="dcp/1", world=1, tensors=records, blobs=blobs))
+    planted.checkpoint(repo, RUN, step, Content(format="dcp/1", world=1, tensors=records))
 
 
 def own_names(tensors: dict[str, torch.Tensor], prefix: str = "model.") -> dict[str, torch.Tensor]:

@@ -22,7 +22,6 @@ from torch.distributed.tensor import DTensor
 
 from m5ws.records.checkpoint import Content
 from m5ws.records.checkpoint import Tensor as TensorRecord
-from m5ws.records.tree import Slice
 from m5ws.repository.objects import Objects
 from m5ws.training.backends.dcp_reader import PlanReader, RepositoryReader
 from m5ws.training.backends.dcp_writer import PlanWriter, RepositoryWriter, planned_slice
@@ -36,16 +35,14 @@ if TYPE_CHECKING:
 Tensors = tuple[TensorRecord, ...]
 
 
-def save(
-    state: dict[str, Any], objects: Objects, group: "torch.distributed.ProcessGroup | None"
-) -> tuple[Tensors, dict[str, Slice]]:
-    """Write a flat state of tensors and return, on rank 0, the tensors and byte items of a Content; collective.
+def save(state: dict[str, torch.Tensor], objects: Objects, group: "torch.distributed.ProcessGroup | None") -> Tensors:
+    """Write a flat state and return, on rank 0, the tensors of a Content; collective.
 
     When it returns on any rank, the bytes of all ranks are durable. Raises the first error of any rank, on all.
     """
     writer = RepositoryWriter(objects)
     _save(state, writer, group)
-    return writer.tensors, writer.blobs
+    return writer.tensors
 
 
 def load(

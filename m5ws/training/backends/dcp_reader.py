@@ -1,10 +1,8 @@
 """DCP's storage reader from a repository: a `Content`, whose tensors are read into any layout.
 
-Nothing is unpickled: DCP's metadata is rebuilt from the `Content`. Byte items of other users of the writer are refused
-unless torch's weights-only unpickler accepts them.
+Nothing is unpickled: DCP's metadata is rebuilt from the `Content`, which has tensors alone.
 """
 
-import io
 import math
 import os
 from collections.abc import Sequence
@@ -13,14 +11,13 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
@@ -53,9 +50,7 @@ class RepositoryReader(StorageReader):
         pass
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        tensors = {tensor.name: _tensor_metadata(tensor) for tensor in self._content.tensors}
-        blobs = {name: BytesStorageMetadata() for name in self._content.blobs}
-        return Metadata(state_dict_metadata={**tensors, **blobs})
+        return Metadata({tensor.name: _tensor_metadata(tensor) for tensor in self._content.tensors})
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         pass
@@ -67,12 +62,9 @@ class RepositoryReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        for item in plan.items:
-            if item.type == LoadItemType.BYTE_IO:
-                planner.load_bytes(item, self._safe_bytes(item.storage_index.fqn))
         batch, held = list[_Reading](), 0
         for item in plan.items:
-            if item.type == LoadItemType.TENSOR and (reading := self._begun(item, planner)) is not None:
+            if (reading := self._begun(item, planner)) is not None:
                 batch.append(reading)
                 held += reading.scratch_bytes
                 if held > _SCRATCH_BYTES:
@@ -118,17 +110,6 @@ class RepositoryReader(StorageReader):
         for reading in batch:
             reading.finish()
             planner.commit_tensor(reading.item, reading.target)
-
-    def _safe_bytes(self, name: str) -> io.BytesIO:
-        """Return a byte item that the weights-only unpickler accepts. Raises RestoreError."""
-        data = self._objects.read(self._content.blobs[name])
-        try:
-            # A BytesIO holds plain bytes, which are not interpreted.
-            with torch.serialization.safe_globals([io.BytesIO]):
-                torch.load(io.BytesIO(data), weights_only=True)
-        except Exception as error:
-            raise RestoreError(f"{name} is a pickle that contains more than plain data and tensors: {error}") from error
-        return io.BytesIO(data)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

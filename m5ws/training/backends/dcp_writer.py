@@ -4,20 +4,13 @@ DCP plans the items of each rank. Tensors are cut on a grid over the whole tenso
 that the repository already has.
 """
 
-import io
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
@@ -28,19 +21,17 @@ from m5ws.records.tree import Slice
 from m5ws.repository.buffers import write_parts
 from m5ws.repository.objects import Objects
 from m5ws.training.state import tensor_bytes
-from m5ws.training.state.plain_state import StateError
 
 
 class RepositoryWriter(StorageWriter):
-    """Writes the planned items. After `finish`, on the coordinator, `tensors` and `blobs` describe them."""
+    """Writes the planned items. After `finish`, on the coordinator, `tensors` describes them."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
         self.tensors: tuple[TensorRecord, ...] = ()
-        self.blobs: dict[str, Slice] = {}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        self.tensors, self.blobs = (), {}
+        self.tensors = ()
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         pass
@@ -72,26 +63,20 @@ class RepositoryWriter(StorageWriter):
     def _pieces(self, plan: SavePlan, planner: SavePlanner) -> Iterator[tuple[str, memoryview]]:
         for position, item in enumerate(plan.items):
             data = planner.resolve_data(item)
-            if isinstance(data, io.BytesIO):
-                if data.getbuffer().nbytes > self._objects.format.chunk_bytes:
-                    raise _too_large(item.index.fqn, data.getbuffer().nbytes, self._objects.format.chunk_bytes)
-                yield f"{position}.0", data.getbuffer()
-            elif data.numel() and item.tensor_data is not None:
-                offset = _flat_offset(item.tensor_data.size, item.tensor_data.chunk) * data.element_size()
-                for cut, piece in enumerate(
-                    _on_grid(tensor_bytes.readable(data), offset, self._objects.format.chunk_bytes)
-                ):
-                    yield f"{position}.{cut}", piece
+            # A state has tensors alone: DCP would pickle any other value.
+            assert isinstance(data, torch.Tensor)
+            assert item.tensor_data is not None
+            offset = _flat_offset(item.tensor_data.size, item.tensor_data.chunk) * data.element_size()
+            parts = _on_grid(tensor_bytes.readable(data), offset, self._objects.format.chunk_bytes)
+            for cut, piece in enumerate(parts):
+                yield f"{position}.{cut}", piece
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         written = {result.index: result.storage_data for rank in results for result in rank}
-        tensors = []
-        for name, item in sorted(metadata.state_dict_metadata.items()):
-            if isinstance(item, BytesStorageMetadata):
-                (self.blobs[name],) = written[MetadataIndex(name)]
-            else:
-                tensors.append(_tensor_record(name, item, written))
-        self.tensors = tuple(tensors)
+        items = sorted(metadata.state_dict_metadata.items())
+        self.tensors = tuple(
+            _tensor_record(name, item, written) for name, item in items if isinstance(item, TensorStorageMetadata)
+        )
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -109,13 +94,6 @@ class PlanWriter(RepositoryWriter):
 def planned_slice(size_bytes: int) -> Slice:
     """Return a slice of bytes that are not written."""
     return Slice(object="0" * 64, offset=0, size_bytes=size_bytes, digest="0" * 64)
-
-
-def _too_large(name: str, size_bytes: int, most_bytes: int) -> StateError:
-    return StateError(
-        f"{name} is {size_bytes} bytes of pickled Python objects: the limit for such an item is {most_bytes} bytes",
-        hint="Keep large values as tensors, which have no limit.",
-    )
 
 
 def _tensor_record(

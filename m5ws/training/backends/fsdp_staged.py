@@ -56,8 +56,8 @@ class StagedState:
         if torn := sorted(name for name in apart if isinstance(self.state.get(name), DTensor)):
             raise CopiesDiffer(f"ranks hold copies of {', '.join(torn[:5])} that differ: no checkpoint could be exact")
         common, rank = self.plain(objects, group)
-        tensors, blobs = dcp.save(self.named(apart, collectives.rank(group)), objects, group)
-        return Saved(tensors=tensors, blobs=blobs, common=common, rank=rank)
+        tensors = dcp.save(self.named(apart, collectives.rank(group)), objects, group)
+        return Saved(tensors=tensors, common=common, rank=rank)
 
     def named(self, apart: Collection[str], rank: int) -> dict[str, torch.Tensor]:
         """Return the tensors by the names they are stored under: replicas that differ have one for each rank."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from m5ws.errors import M5Error
+from m5ws.errors import CorruptObject, M5Error
 from m5ws.training.state import content_check, subclasses, tensor_bytes
 
 Plain = Any
@@ -72,7 +72,7 @@ def decode(value: Plain, give: Callable[[str], torch.Tensor] | None = None, shar
     """
     try:
         return _decoded(value if give is None else _given(value, give, shard))
-    except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+    except (AttributeError, CorruptObject, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise RestoreError(f"stored state cannot be decoded: {type(error).__name__}: {error}") from error
 
 

@@ -4,17 +4,29 @@ Importing this module does so for the process. A folder of such a test becomes a
 save. Conditions of tests for GPUs are removed, so that they run on gloo.
 """
 
+import dataclasses
+import io
+import itertools
 import os
 import pathlib
 import unittest
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint import _storage_utils, filesystem
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    LoadPlanner,
+    SavePlan,
+    SavePlanner,
+    WriteItemType,
+)
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 from torch.testing._internal import common_distributed
 from torch.testing._internal.distributed._tensor import common_dtensor
 
@@ -22,6 +34,7 @@ from m5ws.errors import NotFound
 from m5ws.records import codec
 from m5ws.records.checkpoint import Content
 from m5ws.records.store import Format
+from m5ws.records.tree import Slice
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from m5ws.training.backends.dcp_reader import RepositoryReader
@@ -61,9 +74,26 @@ class Writer(RepositoryWriter):
             self.__init__(checkpoint_id)  # type: ignore[misc]
         super().reset(checkpoint_id)
 
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write byte items too, which m5ws's own states do not have."""
+        is_bytes = [item.type == WriteItemType.BYTE_IO for item in plan.items]
+        tensors = [item for item, apart in zip(plan.items, is_bytes, strict=True) if not apart]
+        results = super().write_data(dataclasses.replace(plan, items=tensors), planner).value()
+        for item in itertools.compress(plan.items, is_bytes):
+            data = cast("io.BytesIO", planner.resolve_data(item)).getvalue()
+            digest = self._objects.put(data)
+            part = Slice(object=digest, offset=0, size_bytes=len(data), digest=digest)
+            results.append(WriteResult(item.index, len(data), (part,)))
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         super().finish(metadata, results)
-        content = Content(format="dcp/1", world=1, tensors=self.tensors, blobs=self.blobs)
+        written = {result.index.fqn: result.storage_data for rank in results for result in rank}
+        items = metadata.state_dict_metadata.items()
+        blobs = {name: written[name][0] for name, item in items if isinstance(item, BytesStorageMetadata)}
+        content = Content(format="dcp/1", world=1, tensors=self.tensors, blobs=blobs)
         (pathlib.Path(self.path) / "content").write_bytes(codec.encode(content))
 
     @classmethod
@@ -84,7 +114,18 @@ class Reader(RepositoryReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         content = codec.decode((pathlib.Path(self.path) / "content").read_bytes(), Content)
         super().__init__(_repository(self.path).objects, content)
-        return super().read_metadata(*args, **kwargs)
+        metadata = super().read_metadata(*args, **kwargs)
+        metadata.state_dict_metadata |= {name: BytesStorageMetadata() for name in content.blobs}
+        return metadata
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read byte items too."""
+        is_bytes = [item.type == LoadItemType.BYTE_IO for item in plan.items]
+        for item in itertools.compress(plan.items, is_bytes):
+            blob = self._content.blobs[item.storage_index.fqn]
+            planner.load_bytes(item, io.BytesIO(self._objects.read(blob)))
+        tensors = [item for item, apart in zip(plan.items, is_bytes, strict=True) if not apart]
+        return super().read_data(dataclasses.replace(plan, items=tensors), planner)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
