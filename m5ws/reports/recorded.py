@@ -25,8 +25,7 @@ def load(repo: Repository, run_id: str) -> History:
 
 def curves_of(run: History) -> Curves:
     """Return the curves of a run's quantities."""
-    steps = run.steps.get(_RANK, {})
-    return curves.of_steps(steps[number] for number in steps)
+    return curves.of_steps(run.steps.get(_RANK, {}))
 
 
 def first_difference(original: History, other: History) -> tuple[Divergence | None, int]:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from m5ws.cli.terminal import braille, output
+from m5ws.cli.terminal import output
 from m5ws.cli.terminal.output import Line, StyledText
 
 if TYPE_CHECKING:
@@ -11,18 +11,14 @@ if TYPE_CHECKING:
     from m5ws.reports.live import LiveState
 
 _COLOURS = {"running": "cyan", "finished": "green", "failed": "red", "interrupted": "yellow", "unsaved": "red"}
-_LABEL = 9
-_MOST_ROWS, _LEAST_ROWS = 12, 3
 _VERDICTS = 3
 _ERRORS = 3
 
 
-def lines(state: "LiveState", now_s: float, width: int, height: int) -> list[Line]:
-    """Return the view of a run in at most `height` lines, if that leaves room for a curve of three rows."""
-    before = [_title(state), *_facts(state, now_s)]
-    after = [*_checkpoints(state), *_notices(state), *_errors(state), *_verdicts(state)]
-    rows = max(_LEAST_ROWS, min(_MOST_ROWS, height - len(before) - len(after) - 2))
-    return [*before, *_curve(state, width, rows), *after]
+def lines(state: "LiveState", now_s: float) -> list[Line]:
+    """Return the view of a run."""
+    verdicts = [_verdict(state, verdict) for verdict in state.verdicts[-_VERDICTS:]]
+    return [_title(state), *_facts(state, now_s), _checkpoints(state), *_notices(state), *_errors(state), *verdicts]
 
 
 def summary(state: "LiveState") -> str:
@@ -83,24 +79,11 @@ def _facts(state: "LiveState", now_s: float) -> list[Line]:
     return shown
 
 
-def _curve(state: "LiveState", width: int, rows: int) -> list[Line]:
-    """Return the curve of the loss with its limits, and the first and last step below it."""
-    columns = width - _LABEL - 1
-    drawn = braille.draw(state.loss, columns, rows)
-    if not drawn:
-        return []
-    values = [value for _, value in state.loss if abs(value) < float("inf")]
-    labels = [f"{max(values):.4g}", *[""] * (rows - 2), f"{min(values):.4g}"]
-    first, last = f"{state.loss[0][0]:,}", f"step {state.loss[-1][0]:,}"
-    axis = f"{'':{_LABEL}} {first}{last.rjust(columns - len(first))}" if columns > len(first) + len(last) else ""
-    return [*(f"{label.rjust(_LABEL)} {row}" for label, row in zip(labels, drawn, strict=True)), axis]
-
-
-def _checkpoints(state: "LiveState") -> list[Line]:
+def _checkpoints(state: "LiveState") -> Line:
     if state.last_checkpoint is None:
-        return ["no checkpoint yet" if state.state == "running" else "no checkpoint"]
+        return "no checkpoint yet" if state.state == "running" else "no checkpoint"
     count = "1 checkpoint" if state.checkpoints == 1 else f"{state.checkpoints:,} checkpoints"
-    return [f"{count}, the last after step {state.last_checkpoint:,}"]
+    return f"{count}, the last after step {state.last_checkpoint:,}"
 
 
 def _notices(state: "LiveState") -> list[Line]:
@@ -114,10 +97,6 @@ def _errors(state: "LiveState") -> list[Line]:
     more = len(ranks) - _ERRORS
     shown: list[Line] = [f"rank {rank}: {_one_line(state.rank_errors[rank])}" for rank in ranks[:_ERRORS]]
     return [*shown, f"{more:,} more ranks have errors"] if more > 0 else shown
-
-
-def _verdicts(state: "LiveState") -> list[Line]:
-    return [_verdict(state, verdict) for verdict in state.verdicts[-_VERDICTS:]]
 
 
 def _verdict(state: "LiveState", verdict: "Verdict") -> Line:
