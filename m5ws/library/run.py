@@ -88,7 +88,7 @@ class Run:
 
         Values are text.
         """
-        from m5ws.runs.parameters import ParameterReader
+        from m5ws.repository.parameters import ParameterReader
 
         return ParameterReader(self._repo).of_run(self._record)
 

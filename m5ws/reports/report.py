@@ -10,10 +10,10 @@ from m5ws.records.verdict import Verdict
 from m5ws.reports import recorded
 from m5ws.reports.curves import Curves
 from m5ws.repository import runs
+from m5ws.repository.parameters import ParameterReader
 from m5ws.repository.repository import Repository
 from m5ws.runs import listing
 from m5ws.runs.listing import RunRow, RunView, SnapshotView
-from m5ws.runs.parameters import ParameterReader
 
 _MOST_REPLAYS = 10
 """Most replays whose curves are drawn: the newest."""

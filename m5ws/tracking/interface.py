@@ -6,8 +6,6 @@ from typing import Protocol
 
 import msgspec
 
-from m5ws.records.verdict import Verdict
-
 Points = frozenset[tuple[int, str]]
 """Distinct values with their steps: a metric's as `float.hex()`, a parameter's as text at step 0."""
 Fetch = Callable[[Path], Path]
@@ -50,9 +48,6 @@ class Tracker(Protocol):
 
     def catch_up(self, run: str) -> FollowedRun:
         """Deliver a run's existing ledger, once."""
-
-    def write_verdict(self, verdict: Verdict) -> None:
-        """Show a published verdict on the pages of all its runs. Raises M5Error if the tracker does not answer."""
 
     def refresh(self, run: str) -> None:
         """Show a run's published verdicts and notes on its page. Raises M5Error if the tracker does not answer."""

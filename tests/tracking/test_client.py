@@ -117,6 +117,11 @@ def test_parameters_and_artifacts_are_only_the_script_s(
     assert fetch(tmp_path / "to").read_bytes() == b"weights"
 
 
+def _show(tracker: Mlflow, verdict: Verdict) -> None:
+    for name in (verdict.run, *verdict.replays):
+        tracker.refresh(name)
+
+
 def test_a_verdict_is_on_both_pages(repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient) -> None:
     _finished(repo, run)
     replay = _finished(repo, written.publish_run(repo, run.snapshot, reproduces=run.id, purpose="reproduce"))
@@ -137,7 +142,7 @@ def test_a_verdict_is_on_both_pages(repo: Repository, run: Run, tracker: Mlflow,
     )
     runs.publish_verdict(repo, verdict)
     # The original was never delivered: its page is made now.
-    tracker.write_verdict(verdict)
+    _show(tracker, verdict)
     original, replayed = _tags(client, run), _tags(client, replay)
     first = "step 31, rank 1, loss, tensor model.head.weight: 0x1.8p+0 → 0x1.9p+0"
     for tags in (original, replayed):
@@ -153,7 +158,7 @@ def test_a_verdict_is_on_both_pages(repo: Repository, run: Run, tracker: Mlflow,
     second = _finished(repo, written.publish_run(repo, run.snapshot, reproduces=run.id, purpose="reproduce"))
     proof = msgspec.structs.replace(verdict, replay=second.id, outcome="reproduced", first=None, created_s=3.0)
     runs.publish_verdict(repo, proof)
-    tracker.write_verdict(proof)
+    _show(tracker, proof)
     original = _tags(client, run)
     assert (original["m5ws.verdict"], original["m5ws.verdict.first"]) == ("reproduced", "none")
     assert original["m5ws.reproduced_by"] == second.id
@@ -184,7 +189,7 @@ def test_a_verdict_after_two_replays_is_on_all_three_pages(
         created_s=2.0,
     )
     runs.publish_verdict(repo, verdict)
-    tracker.write_verdict(verdict)
+    _show(tracker, verdict)
     told = f"{two.id}: the replays differ first at step 2, rank 0, loss: 0x1.9p+0 → 0x1.ap+0"
     for page in (run, one, two):
         tags = _tags(client, page)
@@ -207,7 +212,7 @@ def test_what_segments_say_together_is_on_the_run_s_page(
     parts = [Segment(first=first, last=first + 10) for first in (0, 10, 20)]
     verdict = Verdict(run=run.id, replay=replay.id, outcome="sampled", segment=parts[0], created_s=2.0)
     runs.publish_verdict(repo, verdict)
-    tracker.write_verdict(verdict)
+    _show(tracker, verdict)
     joint = JointVerdict(
         run=run.id,
         outcome="diverged",

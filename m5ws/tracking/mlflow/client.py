@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from m5ws.errors import M5Error, MissingExtra
-from m5ws.records.verdict import Verdict
 from m5ws.repository import runs
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
@@ -48,41 +47,23 @@ def resolve(tracking_uri: str, text: str) -> str | None:
         return str(tag) if tag else None
 
 
-def write_verdict(tracking_uri: str, experiment: str, store_url: str, verdict: Verdict) -> None:
-    """Write a verdict to the pages of all its runs, as tags and in the description. Missing pages are created.
+def refresh(options: FollowerOptions) -> None:
+    """Write a run's verdicts, newest joint verdict and notes to its page. A missing page is created.
 
     Raises TrackerError, MissingExtra.
     """
     from m5ws.tracking.mlflow.run_page import RunPage
 
-    repo = Repository.open(open_store(store_url))
-    with client(tracking_uri) as mlflow:
-        for run_id in (verdict.run, *verdict.replays):
-            options = FollowerOptions(
-                store=store_url, run=run_id, tracking_uri=tracking_uri, experiment=experiment, once=True
-            )
-            known = [earlier for earlier in runs.verdicts(repo, run_id) if earlier.replay != verdict.replay]
-            run_pages = _pages(mlflow, options)
-            subject, joint = tags.load(repo, run_id), runs.joint(repo, run_id)
-            RunPage(mlflow, run_pages[0], run_pages[1:]).judge(subject, [*known, verdict], joint)
-
-
-def refresh(tracking_uri: str, experiment: str, store_url: str, run_id: str) -> None:
-    """Write a run's verdicts, newest joint verdict and notes to its page. Raises as `write_verdict`."""
-    from m5ws.tracking.mlflow.run_page import RunPage
-
-    repo = Repository.open(open_store(store_url))
-    options = FollowerOptions(store=store_url, run=run_id, tracking_uri=tracking_uri, experiment=experiment, once=True)
-    with client(tracking_uri) as mlflow:
+    repo = Repository.open(open_store(options.store))
+    with client(options.tracking_uri) as mlflow:
         run_pages = _pages(mlflow, options)
-        subject, verdicts = tags.load(repo, run_id), runs.verdicts(repo, run_id)
-        RunPage(mlflow, run_pages[0], run_pages[1:]).judge(subject, verdicts, runs.joint(repo, run_id))
+        subject, verdicts = tags.load(repo, options.run), runs.verdicts(repo, options.run)
+        RunPage(mlflow, run_pages[0], run_pages[1:]).judge(subject, verdicts, runs.joint(repo, options.run))
 
 
-def attach(tracking_uri: str, experiment: str, store_url: str, run_id: str, name: str, data: bytes) -> None:
-    """Store a file in the folder `m5ws` of a run's artifacts. Raises as `write_verdict`."""
-    options = FollowerOptions(store=store_url, run=run_id, tracking_uri=tracking_uri, experiment=experiment, once=True)
-    with client(tracking_uri) as mlflow, tempfile.TemporaryDirectory() as folder:
+def attach(options: FollowerOptions, name: str, data: bytes) -> None:
+    """Store a file in the folder `m5ws` of a run's artifacts. Raises as `refresh`."""
+    with client(options.tracking_uri) as mlflow, tempfile.TemporaryDirectory() as folder:
         path = Path(folder, name)
         path.write_bytes(data)
         mlflow.log_artifact(_pages(mlflow, options)[0], str(path), ATTACHED)

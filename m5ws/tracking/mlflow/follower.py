@@ -43,7 +43,7 @@ from m5ws.repository.ledger.tail import LedgerTail
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
 from m5ws.tracking.mlflow import tags
-from m5ws.tracking.mlflow.logged_models import made
+from m5ws.tracking.mlflow.logged_models import NONE_THERE, made
 from m5ws.tracking.mlflow.metrics import Point, Points
 from m5ws.tracking.mlflow.uri import artifacts_dir
 
@@ -230,7 +230,7 @@ def is_refusal(error: Exception) -> bool:
     from mlflow.exceptions import MlflowException
 
     if isinstance(error, MlflowException):
-        return bool(error.error_code == "INVALID_PARAMETER_VALUE")
+        return error.error_code in ("INVALID_PARAMETER_VALUE", *NONE_THERE)
     wrong = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
     return isinstance(error, wrong) and not isinstance(error, OSError)
 
