@@ -5,7 +5,6 @@ from pathlib import Path
 
 import click
 
-from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output
 
 
@@ -14,7 +13,6 @@ from m5ws.cli.terminal import output
 @click.option(
     "--template",
     "templates",
-    type=names.Template(),
     multiple=True,
     metavar="NAME",
     help="Use this template only; may be repeated. [default: gpt-fsdp, then gpt-deepspeed]",

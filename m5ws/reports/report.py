@@ -7,12 +7,12 @@ import msgspec
 import m5ws
 from m5ws.progress import Progress
 from m5ws.records.verdict import Verdict
-from m5ws.reports import recorded
+from m5ws.reports import curves
 from m5ws.reports.curves import Curves
 from m5ws.repository import runs
 from m5ws.repository.parameters import ParameterReader
 from m5ws.repository.repository import Repository
-from m5ws.runs import listing
+from m5ws.runs import history, listing
 from m5ws.runs.listing import RunRow, RunView, SnapshotView
 
 _MOST_REPLAYS = 10
@@ -73,7 +73,8 @@ def _curves(repo: Repository, names: list[str], original: str, progress: Progres
             progress("reading ledgers", position, len(names))
         label = f"run {name}" if name == original else f"replay {name}"
         try:
-            result.append(RunCurves(run=name, label=label, points=recorded.curves_of(recorded.load(repo, name))))
+            steps = history.load(repo, name, ranks={"0"}).steps.get(0, {})
+            result.append(RunCurves(run=name, label=label, points=curves.of_steps(steps)))
         except runs.UNREADABLE as error:
             result.append(RunCurves(run=name, label=label, problem=str(error)))
     return result

@@ -142,7 +142,6 @@ def test_completion_offers_verbs_ids_and_options(place: Path, made: Any) -> None
     assert _completed("reproduce 7c", place) == [made.replay, made.run]
     assert made.snapshot[:12] in _completed("show ", place)
     assert _completed("show --pac", place) == ["--packages"]
-    assert _completed(f"run --from {made.run}@", place) == [f"{made.run}@3"]
     assert _completed("checkout 7c1d000000 ", place) != [made.run]
 
 

@@ -15,7 +15,7 @@ _FORMATS = ("safetensors", "dcp", "deepspeed", "hf")
 
 
 @click.command("export")
-@click.argument("checkpoint", metavar="CHECKPOINT", type=names.CheckpointName())
+@click.argument("checkpoint", metavar="CHECKPOINT", type=names.Id(("run",)))
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option(
     "--format",

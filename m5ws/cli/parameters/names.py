@@ -1,4 +1,4 @@
-"""Arguments that name a snapshot, a run, a checkpoint or a template, with shell completion.
+"""Arguments that name a snapshot, a run or a sweep, with shell completion.
 
 Completion must never break a command line. Without a workspace or store it offers nothing.
 """
@@ -78,24 +78,6 @@ class Id(click.ParamType[str]):
         return [CompletionItem(known.id, help=" ".join(escaped(known.text).split())) for known in ids]
 
 
-class CheckpointName(click.ParamType[str]):
-    """A checkpoint as `checkpoints.resolve` reads it. Completion offers runs, and after an @ their steps."""
-
-    name = "checkpoint"
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from m5ws.checkpoints import resolve
-
-        prefix, at, step = incomplete.partition("@")
-        if not at:
-            return Id(("run",)).shell_complete(ctx, param, incomplete)
-        steps: list[str] = []
-        with _silence():
-            repo = workspace(ctx).repository()
-            steps = resolve.known(repo, find_id(repo, prefix, "run"))
-        return [CompletionItem(f"{prefix}@{name}") for name in steps if name.startswith(step)]
-
-
 class Text(click.ParamType[str]):
     """Text that can be stored. Invalid UTF-8 from a terminal, which Python reads as lone surrogates, is refused."""
 
@@ -107,14 +89,3 @@ class Text(click.ParamType[str]):
         except UnicodeEncodeError:
             self.fail("not valid UTF-8", param, ctx)
         return value
-
-
-class Template(click.ParamType[str]):
-    """The name of a template of `m5ws init`."""
-
-    name = "template"
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from m5ws.projects import init
-
-        return [CompletionItem(name) for name in init.templates() if name.startswith(incomplete)]

@@ -38,7 +38,7 @@ options = grouped(
     click.option(
         "--from",
         "from_",
-        type=names.CheckpointName(),
+        type=names.Id(("run",)),
         metavar="RUN[@STEP]",
         help="Fork: start a new run from a checkpoint, with the given changes.",
     ),
