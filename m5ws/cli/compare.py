@@ -80,8 +80,8 @@ def _inputs(compared: "RunComparison") -> list[str]:
     lines = ["no input that can change bits differs"]
     if shown:
         lines = [output.table(("INPUT", "VALUES, WITH THE NUMBERS OF THEIR RUNS"), [_input(row) for row in shown])]
-    if compared.harmless:
-        lines.append(f"{compared.harmless} differences that cannot change bits (--json lists them)")
+    if harmless := len(compared.inputs) - len(shown):
+        lines.append(f"{harmless} differences that cannot change bits (--json lists them)")
     return lines
 
 

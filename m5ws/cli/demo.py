@@ -61,8 +61,8 @@ def command(
     )
     if dry_run:
         return output.echo("\n".join(plan.lines()))
-    done = demo.execute(plan, output.echo)
-    output.echo(f"\nDone in {output.duration(done.seconds)}. The runs in MLflow:")
-    for place in done.workspaces:
+    workspaces = demo.execute(plan, output.echo)
+    output.echo("\nDone. The runs in MLflow:")
+    for place in workspaces:
         output.echo(f"  m5ws -C {shlex.quote(str(place))} ui")
     return None

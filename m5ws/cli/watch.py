@@ -34,7 +34,7 @@ def command(context: click.Context, run: str, once: bool, as_json: bool) -> None
 
     The view has the state, the last step, speed and time left, the quantities of the last step, checkpoints, notices,
     errors of ranks, and verdicts. It is renewed every 2 seconds, until the run ends. Without a terminal, a line is
-    printed every 10 seconds, and one for each notice. The steps are those in the store, which may be a minute old.
+    printed every 10 seconds, and the view at the end. The steps are those in the store, which may be a minute old.
 
     Ctrl-C ends the view. The run is not touched. --json prints the state once.
 
@@ -103,23 +103,15 @@ class TerminalView(AbstractContextManager[Show]):
 
 
 class PlainLines:
-    """Prints the state of a run now and then, its notices at once, and its view at the end."""
+    """Prints the state of a run now and then, and its view at the end."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._next_s = clock()
-        self._notices = 0
-        self._printed = ""
 
     def __call__(self, state: "LiveState") -> None:
-        if state.state not in ("created", "running"):
+        if state.newest.standing not in ("created", "running"):
             output.echo(*_lines(state))
-            return
-        new = min(state.notice_count - self._notices, len(state.notices))
-        for event in state.notices[len(state.notices) - new :]:
-            output.echo(live_view.notice(event))
-        self._notices = state.notice_count
-        line = live_view.summary(state)
-        if line != self._printed and self._clock() >= self._next_s:
-            output.echo(line)
-            self._printed, self._next_s = line, self._clock() + _LINE_EVERY_S
+        elif self._clock() >= self._next_s:
+            output.echo(live_view.summary(state))
+            self._next_s = self._clock() + _LINE_EVERY_S

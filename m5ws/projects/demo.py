@@ -8,7 +8,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -72,13 +71,6 @@ class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
         return [line for command, before in steps for line in command.typed(before, {})]
 
 
-class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The new workspaces, and the duration in seconds."""
-
-    workspaces: tuple[Path, ...]
-    seconds: float
-
-
 def free_directory(parent: Path) -> Path:
     """Return the first of `m5ws-demo`, `m5ws-demo-2`, … that does not exist in `parent`."""
     names = (f"m5ws-demo-{number}" if number > 1 else "m5ws-demo" for number in range(1, 1000))
@@ -97,9 +89,11 @@ def plan(options: DemoOptions) -> DemoPlan:
     return DemoPlan(options=options, commands=tuple(commands))
 
 
-def execute(planned: DemoPlan, show: Callable[[str], None]) -> DemoResult:
-    """Run the commands, each printed before its output. `show` prints a line on stdout. Raises DemoFailed."""
-    began = time.monotonic()
+def execute(planned: DemoPlan, show: Callable[[str], None]) -> tuple[Path, ...]:
+    """Run the commands, each printed before its output, and return the new workspaces.
+
+    `show` prints a line on stdout. Raises DemoFailed.
+    """
     root = planned.options.directory.absolute()
     root.mkdir(parents=True, exist_ok=True)
     ids: dict[str, str] = {}
@@ -111,8 +105,7 @@ def execute(planned: DemoPlan, show: Callable[[str], None]) -> DemoResult:
             show(f"$ {line}")
         _run(command, ids, show)
         before = command.directory
-    workspaces = tuple(root / name for name in planned.options.templates)
-    return DemoResult(workspaces=workspaces, seconds=time.monotonic() - began)
+    return tuple(root / name for name in planned.options.templates)
 
 
 def _check_installed(deepspeed: bool) -> None:

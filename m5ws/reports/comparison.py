@@ -59,11 +59,10 @@ class ComparedRun(RunRow, frozen=True, kw_only=True):
 
 
 class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs and the inputs in which they differ; those that cannot change bits are counted in `harmless`, and last."""
+    """Runs and the inputs in which they differ; those that cannot change bits are last."""
 
     runs: tuple[ComparedRun, ...]
     inputs: tuple[Input, ...]
-    harmless: int
 
 
 def compare(
@@ -86,17 +85,13 @@ def compare(
         done = _load(repo, name) if position else first
         compared.append(_compared(repo, rows[name], compare_histories(first, done)))
         drawn.append(curves.of_steps(done.steps.get(0, {})))
-    harmless = sum(change.rating == "cannot" for change in inputs)
-    return RunComparison(runs=tuple(compared), inputs=tuple(inputs), harmless=harmless), drawn
+    return RunComparison(runs=tuple(compared), inputs=tuple(inputs)), drawn
 
 
 def refuse_number(names: Sequence[str]) -> None:
     """Raise UsageError unless there are 2 to 50 different runs."""
-    if len(set(names)) != len(names):
-        double = next(name for name in names if names.count(name) > 1)
-        raise UsageError(f"run {double} is given twice")
-    if not 2 <= len(names) <= MOST_RUNS:
-        raise UsageError(f"2 to {MOST_RUNS} runs can be compared, not {len(names)}")
+    if not 2 <= len(set(names)) <= MOST_RUNS:
+        raise UsageError(f"2 to {MOST_RUNS} runs can be compared, not {len(set(names))}")
 
 
 def _load(repo: Repository, run: str) -> History:

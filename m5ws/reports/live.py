@@ -15,7 +15,7 @@ from m5ws.repository import runs
 from m5ws.repository.ledger import losses
 from m5ws.repository.ledger.tail import LedgerTail
 from m5ws.repository.repository import Repository
-from m5ws.runs.state import AttemptState, Standing, fold
+from m5ws.runs.state import AttemptState, fold
 
 _NOTICES = 5
 _TIMED_STEPS = 32
@@ -23,27 +23,16 @@ _TIMED_STEPS = 32
 
 
 class LiveState(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a run that goes on. Times are seconds since the epoch, and `last_s` is that of the newest event.
+    """The state of a run that goes on. `newest` is its newest attempt, number 0 before the first one.
 
-    `not_finite` is the first step of the newest attempt whose loss is no finite number. `quantities` are exact texts of
-    the last step of rank 0. `notices` are the newest of `notice_count`.
+    `last_s` is the time of the newest event in seconds since the epoch. `not_finite` is the first step of the newest
+    attempt whose loss is no finite number. `notices` are the newest of `notice_count`.
     """
 
     run: str
     name: str | None
-    snapshot: str
-    reproduces: str | None
-    state: Standing
-    attempt: int = 0
-    host: str | None = None
-    message: str | None = None
-    started_s: float | None = None
-    ended_s: float | None = None
+    newest: AttemptState
     last_s: float | None = None
-    ranks: int | None = None
-    step: int = 0
-    total_steps: int | None = None
-    quantities: dict[str, str] = {}
     steps_per_s: float | None = None
     tokens_per_s: float | None = None
     left_s: float | None = None
@@ -52,7 +41,6 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True):
     last_checkpoint: int | None = None
     notices: tuple[Notice, ...] = ()
     notice_count: int = 0
-    rank_errors: dict[str, str] = {}
     verdicts: tuple[Verdict, ...] = ()
 
 
@@ -111,24 +99,13 @@ class LiveRun:
 
     def state(self) -> LiveState:
         """Return the state after the last `refresh`."""
-        run, attempt, speed = self._run, self._attempt, self._steps_per_s()
+        attempt, speed = self._attempt, self._steps_per_s()
         left = attempt.total_steps - attempt.last_step if attempt.total_steps else -1
         return LiveState(
-            run=run.id,
-            name=run.name,
-            snapshot=run.snapshot,
-            reproduces=run.reproduces,
-            state=attempt.standing,
-            attempt=attempt.attempt,
-            host=attempt.host,
-            message=attempt.message,
-            started_s=attempt.started_s,
-            ended_s=attempt.ended_s,
+            run=self._run.id,
+            name=self._run.name,
+            newest=attempt,
             last_s=self._last_s,
-            ranks=attempt.world,
-            step=attempt.last_step,
-            total_steps=attempt.total_steps,
-            quantities=attempt.quantities,
             steps_per_s=speed,
             tokens_per_s=sum(self._rates.values()) if self._rates else None,
             left_s=left / speed if attempt.standing == "running" and speed and left >= 0 else None,
@@ -137,7 +114,6 @@ class LiveRun:
             last_checkpoint=max(self._checkpoints, default=None),
             notices=tuple(self._notices.values())[-_NOTICES:],
             notice_count=len(self._notices),
-            rank_errors=attempt.rank_errors,
             verdicts=self._verdicts,
         )
 

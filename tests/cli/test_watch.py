@@ -19,6 +19,7 @@ from m5ws.reports.live import LiveRun, LiveState
 from m5ws.repository import checkpoints
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
+from m5ws.runs.state import AttemptState
 from tests.cli.conftest import M5, Made
 from tests.support.records import planted
 
@@ -72,7 +73,11 @@ def test_a_run_that_has_ended_is_shown_once_and_the_command_ends(m5: M5, ended: 
 
 def test_json_has_the_state(m5: M5, running: Repository) -> None:
     document = m5("watch", _RUN, "--json").document
-    assert (document["state"], document["step"], document["steps_per_s"]) == ("running", 100, 4.0)
+    assert (document["newest"]["standing"], document["newest"]["last_step"], document["steps_per_s"]) == (
+        "running",
+        100,
+        4.0,
+    )
     assert (document["not_finite"], document["last_checkpoint"]) == (60, 50)
 
 
@@ -90,8 +95,6 @@ def test_a_run_that_goes_on_is_followed_and_lines_are_few(
         clock[0] += 4.0
         number[0] += 1
         planted.append(running, _RUN, 1, "0", _step(number[0]))
-        if number[0] == 103:
-            planted.append(running, _RUN, 1, "0", Notice(kind="limit", message="a limit"))
         if number[0] == 110:
             planted.append(running, _RUN, 1, ledger.LAUNCHER, AttemptEnded(outcome="finished", exit_code=0))
 
@@ -101,7 +104,6 @@ def test_a_run_that_goes_on_is_followed_and_lines_are_few(
     printed = capsys.readouterr().out.splitlines()
     summaries = [line.split()[2] for line in printed if line.startswith("running")]
     assert summaries == ["100/400", "103/400", "106/400", "109/400"]
-    assert printed.index("limit: a limit") == 1
     assert any(line.startswith(f"run {_RUN} trial  finished") for line in printed)
 
 
@@ -109,11 +111,13 @@ def test_a_run_that_goes_on_is_followed_and_lines_are_few(
 
 
 def _state(**fields: object) -> LiveState:
-    return LiveState(run=_RUN, name=None, snapshot="0" * 64, reproduces=None, state="running", **fields)  # type: ignore[arg-type]
+    return LiveState(run=_RUN, name=None, **fields)  # type: ignore[arg-type]
 
 
 def test_a_slow_run_has_seconds_a_step_and_no_time_left_without_a_total() -> None:
-    shown = live_view.summary(_state(step=3, steps_per_s=0.25, tokens_per_s=1234.5))
+    shown = live_view.summary(
+        _state(newest=AttemptState(attempt=1, last_step=3), steps_per_s=0.25, tokens_per_s=1234.5)
+    )
     assert shown == "running  step 3  4 s/step  1,234 tokens/s"
 
 

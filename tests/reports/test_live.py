@@ -51,20 +51,25 @@ def test_a_run_without_an_attempt_is_created_and_an_unknown_one_an_error(repo: R
         _live(repo)
     planted.run(repo, _RUN)
     live = _live(repo)
-    assert (live.state().state, live.ended, live.state().step) == ("created", False, 0)
+    assert (live.state().newest.standing, live.ended, live.state().newest.last_step) == ("created", False, 0)
     planted.begin(repo, _RUN, time_s=_BEGIN_S)
     live.refresh()
-    assert (live.state().state, live.state().attempt, live.state().host) == ("running", 1, "h")
+    assert (live.state().newest.standing, live.state().newest.attempt, live.state().newest.host) == ("running", 1, "h")
 
 
 def test_a_growing_ledger_is_followed_to_its_end(begun: Repository) -> None:
     live = _live(begun)
-    assert (live.state().step, live.state().ranks, live.state().steps_per_s) == (0, 2, None)
+    assert (live.state().newest.last_step, live.state().newest.world, live.state().steps_per_s) == (0, 2, None)
     planted.append(begun, _RUN, 1, "0", *_steps(1, 4))
     planted.append(begun, _RUN, 1, "1", *_steps(1, 4))
     live.refresh()
     state = live.state()
-    assert (state.step, state.total_steps, state.steps_per_s, state.tokens_per_s) == (4, 200_000, 1.0, 400.0)
+    assert (state.newest.last_step, state.newest.total_steps, state.steps_per_s, state.tokens_per_s) == (
+        4,
+        200_000,
+        1.0,
+        400.0,
+    )
     assert (state.left_s, state.last_s) == (199_996.0, _BEGIN_S + 4)
     point = CheckpointPublished(step=4, name=checkpoints.name(4, 1), checkpoint="0" * 64, content="0" * 64)
     planted.append(begun, _RUN, 1, "0", point, _step(5), RankEnded(rank=0, error="ValueError: no"))
@@ -74,8 +79,13 @@ def test_a_growing_ledger_is_followed_to_its_end(begun: Repository) -> None:
     planted.append(begun, _RUN, 1, ledger.LAUNCHER, ended)
     live.refresh()
     state = live.state()
-    assert (live.ended, state.state, state.message, state.left_s) == (True, "failed", "ValueError: no", None)
-    assert (state.rank_errors, state.ended_s) == ({"0": "ValueError: no"}, _BEGIN_S + 9)
+    assert (live.ended, state.newest.standing, state.newest.message, state.left_s) == (
+        True,
+        "failed",
+        "ValueError: no",
+        None,
+    )
+    assert (state.newest.rank_errors, state.newest.ended_s) == ({"0": "ValueError: no"}, _BEGIN_S + 9)
 
 
 def test_a_reading_of_a_long_ledger_reads_only_new_batches(repo: Repository) -> None:
@@ -87,7 +97,7 @@ def test_a_reading_of_a_long_ledger_reads_only_new_batches(repo: Repository) -> 
     for first in range(1, 100_001, 1000):
         writer.append([codec.encode(step) for step in _steps(first, first + 999)])
     live = _live(counted)
-    assert live.state().step == 100_000
+    assert live.state().newest.last_step == 100_000
     store.gets.clear()
     live.refresh()
     assert store.gets == [f"runs/{_RUN}/ledger/0001/launcher/00000001", f"runs/{_RUN}/ledger/0001/0/00000100"]
@@ -95,18 +105,18 @@ def test_a_reading_of_a_long_ledger_reads_only_new_batches(repo: Repository) -> 
     store.gets.clear()
     live.refresh()
     assert [key[-10:] for key in store.gets] == ["r/00000001", "0/00000100", "0/00000101"]
-    assert live.state().step == 100_003
+    assert live.state().newest.last_step == 100_003
 
 
 def test_steps_that_an_attempt_does_again_replace_those_of_the_one_before(begun: Repository) -> None:
     planted.append(begun, _RUN, 1, "0", *_steps(1, 3), _step(4, math.nan), _step(5, math.nan))
     live = _live(begun)
-    assert (live.state().not_finite, live.state().step) == (4, 5)
+    assert (live.state().not_finite, live.state().newest.last_step) == (4, 5)
     planted.begin(begun, _RUN, 2, resume=checkpoints.name(3, 1), inherits=(checkpoints.name(3, 1),))
     planted.append(begun, _RUN, 2, "0", _step(4, 0.5))
     live.refresh()
     state = live.state()
-    assert (state.attempt, state.step, state.not_finite) == (2, 4, None)
+    assert (state.newest.attempt, state.newest.last_step, state.not_finite) == (2, 4, None)
     assert _live(begun).state() == state, "read at once, it is the same"
 
 

@@ -11,8 +11,6 @@ from m5ws.cli.terminal import output, progress
 if TYPE_CHECKING:
     from m5ws.checkpoints.export.export import ExportRecord
 
-_FORMATS = ("safetensors", "dcp", "deepspeed", "hf")
-
 
 @click.command("export")
 @click.argument("checkpoint", metavar="CHECKPOINT", type=names.Id(("run",)))
