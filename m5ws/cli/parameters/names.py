@@ -3,8 +3,7 @@
 Completion must never break a command line. Without a workspace or store it offers nothing.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -45,19 +44,6 @@ def find_id(repo: "Repository", given: str, kind: Kind) -> str:
     return ids.resolve(repo, given, (kind,))[1]
 
 
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Ignore errors, and log nothing: a completion must never write over a command line."""
-    import logging
-
-    logging.disable()
-    try:
-        with suppress(Exception):
-            yield
-    finally:
-        logging.disable(logging.NOTSET)
-
-
 class Id(click.ParamType[str]):
     """A snapshot or sweep by a unique prefix of its id, or a run by that or its name.
 
@@ -70,12 +56,15 @@ class Id(click.ParamType[str]):
         self.kinds = kinds
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        import logging
+
         from m5ws.cli.parameters import known_ids
 
-        ids: list[known_ids.KnownId] = []
-        with _silence():
+        logging.disable()  # A completion must never write over a command line.
+        with suppress(Exception):
             ids = known_ids.load(workspace(ctx), self.kinds, incomplete.lower())
-        return [CompletionItem(known.id, help=" ".join(escaped(known.text).split())) for known in ids]
+            return [CompletionItem(known.id, help=" ".join(escaped(known.text).split())) for known in ids]
+        return []
 
 
 class Text(click.ParamType[str]):
