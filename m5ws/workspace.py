@@ -7,11 +7,12 @@ under `.m5ws` is created at its first write.
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from m5ws.config import reader
 from m5ws.config.settings import Settings, StoreSettings
@@ -25,7 +26,7 @@ from m5ws.tracking.interface import Tracker
 
 if TYPE_CHECKING:
     from m5ws.checkpoints.diff import CompareBits
-    from m5ws.checkpoints.export import export as checkpoint_export
+    from m5ws.checkpoints.export.export import Tools
     from m5ws.repository.repository import Repository
     from m5ws.runs.supervise import Ports
 
@@ -329,52 +330,28 @@ def try_store(root: Path, settings: StoreSettings) -> None:
 # --- functions of `training` for stored tensors, outside of ranks --------------------------------
 
 
-@contextmanager
-def _extra(feature: str, extra: str) -> Iterator[None]:
-    """Raise MissingExtra if a module is not installed."""
+def _tool(feature: str, extra: str, module: str, name: str) -> Any:
+    """Return a function of a module. Raises MissingExtra if a module that it imports is not installed."""
     try:
-        yield
+        return getattr(import_module(module), name)
     except ModuleNotFoundError as error:
         raise MissingExtra(feature, extra) from error
 
 
 def compare_bits() -> "CompareBits":
     """Return the bitwise comparison of tensors. Raises MissingExtra."""
-    with _extra("comparing tensors", "train"):
-        from m5ws.training.tools.compare_bits import compare
+    compare: CompareBits = _tool("comparing tensors", "train", "m5ws.training.tools.compare_bits", "compare")
     return compare
 
 
-def rebuild() -> "checkpoint_export.Rebuild":
-    """Return the reader of weights in a DeepSpeed checkpoint. Raises MissingExtra."""
-    with _extra("reading the weights of a DeepSpeed checkpoint", "train"):
-        from m5ws.training.backends.deepspeed.weights import consolidate
-    return consolidate
-
-
-def export_tools() -> "checkpoint_export.Tools":
+def export_tools() -> "Tools":
     """Return the functions that an export needs, each imported on use."""
     from m5ws.checkpoints.export.export import Tools
 
-    return Tools(rebuild=rebuild, dcp=write_dcp, deepspeed=write_deepspeed, load=load_tensors)
-
-
-def load_tensors() -> "checkpoint_export.LoadTensors":
-    """Return the reader of stored tensors into torch's. Raises MissingExtra."""
-    with _extra("loading tensors", "train"):
-        from m5ws.training.tools.load_tensors import load
-    return load
-
-
-def write_dcp() -> "checkpoint_export.WriteTensors":
-    """Return the writer of torch's distributed checkpoints. Raises MissingExtra."""
-    with _extra("writing a checkpoint for torch", "train"):
-        from m5ws.training.tools.export_dcp import write
-    return write
-
-
-def write_deepspeed() -> "checkpoint_export.WriteFiles":
-    """Return the writer of DeepSpeed's files. Raises MissingExtra."""
-    with _extra("writing DeepSpeed's files", "deepspeed"):
-        from m5ws.training.tools.export_deepspeed import write
-    return write
+    weights, tools = "m5ws.training.backends.deepspeed.weights", "m5ws.training.tools"
+    return Tools(
+        rebuild=partial(_tool, "reading the weights of a DeepSpeed checkpoint", "train", weights, "consolidate"),
+        dcp=partial(_tool, "writing a checkpoint for torch", "train", f"{tools}.export_dcp", "write"),
+        deepspeed=partial(_tool, "writing DeepSpeed's files", "deepspeed", f"{tools}.export_deepspeed", "write"),
+        load=partial(_tool, "loading tensors", "train", f"{tools}.load_tensors", "load"),
+    )

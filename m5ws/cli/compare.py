@@ -28,7 +28,7 @@ def command(context: click.Context, runs: tuple[str, ...], page: Path | None, as
 
     RUN may be a sweep, for its runs that have begun. The first RUN is the one that the others are compared with. The
     first table has the results: last and lowest loss, steps, verdict, and the first step in which a run differs from
-    the first one, if both recorded it on rank 0. The second table has the inputs that are not the same: code, config
+    the first one, by the records of rank 0. The second table has the inputs that are not the same: code, config
     keys, tokenizer, data, environment and launch.
 
     --html writes one page that needs nothing else, with the curves of all quantities. An existing page of m5ws is
@@ -63,10 +63,10 @@ def _results(compared: "RunComparison") -> str:
     for position, run in enumerate(compared.runs):
         steps = f"{run.last_step}/{run.total_steps}" if run.total_steps else str(run.last_step)
         difference = run.difference if position else "-"
-        words = [run.name, f"reproduces {run.reproduces}: {run.verdict or 'no verdict'}" if run.reproduces else None]
-        name = ", ".join(word for word in (*words, run.outcome) if word)
+        words = [run.name, f"reproduces {run.reproduces}: {run.outcome or 'no verdict'}" if run.reproduces else None]
+        name = ", ".join(word for word in (*words, run.note_outcome) if word)
         losses = output.rounded(run.loss), _lowest(run)
-        rows.append((str(position + 1), run.id, run.state, steps, *losses, difference, name))
+        rows.append((str(position + 1), run.id, run.standing, steps, *losses, difference, name))
     return output.table(("", "RUN", "STATE", "STEP", "LOSS", "LOWEST", "DIFFERS FROM 1", "NAME"), rows)
 
 
@@ -80,8 +80,8 @@ def _inputs(compared: "RunComparison") -> list[str]:
     lines = ["no input that can change bits differs"]
     if shown:
         lines = [output.table(("INPUT", "VALUES, WITH THE NUMBERS OF THEIR RUNS"), [_input(row) for row in shown])]
-    if compared.harmless:
-        lines.append(f"{compared.harmless} differences that cannot change bits (--json lists them)")
+    if harmless := len(compared.inputs) - len(shown):
+        lines.append(f"{harmless} differences that cannot change bits (--json lists them)")
     return lines
 
 

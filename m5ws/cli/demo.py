@@ -5,7 +5,6 @@ from pathlib import Path
 
 import click
 
-from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output
 
 
@@ -14,7 +13,6 @@ from m5ws.cli.terminal import output
 @click.option(
     "--template",
     "templates",
-    type=names.Template(),
     multiple=True,
     metavar="NAME",
     help="Use this template only; may be repeated. [default: gpt-fsdp, then gpt-deepspeed]",
@@ -63,8 +61,8 @@ def command(
     )
     if dry_run:
         return output.echo("\n".join(plan.lines()))
-    done = demo.execute(plan, output.echo)
-    output.echo(f"\nDone in {output.duration(done.seconds)}. The runs in MLflow:")
-    for place in done.workspaces:
+    workspaces = demo.execute(plan, output.echo)
+    output.echo("\nDone. The runs in MLflow:")
+    for place in workspaces:
         output.echo(f"  m5ws -C {shlex.quote(str(place))} ui")
     return None

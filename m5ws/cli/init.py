@@ -4,14 +4,13 @@ from pathlib import Path
 
 import click
 
-from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output
 from m5ws.errors import UsageError
 
 
 @click.command("init")
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False), required=False)
-@click.option("--template", type=names.Template(), metavar="NAME", help="Copy the files of this template.")
+@click.option("--template", metavar="NAME", help="Copy the files of this template.")
 @click.option("--store", metavar="STORE", help="A directory, relative to the workspace, or s3://bucket/prefix.")
 @click.option("--region", metavar="NAME", help="Region of the S3 bucket.")
 @click.option("--endpoint-url", metavar="URL", help="S3 server, if it is not AWS.")

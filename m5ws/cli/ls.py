@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from m5ws.cli.parameters import known_ids, names
-from m5ws.cli.parameters.known_ids import KnownId
+from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output, progress
 
 if TYPE_CHECKING:
@@ -45,12 +44,10 @@ def command(context: click.Context, only: str | None, limit: int, as_json: bool)
     """
     from m5ws.runs import listing, run_table
 
-    workspace = names.workspace(context)
-    repo = workspace.open_repository()
+    repo = names.workspace(context).open_repository()
     with progress.Bar() as bar:
         snapshots = listing.list_snapshots(repo, bar, limit) if only != "runs" else listing.SnapshotList(rows=())
         runs = run_table.newest(repo, limit, bar) if only != "snapshots" else run_table.RunTable(rows=())
-    known_ids.remember(workspace, _known_ids(snapshots.rows, runs.rows))
     more = {"snapshots": snapshots.more, "runs": runs.more}
     if as_json:
         return output.print_json({"snapshots": snapshots.rows, "runs": runs.rows, "more": more})
@@ -64,24 +61,6 @@ def command(context: click.Context, only: str | None, limit: int, as_json: bool)
     if not snapshots.rows and not runs.rows:
         output.print_note("no snapshots and no runs: create them with `m5ws snapshot` and `m5ws run`")
     return None
-
-
-def _known_ids(snapshots: "Sequence[SnapshotRow]", runs: "Sequence[RunRow]") -> list[KnownId]:
-    """Return rows as ids for shell completion."""
-    taken = [
-        KnownId(id=row.id[:12], kind="snapshot", text=f"snapshot {row.message or ''}", created_s=row.created_s)
-        for row in snapshots
-    ]
-    return taken + [
-        KnownId(
-            id=row.id,
-            kind="run",
-            text=known_ids.describe_run(row.name, row.reproduces, row.outcome or row.standing, row.last_step),
-            created_s=row.created_s,
-            sweep=row.sweep,
-        )
-        for row in runs
-    ]
 
 
 def _print_older(more: Mapping[str, int]) -> None:

@@ -135,9 +135,7 @@ def _run_sweep(
         if why is not None:
             notes.refuse_invalid(why)
         axes = sweep_grid.parse(given["sweep"])
-        plan = sweep.plan_new(
-            repo, run_source.select(workspace, repo, given, _launch(context, given), is_swept=True), axes
-        )
+        plan = sweep.plan_new(repo, run_source.select(workspace, repo, given, _launch(context, given)), axes)
         _plan(workspace, repo, plan.base, env, given)
     as_json = context.params["as_json"]
     if context.params["dry_run"]:

@@ -5,34 +5,25 @@ An error of a store names the store (`LocalStore`); an error of another file nam
 
 import errno
 
-_SPACE = "Free space there, or choose another place ([store] url, [run] work_dir, TMPDIR). Then run the command again."
-_PERMISSION = "Ask the owner for permission, or run the command as the owner."
-_PATH = "Check the path: it does not exist, or has another type."
 _DISK = "Check the disk or the network file system (`dmesg`). Then run the command again."
-_FILES_LIMIT = "Raise the limit of open files (`ulimit -n`)."
 _REMEDIES = {
-    errno.ENOSPC: _SPACE,
-    errno.EDQUOT: _SPACE,
-    errno.EFBIG: _SPACE,
-    errno.EROFS: "Mount the file system writable, or choose another place ([store] url, [run] work_dir).",
+    **dict.fromkeys(
+        (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS),
+        "Free space there, or choose another place ([store] url, [run] work_dir, TMPDIR). Then run the command again.",
+    ),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Raise the limit of open files (`ulimit -n`)."),
     errno.EIO: _DISK,
-    errno.EMFILE: _FILES_LIMIT,
-    errno.ENFILE: _FILES_LIMIT,
     errno.ENOMEM: "Free memory, or start fewer processes.",
 }
 """Remedies for errors of a disk or of a limit, from any system call."""
 _FILE_REMEDIES = {
-    errno.EACCES: _PERMISSION,
-    errno.EPERM: _PERMISSION,
-    errno.ENOENT: _PATH,
-    errno.ENOTDIR: _PATH,
-    errno.EISDIR: _PATH,
-    errno.ELOOP: _PATH,
-    errno.ENAMETOOLONG: "Choose a shorter path.",
-    errno.EEXIST: "Remove the file, or choose another path.",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "Ask the owner for permission, or run the command as the owner."),
+    **dict.fromkeys(
+        (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EEXIST),
+        "Check the path, or choose another one.",
+    ),
+    **dict.fromkeys((errno.ETXTBSY, errno.EBUSY), "Wait until no process uses the file."),
     errno.ESTALE: _DISK,
-    errno.ETXTBSY: "Wait until no process uses the file.",
-    errno.EBUSY: "Wait until no process uses the file.",
 }
 """Remedies for errors that are about a file, if they name a file."""
 

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
 import click
@@ -33,12 +32,9 @@ Show = Callable[["LiveState"], None]
 def command(context: click.Context, run: str, once: bool, as_json: bool) -> None:
     """Show a run while it goes on.
 
-    The view has the state, the last step, speed and time left, the quantities of the last step, the curve of the loss,
-    checkpoints, notices, errors of ranks, and verdicts. It is renewed every 2 seconds, until the run ends. Without a
-    terminal, a line is printed every 10 seconds, and one for each notice.
-
-    A run on this machine is shown as it writes its steps. Of a run elsewhere, the steps are those in the store, which
-    may be a minute old.
+    The view has the state, the last step, speed and time left, the quantities of the last step, checkpoints, notices,
+    errors of ranks, and verdicts. It is renewed every 2 seconds, until the run ends. Without a terminal, a line is
+    printed every 10 seconds, and the view at the end. The steps are those in the store, which may be a minute old.
 
     Ctrl-C ends the view. The run is not touched. --json prints the state once.
 
@@ -54,7 +50,7 @@ def command(context: click.Context, run: str, once: bool, as_json: bool) -> None
     workspace = names.workspace(context)
     repo = workspace.open_repository()
     run_id = names.find_id(repo, run, "run")
-    watched = live.LiveRun(repo, run_id, partial(workspace.attempt_dir, run_id))
+    watched = live.LiveRun(repo, run_id)
     with progress.Bar() as bar:
         watched.refresh(bar)
     if as_json:
@@ -85,8 +81,7 @@ def _pause(workspace: "Workspace", repo: "Repository") -> None:
 
 
 def _lines(state: "LiveState") -> list[output.Line]:
-    size = get_terminal_size()
-    return live_view.lines(state, time.time(), size.columns, size.lines)
+    return live_view.lines(state, time.time())
 
 
 class TerminalView(AbstractContextManager[Show]):
@@ -108,23 +103,15 @@ class TerminalView(AbstractContextManager[Show]):
 
 
 class PlainLines:
-    """Prints the state of a run now and then, its notices at once, and its view at the end."""
+    """Prints the state of a run now and then, and its view at the end."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._next_s = clock()
-        self._notices = 0
-        self._printed = ""
 
     def __call__(self, state: "LiveState") -> None:
-        if state.state not in ("created", "running"):
+        if state.newest.standing not in ("created", "running"):
             output.echo(*_lines(state))
-            return
-        new = min(state.notice_count - self._notices, len(state.notices))
-        for event in state.notices[len(state.notices) - new :]:
-            output.echo(live_view.notice(event))
-        self._notices = state.notice_count
-        line = live_view.summary(state)
-        if line != self._printed and self._clock() >= self._next_s:
-            output.echo(line)
-            self._printed, self._next_s = line, self._clock() + _LINE_EVERY_S
+        elif self._clock() >= self._next_s:
+            output.echo(live_view.summary(state))
+            self._next_s = self._clock() + _LINE_EVERY_S

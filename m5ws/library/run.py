@@ -88,7 +88,7 @@ class Run:
 
         Values are text.
         """
-        from m5ws.runs.parameters import ParameterReader
+        from m5ws.repository.parameters import ParameterReader
 
         return ParameterReader(self._repo).of_run(self._record)
 
@@ -190,23 +190,7 @@ class Run:
 
         return runs.load(self._repo, self.id)
 
-    def _facts(self) -> dict[str, str | None]:
-        total = f" of {self.total_steps}" if self.total_steps else ""
-        return {
-            "name": self.name,
-            "state": f"{self.state}, step {self.step}{total}",
-            "loss": None if self.loss is None else f"{self.loss:.6g}",
-            "lowest loss": None if self.lowest_loss is None else f"{self.lowest_loss:.6g}",
-            "reproduces": self.reproduces,
-            "snapshot": self.snapshot,
-        }
-
     def __repr__(self) -> str:
         name = "" if self.name is None else f" {self.name!r}"
-        return f"<m5ws.Run {self.id}{name}: {self._facts()['state']}>"
-
-    def _repr_html_(self) -> str:
-        """Return the run as a table for a notebook. Every text is escaped."""
-        from m5ws.pages import page
-
-        return page.render("run.html", run=self.id, facts=self._facts())
+        total = f" of {self.total_steps}" if self.total_steps else ""
+        return f"<m5ws.Run {self.id}{name}: {self.state}, step {self.step}{total}>"

@@ -8,7 +8,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -60,28 +59,16 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The commands in order. `path` must be added to PATH to type them; None if it is there."""
+    """The commands in order."""
 
     options: DemoOptions
     commands: tuple[Command, ...]
-    path: Path | None
 
     def lines(self) -> list[str]:
         """Return all lines to type. Ids, which are not known yet, are their names in capitals."""
         directories = [None, *(command.directory for command in self.commands)]
         steps = zip(self.commands, directories, strict=False)
-        return [*self.start(), *(line for command, before in steps for line in command.typed(before, {}))]
-
-    def start(self) -> tuple[str, ...]:
-        """Return the lines to type first; none if `m5ws` is on PATH."""
-        return (f'export PATH={shlex.quote(str(self.path))}:"$PATH"',) if self.path is not None else ()
-
-
-class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The new workspaces, and the duration in seconds."""
-
-    workspaces: tuple[Path, ...]
-    seconds: float
+        return [line for command, before in steps for line in command.typed(before, {})]
 
 
 def free_directory(parent: Path) -> Path:
@@ -99,25 +86,26 @@ def plan(options: DemoOptions) -> DemoPlan:
         raise UsageError(f"no such file or folder: {options.text}")
     _check_installed("gpt-deepspeed" in options.templates)
     commands = [command for name in options.templates for command in _template(name, root, options)]
-    return DemoPlan(options=options, commands=tuple(commands), path=_missing_from_path())
+    return DemoPlan(options=options, commands=tuple(commands))
 
 
-def execute(planned: DemoPlan, show: Callable[[str], None]) -> DemoResult:
-    """Run the commands, each printed before its output. `show` prints a line on stdout. Raises DemoFailed."""
-    began = time.monotonic()
+def execute(planned: DemoPlan, show: Callable[[str], None]) -> tuple[Path, ...]:
+    """Run the commands, each printed before its output, and return the new workspaces.
+
+    `show` prints a line on stdout. Raises DemoFailed.
+    """
     root = planned.options.directory.absolute()
     root.mkdir(parents=True, exist_ok=True)
     ids: dict[str, str] = {}
-    lines, before = planned.start(), None
+    before: Path | None = None
     for command in planned.commands:
         if command.says:
             show(f"\n# {command.says}")
-        for line in (*lines, *command.typed(before, ids)):
+        for line in command.typed(before, ids):
             show(f"$ {line}")
         _run(command, ids, show)
-        lines, before = (), command.directory
-    workspaces = tuple(root / name for name in planned.options.templates)
-    return DemoResult(workspaces=workspaces, seconds=time.monotonic() - began)
+        before = command.directory
+    return tuple(root / name for name in planned.options.templates)
 
 
 def _check_installed(deepspeed: bool) -> None:
@@ -221,9 +209,3 @@ def _executable(argv: tuple[str, ...]) -> tuple[str, ...]:
     """Return the command with the programs of this installation, whatever is on PATH."""
     programs = {"m5ws": (sys.executable, "-P", "-m", "m5ws"), "python": (sys.executable,)}
     return (*programs.get(argv[0], argv[:1]), *argv[1:])
-
-
-def _missing_from_path() -> Path | None:
-    folder = Path(sys.executable).parent
-    program = shutil.which("m5ws")
-    return None if program is not None and Path(program).parent == folder else folder

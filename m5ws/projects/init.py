@@ -44,17 +44,13 @@ class ProjectPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The files that `init` writes below `root`. `kept` lists existing ignore files that stay unchanged."""
 
     root: Path
-    template: str | None
     files: tuple[NewFile, ...]
     kept: tuple[str, ...] = ()
 
 
-def templates(folder: Path | None = None) -> list[str]:
-    """Return the names of the templates in `folder`, or of m5ws's own."""
-    root = folder or templates_dir()
-    if not root.is_dir():
-        return []
-    return sorted(entry.name for entry in root.iterdir() if (entry / CONFIGURATION).is_file())
+def templates() -> list[str]:
+    """Return the names of the templates."""
+    return sorted(entry.name for entry in templates_dir().iterdir() if (entry / CONFIGURATION).is_file())
 
 
 def templates_dir() -> Path:
@@ -64,12 +60,8 @@ def templates_dir() -> Path:
     return installed if installed.is_dir() else package.parent / "templates"
 
 
-def plan(
-    root: Path, template: str | None = None, folder: Path | None = None, store: Mapping[str, str] | None = None
-) -> ProjectPlan:
-    """Return the files of a new workspace at `root`. `folder` has the templates, if not m5ws's own.
-
-    `store` has keys and values for the store's section in m5ws.toml.
+def plan(root: Path, template: str | None = None, store: Mapping[str, str] | None = None) -> ProjectPlan:
+    """Return the files of a new workspace at `root`. `store` has keys and values for that section of m5ws.toml.
 
     Raises WorkspaceExists with the store of an existing workspace, FilesExist with every existing file, NotFound for an
     unknown template.
@@ -77,7 +69,7 @@ def plan(
     if (root / CONFIGURATION).is_file():
         url = reader.read(root / CONFIGURATION).store.url
         raise WorkspaceExists(f"{root} is a workspace already, and its store is {url}")
-    files = list(_template_files(_template_dir(template, folder or templates_dir()))) if template else []
+    files = list(_template_files(_template_dir(template))) if template else []
     if not any(file.path == CONFIGURATION for file in files):
         files.append(NewFile(path=CONFIGURATION, data=_configuration(root).encode()))
     if store:
@@ -88,7 +80,7 @@ def plan(
     if taken:
         names = "".join(f"\n  {path}" for path in sorted(set(taken)))
         raise FilesExist(f"{root} has files that `init` would write:{names}")
-    return ProjectPlan(root=root, template=template, files=tuple(files), kept=tuple(kept))
+    return ProjectPlan(root=root, files=tuple(files), kept=tuple(kept))
 
 
 def apply(planned: ProjectPlan) -> None:
@@ -121,10 +113,10 @@ def _in_the_way(root: Path, path: str) -> str | None:
     return None
 
 
-def _template_dir(name: str, folder: Path) -> Path:
-    known = templates(folder)
+def _template_dir(name: str) -> Path:
+    known = templates()
     if name in known:
-        return folder / name
+        return templates_dir() / name
     close = difflib.get_close_matches(name, known, n=2)
     meant = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
     raise NotFound(f"there is no template {name!r}{meant}", hint=f"Templates: {', '.join(known) or 'none'}.")

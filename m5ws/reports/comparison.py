@@ -8,13 +8,14 @@ import msgspec
 from m5ws.diff import diff
 from m5ws.errors import UsageError
 from m5ws.progress import Progress
-from m5ws.records.note import NoteOutcome
 from m5ws.records.verdict import Change, Divergence
-from m5ws.reports import recorded
+from m5ws.reports import curves
 from m5ws.reports.curves import Curves
 from m5ws.repository import concurrency
 from m5ws.repository.repository import Repository
-from m5ws.runs import run_table
+from m5ws.reproduce.compare import Comparison, compare_histories
+from m5ws.runs import history, run_table
+from m5ws.runs.history import History
 from m5ws.runs.listing import RunRow
 from m5ws.runs.state import load as load_state
 
@@ -38,26 +39,14 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
         return self.name if self.part == "config" else f"{self.part} {self.name}"
 
 
-class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of one run. `quantities` are exact texts of the last step of rank 0.
+class ComparedRun(RunRow, frozen=True, kw_only=True):
+    """A run with its results. `quantities` are exact texts of the last step of rank 0.
 
-    `first` is the first difference from the first run in `compared` steps that both recorded; None without one.
+    `first` is the first difference from the first run, by the records of rank 0; None without one. `compared` is the
+    number of steps that both recorded.
     """
 
-    id: str
-    name: str | None
-    snapshot: str
-    state: str
-    last_step: int
-    total_steps: int | None
-    loss: float | None
-    lowest_loss: float | None
-    lowest_step: int | None
     quantities: dict[str, str]
-    reproduces: str | None
-    verdict: str | None
-    why: str | None
-    outcome: NoteOutcome | None
     first: Divergence | None
     compared: int
 
@@ -70,11 +59,10 @@ class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs and the inputs in which they differ; those that cannot change bits are counted in `harmless`, and last."""
+    """Runs and the inputs in which they differ; those that cannot change bits are last."""
 
     runs: tuple[ComparedRun, ...]
     inputs: tuple[Input, ...]
-    harmless: int
 
 
 def compare(
@@ -90,46 +78,34 @@ def compare(
         raise UsageError(f"run {damaged.id} is damaged: {damaged.problem}", hint="`m5ws fsck` lists all damage.")
     inputs = sorted(_inputs(repo, names), key=lambda change: change.rating == "cannot")
     compared, drawn = [], []
-    first = recorded.load(repo, names[0])
+    first = _load(repo, names[0])
     for position, name in enumerate(names):
         if progress:
             progress("reading ledgers", position, len(names))
-        history = first if position == 0 else recorded.load(repo, name)
-        difference = (None, 0) if position == 0 else recorded.first_difference(first, history)
-        compared.append(_compared(repo, rows[name], difference))
-        drawn.append(recorded.curves_of(history))
-    harmless = sum(change.rating == "cannot" for change in inputs)
-    return RunComparison(runs=tuple(compared), inputs=tuple(inputs), harmless=harmless), drawn
+        done = _load(repo, name) if position else first
+        compared.append(_compared(repo, rows[name], compare_histories(first, done)))
+        drawn.append(curves.of_steps(done.steps.get(0, {})))
+    return RunComparison(runs=tuple(compared), inputs=tuple(inputs)), drawn
 
 
 def refuse_number(names: Sequence[str]) -> None:
     """Raise UsageError unless there are 2 to 50 different runs."""
-    if len(set(names)) != len(names):
-        double = next(name for name in names if names.count(name) > 1)
-        raise UsageError(f"run {double} is given twice")
-    if not 2 <= len(names) <= MOST_RUNS:
-        raise UsageError(f"2 to {MOST_RUNS} runs can be compared, not {len(names)}")
+    if not 2 <= len(set(names)) <= MOST_RUNS:
+        raise UsageError(f"2 to {MOST_RUNS} runs can be compared, not {len(set(names))}")
 
 
-def _compared(repo: Repository, row: RunRow, difference: tuple[Divergence | None, int]) -> ComparedRun:
+def _load(repo: Repository, run: str) -> History:
+    """Return the history of a run by rank 0, which has the fingerprints of all tensors. Raises CorruptObject."""
+    return history.load(repo, run, ranks={"0"})
+
+
+def _compared(repo: Repository, row: RunRow, comparison: Comparison) -> ComparedRun:
     newest = load_state(repo, row.id).newest
     return ComparedRun(
-        id=row.id,
-        name=row.name,
-        snapshot=row.snapshot or "",
-        state=row.standing,
-        last_step=row.last_step,
-        total_steps=row.total_steps,
-        loss=row.loss,
-        lowest_loss=row.lowest_loss,
-        lowest_step=row.lowest_step,
+        **msgspec.structs.asdict(row),
         quantities=newest.quantities if newest is not None else {},
-        reproduces=row.reproduces,
-        verdict=row.outcome,
-        why=row.why,
-        outcome=row.note_outcome,
-        first=difference[0],
-        compared=difference[1],
+        first=comparison.first(),
+        compared=comparison.course().compared,
     )
 
 

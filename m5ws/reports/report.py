@@ -7,13 +7,13 @@ import msgspec
 import m5ws
 from m5ws.progress import Progress
 from m5ws.records.verdict import Verdict
-from m5ws.reports import recorded
+from m5ws.reports import curves
 from m5ws.reports.curves import Curves
 from m5ws.repository import runs
+from m5ws.repository.parameters import ParameterReader
 from m5ws.repository.repository import Repository
-from m5ws.runs import listing
-from m5ws.runs.listing import RunRow, RunView, SnapshotView
-from m5ws.runs.parameters import ParameterReader
+from m5ws.runs import history, listing
+from m5ws.runs.listing import RunView, SnapshotView
 
 _MOST_REPLAYS = 10
 """Most replays whose curves are drawn: the newest."""
@@ -29,10 +29,7 @@ class RunCurves(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A run and its snapshot as `m5ws show` has them, its parameters, verdicts (newest first), and curves.
-
-    `siblings` are the replays of the same original, if the run is a replay itself.
-    """
+    """A run and its snapshot as `m5ws show` has them, its parameters, verdicts (newest first), and curves."""
 
     version: str
     created_s: float
@@ -40,7 +37,6 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: SnapshotView
     parameters: dict[str, str]
     verdicts: tuple[Verdict, ...]
-    siblings: tuple[RunRow, ...]
     curves: tuple[RunCurves, ...]
 
 
@@ -51,8 +47,7 @@ def build(repo: Repository, run_id: str, progress: Progress | None = None, now_s
     """
     view = listing.view_run(repo, run_id)
     original = view.run.reproduces or run_id
-    siblings = listing.view_run(repo, original).replays if original != run_id and original in runs.ids(repo) else ()
-    replays = [row.id for row in (view.replays or siblings)][-_MOST_REPLAYS:]
+    replays = [row.id for row in view.replays][-_MOST_REPLAYS:]
     names = list(dict.fromkeys([original, run_id, *replays]))
     return RunReport(
         version=m5ws.__version__,
@@ -61,7 +56,6 @@ def build(repo: Repository, run_id: str, progress: Progress | None = None, now_s
         snapshot=listing.view_snapshot(repo, view.run.snapshot),
         parameters=ParameterReader(repo).of_run(view.run),
         verdicts=tuple(reversed(runs.verdicts(repo, run_id))),
-        siblings=tuple(row for row in siblings if row.id != run_id),
         curves=tuple(_curves(repo, names, original, progress)),
     )
 
@@ -73,7 +67,8 @@ def _curves(repo: Repository, names: list[str], original: str, progress: Progres
             progress("reading ledgers", position, len(names))
         label = f"run {name}" if name == original else f"replay {name}"
         try:
-            result.append(RunCurves(run=name, label=label, points=recorded.curves_of(recorded.load(repo, name))))
+            steps = history.load(repo, name, ranks={"0"}).steps.get(0, {})
+            result.append(RunCurves(run=name, label=label, points=curves.of_steps(steps)))
         except runs.UNREADABLE as error:
             result.append(RunCurves(run=name, label=label, problem=str(error)))
     return result

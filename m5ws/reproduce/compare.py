@@ -25,7 +25,7 @@ STEPS = "number of steps"
 
 
 class Comparison:
-    """Compares events of a replay, fed in each rank's order, with events of the original, in fixed memory.
+    """Compares events of a replay, fed in each rank's order, with events of the original, in a few bytes for each step.
 
     `source` is the store and the run from which older steps of the replay are read. A resume of a script without a
     session may not restore generators, so generators that differ after a resume are listed, and are no divergence.

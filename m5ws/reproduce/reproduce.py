@@ -340,13 +340,7 @@ def publish(ports: supervise.Ports, home: Path, verdict: Verdict) -> Verdict:
         _log.warning("the verdict could not be published; it is kept and delivered later: %s", error)
         recovery.keep_verdict(home, verdict)
     if ports.tracker is not None:
-        try:
-            with recovery.verdict_pending(home / "runs" / verdict.replay):
-                ports.tracker.write_verdict(verdict)
-        except (M5Error, OSError) as error:
-            _log.warning("the tracker refused the verdict; the next one, or `m5ws ui`, sends it again: %s", error)
-        else:
-            recovery.deliver_verdicts(ports.repo, ports.tracker, home)
+        recovery.show_verdict(ports.repo, ports.tracker, home, verdict.replay)
     return verdict
 
 

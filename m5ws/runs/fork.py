@@ -10,31 +10,29 @@ import msgspec
 
 from m5ws.checkpoints import resolve
 from m5ws.diff import diff
-from m5ws.errors import UsageError
 from m5ws.records.base import Digest
 from m5ws.records.run import LaunchSpec, Parent, Run
 from m5ws.records.verdict import Change
 from m5ws.repository import checkpoints, runs
 from m5ws.repository.repository import Repository
-from m5ws.runs import run, state
+from m5ws.runs import run
 from m5ws.snapshot.config import overrides
 
 
 class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A fork: the checkpoint, as `resolve` reads it, and the changes. `is_swept`: the runs of a sweep change more."""
+    """A fork: the checkpoint, as `resolve` reads it, and the changes."""
 
     checkpoint: str
     snapshot: Digest | None = None
     overrides: tuple[str, ...] = ()
     options: run.RunOptions = run.RunOptions()
     restart: tuple[Literal["data", "schedule", "generators"], ...] = ()
-    is_swept: bool = False
 
 
 def new_run(repo: Repository, request: ForkRequest) -> Run:
     """Return a new fork. Publishes its snapshot if it is a derived one.
 
-    Raises NotFound, AmbiguousId, UsageError for the checkpoint; UsageError for an override, and if no steps are left.
+    Raises NotFound, AmbiguousId, UsageError for the checkpoint; UsageError for an override.
     """
     named = resolve.resolve(repo, request.checkpoint)
     origin = runs.load(repo, named.run)
@@ -42,15 +40,12 @@ def new_run(repo: Repository, request: ForkRequest) -> Run:
     if request.overrides:
         snapshot = overrides.derive(repo, snapshot, request.overrides)
     spec = _spec(origin.spec, request.options)
-    settings, step = _settings(origin, snapshot, spec), checkpoints.step_of(named.name)
-    if settings == "checkpoint" and not request.is_swept:
-        _refuse_finished(repo, named.run, step)
     parent = Parent(
         run=named.run,
         checkpoint=named.name,
-        step=step,
+        step=checkpoints.step_of(named.name),
         digest=named.digest,
-        settings=settings,
+        settings=_settings(origin, snapshot, spec),
         restart=tuple(sorted(set(request.restart))),
     )
     return run.new_run(snapshot, spec, name=request.options.name, parent=parent)
@@ -72,16 +67,6 @@ def changes(repo: Repository, fork: Run) -> tuple[Change, ...]:
     assert fork.parent is not None
     origin = runs.load(repo, fork.parent.run)
     return diff.between_inputs(repo, origin, fork)
-
-
-def _refuse_finished(repo: Repository, run_id: str, step: int) -> None:
-    """Raise UsageError if an unchanged fork has no steps left. For changed ones, the ranks find out."""
-    total = state.load_newest(repo, run_id).total_steps
-    if total is not None and step >= total:
-        raise UsageError(
-            f"run {run_id} ends with step {total}: starting after step {step}, nothing is left to do",
-            hint="Raise the number of steps (--set steps=…, or the script's own key), or start from an earlier step.",
-        )
 
 
 def _spec(spec: LaunchSpec, options: run.RunOptions) -> LaunchSpec:

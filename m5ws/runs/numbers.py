@@ -1,71 +1,48 @@
-"""A set of numbers that mostly ascend in even strides, as steps do, in the memory of a few of them."""
+"""Sets of numbers that mostly ascend, as steps do, in 8 bytes for each of them."""
 
 import heapq
-from bisect import bisect_right
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 
 
 class Numbers:
-    """A set of integers. Iterates in ascending order.
-
-    Those added in ascending order are held as ranges; each of the others takes the memory of one number.
-    """
+    """A set of integers. Iterates in ascending order. A number that is added at its end costs no search."""
 
     def __init__(self, numbers: Iterable[int] = ()) -> None:
-        self._ranges: list[range] = []
-        self._others: set[int] = set()
+        self._numbers = array("q")
         for number in numbers:
             self.add(number)
 
     def add(self, number: int) -> None:
         """Add a number, if it is not there."""
-        last = self._ranges[-1] if self._ranges else None
-        if last is None or number > last[-1]:
-            self._append(last, number)
+        if not self._numbers or number > self._numbers[-1]:
+            self._numbers.append(number)
         elif number not in self:
-            self._others.add(number)
-
-    def _append(self, last: range | None, number: int) -> None:
-        if last is not None and len(last) == 1:
-            self._ranges[-1] = range(last[0], number + 1, number - last[0])
-        elif last is not None and number == last[-1] + last.step:
-            self._ranges[-1] = range(last[0], number + 1, last.step)
-        else:
-            self._ranges.append(range(number, number + 1))
+            self._numbers.insert(bisect_left(self._numbers, number), number)
 
     def cut(self, last: int) -> None:
         """Remove all numbers after `last`."""
-        kept = (part[: bisect_right(part, last)] for part in self._ranges)
-        self._ranges = [part for part in kept if part]
-        self._others = {number for number in self._others if number <= last}
+        del self._numbers[bisect_right(self._numbers, last) :]
 
     def __contains__(self, number: object) -> bool:
-        if not isinstance(number, int):
-            return False
-        place = bisect_right(self._ranges, number, key=lambda part: part[0])
-        return (place > 0 and number in self._ranges[place - 1]) or number in self._others
+        return isinstance(number, int) and self.up_to(number) == number
 
     def __iter__(self) -> Iterator[int]:
-        ascending = (number for part in self._ranges for number in part)
-        return heapq.merge(ascending, sorted(self._others)) if self._others else ascending
+        return iter(self._numbers)
 
     def __len__(self) -> int:
-        return sum(map(len, self._ranges)) + len(self._others)
+        return len(self._numbers)
 
     @property
     def last(self) -> int | None:
-        """The greatest number, or None. It is the end of the last range, since others are added below it."""
-        ends = [part[-1] for part in self._ranges[-1:]]
-        return max([*ends, *self._others], default=None)
+        """The greatest number, or None."""
+        return self._numbers[-1] if self._numbers else None
 
     def up_to(self, number: int) -> int | None:
         """Return the greatest number that is not greater than `number`, or None."""
-        lower = [other for other in self._others if other <= number]
-        place = bisect_right(self._ranges, number, key=lambda part: part[0])
-        if place:
-            part = self._ranges[place - 1]
-            lower.append(part[bisect_right(part, number) - 1])
-        return max(lower, default=None)
+        place = bisect_right(self._numbers, number)
+        return self._numbers[place - 1] if place else None
 
 
 def union(sets: Iterable[Iterable[int]]) -> Iterator[int]:

@@ -296,13 +296,16 @@ def _publish_verdict(repo: Repository, path: Path) -> None:
         path.unlink()
 
 
-@contextmanager
-def verdict_pending(run_dir: Path) -> Iterator[None]:
-    """Mark a run's verdict as missing in the tracker, until the block ends without an error."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / UNTOLD).touch()
-    yield
-    (run_dir / UNTOLD).unlink(missing_ok=True)
+def show_verdict(repo: Repository, tracker: Tracker, home: Path, run: str) -> None:
+    """Show the verdict of a replay, or the joint verdict on a run, in the tracker; later if it does not answer."""
+    try:
+        (home / "runs" / run).mkdir(parents=True, exist_ok=True)
+        (home / "runs" / run / UNTOLD).touch()
+        problems = deliver_verdicts(repo, tracker, home)
+    except OSError as error:
+        problems = [str(error)]
+    for problem in problems:
+        _log.warning("%s; the next verdict, or `m5ws ui`, sends it again", problem)
 
 
 def pending_verdicts(home: Path) -> list[Path]:
@@ -311,17 +314,16 @@ def pending_verdicts(home: Path) -> list[Path]:
 
 
 def deliver_verdicts(repo: Repository, tracker: Tracker, home: Path) -> list[str]:
-    """Write the missing verdicts to the tracker. Return the problems that remain."""
+    """Write the missing verdicts to the pages of all their runs. Return the problems that remain."""
     for mark in pending_verdicts(home):
         run = mark.parent.name
         if (mark.parent / VERDICT).exists():
             continue
         try:
-            with verdict_pending(mark.parent):
-                if (verdict := runs.verdict(repo, runs.load(repo, run))) is not None:
-                    tracker.write_verdict(verdict)
-                if runs.joint(repo, run) is not None:
-                    tracker.refresh(run)
+            verdict = runs.verdict(repo, runs.load(repo, run))
+            for name in (run,) if verdict is None else (verdict.run, *verdict.replays):
+                tracker.refresh(name)
+            mark.unlink(missing_ok=True)
         except (M5Error, OSError) as error:
             # The others would fail in the same way, each after the same time.
             return [f"the tracker lacks the verdict of run {run}: {error}"]

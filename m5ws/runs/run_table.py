@@ -11,12 +11,12 @@ import msgspec
 
 from m5ws.errors import NotFound
 from m5ws.progress import Progress
-from m5ws.repository import concurrency, notes, removals, run_index, runs
+from m5ws.repository import concurrency, notes, parameters, removals, run_index, runs
+from m5ws.repository.parameters import ParameterReader
 from m5ws.repository.repository import Repository
 from m5ws.repository.run_index import RunFacts
-from m5ws.runs import listing, parameters, run_losses
+from m5ws.runs import listing, run_losses
 from m5ws.runs.listing import RunRow
-from m5ws.runs.parameters import ParameterReader
 
 
 class RunTable(msgspec.Struct, frozen=True, kw_only=True):

@@ -45,7 +45,7 @@ class SweepRun(msgspec.Struct, frozen=True, kw_only=True):
 def create(repo: Repository, base: Run, axes: Sequence[Axis]) -> Sweep:
     """Return a new sweep over the inputs of `base`, which is not published. Nothing is written.
 
-    Raises UsageError for a key that neither the config nor the command has, and for a value that does not fit.
+    Raises UsageError for a key that neither the config nor the command has, and for a value that the config refuses.
     """
     files = overrides.config_files(repo, snapshots.load(repo, base.snapshot).config)
     targeted = tuple(_targeted(files, base.spec, axis) for axis in axes)
@@ -146,7 +146,7 @@ def _targeted(files: Mapping[str, bytes], spec: LaunchSpec, axis: Axis) -> Axis:
     for value in axis.values:
         secret_gate.refuse_value("--sweep", name, value)
     if axis.key == name and arguments.replace(spec.command, name, "") is not None:
-        return _of_command(spec, axis)
+        return msgspec.structs.replace(axis, target="argument")
     if axis.key == name == "seed" and not overrides.holds(files, name):
         return _of_seed(axis)
     if not files:
@@ -157,15 +157,6 @@ def _targeted(files: Mapping[str, bytes], spec: LaunchSpec, axis: Axis) -> Axis:
     for value in axis.values:
         overrides.changed(files, [overrides.parse(f"{axis.key}={value}", "--sweep")])
     return axis
-
-
-def _of_command(spec: LaunchSpec, axis: Axis) -> Axis:
-    """Return an axis of the command. Raises UsageError for text in the place of a number."""
-    before = arguments.value_of(spec.command, axis.key)
-    text = next((value for value in axis.values if not _is_number(value)), None)
-    if before is not None and _is_number(before) and text is not None:
-        raise UsageError(f"--sweep {axis.key}: the command has the number {before}, and {text!r} is text")
-    return msgspec.structs.replace(axis, target="argument")
 
 
 def _of_seed(axis: Axis) -> Axis:
@@ -182,11 +173,3 @@ def _launched(spec: LaunchSpec, axis: Axis, value: str) -> LaunchSpec:
     if axis.target == "argument" and (command := arguments.replace(spec.command, axis.key, value)) is not None:
         return msgspec.structs.replace(spec, command=command)
     return spec
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

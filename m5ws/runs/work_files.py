@@ -34,11 +34,6 @@ class RemovedFiles(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int = 0
     left: int = 0
 
-    def __add__(self, other: "RemovedFiles") -> "RemovedFiles":
-        return RemovedFiles(
-            files=self.files + other.files, size_bytes=self.size_bytes + other.size_bytes, left=self.left + other.left
-        )
-
 
 def remove_outputs(repo: Repository, run: str, attempt: int, directory: Path) -> RemovedFiles:
     """Remove the stored output files of an attempt that has just ended. Raises M5Error, OSError."""
@@ -50,18 +45,23 @@ def remove_old(repo: Repository, home: Path, older_than_s: float, *, dry_run: bo
 
     Runs that are alive or unreadable are left out.
     """
-    total = RemovedFiles()
+    removed = list[RemovedFiles]()
     for run_dir in sorted((home / "runs").glob("*")):
         try:
             with recovery.lock_run(run_dir, wait_s=0.0):
                 for directory in sorted(run_dir.glob("[0-9][0-9][0-9][0-9]")):
                     if _is_old(directory, older_than_s):
-                        total += _remove(repo, directory, _all_files(repo, run_dir.name, directory), dry_run=dry_run)
+                        stored = _all_files(repo, run_dir.name, directory)
+                        removed.append(_remove(repo, directory, stored, dry_run=dry_run))
         except recovery.RunAlive:
             continue
         except (M5Error, OSError) as error:
             _log.warning("the work directories of run %s stay: %s", run_dir.name, error)
-    return total
+    return RemovedFiles(
+        files=sum(each.files for each in removed),
+        size_bytes=sum(each.size_bytes for each in removed),
+        left=sum(each.left for each in removed),
+    )
 
 
 def _is_old(directory: Path, older_than_s: float) -> bool:
@@ -94,7 +94,7 @@ def _remove(repo: Repository, directory: Path, stored: list[Entry], *, dry_run: 
         known.setdefault(entry.path, []).append(entry)
     work = work_directories.folder_of(directory)
     if work is None:
-        return RemovedFiles(files=0, size_bytes=0, left=0)
+        return RemovedFiles()
     paths = list(_files(work))
     entries = {path: known.get(os.fsencode(path.relative_to(work)), []) for path in paths}
     done = [path for path in paths if any(_is_stored(repo.objects, path, entry) for entry in entries[path])]

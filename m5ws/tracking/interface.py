@@ -6,8 +6,6 @@ from typing import Protocol
 
 import msgspec
 
-from m5ws.records.verdict import Verdict
-
 Points = frozenset[tuple[int, str]]
 """Distinct values with their steps: a metric's as `float.hex()`, a parameter's as text at step 0."""
 Fetch = Callable[[Path], Path]
@@ -51,17 +49,8 @@ class Tracker(Protocol):
     def catch_up(self, run: str) -> FollowedRun:
         """Deliver a run's existing ledger, once."""
 
-    def write_verdict(self, verdict: Verdict) -> None:
-        """Show a published verdict on the pages of all its runs. Raises M5Error if the tracker does not answer."""
-
     def refresh(self, run: str) -> None:
         """Show a run's published verdicts and notes on its page. Raises M5Error if the tracker does not answer."""
-
-    def attach(self, run: str, name: str, data: bytes) -> None:
-        """Store a file with a run's page, replacing one of that name. Raises M5Error if the tracker does not answer."""
-
-    def resolve(self, text: str) -> str | None:
-        """Return the run of a tracker's id or page URL, or None. Raises M5Error as above."""
 
     def logged(self, run: str) -> LoggedResults:
         """Return the results that the script of a run logged itself. Raises M5Error."""

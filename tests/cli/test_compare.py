@@ -13,7 +13,7 @@ def test_runs_are_compared_in_a_table_in_json_and_on_a_page(m5: M5, made: Made, 
     assert "<svg" in page.read_text() and made.replay in page.read_text()
     document = m5("compare", "--json", made.run, made.replay).document
     assert [run["id"] for run in document["runs"]] == [made.run, made.replay]
-    assert document["runs"][1]["verdict"] == "reproduced" and document["inputs"] == []
+    assert document["runs"][1]["outcome"] == "reproduced" and document["inputs"] == []
 
 
 def test_one_run_or_another_file_in_the_place_of_the_page_is_refused(m5: M5, made: Made, place: Path) -> None:

@@ -1,13 +1,11 @@
 """How a command ends by its error: a condition of the machine is the user's, everything else is a bug of m5ws."""
 
 import errno
-from pathlib import Path
 
 import pytest
 
 from m5ws import cli
 from m5ws.cli import ls
-from m5ws.cli.terminal import run_end
 
 _BUG = "bug in m5ws"
 
@@ -47,15 +45,3 @@ def test_another_error_of_a_system_call_is_a_bug_with_its_traceback(
     assert cli.main(["ls"]) == cli.BUG
     printed = capsys.readouterr().err
     assert _BUG in printed and "Traceback" in printed
-
-
-@pytest.mark.parametrize(
-    ("message", "rank"), [("exit status 3 (rank 1)", 1), ("exit status 3", 0), ("no (rank 1)", None)]
-)
-def test_a_run_that_ended_with_a_status_has_the_last_error_of_that_ranks_log(
-    tmp_path: Path, message: str, rank: int | None
-) -> None:
-    for number in (0, 1):
-        (tmp_path / f"rank-{number}.log").write_text(f"hydra.errors.ConfigError: key {number}\n")
-    hint = run_end.find_error(tmp_path, message)
-    assert f"key {rank}" in hint if rank is not None else hint == ""

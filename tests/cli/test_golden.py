@@ -250,7 +250,6 @@ _SCENES = (
             "run --take-over",
             "run --env rebuild",
             "run --resume 7c1d00000001 --from 7c1d00000001",
-            "run --from 7c1d00000001",
             "run --dry-run --resume 7c1d00000001 -- train.py",
             "reproduce 7c1d00000001 --segment 1 --all-segments",
             "reproduce 7c1d00000001 --segment 1 --seed 2 --set lr=1",

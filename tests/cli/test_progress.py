@@ -107,58 +107,35 @@ def test_work_that_is_named_once_is_shown_on_a_terminal_after_a_moment(capsys: p
 
 
 @pytest.mark.usefixtures("as_terminal")
-def test_a_silent_attempt_is_named_by_its_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log, clock, timers = tmp_path / "rank-0.log", Clock(), Timers()
+def test_the_stage_of_an_attempt_is_live_below_the_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log, clock = tmp_path / "rank-0.log", Clock()
 
     def shown() -> str:
         clock.now += 4.0
-        timers.fire()
+        assert progress._live is not None
+        progress._live.refresh()
         return capsys.readouterr().err
 
-    with RunProgress(log=log, terminal=True, clock=clock, later=timers) as progress:
+    with RunProgress(log=log, terminal=True, clock=clock) as progress:
+        progress.prepare("hashing", 1, 2)
+        assert "hashing: 1 of 2 (4s)" in shown()
         progress.watch("0", RankStarted(rank=0, world=1, pid=1))
-        assert "running" in shown()
         log.write_text("epoch 1\n")
         progress.poll()
-        assert "epoch 1" in capsys.readouterr().err
-        assert "running" in shown()
+        progress.watch("launcher", Notice(kind="limit", message="[not markup]"))
+        err = capsys.readouterr().err
+        assert "epoch 1" in err and "limit: [not markup]" in err
+        assert "running, without a step yet (4s)" in shown()
+        progress.watch("0", Observation(rank=0, after=0))
+        progress.watch("0", Step(step=19, quantities={}))
+        assert "the script is running, step 19 (4s)" in shown()
         progress.watch("launcher", AttemptEnded(outcome="finished", exit_code=0))
-        capsys.readouterr()
-        assert shown() == ""
+        assert progress._live is None
         progress.prepare("waiting for MLflow", 0, 0)
         assert "MLflow" in shown()
-    capsys.readouterr()
-    with RunProgress(enabled=False, terminal=True, clock=clock, later=timers) as progress:
+    with RunProgress(enabled=False, terminal=True, clock=clock) as progress:
         progress.watch("0", RankStarted(rank=0, world=1, pid=1))
-        assert shown() == ""
-
-
-@pytest.mark.usefixtures("as_terminal")
-def test_the_steps_of_a_script_that_prints_nothing_are_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    clock, timers = Clock(), Timers()
-    with RunProgress(log=tmp_path / "rank-0.log", terminal=True, clock=clock, later=timers) as progress:
-        progress.watch("0", Observation(rank=0, after=0))
-        for number in range(1, 20):
-            progress.watch("0", Step(step=number, quantities={}))
-            clock.now += 0.3
-            timers.fire()
-    shown = capsys.readouterr().err
-    assert "the script is running, step" in shown and "19/?" in shown
-
-
-@pytest.mark.usefixtures("as_terminal")
-def test_the_start_of_the_processes_is_shown_again_after_a_notice(capsys: pytest.CaptureFixture[str]) -> None:
-    clock, timers = Clock(), Timers()
-    with RunProgress(terminal=True, clock=clock, later=timers) as progress:
-        progress.prepare("starting the processes", 0, 0)
-        for message in ("a", "b"):
-            progress.watch("launcher", Notice(kind="outputs-restored", message=message))
-            assert f"outputs-restored: {message}" in capsys.readouterr().err
-            clock.now += 4.0
-            timers.fire()
-            assert "starting" in capsys.readouterr().err
+        assert progress._live is None
 
 
 def test_the_same_notice_of_several_ranks_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

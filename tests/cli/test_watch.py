@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from m5ws.cli import watch
-from m5ws.cli.terminal import braille, live_view, output
+from m5ws.cli.terminal import live_view
 from m5ws.records.exact import encode
 from m5ws.records.ledger import AttemptEnded, CheckpointPublished, Event, Notice, RankEnded, RankStarted, Step
 from m5ws.reports.live import LiveRun, LiveState
 from m5ws.repository import checkpoints
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
+from m5ws.runs.state import AttemptState
 from tests.cli.conftest import M5, Made
 from tests.support.records import planted
 
@@ -59,8 +60,6 @@ def test_the_view_has_all_that_a_run_has_reached(m5: M5, running: Repository) ->
     assert lines[1].startswith("step 100/400  4 steps/s  400 tokens/s  1m 15s left  last event ")
     assert lines[2] == "loss 0.01  lr 0.1  grad_norm 2"
     assert "step 60" in lines[3]
-    assert lines[4].split()[0] == "1" and sum("⠀" <= line[-1] <= "⣿" for line in lines) >= 3
-    assert lines[-2].split() == ["1", "step", "100"]
     assert lines[-1] == "1 checkpoint, the last after step 50"
 
 
@@ -72,10 +71,13 @@ def test_a_run_that_has_ended_is_shown_once_and_the_command_ends(m5: M5, ended: 
         assert text in done.out
 
 
-def test_json_has_the_state_and_its_curve(m5: M5, running: Repository) -> None:
+def test_json_has_the_state(m5: M5, running: Repository) -> None:
     document = m5("watch", _RUN, "--json").document
-    assert (document["state"], document["step"], document["steps_per_s"]) == ("running", 100, 4.0)
-    assert document["loss"][0] == [1, 1.0] and document["loss"][59] == [60, None]
+    assert (document["newest"]["standing"], document["newest"]["last_step"], document["steps_per_s"]) == (
+        "running",
+        100,
+        4.0,
+    )
     assert (document["not_finite"], document["last_checkpoint"]) == (60, 50)
 
 
@@ -85,7 +87,7 @@ def test_verdicts_are_in_the_view(m5: M5, made: Made) -> None:
 
 
 def test_a_run_that_goes_on_is_followed_and_lines_are_few(
-    running: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    running: Repository, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock, number = [0.0], [100]
 
@@ -93,18 +95,15 @@ def test_a_run_that_goes_on_is_followed_and_lines_are_few(
         clock[0] += 4.0
         number[0] += 1
         planted.append(running, _RUN, 1, "0", _step(number[0]))
-        if number[0] == 103:
-            planted.append(running, _RUN, 1, "0", Notice(kind="limit", message="a limit"))
         if number[0] == 110:
             planted.append(running, _RUN, 1, ledger.LAUNCHER, AttemptEnded(outcome="finished", exit_code=0))
 
-    live = LiveRun(running, _RUN, lambda attempt: tmp_path)
+    live = LiveRun(running, _RUN)
     live.refresh()
     watch.follow(live, watch.PlainLines(clock=lambda: clock[0]), pause)
     printed = capsys.readouterr().out.splitlines()
     summaries = [line.split()[2] for line in printed if line.startswith("running")]
     assert summaries == ["100/400", "103/400", "106/400", "109/400"]
-    assert printed.index("limit: a limit") == 1
     assert any(line.startswith(f"run {_RUN} trial  finished") for line in printed)
 
 
@@ -112,37 +111,13 @@ def test_a_run_that_goes_on_is_followed_and_lines_are_few(
 
 
 def _state(**fields: object) -> LiveState:
-    return LiveState(run=_RUN, name=None, snapshot="0" * 64, reproduces=None, state="running", **fields)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("width", "height"), [(1, 1), (10, 5), (11, 24), (40, 10), (300, 100)])
-def test_a_curve_has_the_width_of_the_terminal(width: int, height: int) -> None:
-    state = _state(loss=tuple((step, 1 / step) for step in range(1, 500)), step=499)
-    rows = [output.plain_text(line) for line in live_view.lines(state, 0.0, width, height)]
-    curve = [row for row in rows if row and "⠀" <= row[-1] <= "⣿"]
-    assert len(curve) in (0, *range(3, 13)) and bool(curve) == (width > 10)
-    assert all(len(row) == width for row in curve)
-    if height >= 10:
-        assert len(rows) < height
-
-
-def test_a_run_without_a_finite_loss_has_no_curve_and_one_value_a_flat_one() -> None:
-    assert braille.draw([], 10, 3) == braille.draw([(1, math.nan), (2, math.inf)], 10, 3) == []
-    assert braille.draw([(1, 1.0)], 4, 3)[1] != "⠀" * 4
-    (flat,) = braille.draw([(1, 2.0), (9, 2.0)], 4, 1)
-    assert len(set(flat)) == 1
-
-
-def test_a_curve_is_a_line_from_its_first_to_its_last_point_and_a_nan_is_a_gap() -> None:
-    assert braille.draw([(1, 0.0), (4, 3.0)], 2, 1) == ["⡠⠊"]
-    gap = braille.draw([(1, 1.0), (2, 1.0), (3, math.nan), (4, math.nan), (7, 1.0), (8, 1.0)], 4, 1)[0]
-    assert gap[0] != "⠀" and gap[3] != "⠀" and gap[2] == "⠀"
-    extreme = braille.draw([(1, -1.7e308), (2, 1.7e308), (3, 0.0)], 5, 2)
-    assert [len(row) for row in extreme] == [5, 5]
+    return LiveState(run=_RUN, name=None, **fields)  # type: ignore[arg-type]
 
 
 def test_a_slow_run_has_seconds_a_step_and_no_time_left_without_a_total() -> None:
-    shown = live_view.summary(_state(step=3, steps_per_s=0.25, tokens_per_s=1234.5))
+    shown = live_view.summary(
+        _state(newest=AttemptState(attempt=1, last_step=3), steps_per_s=0.25, tokens_per_s=1234.5)
+    )
     assert shown == "running  step 3  4 s/step  1,234 tokens/s"
 
 

@@ -133,15 +133,13 @@ def test_the_properties_of_a_run(planted_workspace: Planted, run: m5ws.Run) -> N
     assert run.parameters["launch.seed"] == "7"
 
 
-def test_a_run_shows_itself_and_its_name_controls_neither_terminal_nor_page(
+def test_a_run_shows_itself_and_its_name_does_not_control_the_terminal(
     planted_workspace: Planted, workspace: m5ws.Workspace, run: m5ws.Run
 ) -> None:
     assert repr(run) == "<m5ws.Run 7c1d00000001 'baseline': finished, step 4 of 4>"
     planted.run(planted_workspace.repo, "ba5e00000003", planted_workspace.snapshot, name="\x1b[2J<b>\u202e")
     hostile = workspace.run("ba5e00000003")
     assert "\x1b" not in repr(hostile) and "\u202e" not in repr(hostile)
-    page = hostile._repr_html_()
-    assert "<b>" not in page and "\x1b" not in page and "ba5e00000003" in page
 
 
 def test_steps_are_those_of_the_last_attempt_that_did_them_and_exact(run: m5ws.Run) -> None:

@@ -10,9 +10,10 @@ from m5ws.projects import init
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of templates. One of them links to files that it shares with others."""
     root = tmp_path / "templates"
+    monkeypatch.setattr(init, "templates_dir", lambda: root)
     (root / "small" / "deep").mkdir(parents=True)
     (root / "shared" / "lib").mkdir(parents=True)
     (root / "shared" / "lib" / "model.py").write_text("model\n")
@@ -33,8 +34,9 @@ def _files(root: Path) -> dict[str, str]:
     return {str(path.relative_to(root)): path.read_text() for path in root.rglob("*") if path.is_file()}
 
 
-def test_a_template_is_copied_with_its_links_followed(tmp_path: Path, folder: Path) -> None:
-    init.apply(init.plan(tmp_path / "w", "small", folder))
+@pytest.mark.usefixtures("folder")
+def test_a_template_is_copied_with_its_links_followed(tmp_path: Path) -> None:
+    init.apply(init.plan(tmp_path / "w", "small"))
     assert _files(tmp_path / "w") == {
         ".gitignore": "*.pt\n",
         "deep/train.py": "train\n",
@@ -48,17 +50,20 @@ def test_a_template_is_copied_with_its_links_followed(tmp_path: Path, folder: Pa
     assert not os.access(tmp_path / "w" / "one.py", os.X_OK)
 
 
-def test_only_what_has_a_configuration_is_a_template(folder: Path) -> None:
-    assert init.templates(folder) == ["small"]
+@pytest.mark.usefixtures("folder")
+def test_only_what_has_a_configuration_is_a_template() -> None:
+    assert init.templates() == ["small"]
 
 
-def test_an_unknown_template_is_named_with_those_that_are_known(tmp_path: Path, folder: Path) -> None:
+@pytest.mark.usefixtures("folder")
+def test_an_unknown_template_is_named_with_those_that_are_known(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="'small'") as caught:
-        init.plan(tmp_path / "w", "smal", folder)
+        init.plan(tmp_path / "w", "smal")
     assert "small" in caught.value.hint
 
 
-def test_every_file_in_the_way_is_named_and_nothing_changes(tmp_path: Path, folder: Path) -> None:
+@pytest.mark.usefixtures("folder")
+def test_every_file_in_the_way_is_named_and_nothing_changes(tmp_path: Path) -> None:
     root = tmp_path / "w"
     root.mkdir()
     (root / "one.py").write_text("mine\n")
@@ -66,7 +71,7 @@ def test_every_file_in_the_way_is_named_and_nothing_changes(tmp_path: Path, fold
     (root / "run.sh").symlink_to("nowhere")
     before = _files(root)
     with pytest.raises(init.FilesExist) as caught:
-        init.plan(root, "small", folder)
+        init.plan(root, "small")
     assert str(caught.value).splitlines()[1:] == ["  deep", "  one.py", "  run.sh"]
     assert _files(root) == before
 
@@ -79,18 +84,20 @@ def test_a_workspace_that_exists_is_named_with_its_store(tmp_path: Path) -> None
     assert _files(tmp_path) == before
 
 
-def test_an_ignore_file_of_the_users_stays(tmp_path: Path, folder: Path) -> None:
+@pytest.mark.usefixtures("folder")
+def test_an_ignore_file_of_the_users_stays(tmp_path: Path) -> None:
     root = tmp_path / "w"
     root.mkdir()
     (root / ".gitignore").write_text("mine\n")
-    planned = init.plan(root, "small", folder)
+    planned = init.plan(root, "small")
     init.apply(planned)
     assert planned.kept == (".gitignore",)
     assert (root / ".gitignore").read_text() == "mine\n"
 
 
-def test_a_file_that_appears_between_plan_and_write_is_not_written_over(tmp_path: Path, folder: Path) -> None:
-    planned = init.plan(tmp_path / "w", "small", folder)
+@pytest.mark.usefixtures("folder")
+def test_a_file_that_appears_between_plan_and_write_is_not_written_over(tmp_path: Path) -> None:
+    planned = init.plan(tmp_path / "w", "small")
     (tmp_path / "w").mkdir()
     (tmp_path / "w" / "one.py").write_text("mine\n")
     with pytest.raises(init.FilesExist, match="meanwhile"):

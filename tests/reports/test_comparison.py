@@ -1,18 +1,18 @@
 """Comparisons of runs: changed inputs against results, and the first step that differs."""
 
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 
 from m5ws.errors import UsageError
 from m5ws.records.environment import Observed
 from m5ws.records.ledger import AttemptEnded, Event, State, Step
 from m5ws.records.run import LaunchSpec
-from m5ws.reports import comparison, comparison_page, recorded
+from m5ws.reports import comparison, comparison_page, curves
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
+from m5ws.reproduce.compare import compare_histories
+from m5ws.runs import history
 from m5ws.store.local import LocalStore
 from tests.pages.reading import read
 from tests.support.records import planted
@@ -69,50 +69,17 @@ def test_inputs_that_differ_stand_beside_results_and_the_first_step_that_differs
 def test_a_step_that_a_later_attempt_did_again_counts_as_it_was_done_last(repo: Repository, tmp_path: Path) -> None:
     first = _run(repo, tmp_path, 1, [3.0, 2.0, 9.0])
     _attempt(repo, first, 2, [1.0, 0.5], begin=2)
-    history = recorded.load(repo, first)
-    assert recorded.curves_of(history)["loss"] == [(1, 3.0), (2, 2.0), (3, 1.0), (4, 0.5)]
-    other = recorded.load(repo, _run(repo, tmp_path, 2, [3.0, 2.0, 1.0, 0.25]))
-    divergence, compared = recorded.first_difference(history, other)
-    assert divergence is not None and (divergence.step, compared) == (4, 4)
-
-
-def test_a_state_that_differs_under_equal_losses_is_found(repo: Repository) -> None:
-    names = [planted.run(repo, letter * 12).id for letter in "ab"]
-    for name, weight in zip(names, "12", strict=True):
-        planted.begin(repo, name)
-        steps = [Step(step=step, quantities={"loss": "0x1p+0"}, batch="ab" * 32) for step in (1, 2)]
-        states = [State(step=step, tensors={"v": "0", "w": weight if step else "0"}) for step in (0, 1)]
-        planted.append(repo, name, 1, "0", states[0], steps[0], states[1], steps[1])
-    one, two = (recorded.load(repo, name) for name in names)
-    divergence, _ = recorded.first_difference(one, two)
-    assert divergence is not None and (divergence.step, divergence.quantity) == (1, "tensor w")
-    assert recorded.first_difference(one, one) == (None, 2)
-
-
-@pytest.mark.parametrize(
-    ("change", "name"),
-    [
-        ({"batch": "cd" * 32}, "batch"),
-        ({"quantities": {"loss": "0x1p+1"}}, "loss"),
-        ({"digests": {"optimizer settings": "cd" * 32}}, "optimizer settings"),
-    ],
-    ids=["batch", "quantity", "digest"],
-)
-def test_each_recorded_value_of_a_step_is_compared(repo: Repository, change: dict[str, Any], name: str) -> None:
-    same = Step(step=1, batch="ab" * 32, quantities={"loss": "0x1p+0"}, digests={"optimizer settings": "ab" * 32})
-    names = [planted.run(repo, letter * 12).id for letter in "ab"]
-    for run, step in zip(names, (same, msgspec.structs.replace(same, **change)), strict=True):
-        planted.begin(repo, run)
-        planted.append(repo, run, 1, "0", step)
-    one, two = (recorded.load(repo, run) for run in names)
-    divergence, _ = recorded.first_difference(one, two)
-    assert divergence is not None and (divergence.step, divergence.quantity) == (1, name)
+    done = history.load(repo, first)
+    assert curves.of_steps(done.steps[0])["loss"] == [(1, 3.0), (2, 2.0), (3, 1.0), (4, 0.5)]
+    other = history.load(repo, _run(repo, tmp_path, 2, [3.0, 2.0, 1.0, 0.25]))
+    divergence = compare_histories(done, other).first()
+    assert divergence is not None and divergence.step == 4
 
 
 def test_ledgers_of_other_ranks_are_not_read(repo: Repository, tmp_path: Path) -> None:
     names = [_run(repo, tmp_path, number, [1.0]) for number in (1, 2)]
     counting = CountingStore(repo.store)
-    recorded.load(Repository.open(counting), names[0])
+    history.load(Repository.open(counting), names[0], ranks={"0"})
     assert not [key for key in counting.gets if "/0001/1/" in key]
 
 

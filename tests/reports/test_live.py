@@ -2,32 +2,18 @@
 
 import math
 from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
 
 from m5ws.errors import CorruptObject, NotFound
 from m5ws.records import codec
 from m5ws.records.exact import encode
-from m5ws.records.ledger import (
-    AttemptEnded,
-    AttemptStarted,
-    CheckpointPublished,
-    Event,
-    Notice,
-    Observation,
-    RankEnded,
-    RankStarted,
-    Step,
-)
+from m5ws.records.ledger import AttemptEnded, CheckpointPublished, Event, Notice, RankEnded, RankStarted, Step
 from m5ws.records.verdict import Divergence, Verdict
-from m5ws.reports import curves
 from m5ws.reports.live import LiveRun
 from m5ws.repository import checkpoints, runs
 from m5ws.repository.ledger import ledger
-from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.repository import Repository
-from m5ws.runs import recovery
 from tests.support.records import planted
 from tests.support.stores.counting_store import CountingStore
 
@@ -54,33 +40,37 @@ def begun(repo: Repository) -> Repository:
     return repo
 
 
-def _live(repo: Repository, tmp_path: Path) -> LiveRun:
-    live = LiveRun(repo, _RUN, lambda attempt: tmp_path / "attempts" / f"{attempt:04d}")
+def _live(repo: Repository) -> LiveRun:
+    live = LiveRun(repo, _RUN)
     live.refresh()
     return live
 
 
-def test_a_run_without_an_attempt_is_created_and_an_unknown_one_an_error(repo: Repository, tmp_path: Path) -> None:
+def test_a_run_without_an_attempt_is_created_and_an_unknown_one_an_error(repo: Repository) -> None:
     with pytest.raises(NotFound):
-        _live(repo, tmp_path)
+        _live(repo)
     planted.run(repo, _RUN)
-    live = _live(repo, tmp_path)
-    assert (live.state().state, live.ended, live.state().loss) == ("created", False, ())
+    live = _live(repo)
+    assert (live.state().newest.standing, live.ended, live.state().newest.last_step) == ("created", False, 0)
     planted.begin(repo, _RUN, time_s=_BEGIN_S)
     live.refresh()
-    assert (live.state().state, live.state().attempt, live.state().host) == ("running", 1, "h")
+    assert (live.state().newest.standing, live.state().newest.attempt, live.state().newest.host) == ("running", 1, "h")
 
 
-def test_a_growing_ledger_is_followed_to_its_end(begun: Repository, tmp_path: Path) -> None:
-    live = _live(begun, tmp_path)
-    assert (live.state().step, live.state().ranks, live.state().steps_per_s) == (0, 2, None)
+def test_a_growing_ledger_is_followed_to_its_end(begun: Repository) -> None:
+    live = _live(begun)
+    assert (live.state().newest.last_step, live.state().newest.world, live.state().steps_per_s) == (0, 2, None)
     planted.append(begun, _RUN, 1, "0", *_steps(1, 4))
     planted.append(begun, _RUN, 1, "1", *_steps(1, 4))
     live.refresh()
     state = live.state()
-    assert (state.step, state.total_steps, state.steps_per_s, state.tokens_per_s) == (4, 200_000, 1.0, 400.0)
+    assert (state.newest.last_step, state.newest.total_steps, state.steps_per_s, state.tokens_per_s) == (
+        4,
+        200_000,
+        1.0,
+        400.0,
+    )
     assert (state.left_s, state.last_s) == (199_996.0, _BEGIN_S + 4)
-    assert state.loss == tuple((step, 1 / step) for step in range(1, 5))
     point = CheckpointPublished(step=4, name=checkpoints.name(4, 1), checkpoint="0" * 64, content="0" * 64)
     planted.append(begun, _RUN, 1, "0", point, _step(5), RankEnded(rank=0, error="ValueError: no"))
     live.refresh()
@@ -89,11 +79,16 @@ def test_a_growing_ledger_is_followed_to_its_end(begun: Repository, tmp_path: Pa
     planted.append(begun, _RUN, 1, ledger.LAUNCHER, ended)
     live.refresh()
     state = live.state()
-    assert (live.ended, state.state, state.message, state.left_s) == (True, "failed", "ValueError: no", None)
-    assert (state.rank_errors, state.ended_s) == ({"0": "ValueError: no"}, _BEGIN_S + 9)
+    assert (live.ended, state.newest.standing, state.newest.message, state.left_s) == (
+        True,
+        "failed",
+        "ValueError: no",
+        None,
+    )
+    assert (state.newest.rank_errors, state.newest.ended_s) == ({"0": "ValueError: no"}, _BEGIN_S + 9)
 
 
-def test_a_reading_of_a_long_ledger_reads_only_new_batches_and_holds_no_more(repo: Repository, tmp_path: Path) -> None:
+def test_a_reading_of_a_long_ledger_reads_only_new_batches(repo: Repository) -> None:
     store = CountingStore(repo.store)
     counted = repo.with_store(store)
     planted.run(repo, _RUN)
@@ -101,8 +96,8 @@ def test_a_reading_of_a_long_ledger_reads_only_new_batches_and_holds_no_more(rep
     writer = ledger.ChainWriter(repo, _RUN, 1, "0")
     for first in range(1, 100_001, 1000):
         writer.append([codec.encode(step) for step in _steps(first, first + 999)])
-    live = _live(counted, tmp_path)
-    assert live.state().step == 100_000 and len(live.state().loss) <= curves.POINTS
+    live = _live(counted)
+    assert live.state().newest.last_step == 100_000
     store.gets.clear()
     live.refresh()
     assert store.gets == [f"runs/{_RUN}/ledger/0001/launcher/00000001", f"runs/{_RUN}/ledger/0001/0/00000100"]
@@ -110,58 +105,31 @@ def test_a_reading_of_a_long_ledger_reads_only_new_batches_and_holds_no_more(rep
     store.gets.clear()
     live.refresh()
     assert [key[-10:] for key in store.gets] == ["r/00000001", "0/00000100", "0/00000101"]
-    assert live.state().step == 100_003 and live.state().loss[-1] == (100_003, 1 / 100_003)
+    assert live.state().newest.last_step == 100_003
 
 
-def test_other_ranks_are_read_in_turn(begun: Repository, tmp_path: Path) -> None:
-    for rank in range(2, 20):
-        planted.append(begun, _RUN, 1, str(rank), RankStarted(rank=rank, world=20, pid=1))
-    store = CountingStore(begun.store)
-    live = _live(begun.with_store(store), tmp_path)
-    seen: list[set[str]] = []
-    for _ in range(3):
-        store.gets.clear()
-        live.refresh()
-        seen.append({key.split("/")[4] for key in store.gets})
-    assert all(len(ranks) == 10 and {"0", "launcher"} < ranks for ranks in seen)
-    assert set.union(*seen) == {"launcher", *map(str, range(20))}
-
-
-def test_steps_that_an_attempt_does_again_replace_those_of_the_one_before(begun: Repository, tmp_path: Path) -> None:
+def test_steps_that_an_attempt_does_again_replace_those_of_the_one_before(begun: Repository) -> None:
     planted.append(begun, _RUN, 1, "0", *_steps(1, 3), _step(4, math.nan), _step(5, math.nan))
-    live = _live(begun, tmp_path)
-    assert (live.state().not_finite, live.state().step) == (4, 5)
+    live = _live(begun)
+    assert (live.state().not_finite, live.state().newest.last_step) == (4, 5)
     planted.begin(begun, _RUN, 2, resume=checkpoints.name(3, 1), inherits=(checkpoints.name(3, 1),))
     planted.append(begun, _RUN, 2, "0", _step(4, 0.5))
     live.refresh()
     state = live.state()
-    assert (state.attempt, state.step, state.not_finite) == (2, 4, None)
-    assert state.loss == ((1, 1.0), (2, 1 / 2), (3, 1 / 3), (4, 0.5))
-    assert _live(begun, tmp_path).state() == state, "read at once, it is the same"
+    assert (state.newest.attempt, state.newest.last_step, state.not_finite) == (2, 4, None)
+    assert _live(begun).state() == state, "read at once, it is the same"
 
 
-def test_a_script_that_goes_on_from_its_own_checkpoint_is_not_begun_anew(begun: Repository, tmp_path: Path) -> None:
-    planted.append(begun, _RUN, 1, "0", *_steps(1, 5))
-    planted.begin(begun, _RUN, 2)
-    live = _live(begun, tmp_path)
-    planted.append(begun, _RUN, 2, "0", Observation(rank=0, after=4), _step(5, 0.1))
-    live.refresh()
-    assert live.state().loss[-1] == (5, 0.1)
-
-
-def test_a_loss_that_is_not_finite_is_named_and_the_same_notice_of_two_ranks_is_one(
-    begun: Repository, tmp_path: Path
-) -> None:
+def test_a_loss_that_is_not_finite_is_named_and_the_same_notice_of_two_ranks_is_one(begun: Repository) -> None:
     notice = Notice(kind="limit", message="a limit", step=2)
     planted.append(begun, _RUN, 1, "0", _step(1), _step(2, math.inf), _step(3, math.nan), notice)
     planted.append(begun, _RUN, 1, "1", notice, *(Notice(kind="k", message=str(n)) for n in range(9)))
-    state = _live(begun, tmp_path).state()
+    state = _live(begun).state()
     assert (state.not_finite, state.notice_count, len(state.notices)) == (2, 10, 5)
-    assert math.isnan(state.loss[-1][1])
 
 
-def test_verdicts_come_with_the_end(begun: Repository, tmp_path: Path) -> None:
-    live = _live(begun, tmp_path)
+def test_verdicts_come_with_the_end(begun: Repository) -> None:
+    live = _live(begun)
     planted.run(begun, _REPLAY, purpose="reproduce", reproduces=_RUN)
     first = Divergence(step=2, rank=0, quantity="loss", original="0x1p+0", replayed="0x1p-1")
     runs.publish_verdict(begun, Verdict(run=_RUN, replay=_REPLAY, outcome="diverged", first=first))
@@ -170,34 +138,8 @@ def test_verdicts_come_with_the_end(begun: Repository, tmp_path: Path) -> None:
     assert [verdict.outcome for verdict in live.state().verdicts] == ["diverged"]
 
 
-def test_a_run_of_this_machine_is_read_from_its_spools_before_the_store_has_its_steps(
-    repo: Repository, tmp_path: Path
-) -> None:
-    planted.run(repo, _RUN)
-    directory = tmp_path / "attempts" / "0001"
-    started = AttemptStarted(attempt=1, host="here", observed="0" * 64)
-    spools = {rank: _spool(directory, rank) for rank in ("launcher", "0")}
-    recovery.mark_directory(directory)
-    spools["launcher"].append(started)
-    spools["0"].append(RankStarted(rank=0, world=1, pid=1))
-    planted.append(repo, _RUN, 1, "launcher", started)
-    planted.append(repo, _RUN, 1, "0", RankStarted(rank=0, world=1, pid=1))
-    live = _live(repo, tmp_path)
-    spools["0"].append(_step(1))
-    live.refresh()
-    assert (live.state().step, live.state().host) == (1, "here")
-    # A killed supervisor has no end in its spool: the next command writes it to the store.
-    planted.append(repo, _RUN, 1, "launcher", AttemptEnded(outcome="failed", exit_code=137))
-    live.refresh()
-    assert live.ended
-
-
-def _spool(directory: Path, rank: str) -> SpoolWriter:
-    return SpoolWriter(directory / "spool" / f"{rank}.spool", genesis(_RUN, 1, rank))
-
-
-def test_a_batch_that_does_not_follow_is_an_error(begun: Repository, tmp_path: Path) -> None:
-    live = _live(begun, tmp_path)
+def test_a_batch_that_does_not_follow_is_an_error(begun: Repository) -> None:
+    live = _live(begun)
     planted.run(begun, _REPLAY)
     planted.append(begun, _REPLAY, 1, "0", _step(1))
     planted.append(begun, _REPLAY, 1, "0", _step(2))

@@ -1,8 +1,5 @@
 """Sets of numbers in little memory, compared with sets."""
 
-import sys
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,9 +28,3 @@ def test_unions_and_common_numbers_are_those_of_sets(one: list[int], other: list
     both = Numbers(one), Numbers(other)
     assert list(union(both)) == sorted({*one, *other})
     assert common(*both) == len(set(one) & set(other))
-
-
-@pytest.mark.parametrize("stride", [1, 100])
-def test_many_in_even_strides_take_the_memory_of_one_range(stride: int) -> None:
-    found = Numbers(range(0, 10_000 * stride, stride))
-    assert len(found) == 10_000 and sys.getsizeof(found._ranges) < 200 and not found._others

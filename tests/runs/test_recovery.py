@@ -180,17 +180,11 @@ class _Tracker:
         self.fails = fails
         self.told: list[str] = []
 
-    def write_verdict(self, verdict: Verdict) -> None:
-        self._take(verdict.replay)
-
     def refresh(self, run: str) -> None:
-        self._take(f"joint {run}")
-
-    def _take(self, what: str) -> None:
         if self.fails:
             self.fails -= 1
             raise OSError("nobody answers")
-        self.told.append(what)
+        self.told.append(run)
 
 
 def test_a_verdict_that_the_tracker_did_not_take_is_told_again_once(repo: Repository, tmp_path: Path) -> None:
@@ -200,11 +194,10 @@ def test_a_verdict_that_the_tracker_did_not_take_is_told_again_once(repo: Reposi
     runs.publish_verdict(repo, Verdict(run="b" * 12, replay=_RUN, outcome="reproduced"))
     joint = JointVerdict(run="b" * 12, outcome="sampled", reason="", of=2)
     segments.publish(repo, tracker, joint, tmp_path)
-    with pytest.raises(OSError, match="nobody"), recovery.verdict_pending(tmp_path / "runs" / _RUN):
-        tracker.write_verdict(runs.verdict(repo, runs.load(repo, _RUN)))
+    recovery.show_verdict(repo, tracker, tmp_path, _RUN)
     assert tracker.told == [] and tracker.fails == 0
     tracker.fails = 1
     assert "nobody answers" in recovery.deliver_verdicts(repo, tracker, tmp_path)[0]
     assert recovery.deliver_verdicts(repo, tracker, tmp_path) == []
-    assert tracker.told == [_RUN, f"joint {'b' * 12}"]
-    assert recovery.deliver_verdicts(repo, tracker, tmp_path) == [] and len(tracker.told) == 2
+    assert tracker.told == ["b" * 12, _RUN, "b" * 12]
+    assert recovery.deliver_verdicts(repo, tracker, tmp_path) == [] and len(tracker.told) == 3

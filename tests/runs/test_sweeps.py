@@ -50,7 +50,7 @@ def test_a_key_belongs_to_the_command_before_the_config_and_the_seed(repo: Repos
 
 
 @pytest.mark.parametrize(
-    "text", ["train.lrr=1,2", "train.lr=1,fast", "lr=1,fast", "seed=0,x", "seed=-1,0", "betas=1,2", "train.lr=[,]"]
+    "text", ["train.lrr=1,2", "train.lr=1,fast", "seed=0,x", "seed=-1,0", "betas=1,2", "train.lr=[,]"]
 )
 def test_a_key_or_value_that_does_not_fit_is_refused_before_anything_is_written(
     repo: Repository, base: Run, text: str
@@ -78,7 +78,7 @@ def origin(repo: Repository, base: Run) -> Run:
 
 
 def test_runs_of_a_sweep_start_from_a_checkpoint(repo: Repository, origin: Run) -> None:
-    request = fork.ForkRequest(checkpoint=f"{origin.id}@8", is_swept=True, restart=("data",))
+    request = fork.ForkRequest(checkpoint=f"{origin.id}@8", restart=("data",))
     start = fork.new_run(repo, request)
     sweep = _create(repo, start, "lr=1e-3,3e-4", "train.lr=1,2")
     assert [axis.target for axis in sweep.axes] == ["argument", "config"]
@@ -93,7 +93,7 @@ def test_runs_of_a_sweep_start_from_a_checkpoint(repo: Repository, origin: Run) 
 
 
 def test_a_value_of_the_original_keeps_the_settings_of_the_checkpoint(repo: Repository, origin: Run) -> None:
-    start = fork.new_run(repo, fork.ForkRequest(checkpoint=f"{origin.id}@8", is_swept=True))
+    start = fork.new_run(repo, fork.ForkRequest(checkpoint=f"{origin.id}@8"))
     sweep = _create(repo, start, "lr=1e-3,3e-4")
     second = _publish(repo, sweep, start, 1)
     first = _publish(repo, sweep, second, 0)
@@ -103,15 +103,13 @@ def test_a_value_of_the_original_keeps_the_settings_of_the_checkpoint(repo: Repo
 
 def test_a_seed_that_would_have_no_effect_is_refused(repo: Repository, origin: Run) -> None:
     for restart in ((), ("generators",)):
-        request = fork.ForkRequest(checkpoint=f"{origin.id}@8", is_swept=True, restart=restart)
+        request = fork.ForkRequest(checkpoint=f"{origin.id}@8", restart=restart)
         start = fork.new_run(repo, request)
         if restart:
             assert len(sweeps.list_planned(_create(repo, start, "seed=0:3"))) == 3
         else:
             with pytest.raises(UsageError, match="generators"):
                 _create(repo, start, "seed=0:3")
-    with pytest.raises(UsageError, match="nothing is left"):
-        fork.new_run(repo, fork.ForkRequest(checkpoint=f"{origin.id}@8"))
 
 
 def test_any_run_of_a_sweep_describes_all_of_them(repo: Repository, base: Run) -> None:

@@ -126,7 +126,8 @@ def _judge(repo: Repository, tracker: Mlflow, original: Run, equal: Run, changed
         Verdict(run=original.id, replay=equal.id, outcome="reproduced", compared={"steps": 60}, created_s=2.0),
     ):
         runs.publish_verdict(repo, verdict)
-        tracker.write_verdict(verdict)
+        for name in (verdict.run, *verdict.replays):
+            tracker.refresh(name)
 
 
 def _until_up(server: subprocess.Popen[bytes], url: str) -> None:

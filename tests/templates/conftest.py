@@ -61,7 +61,7 @@ def workspace(tmp_path: Path) -> Callable[[str], Path]:
 
     def make(template: str) -> Path:
         root = tmp_path / template
-        init.apply(init.plan(root, template, TEMPLATES))
+        init.apply(init.plan(root, template))
         shrink(root)
         return root
 

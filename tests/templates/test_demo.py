@@ -68,7 +68,7 @@ def test_a_command_that_ends_otherwise_ends_the_demo(tmp_path: Path) -> None:
     options = demo.DemoOptions(directory=tmp_path, templates=())
     shown: list[str] = []
     with pytest.raises(demo.DemoFailed, match="status 3, not 1"):
-        demo.execute(demo.DemoPlan(options=options, commands=(good, uses, bad), path=None), shown.append)
+        demo.execute(demo.DemoPlan(options=options, commands=(good, uses, bad)), shown.append)
     assert shown[:4] == [f"$ cd {tmp_path}", f"$ {good.typed(tmp_path, {})[0]}", "made id-7", "more"]
 
 

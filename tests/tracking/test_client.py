@@ -38,38 +38,17 @@ def _tags(client: MlflowClient, run: Run) -> dict[str, str]:
     return dict(client.get_run(only).data.tags)
 
 
-def test_an_mlflow_id_or_url_stands_for_its_run(
-    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
-) -> None:
-    _deliver(tracker, _finished(repo, run))
-    (known,) = find(client, run.id)
-    assert tracker.resolve(known) == run.id
-    assert tracker.resolve(f" http://127.0.0.1:5000/#/experiments/1/runs/{known} ") == run.id
-    assert tracker.resolve(f"https://mlflow.example/x/#/experiments/1/runs/{known}/model-metrics?a=b") == run.id
-    assert tracker.resolve("0" * 32) is None
-    assert tracker.resolve(run.id) is None
-    foreign = client.create_run("0").info.run_id
-    assert tracker.resolve(foreign) is None
-
-
-def test_what_is_no_mlflow_id_asks_nobody() -> None:
-    nobody = Mlflow("http://127.0.0.1:1", "tests", "")
-    for text in ("", "abc", "0123456789ab", "f" * 64, "http://example.org/runs/short"):
-        assert nobody.resolve(text) is None
-
-
 def test_a_tracker_that_is_down_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         uri = f"http://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(TrackerError, match=uri):
-            Mlflow(uri, "tests", "").resolve("0" * 32)
+            Mlflow(uri, "tests", "").logged("0" * 12)
 
 
 def test_an_embedded_store_is_not_made_by_a_question(tmp_path: object) -> None:
     nowhere = Mlflow(f"sqlite:///{tmp_path}/no.db", "tests", "")
-    assert nowhere.resolve("0" * 32) is None
     assert nowhere.logged("0" * 12) == LoggedResults()
 
 
@@ -108,13 +87,17 @@ def test_parameters_and_artifacts_are_only_the_script_s(
     (tmp_path / "w.npy").write_bytes(b"weights")
     client.log_model_artifact(model.model_id, str(tmp_path / "w.npy"))
     _deliver(tracker, _finished(repo, run))
-    tracker.attach(run.id, "report.html", b"<p>")
     logged = tracker.logged(run.id)
     assert logged.parameters == {"best_k": {(0, "0"), (0, "1")}}
     assert {name: len(each) for name, each in logged.artifacts.items()} == {"deep/eval.json": 2, "models/net/w.npy": 1}
     (fetch,) = logged.artifacts["models/net/w.npy"]
     (tmp_path / "to").mkdir()
     assert fetch(tmp_path / "to").read_bytes() == b"weights"
+
+
+def _show(tracker: Mlflow, verdict: Verdict) -> None:
+    for name in (verdict.run, *verdict.replays):
+        tracker.refresh(name)
 
 
 def test_a_verdict_is_on_both_pages(repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient) -> None:
@@ -137,7 +120,7 @@ def test_a_verdict_is_on_both_pages(repo: Repository, run: Run, tracker: Mlflow,
     )
     runs.publish_verdict(repo, verdict)
     # The original was never delivered: its page is made now.
-    tracker.write_verdict(verdict)
+    _show(tracker, verdict)
     original, replayed = _tags(client, run), _tags(client, replay)
     first = "step 31, rank 1, loss, tensor model.head.weight: 0x1.8p+0 → 0x1.9p+0"
     for tags in (original, replayed):
@@ -153,7 +136,7 @@ def test_a_verdict_is_on_both_pages(repo: Repository, run: Run, tracker: Mlflow,
     second = _finished(repo, written.publish_run(repo, run.snapshot, reproduces=run.id, purpose="reproduce"))
     proof = msgspec.structs.replace(verdict, replay=second.id, outcome="reproduced", first=None, created_s=3.0)
     runs.publish_verdict(repo, proof)
-    tracker.write_verdict(proof)
+    _show(tracker, proof)
     original = _tags(client, run)
     assert (original["m5ws.verdict"], original["m5ws.verdict.first"]) == ("reproduced", "none")
     assert original["m5ws.reproduced_by"] == second.id
@@ -184,7 +167,7 @@ def test_a_verdict_after_two_replays_is_on_all_three_pages(
         created_s=2.0,
     )
     runs.publish_verdict(repo, verdict)
-    tracker.write_verdict(verdict)
+    _show(tracker, verdict)
     told = f"{two.id}: the replays differ first at step 2, rank 0, loss: 0x1.9p+0 → 0x1.ap+0"
     for page in (run, one, two):
         tags = _tags(client, page)
@@ -207,7 +190,7 @@ def test_what_segments_say_together_is_on_the_run_s_page(
     parts = [Segment(first=first, last=first + 10) for first in (0, 10, 20)]
     verdict = Verdict(run=run.id, replay=replay.id, outcome="sampled", segment=parts[0], created_s=2.0)
     runs.publish_verdict(repo, verdict)
-    tracker.write_verdict(verdict)
+    _show(tracker, verdict)
     joint = JointVerdict(
         run=run.id,
         outcome="diverged",

@@ -1,8 +1,5 @@
 """Published checkpoints as MLflow's external models: found by search, linked to run and step, once, and registrable."""
 
-import http.server
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 import mlflow
@@ -14,7 +11,6 @@ from m5ws.records.run import Parent, Run
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
 from m5ws.tracking.mlflow.follower import Follower
-from m5ws.tracking.mlflow.logged_models import MODELS_TAG, NO_MODELS
 from m5ws.tracking.mlflow.run_page import find
 from m5ws.tracking.mlflow.tracker import Mlflow
 from tests.support.records import mlflow_runs as written
@@ -91,59 +87,6 @@ def test_many_checkpoints_are_asked_for_once_and_linked_in_one_call(
     Follower(tracker.options(run.id, once=True), lambda uri: again).advance(last=True)
     assert "create_logged_model" not in again.calls and "log_outputs" not in again.calls
     assert len(_page(client, run).outputs.model_outputs) == 121
-
-
-@pytest.fixture
-def old_server() -> Iterator[str]:
-    """The answer of a server older than MLflow 3, which has no such endpoint: an error page."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.send_error(404)
-
-        do_GET = do_POST  # noqa: N815  the name that the library calls
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-class Old:
-    """A client of an old server: runs are there, models are not."""
-
-    def __init__(self, client: MlflowClient, without_models: MlflowClient) -> None:
-        self._client, self._without = client, without_models
-        self.tags: list[str] = []
-
-    def set_tag(self, run_id: str, key: str, value: str) -> None:
-        self.tags.append(key)
-        self._client.set_tag(run_id, key, value)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._without if "logged_model" in name or name == "log_outputs" else self._client, name)
-
-
-def test_a_server_that_knows_no_models_is_told_the_rest_and_the_page_says_so_once(
-    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient, old_server: str
-) -> None:
-    written.begin(repo, run)
-    written.train(repo, run, range(1, 4))
-    written.checkpoint(repo, run, 2)
-    old = Old(client, MlflowClient(old_server))
-    follower = Follower(tracker.options(run.id), lambda uri: old)
-    follower.advance()
-    written.checkpoint(repo, run, 3)
-    follower.advance()
-    written.end(repo, run)
-    follower.advance(last=True)
-    page = _page(client, run)
-    assert page.data.tags[MODELS_TAG] == NO_MODELS and old.tags.count(MODELS_TAG) == 1
-    assert page.info.status == "FINISHED" and "m5ws/loss" in page.data.metrics
-    assert follower.undelivered.endswith(" 0 steps, 0 checkpoints")
 
 
 def test_a_fork_is_below_its_parent(repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient) -> None:

@@ -7,8 +7,9 @@ import pytest
 from mlflow.utils.validation import _validate_param, _validate_tag
 
 from m5ws.config.flatten import flatten
+from m5ws.records.run import Axis, Sweep
 from m5ws.records.snapshot import Dataset
-from m5ws.records.verdict import Change, Verdict
+from m5ws.records.verdict import Verdict
 from m5ws.repository.repository import Repository
 from m5ws.tracking.mlflow import description, tags
 from m5ws.tracking.mlflow import params as mlflow_params
@@ -19,6 +20,13 @@ def _subject(repo: Repository, tmp_path: Path, config: str = written.CONFIG) -> 
     run = written.publish_run(repo, written.publish_snapshot(repo, tmp_path, config=config))
     written.begin(repo, run)
     return tags.load(repo, run.id)
+
+
+def test_a_run_of_a_sweep_has_its_tag(repo: Repository, tmp_path: Path) -> None:
+    sweep = Sweep(id="5eeb00000000", snapshot="0" * 64, axes=(Axis(key="lr", values=("1", "2")),))
+    subject = _subject(repo, tmp_path)
+    run = msgspec.structs.replace(subject.run, sweep=sweep)
+    assert tags.tags(msgspec.structs.replace(subject, run=run))["m5ws.sweep"] == sweep.id
 
 
 def test_the_ranks_own_facts_count(repo: Repository, tmp_path: Path) -> None:
@@ -83,13 +91,3 @@ def test_a_description_keeps_what_people_wrote(repo: Repository, tmp_path: Path)
     assert again.count(subject.run.snapshot[:16]) == 1
     assert "**not comparable** by run `000000000000`: another GPU" in again
     _validate_tag(tags.NOTE_TAG, again)  # type: ignore[no-untyped-call]
-
-
-def test_the_commits_between_two_runs_are_on_the_page_of_the_verdict(repo: Repository, tmp_path: Path) -> None:
-    subject = _subject(repo, tmp_path)
-    told = "the files are compared below\n+ bbbbbbbbbb 2026-11-24 Ada: `rm` *now*\n- aaaaaaaaaa 2026-11-23 Bob: first"
-    change = Change(part="code", name="commit", old="a" * 40, new="b" * 40, detail=told)
-    verdict = Verdict(run=subject.run.id, replay="f" * 12, outcome="diverged", changes=(change,))
-    page = description.describe_run(subject, [verdict])
-    commits = "  - `+ bbbbbbbbbb 2026-11-24 Ada: rm *now*`\n  - `- aaaaaaaaaa 2026-11-23 Bob: first`"
-    assert f"- changed: code commit: {'a' * 40} → {'b' * 40}\n{commits}" in page

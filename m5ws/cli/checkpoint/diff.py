@@ -16,8 +16,8 @@ _DIFFERENT = 1
 
 
 @click.command("diff")
-@click.argument("a", type=names.CheckpointName())
-@click.argument("b", type=names.CheckpointName())
+@click.argument("a", type=names.Id(("run",)))
+@click.argument("b", type=names.Id(("run",)))
 @click.option("--brief", is_flag=True, help="List the differences without reading tensors.")
 @output.json_option
 @click.pass_context

@@ -11,11 +11,9 @@ from m5ws.cli.terminal import output, progress
 if TYPE_CHECKING:
     from m5ws.checkpoints.export.export import ExportRecord
 
-_FORMATS = ("safetensors", "dcp", "deepspeed", "hf")
-
 
 @click.command("export")
-@click.argument("checkpoint", metavar="CHECKPOINT", type=names.CheckpointName())
+@click.argument("checkpoint", metavar="CHECKPOINT", type=names.Id(("run",)))
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option(
     "--format",

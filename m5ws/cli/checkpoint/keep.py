@@ -7,7 +7,7 @@ from m5ws.cli.terminal import output
 
 
 @click.command("keep")
-@click.argument("checkpoint", metavar="CHECKPOINT", type=names.CheckpointName())
+@click.argument("checkpoint", metavar="CHECKPOINT", type=names.Id(("run",)))
 @output.json_option
 @click.pass_context
 def command(context: click.Context, checkpoint: str, as_json: bool) -> None:

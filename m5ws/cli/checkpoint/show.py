@@ -17,7 +17,7 @@ _SHOWN = 24
 
 
 @click.command("show")
-@click.argument("checkpoint", metavar="CHECKPOINT", type=names.CheckpointName())
+@click.argument("checkpoint", metavar="CHECKPOINT", type=names.Id(("run",)))
 @click.option("--state", "everything", is_flag=True, help="List all values that are not tensors.")
 @output.json_option
 @click.pass_context

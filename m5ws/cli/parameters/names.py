@@ -1,10 +1,9 @@
-"""Arguments that name a snapshot, a run, a checkpoint or a template, with shell completion.
+"""Arguments that name a snapshot, a run or a sweep, with shell completion.
 
 Completion must never break a command line. Without a workspace or store it offers nothing.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -45,19 +44,6 @@ def find_id(repo: "Repository", given: str, kind: Kind) -> str:
     return ids.resolve(repo, given, (kind,))[1]
 
 
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Ignore errors, and log nothing: a completion must never write over a command line."""
-    import logging
-
-    logging.disable()
-    try:
-        with suppress(Exception):
-            yield
-    finally:
-        logging.disable(logging.NOTSET)
-
-
 class Id(click.ParamType[str]):
     """A snapshot or sweep by a unique prefix of its id, or a run by that or its name.
 
@@ -70,30 +56,15 @@ class Id(click.ParamType[str]):
         self.kinds = kinds
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        import logging
+
         from m5ws.cli.parameters import known_ids
 
-        ids: list[known_ids.KnownId] = []
-        with _silence():
+        logging.disable()  # A completion must never write over a command line.
+        with suppress(Exception):
             ids = known_ids.load(workspace(ctx), self.kinds, incomplete.lower())
-        return [CompletionItem(known.id, help=" ".join(escaped(known.text).split())) for known in ids]
-
-
-class CheckpointName(click.ParamType[str]):
-    """A checkpoint as `checkpoints.resolve` reads it. Completion offers runs, and after an @ their steps."""
-
-    name = "checkpoint"
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from m5ws.checkpoints import resolve
-
-        prefix, at, step = incomplete.partition("@")
-        if not at:
-            return Id(("run",)).shell_complete(ctx, param, incomplete)
-        steps: list[str] = []
-        with _silence():
-            repo = workspace(ctx).repository()
-            steps = resolve.known(repo, find_id(repo, prefix, "run"))
-        return [CompletionItem(f"{prefix}@{name}") for name in steps if name.startswith(step)]
+            return [CompletionItem(known.id, help=" ".join(escaped(known.text).split())) for known in ids]
+        return []
 
 
 class Text(click.ParamType[str]):
@@ -107,14 +78,3 @@ class Text(click.ParamType[str]):
         except UnicodeEncodeError:
             self.fail("not valid UTF-8", param, ctx)
         return value
-
-
-class Template(click.ParamType[str]):
-    """The name of a template of `m5ws init`."""
-
-    name = "template"
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from m5ws.projects import init
-
-        return [CompletionItem(name) for name in init.templates() if name.startswith(incomplete)]

@@ -38,7 +38,7 @@ options = grouped(
     click.option(
         "--from",
         "from_",
-        type=names.CheckpointName(),
+        type=names.Id(("run",)),
         metavar="RUN[@STEP]",
         help="Fork: start a new run from a checkpoint, with the given changes.",
     ),
@@ -84,10 +84,8 @@ class RunArguments(TypedDict):
     planned: Path | None
 
 
-def select(
-    workspace: "Workspace", repo: "Repository", given: RunArguments, launch: "RunOptions", *, is_swept: bool = False
-) -> "Run":
-    """Return the run to execute; with `is_swept`, the one that a sweep is created from.
+def select(workspace: "Workspace", repo: "Repository", given: RunArguments, launch: "RunOptions") -> "Run":
+    """Return the run to execute, or the one that a sweep is created from.
 
     Raises UsageError, NotFound, AmbiguousId and the errors of a new snapshot.
     """
@@ -104,7 +102,7 @@ def select(
             recovery.refuse_elsewhere(repo, run.id, workspace.home)
         return run
     if given["from_"] is not None:
-        return _fork(repo, given["from_"], given, launch, is_swept=is_swept)
+        return _fork(repo, given["from_"], given, launch)
     spec = operation.spec(workspace.settings.run, with_import_path(workspace, launch))
     pinned = start(workspace, repo, given["snapshot"], given["overrides"], given["message"])
     return operation.new_run(pinned, spec, name=launch.name)
@@ -120,19 +118,14 @@ def with_import_path(workspace: "Workspace", launch: "RunOptions") -> "RunOption
     return msgspec.structs.replace(launch, environment=recorded)
 
 
-def _fork(repo: "Repository", checkpoint: str, given: RunArguments, launch: "RunOptions", *, is_swept: bool) -> "Run":
+def _fork(repo: "Repository", checkpoint: str, given: RunArguments, launch: "RunOptions") -> "Run":
     """Return a new run that starts from a checkpoint, and print its differences from its parent."""
     from m5ws.environment import drift
     from m5ws.runs import fork
 
     snapshot = names.find_id(repo, given["snapshot"], "snapshot") if given["snapshot"] else None
     request = fork.ForkRequest(
-        checkpoint=checkpoint,
-        snapshot=snapshot,
-        overrides=given["overrides"],
-        options=launch,
-        restart=given["restart"],
-        is_swept=is_swept,
+        checkpoint=checkpoint, snapshot=snapshot, overrides=given["overrides"], options=launch, restart=given["restart"]
     )
     run = fork.new_run(repo, request)
     assert run.parent is not None

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from m5ws.cli.terminal import braille, output
+from m5ws.cli.terminal import output
 from m5ws.cli.terminal.output import Line, StyledText
 
 if TYPE_CHECKING:
@@ -11,44 +11,42 @@ if TYPE_CHECKING:
     from m5ws.reports.live import LiveState
 
 _COLOURS = {"running": "cyan", "finished": "green", "failed": "red", "interrupted": "yellow", "unsaved": "red"}
-_LABEL = 9
-_MOST_ROWS, _LEAST_ROWS = 12, 3
 _VERDICTS = 3
 _ERRORS = 3
 
 
-def lines(state: "LiveState", now_s: float, width: int, height: int) -> list[Line]:
-    """Return the view of a run in at most `height` lines, if that leaves room for a curve of three rows."""
-    before = [_title(state), *_facts(state, now_s)]
-    after = [*_checkpoints(state), *_notices(state), *_errors(state), *_verdicts(state)]
-    rows = max(_LEAST_ROWS, min(_MOST_ROWS, height - len(before) - len(after) - 2))
-    return [*before, *_curve(state, width, rows), *after]
+def lines(state: "LiveState", now_s: float) -> list[Line]:
+    """Return the view of a run."""
+    verdicts = [_verdict(state, verdict) for verdict in state.verdicts[-_VERDICTS:]]
+    return [_title(state), *_facts(state, now_s), _checkpoints(state), *_notices(state), *_errors(state), *verdicts]
 
 
 def summary(state: "LiveState") -> str:
     """Return the state of a run in one line: step, loss, speed, time left."""
-    parts = [state.state, _step(state)]
-    if "loss" in state.quantities:
-        parts.append(f"loss {output.number(state.quantities['loss'])}")
+    parts = [state.newest.standing, _step(state)]
+    if "loss" in state.newest.quantities:
+        parts.append(f"loss {output.number(state.newest.quantities['loss'])}")
     return "  ".join([*parts, *_speed(state)])
 
 
-def notice(event: "Notice") -> str:
+def _notice(event: "Notice") -> str:
     """Return a notice in one line."""
     where = f" (step {event.step})" if event.step is not None else ""
     return f"{event.kind}{where}: {_one_line(event.message)}"
 
 
 def _title(state: "LiveState") -> Line:
+    attempt = state.newest
     name = f" {_one_line(state.name)}" if state.name else ""
-    where = f", attempt {state.attempt} on {_one_line(state.host or 'an unknown host')}" if state.attempt else ""
-    ranks = f", {state.ranks} ranks" if state.ranks else ""
-    standing = StyledText(state.state, _COLOURS.get(state.state), bold=True)
+    where = f", attempt {attempt.attempt} on {_one_line(attempt.host or 'an unknown host')}" if attempt.attempt else ""
+    ranks = f", {attempt.world} ranks" if attempt.world else ""
+    standing = StyledText(attempt.standing, _COLOURS.get(attempt.standing), bold=True)
     return (StyledText(f"run {state.run}", bold=True), f"{name}  ", standing, f"{where}{ranks}")
 
 
 def _step(state: "LiveState") -> str:
-    return f"step {state.step:,}/{state.total_steps:,}" if state.total_steps else f"step {state.step:,}"
+    total = state.newest.total_steps
+    return f"step {state.newest.last_step:,}" + (f"/{total:,}" if total else "")
 
 
 def _speed(state: "LiveState") -> list[str]:
@@ -64,60 +62,42 @@ def _speed(state: "LiveState") -> list[str]:
 
 
 def _facts(state: "LiveState", now_s: float) -> list[Line]:
-    parts = [_step(state), *_speed(state)]
-    if state.state == "running" and state.last_s:
+    attempt, parts = state.newest, [_step(state), *_speed(state)]
+    if attempt.standing == "running" and state.last_s:
         parts.append(f"last event {output.duration(now_s - state.last_s)} ago")
-    elif state.ended_s and state.started_s:
-        parts.append(f"took {output.duration(state.ended_s - state.started_s)}")
+    elif attempt.ended_s and attempt.started_s:
+        parts.append(f"took {output.duration(attempt.ended_s - attempt.started_s)}")
     shown: list[Line] = ["  ".join(parts)]
-    ordered = sorted(state.quantities, key=lambda name: (name != "loss", not name.endswith("loss"), name != "lr"))
+    ordered = sorted(attempt.quantities, key=lambda name: (name != "loss", not name.endswith("loss"), name != "lr"))
     if ordered:
-        numbers = (f"{_one_line(name)} {_one_line(output.number(state.quantities[name]))}" for name in ordered)
+        numbers = (f"{_one_line(name)} {_one_line(output.number(attempt.quantities[name]))}" for name in ordered)
         shown.append("  ".join(numbers))
     if state.not_finite is not None:
-        shown.append(
-            (StyledText(f"the first loss that is no finite number is that of step {state.not_finite:,}", "red"),)
-        )
-    if state.message:
-        shown.append(f"{state.state}: {_one_line(state.message)}")
+        words = f"the first loss that is no finite number is that of step {state.not_finite:,}"
+        shown.append((StyledText(words, "red"),))
+    if attempt.message:
+        shown.append(f"{attempt.standing}: {_one_line(attempt.message)}")
     return shown
 
 
-def _curve(state: "LiveState", width: int, rows: int) -> list[Line]:
-    """Return the curve of the loss with its limits, and the first and last step below it."""
-    columns = width - _LABEL - 1
-    drawn = braille.draw(state.loss, columns, rows)
-    if not drawn:
-        return []
-    values = [value for _, value in state.loss if abs(value) < float("inf")]
-    labels = [f"{max(values):.4g}", *[""] * (rows - 2), f"{min(values):.4g}"]
-    first, last = f"{state.loss[0][0]:,}", f"step {state.loss[-1][0]:,}"
-    axis = f"{'':{_LABEL}} {first}{last.rjust(columns - len(first))}" if columns > len(first) + len(last) else ""
-    return [*(f"{label.rjust(_LABEL)} {row}" for label, row in zip(labels, drawn, strict=True)), axis]
-
-
-def _checkpoints(state: "LiveState") -> list[Line]:
+def _checkpoints(state: "LiveState") -> Line:
     if state.last_checkpoint is None:
-        return ["no checkpoint yet" if state.state == "running" else "no checkpoint"]
+        return "no checkpoint yet" if state.newest.standing == "running" else "no checkpoint"
     count = "1 checkpoint" if state.checkpoints == 1 else f"{state.checkpoints:,} checkpoints"
-    return [f"{count}, the last after step {state.last_checkpoint:,}"]
+    return f"{count}, the last after step {state.last_checkpoint:,}"
 
 
 def _notices(state: "LiveState") -> list[Line]:
     earlier = state.notice_count - len(state.notices)
     shown: list[Line] = [f"{earlier:,} earlier notices"] if earlier else []
-    return [*shown, *((StyledText(notice(event), "yellow"),) for event in state.notices)]
+    return [*shown, *((StyledText(_notice(event), "yellow"),) for event in state.notices)]
 
 
 def _errors(state: "LiveState") -> list[Line]:
-    ranks = sorted(state.rank_errors, key=lambda rank: (len(rank), rank))
+    ranks = sorted(state.newest.rank_errors, key=lambda rank: (len(rank), rank))
     more = len(ranks) - _ERRORS
-    shown: list[Line] = [f"rank {rank}: {_one_line(state.rank_errors[rank])}" for rank in ranks[:_ERRORS]]
+    shown: list[Line] = [f"rank {rank}: {_one_line(state.newest.rank_errors[rank])}" for rank in ranks[:_ERRORS]]
     return [*shown, f"{more:,} more ranks have errors"] if more > 0 else shown
-
-
-def _verdicts(state: "LiveState") -> list[Line]:
-    return [_verdict(state, verdict) for verdict in state.verdicts[-_VERDICTS:]]
 
 
 def _verdict(state: "LiveState", verdict: "Verdict") -> Line:

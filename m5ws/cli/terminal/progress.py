@@ -30,24 +30,15 @@ def start_timer(delay_s: float, function: Callable[[], None]) -> None:
 
 
 class Bar:
-    """A `Progress` with `close`. On a terminal, the line is erased at the end.
-
-    `patience_s`: time of work on a terminal before it is shown. Threads may share a bar.
-    """
+    """A `Progress` with `close`. On a terminal, the line is erased at the end. Threads may share a bar."""
 
     def __init__(
-        self,
-        *,
-        terminal: bool | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        patience_s: float = _PATIENCE_S,
-        later: Later = start_timer,
+        self, *, terminal: bool | None = None, clock: Callable[[], float] = time.monotonic, later: Later = start_timer
     ) -> None:
         self._terminal = sys.stderr.isatty() if terminal is None else terminal
         self._clock = clock
-        self._patience_s = patience_s
         self._later = later
-        self._next_s = clock() + (patience_s if self._terminal else _LINE_EVERY_S)
+        self._next_s = clock() + (_PATIENCE_S if self._terminal else _LINE_EVERY_S)
         self._lock = threading.RLock()
         self._hidden: tuple[str, int, int] | None = None
         self._is_waiting = False
@@ -71,7 +62,7 @@ class Bar:
         with self._lock:
             self._hidden = None
             if self._terminal:
-                self._next_s = self._clock() + self._patience_s
+                self._next_s = self._clock() + _PATIENCE_S
             if self._display is not None:
                 self._display.close()
                 self._display = None

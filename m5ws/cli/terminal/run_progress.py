@@ -7,14 +7,14 @@ own. Of a script without a session, the output of rank 0 is printed instead of s
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from m5ws.cli.terminal import output
 from m5ws.cli.terminal.log_lines import LogReader
-from m5ws.cli.terminal.progress import Bar, Later, start_timer
-from m5ws.control_characters import escaped
+from m5ws.cli.terminal.progress import Bar
 from m5ws.records.ledger import (
     AnyEvent,
     AttemptEnded,
@@ -28,17 +28,17 @@ from m5ws.records.ledger import (
 
 if TYPE_CHECKING:
     from rich.live import Live
+    from rich.text import Text
 
 _LINE_EVERY_S = 10.0
 _SMOOTH = 0.9
-_WAITING_S = 3.0
-"""Time without a word on a terminal after which the stage of the attempt is shown."""
 
 
 class RunProgress:
     """Shows the preparation (`prepare` is a `Progress`), then the steps (`watch` takes ledger events).
 
-    `log`: the log of rank 0, whose lines `poll` prints until a session's first step.
+    `log`: the log of rank 0, whose lines `poll` prints until a session's first step. On a terminal, the last line is
+    live: the stage of the attempt and its age, or the step.
     """
 
     def __init__(
@@ -48,20 +48,17 @@ class RunProgress:
         log: Path | None = None,
         terminal: bool | None = None,
         clock: Callable[[], float] = time.monotonic,
-        later: Later = start_timer,
     ) -> None:
         self._enabled = enabled
         self._gone = False
         self._observed = False
         self._log = LogReader(log) if enabled and log is not None else None
-        self._next_bar_s = 0.0
         self._terminal = sys.stderr.isatty() if terminal is None else terminal
         self._clock = clock
-        self._bar = Bar(terminal=self._terminal, clock=clock, later=later)
-        self._waiting = Bar(terminal=self._terminal, clock=clock, patience_s=_WAITING_S, later=later)
-        self._stage, self._done = "", 0
+        self._bar = Bar(terminal=False, clock=clock)
+        self._stage, self._since_s = "", 0.0
         self._live: Live | None = None
-        self._next_s = 0.0
+        self._next_s = self._next_bar_s = 0.0
         self._step: Step | None = None
         self._shown: Step | None = None
         self._rates: dict[str, float] = {}
@@ -71,100 +68,92 @@ class RunProgress:
 
     def prepare(self, what: str, done: int, total: int) -> None:
         """Show the progress of the work before the first step, and after the last."""
-        if not self._enabled or self._gone:
-            return
-        self._waiting.close()
-        self._stage, self._done = what, 0
-        try:
-            self._bar(what, done, total)
-        except OSError:
-            self._gone = True
+        self._try(partial(self._prepare, what, done, total))
 
     def watch(self, rank: str, event: AnyEvent) -> None:
-        """Show one event of the ledger. If the terminal or pipe goes away, showing ends and the run continues."""
-        if self._gone:
-            return
-        try:
-            self._event(rank, event)
-        except OSError:
-            self._gone = True
+        """Show one event of the ledger."""
+        self._try(partial(self._event, rank, event))
 
     def poll(self, *, last: bool = False) -> None:
-        """Print new lines of the script; with `last`, an unfinished one too. An absent terminal ends showing."""
-        if self._gone or self._log is None:
-            return
-        try:
-            self._print_output(self._log, last=last)
-        except OSError:
-            self._gone = True
+        """Print new lines of the script; with `last`, an unfinished one too."""
+        if self._log is not None:
+            self._try(partial(self._print_output, self._log, last=last))
+
+    def _try(self, show: Callable[[], None]) -> None:
+        """Show something. If the terminal or pipe goes away, showing ends and the run continues."""
+        if not self._gone:
+            try:
+                show()
+            except OSError:
+                self._gone = True
+
+    def _prepare(self, what: str, done: int, total: int) -> None:
+        if self._terminal:
+            self._begin(f"{what}: {done:,} of {total:,}" if total else what)
+        elif self._enabled:
+            self._bar(what, done, total)
+
+    def _begin(self, stage: str) -> None:
+        """Show a stage on a terminal; an empty one is the step."""
+        if stage != self._stage:
+            self._stage, self._since_s = stage, self._clock()
+        if self._terminal and self._enabled and self._live is None:
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(get_renderable=self._render, console=Console(stderr=True), transient=True)
+            self._live.start()
+
+    def _render(self) -> "Text":
+        age = output.duration(self._clock() - self._since_s)
+        return output.rich_text([f"{self._stage} ({age})" if self._stage else self.line()])
 
     def _print_output(self, log: LogReader, *, last: bool) -> None:
         lines = log.read(last=last)
         if not lines and self._clock() >= self._next_bar_s and (bar := log.read_bar()) is not None:
             lines = [bar]
         if lines:
-            self._hush()
             self._next_bar_s = self._clock() + _LINE_EVERY_S
         for line in lines:
             # A progress bar writes its states over each other, and the last one counts.
             output.print_note(next((state for state in reversed(line.split("\r")) if state.strip()), ""))
-        if lines and not last:
-            self._wait()
-
-    def _hush(self) -> None:
-        """Erase the stage that is shown, before a line is printed."""
-        self._bar.close()
-        self._waiting.close()
-
-    def _wait(self) -> None:
-        """Show the stage of the attempt if nothing else is shown for some seconds. Only a terminal shows it."""
-        if self._terminal and self._enabled and self._live is None and self._stage:
-            self._waiting(self._stage, self._done, 0)
 
     def _event(self, rank: str, event: AnyEvent) -> None:
-        if isinstance(event, Step) and self._observed and self._log is not None:
-            # It prints nothing, so the stage stays, and is shown in time.
-            if rank == "0":
-                self._stage, self._done = "the script is running, step", event.step
-                self._bar.close()
-                self._wait()
-            return
-        self._hush()
         if (stage := _stage(event)) is not None:
-            self._stage, self._done = stage, 0
-        self._show_event(rank, event)
-        if not isinstance(event, AttemptEnded):
-            self._wait()
-
-    def _show_event(self, rank: str, event: AnyEvent) -> None:
+            self._begin(stage)
         match event:
             case Observation():
                 self._observed = True
+            case Step() if self._observed and self._log is not None:
+                if rank == "0":
+                    self._begin(f"the script is running, step {event.step:,}")
             case Step():
                 # A session's steps are shown, and not the script's output.
                 self._log = None
                 self._count(rank, event)
                 if rank == "0" and self._enabled:
-                    self._show()
-            case Notice() if (event.kind, event.message, event.step) in self._noticed:
-                pass  # Each rank has the same one.
-            case Notice():
+                    self._begin("")
+                    if not self._terminal and self._clock() >= self._next_s:
+                        self._print()
+            case Notice() if (event.kind, event.message, event.step) not in self._noticed:
+                # Each rank has the same one.
                 self._noticed.add((event.kind, event.message, event.step))
                 where = f" (step {event.step})" if event.step is not None else ""
-                self._say(f"{event.kind}{where}: {event.message}", output.warn)
+                output.warn(f"{event.kind}{where}: {event.message}")
             case CheckpointPublished() if self._enabled and not self._terminal:
-                self._say(f"checkpoint {event.name}")
+                output.print_note(f"checkpoint {event.name}")
             case AttemptEnded():
                 self.close()
             case _:
                 pass
 
     def close(self) -> None:
-        """Print the rest of the output, leave the last line on the terminal, and stop."""
-        self._hush()
-        self._stage = ""
+        """Print the rest of the output, leave the last step on the terminal, and stop."""
         self.poll(last=True)
         if self._live is not None:
+            self._begin("")
+            self._live.transient = self._step is self._shown
+            self._shown = self._step
             self._live.stop()
             self._live = None
         elif self._enabled and self._step is not self._shown:
@@ -203,30 +192,10 @@ class RunProgress:
         self._before_s = step.time_s
         self._step = step
 
-    def _show(self) -> None:
-        if self._terminal:
-            from rich.console import Console
-            from rich.live import Live
-            from rich.text import Text
-
-            if self._live is None:
-                self._live = Live(console=Console(stderr=True), refresh_per_second=8)
-                self._live.start()
-            self._live.update(Text(escaped(self.line())))
-            self._shown = self._step
-        elif self._clock() >= self._next_s:
-            self._print()
-
     def _print(self) -> None:
         output.print_note(self.line())
         self._shown = self._step
         self._next_s = self._clock() + _LINE_EVERY_S
-
-    def _say(self, text: str, otherwise: Callable[[str], None] = output.print_note) -> None:
-        if self._live is not None:
-            self._live.console.print(escaped(text), markup=False, highlight=False)
-        else:
-            otherwise(text)
 
 
 def _stage(event: AnyEvent) -> str | None:
@@ -234,7 +203,7 @@ def _stage(event: AnyEvent) -> str | None:
     match event:
         case RankStarted():
             return "the script is running, without a step yet"
-        case Step() | Observation():
+        case Observation():
             return "the script is running"
         case RankEnded():
             return "waiting for the end of all ranks, and storing results"

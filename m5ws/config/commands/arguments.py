@@ -70,11 +70,6 @@ def parse(command: Sequence[str], read: ReadFile) -> Arguments:
     return Arguments(script=script, values=values, files=files)
 
 
-def value_of(command: Sequence[str], name: str) -> str | None:
-    """Return the value of a named argument; None if the command does not have it."""
-    return _values(split(command)[1]).get(_label(name))
-
-
 def replace(command: Sequence[str], name: str, value: str) -> tuple[str, ...] | None:
     """Return a command with another value of a named argument.
 

@@ -140,21 +140,15 @@ def _told(subject: Subject, verdict: Verdict) -> str:
     lines += [f"- changed: {_change(change)}" for change in verdict.changes[:_CHANGES]]
     if len(verdict.changes) > _CHANGES:
         lines.append(f"- and {len(verdict.changes) - _CHANGES} more changes")
-    lines += [f"- {item}" for item in verdict.unequal[:_CHANGES]]
-    if len(verdict.unequal) > _CHANGES:
-        lines.append(f"- and {len(verdict.unequal) - _CHANGES} more that differ or were not compared")
+    if verdict.unequal:
+        lines.append(f"- {len(verdict.unequal)} results differ or were not compared: `m5ws show {verdict.replay}`")
     if verdict.not_compared:
         lines.append(f"- not compared: {'; '.join(verdict.not_compared)}")
     return "\n".join(lines)
 
 
 def _change(change: Change) -> str:
-    line = f"{change.part} {change.name}: {change.old or 'absent'} → {change.new or 'absent'}"
-    if (change.part, change.name) != ("code", "commit") or not change.detail:
-        return line
-    # The commits between both sides, as code, because their messages may contain Markdown.
-    commits = [f"  - `{commit.replace('`', '')}`" for commit in change.detail.splitlines()[1:]]
-    return "\n".join([line, *commits])
+    return f"{change.part} {change.name}: {change.old or 'absent'} → {change.new or 'absent'}"
 
 
 def _joined(ids: Sequence[str]) -> str:

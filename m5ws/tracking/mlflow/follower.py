@@ -32,7 +32,6 @@ from m5ws.records.ledger import (
     AnyEvent,
     AttemptEnded,
     AttemptStarted,
-    Batch,
     CheckpointPublished,
     Notice,
     OutputsStored,
@@ -40,11 +39,11 @@ from m5ws.records.ledger import (
     Step,
 )
 from m5ws.repository import runs
-from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger.tail import LedgerTail
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
 from m5ws.tracking.mlflow import tags
-from m5ws.tracking.mlflow.logged_models import made
+from m5ws.tracking.mlflow.logged_models import NONE_THERE, made
 from m5ws.tracking.mlflow.metrics import Point, Points
 from m5ws.tracking.mlflow.uri import artifacts_dir
 
@@ -77,32 +76,6 @@ class FollowerOptions(msgspec.Struct, frozen=True, kw_only=True):
     def environment(self) -> dict[str, str]:
         """The variables for that command line."""
         return {_URI: self.tracking_uri}
-
-
-class LedgerTail:
-    """Reads a run's ledger as it grows: each event once, each chain in order."""
-
-    def __init__(self, repo: Repository, run: str) -> None:
-        self._repo, self._run = repo, run
-        self._last: dict[tuple[int, str], Batch] = {}
-        self._closed: set[int] = set()
-
-    def poll(self) -> Iterator[tuple[int, str, AnyEvent]]:
-        """Yield new events as (attempt, rank, event)."""
-        attempts = ledger.attempts(self._repo, self._run)
-        for attempt in attempts:
-            if attempt not in self._closed:
-                yield from self._attempt(attempt)
-        # An attempt that was not the newest before it was read does not grow.
-        self._closed.update(attempts[:-1])
-
-    def _attempt(self, attempt: int) -> Iterator[tuple[int, str, AnyEvent]]:
-        # The launcher first. A reader of its last event then reads all earlier events of the ranks.
-        for rank in sorted(ledger.ranks(self._repo, self._run, attempt), key=lambda rank: rank != ledger.LAUNCHER):
-            for batch in ledger.read(self._repo, self._run, attempt, rank, self._last.get((attempt, rank))):
-                self._last[attempt, rank] = batch
-                for event in batch.events:
-                    yield attempt, rank, ledger.decode_event(event)
 
 
 class Follower:
@@ -257,7 +230,7 @@ def is_refusal(error: Exception) -> bool:
     from mlflow.exceptions import MlflowException
 
     if isinstance(error, MlflowException):
-        return bool(error.error_code == "INVALID_PARAMETER_VALUE")
+        return error.error_code in ("INVALID_PARAMETER_VALUE", *NONE_THERE)
     wrong = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
     return isinstance(error, wrong) and not isinstance(error, OSError)
 

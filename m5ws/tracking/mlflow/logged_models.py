@@ -17,11 +17,10 @@ from m5ws.tracking.mlflow.tags import RUN_TAG, SNAPSHOT_TAG
 
 CHECKPOINT_TAG = "m5ws.checkpoint"
 STEP_TAG = "m5ws.step"
-MODELS_TAG = "m5ws.checkpoints"
-NO_MODELS = "not listed: this MLflow server has no logged models (MLflow 3 has); `m5ws show` lists the checkpoints"
 _READY = "READY"
 _LINKS = 500
 NONE_THERE = ("ENDPOINT_NOT_FOUND", "NOT_IMPLEMENTED")
+"""Error codes of a server older than MLflow 3, which has no models."""
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,16 +61,9 @@ class Models:
         self._known: dict[Digest, Any] | None = None
         self._linked: set[str] = set()
 
-    def publish(self, run: Run, made: Sequence[RunResult]) -> bool:
-        """List checkpoints and output files, each once. Return False if MLflow is too old to have models."""
-        from mlflow.exceptions import MlflowException
-
-        try:
-            known = self._ask(run)
-        except MlflowException as error:
-            if error.error_code in NONE_THERE:
-                return False
-            raise
+    def publish(self, run: Run, made: Sequence[RunResult]) -> None:
+        """List checkpoints and output files, each once."""
+        known = self._ask(run)
         each = list({result.record: result for result in made}.values())
         for result in each:
             model = known.get(result.record) or self._create(run, result)
@@ -79,7 +71,6 @@ class Models:
                 model = self._client.finalize_logged_model(model.model_id, _READY)
             known[result.record] = model
         self._link([(known[result.record].model_id, result.after) for result in each])
-        return True
 
     def _ask(self, run: Run) -> dict[Digest, Any]:
         """Return MLflow's models by their checkpoint's digest, and remember those that the page lists."""

@@ -19,7 +19,8 @@ PREFIX = "m5ws/"
 TOKENS_PER_S = f"{PREFIX}tokens_per_s"
 STEP_S = f"{PREFIX}step_s"
 
-Skipping = Callable[[str], AbstractContextManager[None]]
+Skipping = Callable[[str], AbstractContextManager[object]]
+"""Enters a part of the work by its name."""
 Position = tuple[int, int]
 """(attempt, step): the place of a point in the order of delivery."""
 
@@ -65,9 +66,7 @@ class Points:
             case AttemptEnded():
                 self._over.add(attempt)
 
-    def take(
-        self, skipping: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()
-    ) -> Iterator[Point]:
+    def take(self, skipping: Skipping = nullcontext) -> Iterator[Point]:
         """Yield the points that are complete. Call it after all available events are added.
 
         `skipping` is entered for each step by its name. If it swallows an error, the step is no point.

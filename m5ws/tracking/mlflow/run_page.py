@@ -12,10 +12,10 @@ from typing import Any
 from m5ws.records.run import Run
 from m5ws.records.verdict import JointVerdict, Verdict
 from m5ws.repository.repository import Repository
-from m5ws.tracking.mlflow import description, sweep_page
+from m5ws.tracking.mlflow import description
 from m5ws.tracking.mlflow import params as mlflow_params
 from m5ws.tracking.mlflow import tags as mlflow_subject
-from m5ws.tracking.mlflow.logged_models import MODELS_TAG, NO_MODELS, Models, RunResult
+from m5ws.tracking.mlflow.logged_models import Models, RunResult
 from m5ws.tracking.mlflow.metrics import Point, Position
 from m5ws.tracking.mlflow.pages import search
 from m5ws.tracking.mlflow.tags import RUN_TAG, Subject
@@ -42,8 +42,7 @@ class RunPage:
         self._status: tuple[str, int | None] = (self._run.info.status, self._run.info.end_time)
         self._before: Point | None = None
         self._doubtful = True
-        self._models: Models | None = None
-        self._has_no_models = False
+        self._models = Models(client, self._run.info.experiment_id, run_id)
 
     def keep(self) -> None:
         """Mark this MLflow run as the delivery target, for when others appear."""
@@ -70,10 +69,7 @@ class RunPage:
             self._log_datasets(run, subject)
 
     def _lineage(self, run: Run) -> dict[str, str]:
-        """Return the tag by which MLflow shows a run below its sweep, or a fork below a parent that has a page here."""
-        if run.sweep is not None:
-            experiment = self._run.info.experiment_id
-            return {mlflow_subject.PARENT_PAGE_TAG: sweep_page.open_page(self._client, experiment, run.sweep)}
+        """Return the tag by which MLflow shows a fork below its parent, if that has a page here."""
         run_ids = find(self._client, run.parent.run) if run.parent is not None else []
         return {mlflow_subject.PARENT_PAGE_TAG: run_ids[0]} if run_ids else {}
 
@@ -111,14 +107,8 @@ class RunPage:
         return done + len(batch)
 
     def publish(self, subject: Subject, made: Sequence[RunResult]) -> None:
-        """List checkpoints and output files as models. If MLflow has no models, set a tag about it, once."""
-        if self._models is None:
-            self._models = Models(self._client, self._run.info.experiment_id, self.run_id)
-        if self._has_no_models or self._models.publish(subject.run, made):
-            return
-        if self._run.data.tags.get(MODELS_TAG) != NO_MODELS:
-            self._client.set_tag(self.run_id, MODELS_TAG, NO_MODELS)
-        self._has_no_models = True
+        """List checkpoints and output files as models."""
+        self._models.publish(subject.run, made)
 
     def settle(self, status: str, end_ms: int | None) -> None:
         """Set the run's status, and the end if it has ended."""

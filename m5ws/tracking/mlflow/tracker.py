@@ -11,7 +11,6 @@ import tempfile
 from contextlib import suppress
 from typing import IO
 
-from m5ws.records.verdict import Verdict
 from m5ws.tracking.interface import LoggedResults
 from m5ws.tracking.mlflow.follower import FollowerOptions
 from m5ws.tracking.mlflow.migrations import installed, migrate
@@ -91,25 +90,10 @@ class Mlflow:
     def catch_up(self, run: str) -> FollowerProcess:
         return FollowerProcess(self.options(run, once=True))
 
-    def write_verdict(self, verdict: Verdict) -> None:
-        from m5ws.tracking.mlflow import client
-
-        client.write_verdict(self.tracking_uri, self.experiment, self._store_url, verdict)
-
     def refresh(self, run: str) -> None:
         from m5ws.tracking.mlflow import client
 
-        client.refresh(self.tracking_uri, self.experiment, self._store_url, run)
-
-    def attach(self, run: str, name: str, data: bytes) -> None:
-        from m5ws.tracking.mlflow import client
-
-        client.attach(self.tracking_uri, self.experiment, self._store_url, run, name, data)
-
-    def resolve(self, text: str) -> str | None:
-        from m5ws.tracking.mlflow import client
-
-        return client.resolve(self.tracking_uri, text)
+        client.refresh(self.options(run, once=True))
 
     def logged(self, run: str) -> LoggedResults:
         from m5ws.tracking.mlflow import logged_results
