@@ -34,7 +34,8 @@ def command(context: click.Context, run: str, once: bool, as_json: bool) -> None
 
     The view has the state, the last step, speed and time left, the quantities of the last step, checkpoints, notices,
     errors of ranks, and verdicts. It is renewed every 2 seconds, until the run ends. Without a terminal, a line is
-    printed every 10 seconds, and the view at the end. The steps are those in the store, which may be a minute old.
+    printed every 10 seconds, and the view at the end. A run on this machine is shown as it writes its steps. Of a run
+    elsewhere, the store has the steps, a minute later.
 
     Ctrl-C ends the view. The run is not touched. --json prints the state once.
 
@@ -50,7 +51,7 @@ def command(context: click.Context, run: str, once: bool, as_json: bool) -> None
     workspace = names.workspace(context)
     repo = workspace.open_repository()
     run_id = names.find_id(repo, run, "run")
-    watched = live.LiveRun(repo, run_id)
+    watched = live.LiveRun(repo, run_id, partial(workspace.attempt_dir, run_id))
     with progress.Bar() as bar:
         watched.refresh(bar)
     if as_json:

@@ -4,7 +4,9 @@ Invariant: memory does not grow with the steps, and after the first reading, nei
 """
 
 import math
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
@@ -13,8 +15,11 @@ from m5ws.records.ledger import AnyEvent, CheckpointPublished, Notice, Step
 from m5ws.records.verdict import Verdict
 from m5ws.repository import runs
 from m5ws.repository.ledger import losses
+from m5ws.repository.ledger.ledger import decode_event
+from m5ws.repository.ledger.spool import SpoolReader
 from m5ws.repository.ledger.tail import LedgerTail
 from m5ws.repository.repository import Repository
+from m5ws.runs import recovery
 from m5ws.runs.state import AttemptState, fold
 
 _NOTICES = 5
@@ -45,10 +50,13 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LiveRun:
-    """Reads the ledger of a run as it grows. `refresh` takes in the new events, `state` returns the result."""
+    """Reads the ledger of a run as it grows. `refresh` takes in the new events, `state` returns the result.
 
-    def __init__(self, repo: Repository, run_id: str) -> None:
-        self._repo, self._run = repo, runs.load(repo, run_id)
+    `attempt_dir` returns the directory of an attempt on this machine. Its spools have events that the store lacks.
+    """
+
+    def __init__(self, repo: Repository, run_id: str, attempt_dir: Callable[[int], Path]) -> None:
+        self._repo, self._run, self._attempt_dir = repo, runs.load(repo, run_id), attempt_dir
         self._tail = LedgerTail(repo, run_id)
         self._checkpoints = set[int]()
         self._notices: dict[tuple[str, str, int | None], Notice] = {}
@@ -61,6 +69,12 @@ class LiveRun:
         self._rates: dict[str, float] = {}
         self._last_s: float | None = None
         self._not_finite: int | None = None
+        directory = self._attempt_dir(attempt.attempt)
+        is_own = recovery.is_own(self._repo, self._run.id, attempt.attempt, directory)
+        self._spool_dir = directory / "spool" if is_own else None
+        self._spools: dict[str, SpoolReader] = {}
+        self._stored, self._spooled, self._taken = Counter[str](), Counter[str](), Counter[str]()
+        """Numbers of events by rank: read from the store, read from spools, and taken in."""
 
     @property
     def ended(self) -> bool:
@@ -74,9 +88,19 @@ class LiveRun:
             if number > self._attempt.attempt:
                 self._begin(AttemptState(attempt=number))
             if number == self._attempt.attempt:
-                self._take(rank, event)
+                self._take_new(rank, event, self._stored)
+        for path in sorted(self._spool_dir.glob("[0-9]*.spool")) if self._spool_dir is not None else ():
+            for data in self._spools.setdefault(path.stem, SpoolReader(path)).read():
+                self._take_new(path.stem, decode_event(data), self._spooled)
         if self.ended:
             self._verdicts = tuple(runs.verdicts(self._repo, self._run.id))
+
+    def _take_new(self, rank: str, event: AnyEvent, source: Counter[str]) -> None:
+        """Take in an event of a chain, unless the other source had it. Both sources have the events in one order."""
+        source[rank] += 1
+        if source[rank] > self._taken[rank]:
+            self._taken[rank] = source[rank]
+            self._take(rank, event)
 
     def _take(self, rank: str, event: AnyEvent) -> None:
         self._last_s = max(event.time_s, self._last_s or 0.0)

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from m5ws.cli import cli
 from m5ws.errors import MissingExtra
 from m5ws.records import codec
 from m5ws.records.checkpoint import Content, Shard, Tensor
@@ -182,14 +180,3 @@ def test_safetensors_need_no_torch_and_other_formats_name_the_extra(
     refused = export("dcp")
     assert refused.returncode == 3 and "m5ws[train]" in refused.stderr
     assert not (place / "dcp").exists()
-
-
-def test_steps_are_completed_behind_the_run(two: tuple[str, str], made: Made, place: Path) -> None:
-    def complete(word: str) -> list[str]:
-        words = f"m5ws -C {place} checkpoint show {word}"
-        variables = {"_M5WS_COMPLETE": "zsh_complete", "COMP_WORDS": words, "COMP_CWORD": "5"}
-        lines = CliRunner().invoke(cli, env=variables, prog_name="m5ws").output.splitlines()
-        return lines[1::3]
-
-    assert complete("7c1d") == [made.replay, made.run]
-    assert complete(f"{made.run}@") == [f"{made.run}@{step}" for step in (3, 4, 6)]

@@ -98,7 +98,7 @@ def test_a_run_that_goes_on_is_followed_and_lines_are_few(
         if number[0] == 110:
             planted.append(running, _RUN, 1, ledger.LAUNCHER, AttemptEnded(outcome="finished", exit_code=0))
 
-    live = LiveRun(running, _RUN)
+    live = LiveRun(running, _RUN, lambda number: Path("nowhere", str(number)))
     live.refresh()
     watch.follow(live, watch.PlainLines(clock=lambda: clock[0]), pause)
     printed = capsys.readouterr().out.splitlines()

@@ -1,19 +1,32 @@
 """A run while it goes on: new events alone are read, whatever the length of the ledger."""
 
 import math
+import os
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
 from m5ws.errors import CorruptObject, NotFound
 from m5ws.records import codec
 from m5ws.records.exact import encode
-from m5ws.records.ledger import AttemptEnded, CheckpointPublished, Event, Notice, RankEnded, RankStarted, Step
+from m5ws.records.ledger import (
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointPublished,
+    Event,
+    Notice,
+    RankEnded,
+    RankStarted,
+    Step,
+)
 from m5ws.records.verdict import Divergence, Verdict
 from m5ws.reports.live import LiveRun
 from m5ws.repository import checkpoints, runs
 from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.repository import Repository
+from m5ws.runs import recovery
 from tests.support.records import planted
 from tests.support.stores.counting_store import CountingStore
 
@@ -40,8 +53,8 @@ def begun(repo: Repository) -> Repository:
     return repo
 
 
-def _live(repo: Repository) -> LiveRun:
-    live = LiveRun(repo, _RUN)
+def _live(repo: Repository, attempts: str | os.PathLike[str] = "/nowhere") -> LiveRun:
+    live = LiveRun(repo, _RUN, lambda number: Path(attempts, f"{number:04d}"))
     live.refresh()
     return live
 
@@ -136,6 +149,40 @@ def test_verdicts_come_with_the_end(begun: Repository) -> None:
     planted.append(begun, _RUN, 1, ledger.LAUNCHER, AttemptEnded(outcome="finished", exit_code=0))
     live.refresh()
     assert [verdict.outcome for verdict in live.state().verdicts] == ["diverged"]
+
+
+def test_a_run_of_this_machine_is_read_from_its_spools_before_the_store_has_its_steps(
+    repo: Repository, tmp_path: Path
+) -> None:
+    planted.run(repo, _RUN)
+    directory = tmp_path / "0001"
+    started = AttemptStarted(attempt=1, host="here", observed="0" * 64)
+    spools = {rank: _spool(directory, rank) for rank in ("launcher", "0")}
+    recovery.mark_directory(directory)
+    spools["launcher"].append(started)
+    spools["0"].append(RankStarted(rank=0, world=1, pid=1))
+    planted.append(repo, _RUN, 1, "launcher", started)
+    planted.append(repo, _RUN, 1, "0", RankStarted(rank=0, world=1, pid=1))
+    live = _live(repo, tmp_path)
+    steps = list(_steps(1, 3))
+    for step in steps:
+        spools["0"].append(step)
+    live.refresh()
+    seen = live.state()
+    assert (seen.newest.last_step, seen.newest.host) == (3, "here")
+    # The store gets the same events later: none is taken in twice.
+    for step in steps:
+        planted.append(repo, _RUN, 1, "0", step)
+    live.refresh()
+    assert live.state() == seen
+    # A killed supervisor has no end in its spool: the next command writes it to the store.
+    planted.append(repo, _RUN, 1, "launcher", AttemptEnded(outcome="failed", exit_code=137))
+    live.refresh()
+    assert live.ended
+
+
+def _spool(directory: Path, rank: str) -> SpoolWriter:
+    return SpoolWriter(directory / "spool" / f"{rank}.spool", genesis(_RUN, 1, rank))
 
 
 def test_a_batch_that_does_not_follow_is_an_error(begun: Repository) -> None:

@@ -38,17 +38,38 @@ def _tags(client: MlflowClient, run: Run) -> dict[str, str]:
     return dict(client.get_run(only).data.tags)
 
 
+def test_an_mlflow_id_or_url_stands_for_its_run(
+    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
+) -> None:
+    _deliver(tracker, _finished(repo, run))
+    (known,) = find(client, run.id)
+    assert tracker.resolve(known) == run.id
+    assert tracker.resolve(f" http://127.0.0.1:5000/#/experiments/1/runs/{known} ") == run.id
+    assert tracker.resolve(f"https://mlflow.example/x/#/experiments/1/runs/{known}/model-metrics?a=b") == run.id
+    assert tracker.resolve("0" * 32) is None
+    assert tracker.resolve(run.id) is None
+    foreign = client.create_run("0").info.run_id
+    assert tracker.resolve(foreign) is None
+
+
+def test_what_is_no_mlflow_id_asks_nobody() -> None:
+    nobody = Mlflow("http://127.0.0.1:1", "tests", "")
+    for text in ("", "abc", "0123456789ab", "f" * 64, "http://example.org/runs/short"):
+        assert nobody.resolve(text) is None
+
+
 def test_a_tracker_that_is_down_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         uri = f"http://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(TrackerError, match=uri):
-            Mlflow(uri, "tests", "").logged("0" * 12)
+            Mlflow(uri, "tests", "").resolve("0" * 32)
 
 
 def test_an_embedded_store_is_not_made_by_a_question(tmp_path: object) -> None:
     nowhere = Mlflow(f"sqlite:///{tmp_path}/no.db", "tests", "")
+    assert nowhere.resolve("0" * 32) is None
     assert nowhere.logged("0" * 12) == LoggedResults()
 
 
@@ -87,6 +108,7 @@ def test_parameters_and_artifacts_are_only_the_script_s(
     (tmp_path / "w.npy").write_bytes(b"weights")
     client.log_model_artifact(model.model_id, str(tmp_path / "w.npy"))
     _deliver(tracker, _finished(repo, run))
+    tracker.attach(run.id, "report.html", b"<p>")
     logged = tracker.logged(run.id)
     assert logged.parameters == {"best_k": {(0, "0"), (0, "1")}}
     assert {name: len(each) for name, each in logged.artifacts.items()} == {"deep/eval.json": 2, "models/net/w.npy": 1}

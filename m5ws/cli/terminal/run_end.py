@@ -1,8 +1,10 @@
 """The end of a run: its errors, the remedies, and the command that verifies the run."""
 
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from m5ws.cli.terminal import output
+from m5ws.cli.terminal import log_lines, output
 from m5ws.errors import M5Error
 from m5ws.records.ledger import COMPLETE
 
@@ -10,6 +12,9 @@ if TYPE_CHECKING:
     from m5ws.records.run import Run
     from m5ws.runs.run import AttemptPlan
     from m5ws.runs.supervise import AttemptResult, Ports
+
+_EXIT_STATUS = re.compile(r"exit status \d+(?: \(rank (\d+)\))?")
+"""The reason of a failure if a script ended with a status, and not by an error."""
 
 
 class RunFailed(M5Error):
@@ -54,13 +59,37 @@ def report(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> None
         kept = "The next m5ws command on this machine uploads the results that are kept here, if the store answers."
         raise RunUnsaved(ended, hint=f"{kept} If nothing was kept, {resume} from the newest checkpoint.")
     if result.outcome != "finished":
-        raise RunFailed(ended, hint=f"`m5ws logs {run}` prints the output of its ranks.")
+        hint = f"{find_error(plan.directory / 'logs', result.message)}{_restored(ports, plan, result)}"
+        raise RunFailed(ended, hint=f"{hint}`m5ws logs {run}` prints the output of its ranks.")
     if not result.delivered:
         raise RunUnsaved(
             f"{ended}, but the store does not have the complete ledger",
             hint="The next m5ws command on this machine uploads the rest.",
         )
     _print_provable(ports, plan.run)
+
+
+def find_error(logs: Path, message: str | None) -> str:
+    """Return the last error in the log of the rank that ended with a status, as Hydra does after an exception."""
+    if (ended_by := _EXIT_STATUS.match(message or "")) is None:
+        return ""
+    rank = ended_by[1] or "0"
+    error = log_lines.find_error(logs / f"rank-{rank}.log")
+    return f"The last error in the output of rank {rank} is {error!r}. " if error is not None else ""
+
+
+def _restored(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> str:
+    """Return advice on the output files that an attempt had restored, if it failed before its first step."""
+    from m5ws.runs import state
+
+    run = plan.run.id
+    if plan.outputs is None or not result.delivered or state.attempt_of(ports.repo, run, plan.attempt).last_step:
+        return ""
+    return (
+        f"The attempt had restored the output files {plan.outputs.name} and recorded no step. "
+        f"`m5ws outputs {run} --copies` lists earlier copies, and `m5ws run --resume {run} --at TIME` restores one; "
+        "`--from-scratch` restores none. "
+    )
 
 
 def _print_provable(ports: "Ports", run: "Run") -> None:

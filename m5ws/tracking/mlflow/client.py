@@ -3,8 +3,11 @@
 MLflow's errors become `TrackerError`. The caller decides on the reaction to a tracker that is down.
 """
 
+import re
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from m5ws.errors import M5Error, MissingExtra
@@ -16,12 +19,32 @@ from m5ws.tracking.mlflow.follower import Follower, FollowerOptions, limit_reque
 from m5ws.tracking.mlflow.migrations import EXTRA
 from m5ws.tracking.mlflow.uri import database
 
+ATTACHED = "m5ws"
+"""Folder of a page's artifacts that m5ws wrote."""
+_RUN_ID = re.compile(r"[0-9a-f]{32}")
+_IN_URL = re.compile(r"/runs/([0-9a-f]{32})(?![0-9a-f])")
+
 
 class TrackerError(M5Error):
     """MLflow did not answer, or refused the request."""
 
     exit_code = 3
     hint = "Check that the server of [mlflow] tracking_uri in m5ws.toml is up."
+
+
+def resolve(tracking_uri: str, text: str) -> str | None:
+    """Return the m5ws run of an MLflow run id or of its page's URL; None if there is none.
+
+    Text of another form causes no request. Raises TrackerError, MissingExtra.
+    """
+    text = text.strip()
+    named = _RUN_ID.fullmatch(text) or _IN_URL.search(text)
+    if named is None or is_missing(tracking_uri):
+        return None
+    with client(tracking_uri) as mlflow:
+        run = _get(mlflow, named.group(named.lastindex or 0))
+        tag = run.data.tags.get(tags.RUN_TAG) if run else None
+        return str(tag) if tag else None
 
 
 def refresh(options: FollowerOptions) -> None:
@@ -36,6 +59,14 @@ def refresh(options: FollowerOptions) -> None:
         run_pages = _pages(mlflow, options)
         subject, verdicts = tags.load(repo, options.run), runs.verdicts(repo, options.run)
         RunPage(mlflow, run_pages[0], run_pages[1:]).judge(subject, verdicts, runs.joint(repo, options.run))
+
+
+def attach(options: FollowerOptions, name: str, data: bytes) -> None:
+    """Store a file in the folder `m5ws` of a run's artifacts. Raises as `refresh`."""
+    with client(options.tracking_uri) as mlflow, tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, name)
+        path.write_bytes(data)
+        mlflow.log_artifact(_pages(mlflow, options)[0], str(path), ATTACHED)
 
 
 def _pages(mlflow: Any, options: FollowerOptions) -> list[str]:
@@ -62,6 +93,17 @@ def client(tracking_uri: str) -> Iterator[Any]:
         yield MlflowClient(tracking_uri)
     except (MlflowException, RequestException, SQLAlchemyError) as error:
         raise TrackerError(f"MLflow at {tracking_uri}: {error}") from error
+
+
+def _get(mlflow: Any, mlflow_id: str) -> Any:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return mlflow.get_run(mlflow_id)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return None
+        raise
 
 
 def is_missing(tracking_uri: str) -> bool:
