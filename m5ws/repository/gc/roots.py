@@ -87,10 +87,8 @@ def read(
         _drain(each("reading removals", sorted(removed), partial(removals.load, repo)))
 
         def of_run(run: Run) -> list[Judged]:
-            kept = origins.get(run.id, set())
-            if run.id in removed:
-                return _removed_run(repo, reach, run, kept, may_retire)
-            return _run(repo, reach, run, rules, evidence.get(run.id, set()), kept, may_retire)
+            own = (evidence.get(run.id, set()), origins.get(run.id, set()))
+            return _run(repo, reach, run, rules, *own, may_retire, removed=run.id in removed)
 
         for references in each("reading ledgers", records, of_run):
             for reference, is_due in references:
@@ -127,30 +125,6 @@ def _snapshot(repo: Repository, reach: ReachableObjects, snapshot: Digest) -> No
     reach.snapshot(snapshot)
 
 
-def _removed_run(
-    repo: Repository, reach: ReachableObjects, record: Run, origins: set[str], may_retire: MayRetire
-) -> list[Judged]:
-    """Add a removed run, and return its checkpoints and output files, which need not stay.
-
-    Those that a fork starts from, an attempt in progress resumed from, or a pin keeps are added instead.
-    """
-    _own(repo, reach, record)
-    run = record.id
-    judged = _outputs(repo, reach, run, may_retire, everything=True)
-    kept = _attempts(repo, reach, run) | origins | set(checkpoints.kept(repo, run))
-    stats = {stat.key: stat for stat in repo.store.list(f"runs/{run}/checkpoints/")}
-    references = list(_references(repo, run))
-    past = {label for reference in references if (label := reference.checkpoint) is not None} - kept
-    return judged + _sorted_out(repo, reach, references, past, stats, may_retire)
-
-
-def _own(repo: Repository, reach: ReachableObjects, record: Run) -> None:
-    """Add a run's snapshot, and the checkpoint that it starts from."""
-    reach.snapshot(record.snapshot)
-    if (parent := record.parent) is not None:
-        _reach(repo, reach, checkpoints.key(parent.run, parent.checkpoint), parent.digest, f"runs/{record.id}/run")
-
-
 def _run(
     repo: Repository,
     reach: ReachableObjects,
@@ -159,20 +133,33 @@ def _run(
     evidence: set[int],
     origins: set[str],
     may_retire: MayRetire,
+    *,
+    removed: bool,
 ) -> list[Judged]:
-    """Add a run and its checkpoints, except those that need not stay. Forks start from those in `origins`."""
-    _own(repo, reach, record)
+    """Add a run and its checkpoints, and return the references that need not stay. Forks start from `origins`.
+
+    The output files of a `removed` run need not stay. A checkpoint of it stays if a fork starts from it, an attempt in
+    progress resumed from it, or a pin keeps it.
+    """
     run = record.id
-    judged = _outputs(repo, reach, run, may_retire)
+    reach.snapshot(record.snapshot)
+    if (parent := record.parent) is not None:
+        _reach(repo, reach, checkpoints.key(parent.run, parent.checkpoint), parent.digest, f"runs/{run}/run")
+    judged = _outputs(repo, reach, run, may_retire, everything=removed)
     kept = _attempts(repo, reach, run) | origins
     stats = {stat.key: stat for stat in repo.store.list(f"runs/{run}/checkpoints/")}
     references = list(_references(repo, run))
-    past = _past(repo, run, references, rules, evidence) - kept if rules.retire else set()
-    return judged + _sorted_out(repo, reach, references, past, stats, may_retire)
+    past: set[str] = set()
+    if removed:
+        past = {label for reference in references if (label := reference.checkpoint) is not None}
+        past -= set(checkpoints.kept(repo, run))
+    elif rules.retire:
+        past = _past(repo, run, references, rules, evidence)
+    return judged + _sorted_out(repo, reach, references, past - kept, stats, may_retire)
 
 
 def _outputs(
-    repo: Repository, reach: ReachableObjects, run: str, may_retire: MayRetire, *, everything: bool = False
+    repo: Repository, reach: ReachableObjects, run: str, may_retire: MayRetire, *, everything: bool
 ) -> list[Judged]:
     """Add a run's output files, except copies that need not stay; of a removed run, `everything` need not stay."""
     stats = {stat.key: stat for stat in repo.store.list(outputs.prefix(run))}
