@@ -184,7 +184,7 @@ def test_safetensors_need_no_torch_and_other_formats_name_the_extra(
     assert not (place / "dcp").exists()
 
 
-def test_steps_are_completed_behind_the_run(two: tuple[str, str], made: Made, place: Path) -> None:
+def test_runs_are_completed(two: tuple[str, str], made: Made, place: Path) -> None:
     def complete(word: str) -> list[str]:
         words = f"m5ws -C {place} checkpoint show {word}"
         variables = {"_M5WS_COMPLETE": "zsh_complete", "COMP_WORDS": words, "COMP_CWORD": "5"}
@@ -192,4 +192,3 @@ def test_steps_are_completed_behind_the_run(two: tuple[str, str], made: Made, pl
         return lines[1::3]
 
     assert complete("7c1d") == [made.replay, made.run]
-    assert complete(f"{made.run}@") == [f"{made.run}@{step}" for step in (3, 4, 6)]
