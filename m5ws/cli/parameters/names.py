@@ -61,10 +61,11 @@ class Id(click.ParamType[str]):
         from m5ws.cli.parameters import known_ids
 
         logging.disable()  # A completion must never write over a command line.
+        ids: list[known_ids.KnownId] = []
         with suppress(Exception):
             ids = known_ids.load(workspace(ctx), self.kinds, incomplete.lower())
-            return [CompletionItem(known.id, help=" ".join(escaped(known.text).split())) for known in ids]
-        return []
+        logging.disable(logging.NOTSET)
+        return [CompletionItem(known.id, help=" ".join(escaped(known.text).split())) for known in ids]
 
 
 class Text(click.ParamType[str]):
