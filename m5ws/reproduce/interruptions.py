@@ -90,18 +90,13 @@ def interrupt(trial: Trial, step: int, announce: Callable[[str], None]) -> Resto
         return Restore(after=step, resumed=None, verdict=_nondeterministic(verdict, early, step))
     if result.outcome != "failed" or done.last_step < step:
         words = f"the training {result.outcome} after step {done.last_step}, and was not interrupted after step {step}"
-        verdict = Verdict(
-            run=whole.id,
-            replay=interrupted.id,
-            outcome="not comparable",
-            not_compared=("everything: nothing was resumed",),
-            observed=True,
-            reason=words,
-            created_s=interrupted.created_s,
-        )
-        return Restore(after=step, resumed=None, verdict=verdict)
+        return Restore(after=step, resumed=None, verdict=_not_comparable(interrupted, words))
+    second = _plan(trial, interrupted)
+    if second.outputs is None:
+        words = f"interrupted after step {step}: {_NOTHING_RESUMED}"
+        return Restore(after=step, resumed=0, verdict=_not_comparable(interrupted, words))
     announce(f"resuming {interrupted.id}")
-    result = _execute(trial, _plan(trial, interrupted))
+    result = _execute(trial, second)
     return _judge(trial, interrupted, original, result, step)
 
 
@@ -147,6 +142,18 @@ def _nondeterministic(verdict: Verdict, first: Divergence, step: int) -> Verdict
         "It is not deterministic, so its resume cannot be judged"
     )
     return msgspec.structs.replace(verdict, outcome="nondeterministic", reason=words)
+
+
+def _not_comparable(interrupted: Run, words: str) -> Verdict:
+    return Verdict(
+        run=interrupted.reproduces or "",
+        replay=interrupted.id,
+        outcome="not comparable",
+        not_compared=("everything: nothing was resumed",),
+        observed=True,
+        reason=words,
+        created_s=interrupted.created_s,
+    )
 
 
 def is_unsure(restore: Restore) -> bool:
