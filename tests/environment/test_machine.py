@@ -147,7 +147,7 @@ def test_a_damaged_cache_entry_is_not_used(tmp_path: Path) -> None:
     environment = without_torch(environment, tmp_path)
     first = observer(tmp_path).observe(environment)
     (entry,) = (tmp_path / "cache").iterdir()
-    entry.write_bytes(entry.read_bytes().replace(b"no torch", b"no t0rch"))
+    entry.write_bytes(entry.read_bytes().replace(b"null", b"nu1l"))
     assert observer(tmp_path).observe(environment) == first
     assert started(log) == 2
 

@@ -69,7 +69,7 @@ def test_a_failed_run_is_not_replayed(tmp_path: Path) -> None:
     assert not (workspace.root / ".m5ws" / "runs" / verdict["replay"] / "0001" / "work").exists()
 
 
-def test_ignored_files_are_named_before_the_launch_and_after_it_and_output_folders_are_there(tmp_path: Path) -> None:
+def test_a_file_that_the_snapshot_lacks_is_named_after_the_launch_and_output_folders_are_there(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "w", "plain.py", nproc=1, run='outputs = ["out", "logs/metrics.json"]')
     (workspace.root / "ignored").mkdir()
     (workspace.root / "ignored" / "a.txt").write_text("1")
@@ -79,7 +79,7 @@ def test_ignored_files_are_named_before_the_launch_and_after_it_and_output_folde
         "for name in ('out/a', 'logs/metrics.json'):\n    open(name, 'w').close()\nopen(sys.argv[1])\n"
     )
     done = workspace.m5ws("run", "--", "train.py", "ignored/a.txt", expect=1)
-    assert 'paths = ["ignored/a.txt"]' in done.stderr and 'paths = ["ignored"]' in done.stderr
+    assert 'paths = ["ignored"]' in done.stderr
     workspace.train("--", "train.py", "config.yaml")
     (workspace.root / "train.py").write_text("import os\nos.mkdir('out')\nos.mkdir('out')\n")
     assert "FileExistsError" in workspace.m5ws("run", expect=1).stderr
