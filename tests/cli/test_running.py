@@ -299,6 +299,7 @@ def test_a_command_is_recorded_as_typed(place: Path, words: tuple[str, ...]) -> 
     assert " ".join(plan["request"]["argv"]).endswith("m5ws.training.rank train.py --lr 1")
 
 
+@pytest.mark.long
 def test_any_other_program_is_one_process_with_log_and_exit_status(home: Repository, place: Path) -> None:
     (place / "m5ws.toml").write_text("[run]\noutputs = ['out']\n[mlflow]\nenabled = false\n")
     session = """

@@ -108,6 +108,7 @@ def test_two_that_matter_only_together_are_found_though_one_does_not_run_alone(t
     assert sum(trial["known"] for trial in report["trials"]) == 2
 
 
+@pytest.mark.long
 def test_what_is_not_pinned_is_not_blamed_on_what_is(trained: tuple[Workspace, str]) -> None:
     workspace, good = trained
     _write(workspace.root, note="fourth")

@@ -241,6 +241,7 @@ def held(places: _Places, tmp_path: Path) -> Iterator[Path]:
     (workspace.root / "train.py").write_text(old)
 
 
+@pytest.mark.long
 def test_a_living_run_is_looked_at_from_elsewhere_and_taken_over(
     places: _Places, held: Path, whole: tuple[history.History, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:

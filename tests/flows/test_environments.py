@@ -69,6 +69,7 @@ def _rated(changes: list[dict[str, Any]]) -> dict[str, tuple[str, str]]:
     return {change["name"]: (change["rating"], change["detail"]) for change in changes}
 
 
+@pytest.mark.long
 def test_a_replay_is_stopped_by_another_version_of_what_was_imported_alone(place: _Place) -> None:
     run = place.workspace.train()
     assert {"greeting", "late", "inworker", "torch", "m5ws"} <= place.loaded(run, 1)

@@ -13,7 +13,7 @@ from tests.support.ranks.base_runs import BaseRuns
 from tests.support.workspace.workspaces import Workspace, make_workspace
 
 
-@pytest.mark.parametrize("kind", ["fsdp", "zero"])
+@pytest.mark.parametrize("kind", ["fsdp", pytest.param("zero", marks=pytest.mark.long)])
 def test_a_fork_goes_on_bit_for_bit_and_what_is_changed_counts_at_once(
     kind: str, base_runs: BaseRuns, tmp_path: Path
 ) -> None:

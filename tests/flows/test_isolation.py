@@ -3,10 +3,13 @@
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.support.workspace.checkouts import git
 from tests.support.workspace.workspaces import Workspace, make_workspace
 
 
+@pytest.mark.long
 def test_the_checkout_is_changed_and_the_remote_removed_while_the_run_goes_on(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "w", "fsdp.py")
     remote = tmp_path / "remote.git"

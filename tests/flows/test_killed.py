@@ -161,3 +161,5 @@ def test_damage_of_a_runs_directory_stops_no_other_command(warm: Warm, workspace
     workspace.m5ws("show", other)
     (workspace.root / "train.py").write_text("open('out/x', 'w').write('2')\n")
     workspace.m5ws("run", "--no-progress")
+    for copy in saved.values():  # Its logs would count as a launch.
+        shutil.rmtree(copy)

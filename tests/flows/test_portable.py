@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.support.workspace.workspaces import make_workspace
 
 
+@pytest.mark.long
 def test_a_portable_run_is_reproduced_and_what_was_promised_is_said(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=1)
     settings = workspace.root / "m5ws.toml"

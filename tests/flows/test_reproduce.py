@@ -96,6 +96,7 @@ def test_a_changed_file_is_named_with_its_part(
     assert (part if part == "tokenizer" else path.rpartition("/")[2]) in verdict["reason"]
 
 
+@pytest.mark.long
 @_ONE_WAY
 def test_a_changed_thread_count_is_named(trained: tuple[Workspace, str]) -> None:
     workspace, _ = trained
