@@ -188,7 +188,7 @@ def _spans(data: bytes) -> Iterator[tuple[int, int]]:
         yield from ((at, at + len(secret)) for secret, at in rule.secrets(data))
     for pattern, group in ((secret_text.URL_PASSWORD, 3), (secret_text.URL_TOKEN, 1)):
         yield from (match.span(group) for match in pattern.finditer(data))
-    yield from (match.span(1) for match in secret_text.url_queries(data))
+    yield from (match.span(1) for _, match in secret_text.url_queries(data))
 
 
 def _contents(data: bytes) -> Iterator[tuple[str, int]]:
@@ -208,8 +208,8 @@ def _contents(data: bytes) -> Iterator[tuple[str, int]]:
             if match.start(1) not in seen and secret_rules.is_strong(match[1]):
                 yield f"a token in a URL ({_blot(match[1])})", match.start()
     if b"=" in data:
-        for match in secret_text.url_queries(data):
-            if not _PLACEHOLDER.match(match[1]) and match.start(1) not in seen and b"badge" not in match[0]:
+        for url, match in secret_text.url_queries(data):
+            if not _PLACEHOLDER.match(match[1]) and match.start(1) not in seen and b"badge" not in url:
                 yield f"a token in a URL ({_blot(match[1])})", match.start(1)
 
 
@@ -219,7 +219,9 @@ def _secrets(data: bytes) -> Iterator[tuple[str, bytes, int]]:
     yield from ((what, word[start:end], words[word][0] + start) for what, word, start, end in _token_secrets(words))
     for rule in secret_rules.select("text", data):
         yield from ((rule.shown, secret, at) for secret, at in rule.secrets(data))
-    yield from ((what, word[:end], words[word][0]) for what, word, _, end in _named_secrets(data, words))
+    # A word that stands elsewhere before may be a name, such as a type: `key: X25519PrivateKey`.
+    first = {word: places[:1] for word, places in words.items()}
+    yield from ((what, word[:end], words[word][0]) for what, word, _, end in _named_secrets(data, first))
 
 
 def _words(data: bytes) -> dict[bytes, list[int]]:

@@ -51,9 +51,9 @@ def _end_of_lines(data: bytes, start: int) -> int:
     return lines.end() if lines is not None else start
 
 
-def url_queries(data: bytes) -> Iterator[re.Match[bytes]]:
-    """Yield the tokens in queries of URLs."""
+def url_queries(data: bytes) -> Iterator[tuple[bytes, re.Match[bytes]]]:
+    """Yield the tokens in queries of URLs, each after its URL up to the query."""
     for match in _URL_QUERY.finditer(data):
         before = data[max(0, match.start() - _URL_BYTES) : match.start()].rpartition(b"://")
         if before[1] and before[2] and not _URL_END.search(before[2]):
-            yield match
+            yield before[2], match

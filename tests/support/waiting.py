@@ -22,5 +22,5 @@ def is_alive(pid: int) -> bool:
     """Return True if a process runs. A zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
+    except OSError:
         return False

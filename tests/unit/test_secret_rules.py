@@ -193,3 +193,10 @@ def test_texts_that_are_installed_are_not_refused(every: int) -> None:
             refused.append(path)
     assert texts > 1000
     assert len(refused) * 10_000 <= texts, (texts, refused)
+
+
+def test_a_name_of_a_type_and_the_token_of_a_badge_are_not_refused() -> None:
+    code = b"from keys import X25519PrivateKey\n\n\ndef load(private_key: X25519PrivateKey) -> None: ...\n"
+    badge = b"![ci](https://codecov.io/gh/org/project/branch/main/graph/badge.svg?to" + b"ken=GU63K7WDBE)\n"
+    assert not secret_scan.findings("keys.py", code) and not secret_scan.findings("README.md", badge)
+    assert secret_scan.findings("README.md", badge.replace(b"badge", b"chart"))
