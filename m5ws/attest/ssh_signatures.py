@@ -48,7 +48,7 @@ class SignatureCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sign(key: Path, data: bytes) -> bytes:
-    """Return an armoured signature of `data`. A passphrase is asked for at once. Raises NotSigned, NoSshKeygen."""
+    """Return an armoured signature of `data`. ssh-keygen asks for a passphrase. Raises NotSigned, NoSshKeygen."""
     done = _ssh_keygen(("-Y", "sign", "-f", str(key), "-n", NAMESPACE), data, _SIGN_S)
     if done.returncode != 0 or not keyid(done.stdout):
         lines = done.stderr.decode("utf-8", "backslashreplace").strip().splitlines()

@@ -2,7 +2,7 @@
 
 A training is killed after an observed step, as by a crash, before the script can save a checkpoint of that step. Then
 it is resumed as by `m5ws run --resume`: the output files are restored, and the script continues from its own
-checkpoint. Steps, state and output files are compared with those of the uninterrupted training.
+checkpoint. Its steps, state and output files are compared with the uninterrupted training.
 """
 
 import random

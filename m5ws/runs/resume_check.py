@@ -36,7 +36,7 @@ def names_in_both(before: Step, after: Step) -> list[str]:
 
 
 class RepeatedSteps:
-    """Compares one attempt's events with those of earlier attempts."""
+    """Compares the events of one attempt with the events of earlier attempts."""
 
     def __init__(self, repo: Repository, run: str, attempt: int) -> None:
         earlier = load(repo, run, before_attempt=attempt, folded=False)

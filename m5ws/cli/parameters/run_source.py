@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _FOR_RESUME = frozenset(("take_over", "from_scratch", "at"))
 """The options that a new run would ignore."""
 _ANY = frozenset(("resume", "parallel", "env", "detach", "dry_run", "no_progress", "as_json"))
-"""The other options that a resumed run takes. It keeps those of its start, so all others would be ignored."""
+"""The other options that a resumed run takes. All else is as at the run's start, so other options would be ignored."""
 
 options = grouped(
     click.option("-m", "--message", type=names.Text(), metavar="TEXT", help="Message for the new snapshot."),

@@ -94,7 +94,7 @@ class _Word(NamedTuple):
 
 
 def _read(words: Sequence[str]) -> Iterator[_Word]:
-    """Yield all words but the first `--`. Words after it, and those of no option, are numbered."""
+    """Yield all words but the first `--`. Words after it, and words that belong to no option, are numbered."""
     ended = words.index("--") if "--" in words else len(words)
     option, has_value, numbered = None, False, 0
     for position, word in enumerate(words):

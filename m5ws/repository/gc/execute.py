@@ -17,7 +17,7 @@ import msgspec
 from m5ws import locks
 from m5ws.errors import M5Error, NotFound, ObjectExists, UsageError
 from m5ws.progress import Progress
-from m5ws.records.gc import GcExecution, GcPlan, GcResult
+from m5ws.records.gc import Garbage, GcExecution, GcPlan, GcResult
 from m5ws.repository import bindings, gc_plans
 from m5ws.repository.gc import roots
 from m5ws.repository.gc.gc import store_now
@@ -136,14 +136,10 @@ def execute(
     deleted, size_bytes = 0, 0
     for number in range(len(head.parts)):
         part = gc_plans.garbage(repo.store, plan, head, number)
-        chosen = [
-            (digest, part.sizes[8 * position : 8 * position + 8])
-            for position, digest in enumerate(gc_plans.split(part.digests))
-            if digest not in kept and digest not in needed.reach.digests
-        ]
+        chosen = _choose(part, lambda digest: digest in kept or digest in needed.reach.digests)
         _delete(repo, (key(digest.hex()) for digest, _ in chosen), len(chosen), progress, workers)
         deleted += len(chosen)
-        size_bytes += sum(int.from_bytes(size, "little") for _, size in chosen)
+        size_bytes += sum(size for _, size in chosen)
     gone = [reference for where, reference in planned.items() if repo.store.stat(where) is None]
     copies = sum(reference.outputs is not None for reference in gone)
     done = GcResult(
@@ -155,6 +151,14 @@ def execute(
     )
     # X6: all deletes have returned.
     return bindings.create(repo.store, gc_plans.done_key(plan), done)
+
+
+def _choose(part: Garbage, is_needed: Callable[[bytes], bool]) -> list[tuple[bytes, int]]:
+    """Return digest and size in bytes of each object of a plan's part that nothing needs."""
+    digests = enumerate(gc_plans.split(part.digests))
+    return [
+        (each, int.from_bytes(part.sizes[8 * at : 8 * at + 8], "little")) for at, each in digests if not is_needed(each)
+    ]
 
 
 def _end_early(repo: Repository, plan: str, head: GcPlan, error: NotFound) -> NotFound:

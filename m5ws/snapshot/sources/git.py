@@ -97,7 +97,7 @@ class Git:
         status = pool.submit(self._run, root, *_STATUS)
         listing = _Listing()
         tracked = _read_files(root, listed.result(), listing)
-        # git's paths begin at the top of its working tree, which `root` may lie below.
+        # git's paths begin at the top of its working tree, and `root` may be a folder in it.
         below = not os.path.lexists(root / ".git")
         prefix = self._run(root, "rev-parse", "--show-prefix")[:-1] if below else b""
         absent = _read_status(status.result(), prefix, listing)

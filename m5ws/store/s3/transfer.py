@@ -185,7 +185,7 @@ class _Body(io.RawIOBase):
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Translate obstore's errors, by type, into those of the store. Errors without a type become `unknown`."""
+    """Translate obstore's errors into errors of the store, by their type. Errors without a type become `unknown`."""
     try:
         yield
     except FileNotFoundError as error:
