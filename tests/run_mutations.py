@@ -194,8 +194,8 @@ MUTATIONS = (
     Mutation(
         "gc deletes objects that a writer keeps",
         "m5ws/repository/gc/execute.py",
-        "            if digest not in kept and digest not in needed.reach.digests\n",
-        "            if digest not in needed.reach.digests\n",
+        "lambda digest: digest in kept or digest in needed.reach.digests",
+        "lambda digest: digest in needed.reach.digests",
         ("repository/test_gc.py", "repository/test_gc_schedules.py"),
     ),
     Mutation(
