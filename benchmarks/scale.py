@@ -31,8 +31,9 @@ from m5ws.records.ledger import AttemptEnded, AttemptStarted, Imported, RankEnde
 from m5ws.records.run import LaunchSpec, Run
 from m5ws.records.verdict import Verdict
 from m5ws.reports import comparison
-from m5ws.repository import reindex, run_index, runs, snapshots
+from m5ws.repository import reindex
 from m5ws.repository.ledger import ledger
+from m5ws.repository.references import run_index, runs, snapshots
 from m5ws.repository.repository import Repository
 from m5ws.reproduce import compare
 from m5ws.runs import history, listing, run_table

@@ -9,7 +9,9 @@ Layers, from top to bottom. An import points down only (import-linter checks it)
 
     cli · library · workspace        verbs; the Python interface; the one place that chooses implementations
     attest bisect projects reports   statements; the cause of a difference; init and demo; comparisons for people
-    reproduce · runs                 replay and verdict; start, supervise, resume
+    reproduce                        replay and verdict
+    attempts · agent                 write side of a run: plan, begin, lead, end; one node: launch, deliver, stop
+    runs · outputs · work            read side: state, history, lists; output files; work directories
     diff checkpoints                 comparisons of snapshots, runs and checkpoints
     snapshot tracking                inputs of a run; MLflow
     environment                      observe, compare, rebuild
@@ -27,17 +29,17 @@ if TYPE_CHECKING:
     from m5ws.library.run import Run as Run
     from m5ws.library.workspace import Workspace as Workspace
     from m5ws.training import adapters as adapters
-    from m5ws.training.loop.session import seed as seed
-    from m5ws.training.loop.session import session as session
     from m5ws.training.observation.watch import resumed_at as resumed_at
+    from m5ws.training.session.session import seed as seed
+    from m5ws.training.session.session import session as session
 
 _LAZY = {
     "Run": "m5ws.library.run",
     "Workspace": "m5ws.library.workspace",
     "adapters": "m5ws.training",
     "resumed_at": "m5ws.training.observation.watch",
-    "seed": "m5ws.training.loop.session",
-    "session": "m5ws.training.loop.session",
+    "seed": "m5ws.training.session.session",
+    "session": "m5ws.training.session.session",
 }
 
 __all__ = ["Run", "Workspace", "__version__", "adapters", "resumed_at", "seed", "session"]

@@ -25,10 +25,10 @@ from m5ws.store.interface import ObjectStore
 from m5ws.tracking.interface import Tracker
 
 if TYPE_CHECKING:
+    from m5ws.agent.ports import Ports
     from m5ws.checkpoints.diff import CompareBits
     from m5ws.checkpoints.export.export import Tools
     from m5ws.repository.repository import Repository
-    from m5ws.runs.supervise import Ports
 
 _log = logging.getLogger(__name__)
 FILE, STATE = "m5ws.toml", ".m5ws"
@@ -150,7 +150,7 @@ class Workspace:
 
     def open_repository(self, *, create: bool = False) -> "Repository":
         """Open the store, after delivering the ledgers that ended runs left on this machine. Raises NotFound."""
-        from m5ws.runs import recovery
+        from m5ws.agent import recovery
 
         repo = self.repository(create=create)
         recovery.deliver(repo, self.home, self.kept)
@@ -286,7 +286,7 @@ class Workspace:
 
     def ports(self, repo: "Repository") -> "Ports":
         """Return the ports for operations on runs."""
-        from m5ws.runs.supervise import Ports
+        from m5ws.agent.ports import Ports
 
         return Ports(
             repo=repo,

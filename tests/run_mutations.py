@@ -52,7 +52,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a checkpoint's reference is published before its record",
-        "m5ws/repository/checkpoints.py",
+        "m5ws/repository/references/checkpoints.py",
         "    record = repo.objects.put_record(checkpoint)\n"
         "    label = name(checkpoint.step, checkpoint.attempt)\n\n"
         "    def create() -> None:\n"
@@ -86,7 +86,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a late rank's checkpoint counts although a newer attempt did not inherit it",
-        "m5ws/repository/checkpoints.py",
+        "m5ws/repository/references/checkpoints.py",
         "        accepted = inherited(",
         "        accepted |= inherited(",
         ("repository/test_ledger.py",),
@@ -156,7 +156,7 @@ MUTATIONS = (
     ),
     Mutation(
         "generators are restored before the loader draws from them",
-        "m5ws/training/loop/recorder.py",
+        "m5ws/training/session/recorder.py",
         "        if self._feed is not None:\n"
         "            self._feed.start()\n"
         "        self._probe_loader()\n"
@@ -172,7 +172,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the fingerprints of restored tensors are not compared with the saved ones",
-        "m5ws/training/loop/restore.py",
+        "m5ws/training/session/restore.py",
         '    checkpointing.verify_fingerprints("tensors", *_on_their_ranks(tensors, saved), restored.step)\n',
         "",
         ("training/test_session.py",),

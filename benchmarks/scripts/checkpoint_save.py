@@ -28,12 +28,12 @@ from m5ws.records.environment import Determinism, Observed
 from m5ws.records.launch import Context
 from m5ws.records.ledger import AttemptStarted
 from m5ws.records.run import LaunchSpec, Run
-from m5ws.repository import checkpoints, runs
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
+from m5ws.repository.references import checkpoints, runs
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
-from m5ws.training.backends.fsdp import FsdpBackend
+from m5ws.training.backends.torch_backend import TorchBackend
 from m5ws.training.checkpoint import checkpointing
 from m5ws.training.checkpoint.background_save import Saver
 from m5ws.training.runtime import collectives
@@ -58,7 +58,7 @@ class Tool(ABC):
 
     def state(self) -> dict[str, Any]:
         """Return the live state by name."""
-        return dict(FsdpBackend(self.model, self.optimizer).stage(NoCopyStager()).state)
+        return dict(TorchBackend(self.model, self.optimizer).stage(NoCopyStager()).state)
 
     def new_state(self) -> dict[str, Any]:
         """Return the live state by name, after torch made that of the optimizer, as DCP's documentation says."""
@@ -208,7 +208,7 @@ class M5ws(Tool):
 
     def __init__(self, *of: Any) -> None:
         super().__init__(*of)
-        self._backend = FsdpBackend(self.model, self.optimizer)
+        self._backend = TorchBackend(self.model, self.optimizer)
         self._buffers, self._saver = HostBuffers(), Saver(None)
         rank = dist.get_rank()
         if rank == 0:

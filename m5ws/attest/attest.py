@@ -25,12 +25,13 @@ from m5ws.records.attestation import (
 from m5ws.records.base import Digest
 from m5ws.records.run import Run, Segment
 from m5ws.records.verdict import Verdict
-from m5ws.repository import bindings, checkpoints, outputs, runs
-from m5ws.repository.checkpoints import Recorded
+from m5ws.repository import bindings
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.chains import Chain
 from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.objects import key
+from m5ws.repository.references import checkpoints, outputs, runs
+from m5ws.repository.references.checkpoints import Recorded
 from m5ws.repository.repository import Repository
 from m5ws.reproduce import segments
 from m5ws.reproduce.verdict.joint import joint_outcome

@@ -18,7 +18,7 @@ from m5ws.records.run import Run
 from m5ws.records.snapshot import Snapshot
 from m5ws.records.tree import Packing
 from m5ws.records.verdict import Verdict
-from m5ws.repository import bindings, checkpoints, outputs, presence, runs, snapshots
+from m5ws.repository import bindings, presence
 from m5ws.repository.concurrency import Job, bounded_map
 from m5ws.repository.files import trees
 from m5ws.repository.fsck.records import Records
@@ -26,6 +26,7 @@ from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.chains import Chain
 from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.objects import key
+from m5ws.repository.references import checkpoints, outputs, runs, snapshots
 from m5ws.repository.repository import Repository
 from m5ws.reproduce import segments
 

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from m5ws.agent.ports import Ports
 from m5ws.bisect import ddmin, differences, environments
 from m5ws.bisect.differences import ExcludedDifference, InputDifference
 from m5ws.bisect.trials import (
@@ -31,13 +32,13 @@ from m5ws.records import determinism
 from m5ws.records.environment import Determinism
 from m5ws.records.run import Run
 from m5ws.records.verdict import Change, Divergence
-from m5ws.repository import runs, snapshots
 from m5ws.repository.ledger import ledger
+from m5ws.repository.references import runs, snapshots
 from m5ws.repository.repository import Repository
 from m5ws.reproduce import compare
 from m5ws.reproduce.outputs import results as output_results
 from m5ws.reproduce.outputs.output_files import OutputRules
-from m5ws.runs import history, supervise
+from m5ws.runs import history
 
 Outcome = Literal["explained", "not explained", "unfinished", "not comparable"]
 """`unfinished`: --max-runs was too low.
@@ -96,7 +97,7 @@ class BisectTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan(
-    ports: supervise.Ports, good_id: str, bad_id: str, *, rebuilt: bool = False, results: tuple[str, ...] = ()
+    ports: Ports, good_id: str, bad_id: str, *, rebuilt: bool = False, results: tuple[str, ...] = ()
 ) -> BisectTask:
     """Return the plan. With `rebuilt` environments, distributions are differences too. `results`: `[run] results`.
 
@@ -126,9 +127,7 @@ def plan(
     return BisectTask(setup=setup, groups=groups, plan=shown)
 
 
-def first_difference(
-    ports: supervise.Ports, good: Run, bad: Run, rules: OutputRules | None = None
-) -> tuple[Divergence, bool]:
+def first_difference(ports: Ports, good: Run, bad: Run, rules: OutputRules | None = None) -> tuple[Divergence, bool]:
     """Return the first divergence of `bad` from `good`, and True if they recorded steps. Raises UsageError if equal."""
     if (good.parent and good.parent.digest) != (bad.parent and bad.parent.digest):
         raise UsageError(
@@ -158,7 +157,7 @@ def first_difference(
 
 
 def execute(
-    ports: supervise.Ports,
+    ports: Ports,
     task: BisectTask,
     home: Path,
     author_dir: Path,

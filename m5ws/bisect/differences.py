@@ -20,8 +20,8 @@ from m5ws.records.environment import Determinism
 from m5ws.records.run import Run
 from m5ws.records.snapshot import Snapshot
 from m5ws.records.verdict import Change
-from m5ws.repository import snapshots
 from m5ws.repository.files import trees
+from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
 from m5ws.snapshot.config import merge
 from m5ws.snapshot.config.merge import Keys

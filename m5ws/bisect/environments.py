@@ -16,7 +16,7 @@ from m5ws.records.environment import Observed
 from m5ws.records.recipe import Recipe
 from m5ws.records.run import Run
 from m5ws.records.verdict import Change
-from m5ws.repository import snapshots
+from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
 
 T = TypeVar("T")

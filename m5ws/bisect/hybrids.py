@@ -17,9 +17,9 @@ from m5ws.records.base import Digest
 from m5ws.records.run import LaunchSpec, Parent, Run
 from m5ws.records.snapshot import Annotation, Code, Snapshot
 from m5ws.records.tree import Entry
-from m5ws.repository import snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.files.validation import check_paths
+from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
 from m5ws.snapshot.config import merge, overrides
 from m5ws.snapshot.config.merge import MergeConflict

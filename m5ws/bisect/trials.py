@@ -9,6 +9,9 @@ from pathlib import Path
 
 import msgspec
 
+from m5ws.agent.attempt_plan import AttemptPlan
+from m5ws.agent.ports import Ports, Watch
+from m5ws.attempts import leader, planning
 from m5ws.bisect import environments, hybrids
 from m5ws.bisect.ddmin import Answer
 from m5ws.bisect.differences import InputDifference
@@ -20,19 +23,19 @@ from m5ws.records.ledger import AnyEvent
 from m5ws.records.recipe import Recipe
 from m5ws.records.run import Run, Segment
 from m5ws.records.verdict import Change, Divergence
-from m5ws.repository import runs
 from m5ws.repository.publishing import repeated
+from m5ws.repository.references import runs
 from m5ws.reproduce import compare, reproduce
 from m5ws.reproduce.compare import Comparison
 from m5ws.reproduce.outputs import results
 from m5ws.reproduce.outputs.output_files import OutputRules
-from m5ws.runs import history, run, supervise
+from m5ws.runs import history
 from m5ws.runs.history import History
 from m5ws.runs.step_lists import absent_in
 from m5ws.snapshot.config.merge import MergeConflict
 
 Names = tuple[str, ...]
-Rebuilt = Callable[[Recipe], supervise.Ports]
+Rebuilt = Callable[[Recipe], Ports]
 """Makes an environment, and returns the ports of a run in it. Raises M5Error if a package cannot be installed."""
 
 
@@ -71,7 +74,7 @@ class TrialListeners(msgspec.Struct, frozen=True, kw_only=True):
 
     begin: Callable[[Names, str], None]
     on_trial: Callable[[Trial], None]
-    watch: supervise.Watch
+    watch: Watch
     prepare: Progress
 
 
@@ -89,7 +92,7 @@ class HybridRuns:
 
     def __init__(
         self,
-        ports: supervise.Ports,
+        ports: Ports,
         setup: TrialSetup,
         home: Path,
         author_dir: Path,
@@ -99,7 +102,7 @@ class HybridRuns:
     ) -> None:
         self._ports = ports
         self._rebuilt = rebuilt
-        self._made: dict[Recipe, supervise.Ports] = {}
+        self._made: dict[Recipe, Ports] = {}
         self._setup = setup
         self._home = home
         self._author_dir = author_dir
@@ -140,7 +143,7 @@ class HybridRuns:
         self._listeners.begin(taken, plan.run.id)
         return self._run(ports, plan, taken)
 
-    def _plan(self, chosen: Collection[InputDifference], what: str) -> tuple[supervise.Ports, run.AttemptPlan]:
+    def _plan(self, chosen: Collection[InputDifference], what: str) -> tuple[Ports, AttemptPlan]:
         """Publish a hybrid's snapshot. Return the ports of its run, and the plan of its first attempt."""
         repo, setup = self._ports.repo, self._setup
 
@@ -149,7 +152,7 @@ class HybridRuns:
             return hybrid, hybrids.publish(repo, hybrid, setup.good, setup.bad, what)
 
         hybrid, snapshot = repeated(attempt)
-        replay = run.new_run(
+        replay = planning.new_run(
             snapshot, hybrid.spec, name=setup.good.name, reproduces=setup.good.id, parent=hybrid.parent
         )
         if setup.session:
@@ -159,10 +162,10 @@ class HybridRuns:
         ports = self._outside(chosen, snapshot)
         environment, tracker = ports.environment, ports.tracker
         where = (self._home, self._author_dir, environment, tracker)
-        planned = run.plan(repo, replay, *where, checkpoint_at=at, python=ports.python)
-        return ports, run.repeat_fingerprints(planned, self._original.states.get(0, {}))
+        planned = planning.plan(repo, replay, *where, checkpoint_at=at, python=ports.python)
+        return ports, planning.repeat_fingerprints(planned, self._original.states.get(0, {}))
 
-    def _outside(self, chosen: Collection[InputDifference], snapshot: Digest) -> supervise.Ports:
+    def _outside(self, chosen: Collection[InputDifference], snapshot: Digest) -> Ports:
         """Return the ports of a hybrid, with a rebuilt environment if the bisection has them. Raises MergeConflict."""
         if self._rebuilt is None:
             return self._ports
@@ -176,7 +179,7 @@ class HybridRuns:
             raise MergeConflict(f"its environment cannot be made: {error}") from error
         return self._made[recipe]
 
-    def _run(self, ports: supervise.Ports, plan: run.AttemptPlan, taken: Names) -> Trial:
+    def _run(self, ports: Ports, plan: AttemptPlan, taken: Names) -> Trial:
         comparison = Comparison(self._side(self._original), (ports.repo, plan.run.id))
 
         def feed(rank: str, event: AnyEvent) -> bool:
@@ -184,7 +187,7 @@ class HybridRuns:
             self._listeners.watch(rank, event)
             return comparison.is_decided()
 
-        result = supervise.execute(ports, plan, feed, self._listeners.prepare)
+        result = leader.execute(ports, plan, feed, self._listeners.prepare)
         trial = self._judged(comparison, plan.run, taken, result.outcome, result.message)
         if result.outcome == "interrupted" and trial.answer == "unresolved":
             raise reproduce.ReplayInterrupted(
@@ -193,7 +196,7 @@ class HybridRuns:
             )
         return trial
 
-    def _known(self, ports: supervise.Ports, plan: run.AttemptPlan, taken: Names) -> Trial | None:
+    def _known(self, ports: Ports, plan: AttemptPlan, taken: Names) -> Trial | None:
         """Return the trial of an earlier run, if one is as good as a new one."""
         repo = self._ports.repo
         for earlier in runs.readable(repo, runs.replays(repo, plan.run.reproduces or "")):
@@ -236,7 +239,7 @@ class HybridRuns:
         return Trial(taken=taken, answer=answer, run=replay.id, first=first, reason=reason)
 
 
-def _drift(ports: supervise.Ports, earlier: Run, plan: run.AttemptPlan) -> tuple[Change, ...]:
+def _drift(ports: Ports, earlier: Run, plan: AttemptPlan) -> tuple[Change, ...]:
     return reproduce.environment_drift(ports, reproduce.ReplayRequest(original=earlier.id), plan)
 
 

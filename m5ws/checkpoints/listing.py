@@ -17,12 +17,12 @@ from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Checkpoint, Content
 from m5ws.records.ledger import CheckpointPublished
 from m5ws.records.tree import Slice
-from m5ws.repository import checkpoints
-from m5ws.repository.checkpoints import Recorded
 from m5ws.repository.concurrency import for_each
 from m5ws.repository.files import trees
 from m5ws.repository.ledger import ledger
 from m5ws.repository.reachability.links import iter_links
+from m5ws.repository.references import checkpoints
+from m5ws.repository.references.checkpoints import Recorded
 from m5ws.repository.repository import Repository
 
 

@@ -15,8 +15,8 @@ import msgspec
 from m5ws.errors import NotFound, UsageError
 from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Checkpoint
-from m5ws.repository import checkpoints, ids, outputs
 from m5ws.repository.objects import is_digest
+from m5ws.repository.references import checkpoints, ids, outputs
 from m5ws.repository.repository import Repository
 
 _SHOWN = 8

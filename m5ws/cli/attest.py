@@ -38,7 +38,7 @@ def command(context: click.Context, run: str, key: Path | None, target: Path | N
     """
     from m5ws.attest import attest, ssh_signatures
     from m5ws.records import attestation
-    from m5ws.repository import ids
+    from m5ws.repository.references import ids
 
     if target is not None and target.exists():
         raise UsageError(f"{target} already exists", hint="Choose another --output, or move the file away.")

@@ -10,12 +10,12 @@ from m5ws.cli.terminal import interrupt, output, verdict
 from m5ws.cli.terminal.run_progress import RunProgress
 
 if TYPE_CHECKING:
+    from m5ws.agent.ports import Ports
     from m5ws.bisect.bisect import BisectPlan, BisectReport, BisectTask
     from m5ws.bisect.differences import ExcludedDifference
     from m5ws.bisect.trials import Trial
     from m5ws.records.recipe import Recipe
     from m5ws.records.verdict import Change
-    from m5ws.runs.supervise import Ports
     from m5ws.workspace import Workspace
 
 _LISTED = 6
@@ -67,7 +67,7 @@ def command(
       m5ws bisect 7c1d 9a04 --env rebuild
     """
     from m5ws.bisect import bisect
-    from m5ws.repository import ids
+    from m5ws.repository.references import ids
 
     workspace = names.workspace(context)
     repo = workspace.open_repository()

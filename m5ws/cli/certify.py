@@ -15,12 +15,12 @@ from m5ws.errors import M5Error
 from m5ws.records.run import Segment, Trainer
 
 if TYPE_CHECKING:
+    from m5ws.agent.ports import Ports
     from m5ws.records.run import Run
     from m5ws.records.verdict import Verdict
     from m5ws.reproduce.certify import Certificate, Restore
     from m5ws.reproduce.interruptions import Trial
     from m5ws.reproduce.reproduce import ReplayRequest
-    from m5ws.runs.supervise import Ports
     from m5ws.workspace import Workspace
 
 
@@ -96,8 +96,8 @@ def command(
       m5ws certify --trainer deepspeed --set zero_stage=3 --steps 20 --parallel 2
       m5ws certify train.py --max-steps 20 --save-steps 5
     """
+    from m5ws.attempts import planning as runs
     from m5ws.reproduce import certify, interruptions, reproduce
-    from m5ws.runs import run as runs
 
     workspace = names.workspace(context)
     repo = workspace.open_repository(create=True)
@@ -139,7 +139,7 @@ def _certify(
 
 def _interrupted(ports: "Ports", whole: "Run") -> M5Error:
     """Return the error for a certification that the user stopped, with the runs that it leaves in the store."""
-    from m5ws.repository import runs
+    from m5ws.repository.references import runs
     from m5ws.reproduce import reproduce
 
     begun = runs.facts(ports.repo)
@@ -155,12 +155,12 @@ def _interrupted(ports: "Ports", whole: "Run") -> M5Error:
 
 def _train(workspace: "Workspace", ports: "Ports", whole: "Run", *, progress: bool) -> None:
     """Run the uninterrupted training. Raises NothingToCertify, or KeyboardInterrupt if the user stops it."""
-    from m5ws.runs import run, supervise
+    from m5ws.attempts import leader, planning
 
-    plan = run.plan(ports.repo, whole, workspace.home, workspace.root, ports.environment, ports.tracker)
+    plan = planning.plan(ports.repo, whole, workspace.home, workspace.root, ports.environment, ports.tracker)
     output.print_note(f"training ({whole.spec.processes}) without an interruption, as {whole.id}")
     with interrupt.on_signals(), RunProgress(enabled=progress) as shown:
-        result = supervise.execute(ports, plan, shown.watch, shown.prepare)
+        result = leader.execute(ports, plan, shown.watch, shown.prepare)
     if result.asked:
         raise KeyboardInterrupt
     if result.outcome != "finished":
@@ -177,7 +177,7 @@ def _interrupt(
 
     If one differs, the training is replayed without an interruption.
     """
-    from m5ws.repository import runs
+    from m5ws.repository.references import runs
     from m5ws.reproduce import interruptions, reproduce
 
     stopped = threading.Event()

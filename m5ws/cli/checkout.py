@@ -23,8 +23,8 @@ def command(context: click.Context, snapshot: str, directory: Path, as_json: boo
     Example:
       m5ws checkout 1f3a9c /tmp/as-it-was
     """
-    from m5ws.repository import ids, runs, snapshots
     from m5ws.repository.files import materialise, trees
+    from m5ws.repository.references import ids, runs, snapshots
 
     repo = names.workspace(context).repository()
     kind, record_id = ids.resolve(repo, snapshot)

@@ -18,8 +18,8 @@ from m5ws.records.run import Run
 from m5ws.workspace import Workspace
 
 if TYPE_CHECKING:
+    from m5ws.agent.attempt_plan import AttemptPlan
     from m5ws.repository.repository import Repository
-    from m5ws.runs.run import AttemptPlan
 
 _POLL_S = 0.05
 _PLANNED = "planned"

@@ -27,7 +27,7 @@ def command(context: click.Context, a: str, b: str, brief: bool, as_json: bool) 
     """
     from m5ws.diff import commit_history, diff
     from m5ws.environment import attempt_environments
-    from m5ws.repository import ids, runs
+    from m5ws.repository.references import ids, runs
 
     workspace = names.workspace(context)
     repo = workspace.open_repository()

@@ -11,11 +11,11 @@ from m5ws.cli.terminal import output
 from m5ws.errors import UsageError
 
 if TYPE_CHECKING:
+    from m5ws.agent.attempt_plan import AttemptPlan
+    from m5ws.agent.ports import Ports
     from m5ws.progress import Progress
     from m5ws.records.recipe import Recipe
     from m5ws.records.verdict import Change
-    from m5ws.runs.run import AttemptPlan
-    from m5ws.runs.supervise import Ports
     from m5ws.workspace import Workspace
 
 Policy = Literal["fail", "warn", "ignore"]
@@ -79,7 +79,7 @@ def made(
 
 def check(given: "Ports", plan: "AttemptPlan", env: Sequence[str]) -> None:
     """Compare the environment before an attempt is launched. Raises EnvironmentDiffers with `--env fail`."""
-    from m5ws.runs import environment_check
+    from m5ws.attempts import environment_check
 
     wanted = policy(env)
     changes = environment_check.differences(given, plan) if wanted != "ignore" else ()

@@ -9,10 +9,10 @@ from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output, progress
 
 if TYPE_CHECKING:
+    from m5ws.agent.work_files import RemovedFiles
     from m5ws.records.gc import GcPlan, GcResult
     from m5ws.repository.gc.gc import DeletionPlan
     from m5ws.repository.repository import Repository
-    from m5ws.runs.work_files import RemovedFiles
     from m5ws.workspace import Workspace
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
@@ -77,7 +77,7 @@ def command(
     Example:
       m5ws gc --dry-run
     """
-    from m5ws.runs import work_files
+    from m5ws.agent import work_files
 
     if take_over and not wanted:
         raise click.UsageError("--take-over requires --execute PLAN", context)

@@ -9,10 +9,11 @@ import click
 from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output, progress
 from m5ws.errors import AmbiguousId, NotFound, UsageError
+from m5ws.outputs import saved
 
 if TYPE_CHECKING:
+    from m5ws.outputs.saved import OutputsRow, StoredOutputs
     from m5ws.repository.repository import Repository
-    from m5ws.runs.outputs.restored_outputs import OutputsRow, StoredOutputs
 
 
 @click.command("outputs")
@@ -40,7 +41,7 @@ def command(
       m5ws outputs 7c1d /tmp/model
       m5ws outputs 7c1d --copies
     """
-    from m5ws.runs.outputs import restored_outputs
+    from m5ws.outputs import restoring
 
     repo = names.workspace(context).open_repository()
     run_id = names.find_id(repo, run, "run")
@@ -50,9 +51,9 @@ def command(
         return _list(repo, run_id, as_json, copies=copies)
     if copies:
         raise UsageError("--copies lists the copies, and writes no files", hint="Leave out the directory.")
-    stored = restored_outputs.require_newest(repo, run_id, attempt)
+    stored = saved.require_newest(repo, run_id, attempt)
     with progress.Bar() as bar:
-        tree = restored_outputs.write(repo, stored, directory, bar)
+        tree = restoring.write(repo, stored, directory, bar)
     if as_json:
         written = {"files": len(tree.entries), "size_bytes": tree.size_bytes, "directory": directory.absolute()}
         return output.print_json({"run": run_id, "attempt": stored.attempt, "final": stored.final, **written})
@@ -65,11 +66,10 @@ def command(
 
 def find_copy(repo: "Repository", run: str, text: str) -> "StoredOutputs":
     """Return the output files of a run with the time or name `text`, or its begin. Raises NotFound, AmbiguousId."""
-    from m5ws.repository import outputs as stored_outputs
-    from m5ws.runs.outputs import restored_outputs
+    from m5ws.repository.references import outputs as stored_outputs
 
     known = stored_outputs.names(repo, run)
-    times = {name: output.moment(restored_outputs.stored_s(repo, run, name)) for name in known}
+    times = {name: output.moment(saved.stored_s(repo, run, name)) for name in known}
     matches = [name for name in known if text and (name.startswith(text) or times[name].startswith(text))]
     if not matches:
         raise NotFound(
@@ -78,13 +78,12 @@ def find_copy(repo: "Repository", run: str, text: str) -> "StoredOutputs":
     if len(matches) > 1:
         described = ", ".join(f"{name} ({times[name]})" for name in matches)
         raise AmbiguousId(f"{text!r} matches {len(matches)} copies: {described}", hint="Give the name of one.")
-    return restored_outputs.load(repo, run, matches[0])
+    return saved.load(repo, run, matches[0])
 
 
 def _list(repo: "Repository", run_id: str, as_json: bool, *, copies: bool) -> None:
-    from m5ws.runs.outputs import restored_outputs
 
-    rows = restored_outputs.listing(repo, run_id)
+    rows = saved.listing(repo, run_id)
     if not copies:
         rows = tuple({row.attempt: row for row in rows}.values())
     if as_json:

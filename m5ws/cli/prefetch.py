@@ -27,7 +27,7 @@ def command(context: click.Context, identifier: str, dry_run: bool, as_json: boo
     Example:
       m5ws prefetch 7c1d
     """
-    from m5ws.repository import ids
+    from m5ws.repository.references import ids
     from m5ws.repository.transfer import prefetch
 
     repo = names.workspace(context).repository()

@@ -13,8 +13,8 @@ from m5ws.errors import NotFound
 from m5ws.records.verdict import Change
 
 if TYPE_CHECKING:
+    from m5ws.agent.ports import Ports
     from m5ws.reproduce.reproduce import ReplayRequest
-    from m5ws.runs.supervise import Ports
     from m5ws.workspace import Workspace
 
 

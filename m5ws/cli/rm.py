@@ -28,7 +28,7 @@ def command(context: click.Context, runs: tuple[str, ...], dry_run: bool, lost: 
       m5ws rm 7c1d --dry-run
       m5ws rm 7c1d 9a04
     """
-    from m5ws.runs import removal
+    from m5ws.attempts import removal
 
     workspace = names.workspace(context)
     repo = workspace.open_repository()

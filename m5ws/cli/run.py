@@ -16,10 +16,11 @@ from m5ws.cli.terminal.run_progress import RunProgress
 from m5ws.errors import UsageError
 
 if TYPE_CHECKING:
+    from m5ws.agent.attempt_plan import AttemptPlan
+    from m5ws.agent.ports import Ports
+    from m5ws.attempts.planning import RunOptions
     from m5ws.records.run import Run
     from m5ws.repository.repository import Repository
-    from m5ws.runs.run import AttemptPlan, RunOptions
-    from m5ws.runs.supervise import Ports
     from m5ws.workspace import Workspace
 
 
@@ -97,7 +98,7 @@ def _plan_run(
 ) -> "tuple[Ports, AttemptPlan]":
     """Return the next attempt of the selected run, and its ports. Raises as `_plan` and `run_source.select` do."""
     from m5ws.library import actions
-    from m5ws.repository import notes
+    from m5ws.repository.references import notes
 
     if (why := given["why"]) is not None:
         notes.refuse_invalid(why)
@@ -110,7 +111,7 @@ def _plan_run(
 
 def _find_sweep(repo: "Repository", given: _Arguments) -> str | None:
     """Return the sweep that `--resume` names; None if it names a run. Raises NotFound, AmbiguousId."""
-    from m5ws.repository import ids
+    from m5ws.repository.references import ids
 
     if given["resume"] is None:
         return None
@@ -122,8 +123,8 @@ def _run_sweep(
     context: click.Context, workspace: "Workspace", repo: "Repository", given: _Arguments, sweep_id: str | None
 ) -> None:
     """Start or resume a sweep. Raises SweepIncomplete, and before any start the errors that all runs would have."""
-    from m5ws.repository import notes
-    from m5ws.runs import sweep_grid
+    from m5ws.attempts import sweep_grid
+    from m5ws.repository.references import notes
 
     env, progress, why = context.params["env"], not context.params["no_progress"], given["why"]
     if "rebuild" in env or context.params["detach"]:
@@ -149,7 +150,7 @@ def _run_sweep(
 
 
 def _launch(context: click.Context, given: _Arguments) -> "RunOptions":
-    from m5ws.runs.run import RunOptions
+    from m5ws.attempts.planning import RunOptions
 
     return msgspec.convert({**given, "command": script(context)}, RunOptions)
 
@@ -161,8 +162,8 @@ def _plan(
 
     Raises UsageError if a resume has nothing to restore, EnvironmentDiffers.
     """
-    from m5ws.runs import kept_files
-    from m5ws.runs import run as operation
+    from m5ws.attempts import kept_files
+    from m5ws.attempts import planning as operation
 
     ports, written = workspace.ports(repo), workspace.settings.run.outputs
     if given["resume"] is not None:
@@ -204,13 +205,13 @@ def _nothing_to_restore(workspace: "Workspace", run: "Run", attempt: int) -> Usa
 
 def _follow(ports: "Ports", plan: "AttemptPlan", *, progress: bool, as_json: bool) -> None:
     """Execute a plan and report the result. Raises as `run_end.report` does."""
-    from m5ws.runs import supervise
+    from m5ws.attempts import leader
 
     if not as_json:
         output.echo(plan.run.id)
     log = plan.directory / "logs" / "rank-0.log"
     with interrupt.on_signals(), RunProgress(enabled=progress, log=log) as shown:
-        result = supervise.execute(ports, plan, shown.watch, shown.prepare, shown.poll)
+        result = leader.execute(ports, plan, shown.watch, shown.prepare, shown.poll)
     if as_json:
         output.print_json({"run": plan.run, "result": result})
     if any((work := plan.directory / "work").glob("*")):

@@ -38,7 +38,7 @@ def command(context: click.Context, name: str, packages: bool, as_json: bool) ->
       m5ws show 1f3a9c
     """
     from m5ws.diff import commit_history
-    from m5ws.repository import ids as refs
+    from m5ws.repository.references import ids as refs
     from m5ws.runs import listing
 
     workspace = names.workspace(context)
@@ -112,7 +112,7 @@ def _commit(facts: "CommitFacts | None", *, named: bool = False) -> dict[str, st
 
 
 def _run(view: "RunView") -> str:
-    from m5ws.repository import lineage
+    from m5ws.repository.references import lineage
 
     run, spec, state, gone = view.run, view.run.spec, view.state, view.removal
     total = f" of {state.total_steps}" if state.total_steps else ""

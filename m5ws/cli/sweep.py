@@ -25,12 +25,13 @@ from m5ws.cli.terminal.progress import Bar
 from m5ws.errors import M5Error, UsageError
 from m5ws.launch import gpus
 from m5ws.launch.interface import Launcher, Process
+from m5ws.outputs import saved
 from m5ws.records.launch import LaunchRequest
 from m5ws.records.run import Axis, Run, Sweep
 
 if TYPE_CHECKING:
+    from m5ws.attempts.sweeps import SweepRun
     from m5ws.repository.repository import Repository
-    from m5ws.runs.sweeps import SweepRun
     from m5ws.workspace import Workspace
 
 _POLL_S = 0.1
@@ -77,7 +78,7 @@ class SweepOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan_new(repo: "Repository", base: Run, axes: Sequence[Axis]) -> SweepPlan:
     """Return the plan of a new sweep over the inputs of `base`. Raises UsageError."""
-    from m5ws.runs import sweeps
+    from m5ws.attempts import sweeps
 
     sweep = sweeps.create(repo, base, axes)
     return SweepPlan(sweep=sweep, base=base, runs=tuple(sweeps.list_planned(sweep)))
@@ -85,7 +86,7 @@ def plan_new(repo: "Repository", base: Run, axes: Sequence[Axis]) -> SweepPlan:
 
 def plan_resume(repo: "Repository", sweep_id: str) -> SweepPlan:
     """Return the runs of a sweep that have not finished. Raises UsageError if all have."""
-    from m5ws.runs import sweeps
+    from m5ws.attempts import sweeps
 
     base = sweeps.load(repo, sweep_id)
     assert base.sweep is not None
@@ -103,7 +104,7 @@ def describe(plan: SweepPlan) -> str:
 
 def show(repo: "Repository", sweep_id: str, *, as_json: bool) -> None:
     """Print a sweep and the state of each of its runs. Raises NotFound."""
-    from m5ws.runs import sweep_grid, sweeps
+    from m5ws.attempts import sweep_grid, sweeps
 
     sweep = sweeps.load(repo, sweep_id).sweep
     assert sweep is not None
@@ -156,9 +157,8 @@ def _request(
     workspace: "Workspace", repo: "Repository", plan: SweepPlan, options: SweepOptions, planned: "SweepRun"
 ) -> LaunchRequest:
     """Return the launch of `m5ws run` that starts or resumes a run. Raises M5Error if a new run cannot be derived."""
-    from m5ws.repository import checkpoints
-    from m5ws.runs import sweeps
-    from m5ws.runs.outputs import restored_outputs
+    from m5ws.attempts import sweeps
+    from m5ws.repository.references import checkpoints
 
     folder = workspace.home / "runs" / planned.id
     folder.mkdir(parents=True, exist_ok=True)
@@ -166,8 +166,8 @@ def _request(
         run = sweeps.derive(repo, plan.sweep, plan.base, planned)
         words = [*detached.planned_arguments(folder, run), *options.new]
     else:
-        saved = checkpoints.valid(repo, planned.id) or restored_outputs.newest_to_restore(repo, planned.id)
-        words = ["--resume", planned.id, *["--from-scratch"] * (not saved), *options.resumed]
+        is_saved = checkpoints.valid(repo, planned.id) or saved.newest_to_restore(repo, planned.id)
+        words = ["--resume", planned.id, *["--from-scratch"] * (not is_saved), *options.resumed]
     argv = (*detached.program(workspace), *words, *options.all)
     return LaunchRequest(argv=argv, cwd=str(workspace.root), environment={}, log=str(folder / detached.LOG))
 

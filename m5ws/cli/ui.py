@@ -4,6 +4,7 @@ import os
 
 import click
 
+from m5ws.agent import untracked
 from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output
 from m5ws.errors import UsageError
@@ -23,8 +24,6 @@ def command(context: click.Context, port: int, as_json: bool) -> None:
     Example:
       m5ws ui --port 5001
     """
-    from m5ws.runs import recovery
-
     workspace = names.workspace(context)
     tracker = workspace.tracker()
     if tracker is None:
@@ -34,14 +33,14 @@ def command(context: click.Context, port: int, as_json: bool) -> None:
         output.print_json({"url": url, "command": argv})
         return
     problems = (
-        recovery.deliver_verdicts(workspace.repository(), tracker, workspace.home)
-        if recovery.pending_verdicts(workspace.home)
+        untracked.deliver_verdicts(workspace.repository(), tracker, workspace.home)
+        if untracked.pending_verdicts(workspace.home)
         else []
     )
     if argv:
         workspace.prepare()
         tracker.migrate()
-        problems += recovery.catch_up(tracker, workspace.home)
+        problems += untracked.catch_up(tracker, workspace.home)
     for problem in problems:
         output.print_note(f"note: {problem}")
     output.echo(url)

@@ -12,7 +12,7 @@ from m5ws.errors import M5Error
 from m5ws.records.base import Digest
 from m5ws.records.commit import Commit, CommitFacts, CommitsBetween
 from m5ws.records.verdict import Change
-from m5ws.repository import snapshots
+from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
 from m5ws.snapshot.sources.interface import CommitHistory
 

@@ -20,8 +20,8 @@ from m5ws.records.environment import Declared, Determinism
 from m5ws.records.run import LaunchSpec, Run
 from m5ws.records.snapshot import Code, Dataset, Tokenizer
 from m5ws.records.verdict import Change
-from m5ws.repository import arguments, lineage, runs, snapshots
 from m5ws.repository.files import trees
+from m5ws.repository.references import arguments, lineage, runs, snapshots
 from m5ws.repository.repository import Repository
 
 _LISTED = 20

@@ -59,7 +59,7 @@ def publish_note(workspace: Workspace, repo: "Repository", written: Note) -> tup
 
     Raises UsageError for a text that cannot be a note.
     """
-    from m5ws.repository import notes
+    from m5ws.repository.references import notes
 
     notes.refuse_invalid(written.text)
     note = notes.publish(repo, written)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from m5ws.errors import UsageError
+from m5ws.outputs import saved
 from m5ws.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Run:
 
         Values are text.
         """
-        from m5ws.repository.parameters import ParameterReader
+        from m5ws.repository.references.parameters import ParameterReader
 
         return ParameterReader(self._repo).of_run(self._record)
 
@@ -147,21 +148,21 @@ class Run:
 
         Raises UsageError if the directory has files, and NotFound if the run has no output files.
         """
-        from m5ws.runs.outputs import restored_outputs
+        from m5ws.outputs import restoring
 
         target = Path(directory)
-        restored_outputs.write(self._repo, restored_outputs.require_newest(self._repo, self.id), target)
+        restoring.write(self._repo, saved.require_newest(self._repo, self.id), target)
         return target
 
     def verdicts(self) -> "list[Verdict]":
         """Return the verdicts that name this run, as the original or as a replay, oldest first."""
-        from m5ws.repository import runs
+        from m5ws.repository.references import runs
 
         return runs.verdicts(self._repo, self.id)
 
     def notes(self) -> "list[Note]":
         """Return the notes about the run, oldest first."""
-        from m5ws.repository import notes
+        from m5ws.repository.references import notes
 
         return notes.load(self._repo, self.id)
 
@@ -186,7 +187,7 @@ class Run:
 
     @cached_property
     def _record(self) -> "RunRecord":
-        from m5ws.repository import runs
+        from m5ws.repository.references import runs
 
         return runs.load(self._repo, self.id)
 

@@ -70,7 +70,7 @@ class Workspace:
 
         Raises NotFound, AmbiguousId, and CorruptObject for a damaged run.
         """
-        from m5ws.repository import ids
+        from m5ws.repository.references import ids
         from m5ws.runs import run_table
 
         repo = self._open()

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import msgspec
 
+from m5ws.agent import run_lock
 from m5ws.progress import Progress, report
 from m5ws.records.ledger import AnyEvent, CheckpointPublished, Notice, Step
 from m5ws.records.verdict import Verdict
-from m5ws.repository import runs
 from m5ws.repository.ledger import losses
 from m5ws.repository.ledger.ledger import decode_event
 from m5ws.repository.ledger.spool import SpoolReader
 from m5ws.repository.ledger.tail import LedgerTail
+from m5ws.repository.references import runs
 from m5ws.repository.repository import Repository
-from m5ws.runs import recovery
 from m5ws.runs.state import AttemptState, fold
 
 _NOTICES = 5
@@ -70,7 +70,7 @@ class LiveRun:
         self._last_s: float | None = None
         self._not_finite: int | None = None
         directory = self._attempt_dir(attempt.attempt)
-        is_own = recovery.is_own(self._repo, self._run.id, attempt.attempt, directory)
+        is_own = run_lock.is_own(self._repo, self._run.id, attempt.attempt, directory)
         self._spool_dir = directory / "spool" if is_own else None
         self._spools: dict[str, SpoolReader] = {}
         self._stored, self._spooled, self._taken = Counter[str](), Counter[str](), Counter[str]()

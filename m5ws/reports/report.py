@@ -9,8 +9,8 @@ from m5ws.progress import Progress
 from m5ws.records.verdict import Verdict
 from m5ws.reports import curves
 from m5ws.reports.curves import Curves
-from m5ws.repository import runs
-from m5ws.repository.parameters import ParameterReader
+from m5ws.repository.references import runs
+from m5ws.repository.references.parameters import ParameterReader
 from m5ws.repository.repository import Repository
 from m5ws.runs import history, listing
 from m5ws.runs.listing import RunView, SnapshotView

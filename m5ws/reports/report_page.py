@@ -8,8 +8,8 @@ from m5ws.records.environment import Declared
 from m5ws.records.verdict import Recheck, Verdict
 from m5ws.reports import curves
 from m5ws.reports.report import RunReport
-from m5ws.repository import lineage
 from m5ws.repository.ledger.losses import number
+from m5ws.repository.references import lineage
 
 
 def build(report: RunReport) -> str:

@@ -6,8 +6,8 @@ A checkpoint names the heads of the ranks' chains at its time. The ledger names 
 from typing import TYPE_CHECKING
 
 from m5ws.errors import UNREADABLE
-from m5ws.repository import checkpoints
 from m5ws.repository.ledger.chains import Chain
+from m5ws.repository.references import checkpoints
 from m5ws.repository.repository import Repository
 
 if TYPE_CHECKING:

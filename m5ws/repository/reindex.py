@@ -2,10 +2,11 @@
 
 from m5ws.errors import UNREADABLE
 from m5ws.progress import Progress
-from m5ws.repository import concurrency, run_index, runs
+from m5ws.repository import concurrency
 from m5ws.repository.ledger import ledger, summaries
+from m5ws.repository.references import run_index, runs
+from m5ws.repository.references.run_index import RunFacts
 from m5ws.repository.repository import Repository
-from m5ws.repository.run_index import RunFacts
 
 
 def fill(repo: Repository, progress: Progress | None = None) -> int:

@@ -13,10 +13,10 @@ import msgspec
 
 from m5ws.progress import Progress
 from m5ws.records.ledger import AttemptStarted
-from m5ws.repository import checkpoints, outputs, runs, snapshots
 from m5ws.repository.ledger import ledger
 from m5ws.repository.objects import is_digest
 from m5ws.repository.reachability.reach import ReachableObjects
+from m5ws.repository.references import checkpoints, outputs, runs, snapshots
 from m5ws.repository.repository import Repository
 
 _NOBODY, _SEVERAL = -1, -2

@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from m5ws.attempts import planning
 from m5ws.environment import recorded, usage
 from m5ws.errors import UsageError
 from m5ws.records import codec
@@ -19,10 +20,10 @@ from m5ws.records.checkpoint import Content
 from m5ws.records.ledger import Observation
 from m5ws.records.run import LaunchSpec, Run, Segment
 from m5ws.records.verdict import Outcome, Verdict
-from m5ws.repository import checkpoints
 from m5ws.repository.ledger import ledger
+from m5ws.repository.references import checkpoints
 from m5ws.repository.repository import Repository
-from m5ws.runs import history, run
+from m5ws.runs import history
 
 _VERSIONS = ("torch", "deepspeed")
 _OBSERVED = ("transformers", "lightning", "pytorch-lightning", "accelerate", "deepspeed", "torchtune", "torchtitan")
@@ -90,7 +91,7 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
 def training(snapshot: str, launch: LaunchSpec, steps: int) -> Run:
     """Return the uninterrupted training: `steps` steps, with a checkpoint and fingerprints after each."""
     dense = msgspec.structs.replace(launch, checkpoint_every=1, checkpoint_minutes=None, fingerprint_every=1)
-    made = run.new_run(snapshot, dense, name="certify")
+    made = planning.new_run(snapshot, dense, name="certify")
     return msgspec.structs.replace(made, segment=Segment(first=0, last=steps))
 
 

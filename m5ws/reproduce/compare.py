@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from m5ws.attempts.repeated_steps import names_in_both, values
 from m5ws.records.ledger import COMPLETE, AnyEvent, CheckpointPublished, RankEnded, State, Step
 from m5ws.records.verdict import FINAL, Divergence, DivergenceSummary, is_state
 from m5ws.repository.repository import Repository
@@ -17,7 +18,6 @@ from m5ws.reproduce.distances import Distances
 from m5ws.runs import recorded_steps
 from m5ws.runs.history import History
 from m5ws.runs.numbers import Numbers, common, union
-from m5ws.runs.resume_check import names_in_both, values
 
 _ORDER = ("batch", "output", "loss", "grad_norm")
 STEPS = "number of steps"

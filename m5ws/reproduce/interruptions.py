@@ -11,6 +11,9 @@ from pathlib import Path
 
 import msgspec
 
+from m5ws.agent.attempt_plan import AttemptPlan
+from m5ws.agent.ports import Ports, Watch
+from m5ws.attempts import leader, planning
 from m5ws.errors import UsageError
 from m5ws.records.run import Run, Segment
 from m5ws.records.verdict import Divergence, Recheck, Verdict, is_result
@@ -19,7 +22,7 @@ from m5ws.reproduce.certify import Restore
 from m5ws.reproduce.compare import compare_histories
 from m5ws.reproduce.outputs.output_files import OutputRules
 from m5ws.reproduce.verdict import judgement, reason
-from m5ws.runs import history, run, supervise
+from m5ws.runs import history
 from m5ws.runs.history import History
 
 _NOTHING_RESUMED = (
@@ -35,20 +38,20 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     `rules` are for delivered results, `watch` follows the attempts.
     """
 
-    ports: supervise.Ports
+    ports: Ports
     whole: Run
     home: Path
     author_dir: Path
     rules: OutputRules = OutputRules()
-    watch: supervise.Watch | None = None
+    watch: Watch | None = None
 
 
-def is_observed(ports: supervise.Ports, whole: Run) -> bool:
+def is_observed(ports: Ports, whole: Run) -> bool:
     """Return True if a training has observed steps, and no session."""
     return history.load(ports.repo, whole.id).observed
 
 
-def choose(ports: supervise.Ports, whole: Run, count: int | None, seed: int) -> list[Segment]:
+def choose(ports: Ports, whole: Run, count: int | None, seed: int) -> list[Segment]:
     """Return the segments after the interruptions: one late in the training, or `count` of them drawn by `seed`.
 
     Raises UsageError if the training is too short, or wrote no output files.
@@ -77,7 +80,7 @@ def interrupt(trial: Trial, step: int, announce: Callable[[str], None]) -> Resto
     `announce` is called with each attempt in words. Raises ReplayInterrupted if the user stops it.
     """
     ports, whole = trial.ports, trial.whole
-    interrupted = run.new_run(whole.snapshot, whole.spec, name=whole.name, reproduces=whole.id)
+    interrupted = planning.new_run(whole.snapshot, whole.spec, name=whole.name, reproduces=whole.id)
     first = _plan(trial, interrupted)
     context = msgspec.structs.replace(first.context, killed_after=step)
     first = msgspec.structs.replace(first, context=context)
@@ -100,22 +103,22 @@ def interrupt(trial: Trial, step: int, announce: Callable[[str], None]) -> Resto
     return _judge(trial, interrupted, original, result, step)
 
 
-def _plan(trial: Trial, interrupted: Run) -> run.AttemptPlan:
+def _plan(trial: Trial, interrupted: Run) -> AttemptPlan:
     ports = trial.ports
-    return run.plan(
+    return planning.plan(
         ports.repo, interrupted, trial.home, trial.author_dir, ports.environment, ports.tracker, python=ports.python
     )
 
 
-def _execute(trial: Trial, plan: run.AttemptPlan) -> supervise.AttemptResult:
+def _execute(trial: Trial, plan: AttemptPlan) -> leader.AttemptResult:
     """Execute an attempt. Raises ReplayInterrupted if the user stops it."""
-    result = supervise.execute(trial.ports, plan, trial.watch)
+    result = leader.execute(trial.ports, plan, trial.watch)
     if result.outcome == "interrupted":
         raise reproduce.ReplayInterrupted(f"run {plan.run.id} was stopped before a verdict was known")
     return result
 
 
-def _judge(trial: Trial, interrupted: Run, original: History, result: supervise.AttemptResult, step: int) -> Restore:
+def _judge(trial: Trial, interrupted: Run, original: History, result: leader.AttemptResult, step: int) -> Restore:
     """Return the verdict on a training that was resumed."""
     done = history.load(trial.ports.repo, interrupted.id)
     resumed = next((after for after, attempt in done.begun if attempt > 1), None)

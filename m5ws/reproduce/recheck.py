@@ -6,6 +6,9 @@ Two replays that agree are evidence that the original differs, and no proof that
 
 import msgspec
 
+from m5ws.agent.attempt_plan import AttemptPlan
+from m5ws.agent.ports import Ports, Watch
+from m5ws.attempts import leader
 from m5ws.errors import M5Error
 from m5ws.progress import Progress
 from m5ws.records import verdict as verdicts
@@ -13,13 +16,12 @@ from m5ws.records.explanation import Explanation
 from m5ws.records.ledger import COMPLETE, AnyEvent
 from m5ws.records.run import Run, Segment
 from m5ws.records.verdict import FINAL, Divergence, Recheck, Verdict
-from m5ws.repository import runs
+from m5ws.repository.references import runs
 from m5ws.reproduce import gaps
 from m5ws.reproduce.compare import Comparison
 from m5ws.reproduce.outputs import results
 from m5ws.reproduce.outputs.output_files import OutputRules
 from m5ws.reproduce.verdict import reason
-from m5ws.runs import run, supervise
 from m5ws.runs.history import History
 
 
@@ -37,12 +39,12 @@ def second_segment(replay: Run, comparison: Comparison, first: Divergence) -> Se
 
 
 def replay(
-    ports: supervise.Ports,
-    planned: run.AttemptPlan,
+    ports: Ports,
+    planned: AttemptPlan,
     first_replay: Run,
     comparison: Comparison,
     divergence: Divergence,
-    watch: supervise.Watch | None = None,
+    watch: Watch | None = None,
     progress: Progress | None = None,
     rules: OutputRules | None = None,
 ) -> Recheck:
@@ -64,7 +66,7 @@ def replay(
 
     second = planned.run
     try:
-        result = supervise.execute(ports, planned, feed, progress)
+        result = leader.execute(ports, planned, feed, progress)
         # Files and metrics that an incomplete replay did not write yet are no difference.
         decide = verdicts.is_result(divergence.quantity) or not comparison.original.by_session
         with_files = result.outcome in COMPLETE and decide
@@ -96,10 +98,10 @@ def segment_from_start(original: Run, replay: Run, first: Divergence) -> Segment
 
 
 def from_start(
-    ports: supervise.Ports,
-    planned: run.AttemptPlan,
+    ports: Ports,
+    planned: AttemptPlan,
     original: History,
-    watch: supervise.Watch | None = None,
+    watch: Watch | None = None,
     progress: Progress | None = None,
     rules: OutputRules | None = None,
 ) -> bool | None:
@@ -114,7 +116,7 @@ def from_start(
         return bool(watch and watch(rank, event)) or comparison.is_decided()
 
     try:
-        result = supervise.execute(ports, planned, feed, progress)
+        result = leader.execute(ports, planned, feed, progress)
         first = comparison.first()
         if first is None and rules is not None and result.outcome in COMPLETE:
             runs = planned.run.reproduces or "", planned.run.id
@@ -129,7 +131,7 @@ def from_start(
 
 
 def compare_replays(
-    divergence: Divergence, parted: Divergence | None, again: Divergence | None, result: supervise.AttemptResult
+    divergence: Divergence, parted: Divergence | None, again: Divergence | None, result: leader.AttemptResult
 ) -> Recheck:
     """Return the result of a second replay, which differs from the first at `parted` and from the original at `again`.
 
@@ -202,7 +204,7 @@ def _where(divergence: Divergence) -> tuple[int, int, str]:
     return divergence.step, divergence.rank, divergence.quantity
 
 
-def _begun(ports: supervise.Ports, second: Run) -> bool:
+def _begun(ports: Ports, second: Run) -> bool:
     """Return True if the run is in the store, so that a verdict can name it."""
     try:
         return runs.load(ports.repo, second.id) == second

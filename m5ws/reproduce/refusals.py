@@ -7,7 +7,8 @@ from m5ws.environment import drift
 from m5ws.errors import CorruptObject, NotFound, UnknownSchema
 from m5ws.records.run import Run
 from m5ws.records.verdict import Change, Verdict
-from m5ws.repository import bindings, checkpoints, concurrency, outputs, runs
+from m5ws.repository import bindings, concurrency
+from m5ws.repository.references import checkpoints, outputs, runs
 from m5ws.repository.repository import Repository
 from m5ws.runs import state
 from m5ws.runs.history import History

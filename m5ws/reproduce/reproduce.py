@@ -12,6 +12,10 @@ from typing import Literal
 
 import msgspec
 
+from m5ws.agent import prepare, recovery, untracked
+from m5ws.agent.attempt_plan import AttemptPlan
+from m5ws.agent.ports import Ports, Watch
+from m5ws.attempts import leader, planning
 from m5ws.environment import drift, expectation, usage
 from m5ws.environment import recorded as pinned_environment
 from m5ws.errors import M5Error, UsageError
@@ -19,15 +23,15 @@ from m5ws.progress import Progress, report
 from m5ws.records.ledger import AnyEvent
 from m5ws.records.run import LaunchSpec, Run, Segment
 from m5ws.records.verdict import Change, Divergence, Expectation, Recheck, Verdict, is_result
-from m5ws.repository import checkpoints, runs
 from m5ws.repository.ledger import ledger
+from m5ws.repository.references import checkpoints, runs
 from m5ws.reproduce import recheck, refusals
 from m5ws.reproduce.compare import Comparison
 from m5ws.reproduce.explain import explain
 from m5ws.reproduce.outputs import results
 from m5ws.reproduce.outputs.output_files import OutputRules
 from m5ws.reproduce.verdict import judgement, tolerance
-from m5ws.runs import history, recovery, run, supervise
+from m5ws.runs import history
 from m5ws.snapshot.config import overrides
 
 _log = logging.getLogger(__name__)
@@ -79,13 +83,13 @@ OnRecheck = Callable[[Divergence, str], None]
 class _Listeners(msgspec.Struct, frozen=True, kw_only=True):
     """Callbacks for the progress of the replays."""
 
-    watch: supervise.Watch | None
+    watch: Watch | None
     progress: Progress | None
     on_recheck: OnRecheck | None
     on_side: explain.OnSide | None
 
 
-def plan(ports: supervise.Ports, request: ReplayRequest, home: Path, author_dir: Path) -> run.AttemptPlan:
+def plan(ports: Ports, request: ReplayRequest, home: Path, author_dir: Path) -> AttemptPlan:
     """Return the plan of the replay. Raises UsageError if the original recorded nothing to compare with."""
     original = runs.load(ports.repo, request.original)
     if not ledger.attempts(ports.repo, original.id):
@@ -102,10 +106,11 @@ def plan(ports: supervise.Ports, request: ReplayRequest, home: Path, author_dir:
         parent = msgspec.structs.replace(parent, settings="script")
     spec = _spec(original.spec, request)
     replay = msgspec.structs.replace(
-        run.new_run(snapshot, spec, name=original.name, reproduces=original.id, parent=parent), segment=request.segment
+        planning.new_run(snapshot, spec, name=original.name, reproduces=original.id, parent=parent),
+        segment=request.segment,
     )
     saved = sorted({checkpoints.step_of(label) for label in checkpoints.valid(ports.repo, original.id)})
-    return run.plan(
+    return planning.plan(
         ports.repo,
         replay,
         home,
@@ -118,11 +123,11 @@ def plan(ports: supervise.Ports, request: ReplayRequest, home: Path, author_dir:
 
 
 def execute(
-    ports: supervise.Ports,
+    ports: Ports,
     request: ReplayRequest,
-    planned: run.AttemptPlan,
+    planned: AttemptPlan,
     announce: Announce,
-    watch: supervise.Watch | None = None,
+    watch: Watch | None = None,
     progress: Progress | None = None,
     on_recheck: OnRecheck | None = None,
     on_side: explain.OnSide | None = None,
@@ -134,7 +139,7 @@ def execute(
     home = _home(planned)
     report(progress, "reading the records of the original")
     original = history.load(ports.repo, request.original)
-    planned = run.repeat_fingerprints(planned, original.states.get(0, {}))
+    planned = planning.repeat_fingerprints(planned, original.states.get(0, {}))
     if (hopeless := _hopeless(ports, planned, original)) is not None:
         return publish(ports, home, hopeless)
     report(progress, "observing this machine, with torch")
@@ -178,7 +183,7 @@ def execute(
     return verdict
 
 
-def _hopeless(ports: supervise.Ports, planned: run.AttemptPlan, original: history.History) -> Verdict | None:
+def _hopeless(ports: Ports, planned: AttemptPlan, original: history.History) -> Verdict | None:
     """Return the verdict on the replay of a run without comparable records; None if it has some, or is not over."""
     if original.outcome in ("failed", "interrupted") and not original.by_steps:
         return refusals.of_failed(ports.repo, planned.run, original.outcome)
@@ -188,11 +193,7 @@ def _hopeless(ports: supervise.Ports, planned: run.AttemptPlan, original: histor
 
 
 def _refused(
-    ports: supervise.Ports,
-    request: ReplayRequest,
-    planned: run.AttemptPlan,
-    original: history.History,
-    drifted: tuple[Change, ...],
+    ports: Ports, request: ReplayRequest, planned: AttemptPlan, original: history.History, drifted: tuple[Change, ...]
 ) -> Verdict | None:
     """Return the verdict on a replay that would prove nothing, by its environment or the original's checkpoints."""
     if request.env == "fail" and drift.worst(drifted) in ("can", "does"):
@@ -201,8 +202,8 @@ def _refused(
 
 
 def _replayed(
-    ports: supervise.Ports, planned: run.AttemptPlan, comparison: Comparison, listeners: _Listeners, *, keep_going: bool
-) -> tuple[supervise.AttemptResult, bool]:
+    ports: Ports, planned: AttemptPlan, comparison: Comparison, listeners: _Listeners, *, keep_going: bool
+) -> tuple[leader.AttemptResult, bool]:
     """Execute and compare a replay. Return its result, and True if the comparison needed no more of it."""
     enough = False
 
@@ -212,10 +213,10 @@ def _replayed(
         enough = comparison.is_exhausted() or (comparison.is_decided() and not keep_going)
         return bool(listeners.watch and listeners.watch(rank, event)) or enough
 
-    return supervise.execute(ports, planned, feed, listeners.progress), enough
+    return leader.execute(ports, planned, feed, listeners.progress), enough
 
 
-def _repeats_inputs(ports: supervise.Ports, replay: Run) -> bool:
+def _repeats_inputs(ports: Ports, replay: Run) -> bool:
     """Return True if a replay has the inputs of the original.
 
     A replay with intended changes is expected to differ, so a second one adds nothing.
@@ -225,9 +226,9 @@ def _repeats_inputs(ports: supervise.Ports, replay: Run) -> bool:
 
 
 def _rechecked(
-    ports: supervise.Ports,
+    ports: Ports,
     request: ReplayRequest,
-    planned: run.AttemptPlan,
+    planned: AttemptPlan,
     comparison: Comparison,
     verdict: Verdict,
     listeners: _Listeners,
@@ -241,7 +242,7 @@ def _rechecked(
     home, author_dir = _home(planned), Path(planned.context.author_dir)
     try:
         second = plan(ports, msgspec.structs.replace(request, segment=part), home, author_dir)
-        second = run.repeat_fingerprints(second, planned.context.fingerprint_at or ())
+        second = planning.repeat_fingerprints(second, planned.context.fingerprint_at or ())
     except (M5Error, OSError) as error:
         return recheck.judge_recheck(verdict, Recheck(reason=str(error))), None
     if listeners.on_recheck is not None:
@@ -258,9 +259,9 @@ def _rechecked(
 
 
 def _from_start(
-    ports: supervise.Ports,
+    ports: Ports,
     request: ReplayRequest,
-    planned: run.AttemptPlan,
+    planned: AttemptPlan,
     first: Divergence,
     second_replay: Recheck,
     listeners: _Listeners,
@@ -285,7 +286,7 @@ def _from_start(
 
 
 def _explained(
-    ports: supervise.Ports, planned: run.AttemptPlan, comparison: Comparison, verdict: Verdict, listeners: _Listeners
+    ports: Ports, planned: AttemptPlan, comparison: Comparison, verdict: Verdict, listeners: _Listeners
 ) -> tuple[Verdict, str | None]:
     """Return the verdict, explained if it has a step that differs, and "the explanation" if the user stopped it."""
     first = verdict.first
@@ -299,18 +300,18 @@ def _explained(
     return verdict, "the explanation" if stopped else None
 
 
-def _home(planned: run.AttemptPlan) -> Path:
+def _home(planned: AttemptPlan) -> Path:
     return planned.directory.parent.parent.parent
 
 
-def environment_drift(ports: supervise.Ports, request: ReplayRequest, planned: run.AttemptPlan) -> tuple[Change, ...]:
+def environment_drift(ports: Ports, request: ReplayRequest, planned: AttemptPlan) -> tuple[Change, ...]:
     """Return the drift of this environment from the original's first attempt, under the original's settings.
 
     Packages that no rank of the original loaded are rated as harmless. The verdict uses the packages that the replay's
     ranks loaded.
     """
     original = runs.load(ports.repo, request.original)
-    unchanged = run.plan(
+    unchanged = planning.plan(
         ports.repo,
         msgspec.structs.replace(planned.run, snapshot=original.snapshot, spec=original.spec),
         _home(planned),
@@ -319,20 +320,20 @@ def environment_drift(ports: supervise.Ports, request: ReplayRequest, planned: r
         ports.tracker,
         python=ports.python,
     )
-    observed = ports.observer.observe(supervise.rank_variables(ports, unchanged))
+    observed = ports.observer.observe(prepare.rank_variables(ports, unchanged))
     began = usage.EnvironmentSide(
         observed=pinned_environment.of_run(ports.repo, original.id), usage=usage.of_run(ports.repo, original.id)
     )
     return usage.before_launch(began, observed)
 
 
-def expectation_of(ports: supervise.Ports, planned: run.AttemptPlan, drifted: tuple[Change, ...]) -> Expectation:
+def expectation_of(ports: Ports, planned: AttemptPlan, drifted: tuple[Change, ...]) -> Expectation:
     """Return the expected equality of bits for the replay's determinism level, hardware and drift."""
     host = expectation.host(ports.repo, planned.run.reproduces or "")
     return expectation.expected(planned.context.determinism, host, socket.gethostname(), drifted)
 
 
-def publish(ports: supervise.Ports, home: Path, verdict: Verdict) -> Verdict:
+def publish(ports: Ports, home: Path, verdict: Verdict) -> Verdict:
     """Publish a verdict, also in the tracker, and return it. If the store does not take it, it is delivered later."""
     try:
         runs.publish_verdict(ports.repo, verdict)
@@ -340,13 +341,13 @@ def publish(ports: supervise.Ports, home: Path, verdict: Verdict) -> Verdict:
         _log.warning("the verdict could not be published; it is kept and delivered later: %s", error)
         recovery.keep_verdict(home, verdict)
     if ports.tracker is not None:
-        recovery.show_verdict(ports.repo, ports.tracker, home, verdict.replay)
+        untracked.show_verdict(ports.repo, ports.tracker, home, verdict.replay)
     return verdict
 
 
 def _spec(spec: LaunchSpec, request: ReplayRequest) -> LaunchSpec:
     trainer, nproc = spec.trainer, spec.nproc
     if request.nproc is not None:
-        trainer, nproc = run.processes(spec.command, run.RunOptions(nproc=request.nproc), trainer, nproc)
+        trainer, nproc = planning.processes(spec.command, planning.RunOptions(nproc=request.nproc), trainer, nproc)
     seed = request.seed if request.seed is not None else spec.seed
     return msgspec.structs.replace(spec, seed=seed, trainer=trainer, nproc=nproc)

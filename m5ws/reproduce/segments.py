@@ -15,13 +15,14 @@ from typing import TypeVar
 
 import msgspec
 
+from m5ws.agent import untracked
 from m5ws.errors import M5Error, UsageError
 from m5ws.records.run import Segment
 from m5ws.records.verdict import EXIT_CODES, JointVerdict, Outcome, Verdict
-from m5ws.repository import checkpoints, runs
+from m5ws.repository.references import checkpoints, runs
 from m5ws.repository.repository import Repository
 from m5ws.reproduce.verdict.joint import joint_outcome
-from m5ws.runs import history, recovery
+from m5ws.runs import history
 from m5ws.tracking.interface import Tracker
 
 _log = logging.getLogger(__name__)
@@ -166,7 +167,7 @@ def publish(repo: Repository, tracker: Tracker | None, verdict: JointVerdict, ho
     try:
         runs.publish_joint(repo, verdict)
         if tracker is not None:
-            recovery.show_verdict(repo, tracker, home, verdict.run)
+            untracked.show_verdict(repo, tracker, home, verdict.run)
     except (M5Error, OSError) as error:
         _log.warning("the joint verdict was not published everywhere; `m5ws attest` contains it: %s", error)
 

@@ -27,9 +27,10 @@ from m5ws.records.ledger import (
     State,
     Step,
 )
-from m5ws.repository import checkpoints, cross_check
+from m5ws.repository import cross_check
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.spool import genesis
+from m5ws.repository.references import checkpoints
 from m5ws.repository.repository import Repository
 from m5ws.runs import recorded_steps
 from m5ws.runs.recorded_steps import ChainSeries, JoinedSeries, LiveSeries, R, RecordedChain, SeriesRange

@@ -10,6 +10,8 @@ from typing import TypeVar
 import msgspec
 
 from m5ws.environment import attempt_environments
+from m5ws.outputs import saved
+from m5ws.outputs.saved import OutputsRow
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Checkpoint
@@ -20,13 +22,12 @@ from m5ws.records.removal import Removal
 from m5ws.records.run import Parent, Run
 from m5ws.records.snapshot import Annotation, Snapshot
 from m5ws.records.verdict import Change, JointVerdict, Verdict
-from m5ws.repository import checkpoints, concurrency, lineage, notes, removals, run_index, runs, snapshots
+from m5ws.repository import concurrency
 from m5ws.repository.files import trees
 from m5ws.repository.ledger import ledger
+from m5ws.repository.references import checkpoints, lineage, notes, removals, run_index, runs, snapshots
+from m5ws.repository.references.run_index import AttemptEnd, RunCreation, RunFacts
 from m5ws.repository.repository import Repository
-from m5ws.repository.run_index import AttemptEnd, RunCreation, RunFacts
-from m5ws.runs.outputs import restored_outputs
-from m5ws.runs.outputs.restored_outputs import OutputsRow
 from m5ws.runs.state import RunState, Standing, load, load_newest
 
 Row = TypeVar("Row")
@@ -201,7 +202,7 @@ def view_run(repo: Repository, run_id: str) -> RunView:
     known = runs.recorded_facts(repo)
     verdicts = runs.verdicts(repo, run_id, known)
     chain, whole = lineage.chain(repo, run)
-    written = restored_outputs.listing(repo, run_id)
+    written = saved.listing(repo, run_id)
     files = {row.name for row in written}
     return RunView(
         run=run,

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from m5ws.records.ledger import Step
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.losses import LossRange, LossTracker
+from m5ws.repository.references.run_index import RunFacts
 from m5ws.repository.repository import Repository
-from m5ws.repository.run_index import RunFacts
 
 _MOST_BATCHES = 256
 """A running attempt with a longer ledger of rank 0 has no lowest loss until it ends."""

@@ -11,10 +11,11 @@ import msgspec
 
 from m5ws.errors import NotFound
 from m5ws.progress import Progress
-from m5ws.repository import concurrency, notes, parameters, removals, run_index, runs
-from m5ws.repository.parameters import ParameterReader
+from m5ws.repository import concurrency
+from m5ws.repository.references import notes, parameters, removals, run_index, runs
+from m5ws.repository.references.parameters import ParameterReader
+from m5ws.repository.references.run_index import RunFacts
 from m5ws.repository.repository import Repository
-from m5ws.repository.run_index import RunFacts
 from m5ws.runs import listing, run_losses
 from m5ws.runs.listing import RunRow
 

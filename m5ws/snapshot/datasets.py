@@ -15,11 +15,12 @@ from m5ws.filesystem import stamp
 from m5ws.records.base import Digest
 from m5ws.records.snapshot import Dataset
 from m5ws.records.tree import Tree
-from m5ws.repository import concurrency, snapshots
+from m5ws.repository import concurrency
 from m5ws.repository.files import trees
 from m5ws.repository.files.index import Written
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.files.writer import FileChanged
+from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
 from m5ws.snapshot.context import CaptureContext
 from m5ws.snapshot.partition import PinnedPath

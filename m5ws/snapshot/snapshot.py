@@ -21,11 +21,12 @@ from m5ws.records import codec, determinism
 from m5ws.records.base import Digest
 from m5ws.records.environment import Declared
 from m5ws.records.snapshot import Annotation, Code, Snapshot
-from m5ws.repository import presence, snapshots
+from m5ws.repository import presence
 from m5ws.repository.files.index import Index
 from m5ws.repository.files.writer import FileChanged
 from m5ws.repository.gc_plans import RetryPolicy
 from m5ws.repository.publishing import repeated
+from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
 from m5ws.snapshot import local_installs
 from m5ws.snapshot.collect import store

@@ -7,8 +7,8 @@ from m5ws.attest import attest, verify
 from m5ws.errors import CorruptObject, NotFound
 from m5ws.records.run import Parent, Run, Segment
 from m5ws.records.verdict import Outcome, Recheck, Verdict
-from m5ws.repository import checkpoints, runs
 from m5ws.repository.objects import key
+from m5ws.repository.references import checkpoints, runs
 from m5ws.repository.repository import Repository
 from m5ws.reproduce.verdict.joint import joint_outcome
 from tests.support.records.forged_index import forge_creation

@@ -10,11 +10,11 @@ from m5ws.records.attestation import Statement
 from m5ws.records.ledger import AttemptStarted
 from m5ws.records.run import Run, Segment
 from m5ws.records.verdict import Verdict
-from m5ws.repository import checkpoints, runs
 from m5ws.repository.fsck import fsck
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.objects import key
+from m5ws.repository.references import checkpoints, runs
 from m5ws.repository.repository import Repository
 from tests.support.records.told_run import EVENTS, HARMS, REPLAY, RUN, SAVED, batches, forge_end, made, undone, write
 from tests.support.stores.memory_store import MemoryStore

@@ -10,10 +10,10 @@ from m5ws.bisect import differences, hybrids
 from m5ws.records.environment import Declared, Determinism
 from m5ws.records.run import LaunchSpec, Run
 from m5ws.records.snapshot import Annotation, Code, Dataset, Snapshot, Tokenizer
-from m5ws.repository import snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.files.materialise import materialise
+from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
 from m5ws.snapshot.config.merge import MergeConflict
 

@@ -6,7 +6,7 @@ import pytest
 from m5ws.checkpoints.resolve import known, resolve
 from m5ws.errors import AmbiguousId, M5Error, NotFound, UsageError
 from m5ws.records.checkpoint import Checkpoint, Content
-from m5ws.repository import checkpoints, outputs
+from m5ws.repository.references import checkpoints, outputs
 from m5ws.repository.repository import Repository
 from tests.support.records import planted
 

@@ -16,8 +16,8 @@ from m5ws.records.environment import Declared, Observed
 from m5ws.records.ledger import AttemptEnded, CheckpointPublished, Event, Notice, RankStarted, Step
 from m5ws.records.run import LaunchSpec, Run
 from m5ws.records.verdict import Verdict
-from m5ws.repository import checkpoints, runs
 from m5ws.repository.ledger import ledger
+from m5ws.repository.references import checkpoints, runs
 from m5ws.repository.repository import Repository
 from tests.support.records import planted
 from tests.support.workspace.checkouts import commit_all, write

@@ -6,9 +6,10 @@ import pytest
 
 from m5ws.records.checkpoint import Content
 from m5ws.records.gc import GcExecution
-from m5ws.repository import bindings, checkpoints, gc_plans
+from m5ws.repository import bindings, gc_plans
 from m5ws.repository.fsck import fsck
 from m5ws.repository.gc import execute
+from m5ws.repository.references import checkpoints
 from m5ws.repository.repository import Repository
 from tests.cli.conftest import M5, Made
 from tests.support.records import planted

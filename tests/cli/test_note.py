@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from m5ws.repository import notes, runs
 from m5ws.repository.fsck import fsck
+from m5ws.repository.references import notes, runs
 from m5ws.repository.repository import Repository
 from tests.cli.conftest import M5, Made
 from tests.support.workspace.checkouts import git

@@ -9,9 +9,10 @@ import pytest
 from m5ws import workspace
 from m5ws.errors import M5Error
 from m5ws.records.checkpoint import Content
-from m5ws.repository import buffers, runs, snapshots
+from m5ws.repository import buffers
 from m5ws.repository.files import materialise, trees
 from m5ws.repository.objects import key
+from m5ws.repository.references import runs, snapshots
 from m5ws.repository.repository import Repository
 from m5ws.repository.transfer import closure, prefetch
 from m5ws.store.cache.cache import CachedStore

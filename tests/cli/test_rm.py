@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from m5ws.repository import removals
+from m5ws.repository.references import removals
 from m5ws.repository.repository import Repository
 from tests.cli.conftest import M5, Made
 

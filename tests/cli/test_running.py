@@ -15,8 +15,8 @@ import pytest
 
 from m5ws.cli.terminal import interrupt
 from m5ws.launch import reaper
-from m5ws.repository import notes, snapshots
 from m5ws.repository.files import trees
+from m5ws.repository.references import notes, snapshots
 from m5ws.repository.repository import Repository
 from m5ws.runs import state
 from tests.support.ranks.forks import ForkParents

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
+from m5ws.attempts import sweeps
+from m5ws.attempts.sweeps import SweepRun
 from m5ws.cli import sweep as command
 from m5ws.launch import gpus
 from m5ws.launch.local import LocalLauncher
 from m5ws.records.launch import LaunchRequest
 from m5ws.records.run import Axis, LaunchSpec, Run, Sweep
-from m5ws.repository import removals
+from m5ws.repository.references import removals
 from m5ws.repository.repository import Repository
-from m5ws.runs import sweeps
-from m5ws.runs.sweeps import SweepRun
 from tests.cli.conftest import M5, Made
 from tests.support.records import mlflow_runs as written
 from tests.support.records import planted

@@ -23,8 +23,8 @@ from m5ws.records.environment import Observed
 from m5ws.records.run import Run
 from m5ws.records.snapshot import Annotation, Code, Dataset, Snapshot, Tokenizer
 from m5ws.records.verdict import Verdict
-from m5ws.repository import checkpoints, runs, snapshots
 from m5ws.repository.ledger import ledger
+from m5ws.repository.references import checkpoints, runs, snapshots
 from m5ws.repository.repository import Repository
 from tests.support.records import planted
 

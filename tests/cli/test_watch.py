@@ -16,8 +16,8 @@ from m5ws.cli.terminal import live_view
 from m5ws.records.exact import encode
 from m5ws.records.ledger import AttemptEnded, CheckpointPublished, Event, Notice, RankEnded, RankStarted, Step
 from m5ws.reports.live import LiveRun, LiveState
-from m5ws.repository import checkpoints
 from m5ws.repository.ledger import ledger
+from m5ws.repository.references import checkpoints
 from m5ws.repository.repository import Repository
 from m5ws.runs.state import AttemptState
 from tests.cli.conftest import M5, Made

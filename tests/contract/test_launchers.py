@@ -16,13 +16,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from m5ws.agent import failure
 from m5ws.launch.interface import LEFT_PROCESSES, Launcher, Process
 from m5ws.launch.local import LocalLauncher
 from m5ws.records import codec
 from m5ws.records.launch import LaunchRequest
 from m5ws.records.run import LaunchSpec
 from m5ws.repository.repository import Repository
-from m5ws.runs import failure
 from m5ws.store.local import LocalStore
 from tests.conftest import loud_skip
 from tests.support.ranks.forks import ForkLauncher, ForkParents, wait

@@ -14,7 +14,7 @@ from m5ws.records.ledger import RankStarted
 from m5ws.records.run import LaunchSpec
 from m5ws.records.snapshot import Code, Dataset, Tokenizer
 from m5ws.records.verdict import Change
-from m5ws.repository import runs
+from m5ws.repository.references import runs
 from m5ws.repository.repository import Repository
 from tests.support.records import planted
 

@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from m5ws.records.ledger import AttemptEnded
-from m5ws.repository import checkpoints, runs
 from m5ws.repository.fsck import fsck
 from m5ws.repository.ledger import ledger
+from m5ws.repository.references import checkpoints, runs
 from m5ws.repository.repository import Repository
 from m5ws.runs import history
 from m5ws.store import open_store

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from m5ws.repository import checkpoints, runs
+from m5ws.repository.references import checkpoints, runs
 from tests.support.campaigns import soak_page
 from tests.support.ranks.footprint import Footprints, Held
 from tests.support.workspace.workspaces import Workspace, make_workspace

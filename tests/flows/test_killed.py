@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from m5ws.agent import run_lock
 from m5ws.records.ledger import AttemptEnded
-from m5ws.repository import runs
 from m5ws.repository.ledger import ledger
+from m5ws.repository.references import runs
 from m5ws.repository.repository import Repository
-from m5ws.runs import recovery
 from m5ws.store import open_store
 from tests.support.paths import ROOT
 from tests.support.ranks.warm import Warm
@@ -151,7 +151,7 @@ def test_damage_of_a_runs_directory_stops_no_other_command(warm: Warm, workspace
         for folder, copy in saved.items():
             shutil.rmtree(folder)
             shutil.copytree(copy, folder, symlinks=True)
-        recovery.mark_directory(home / "0001")
+        run_lock.mark_directory(home / "0001")
         for name in damaged:
             if kind in ("missing", "a folder", "unreadable"):
                 (home / name).unlink()

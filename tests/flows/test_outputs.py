@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from m5ws.attest import attest
-from m5ws.repository import checkpoints, outputs
+from m5ws.repository.references import checkpoints, outputs
 from tests.support.workspace.workspaces import Workspace, make_workspace
 
 _SCRIPT = """

@@ -99,7 +99,7 @@ def test_a_killed_run_resumes_to_the_same_bits(unbroken: tuple[Workspace, str], 
 
 _DIES_PUBLISHED = """
 import os, signal
-from m5ws.repository import checkpoints
+from m5ws.repository.references import checkpoints
 _publish = checkpoints.publish
 def publish(repo, checkpoint, began=None):
     digest = _publish(repo, checkpoint, began)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from m5ws.repository import runs
+from m5ws.repository.references import runs
 from tests.support.campaigns import soak_page
 from tests.support.ranks.base_runs import BaseRuns
 from tests.support.workspace.workspaces import Workspace, make_forgetful, make_workspace

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from m5ws.launch import reaper
-from m5ws.repository import checkpoints
+from m5ws.repository.references import checkpoints
 from m5ws.runs import state
 from tests.support.workspace.workspaces import make_workspace
 

@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from m5ws.outputs import storing
 from m5ws.records.launch import UNSAVED
 from m5ws.repository.repository import Repository
 from m5ws.runs import history
-from m5ws.runs.outputs import saved_outputs
 from m5ws.store import open_store
 from tests.support.network.proxies import FaultProxy
 from tests.support.s3.s3_servers import S3Server
@@ -33,7 +33,7 @@ from m5ws.training.checkpoint import checkpointing
 from m5ws.training.runtime import context
 checkpointing._PAUSE_S = 0.01
 {}
-from m5ws.repository import checkpoints
+from m5ws.repository.references import checkpoints
 _publish = checkpoints.publish
 def publish(repo, checkpoint, began=None):
     if checkpoint.step == 10 and checkpoint.attempt == 1 and "unsaved" not in repo.store.url:
@@ -149,7 +149,7 @@ def test_output_files_that_the_store_did_not_take_are_stored_later(
     ):
         workspace.edit("train.py", old, new)
     store = workspace.root / ".m5ws" / "store"
-    publish = saved_outputs.publish
+    publish = storing.publish
 
     def away(*given: Any) -> Any:
         if store.exists():
@@ -157,7 +157,7 @@ def test_output_files_that_the_store_did_not_take_are_stored_later(
         return publish(*given)
 
     with monkeypatch.context() as patched:
-        patched.setattr(saved_outputs, "publish", away)
+        patched.setattr(storing, "publish", away)
         run, output = _run(workspace)
     assert "output files" in output
     _back(workspace)

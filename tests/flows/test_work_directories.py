@@ -10,8 +10,8 @@ import pytest
 
 from m5ws import workspace as workspaces
 from m5ws.launch import child
-from m5ws.repository import runs
-from m5ws.runs import work_directories
+from m5ws.repository.references import runs
+from m5ws.work import directories
 from tests.conftest import loud_skip
 from tests.support.ranks.forks import ForkLauncher
 from tests.support.workspace.checkouts import git
@@ -93,10 +93,10 @@ def _at_the_same_time(workspace: Workspace, run: str, folder: Path) -> Iterator[
     """Keep another attempt of a run, or of its replays, running."""
     (folder / "attempt").mkdir(parents=True)
     root = workspaces.find(workspace.root).work_root
-    directory = work_directories.make(root, folder / "attempt", run, workspace.root, lambda *_: False)
+    directory = directories.make(root, folder / "attempt", run, workspace.root, lambda *_: False)
     yield
     assert not any(directory.path.iterdir())
-    work_directories.remove(folder / "attempt")
+    directories.remove(folder / "attempt")
 
 
 def test_a_script_that_looks_upwards_does_not_find_the_checkout(tmp_path: Path, mounted: bool) -> None:

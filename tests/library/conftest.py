@@ -14,9 +14,9 @@ from m5ws.records.ledger import AttemptEnded, CheckpointPublished, Event, Step
 from m5ws.records.outputs import OutputFiles
 from m5ws.records.run import LaunchSpec
 from m5ws.records.verdict import Divergence, Verdict
-from m5ws.repository import checkpoints, outputs, runs
 from m5ws.repository.files import trees
 from m5ws.repository.ledger import ledger
+from m5ws.repository.references import checkpoints, outputs, runs
 from m5ws.repository.repository import Repository
 from m5ws.training.backends import dcp
 from tests.support.records import planted

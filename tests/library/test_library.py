@@ -12,8 +12,8 @@ import torch
 import m5ws
 from m5ws.errors import AmbiguousId, CorruptObject, M5Error, NotFound, UsageError
 from m5ws.records.checkpoint import Content
-from m5ws.repository import checkpoints, notes
 from m5ws.repository.objects import key
+from m5ws.repository.references import checkpoints, notes
 from tests.library.conftest import BEGIN_S, Planted, loss
 from tests.support.records import planted
 from tests.support.workspace import command_line

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from m5ws.agent import run_lock
 from m5ws.errors import CorruptObject, NotFound
 from m5ws.records import codec
 from m5ws.records.exact import encode
@@ -22,11 +23,10 @@ from m5ws.records.ledger import (
 )
 from m5ws.records.verdict import Divergence, Verdict
 from m5ws.reports.live import LiveRun
-from m5ws.repository import checkpoints, runs
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
+from m5ws.repository.references import checkpoints, runs
 from m5ws.repository.repository import Repository
-from m5ws.runs import recovery
 from tests.support.records import planted
 from tests.support.stores.counting_store import CountingStore
 
@@ -158,7 +158,7 @@ def test_a_run_of_this_machine_is_read_from_its_spools_before_the_store_has_its_
     directory = tmp_path / "0001"
     started = AttemptStarted(attempt=1, host="here", observed="0" * 64)
     spools = {rank: _spool(directory, rank) for rank in ("launcher", "0")}
-    recovery.mark_directory(directory)
+    run_lock.mark_directory(directory)
     spools["launcher"].append(started)
     spools["0"].append(RankStarted(rank=0, world=1, pid=1))
     planted.append(repo, _RUN, 1, "launcher", started)

@@ -14,8 +14,9 @@ from m5ws.records import codec
 from m5ws.records.gc import Garbage
 from m5ws.records.run import Parent, Segment
 from m5ws.records.verdict import Verdict
-from m5ws.repository import bindings, checkpoints, runs
+from m5ws.repository import bindings
 from m5ws.repository.fsck import fsck
+from m5ws.repository.references import checkpoints, runs
 from m5ws.repository.repository import Repository
 from m5ws.reproduce import refusals
 from m5ws.runs import history

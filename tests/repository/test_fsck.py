@@ -6,10 +6,11 @@ import pytest
 
 from m5ws.records.checkpoint import Content
 from m5ws.records.snapshot import Annotation
-from m5ws.repository import bindings, buffers, checkpoints, snapshots
+from m5ws.repository import bindings, buffers
 from m5ws.repository.files import trees
 from m5ws.repository.fsck import fsck
 from m5ws.repository.objects import key
+from m5ws.repository.references import checkpoints, snapshots
 from m5ws.repository.repository import Repository
 from tests.support.records import planted
 

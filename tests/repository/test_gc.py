@@ -13,11 +13,12 @@ from m5ws.records.checkpoint import Content
 from m5ws.records.environment import Observed
 from m5ws.records.gc import RetentionRules
 from m5ws.records.ledger import AttemptStarted
-from m5ws.repository import checkpoints, gc_plans, publishing, snapshots
+from m5ws.repository import gc_plans, publishing
 from m5ws.repository.fsck import fsck
 from m5ws.repository.gc import execute, gc
 from m5ws.repository.ledger import ledger
 from m5ws.repository.objects import key
+from m5ws.repository.references import checkpoints, snapshots
 from m5ws.repository.repository import Repository
 from m5ws.snapshot import snapshot
 from m5ws.snapshot.config import overrides

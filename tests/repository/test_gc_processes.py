@@ -8,9 +8,9 @@ import pytest
 
 from m5ws.records.gc import RetentionRules
 from m5ws.records.store import Format
-from m5ws.repository import snapshots
 from m5ws.repository.fsck import fsck
 from m5ws.repository.gc import execute, gc
+from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from tests.support.faults.kills import Kills, Scale

@@ -14,8 +14,8 @@ import pytest
 from m5ws.records import codec
 from m5ws.records.ledger import Batch
 from m5ws.records.tree import Entry, Slice, Tree
-from m5ws.repository.checkpoints import name
 from m5ws.repository.ledger.spool import chain, genesis
+from m5ws.repository.references.checkpoints import name
 from tests.support.faults.hostile import RUN, World, packed, plain
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from m5ws.repository.checkpoints import name
+from m5ws.repository.references.checkpoints import name
 from tests.support.faults.hostile import RUN, World
 
 PLAN = "20260101T000000Z-00000000"

@@ -17,8 +17,8 @@ from m5ws.records.gc import Garbage, GcPlan, PlanPart, RetentionRules, Retiremen
 from m5ws.records.ledger import AttemptEnded, AttemptStarted, Batch, Step
 from m5ws.records.snapshot import Annotation
 from m5ws.records.store import Format
-from m5ws.repository.checkpoints import name
 from m5ws.repository.ledger.spool import chain, genesis
+from m5ws.repository.references.checkpoints import name
 from tests.support.faults.hostile import RUN, World, packed, plain
 
 PLAN = "20260101T000000Z-00000000"

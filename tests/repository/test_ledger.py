@@ -7,15 +7,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from m5ws.agent.delivery import DELIVERED, Delivery
 from m5ws.errors import CorruptObject, Fenced
 from m5ws.records import codec
 from m5ws.records.checkpoint import Checkpoint, Content
 from m5ws.records.ledger import Step
-from m5ws.repository import checkpoints
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.spool import SpoolReader, SpoolWriter, chain, genesis
+from m5ws.repository.references import checkpoints
 from m5ws.repository.repository import Repository
-from m5ws.runs.delivery import DELIVERED, Delivery
 from tests.support.records import planted
 
 

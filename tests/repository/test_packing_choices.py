@@ -12,12 +12,12 @@ from m5ws.errors import CorruptObject
 from m5ws.records.base import Digest
 from m5ws.records.gc import RetentionRules
 from m5ws.records.tree import Entry, Pack, Packing, Tree
-from m5ws.repository import snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.files.materialise import materialise
 from m5ws.repository.fsck import fsck
 from m5ws.repository.gc import roots
 from m5ws.repository.objects import key
+from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
 from m5ws.repository.transfer import transfer
 from m5ws.snapshot.config import overrides

@@ -16,7 +16,6 @@ from m5ws.errors import CorruptObject, NotFound
 from m5ws.records.base import Digest
 from m5ws.records.gc import RetentionRules
 from m5ws.records.tree import Pack, Packing, Tree
-from m5ws.repository import snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.files.index import Index
 from m5ws.repository.files.interface import SourceFile
@@ -25,6 +24,7 @@ from m5ws.repository.files.writer import FileChanged
 from m5ws.repository.fsck import fsck
 from m5ws.repository.gc import roots
 from m5ws.repository.publishing import ObjectDeleted
+from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
 from m5ws.repository.transfer import closure
 from m5ws.store.local import LocalStore

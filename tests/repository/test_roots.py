@@ -10,11 +10,11 @@ from m5ws.records.gc import RetentionRules
 from m5ws.records.ledger import AttemptEnded
 from m5ws.records.tree import Tree
 from m5ws.records.verdict import Divergence, Recheck, Verdict
-from m5ws.repository import checkpoints, runs
 from m5ws.repository.fsck import fsck
 from m5ws.repository.gc import roots
 from m5ws.repository.ledger import ledger
 from m5ws.repository.objects import key
+from m5ws.repository.references import checkpoints, runs
 from m5ws.repository.repository import Repository
 from m5ws.repository.transfer import closure
 from tests.support.records import planted

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from m5ws.agent.delivery import Delivery
 from m5ws.errors import UsageError
 from m5ws.records import codec
 from m5ws.records.environment import Observed
@@ -29,14 +30,14 @@ from m5ws.records.ledger import (
 )
 from m5ws.records.run import LaunchSpec, Parent, Run
 from m5ws.records.verdict import Verdict
-from m5ws.repository import ids, reindex, run_index, runs, snapshots
+from m5ws.repository import reindex
 from m5ws.repository.fsck import fsck
 from m5ws.repository.ledger import ledger, summaries
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
+from m5ws.repository.references import ids, run_index, runs, snapshots
+from m5ws.repository.references.run_index import AttemptEnd, RunCreation, RunFacts
 from m5ws.repository.repository import Repository
-from m5ws.repository.run_index import AttemptEnd, RunCreation, RunFacts
 from m5ws.runs import listing, run_table, state
-from m5ws.runs.delivery import Delivery
 from m5ws.store.local import LocalStore
 from tests.support.records import planted
 from tests.support.records.forged_index import forge_creation, forged_key

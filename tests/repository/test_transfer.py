@@ -9,10 +9,10 @@ import pytest
 from m5ws.errors import CorruptObject, UsageError
 from m5ws.records.checkpoint import Content
 from m5ws.records.store import Format
-from m5ws.repository import checkpoints, runs, snapshots
 from m5ws.repository.fsck import fsck
-from m5ws.repository.ids import Kind
 from m5ws.repository.objects import key
+from m5ws.repository.references import checkpoints, runs, snapshots
+from m5ws.repository.references.ids import Kind
 from m5ws.repository.repository import Repository
 from m5ws.repository.transfer import transfer
 from m5ws.store.local import LocalStore

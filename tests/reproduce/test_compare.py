@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from m5ws.attempts.leader import AttemptResult
 from m5ws.records.ledger import (
     COMPLETE,
     AnyEvent,
@@ -25,7 +26,6 @@ from m5ws.reproduce.compare import Comparison, compare_histories
 from m5ws.reproduce.outputs.output_files import OutputReport
 from m5ws.reproduce.verdict import judgement, reason
 from m5ws.runs.history import History
-from m5ws.runs.supervise import AttemptResult
 
 _LAST = 6
 _FINISHED = AttemptResult(run="r", attempt=1, outcome="finished", exit_code=0)

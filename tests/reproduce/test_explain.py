@@ -7,6 +7,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from m5ws.agent.attempt_plan import AttemptPlan
+from m5ws.agent.ports import Ports
 from m5ws.launch.interface import Process
 from m5ws.launch.local import LaunchFailed
 from m5ws.records.environment import Declared, Observed, Origin
@@ -20,7 +22,6 @@ from m5ws.repository.repository import Repository
 from m5ws.reproduce.compare import Comparison
 from m5ws.reproduce.explain.explain import ExplainContext, ReplayResult, combine_sides, explain_divergence, window
 from m5ws.reproduce.explain.locate import TraceView
-from m5ws.runs import run, supervise
 from m5ws.runs.history import History
 from tests.support.ranks.orders import orders
 from tests.support.records import planted
@@ -42,7 +43,7 @@ def case(states: list[int], step: int = STEP) -> ExplainContext:
     spec = LaunchSpec(command=("x.py",))
     replay = Run(id="b", snapshot="0" * 64, spec=spec, purpose="reproduce", reproduces="a")
     directory = Path("/nowhere")
-    planned = run.AttemptPlan(
+    planned = AttemptPlan(
         run=replay,
         attempt=1,
         directory=directory,
@@ -161,7 +162,7 @@ def test_the_steps_are_done_again_by_the_interpreter_that_did_them(repo: Reposit
     launcher, context = Asked(), case([0])
     directory = tmp_path / ".m5ws" / "runs" / ("b" * 12) / "0001"
     replay = msgspec.structs.replace(context.replay.run, id="b" * 12, snapshot=pinned, reproduces="a" * 12)
-    ports = supervise.Ports(
+    ports = Ports(
         repo=repo,
         launcher=launcher,
         observer=Nothing(),
@@ -183,9 +184,7 @@ def test_the_steps_are_done_again_by_the_interpreter_that_did_them(repo: Reposit
 
 def test_a_store_that_does_not_answer_costs_the_look_and_not_the_verdict(repo: Repository, tmp_path: Path) -> None:
     """The store has nothing of the original."""
-    ports = supervise.Ports(
-        repo=repo, launcher=Asked(), observer=Nothing(), tracker=None, environment={}, work_root=tmp_path
-    )
+    ports = Ports(repo=repo, launcher=Asked(), observer=Nothing(), tracker=None, environment={}, work_root=tmp_path)
     explanation, stopped = explain_divergence(msgspec.structs.replace(case([0]), ports=ports))
     assert (explanation.place, causes(explanation)) == (None, [("unknown", False)])
     assert "not finished" in explanation.limits[0] and not stopped

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
+from m5ws.attempts import leader
 from m5ws.environment.drift import rate
 from m5ws.records.explanation import Explanation
 from m5ws.records.ledger import Step
@@ -13,7 +14,6 @@ from m5ws.records.verdict import Change, Divergence, Recheck, Verdict
 from m5ws.reproduce import recheck
 from m5ws.reproduce.compare import Comparison
 from m5ws.reproduce.verdict.reason import explain
-from m5ws.runs import supervise
 from m5ws.runs.history import History
 
 _FIRST = Divergence(step=5, rank=0, quantity="loss", original="0x1p+0", replayed="0x1.1p+0")
@@ -63,8 +63,8 @@ def test_a_second_replay_that_tells_nothing_takes_nothing_away() -> None:
     assert (judged.reason or "").startswith(_DIVERGED.reason or "-") and "no space left" in (judged.reason or "")
 
 
-def _result(outcome: str) -> supervise.AttemptResult:
-    return supervise.AttemptResult(run="c" * 12, attempt=1, outcome=outcome, exit_code=0, message="why")
+def _result(outcome: str) -> leader.AttemptResult:
+    return leader.AttemptResult(run="c" * 12, attempt=1, outcome=outcome, exit_code=0, message="why")
 
 
 def test_that_replays_agree_is_said_only_of_what_was_seen_again() -> None:

@@ -9,8 +9,9 @@ from m5ws.records.ledger import AttemptEnded, Step
 from m5ws.records.note import Note
 from m5ws.records.run import LaunchSpec
 from m5ws.records.verdict import Verdict
-from m5ws.repository import notes, reindex, run_index, runs
+from m5ws.repository import reindex
 from m5ws.repository.ledger import ledger
+from m5ws.repository.references import notes, run_index, runs
 from m5ws.repository.repository import Repository
 from m5ws.runs import run_losses, run_table
 from m5ws.store.local import LocalStore

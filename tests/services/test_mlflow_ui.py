@@ -19,7 +19,7 @@ from mlflow import MlflowClient
 
 from m5ws.records.run import Run
 from m5ws.records.verdict import Change, Divergence, Verdict
-from m5ws.repository import runs
+from m5ws.repository.references import runs
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from m5ws.tracking.mlflow.follower import Follower

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from m5ws.records.store import Format
-from m5ws.repository import snapshots
 from m5ws.repository.fsck import fsck
+from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
 from m5ws.snapshot import snapshot
 from m5ws.store.local import LocalStore

@@ -10,9 +10,9 @@ import pytest
 
 from m5ws.records.base import Digest
 from m5ws.records.tree import path_text
-from m5ws.repository import snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.fsck import fsck
+from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
 from m5ws.store.local import LocalStore

@@ -11,8 +11,8 @@ from ruamel.yaml import YAML
 
 from m5ws.config.flatten import flatten
 from m5ws.errors import UsageError
-from m5ws.repository import snapshots
 from m5ws.repository.files import trees
+from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
 from m5ws.snapshot.config import overrides
 from tests.support.records import planted

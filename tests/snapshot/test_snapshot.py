@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from m5ws.repository import snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.files.materialise import materialise
+from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from tests.support.faults.settling import settle

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from m5ws.repository import snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.files.writer import FileChanged
+from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
 from m5ws.snapshot.sources.git import Git
 from m5ws.snapshot.sources.interface import SourceState

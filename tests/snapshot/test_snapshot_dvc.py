@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from m5ws.errors import NotFound
-from m5ws.repository import snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.files.materialise import materialise
+from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
 from m5ws.snapshot.snapshot import CapturedSnapshot
 from m5ws.snapshot.sources.dvc import DatasetModified, Dvc

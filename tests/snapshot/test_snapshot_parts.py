@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from m5ws.errors import ConfigError, M5Error, NotFound
-from m5ws.repository import snapshots
 from m5ws.repository.files import trees
+from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
 from m5ws.snapshot.config.edit import BadConfigFile
 from tests.support.workspace.captures import make_settings, names, take

@@ -8,10 +8,10 @@ import msgspec
 from m5ws.records.base import Digest
 from m5ws.records.environment import Observed
 from m5ws.records.tree import Packing
-from m5ws.repository import snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.fsck import fsck
 from m5ws.repository.objects import key
+from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from tests.support.faults.settling import settle

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from m5ws.repository import snapshots
+from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
 from m5ws.secret_scan import SecretsFound
 from m5ws.snapshot.inspection import LfsContentMissing, LinksEscapeWorkspace

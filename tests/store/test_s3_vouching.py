@@ -13,9 +13,9 @@ import pytest
 from m5ws.records.snapshot import Annotation, Snapshot
 from m5ws.records.store import Format
 from m5ws.records.tree import Entry, Pack, Packing, Tree
-from m5ws.repository import snapshots
 from m5ws.repository.fsck import fsck
 from m5ws.repository.fsck.damage import FsckReport
+from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
 from m5ws.store.interface import ChecksumListing
 from m5ws.store.local import LocalStore

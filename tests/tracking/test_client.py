@@ -12,7 +12,7 @@ from mlflow.entities import Metric
 from m5ws.records.note import Note
 from m5ws.records.run import Run, Segment
 from m5ws.records.verdict import Change, Divergence, DivergenceSummary, JointVerdict, Recheck, Verdict
-from m5ws.repository import notes, runs
+from m5ws.repository.references import notes, runs
 from m5ws.repository.repository import Repository
 from m5ws.tracking.interface import LoggedResults
 from m5ws.tracking.mlflow.client import TrackerError

@@ -17,9 +17,9 @@ from m5ws.records.environment import Determinism
 from m5ws.records.launch import Context, LocalInstall, Saving, Trace
 from m5ws.records.ledger import AnyEvent, CheckpointPublished, Notice, State, Step
 from m5ws.records.run import LaunchSpec
-from m5ws.repository import checkpoints
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.spool import SpoolReader, SpoolWriter, genesis
+from m5ws.repository.references import checkpoints
 from m5ws.repository.repository import Repository
 from m5ws.training.checkpoint import checkpointing
 from m5ws.training.runtime import context

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-from m5ws.training.backends.fsdp import FsdpBackend
+from m5ws.training.backends.torch_backend import TorchBackend
 from m5ws.training.compat import cpu_adam, dcp_files, facts, modules, schedules, tensors
 from m5ws.training.compat.facts import Fact, UnsupportedVersion, require
 from m5ws.training.tools import export_dcp
@@ -72,10 +72,10 @@ def sharded(tmp_path: Path) -> Iterator[torch.nn.Module]:
 def test_a_session_of_a_sharded_model_checks_before_it_trains(
     sharded: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    FsdpBackend(sharded, None)
+    TorchBackend(sharded, None)
     monkeypatch.delattr(torch.distributed.tensor._utils, "compute_local_shape_and_global_offset")
     with pytest.raises(UnsupportedVersion, match="compute_local_shape_and_global_offset"):
-        FsdpBackend(sharded, None)
+        TorchBackend(sharded, None)
 
 
 def test_a_box_that_is_not_the_ranks_part_is_noticed(sharded: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,12 +84,12 @@ def test_a_box_that_is_not_the_ranks_part_is_noticed(sharded: torch.nn.Module, m
 
     monkeypatch.setattr(torch.distributed.tensor._utils, "compute_local_shape_and_global_offset", other)
     with pytest.raises(UnsupportedVersion, match="another form"):
-        FsdpBackend(sharded, None)
+        TorchBackend(sharded, None)
 
 
 def test_a_session_checks_only_the_facts_that_it_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.distributed.tensor._utils, "compute_local_shape_and_global_offset")
-    FsdpBackend(torch.nn.Linear(1, 1), None)
+    TorchBackend(torch.nn.Linear(1, 1), None)
 
 
 def test_an_export_checks_before_it_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from m5ws.records.store import Format
-from m5ws.repository import checkpoints
 from m5ws.repository.fsck import fsck
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
+from m5ws.repository.references import checkpoints
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
-from m5ws.training.backends.fsdp import FsdpBackend
+from m5ws.training.backends.torch_backend import TorchBackend
 from m5ws.training.checkpoint import checkpointing
 from m5ws.training.runtime.context import ActiveRank
 from m5ws.training.runtime.stop import StopRequest
@@ -42,7 +42,7 @@ def _save(repo: Repository, folder: Path) -> bool:
     context = orders(folder, store=repo.store.url, run=_RUN, snapshot=repo.objects.digest(b"none"))
     spool = SpoolWriter(folder / "0.spool", genesis(_RUN, 1, "0"))
     active = ActiveRank(context=context, repo=repo, spool=spool, stop=StopRequest(folder / "stop", 1), rank=0, world=1)
-    backend = FsdpBackend(model, optimizer)
+    backend = TorchBackend(model, optimizer)
     moment = checkpointing.TrainingState(step=1, common={}, rank={"generators": {}}, head=spool.head)
     return checkpointing.save(active, backend.stage(HostBuffers()), backend.format, None, moment)
 

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from m5ws.records.gc import RetentionRules
-from m5ws.repository import checkpoints
 from m5ws.repository.files import trees
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.fsck import fsck
 from m5ws.repository.gc import execute, gc
+from m5ws.repository.references import checkpoints
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from tests.support.records import planted

@@ -16,7 +16,7 @@ from m5ws.records.checkpoint import Checkpoint, Content, Shard
 from m5ws.records.checkpoint import Tensor as TensorRecord
 from m5ws.records.tree import Slice
 from m5ws.repository.repository import Repository
-from m5ws.training.backends.fsdp import FsdpBackend
+from m5ws.training.backends.torch_backend import TorchBackend
 from m5ws.training.checkpoint import checkpointing
 from m5ws.training.runtime.context import ActiveRank
 from m5ws.training.state import content_check
@@ -41,7 +41,7 @@ class Loader:
         self.model = torch.nn.Linear(4, 3)
         with torch.no_grad():
             self.model.weight.fill_(1.0)
-        self.backend = FsdpBackend(self.model, torch.optim.SGD(self.model.parameters(), lr=0.1))
+        self.backend = TorchBackend(self.model, torch.optim.SGD(self.model.parameters(), lr=0.1))
         saved = self.backend.stage(NoCopyStager()).save(repo.objects, None, {})
         self.common = {"backend": saved.common, "fingerprints": {}}
         self.rank = {"backend": saved.rank}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from m5ws.runs import launch_request
+from m5ws.launch import launch_request
 from tests.support.paths import ROOT
 from tests.support.workspace.workspaces import Workspace, make_workspace
 

@@ -15,8 +15,8 @@ from m5ws.records.determinism import environment
 from m5ws.records.environment import Determinism
 from m5ws.records.ledger import CheckpointPublished, State, Step
 from m5ws.records.run import LaunchSpec
-from m5ws.repository import checkpoints
 from m5ws.repository.fsck import fsck
+from m5ws.repository.references import checkpoints
 from tests.support.campaigns import soak_page
 from tests.support.faults.kills import Scale
 from tests.support.ranks.warm import Warm

@@ -14,9 +14,9 @@ import m5ws
 from m5ws.records.checkpoint import Content
 from m5ws.repository import tensors
 from m5ws.repository.repository import Repository
-from m5ws.training.backends import dcp, fsdp_staged
+from m5ws.training.backends import dcp, torch_staged
 from m5ws.training.backends.base import Piece
-from m5ws.training.backends.fsdp import FsdpBackend
+from m5ws.training.backends.torch_backend import TorchBackend
 from m5ws.training.fingerprint import fingerprint
 from m5ws.training.state import tensor_bytes
 from m5ws.training.state.plain_state import RestoreError, StateError
@@ -36,7 +36,7 @@ def content(saved: Any) -> Content:
     return Content(format="dcp/1", world=1, tensors=saved.tensors)
 
 
-def bits(backend: FsdpBackend) -> dict[str, str]:
+def bits(backend: TorchBackend) -> dict[str, str]:
     return fingerprint.fingerprints(backend.tensors(), None)
 
 
@@ -45,13 +45,13 @@ def test_every_kind_of_tensor_comes_back_into_a_model_that_holds_other_bits(
     repo: Repository, copier: Callable[[], HostBuffers | NoCopyStager]
 ) -> None:
     model = Kinds(1)
-    backend = FsdpBackend(model, None)
+    backend = TorchBackend(model, None)
     written = bits(backend)
     staged = backend.stage(copier())
     assert fingerprint.fingerprints(staged.tensors(), None) == written
     saved = staged.save(repo.objects, None, written)
     other = Kinds(2)
-    target = FsdpBackend(other, None)
+    target = TorchBackend(other, None)
     assert sum(found != written[name] for name, found in bits(target).items()) > 0.8 * len(written)
     target.load(repo.objects, content(saved), saved.common, None, None)
     assert bits(target) == written
@@ -76,7 +76,7 @@ def test_what_has_more_to_it_than_elements_is_refused_by_name() -> None:
         model = torch.nn.Module()
         model.register_buffer("of", tensor)
         with pytest.raises(StateError, match=rf"buffer\.of .*{name}"):
-            FsdpBackend(model, None).tensors()
+            TorchBackend(model, None).tensors()
 
 
 def test_tied_weights_are_stored_once_and_stay_tied(repo: Repository) -> None:
@@ -87,14 +87,14 @@ def test_tied_weights_are_stored_once_and_stay_tied(repo: Repository) -> None:
         return model
 
     model, other = tied(1), tied(2)
-    saved = FsdpBackend(model, None).stage(NoCopyStager()).save(repo.objects, None, {})
+    saved = TorchBackend(model, None).stage(NoCopyStager()).save(repo.objects, None, {})
     assert [tensor.name for tensor in saved.tensors] == ["model.0.weight"]
-    FsdpBackend(other, None).load(repo.objects, content(saved), saved.common, None, None)
+    TorchBackend(other, None).load(repo.objects, content(saved), saved.common, None, None)
     assert other[1].weight is other[0].weight
     assert torch.equal(other.get_parameter("0.weight"), model.get_parameter("0.weight"))
     other[1].weight = torch.nn.Parameter(torch.zeros(6, 4))
     with pytest.raises(RestoreError, match=r"model\.1\.weight"):
-        FsdpBackend(other, None).load(repo.objects, content(saved), saved.common, None, None)
+        TorchBackend(other, None).load(repo.objects, content(saved), saved.common, None, None)
 
 
 class Masters(torch.optim.Optimizer):
@@ -241,11 +241,11 @@ def test_what_all_ranks_have_alike_holds_for_another_number_of_ranks(repo: Repos
     optimizer = Masters(model.parameters())
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
-    backend = FsdpBackend(model, optimizer)
+    backend = TorchBackend(model, optimizer)
     saved = backend.stage(NoCopyStager()).save(repo.objects, None, bits(backend))
     other = torch.nn.Linear(3, 2)
     loaded = Masters(other.parameters())
-    FsdpBackend(other, loaded).load(repo.objects, content(saved), saved.common, None, None)
+    TorchBackend(other, loaded).load(repo.objects, content(saved), saved.common, None, None)
     for before, after in zip(model.parameters(), other.parameters(), strict=True):
         assert loaded.state[after]["step"] == 1
         assert loaded.state[after]["history"] == optimizer.state[before]["history"]
@@ -278,6 +278,6 @@ def test_a_shard_of_another_size_than_torchs_is_refused_before_it_is_read(tmp_pa
         mesh, shape = init_device_mesh("cpu", (1,)), torch.Size([4])
         shard = DTensor.from_local(torch.ones(size), mesh, [Shard(0)], run_check=False, shape=shape, stride=(1,))
         with pytest.raises(StateError, match=rf"model\.w has {size} elements"):
-            fingerprint.local(fsdp_staged.pieces({"model.w": shard}))
+            fingerprint.local(torch_staged.pieces({"model.w": shard}))
     finally:
         dist.destroy_process_group()

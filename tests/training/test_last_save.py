@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from m5ws.outputs import unsaved
 from m5ws.records.ledger import CheckpointPublished, Notice
-from m5ws.repository import checkpoints
 from m5ws.repository.fsck import fsck
+from m5ws.repository.references import checkpoints
 from m5ws.repository.repository import Repository
-from m5ws.runs.outputs import unsaved
 from m5ws.store.local import LocalStore
 from tests.support.ranks.loops import train
 from tests.support.stores.passing_store import PassingStore

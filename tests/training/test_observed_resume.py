@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 import m5ws
+from m5ws.agent.delivery import Delivery
 from m5ws.errors import UsageError
 from m5ws.records.ledger import Notice, Observation, State, Step
 from m5ws.repository.repository import Repository
 from m5ws.reproduce import compare, gaps
 from m5ws.runs import history
-from m5ws.runs.delivery import Delivery
 from m5ws.training.observation import place
 from tests.support.records import planted
 

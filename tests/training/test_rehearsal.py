@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from m5ws.repository.repository import Repository
-from m5ws.training.backends.fsdp import FsdpBackend
+from m5ws.training.backends.torch_backend import TorchBackend
 from m5ws.training.fingerprint import fingerprint
-from m5ws.training.loop import rehearsal
+from m5ws.training.session import rehearsal
 from m5ws.training.state import subclasses
 from m5ws.training.state.plain_state import StateError
 from tests.support.ranks import forks
@@ -44,7 +44,7 @@ def test_a_rehearsal_changes_no_tensor_draws_nothing_and_stores_nothing(repo: Re
     model, optimizer = trained(torch.optim.AdamW)
     if not steps:
         optimizer.state.clear()
-    backend = FsdpBackend(model, optimizer)
+    backend = TorchBackend(model, optimizer)
     held = {name: id(tensor) for values in optimizer.state.values() for name, tensor in values.items()}
     stored, drawn = list(repo.store.list("")), torch.get_rng_state()
     before = fingerprint.fingerprints(backend.tensors(), None)
@@ -59,7 +59,7 @@ def test_state_under_a_key_that_would_come_back_as_another_is_refused_by_its_par
     repo: Repository, key: object
 ) -> None:
     model, optimizer = trained(lambda parameters: Keyed(parameters, lr=0.1))
-    backend = FsdpBackend(model, optimizer)
+    backend = TorchBackend(model, optimizer)
     backend.rehearse(repo.objects, None)
     Keyed.key, before = key, Keyed.key
     try:

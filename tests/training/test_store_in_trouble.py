@@ -16,8 +16,8 @@ import pytest
 
 from m5ws.records.launch import Saving
 from m5ws.records.ledger import Step
-from m5ws.repository import checkpoints
 from m5ws.repository.fsck import fsck
+from m5ws.repository.references import checkpoints
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
 from m5ws.store.interface import ObjectStore

@@ -13,9 +13,9 @@ import pytest
 from m5ws.checkpoints import resolve
 from m5ws.errors import UsageError
 from m5ws.records.gc import RetentionRules
-from m5ws.repository import checkpoints
 from m5ws.repository.fsck import fsck
 from m5ws.repository.gc import gc
+from m5ws.repository.references import checkpoints
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
 from m5ws.store.interface import ObjectStore

@@ -9,8 +9,8 @@ from m5ws.errors import NotFound
 from m5ws.records.base import Digest
 from m5ws.records.snapshot import Snapshot
 from m5ws.records.tree import Entry
-from m5ws.repository import snapshots
 from m5ws.repository.files import trees
+from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
 
 _CONFIGS = ("config.json", "generation_config.json")

@@ -20,7 +20,7 @@ def command(context: click.Context, checkpoint: str, as_json: bool) -> None:
       m5ws checkpoint keep 7c1d@20000
     """
     from m5ws.checkpoints import resolve
-    from m5ws.repository import checkpoints
+    from m5ws.repository.references import checkpoints
 
     repo = names.workspace(context).open_repository()
     reference = resolve.resolve(repo, checkpoint)

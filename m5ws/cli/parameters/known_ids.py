@@ -11,8 +11,8 @@ import msgspec
 from m5ws.workspace import Workspace
 
 if TYPE_CHECKING:
-    from m5ws.repository.ids import Kind
-    from m5ws.repository.run_index import RunFacts
+    from m5ws.repository.references.ids import Kind
+    from m5ws.repository.references.run_index import RunFacts
 
 _MOST_OFFERED = 200
 
@@ -41,7 +41,7 @@ def load(workspace: Workspace, kinds: "Sequence[Kind]", prefix: str) -> list[Kno
 
 
 def _stored(workspace: Workspace, kinds: set[str]) -> Iterator[KnownId]:
-    from m5ws.repository import removals, run_index, runs, snapshots
+    from m5ws.repository.references import removals, run_index, runs, snapshots
 
     repo = workspace.repository()
     if kinds & {"run", "sweep"}:

@@ -30,8 +30,8 @@ def find_runs(repo: "Repository", given: str) -> list[str]:
 
     Raises NotFound, AmbiguousId.
     """
-    from m5ws.repository import ids
-    from m5ws.runs import sweeps
+    from m5ws.attempts import sweeps
+    from m5ws.repository.references import ids
 
     kind, found_id = ids.resolve(repo, given, ("run", "sweep"))
     return [found_id] if kind == "run" else sweeps.list_begun(repo, found_id)
@@ -39,7 +39,7 @@ def find_runs(repo: "Repository", given: str) -> list[str]:
 
 def find_id(repo: "Repository", given: str, kind: Kind) -> str:
     """Return the full id of a snapshot or run. Raises NotFound, AmbiguousId."""
-    from m5ws.repository import ids
+    from m5ws.repository.references import ids
 
     return ids.resolve(repo, given, (kind,))[1]
 

@@ -17,9 +17,9 @@ from m5ws.cli.terminal import output
 from m5ws.errors import UsageError
 
 if TYPE_CHECKING:
+    from m5ws.attempts.planning import RunOptions
     from m5ws.records.run import Run
     from m5ws.repository.repository import Repository
-    from m5ws.runs.run import RunOptions
     from m5ws.workspace import Workspace
 
 _FOR_RESUME = frozenset(("take_over", "from_scratch", "at"))
@@ -89,8 +89,8 @@ def select(workspace: "Workspace", repo: "Repository", given: RunArguments, laun
 
     Raises UsageError, NotFound, AmbiguousId and the errors of a new snapshot.
     """
-    from m5ws.runs import recovery
-    from m5ws.runs import run as operation
+    from m5ws.agent import recovery
+    from m5ws.attempts import planning as operation
 
     if given["planned"] is not None:
         return detached.load_planned(given["planned"])
@@ -110,7 +110,7 @@ def select(workspace: "Workspace", repo: "Repository", given: RunArguments, laun
 
 def with_import_path(workspace: "Workspace", launch: "RunOptions") -> "RunOptions":
     """Return options with the shell's PYTHONPATH if it has a folder of the workspace, and print it."""
-    from m5ws.runs import import_path
+    from m5ws.launch import import_path
 
     recorded = import_path.recorded(workspace.settings.run.environment, workspace.root, workspace.environment)
     for name, value in recorded.items():
@@ -120,8 +120,8 @@ def with_import_path(workspace: "Workspace", launch: "RunOptions") -> "RunOption
 
 def _fork(repo: "Repository", checkpoint: str, given: RunArguments, launch: "RunOptions") -> "Run":
     """Return a new run that starts from a checkpoint, and print its differences from its parent."""
+    from m5ws.attempts import fork
     from m5ws.environment import drift
-    from m5ws.runs import fork
 
     snapshot = names.find_id(repo, given["snapshot"], "snapshot") if given["snapshot"] else None
     request = fork.ForkRequest(

@@ -13,12 +13,12 @@ from m5ws.cli.terminal import interrupt, output, progress
 from m5ws.errors import UsageError
 
 if TYPE_CHECKING:
+    from m5ws.agent.ports import Ports
     from m5ws.records.run import Segment
     from m5ws.records.verdict import Change, Verdict
     from m5ws.repository.repository import Repository
     from m5ws.reproduce.reproduce import ReplayRequest
     from m5ws.reproduce.segments import JointResult
-    from m5ws.runs.supervise import Ports
     from m5ws.workspace import Workspace
 
 T = TypeVar("T")

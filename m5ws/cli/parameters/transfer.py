@@ -10,7 +10,7 @@ from m5ws.cli.terminal import output, progress
 from m5ws.errors import UsageError
 
 if TYPE_CHECKING:
-    from m5ws.repository.ids import Kind
+    from m5ws.repository.references.ids import Kind
     from m5ws.repository.repository import Repository
     from m5ws.repository.transfer.transfer import CopyCounts
 
@@ -32,8 +32,8 @@ def parameters(ids: click.ParamType[str], flag: str, *, store: str, everything: 
 
 def select_ids(source: "Repository", ids: tuple[str, ...], everything: bool) -> "list[tuple[Kind, str]]":
     """Return the snapshots and runs to copy, with --all no removed runs. Raises UsageError, NotFound, AmbiguousId."""
-    from m5ws.repository import ids as refs
-    from m5ws.repository import removals, runs, snapshots
+    from m5ws.repository.references import ids as refs
+    from m5ws.repository.references import removals, runs, snapshots
 
     if bool(ids) == everything:
         raise UsageError("--all cannot be combined with ids" if ids else "nothing to copy: give ids, or --all")

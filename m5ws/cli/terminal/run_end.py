@@ -9,9 +9,10 @@ from m5ws.errors import M5Error
 from m5ws.records.ledger import COMPLETE
 
 if TYPE_CHECKING:
+    from m5ws.agent.attempt_plan import AttemptPlan
+    from m5ws.agent.ports import Ports
+    from m5ws.attempts.leader import AttemptResult
     from m5ws.records.run import Run
-    from m5ws.runs.run import AttemptPlan
-    from m5ws.runs.supervise import AttemptResult, Ports
 
 _EXIT_STATUS = re.compile(r"exit status \d+(?: \(rank (\d+)\))?")
 """The reason of a failure if a script ended with a status, and not by an error."""

@@ -1,6 +1,6 @@
 """Facts that need a process with torch: versions, vector capability, devices.
 
-`python -m m5ws.training.observe` prints them as one JSON object. It takes seconds, so the facts are cached under a
+`python -m m5ws.training.torch_facts` prints them as one JSON object. It takes seconds, so the facts are cached under a
 digest of all inputs. An entry is used only if its checksum matches, and an unknown variable makes a new entry: a wrong
 fact is worse than a slow snapshot.
 """
@@ -122,7 +122,7 @@ def _write(cache: Path, key: str, facts: Facts) -> None:
 
 def _run(environment: Mapping[str, str]) -> Facts:
     # -P: without it, a torch.py in the current directory would be imported.
-    command = [sys.executable, "-P", "-m", "m5ws.training.observe"]
+    command = [sys.executable, "-P", "-m", "m5ws.training.torch_facts"]
     try:
         done = subprocess.run(
             command, env=_with_package(environment), capture_output=True, timeout=_TIMEOUT_S, check=False

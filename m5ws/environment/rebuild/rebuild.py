@@ -18,9 +18,9 @@ from m5ws.records.base import Digest
 from m5ws.records.environment import Observed, Origin
 from m5ws.records.recipe import Recipe, Requirement
 from m5ws.records.tree import Entry, Tree
-from m5ws.repository import runs, snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.files.materialise import materialise
+from m5ws.repository.references import runs, snapshots
 from m5ws.repository.repository import Repository
 
 _M5WS = "m5ws"

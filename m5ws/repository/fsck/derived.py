@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from m5ws.records.ledger import AttemptEnded
 from m5ws.records.summary import AttemptSummary
-from m5ws.repository import run_index
 from m5ws.repository.ledger.chains import Chain
 from m5ws.repository.ledger.ledger import LAUNCHER
-from m5ws.repository.run_index import AttemptEnd
+from m5ws.repository.references import run_index
+from m5ws.repository.references.run_index import AttemptEnd
 
 
 def matches(summary: AttemptSummary, chains: Mapping[str, Chain]) -> bool:

@@ -22,7 +22,7 @@ from m5ws.records.store import Format
 from m5ws.records.summary import AttemptSummary
 from m5ws.records.tree import Packing
 from m5ws.records.verdict import JointVerdict, Verdict
-from m5ws.repository import bindings, checkpoints, notes, outputs, removals, run_index, runs
+from m5ws.repository import bindings
 from m5ws.repository import gc_plans as plans
 from m5ws.repository.concurrency import for_each
 from m5ws.repository.files import packings, trees
@@ -33,8 +33,9 @@ from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.chains import Chain, first_missing
 from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.objects import is_digest, key
+from m5ws.repository.references import checkpoints, notes, outputs, removals, run_index, runs
+from m5ws.repository.references.run_index import AttemptEnd, RunFacts
 from m5ws.repository.repository import Repository
-from m5ws.repository.run_index import AttemptEnd, RunFacts
 from m5ws.store.interface import FORMAT
 
 if TYPE_CHECKING:

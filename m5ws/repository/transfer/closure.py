@@ -13,12 +13,13 @@ from m5ws.records.run import Run
 from m5ws.records.snapshot import Annotation, Snapshot
 from m5ws.records.tree import Packing, Slice
 from m5ws.records.verdict import JointVerdict
-from m5ws.repository import bindings, checkpoints, concurrency, notes, outputs, run_index, runs, snapshots
+from m5ws.repository import bindings, concurrency
 from m5ws.repository.files import trees
-from m5ws.repository.ids import Kind
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.reachability.links import iter_links
+from m5ws.repository.references import checkpoints, notes, outputs, run_index, runs, snapshots
+from m5ws.repository.references.ids import Kind
 from m5ws.repository.repository import Repository
 
 

@@ -15,8 +15,8 @@ from m5ws.progress import Progress
 from m5ws.records.base import Digest
 from m5ws.repository import gc_plans, presence, publishing
 from m5ws.repository.concurrency import Job, bounded_map
-from m5ws.repository.ids import Kind
 from m5ws.repository.objects import key
+from m5ws.repository.references.ids import Kind
 from m5ws.repository.repository import Repository
 from m5ws.repository.transfer import closure
 

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import msgspec
 
+from m5ws.agent.attempt_plan import AttemptPlan
+from m5ws.agent.ports import Ports, Watch
+from m5ws.attempts import leader, planning
 from m5ws.diff import diff
 from m5ws.errors import M5Error
 from m5ws.progress import Progress
@@ -19,14 +22,14 @@ from m5ws.records.launch import Trace
 from m5ws.records.run import Run, Segment
 from m5ws.records.trace import TraceEntry
 from m5ws.records.verdict import Divergence, Verdict
-from m5ws.repository import checkpoints, runs
 from m5ws.repository.ledger.spool import SpoolReader
+from m5ws.repository.references import checkpoints, runs
 from m5ws.repository.repository import Repository
 from m5ws.reproduce import compare
 from m5ws.reproduce.compare import Comparison
 from m5ws.reproduce.explain import causes, locate
 from m5ws.reproduce.explain.locate import TraceView
-from m5ws.runs import history, run, supervise
+from m5ws.runs import history
 
 _MOST_STEPS = 16
 """Limit of traced steps. Of a longer stretch without recorded state, the last ones are traced."""
@@ -43,8 +46,8 @@ OnSide = Callable[[TracedReplay, Segment], None]
 class ExplainContext(msgspec.Struct, frozen=True, kw_only=True):
     """The divergence to explain: `first`, between `replay` and its original, which `comparison` contains."""
 
-    ports: supervise.Ports
-    replay: run.AttemptPlan
+    ports: Ports
+    replay: AttemptPlan
     comparison: Comparison
     verdict: Verdict
     first: Divergence
@@ -62,10 +65,7 @@ class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explain_divergence(
-    case: ExplainContext,
-    watch: supervise.Watch | None = None,
-    progress: Progress | None = None,
-    on_side: OnSide | None = None,
+    case: ExplainContext, watch: Watch | None = None, progress: Progress | None = None, on_side: OnSide | None = None
 ) -> tuple[Explanation, bool]:
     """Replay the steps up to the divergence and record their modules.
 
@@ -81,11 +81,7 @@ def explain_divergence(
 
 
 def _replay_sides(
-    case: ExplainContext,
-    steps: tuple[int, int],
-    watch: supervise.Watch | None,
-    progress: Progress | None,
-    on_side: OnSide | None,
+    case: ExplainContext, steps: tuple[int, int], watch: Watch | None, progress: Progress | None, on_side: OnSide | None
 ) -> tuple[Explanation, bool]:
     missing: str | None = None
     original = runs.load(case.repo, case.verdict.run)
@@ -134,7 +130,7 @@ def _replayed(
     side: TracedReplay,
     base: Run,
     steps: tuple[int, int],
-    listeners: tuple[supervise.Watch | None, Progress | None, OnSide | None],
+    listeners: tuple[Watch | None, Progress | None, OnSide | None],
 ) -> tuple[ReplayResult, bool]:
     """Replay one side with traces. Return its trace, and True if the user stopped it."""
     watch, progress, announce = listeners
@@ -143,7 +139,7 @@ def _replayed(
         side = msgspec.structs.replace(side, replay=planned.run.id)
         if announce is not None and planned.run.segment is not None:
             announce(side, planned.run.segment)
-        result = supervise.execute(case.ports, planned, watch, progress)
+        result = leader.execute(case.ports, planned, watch, progress)
         look = TraceView(history=history.load(case.repo, planned.run.id), seen=_sights(planned))
     except (M5Error, OSError, KeyboardInterrupt) as error:
         known = side.replay if side.replay is not None and side.replay in runs.ids(case.repo) else None
@@ -157,14 +153,14 @@ def _replayed(
     return ReplayResult(side=msgspec.structs.replace(side, agrees=unlike is None, problem=unlike), look=look), False
 
 
-def _plan(case: ExplainContext, side: TracedReplay, base: Run, steps: tuple[int, int]) -> run.AttemptPlan:
+def _plan(case: ExplainContext, side: TracedReplay, base: Run, steps: tuple[int, int]) -> AttemptPlan:
     """Return the plan for one side, from the newest checkpoint of `base` before the traced steps."""
     home, author_dir = case.replay.directory.parent.parent.parent, Path(case.replay.context.author_dir)
-    new = run.new_run(base.snapshot, base.spec, name=base.name, reproduces=case.verdict.run, parent=base.parent)
+    new = planning.new_run(base.snapshot, base.spec, name=base.name, reproduces=case.verdict.run, parent=base.parent)
     new = msgspec.structs.replace(new, segment=_segment(case.repo, base, *steps))
     at = case.replay.context.checkpoint_at
     ports = case.ports
-    planned = run.plan(
+    planned = planning.plan(
         ports.repo, new, home, author_dir, ports.environment, ports.tracker, checkpoint_at=at, python=ports.python
     )
     context = msgspec.structs.replace(
@@ -174,7 +170,7 @@ def _plan(case: ExplainContext, side: TracedReplay, base: Run, steps: tuple[int,
     return _put_back(planned, _variables(case.verdict)) if side.side == "original" else planned
 
 
-def _put_back(planned: run.AttemptPlan, variables: dict[str, str | None]) -> run.AttemptPlan:
+def _put_back(planned: AttemptPlan, variables: dict[str, str | None]) -> AttemptPlan:
     """Return the plan with the original's environment variables, except those that the launch sets itself."""
     request = planned.request
     others = {name: value for name, value in variables.items() if name not in request.environment}
@@ -196,7 +192,7 @@ def _segment(repo: Repository, base: Run, first: int, last: int) -> Segment:
     return msgspec.structs.replace(whole, last=last)
 
 
-def _sights(planned: run.AttemptPlan) -> dict[int, list[TraceEntry]]:
+def _sights(planned: AttemptPlan) -> dict[int, list[TraceEntry]]:
     """Return the trace of each rank of an attempt."""
     folder = Path(planned.context.spool_dir)
     return {

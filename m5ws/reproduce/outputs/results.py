@@ -12,13 +12,14 @@ import msgspec
 
 from m5ws.config import result_patterns
 from m5ws.errors import M5Error
+from m5ws.outputs import collect
 from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Content as StoredContent
 from m5ws.records.ledger import COMPLETE
 from m5ws.records.tree import Entry
 from m5ws.records.verdict import ComparedItem, Divergence
-from m5ws.repository import checkpoints
 from m5ws.repository.files import trees
+from m5ws.repository.references import checkpoints
 from m5ws.repository.repository import Repository
 from m5ws.reproduce.compare import Comparison
 from m5ws.reproduce.outputs import output_files, tensor_files
@@ -27,7 +28,6 @@ from m5ws.reproduce.outputs.items import Contents
 from m5ws.reproduce.outputs.output_files import OutputReport, OutputRules, Results
 from m5ws.runs import history
 from m5ws.runs.history import History
-from m5ws.runs.outputs import outputs
 from m5ws.tracking.interface import Fetch, LoggedResults, Tracker
 
 _log = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ def is_nothing(done: History, tracker: Tracker | None, run: str) -> bool:
 
 def not_kept(side: str, done: History) -> list[str]:
     """Return lines on files that the run `side` wrote and that were not stored."""
-    kinds = (outputs.NOT_KEPT, outputs.NOT_STORED)
+    kinds = (collect.NOT_KEPT, collect.NOT_STORED)
     return [f"output files of {side}: {notice.message}" for notice in done.notices if notice.kind in kinds]
 
 
@@ -127,7 +127,7 @@ def _unjudged(comparison: Comparison, *, ends_early: bool) -> str | None:
     for side, done in (("original", comparison.original), ("replay", comparison.replay)):
         if done.outcome not in COMPLETE:
             return f"the {side} did not end by itself"
-        if any(notice.kind == outputs.NOT_STORED for notice in done.notices):
+        if any(notice.kind == collect.NOT_STORED for notice in done.notices):
             return f"the {side} could not store its output files"
     return "the replay ends earlier than the original" if ends_early else None
 

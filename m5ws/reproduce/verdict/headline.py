@@ -3,11 +3,11 @@
 from collections import Counter
 from collections.abc import Iterator
 
+from m5ws.outputs import collect
 from m5ws.records.verdict import ComparedItem
 from m5ws.reproduce.compare import Comparison
 from m5ws.reproduce.outputs.output_files import OutputReport
 from m5ws.runs import recorded_steps
-from m5ws.runs.outputs import outputs
 
 NO_COMMON = "no output file with tensors and no named result was compared, and no file or metric has the same name"
 _NAMED = 3
@@ -61,7 +61,7 @@ def _count(items: list[ComparedItem], one: str, many: str, other: str = "") -> I
     for kind in dict.fromkeys(item.kind for item in items):
         names = [item.name for item in items if item.kind == kind]
         verb = one if len(names) == 1 else many
-        yield f"{_number(len(names), f'{other}{kind}')} {verb}: {outputs.listed(names, most=_NAMED)}"
+        yield f"{_number(len(names), f'{other}{kind}')} {verb}: {collect.listed(names, most=_NAMED)}"
 
 
 def _number(count: int, word: str) -> str:

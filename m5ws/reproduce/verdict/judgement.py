@@ -7,7 +7,10 @@ original, and every compared quantity is equal (promise 8).
 import time
 from collections.abc import Iterator
 
+from m5ws.agent.ports import Ports
+from m5ws.attempts import leader
 from m5ws.diff import commit_history, diff
+from m5ws.outputs import collect
 from m5ws.records.ledger import COMPLETE
 from m5ws.records.run import Run
 from m5ws.records.verdict import Change, Divergence, Outcome, Verdict
@@ -17,18 +20,16 @@ from m5ws.reproduce.compare import Comparison
 from m5ws.reproduce.outputs import results
 from m5ws.reproduce.outputs.output_files import OutputReport, OutputRules
 from m5ws.reproduce.verdict import headline, reason
-from m5ws.runs import supervise
-from m5ws.runs.outputs import outputs
 
 _NAMED = 3
 """Uncompared results that the first sentence of a verdict names. Lines below it list them."""
 
 
 def judge(
-    ports: supervise.Ports,
+    ports: Ports,
     replay: Run,
     comparison: Comparison,
-    result: supervise.AttemptResult,
+    result: leader.AttemptResult,
     rules: OutputRules | None = None,
     *,
     ends_early: bool = False,
@@ -71,9 +72,7 @@ def judge(
     )
 
 
-def _find_changes(
-    ports: supervise.Ports, replay: Run, comparison: Comparison, first: Divergence | None
-) -> tuple[Change, ...]:
+def _find_changes(ports: Ports, replay: Run, comparison: Comparison, first: Divergence | None) -> tuple[Change, ...]:
     """Return the changes from the attempt whose record differs, or from the first attempt of the run."""
     original = comparison.original
     began = next((attempt for _, attempt in original.begun), None)
@@ -84,7 +83,7 @@ def _find_changes(
 
 
 def judge_equal(
-    comparison: Comparison, result: supervise.AttemptResult, files: OutputReport, *, is_part: bool = False
+    comparison: Comparison, result: leader.AttemptResult, files: OutputReport, *, is_part: bool = False
 ) -> tuple[Outcome, str]:
     """Return the outcome and the reason for a replay without a difference. `is_part`: it is of a segment."""
     if result.outcome not in COMPLETE and not comparison.is_exhausted(has_ended=True):
@@ -96,7 +95,7 @@ def judge_equal(
     if not comparison.equal:
         others = f"{headline.NO_COMMON}{headline.describe_others(files)}"
         return "not comparable", others if files.items else refusals.NOTHING
-    unsure = f"Not compared: {outputs.listed(list(map(str, files.unsure)), '; ', _NAMED)}" if files.unsure else None
+    unsure = f"Not compared: {collect.listed(list(map(str, files.unsure)), '; ', _NAMED)}" if files.unsure else None
     doubt = next(gaps.doubts(comparison), None) or unsure or next(iter(gaps.unrestored(comparison)), None)
     equal = headline.describe(comparison, files)
     why = f"{equal}. {doubt[:1].upper()}{doubt[1:]}" if doubt else equal

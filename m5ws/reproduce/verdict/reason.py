@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import msgspec
 
 from m5ws.environment.drift import rate, title
+from m5ws.outputs import collect
 from m5ws.records.ledger import INEXACT_RESUME, RESUME_LIMIT
 from m5ws.records.verdict import FINAL, Change, Divergence, is_result, is_state
 from m5ws.reproduce.compare import Comparison
-from m5ws.runs.outputs import outputs
 
 _LISTED = 8
 _AFFECTED_STEPS = 2
@@ -46,7 +46,7 @@ def find_resume(comparison: Comparison, first: Divergence, begin: int) -> Resume
     at_end = is_result(first.quantity) or first.quantity.startswith(FINAL)
     step = original.last_step if at_end else first.step
     at, attempt = original.resumed_before(step), original.attempt_of(step)
-    if not original.by_steps and any(notice.kind == outputs.RESTORED for notice in original.notices):
+    if not original.by_steps and any(notice.kind == collect.RESTORED for notice in original.notices):
         return Resume(step=None, is_cause=False)
     if not at or at < begin:
         return None

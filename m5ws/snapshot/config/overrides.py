@@ -20,11 +20,11 @@ from m5ws.errors import UsageError
 from m5ws.records.base import Digest
 from m5ws.records.snapshot import Annotation
 from m5ws.records.tree import Entry, Tree, path_text
-from m5ws.repository import snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.files.materialise import materialise
 from m5ws.repository.publishing import repeated
+from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
 from m5ws.snapshot.config import edit
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from m5ws.errors import M5Error, MissingExtra
-from m5ws.repository import runs
+from m5ws.repository.references import runs
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
 from m5ws.tracking.mlflow import tags

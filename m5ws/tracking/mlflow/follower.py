@@ -38,8 +38,8 @@ from m5ws.records.ledger import (
     RankStarted,
     Step,
 )
-from m5ws.repository import runs
 from m5ws.repository.ledger.tail import LedgerTail
+from m5ws.repository.references import runs
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
 from m5ws.tracking.mlflow import tags

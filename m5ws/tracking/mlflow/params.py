@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import re
 
-from m5ws.repository import arguments, parameters
+from m5ws.repository.references import arguments, parameters
 from m5ws.repository.repository import Repository
 from m5ws.tracking.mlflow.tags import Subject
 

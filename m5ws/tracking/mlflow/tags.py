@@ -16,8 +16,8 @@ from m5ws.records.ledger import OTHER_ENVIRONMENT, AnyEvent, AttemptStarted, Not
 from m5ws.records.note import Note
 from m5ws.records.run import Run
 from m5ws.records.snapshot import Annotation, Snapshot
-from m5ws.repository import notes, runs, snapshots
 from m5ws.repository.ledger import ledger
+from m5ws.repository.references import notes, runs, snapshots
 from m5ws.repository.repository import Repository
 
 ABSENT = "absent"

@@ -20,8 +20,8 @@ import torch
 from m5ws.errors import UsageError
 from m5ws.training import dataloader
 from m5ws.training.checkpoint import checkpointing
-from m5ws.training.loop.session import Session, session
 from m5ws.training.runtime.context import ActiveRank
+from m5ws.training.session.session import Session, session
 from m5ws.training.state import plain_state, rng
 from m5ws.training.state.plain_state import RestoreError
 

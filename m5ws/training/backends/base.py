@@ -3,7 +3,7 @@
 Invariant: names are the same on every layout. `tensors()` yields views of live state and copies nothing. Together the
 ranks yield every element of every named tensor, and each copy of it.
 
-`session(engine=…)` creates a `deepspeed.backend.DeepSpeedBackend`, any other session an `fsdp.FsdpBackend`.
+`session(engine=…)` creates a `deepspeed.backend.DeepSpeedBackend`, any other session an `torch_backend.TorchBackend`.
 """
 
 from collections.abc import Iterator, Mapping

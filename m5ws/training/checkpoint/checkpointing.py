@@ -17,9 +17,9 @@ from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Checkpoint, Content
 from m5ws.records.ledger import CheckpointPublished, State
 from m5ws.records.tree import Slice
-from m5ws.repository import checkpoints
 from m5ws.repository.objects import Objects
 from m5ws.repository.publishing import ObjectDeleted
+from m5ws.repository.references import checkpoints
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from m5ws.training.backends.base import Backend, Plain, Saved, Staged

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from m5ws.attempts import planning
+from m5ws.attempts.planning import RunOptions
 from m5ws.config.commands import arguments, launchers
 from m5ws.config.settings import RunSettings
 from m5ws.errors import UsageError
 from m5ws.records.run import Starter
-from m5ws.runs import run
-from m5ws.runs.run import RunOptions
 
 _PYTHON = sys.executable
 _LAUNCHERS: dict[str, tuple[Starter, str]] = {
@@ -61,7 +61,7 @@ def test_a_script_is_one_plain_process_or_ranks_of_torchrun(
     script: tuple[str, ...], words: list[str], count: int
 ) -> None:
     command = (*script, *words)
-    starter, nproc = run.processes(command, RunOptions(), None, count)
+    starter, nproc = planning.processes(command, RunOptions(), None, count)
     assert (starter, nproc) == ("python" if count == 1 else "torchrun", count)
     argv = launchers.argv(command, starter, nproc, _PYTHON)
     torchrun = () if count == 1 else ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count))
@@ -89,7 +89,7 @@ def _option(words: list[str]) -> int | None:
 )
 def test_any_other_command_runs_as_typed_below_one_rank(command: str) -> None:
     words = tuple(command.split())
-    starter, nproc = run.processes(words, RunOptions(), None, None)
+    starter, nproc = planning.processes(words, RunOptions(), None, None)
     assert (starter, nproc) == ("command", 1)
     assert launchers.argv(words, starter, nproc, _PYTHON) == (_PYTHON, "-m", launchers.RANK, "--", *words)
 
@@ -115,7 +115,7 @@ def test_a_launcher_of_another_environment_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [RunOptions(nproc=2), RunOptions(trainer="torchrun")], ids=["nproc", "trainer"])
 def test_options_that_contradict_a_launcher_are_refused(launcher: str, options: RunOptions) -> None:
     with pytest.raises(UsageError, match="--trainer and --nproc") as raised:
-        run.processes((*shlex.split(launcher), "train.py"), options, None, None)
+        planning.processes((*shlex.split(launcher), "train.py"), options, None, None)
     assert raised.value.hint
 
 
@@ -140,7 +140,7 @@ def test_the_number_of_processes_decides_between_python_and_torchrun(
     options = RunOptions(trainer=given[0], nproc=given[1], command=("train.py",))
     if expected is None:
         with pytest.raises(UsageError, match="starts 1 process"):
-            run.spec(RunSettings(trainer=settings[0], nproc=settings[1]), options)
+            planning.spec(RunSettings(trainer=settings[0], nproc=settings[1]), options)
         return
-    spec = run.spec(RunSettings(trainer=settings[0], nproc=settings[1]), options)
+    spec = planning.spec(RunSettings(trainer=settings[0], nproc=settings[1]), options)
     assert (spec.trainer, spec.nproc) == expected

@@ -4,9 +4,10 @@ import os
 import sys
 from pathlib import Path
 
+from m5ws.agent import delivery
+from m5ws.attempts import leader
 from m5ws.records import determinism
 from m5ws.records.environment import Determinism
-from m5ws.runs import delivery, supervise
 from tests.support.ranks.forks import ForkParents
 from tests.support.workspace import command_line
 
@@ -31,7 +32,7 @@ def near(root: str, *words: str) -> None:
     """Run a command line in a workspace; print its exit status and then its output. Ranks find its process id."""
     # With another name, each process would ask torch again: m5ws knows that torch reads no `PYTEST_*`.
     os.environ["PYTEST_SUPERVISOR"] = str(os.getpid())
-    supervise._SUCCESSOR_S = _LOOK_S
+    leader._SUCCESSOR_S = _LOOK_S
     with command_line.forked_ranks(_PARENTS):
         done = command_line.call("-C", root, *words)
     sys.stdout.write(f"{done.returncode}\n{done.stdout}{done.stderr}")

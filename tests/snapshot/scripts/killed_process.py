@@ -9,8 +9,8 @@ from pathlib import Path
 import m5ws.store.s3.store  # noqa: F401  # forked processes inherit the import
 from m5ws.config.settings import ConfigSettings, DataSettings, Settings
 from m5ws.records.store import Format
-from m5ws.repository import snapshots
 from m5ws.repository.files import materialise, trees
+from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
 from m5ws.snapshot import collect, inspection, snapshot
 from m5ws.snapshot.sources.git import Git

@@ -16,13 +16,14 @@ from typing import Any
 import msgspec
 
 from m5ws import workspace
+from m5ws.agent.attempt_plan import AttemptPlan
+from m5ws.attempts import leader, planning
 from m5ws.environment.interface import Observer
 from m5ws.errors import M5Error
 from m5ws.records.determinism import environment
 from m5ws.records.environment import Declared, Determinism, Observed
 from m5ws.reproduce import reproduce, segments
 from m5ws.reproduce.segments import JointResult
-from m5ws.runs import run, supervise
 from m5ws.snapshot import snapshot
 from tests.support.ranks.forks import ForkLauncher, ForkParents
 from tests.support.workspace.checkouts import commit_all
@@ -114,11 +115,11 @@ class Runs:
 
     def train(self, *attempts: Mapping[str, Any], seed: int, nproc: int) -> str:
         """Make a run whose attempts have these faults and whose last attempt ends well; return its id."""
-        spec = run.spec(self.here.settings.run, run.RunOptions(seed=seed, nproc=nproc))
-        made = run.new_run(self._snapshot, spec)
+        spec = planning.spec(self.here.settings.run, planning.RunOptions(seed=seed, nproc=nproc))
+        made = planning.new_run(self._snapshot, spec)
         for fault in attempts or ({},):
             with self._planted(fault):
-                result = supervise.execute(self.ports, self._plan(made))
+                result = leader.execute(self.ports, self._plan(made))
         assert result.outcome == "finished", f"{result.message}: {self._logs(made.id)}"
         return made.id
 
@@ -138,8 +139,8 @@ class Runs:
             return error
         return segments.join(run_id, verdicts, wanted)
 
-    def _plan(self, made: Any) -> run.AttemptPlan:
-        return run.plan(self.repo, made, self.here.home, self.here.root, self.ports.environment)
+    def _plan(self, made: Any) -> AttemptPlan:
+        return planning.plan(self.repo, made, self.here.home, self.here.root, self.ports.environment)
 
     @contextmanager
     def _planted(self, fault: Mapping[str, Any]) -> Iterator[None]:

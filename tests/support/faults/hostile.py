@@ -24,8 +24,8 @@ from m5ws.records.run import LaunchSpec, Run
 from m5ws.records.snapshot import Annotation
 from m5ws.records.store import Format
 from m5ws.records.tree import Entry, Tree
-from m5ws.repository.checkpoints import name
 from m5ws.repository.ledger.spool import chain, genesis
+from m5ws.repository.references.checkpoints import name
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from tests.support.records import planted

@@ -21,8 +21,8 @@ from m5ws.records.environment import Observed
 from m5ws.records.ledger import AttemptStarted
 from m5ws.records.run import LaunchSpec, Run
 from m5ws.records.tree import Slice
-from m5ws.repository import checkpoints, runs
 from m5ws.repository.ledger import ledger
+from m5ws.repository.references import checkpoints, runs
 from m5ws.repository.repository import Repository
 from m5ws.store.interface import ObjectStore
 from tests.support.gc.gc_world import publish

@@ -40,7 +40,7 @@ _TORCH = (
     "torch.distributed.fsdp",
     "m5ws.training.rank",
     "m5ws.training.backends.dcp",
-    "m5ws.training.loop.session",
+    "m5ws.training.session.session",
 )
 _DEEPSPEED = (
     *_TORCH,

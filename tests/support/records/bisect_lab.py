@@ -4,10 +4,13 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from m5ws.agent.ports import Ports
+from m5ws.attempts import leader, planning
 from m5ws.bisect import bisect
 from m5ws.bisect.bisect import BisectReport
 from m5ws.bisect.trials import Trial, TrialListeners
 from m5ws.errors import UsageError
+from m5ws.launch import launch_request
 from m5ws.records import codec
 from m5ws.records.environment import Declared, Determinism, Observed, Origin
 from m5ws.records.launch import Context, LaunchRequest
@@ -15,12 +18,11 @@ from m5ws.records.ledger import RankEnded, RankStarted, Step
 from m5ws.records.recipe import Recipe
 from m5ws.records.run import LaunchSpec
 from m5ws.records.snapshot import Annotation, Code, Snapshot
-from m5ws.repository import runs, snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
+from m5ws.repository.references import runs, snapshots
 from m5ws.repository.repository import Repository
-from m5ws.runs import launch_request, run, supervise
 
 Rule = Callable[[frozenset[str], int], float | None]
 """Maps the letters of BAD's files and a step to its loss. None ends the training before that step."""
@@ -112,7 +114,7 @@ class Lab:
 
     def __init__(self, repo: Repository, folder: Path) -> None:
         self.ranks, self.machine = Ranks(), Machine()
-        self.ports = supervise.Ports(
+        self.ports = Ports(
             repo=repo,
             launcher=self.ranks,
             observer=self.machine,
@@ -152,15 +154,15 @@ class Lab:
 
     def _trained(self, snapshot: str) -> str:
         repo = self.ports.repo
-        new = run.new_run(snapshot, LaunchSpec(command=("a.py",), outputs=("out",)))
-        supervise.execute(self.ports, run.plan(repo, new, self._folder / "home", self._folder, {}))
+        new = planning.new_run(snapshot, LaunchSpec(command=("a.py",), outputs=("out",)))
+        leader.execute(self.ports, planning.plan(repo, new, self._folder / "home", self._folder, {}))
         return new.id
 
     def install(self, **versions: str) -> None:
         """Set the distributions of the environment in which runs begin."""
         self.machine.installed = self.ranks.installed = versions
 
-    def rebuilt(self, recipe: Recipe) -> supervise.Ports:
+    def rebuilt(self, recipe: Recipe) -> Ports:
         """Return the ports of runs in a recipe's environment, with the distributions of its requirements."""
         self.built.append(recipe)
         there = Lab(self.ports.repo, self._folder)

@@ -14,12 +14,13 @@ from m5ws.records.ledger import AttemptEnded, AttemptStarted, Event, RankStarted
 from m5ws.records.run import LaunchSpec
 from m5ws.records.snapshot import Dataset
 from m5ws.records.verdict import Verdict
-from m5ws.repository import bindings, buffers, checkpoints, runs
+from m5ws.repository import bindings, buffers
 from m5ws.repository import gc_plans as plans
 from m5ws.repository.files import trees
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.gc import execute, gc
 from m5ws.repository.ledger import ledger
+from m5ws.repository.references import checkpoints, runs
 from m5ws.repository.repository import Repository
 from tests.support.records import planted
 

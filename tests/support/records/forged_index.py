@@ -4,7 +4,7 @@ import hashlib
 
 import msgspec
 
-from m5ws.repository import run_index, runs
+from m5ws.repository.references import run_index, runs
 from m5ws.repository.repository import Repository
 
 

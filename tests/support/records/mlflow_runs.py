@@ -9,8 +9,8 @@ from m5ws.records.environment import Declared, Observed
 from m5ws.records.ledger import AttemptEnded, AttemptStarted, CheckpointPublished, RankStarted, Step
 from m5ws.records.run import LaunchSpec, Run
 from m5ws.records.snapshot import Dataset, Tokenizer
-from m5ws.repository import runs
 from m5ws.repository.ledger import ledger
+from m5ws.repository.references import runs
 from m5ws.repository.repository import Repository
 from tests.support.records import planted
 

@@ -16,11 +16,11 @@ from m5ws.records.ledger import AttemptStarted, Event
 from m5ws.records.run import LaunchSpec, Run
 from m5ws.records.snapshot import Annotation, Code, Snapshot
 from m5ws.records.tree import Entry, Pack, Packing, Slice, Tree
-from m5ws.repository import checkpoints, runs, snapshots
 from m5ws.repository.files import trees
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.ledger import ledger
 from m5ws.repository.objects import Objects
+from m5ws.repository.references import checkpoints, runs, snapshots
 from m5ws.repository.repository import Repository
 from tests.support.workspace.checkouts import write
 

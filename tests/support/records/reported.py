@@ -5,7 +5,7 @@ from pathlib import Path
 from m5ws.records.note import Note
 from m5ws.records.run import Parent, Run
 from m5ws.records.verdict import Change, Divergence, Verdict
-from m5ws.repository import checkpoints, notes, runs
+from m5ws.repository.references import checkpoints, notes, runs
 from m5ws.repository.repository import Repository
 from tests.support.records import mlflow_runs as written
 

@@ -22,10 +22,11 @@ from m5ws.records.ledger import (
 )
 from m5ws.records.run import LaunchSpec, Run
 from m5ws.records.verdict import Verdict
-from m5ws.repository import buffers, checkpoints, runs
+from m5ws.repository import buffers
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.ledger.spool import chain, genesis
+from m5ws.repository.references import checkpoints, runs
 from m5ws.repository.repository import Repository
 from tests.support.records import planted
 from tests.support.stores.memory_store import MemoryStore

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from m5ws.records.checkpoint import Content
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
-from m5ws.training.backends.fsdp import FsdpBackend
+from m5ws.training.backends.torch_backend import TorchBackend
 from m5ws.training.fingerprint import fingerprint
 from m5ws.training.runtime import collectives
 from m5ws.training.state.staging import HostBuffers
@@ -93,7 +93,7 @@ class Tied(torch.nn.Module):
             self.register_parameter(f"frozen_{name}", torch.nn.Parameter(frozen, requires_grad=False))
 
 
-def train(layout: Layout, seed: int, steps: int) -> FsdpBackend:
+def train(layout: Layout, seed: int, steps: int) -> TorchBackend:
     torch.manual_seed(seed)
     model = torch.nn.Sequential(
         torch.nn.Linear(16, 32),
@@ -113,10 +113,10 @@ def train(layout: Layout, seed: int, steps: int) -> FsdpBackend:
         optimizer.step()
         for parameter in optimizer.param_groups[0]["params"]:
             optimizer.state[parameter] |= {"alike": [{"step": steps}], "own": dist.get_rank()}
-    return FsdpBackend(shaped, optimizer)
+    return TorchBackend(shaped, optimizer)
 
 
-def wipe(backend: FsdpBackend) -> None:
+def wipe(backend: TorchBackend) -> None:
     for piece in backend.tensors():
         kinds.wipe(piece.tensor)
 

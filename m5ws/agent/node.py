@@ -1,0 +1,117 @@
+"""One node of an attempt: it starts the processes, delivers their events to the ledger, and keeps their results.
+
+Ranks write only to local spools. Events that the store does not take stay there and are delivered later, in order,
+once. The leader of the attempt (`attempts/leader.py`) sees each event, and decides about the attempt.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from m5ws.agent import stop
+from m5ws.agent.attempt_plan import AttemptPlan
+from m5ws.agent.delivery import Delivery
+from m5ws.agent.ports import Ports
+from m5ws.agent.results import Results
+from m5ws.errors import M5Error
+from m5ws.launch.interface import LEFT_PROCESSES, Process
+from m5ws.outputs import killed
+from m5ws.progress import Progress, report
+from m5ws.records.ledger import AnyEvent
+from m5ws.repository.ledger.spool import SpoolWriter
+from m5ws.work import directories
+from m5ws.work.directories import WorkDirectory
+
+_POLL_S = 0.1
+_BUILDING = "preparing DeepSpeed's operators; the first time in an environment, they are compiled for minutes"
+_STOPPING = "stopping the ranks, which may save a last checkpoint (Ctrl-C again ends them at once)"
+
+Events = list[tuple[str, AnyEvent]]
+"""Events with their ranks, in the order of each rank."""
+Listen = Callable[[Events], bool]
+"""Called with new events several times a second. If it returns True, the processes are stopped."""
+
+
+class NodeEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a node's processes, with their exit status.
+
+    `request`: the signal by which the user stopped them. `problem`: why they could not be started.
+    """
+
+    exit_code: int
+    request: str | None = None
+    problem: str | None = None
+
+
+class Node:
+    """The processes of one attempt on this machine. `notify` writes a notice of a kind and with a message."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        plan: AttemptPlan,
+        work: WorkDirectory,
+        spool: SpoolWriter,
+        notify: Callable[[str, str], None],
+        progress: Progress | None,
+    ) -> None:
+        self._ports, self._plan, self._work, self._progress = ports, plan, work, progress
+        self._notify = notify
+        self.results = Results(ports.repo, plan, work.path, spool, notify)
+        self.delivery = Delivery(ports.repo, plan.run.id, plan.attempt, Path(plan.context.spool_dir))
+
+    def run(self, listen: Listen, poll: Callable[[], None]) -> NodeEnd:
+        """Run the processes to their end. `poll` is called several times a second, and once after the end."""
+        process = None
+        try:
+            self.results.begin()
+            report(self._progress, _BUILDING if self._plan.request.prepare else "starting the processes")
+            process = self._ports.launcher.launch(self._plan.request)
+            return NodeEnd(exit_code=self._follow(process, listen, poll))
+        except KeyboardInterrupt as request:
+            report(self._progress, _STOPPING)
+            name, status = stop.at_request(process, self._plan.context.saving, request)
+            return NodeEnd(exit_code=status, request=name)
+        except M5Error as error:
+            self._notify("launch-failed", f"{error}\n{error.hint}".strip())
+            return NodeEnd(exit_code=1, problem=str(error))
+        finally:
+            stop.early(process)
+
+    def deliver_rest(self) -> Events:
+        """Deliver all that the processes left in their spools, with a notice for each one that outlived the script."""
+        with suppress(FileNotFoundError):
+            for line in Path(self._plan.request.processes, LEFT_PROCESSES).read_text().splitlines():
+                pid, _, command = line.partition(" ")
+                self._notify("left-process", f"process {pid} outlived the script, and was ended: {command}")
+        return self.delivery.deliver(final=True)
+
+    def keep_results(self, *, has_finished: bool, is_stopped: bool) -> str | None:
+        """Store the results of the processes. Return the reason if the store did not take all of it; else None.
+
+        `has_finished`: the attempt has ended well so far. `is_stopped`: the user stopped it.
+        """
+        self.results.report_modified()
+        self.results.record_published(is_delivered=self.delivery.complete, is_stopped=is_stopped)
+        directories.keep_links(self._work)
+        if has_finished and self._plan.run.purpose == "train" and self.results.unsaved is None:
+            killed.mark_done(self._plan.directory)
+        report(self._progress, "storing output files")
+        self.results.keep_outputs()
+        return self.results.unsaved
+
+    def _follow(self, process: Process, listen: Listen, poll: Callable[[], None]) -> int:
+        is_stopped = False
+        while (exit_code := process.poll()) is None:
+            time.sleep(_POLL_S)
+            events = self.delivery.deliver()
+            poll()
+            if listen(events) and not is_stopped:
+                is_stopped = True
+                process.stop(stop.GRACE_S)
+            self.results.copy()
+        poll()
+        return exit_code

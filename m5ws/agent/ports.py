@@ -1,0 +1,38 @@
+"""The outside world of operations on runs."""
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from m5ws.environment.interface import Observer
+from m5ws.launch.interface import Launcher
+from m5ws.records.ledger import AnyEvent
+from m5ws.repository.repository import Repository
+from m5ws.snapshot.sources.interface import CommitHistory
+from m5ws.tracking.interface import Tracker
+
+Watch = Callable[[str, AnyEvent], bool | None]
+"""Called with (rank, event), in the order of each rank. If it returns True, the attempt is stopped."""
+
+
+class Ports(msgspec.Struct, frozen=True, kw_only=True):
+    """The outside world of operations on runs. `tracker` is None if tracking is disabled.
+
+    `python` starts the ranks: this interpreter, or the one of a rebuilt environment. Work directories of attempts are
+    below `work_root`. `allow_local` has name patterns of distributions that ranks may import although no snapshot
+    contains them. `history` has the commits of the repository around the workspace.
+    """
+
+    repo: Repository
+    launcher: Launcher
+    observer: Observer
+    tracker: Tracker | None
+    environment: Mapping[str, str]
+    work_root: Path
+    python: str = sys.executable
+    allow_local: tuple[str, ...] = ()
+    history: CommitHistory | None = None
+    keep_work: bool = False
+    """Output files stay in the work directories of finished attempts."""

@@ -1,0 +1,110 @@
+"""The preparation of a node: its work directory and input files, its environment, and the local code it may import."""
+
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from m5ws.agent import run_lock
+from m5ws.agent.attempt_plan import AttemptPlan
+from m5ws.agent.ports import Ports
+from m5ws.progress import Progress, report
+from m5ws.records import codec
+from m5ws.records.environment import Observed
+from m5ws.records.launch import LocalInstall
+from m5ws.records.snapshot import Snapshot
+from m5ws.repository.files import trees
+from m5ws.repository.files.materialise import materialise
+from m5ws.repository.references import snapshots
+from m5ws.repository.repository import Repository
+from m5ws.snapshot import local_installs
+from m5ws.work import directories
+from m5ws.work.directories import WorkDirectory
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that is ready: the plan with its work directory, and the observed environment of its ranks."""
+
+    plan: AttemptPlan
+    work: WorkDirectory
+    observed: Observed
+
+
+def _assign_directory(plan: AttemptPlan, work: WorkDirectory) -> AttemptPlan:
+    """Return the plan with a work directory. Processes start there, and see no other current directory."""
+    seen, request = str(work.seen), plan.request
+    request = msgspec.structs.replace(
+        request,
+        cwd=seen,
+        mount=work.mount,
+        environment=request.environment | {"PWD": seen},
+        unset=(*request.unset, "OLDPWD"),
+    )
+    return msgspec.structs.replace(plan, request=request, context=msgspec.structs.replace(plan.context, work_dir=seen))
+
+
+def _list_local_installs(
+    plan: AttemptPlan, observed: Observed, image: str | None, allowed: Sequence[str]
+) -> AttemptPlan:
+    """Return the plan with the distributions that no snapshot contains. `allowed` has patterns of their names.
+
+    The pinned `image` pins its distributions.
+    """
+    is_pinned = image is not None and observed.facts.get("container.image") == image
+    origins = {} if is_pinned else observed.origins or {}
+    refused = local_installs.local(origins, allowed)
+    installs = tuple(
+        LocalInstall(name=name, kind=origin.kind, url=origin.url, allowed=name not in refused)
+        for name, origin in local_installs.local(origins, ()).items()
+    )
+    return msgspec.structs.replace(plan, context=msgspec.structs.replace(plan.context, local_installs=installs))
+
+
+def _materialise(repo: Repository, snapshot: Snapshot, work: Path, progress: Progress | None) -> None:
+    """Write the snapshot's files to a work directory."""
+    parts = dict.fromkeys(snapshot.trees.values())
+    located = [trees.located(repo.objects, repo.locations, tree) for tree in parts]
+    materialise(repo.objects, repo.locations, located, work, progress)
+
+
+def _make_output_folders(work: Path, outputs: Sequence[str]) -> None:
+    """Make the folders of `[run] outputs`, and those around outputs whose names have the suffix of a file."""
+    for output in outputs:
+        path = work / output
+        with suppress(FileExistsError):  # a file or a broken link of the snapshot
+            (path.parent if path.suffix else path).mkdir(parents=True, exist_ok=True)
+
+
+def clear(plan: AttemptPlan) -> None:
+    """Make the attempt's directory, and mark it as the place of its spools.
+
+    An existing directory was left by a supervisor that was killed before its attempt began.
+    """
+    directories.remove(plan.directory)
+    shutil.rmtree(plan.directory, ignore_errors=True)
+    for folder in (plan.context.spool_dir, plan.context.log_dir, plan.context.output_dir):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    run_lock.mark_directory(plan.directory)
+
+
+def prepare(ports: Ports, plan: AttemptPlan, progress: Progress | None) -> Prepared:
+    """Make the work directory with the input files, observe the machine, and write the context of the ranks."""
+    run, author = plan.run.reproduces or plan.run.id, Path(plan.context.author_dir)
+    snapshot = snapshots.load(ports.repo, plan.run.snapshot)
+    work = directories.make(ports.work_root, plan.directory, run, author, ports.launcher.can_mount)
+    plan = _assign_directory(plan, work)
+    report(progress, "observing this machine, with torch")
+    observed = ports.observer.observe(rank_variables(ports, plan))
+    plan = _list_local_installs(plan, observed, snapshot.declared.image, ports.allow_local)
+    _materialise(ports.repo, snapshot, work.path, progress)
+    _make_output_folders(work.path, plan.run.spec.outputs)
+    (plan.directory / "context").write_bytes(codec.encode(plan.context))
+    return Prepared(plan=plan, work=work, observed=observed)
+
+
+def rank_variables(ports: Ports, plan: AttemptPlan) -> dict[str, str]:
+    """Return all variables of a rank. The observer records those of its allow-list, so no secret is kept."""
+    inherited = {name: value for name, value in ports.environment.items() if name not in plan.request.unset}
+    return inherited | plan.request.environment

@@ -1,0 +1,223 @@
+"""Delivery of data that an attempt left on its machine: after a kill, or if the store or tracker did not answer.
+
+All of it is below `.m5ws/runs`. The next m5ws command in that workspace delivers it, unless the run is alive. A process
+without an attempt's own spools never writes into its chains, because from elsewhere a killed attempt looks like one
+that is alive. A resume in another workspace of the machine finds the attempt's directory through its work directory.
+"""
+
+import logging
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+
+from m5ws.agent.delivery import DELIVERED, TRACKED, Delivery
+from m5ws.agent.run_lock import RANKS_S, Notify, RunAlive, is_own, lock_run
+from m5ws.errors import M5Error, ObjectExists
+from m5ws.filesystem import write_atomically
+from m5ws.outputs import collect, killed, unrecorded, unsaved
+from m5ws.records import codec
+from m5ws.records.base import Digest
+from m5ws.records.ledger import AttemptEnded, AttemptStarted, Event, Notice
+from m5ws.records.verdict import Verdict
+from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger.ledger import LAUNCHER
+from m5ws.repository.references import runs
+from m5ws.repository.repository import Repository
+from m5ws.work import directories
+
+VERDICT = "verdict"
+"""Name of a file in a run's directory: a verdict that the store did not take."""
+
+UNSAVED_STATUS = 5
+"""Exit status of an attempt whose results are not all in the store."""
+_log = logging.getLogger(__name__)
+
+
+class Undelivered(M5Error):
+    """The data that a run left on this machine cannot be delivered."""
+
+
+def finish(repo: Repository, run: str, attempt: int, directory: Path, opener: unsaved.Opener | None = None) -> None:
+    """Deliver the remaining events of an attempt without a supervisor, and end it if it was killed before its end.
+
+    If the attempt's own spools are elsewhere, do nothing. With an `opener`, also publish results that the store did
+    not take, and the output files of a killed attempt.
+    """
+    if (work := directories.find(directory)) is not None:
+        directories.keep_links(work)
+    directories.end(directory)
+    if (directory / DELIVERED).exists() or not is_own(repo, run, attempt, directory):
+        return
+    left = Delivery(repo, run, attempt, directory / "spool")
+    left.deliver(final=True)
+    if not left.complete:
+        return
+    complete = False
+    if opener is not None and unsaved.waiting(directory):
+        complete = unsaved.publish(repo, run, attempt, directory, opener)
+    recorded = ledger.events(repo, run, attempt, LAUNCHER)
+    end = next((event for event in reversed([*recorded]) if isinstance(event, AttemptEnded)), None)
+    if end is None:
+        _end_killed(repo, run, attempt, directory, left.heads(), is_stored=opener is not None)
+    elif opener is not None:
+        if end.outcome == "unsaved" and complete:
+            _end_finished(repo, run, attempt, end.heads)
+            (directory / TRACKED).unlink(missing_ok=True)
+        unsaved.remove(directory)
+    left.finish()
+
+
+def _end_killed(
+    repo: Repository, run: str, attempt: int, directory: Path, heads: dict[str, Digest], *, is_stored: bool
+) -> None:
+    """Record the end of a killed attempt; with `is_stored`, after its output files are published.
+
+    If its ranks had ended well, the attempt has finished, or is unsaved while its output files wait.
+    """
+    notices: list[Notice] = []
+    ended = AttemptEnded(
+        time_s=time.time(), outcome="failed", exit_code=137, message="the supervisor was killed", heads=heads
+    )
+    if is_stored:
+        unsaved.remove(directory)
+        notices = killed.store(repo, run, attempt, directory)
+        if killed.is_done(repo, run, attempt, directory):
+            lacking = next((notice.message for notice in notices if notice.kind == collect.NOT_STORED), None)
+            ended = msgspec.structs.replace(
+                ended,
+                outcome="finished" if lacking is None else "unsaved",
+                exit_code=0 if lacking is None else UNSAVED_STATUS,
+                message=lacking,
+            )
+    # After a kill before this batch, the next recovery begins again, and leaves published files as they are.
+    _append(repo, run, attempt, [*notices, *unrecorded.events(repo, run, attempt), ended])
+
+
+def _end_finished(repo: Repository, run: str, attempt: int, heads: dict[str, Digest]) -> None:
+    """Record that an attempt has finished, because the results that it kept are now stored."""
+    ended = AttemptEnded(time_s=time.time(), outcome="finished", exit_code=0, heads=heads)
+    _append(repo, run, attempt, [*unrecorded.events(repo, run, attempt), ended])
+
+
+def _append(repo: Repository, run: str, attempt: int, events: Sequence[Event]) -> None:
+    ledger.ChainWriter(repo, run, attempt, LAUNCHER).append([codec.encode(event) for event in events])
+
+
+class RemoteAttempt(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest attempt of a run, if it has no end and its spools are not here. It may be alive on `host`."""
+
+    run: str
+    attempt: int
+    host: str
+    last_s: float
+    """Time of its last event, in seconds since the epoch, by the clock of its host."""
+
+
+def find_remote(repo: Repository, run: str, home: Path) -> RemoteAttempt | None:
+    """Return the newest attempt of a run if it may be alive in another workspace or on another machine."""
+    attempt = max(ledger.attempts(repo, run), default=0)
+    if not attempt or is_own(repo, run, attempt, home / "runs" / run / f"{attempt:04d}"):
+        return None
+    launcher = ledger.events(repo, run, attempt, LAUNCHER)
+    if any(isinstance(event, AttemptEnded) for event in launcher):
+        return None
+    host = _find_host(repo, run, attempt) or "an unknown host"
+    last = [max(event.time_s for event in launcher)] if launcher else []
+    for rank in ledger.ranks(repo, run, attempt):
+        batch = next(ledger.backwards(repo, run, attempt, rank), None)
+        last += [ledger.decode_event(event).time_s for event in batch.events] if batch is not None else []
+    return RemoteAttempt(run=run, attempt=attempt, host=host, last_s=max(last, default=0.0))
+
+
+def refuse_elsewhere(repo: Repository, run: str, home: Path) -> None:
+    """Raise Running if the newest attempt of a run may be alive elsewhere."""
+    remote = find_remote(repo, run, home)
+    if remote is None:
+        return
+    ago = timedelta(seconds=round(max(0.0, time.time() - remote.last_s)))
+    raise RunAlive(
+        f"run {run} may be alive: attempt {remote.attempt} on {remote.host} has no end, "
+        f"and its last sign of life is {ago} (h:mm:ss) old",
+        hint=f"`m5ws run --resume {run} --take-over` resumes it here, and stops an attempt that is alive.",
+    )
+
+
+def deliver(repo: Repository, home: Path, opener: unsaved.Opener | None = None) -> None:
+    """Deliver the data that runs left on this machine. Skip runs that are alive, and name those with an error.
+
+    `opener` opens the store of a kept last checkpoint. Without it, kept results stay.
+    """
+    for run_dir in sorted((home / "runs").glob("*")):
+        try:
+            _deliver(repo, run_dir, opener, wait_s=0.0)
+        except RunAlive:
+            continue
+        except Undelivered as error:
+            _log.warning("%s. %s", error, error.hint)
+
+
+def deliver_run(
+    repo: Repository, run: str, home: Path, work_root: Path, opener: unsaved.Opener, notify: Notify | None = None
+) -> None:
+    """Deliver, before a resume, the data of a run that is in this workspace, or in another one with this `work_root`.
+
+    The ranks of a killed supervisor get time to end, and `notify` a line about them. Raises RunAlive if the run is
+    alive in this workspace, and Undelivered.
+    """
+    own = home / "runs" / run
+    for run_dir in {attempt.parent for attempt in directories.find_attempts(work_root, run) if attempt.exists()}:
+        # In a home directory that machines share, locks may not be shared.
+        is_near = _find_host(repo, run, max(ledger.attempts(repo, run), default=0)) == socket.gethostname()
+        if is_near and not (own.exists() and run_dir.samefile(own)):
+            with suppress(RunAlive):
+                _deliver(repo, run_dir, opener, RANKS_S, notify)
+    _deliver(repo, own, opener, RANKS_S, notify)
+
+
+def _find_host(repo: Repository, run: str, attempt: int) -> str | None:
+    """Return the host of an attempt; None if it has not begun."""
+    events = ledger.events(repo, run, attempt, LAUNCHER)
+    return next((event.host for event in events if isinstance(event, AttemptStarted)), None)
+
+
+def _deliver(
+    repo: Repository, run_dir: Path, opener: unsaved.Opener | None, wait_s: float, notify: Notify | None = None
+) -> None:
+    """Deliver the data in a run's directory. Raises RunAlive, and Undelivered for any other error."""
+    try:
+        attempts = sorted(run_dir.glob("[0-9][0-9][0-9][0-9]"))
+        waiting = [attempt for attempt in attempts if not (attempt / DELIVERED).exists()]
+        if not waiting and not (run_dir / VERDICT).exists():
+            return
+        with lock_run(run_dir, wait_s, notify):
+            for attempt in waiting:
+                finish(repo, run_dir.name, int(attempt.name), attempt, opener)
+            _publish_verdict(repo, run_dir / VERDICT)
+    except RunAlive:
+        raise
+    except Exception as error:
+        # Any damage of this directory: no other run depends on it.
+        raise Undelivered(
+            f"the data that run {run_dir.name} left on this machine cannot be delivered: {str(error) or repr(error)}",
+            hint=f"The next command tries again. If {run_dir} is damaged, move it away: its data is then lost.",
+        ) from error
+
+
+def keep_verdict(home: Path, verdict: Verdict) -> None:
+    """Keep a verdict that the store did not take, for `deliver`."""
+    folder = home / "runs" / verdict.replay
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / VERDICT, codec.encode(verdict), durable=True)
+
+
+def _publish_verdict(repo: Repository, path: Path) -> None:
+    if path.exists():
+        verdict = codec.decode(path.read_bytes(), Verdict, str(path))
+        with suppress(ObjectExists):
+            runs.publish_verdict(repo, verdict)
+        path.unlink()

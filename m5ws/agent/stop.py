@@ -1,0 +1,40 @@
+"""The early end of a node's processes: their deadline, the signal that they get, and who asked for it.
+
+The ranks of a session agree on the last step by themselves (training/runtime/stop.py), and save a last checkpoint
+after it. `[checkpoint] deadline_s` is the time for that.
+"""
+
+import math
+import signal
+
+from m5ws.launch.interface import Process
+from m5ws.records.launch import Saving
+
+GRACE_S = 20.0
+"""Seconds that processes have to end, in addition to the deadline of their last checkpoint."""
+
+
+def patience_s(saving: Saving) -> int:
+    """Return the seconds that processes have to end if they may save a last checkpoint."""
+    return math.ceil(saving.deadline_s + GRACE_S)
+
+
+def at_request(process: Process | None, saving: Saving, request: KeyboardInterrupt) -> tuple[str, int]:
+    """Stop the processes as the user asked, and return the signal's name and the exit status.
+
+    The ranks may save a last checkpoint. A second request stops the processes at once.
+    """
+    name = str(request) or signal.SIGINT.name
+    if process is None:
+        return name, 130
+    number = signal.SIGINT if name == signal.SIGINT.name else signal.SIGTERM
+    try:
+        return name, process.stop(patience_s(saving), number)
+    except KeyboardInterrupt:
+        return name, process.stop(0.0)
+
+
+def early(process: Process | None) -> None:
+    """Stop the processes, if they run. No rank saves a last checkpoint."""
+    if process is not None and process.poll() is None:
+        process.stop(GRACE_S)

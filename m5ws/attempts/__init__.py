@@ -1,0 +1,1 @@
+"""Attempts, the write side of runs: plan, fence, begin, supervise, end; forks, sweeps and removals."""

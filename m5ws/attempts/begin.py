@@ -1,0 +1,70 @@
+"""The start of an attempt: its work directory, its input files, and the event that fences earlier attempts."""
+
+import socket
+import time
+from functools import partial
+
+from m5ws.agent.attempt_plan import AttemptPlan
+from m5ws.environment import attempt_environments, drift
+from m5ws.errors import Fenced, ObjectExists
+from m5ws.outputs import unrecorded
+from m5ws.records import codec
+from m5ws.records.environment import Observed
+from m5ws.records.ledger import OTHER_ENVIRONMENT, AttemptStarted, Notice
+from m5ws.records.run import Run
+from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger.ledger import LAUNCHER
+from m5ws.repository.ledger.spool import SpoolWriter
+from m5ws.repository.references import notes, runs, snapshots
+from m5ws.repository.repository import Repository
+
+
+def refuse_stale(repo: Repository, plan: AttemptPlan) -> None:
+    """Raise Fenced if the attempt has begun after it was planned: its number and checkpoint are taken."""
+    if plan.attempt in ledger.attempts(repo, plan.run.id):
+        raise _fenced(plan)
+
+
+def _fenced(plan: AttemptPlan) -> Fenced:
+    return Fenced(f"attempt {plan.attempt} of run {plan.run.id} has begun elsewhere", hint="Try again.")
+
+
+def _publish_run(repo: Repository, run: Run) -> None:
+    """Publish a new run. Raises ObjectExists if the store has another one with this id."""
+    try:
+        runs.publish(repo, run)
+    except ObjectExists:
+        # A kill came between the run of a sweep and its first attempt.
+        if runs.load(repo, run.id) != run:
+            raise
+
+
+def publish(repo: Repository, plan: AttemptPlan, observed: Observed, spool: SpoolWriter) -> None:
+    """Publish the run if it is new, and the event that begins the attempt and fences all earlier ones."""
+    if plan.attempt == 1:
+        _publish_run(repo, plan.run)
+        if plan.why is not None:
+            notes.publish(repo, plan.why)
+    started = AttemptStarted(
+        time_s=time.time(),
+        attempt=plan.attempt,
+        host=socket.gethostname(),
+        observed=(put := partial(repo.objects.put_record, observed))(),
+        inherits=plan.inherits,
+        resume=plan.resume,
+    )
+    declared = snapshots.load(repo, plan.run.snapshot).declared
+    spool.append(started)
+    writer = ledger.ChainWriter(repo, plan.run.id, plan.attempt, LAUNCHER)
+    if writer.seq:
+        raise _fenced(plan)
+    # From here on, only the listed checkpoints of earlier attempts are valid.
+    writer.append([codec.encode(started)], repair=put)
+    for change in (*drift.unmet(declared, observed), *drift.conflicts(observed)):
+        spool.append(Notice(time_s=time.time(), kind="environment", message=drift.describe(change)))
+    if (message := attempt_environments.notice(repo, plan.run.id, plan.attempt, observed)) is not None:
+        spool.append(Notice(time_s=time.time(), kind=OTHER_ENVIRONMENT, message=message))
+    if plan.attempt > 1:
+        # For attempts that were killed on other machines. Those of this machine are finished already.
+        for event in unrecorded.of_earlier(repo, plan.run.id, plan.attempt):
+            spool.append(event)

@@ -1,0 +1,66 @@
+"""Comparison of the environment with the required one, before an attempt is launched.
+
+Every run requires the versions that its snapshot declares. A resumed run also requires the environment of the attempt
+that it continues. `reproduce` compares by the same rules.
+"""
+
+from m5ws.agent import prepare
+from m5ws.agent.attempt_plan import AttemptPlan
+from m5ws.agent.ports import Ports
+from m5ws.environment import drift, recorded, usage
+from m5ws.errors import M5Error
+from m5ws.records.verdict import Change
+from m5ws.repository.references import checkpoints, snapshots
+
+_NAMED = 5
+
+
+class EnvironmentDiffers(M5Error):
+    """The environment is not the one that a run began in, or that its snapshot declares."""
+
+    hint = "`--env warn` continues anyway; `--resume RUN --env rebuild` rebuilds the environment of the run."
+
+
+_FIRST = (
+    "`--env warn` continues anyway. Install the declared versions. For a declared image, run m5ws in its container, "
+    "with M5WS_CONTAINER_IMAGE set to the image."
+)
+"""Hint for a new run, which has no environment yet that could be rebuilt."""
+
+
+def differences(ports: Ports, plan: AttemptPlan) -> tuple[Change, ...]:
+    """Return all differences, the most serious first. Distributions that no rank loaded count as harmless.
+
+    A first attempt without declared versions has no required environment.
+    """
+    declared = snapshots.load(ports.repo, plan.run.snapshot).declared
+    if plan.attempt == 1 and not declared.wanted and declared.image is None:
+        return ()
+    observed = ports.observer.observe(prepare.rank_variables(ports, plan))
+    unmet = drift.unmet(declared, observed)
+    if plan.attempt == 1:
+        return unmet
+    continued = _continued(plan)
+    pinned = usage.EnvironmentSide(
+        observed=recorded.of_attempt(ports.repo, plan.run.id, continued),
+        usage=usage.of_attempt(ports.repo, plan.run.id, continued),
+    )
+    return (*unmet, *usage.before_launch(pinned, observed))
+
+
+def refuse(changes: tuple[Change, ...], *, is_new: bool) -> None:
+    """Raise EnvironmentDiffers for a difference that can change bits; `is_new`: the run has no attempt yet."""
+    grave = [change for change in changes if change.rating != "cannot"]
+    if grave:
+        more = f" and {len(grave) - _NAMED} more" if len(grave) > _NAMED else ""
+        raise EnvironmentDiffers(
+            f"the environment differs: {'; '.join(map(drift.title, grave[:_NAMED]))}{more}",
+            hint=_FIRST if is_new else EnvironmentDiffers.hint,
+        )
+
+
+def _continued(plan: AttemptPlan) -> int:
+    """Return the attempt that a resume continues: the one of its checkpoint, or the last."""
+    if plan.resume is not None and plan.context.parent is None:
+        return checkpoints.attempt_of(plan.resume)
+    return plan.attempt - 1

@@ -1,0 +1,82 @@
+"""`run --from`: a new run (a fork) that starts from a checkpoint of another run, with changes.
+
+A fork has its parent's snapshot and launch spec, except for the given changes.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from m5ws.attempts import planning
+from m5ws.checkpoints import resolve
+from m5ws.diff import diff
+from m5ws.records.base import Digest
+from m5ws.records.run import LaunchSpec, Parent, Run
+from m5ws.records.verdict import Change
+from m5ws.repository.references import checkpoints, runs
+from m5ws.repository.repository import Repository
+from m5ws.snapshot.config import overrides
+
+
+class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A fork: the checkpoint, as `resolve` reads it, and the changes."""
+
+    checkpoint: str
+    snapshot: Digest | None = None
+    overrides: tuple[str, ...] = ()
+    options: planning.RunOptions = planning.RunOptions()
+    restart: tuple[Literal["data", "schedule", "generators"], ...] = ()
+
+
+def new_run(repo: Repository, request: ForkRequest) -> Run:
+    """Return a new fork. Publishes its snapshot if it is a derived one.
+
+    Raises NotFound, AmbiguousId, UsageError for the checkpoint; UsageError for an override.
+    """
+    named = resolve.resolve(repo, request.checkpoint)
+    origin = runs.load(repo, named.run)
+    snapshot = request.snapshot or origin.snapshot
+    if request.overrides:
+        snapshot = overrides.derive(repo, snapshot, request.overrides)
+    spec = _spec(origin.spec, request.options)
+    parent = Parent(
+        run=named.run,
+        checkpoint=named.name,
+        step=checkpoints.step_of(named.name),
+        digest=named.digest,
+        settings=_settings(origin, snapshot, spec),
+        restart=tuple(sorted(set(request.restart))),
+    )
+    return planning.new_run(snapshot, spec, name=request.options.name, parent=parent)
+
+
+def with_changes(repo: Repository, parent: Parent, snapshot: Digest, spec: LaunchSpec) -> Parent:
+    """Return the start of a fork whose snapshot and launch are changed. Raises NotFound."""
+    return msgspec.structs.replace(parent, settings=_settings(runs.load(repo, parent.run), snapshot, spec))
+
+
+def _settings(origin: Run, snapshot: Digest, spec: LaunchSpec) -> Literal["checkpoint", "script"]:
+    """Return the source of a fork's settings: the checkpoint, unless the fork's inputs differ from the original's."""
+    before = (origin.snapshot, origin.spec.command, origin.spec.environment)
+    return "checkpoint" if (snapshot, spec.command, spec.environment) == before else "script"
+
+
+def changes(repo: Repository, fork: Run) -> tuple[Change, ...]:
+    """Return the differences between a fork and its parent in snapshot and launch. Raises NotFound."""
+    assert fork.parent is not None
+    origin = runs.load(repo, fork.parent.run)
+    return diff.between_inputs(repo, origin, fork)
+
+
+def _spec(spec: LaunchSpec, options: planning.RunOptions) -> LaunchSpec:
+    """Return the parent's launch spec with the given options. Raises UsageError as `spec` does."""
+    fields: Sequence[str] = LaunchSpec.__struct_fields__
+    given = {name: getattr(options, name) for name in planning.RunOptions.__struct_fields__ if name in fields}
+    given["environment"] = spec.environment | options.environment
+    changed = msgspec.structs.replace(spec, **{name: value for name, value in given.items() if value not in (None, ())})
+    if options.command or options.trainer or options.nproc:
+        trainer, nproc = planning.processes(changed.command, options, spec.trainer, spec.nproc)
+        changed = msgspec.structs.replace(changed, trainer=trainer, nproc=nproc)
+    planning.refuse_secrets(changed.command, changed.environment)
+    return changed

@@ -1,0 +1,258 @@
+"""The leader of an attempt: it begins the attempt, decides how the attempt ended, and writes that into the ledger.
+
+A node (`agent/node.py`) runs the processes. Bookkeeping never fails a run (promise 7). The tracker follows the ledger
+in a process of its own.
+"""
+
+import logging
+import signal
+import time
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from m5ws.agent import delivery, failure, prepare, recovery, run_lock, untracked, work_files
+from m5ws.agent.attempt_plan import AttemptPlan
+from m5ws.agent.node import Events, Node, NodeEnd
+from m5ws.agent.ports import Ports, Watch
+from m5ws.attempts import begin, repeated_steps
+from m5ws.errors import M5Error
+from m5ws.progress import Progress, report
+from m5ws.records.ledger import INEXACT_RESUME, AttemptEnded, AttemptStarted, Notice, RankStarted, State
+from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger.ledger import LAUNCHER
+from m5ws.repository.ledger.spool import SpoolWriter, genesis
+from m5ws.repository.references import checkpoints
+from m5ws.repository.repository import Repository
+from m5ws.tracking.interface import FollowedRun, Tracker
+from m5ws.work import directories
+from m5ws.work.directories import WorkDirectory
+
+_log = logging.getLogger(__name__)
+_SUCCESSOR_S = 30.0
+"""Interval of checks for a newer attempt. The store refuses this attempt's publications even before a check."""
+
+
+class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of an attempt.
+
+    `untracked` lists the data that the tracker lacks. `delivered`: the store has the complete ledger. `asked`: the
+    user stopped the attempt. `superseded`: a newer attempt has begun elsewhere.
+    """
+
+    run: str
+    attempt: int
+    outcome: str
+    exit_code: int
+    message: str | None = None
+    untracked: str = ""
+    delivered: bool = True
+    asked: bool = False
+    superseded: bool = False
+
+
+def execute(
+    ports: Ports,
+    plan: AttemptPlan,
+    watch: Watch | None = None,
+    progress: Progress | None = None,
+    poll: Callable[[], None] = lambda: None,
+) -> AttemptResult:
+    """Run one attempt to its end. Raises RunAlive if the run is alive, Fenced if the attempt has begun elsewhere.
+
+    `poll` is called several times a second while the ranks run. Ctrl-C (KeyboardInterrupt) stops the ranks and ends the
+    attempt as interrupted. Published data stays. Output files of a finished attempt that are in the store are removed
+    from its work directory, unless the ports keep them.
+    """
+    home = plan.directory.parent
+    home.mkdir(parents=True, exist_ok=True)
+    with run_lock.lock_run(home, notify=partial(report, progress)):
+        if ports.tracker is not None:
+            report(progress, "preparing MLflow")
+            _prepare(ports.tracker)
+        begin.refuse_stale(ports.repo, plan)
+        for attempt in range(1, plan.attempt):
+            recovery.finish(ports.repo, plan.run.id, attempt, home / f"{attempt:04d}")
+        prepare.clear(plan)
+        try:
+            node = prepare.prepare(ports, plan, progress)
+            spool_path = Path(plan.context.spool_dir) / f"{LAUNCHER}.spool"
+            with closing(SpoolWriter(spool_path, genesis(plan.run.id, plan.attempt, LAUNCHER))) as spool:
+                begin.publish(ports.repo, node.plan, node.observed, spool)
+                result = _Attempt(ports, node.plan, node.work, spool, watch, progress).supervise(poll)
+        finally:
+            directories.end(plan.directory)
+        if plan.run.spec.outputs and result.outcome == "finished" and result.delivered and not ports.keep_work:
+            report(progress, "removing output files that are stored")
+            _remove_outputs(ports.repo, plan)
+        return result
+
+
+def _remove_outputs(repo: Repository, plan: AttemptPlan) -> None:
+    """Remove stored output files from the work directory. An error or Ctrl-C leaves them to gc."""
+    try:
+        work_files.remove_outputs(repo, plan.run.id, plan.attempt, plan.directory)
+    except (M5Error, OSError, KeyboardInterrupt) as error:
+        _log.warning("output files of run %s stay in its work directory: %s", plan.run.id, repr(error))
+
+
+def _followed(tracker: Tracker | None, run: str) -> FollowedRun | None:
+    """Start following a run in the tracker. An error of the tracker never fails a run."""
+    try:
+        return tracker.follow(run) if tracker is not None else None
+    except (M5Error, OSError) as error:
+        _log.warning("the tracker does not follow run %s: %s", run, error)
+        return None
+
+
+def _prepare(tracker: Tracker) -> None:
+    """Let an embedded tracker create its tables now. Otherwise the ranks' first calls race to create them."""
+    try:
+        tracker.migrate()
+    except (M5Error, OSError) as error:
+        _log.warning("the tracker is not ready; events are delivered to it later: %s", error)
+
+
+class _Attempt:
+    """The supervision of one attempt that has begun."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        plan: AttemptPlan,
+        work: WorkDirectory,
+        spool: SpoolWriter,
+        watch: Watch | None,
+        progress: Progress | None,
+    ) -> None:
+        self._ports, self._plan, self._progress = ports, plan, progress
+        self._spool = spool
+        self._watch = watch
+        self._has_enough = False
+        self._successor: AttemptStarted | None = None
+        self._looked_s = time.monotonic()
+        self._last_step = checkpoints.step_of(plan.resume) if plan.resume else 0
+        self._restored = self._has_begun = False
+        self._announced = 0
+        self._failures = failure.Failures()
+        self._repeated = repeated_steps.RepeatedSteps(ports.repo, plan.run.id, plan.attempt)
+        self._node = Node(ports, plan, work, spool, self._notice, progress)
+
+    def supervise(self, poll: Callable[[], None]) -> AttemptResult:
+        follower = _followed(self._ports.tracker, self._plan.run.id)
+        end = self._node.run(partial(self._listen, follower), poll)
+        self._seen(self._node.deliver_rest())
+        self._superseded()
+        outcome, exit_code, message = self._judge(end)
+        unsaved = self._node.keep_results(has_finished=outcome == "finished", is_stopped=end.request is not None)
+        if outcome == "finished" and unsaved is not None:
+            outcome, exit_code, message = "unsaved", recovery.UNSAVED_STATUS, unsaved
+        if outcome == "finished" or self._has_enough:
+            # A replay that was stopped is never resumed.
+            self._node.results.remove_inputs()
+        if outcome == "failed" and message is None:
+            message = self._describe_failure(exit_code)
+        result = self._end(outcome, exit_code, message, follower)
+        return msgspec.structs.replace(result, asked=end.request is not None)
+
+    def _judge(self, end: NodeEnd) -> tuple[str, int, str | None]:
+        """Return the outcome of the attempt, its exit status, and the reason if there is one."""
+        is_complete = self._node.delivery.complete
+        if (later := self._successor) is not None:
+            return "interrupted", end.exit_code, f"superseded by attempt {later.attempt} on {later.host}"
+        if end.request is not None:
+            return "interrupted", end.exit_code, f"stopped by {end.request}"
+        if end.problem is not None:
+            return "failed", end.exit_code, end.problem
+        if self._has_enough:
+            return "interrupted", end.exit_code, "stopped by m5ws, because no more steps were needed"
+        if end.exit_code:
+            return "failed", end.exit_code, None
+        if not self._has_begun and is_complete:
+            return "failed", 1, f"`{self._plan.run.spec.command[0]}` did not start the script"
+        if self._plan.context.parent is not None and not self._restored and is_complete:
+            # Known not to have restored the parent's checkpoint: it is no fork.
+            return "failed", 1, "the script did not restore the fork's checkpoint, because it uses no m5ws.session"
+        return "finished", 0, None
+
+    def _listen(self, follower: FollowedRun | None, events: Events) -> bool:
+        """Take new events. Return True if the attempt needs no more steps, or if a newer one has begun."""
+        if follower is not None and self._node.delivery.batches > self._announced:
+            self._announced = self._node.delivery.batches
+            follower.wake()
+        is_enough = self._seen(events)
+        if is_enough or self._is_time_to_look():
+            self._has_enough = True
+        return self._has_enough
+
+    def _is_time_to_look(self) -> bool:
+        """Check for a newer attempt at intervals. Return True if one has begun."""
+        if time.monotonic() - self._looked_s < _SUCCESSOR_S:
+            return False
+        self._looked_s = time.monotonic()
+        return self._superseded()
+
+    def _superseded(self) -> bool:
+        """Return True if a newer attempt is known to have begun. An error of the store changes nothing."""
+        try:
+            self._successor = ledger.successor(self._ports.repo, self._plan.run.id, self._plan.attempt)
+        except (M5Error, OSError) as error:
+            _log.warning("cannot check for a newer attempt of run %s: %s", self._plan.run.id, error)
+        return self._successor is not None
+
+    def _seen(self, events: Events) -> bool:
+        """Take delivered events. Return True if the watcher stops the attempt."""
+        stop = False
+        for rank, event in events:
+            self._last_step = max(self._last_step, getattr(event, "step", None) or 0)
+            self._node.results.add(event)
+            self._failures.add(event)
+            self._has_begun = self._has_begun or isinstance(event, RankStarted)
+            self._restored = self._restored or (isinstance(event, State) and event.restored)
+            for message in self._repeated.compare(rank, event):
+                self._notice(INEXACT_RESUME, message)
+            stop = bool(self._watch and self._watch(rank, event)) or stop
+        return stop
+
+    def _notice(self, kind: str, message: str) -> None:
+        notice = Notice(time_s=time.time(), kind=kind, message=message, step=self._last_step)
+        self._spool.append(notice)
+
+    def _describe_failure(self, exit_code: int) -> str:
+        """Return the failure in words. A rank without torchrun is the launched process itself."""
+        is_plain = self._plan.run.spec.trainer in ("python", "command")
+        statuses = {0: exit_code} if is_plain else failure.read_statuses(Path(self._plan.request.log))
+        killed_after = self._plan.context.killed_after
+        if killed_after is not None and -signal.SIGKILL in statuses.values():
+            return f"killed after step {killed_after}, to test the resume"
+        return self._failures.describe(statuses) or f"the ranks ended with status {exit_code} without an error"
+
+    def _end(self, outcome: str, exit_code: int, message: str | None, follower: FollowedRun | None) -> AttemptResult:
+        """Write the end of the attempt, deliver the rest of the ledger, and wait for the tracker."""
+        ended = AttemptEnded(
+            time_s=time.time(),
+            outcome=outcome,  # type: ignore[arg-type]
+            exit_code=exit_code,
+            message=message,
+            heads=self._node.delivery.heads(),
+        )
+        self._spool.append(ended)
+        self._seen(self._node.delivery.finish())
+        if follower is not None:
+            report(self._progress, "waiting for MLflow to have all records of the run")
+        tracked = follower is not None and follower.close(timeout_s=untracked.TRACKING_S)
+        if tracked or self._ports.tracker is None:
+            (self._plan.directory / delivery.TRACKED).touch()
+        return AttemptResult(
+            run=self._plan.run.id,
+            attempt=self._plan.attempt,
+            outcome=outcome,
+            exit_code=exit_code,
+            message=message,
+            delivered=self._node.delivery.complete,
+            superseded=self._successor is not None,
+            untracked=follower.problem if follower is not None and not tracked else "",
+        )

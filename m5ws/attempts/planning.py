@@ -1,0 +1,254 @@
+"""The plan of an attempt, from a snapshot to a launch. `plan` returns a record, and `supervise` executes it.
+
+Every attempt starts from a fresh materialisation of the run's snapshot, never from the author's checkout (promise 3).
+A resumed attempt continues from the newest valid checkpoint. A fork without one starts from its parent's.
+"""
+
+import importlib.util
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from m5ws import secret_gate, secret_scan
+from m5ws.agent import stop
+from m5ws.agent.attempt_plan import AttemptPlan
+from m5ws.attempts import named_files
+from m5ws.config.commands import launchers
+from m5ws.config.settings import RunSettings
+from m5ws.errors import CorruptObject, MissingExtra, NotFound, UsageError
+from m5ws.launch import launch_request
+from m5ws.outputs import saved
+from m5ws.records import portable
+from m5ws.records.launch import Context, Saving
+from m5ws.records.run import LaunchSpec, Parent, Run, Starter, Trainer
+from m5ws.records.snapshot import Snapshot
+from m5ws.repository import bindings
+from m5ws.repository.ledger import ledger
+from m5ws.repository.references import checkpoints, removals, runs, snapshots
+from m5ws.repository.repository import Repository
+from m5ws.secret_gate import SecretText
+from m5ws.store.interface import CachingStore
+from m5ws.tracking.interface import Tracker
+
+
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of the command line. If one is None, `m5ws.toml` decides.
+
+    `environment` has the shell's PYTHONPATH, if it has folders of the workspace. `m5ws.toml` comes before it.
+    """
+
+    command: tuple[str, ...] = ()
+    trainer: Trainer | None = None
+    nproc: int | None = None
+    seed: int | None = None
+    checkpoint_every: int | None = None
+    checkpoint_minutes: float | None = None
+    fingerprint_every: int | None = None
+    observe: bool | None = None
+    name: str | None = None
+    environment: dict[str, str] = {}
+
+
+def spec(settings: RunSettings, options: RunOptions) -> LaunchSpec:
+    """Return the launch spec, with options before settings. Raises UsageError if there is no command."""
+    command = options.command or settings.command
+    if not command:
+        raise UsageError("no command to run", hint="Give a script after `--`, or set [run] command in m5ws.toml.")
+    environment = options.environment | settings.environment
+    refuse_secrets(command, environment)
+    trainer, nproc = processes(command, options, settings.trainer, settings.nproc)
+    return LaunchSpec(
+        command=command,
+        trainer=trainer,
+        nproc=nproc,
+        seed=options.seed if options.seed is not None else settings.seed,
+        environment=environment,
+        checkpoint_every=options.checkpoint_every or settings.checkpoint_every,
+        checkpoint_minutes=options.checkpoint_minutes or settings.checkpoint_minutes,
+        fingerprint_every=(
+            settings.fingerprint_every if options.fingerprint_every is None else options.fingerprint_every
+        ),
+        outputs=settings.outputs,
+        observe=settings.observe if options.observe is None else options.observe,
+    )
+
+
+def processes(
+    command: tuple[str, ...], options: RunOptions, trainer: Starter | None, nproc: int | None
+) -> tuple[Starter, int | None]:
+    """Return the program that starts the processes of a command, and their number if the command leaves it to m5ws.
+
+    `trainer` and `nproc` count where `options` have none. Raises UsageError for options that contradict the command,
+    for a launcher without a script, and for a launcher of another environment.
+    """
+    launchers.refuse_unusable(command)
+    own = launchers.read(command).starter
+    if own is not None:
+        if options.trainer is not None or options.nproc is not None:
+            raise UsageError(
+                f"--trainer and --nproc cannot be combined with `{command[0]}`, which starts its own processes",
+                hint=f"Leave the options out, or give the script without {command[0]}.",
+            )
+        return own, 1 if own in ("python", "command") else None
+    count = options.nproc or (1 if options.trainer == "python" else nproc or 1)
+    if options.trainer == "python" and count > 1:
+        raise UsageError(f"--trainer python starts 1 process, not {count}", hint="`--trainer torchrun` starts several.")
+    kept = trainer if trainer in ("torchrun", "deepspeed") else None
+    return options.trainer or kept or ("python" if count == 1 else "torchrun"), count
+
+
+def refuse_secrets(command: tuple[str, ...], environment: Mapping[str, str]) -> None:
+    """Raise SecretText for text like a secret in values that the run's record and MLflow's page contain."""
+    secret_gate.refuse({"command": command, "environment": environment}, "the run")
+    for name in environment:
+        if secret_scan.named_secret(name):
+            raise SecretText(f"[run] environment.{name}")
+
+
+def new_run(
+    snapshot_id: str,
+    launch: LaunchSpec,
+    *,
+    name: str | None = None,
+    reproduces: str | None = None,
+    parent: Parent | None = None,
+    run_id: str | None = None,
+) -> Run:
+    """Return a new run. With `reproduces`, it replays another run; with `parent`, it is a fork. Raises SecretText."""
+    secret_gate.refuse_value("--name", "name", name or "")
+    return Run(
+        id=run_id or runs.new_id(),
+        snapshot=snapshot_id,
+        spec=launch,
+        purpose="reproduce" if reproduces else "train",
+        reproduces=reproduces,
+        parent=parent,
+        name=name,
+        created_s=time.time(),
+    )
+
+
+def plan(
+    repo: Repository,
+    run: Run,
+    home: Path,
+    author_dir: Path,
+    environment: Mapping[str, str],
+    tracker: Tracker | None = None,
+    saving: Saving | None = None,
+    checkpoint_at: tuple[int, ...] | None = None,
+    python: str = sys.executable,
+    *,
+    from_scratch: bool = False,
+) -> AttemptPlan:
+    """Return the next attempt of `run`: the first if it is new, else one that resumes. Writes nothing.
+
+    `home` is the workspace's `.m5ws`. Processes inherit `environment`. `saving` and `checkpoint_at` are those of
+    `Context`. `python` starts the ranks. `from_scratch`: nothing of the run is restored. Raises NotFound
+    if the store lacks the checkpoint of a fork.
+    """
+    if python == sys.executable:
+        _require(run.spec)
+    snapshot = snapshots.load(repo, run.snapshot)
+    portable.refuse(snapshot.determinism, run.spec)
+    named_files.refuse_missing_script(repo, snapshot, run.spec.command, author_dir, environment)
+    attempts = ledger.attempts(repo, run.id)
+    attempt = max(attempts, default=0) + 1
+    valid = checkpoints.valid(repo, run.id) if attempts and not from_scratch else []
+    # gc never deletes the newest. It may be deleting earlier ones at this moment.
+    resume = valid[-1] if valid else None
+    directory = home / "runs" / run.id / f"{attempt:04d}"
+    context = msgspec.structs.replace(
+        _context(repo, run, snapshot, attempt, directory, author_dir, resume),
+        saving=saving or Saving(),
+        checkpoint_at=checkpoint_at,
+    )
+    segment = run.segment
+    if segment is not None:
+        context = msgspec.structs.replace(context, resume=segment.digest, until=segment.last)
+        resume = segment.checkpoint
+    if run.parent is not None and resume is None:
+        resume, context = run.parent.checkpoint, _from_parent(repo, context, run.parent)
+    tracking = tracker.environment() if tracker is not None else {}
+    patience_s = stop.patience_s(context.saving)
+    request = launch_request.render(context, directory, environment, tracking, python, patience_s)
+    restores = attempts and segment is None and not from_scratch
+    outputs = saved.newest_to_restore(repo, run.id) if restores else None
+    return AttemptPlan(
+        run=run,
+        attempt=attempt,
+        directory=directory,
+        context=context,
+        request=request,
+        resume=resume,
+        inherits=tuple(valid),
+        outputs=outputs,
+    )
+
+
+def repeat_fingerprints(planned: AttemptPlan, steps: Iterable[int]) -> AttemptPlan:
+    """Return the plan of a replay that fingerprints the state after these steps of its original."""
+    context = msgspec.structs.replace(planned.context, fingerprint_at=tuple(steps))
+    return msgspec.structs.replace(planned, context=context)
+
+
+def _require(launch: LaunchSpec) -> None:
+    """Raise MissingExtra if the launcher's library is not installed. Nothing is imported."""
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtra("launching a training script", "train")
+    if launch.trainer == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
+        raise MissingExtra("training with DeepSpeed", "deepspeed")
+
+
+def resumed(repo: Repository, run_id: str) -> Run:
+    """Return a run that can be resumed. Raises NotFound, and UsageError if it has finished; an unsaved one has not."""
+    from m5ws.runs import state
+
+    run = runs.load(repo, run_id)
+    removals.refuse_removed(repo, run_id)
+    if not ledger.attempts(repo, run_id):
+        raise NotFound(f"run {run_id} has not started", hint="Start a new run with `m5ws run`.")
+    if state.load_newest(repo, run_id).standing == "finished":
+        raise UsageError(f"run {run_id} has finished", hint=f"`m5ws show {run_id}` shows its result.")
+    return run
+
+
+def _context(
+    repo: Repository, run: Run, snapshot: Snapshot, attempt: int, directory: Path, author_dir: Path, resume: str | None
+) -> Context:
+    copies, copies_bytes = repo.store.copies if isinstance(repo.store, CachingStore) else ("", 0)
+    return Context(
+        store=repo.store.url,
+        run=run.id,
+        snapshot=run.snapshot,
+        attempt=attempt,
+        spec=run.spec,
+        determinism=snapshot.determinism,
+        work_dir=str(directory / "work"),
+        spool_dir=str(directory / "spool"),
+        log_dir=str(directory / "logs"),
+        output_dir=str(directory / "output"),
+        author_dir=str(author_dir),
+        resume=checkpoints.digest(repo, run.id, resume) if resume else None,
+        goes_on=run.purpose != "reproduce",
+        copies=str(copies),
+        copies_bytes=copies_bytes,
+    )
+
+
+def _from_parent(repo: Repository, context: Context, parent: Parent) -> Context:
+    """Return the context of an attempt that starts from another run's checkpoint. Raises NotFound, CorruptObject."""
+    try:
+        where = checkpoints.key(parent.run, parent.checkpoint)
+        checkpoint = bindings.load_checkpoint(repo.objects, where, parent.digest, f"runs/{context.run}/run")
+    except NotFound as error:
+        raise NotFound(
+            f"the checkpoint {parent.name}, from which the run starts, is not in the store",
+            hint="`m5ws pull` copies a run together with that checkpoint.",
+        ) from error
+    if checkpoint.step != parent.step:
+        raise CorruptObject(f"checkpoint {parent.name} does not match the record of run {context.run}")
+    return msgspec.structs.replace(context, resume=parent.digest, parent=parent)

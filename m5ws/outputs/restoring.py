@@ -1,0 +1,100 @@
+"""Output files of the store, written to a folder, and restored at a resume.
+
+A resume gets one whole copy, of one moment: each file, folder and link of that moment, with its time, and no other.
+"""
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from m5ws import fresh_directory
+from m5ws.errors import CorruptObject
+from m5ws.outputs.collect import folders_of
+from m5ws.outputs.saved import StoredOutputs, tree_of
+from m5ws.progress import Progress
+from m5ws.records.tree import Tree
+from m5ws.repository.files.materialise import materialise
+from m5ws.repository.references import outputs
+from m5ws.repository.repository import Repository
+from m5ws.work import directories
+
+
+def write(repo: Repository, stored: StoredOutputs, target: Path, progress: Progress | None = None) -> Tree:
+    """Write stored output files into `target`, which is missing or empty, and return their tree.
+
+    Raises UsageError for another target, NotFound, CorruptObject, NotWritten.
+    """
+    tree = tree_of(repo, stored.content)
+    _write(repo, tree, target, progress)
+    return tree
+
+
+def _write(repo: Repository, tree: Tree, target: Path, progress: Progress | None = None) -> None:
+    with fresh_directory.create(target) as made:
+        materialise(repo.objects, repo.locations, [tree], made, progress, read_only=False)
+
+
+def restore(repo: Repository, stored: StoredOutputs, work: Path) -> str:
+    """Restore output files into the work directory, over the snapshot's files, and return a message.
+
+    Raises the errors of `write`, and OSError.
+    """
+    record = outputs.find(repo, stored.run, stored.name)[1]
+    links = dict(record.links)
+    tree = tree_of(repo, record.content)
+    if len(record.modified_ns) != len(tree.entries):
+        raise CorruptObject(f"output files {stored.name} of run {stored.run} have another number of times than files")
+    timed = zip(tree.entries, record.modified_ns, strict=True)
+    wanted = [(entry, time_ns) for entry, time_ns in timed if not _is_linked(entry.path, links)]
+    aside = work.with_name(directories.RESTORED)
+    _write(repo, Tree(entries=tuple(entry for entry, _ in wanted)), aside)
+    for entry, time_ns in wanted:
+        place = _clear(work, entry.path)
+        (aside / os.fsdecode(entry.path)).replace(place)
+        os.utime(place, ns=(time_ns, time_ns))
+    shutil.rmtree(aside)
+    for path, target in links.items():
+        os.symlink(os.fsdecode(target), _clear(work, path))
+    for path, _ in record.folders:
+        _make_folder(work, _parts(path))
+    for path, time_ns in record.folders:
+        os.utime(work / os.fsdecode(path), ns=(time_ns, time_ns))
+    return (
+        f"{len(wanted):,} output files of attempt {stored.attempt} were restored, from the copy {stored.name}; "
+        "the script itself must continue from them"
+    )
+
+
+def _is_linked(path: bytes, links: dict[bytes, bytes]) -> bool:
+    """Return True if a path is a link, or in a folder that is one."""
+    return any(place in links for place in (*folders_of(path), path))
+
+
+def _clear(work: Path, path: bytes) -> Path:
+    """Return the place of a file or link, with nothing there, in real folders."""
+    *folders, name = _parts(path)
+    place = _make_folder(work, folders) / name
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place)
+    place.unlink(missing_ok=True)
+    return place
+
+
+def _make_folder(work: Path, parts: Sequence[str]) -> Path:
+    """Make a folder and its parents, in place of any file or link. Nothing is made outside of `work`."""
+    folder = work
+    for part in parts:
+        folder /= part
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            folder.unlink()
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _parts(path: bytes) -> list[str]:
+    """Return the parts of a path below the work directory. Raises CorruptObject for a path that leads elsewhere."""
+    parts = path.split(b"/")
+    if not {b"", b".", b".."}.isdisjoint(parts):
+        raise CorruptObject(f"output files have the forbidden path {path!r}")
+    return list(map(os.fsdecode, parts))

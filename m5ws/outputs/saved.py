@@ -1,0 +1,113 @@
+"""Output files in the store: the copies of a run, and the files of each."""
+
+import msgspec
+
+from m5ws.errors import NotFound
+from m5ws.records.base import Digest
+from m5ws.records.checkpoint import Content
+from m5ws.records.tree import Entry, Tree
+from m5ws.repository import bindings, concurrency
+from m5ws.repository.files import trees
+from m5ws.repository.references import outputs
+from m5ws.repository.repository import Repository
+
+
+class StoredOutputs(msgspec.Struct, frozen=True, kw_only=True):
+    """Output files in the store, with their name and the digest of their content."""
+
+    run: str
+    name: str
+    content: Digest
+
+    @property
+    def attempt(self) -> int:
+        return outputs.attempt_of(self.name)
+
+    @property
+    def final(self) -> bool:
+        """True if the copy was made at the attempt's end."""
+        return outputs.is_final(self.name)
+
+
+class OutputsRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Output files in a list. `when_s`: seconds since the epoch, by the store's clock."""
+
+    name: str
+    attempt: int
+    final: bool
+    when_s: float
+    content: Digest
+    files: int
+    size_bytes: int
+
+
+def listing(repo: Repository, run: str) -> tuple[OutputsRow, ...]:
+    """Return all output files of a run, oldest first. Raises NotFound, CorruptObject."""
+    return tuple(concurrency.for_each(lambda name: _row(repo, run, name), outputs.names(repo, run)))
+
+
+def _row(repo: Repository, run: str, name: str) -> OutputsRow:
+    content = bindings.files(repo.objects, outputs.key(run, name))[1].content
+    tree = tree_of(repo, content)
+    return OutputsRow(
+        name=name,
+        attempt=outputs.attempt_of(name),
+        final=outputs.is_final(name),
+        when_s=stored_s(repo, run, name),
+        content=content,
+        files=len(tree.entries),
+        size_bytes=tree.size_bytes,
+    )
+
+
+def stored_s(repo: Repository, run: str, name: str) -> float:
+    """Return the time at which output files were stored, by the store's clock; 0 if they are gone."""
+    stat = repo.store.stat(outputs.key(run, name))
+    return stat.modified_s if stat is not None else 0.0
+
+
+def newest(repo: Repository, run: str, attempt: int | None = None) -> StoredOutputs | None:
+    """Return the newest output files of a run, or of one attempt; None if there are none. Raises CorruptObject."""
+    names = [name for name in outputs.names(repo, run) if attempt in (None, outputs.attempt_of(name))]
+    return load(repo, run, names[-1]) if names else None
+
+
+def load(repo: Repository, run: str, name: str) -> StoredOutputs:
+    """Return the output files with a name. Raises NotFound, CorruptObject."""
+    return StoredOutputs(run=run, name=name, content=outputs.find(repo, run, name)[1].content)
+
+
+def newest_to_restore(repo: Repository, run: str) -> StoredOutputs | None:
+    """Return a run's newest output files; None if they have no file. Raises CorruptObject."""
+    stored = newest(repo, run)
+    return stored if stored is not None and files(repo, stored.content) else None
+
+
+def require_newest(repo: Repository, run: str, attempt: int | None = None) -> StoredOutputs:
+    """Return the newest output files of a run, or of one attempt. Raises NotFound if there are none, CorruptObject."""
+    stored = newest(repo, run, attempt)
+    if stored is None and attempt is not None:
+        raise NotFound(
+            f"attempt {attempt} of run {run} has no output files in the store",
+            hint=f"`m5ws outputs {run}` lists the attempts that have some.",
+        )
+    if stored is None:
+        raise NotFound(
+            f"run {run} has no output files in the store",
+            hint="Set `[run] outputs` in m5ws.toml to the files and folders that the script writes.",
+        )
+    return stored
+
+
+def files(repo: Repository, content: Digest) -> dict[bytes, Entry]:
+    """Return the entries of stored output files by path, as their tree has them. Raises NotFound, CorruptObject."""
+    record = repo.objects.get_record(content, Content)
+    return {entry.path: entry for entry in trees.load(repo.objects, record.tree).entries} if record.tree else {}
+
+
+def tree_of(repo: Repository, digest: Digest) -> Tree:
+    """Return the tree of a content with output files. Raises NotFound, CorruptObject."""
+    content = repo.objects.get_record(digest, Content)
+    if content.tree is None:
+        raise NotFound(f"content {digest} has no files")
+    return trees.located(repo.objects, repo.locations, content.tree, content.packing)

@@ -1,0 +1,320 @@
+"""A session inside a run: it resumes, records each step, fingerprints and checkpoints.
+
+Invariant: when `end_of_step` returns, the ledger contains all that the step did to the training's state. All ranks do
+the same collectives in the same steps.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from m5ws.records.ledger import RESUME_LIMIT
+from m5ws.records.ledger import Step as StepEvent
+from m5ws.training.backends.base import Backend, Plain
+from m5ws.training.checkpoint import checkpointing
+from m5ws.training.checkpoint.writer import CheckpointWriter
+from m5ws.training.dataloader import BatchDigest, Feed
+from m5ws.training.fingerprint import fingerprint
+from m5ws.training.runtime import collectives, context, facts, isolation
+from m5ws.training.runtime.threads import Threads
+from m5ws.training.session import checkpoint_limits, fork, rehearsal, restore
+from m5ws.training.session.checkpoint_limits import StepWatch
+from m5ws.training.session.checkpoint_schedule import Cadence
+from m5ws.training.session.fingerprint_schedule import FingerprintSchedule
+from m5ws.training.session.step import Step
+from m5ws.training.state import plain_state, rng
+
+
+class Recorder:
+    """The part of a session that only exists inside a run."""
+
+    def __init__(
+        self,
+        active: context.ActiveRank,
+        backend: Backend,
+        *,
+        feed: Feed | None,
+        batches: BatchDigest,
+        objects: dict[str, Any],
+        generators: dict[str, torch.Generator],
+        known: Sequence[object],
+        total_steps: int,
+        checkpoint_every: int | None,
+        fingerprint_every: int | None,
+    ) -> None:
+        self._active = active
+        self._backend = backend
+        self._feed = feed
+        self._batches = batches
+        self._objects = objects
+        self._known = known
+        self._generators = {**(feed.generators() if feed is not None else {}), **generators}
+        self._total = total_steps
+        self._group = collectives.new_group()
+        self._fingerprints = FingerprintSchedule(fingerprint_every, active.context.fingerprint_at, self._group)
+        self._writer = CheckpointWriter(active, backend)
+        self._cadence = Cadence(active, checkpoint_every)
+        self._pending: StepEvent | None = None
+        self._pending_step: Step | None = None
+        self._first = 1
+        self._begun_with = self._rehearsed = backend.layout()
+        self._calls = StepWatch([item for item in known if isinstance(item, torch.optim.Optimizer)])
+        self._clock = time.perf_counter()
+        self._threads = Threads(active)
+        self._objects_state()  # State that cannot be stored fails now, not hours later at the first checkpoint.
+
+    # --- begin
+
+    def begin(self) -> int:
+        """Restore the checkpoint from which this attempt resumes, if any; return the last step done; collective."""
+        for inexact in self._backend.begin():
+            if self._active.rank == 0:
+                self._active.notice(RESUME_LIMIT, inexact)
+        resume = self._active.context.resume
+        step = 0 if resume is None else self._resume(resume)
+        if resume is None:
+            if self._feed is not None:
+                self._feed.start()
+            self._probe_loader()
+            self._fingerprint(0)
+            self._backend.rehearse(self._active.repo.objects, self._group)
+        self._report_limits()
+        self._first = step + 1
+        self._fingerprints.begin(self._first)
+        self._active.stop.begin()
+        self._clock = time.perf_counter()
+        return step
+
+    def _resume(self, digest: str) -> int:
+        restored = checkpointing.load(self._active, self._backend, self._group, digest)
+        for name, item in self._objects.items():
+            if fork.is_restarted(self._active, name):
+                continue
+            if name in restored.common or name == "scheduler":
+                restore.restore_object(name, item, restored.common, restored.step, self._backend)
+            elif restored.rank is not None:
+                restore.restore_object(name, item, restored.rank, restored.step, self._backend)
+        self._restore_position(restored)
+        if self._feed is not None:
+            self._feed.start()
+        self._probe_loader()
+        if restored.rank is not None:
+            # Last of all: creating an iterator of the loader draws a seed from the global generator.
+            rng.restore(restored.rank["generators"], self._generators)
+        tensors, states = self._fingerprint(restored.step, restored=True)
+        restore.verify(restored, tensors, states)
+        return restored.step
+
+    def _restore_position(self, restored: checkpointing.RestoredState) -> None:
+        """Restore the position in the data; publish a notice of the state that this attempt does not restore."""
+        feed = self._feed
+        if restored.rank is None:
+            self._active.notice(RESUME_LIMIT, restore.unrestored(feed, restored, self._active.world), restored.step)
+            if feed is not None and restore.is_elastic(feed, restored):
+                feed.restore(restored.common["feed"])
+        elif feed is not None and "feed" in restored.rank and not feed.restore(restored.rank["feed"]):
+            message = "the checkpoint has no position in the data: the epoch restarts"
+            self._active.notice(RESUME_LIMIT, message, restored.step)
+
+    def _probe_loader(self) -> None:
+        """Read the loader's position once, on all ranks, to see whether it can be stored; collective. Raises
+        StateError.
+        """
+        own = self._feed.probe() if self._feed is not None else None
+        refusals = [refusal for refusal in collectives.gather(own, self._group) if refusal is not None]
+        if self._feed is not None and refusals:
+            self._feed.refusal = refusals[0]
+
+    def _report_limits(self) -> None:
+        """Publish a notice for each limit of a resume."""
+        if self._active.rank != 0:
+            return
+        if self._feed is None:
+            self._active.notice(RESUME_LIMIT, "no data loader is registered: a resume does not restore its position")
+        elif not self._feed.restorable:
+            self._active.notice(RESUME_LIMIT, _no_position(self._feed))
+        elif self._feed.workers:
+            self._active.notice(
+                RESUME_LIMIT,
+                "the data loader has worker processes: a resume does not restore the generators inside them",
+            )
+
+    def _report_loaded(self) -> None:
+        """Publish a notice of libraries that the first collectives loaded, such as NCCL's plugin and libfabric."""
+        now = facts.loaded()
+        before = self._active.facts
+        new = [f"{name.removeprefix('loaded.')}: {path}" for name, path in now.items() if path != before.get(name)]
+        if new:
+            self._active.notice("loaded", "; ".join(new), self._first)
+
+    # --- every step
+
+    def end_of_step(self, step: Step, last: bool) -> None:
+        """Record a step that is done; fingerprint and checkpoint if they are due; collective on those steps."""
+        self._flush()
+        self._calls.end_step()
+        self._threads.record(step.number)
+        self._record_step(step)
+        if step.number == self._first:
+            # An optimizer's state exists after its first step: limits fail now, not hours later at the first resume.
+            self._backend.check()
+            self._rehearse()
+            self._position(step.number)
+        stopping = self._active.stop.is_due(step.number)
+        self._writer.raise_errors()
+        ends = last or stopping
+        if (ends and self._saves_at_end(step.number)) or self._cadence.due(step.number):
+            self._flush()
+            self._checkpoint(step.number, last=ends, stopping=stopping)
+            self._fingerprints.checkpointed(step.number)
+        elif last or self._is_traced(step.number):
+            self._flush()
+            self._fingerprint(step.number)
+        elif self._fingerprints.is_due(step.number):
+            self._flush()
+            if torch.accelerator.is_available():
+                # The device may still be computing the step.
+                torch.accelerator.synchronize()
+            began_s = time.perf_counter()
+            self._fingerprint(step.number)
+            self._fingerprints.fingerprinted(step.number, time.perf_counter() - began_s)
+        if step.number == self._first:
+            self._report_loaded()
+            self._active.note_imports()
+        if ends:
+            self._flush()
+            self._writer.join_last()
+            if not stopping:
+                # Else the end of the script is protected: torchrun ends all ranks when the first has ended.
+                self._active.stop.finish()
+            isolation.check(self._active.context)
+        if stopping and not last:
+            self._active.stop.end()
+
+    def _is_traced(self, step: int) -> bool:
+        """Return True if the state after `step` is the state before or after a traced step."""
+        trace = self._active.context.trace
+        return trace is not None and trace.first <= step + 1 <= trace.last + 1
+
+    def _saves_at_end(self, step: int) -> bool:
+        """Return True if the attempt's last step is saved because it is the last."""
+        return step == self._total or self._active.context.goes_on
+
+    def left(self, step: Step) -> None:
+        """Publish a notice that the loop was left inside a step, by `break` or an error, without a checkpoint."""
+        self._active.stop.finish()
+        self._flush()
+        self._writer.join()
+        self._active.notice(
+            "limit",
+            f"the loop was left inside step {step.number} (session.stop() ends it with a checkpoint)",
+            step.number,
+        )
+
+    def _record_step(self, step: Step) -> None:
+        """Append the step's event; at the next step, if its scalars are still being copied from a device."""
+        now = time.perf_counter()
+        seconds, self._clock = now - self._clock, now
+        self._fingerprints.done(seconds)
+        self._pending = StepEvent(
+            time_s=time.time(),
+            step=step.number,
+            quantities={},
+            batch=self._batches.take(),
+            tokens=step.tokens,
+            seconds=seconds,
+            total=self._total,
+        )
+        self._pending_step = step
+        if step.is_on_host:
+            self._flush()
+
+    def _flush(self) -> None:
+        event, step = self._pending, self._pending_step
+        if event is not None and step is not None:
+            self._pending = self._pending_step = None
+            self._active.spool.append(msgspec.structs.replace(event, quantities=step.quantities()))
+
+    # --- state
+
+    def _fingerprint(self, step: int, *, restored: bool = False) -> tuple[dict[str, str], dict[str, Plain]]:
+        """Fingerprint the present state; collective. Return the tensors' fingerprints and the generators' states."""
+        states = rng.capture(self._generators)
+        tensors = fingerprint.fingerprints(self._backend.tensors(), self._group)
+        checkpointing.record_fingerprints(self._active, step, tensors, states, restored=restored)
+        return tensors, states
+
+    def _objects_state(self) -> dict[str, Plain]:
+        """Return the states of the scheduler and of the script's own objects, by name. Raises StateError."""
+        return {
+            name: plain_state.encode(item.state_dict(), name, self._backend.takes)
+            for name, item in self._objects.items()
+        }
+
+    def _checkpoint(self, step: int, *, last: bool, stopping: bool) -> None:
+        """Save a checkpoint after a step, unless the deadline of a request to stop is over."""
+        began_s = time.perf_counter()
+        # A rank that is killed leaves the record of its imports up to its last checkpoint.
+        self._active.note_imports()
+        self._backend.check()
+        self._report_checkpoint(step)
+        if self._writer.wait_for_previous(step, stopping=stopping):
+            common, rank = self._plain_state(step)
+            self._writer.save(step, common, rank, began_s, last=last)
+            self._cadence.saved()
+
+    def _rehearse(self) -> None:
+        """Rehearse a save and a restore of the present state; collective. Raises StateError."""
+        self._backend.rehearse(self._active.repo.objects, self._group)
+        rehearsal.rehearse(self._objects, self._objects_state(), self._known)
+        self._rehearsed = self._backend.layout()
+
+    def _report_checkpoint(self, step: int) -> None:
+        """Publish a notice of each limit of a resume from this checkpoint; collective. Raises StateError."""
+        limits = list(self._calls.pending())
+        if any(collectives.gather(self._backend.layout() != self._rehearsed, self._group)):
+            self._rehearse()
+            if self._rehearsed != self._begun_with:
+                limits.append(checkpoint_limits.describe_change(self._begun_with, self._rehearsed))
+        for limit in limits if self._active.rank == 0 else ():
+            self._active.notice(RESUME_LIMIT, limit, step)
+
+    def _plain_state(self, step: int) -> tuple[dict[str, Plain], dict[str, Plain]]:
+        """Return the state beside the backend's: that of all ranks together, and this rank's own."""
+        states = rng.capture(self._generators)
+        own = self._objects_state()
+        # Objects with shards belong to all ranks together.
+        shared = {name for name, state in own.items() if name == "scheduler" or any(plain_state.taken(state))}
+        common = {name: own.pop(name) for name in shared}
+        feed = {"feed": self._position(step)} if self._feed is not None else {}
+        if feed and self._feed is not None and self._feed.elastic:
+            common |= self._if_alike(feed, step)
+        return common, {**own, **feed, "generators": states}
+
+    def _position(self, step: int) -> dict[str, Plain]:
+        """Return the position in the data; none, with a notice, if the loader's state_dict fails. Raises StateError."""
+        if self._feed is None:
+            return {}
+        known = self._feed.refusal
+        position = self._feed.state()
+        if self._feed.refusal != known:
+            self._active.notice(RESUME_LIMIT, _no_position(self._feed), step)
+        return position
+
+    def _if_alike(self, feed: dict[str, Plain], step: int) -> dict[str, Plain]:
+        """Return the position in the data if it is equal on all ranks, and so holds for any number; collective."""
+        if collectives.equal_on_all(feed, self._active.repo.objects, self._group):
+            return feed
+        if self._active.rank == 0:
+            self._active.notice(
+                RESUME_LIMIT, "the data loader has elastic = True, but its state differs from rank to rank", step
+            )
+        return {}
+
+
+def _no_position(feed: Feed) -> str:
+    why = feed.refusal or "has no state_dict and load_state_dict"
+    return f"the data loader {why}: a resume restarts the epoch, not exactly (not restorable)"

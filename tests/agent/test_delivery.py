@@ -1,0 +1,137 @@
+"""When the ledger is published: important events at once, steps in larger batches the longer a run takes."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from m5ws.agent.delivery import Delivery
+from m5ws.records.ledger import CheckpointPublished, Notice, Step
+from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger.spool import SpoolWriter, genesis
+from m5ws.repository.repository import Repository
+from m5ws.store.interface import ObjectStore
+from m5ws.store.local import LocalStore
+from tests.support.stores.passing_store import PassingStore
+
+_RUN = "a" * 12
+
+
+class _Training:
+    """Two ranks that write spools, and a supervisor that delivers them on a clock that is set by hand."""
+
+    def __init__(self, folder: Path) -> None:
+        self.repo = Repository.create(LocalStore(folder / "store", durable=False))
+        self.ranks = [SpoolWriter(folder / f"spool/{rank}.spool", genesis(_RUN, 1, str(rank))) for rank in (0, 1)]
+        self.now_s = 0.0
+        self._spools = folder / "spool"
+        self.delivery = self.through(self.repo.store)
+        self.steps = 0
+
+    def through(self, store: ObjectStore) -> Delivery:
+        """Return a delivery of the spools through another store."""
+        return Delivery(Repository(store, self.repo.format), _RUN, 1, self._spools, clock=lambda: self.now_s)
+
+    def step(self, seconds: float) -> int:
+        """Take a step on both ranks, look each second meanwhile, and return how many events were seen."""
+        self.now_s += seconds
+        self.steps += 1
+        for rank in self.ranks:
+            rank.append(Step(step=self.steps, quantities={}))
+        return len(self.delivery.deliver())
+
+    def told(self, rank: int = 0) -> list[int]:
+        """Return the steps that the ledger has of a rank."""
+        found = ledger.events(self.repo, _RUN, 1, str(rank))
+        return [event.step for event in found if isinstance(event, Step)]
+
+    def batches(self) -> int:
+        return len(self.repo.store.names(f"runs/{_RUN}/ledger/0001/0/"))
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Iterator[_Training]:
+    made = _Training(tmp_path)
+    yield made
+    for rank in made.ranks:
+        rank.close()
+
+
+def test_a_short_run_is_told_each_second(training: _Training) -> None:
+    for _ in range(60):
+        training.step(1.0)
+        assert training.told() == list(range(1, training.steps + 1))
+
+
+def test_a_day_of_steps_is_some_thousand_batches_and_seen_at_once(training: _Training) -> None:
+    for _ in range(86_400 // 5):
+        assert training.step(5.0) == 2
+    training.delivery.finish()
+    assert training.told() == training.told(1) == list(range(1, 17_281))
+    # One each 5 s for 1,000 s, then in steps that grow to a minute at 12,000 s.
+    assert 1_500 < training.batches() < 2_500
+
+
+def test_steps_wait_a_minute_at_most(training: _Training) -> None:
+    training.now_s = 1e6
+    training.step(1.0)
+    late = 0
+    for _ in range(200):
+        training.step(1.0)
+        late = max(late, training.steps - training.told()[-1])
+    assert 50 < late <= 60
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_matters_is_told_at_once_with_all_before_it(training: _Training, rank: int) -> None:
+    training.now_s = 1e6
+    for _ in range(3):
+        training.step(1.0)
+    training.ranks[rank].append(Notice(kind="x", message="y"))
+    training.step(1.0)
+    assert training.told(0) == training.told(1) == [1, 2, 3, 4]
+    training.step(1.0)
+    assert training.told(0) == [1, 2, 3, 4]
+    published = CheckpointPublished(step=5, name="0000000005-0001", checkpoint="1" * 64, content="2" * 64)
+    training.ranks[rank].append(published)
+    training.step(1.0)
+    assert training.told(1) == [1, 2, 3, 4, 5, 6]
+
+
+def test_much_does_not_wait(training: _Training) -> None:
+    training.now_s = 1e6
+    training.step(1.0)
+    for rank in training.ranks:
+        rank.append(Step(step=100, quantities={"x": "0" * 2**20}))
+    training.step(1.0)
+    assert training.told() == [1, 100, 2]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_ctrl_c_at_any_operation_of_the_store_loses_nothing_and_repeats_nothing(tmp_path: Path, moment: str) -> None:
+    for number in range(100):
+        training = _Training(tmp_path / str(number))
+        left = number
+
+        def interrupted(operation: str, key: str) -> None:
+            nonlocal left
+            left -= 1
+            if left == -1:
+                raise KeyboardInterrupt
+
+        before = interrupted if moment == "before" else None
+        after = None if before else lambda key: interrupted("create", key)
+        training.delivery = training.through(PassingStore(training.repo.store, before, after))
+        with contextlib.suppress(KeyboardInterrupt):
+            for _ in range(3):
+                training.step(1.0)
+        interrupted_then, left = left < 0, 1000
+        for rank in training.ranks:
+            rank.append(Step(step=100, quantities={}))
+        training.delivery.finish()
+        assert training.told(0) == training.told(1) == [*range(1, training.steps + 1), 100], number
+        if not interrupted_then:
+            break
+    assert number > 3, "the store was hardly asked"
+    assert not interrupted_then, "the store is asked more often than this test interrupts it"

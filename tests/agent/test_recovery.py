@@ -1,0 +1,206 @@
+"""Promise 7: after a kill, a full disk or a closed store, events are kept and delivered later, in order, once."""
+
+import fcntl
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from m5ws.agent import recovery, run_lock, untracked
+from m5ws.agent.delivery import DELIVERED, Delivery
+from m5ws.attempts import repeated_steps
+from m5ws.outputs import unrecorded
+from m5ws.records.checkpoint import Content
+from m5ws.records.ledger import AttemptEnded, AttemptStarted, RankStarted, Step
+from m5ws.records.verdict import JointVerdict, Verdict
+from m5ws.repository.fsck import fsck
+from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger.spool import SpoolWriter, genesis
+from m5ws.repository.objects import key
+from m5ws.repository.references import runs
+from m5ws.repository.repository import Repository
+from m5ws.reproduce import segments
+from m5ws.runs import history, state
+from m5ws.work import directories
+from tests.support.records import planted
+
+_RUN = "a" * 12
+
+
+def _begun(repo: Repository, home: Path, attempt: int = 1, resume: str | None = None) -> Path:
+    """Begin an attempt as the supervisor does, and return its directory."""
+    directory = home / "runs" / _RUN / f"{attempt:04d}"
+    if attempt == 1:
+        planted.run(repo, _RUN)
+    started = AttemptStarted(attempt=attempt, host="h", observed="0" * 64, resume=resume)
+    SpoolWriter(directory / "spool" / "launcher.spool", genesis(_RUN, attempt, "launcher")).append(started)
+    run_lock.mark_directory(directory)
+    planted.append(repo, _RUN, attempt, ledger.LAUNCHER, started)
+    return directory
+
+
+def _steps(directory: Path, attempt: int, first: int, last: int, loss: str = "0x1p+0") -> None:
+    spool = SpoolWriter(directory / "spool" / "0.spool", genesis(_RUN, attempt, "0"))
+    spool.append(RankStarted(rank=0, world=1, pid=1))
+    for number in range(first, last + 1):
+        spool.append(Step(step=number, quantities={"loss": loss}))
+
+
+def test_an_attempt_whose_supervisor_was_killed_is_delivered_and_ended(repo: Repository, tmp_path: Path) -> None:
+    directory = _begun(repo, tmp_path)
+    _steps(directory, 1, 1, 5)
+    recovery.deliver(repo, tmp_path)
+    found = state.load(repo, _RUN)
+    assert (found.standing, found.last_step) == ("failed", 5)
+    assert (directory / DELIVERED).exists()
+    before = len(list(repo.store.list("runs/")))
+    recovery.deliver(repo, tmp_path)
+    assert len(list(repo.store.list("runs/"))) == before
+
+
+def test_the_work_directory_of_a_killed_attempt_is_given_back(repo: Repository, tmp_path: Path) -> None:
+    directory = _begun(repo, tmp_path / "home")
+    where = (tmp_path / "root", directory, _RUN, tmp_path / "checkout", lambda *_: False)
+    work = directories.make(*where).path
+    (work / "written.txt").write_text("by the script")
+    with run_lock.lock_run(directory.parent):
+        recovery.deliver(repo, tmp_path / "home")
+        assert work.exists()  # It is alive.
+    recovery.deliver(repo, tmp_path / "home")
+    assert (directory / "work" / "written.txt").read_text() == "by the script"
+    assert not (directory / "work").is_symlink() and not work.exists()
+
+
+def test_a_checkpoint_whose_event_was_lost_in_a_kill_is_recorded(repo: Repository, tmp_path: Path) -> None:
+    directory = _begun(repo, tmp_path)
+    _steps(directory, 1, 1, 5)
+    content = Content(format="dcp/1", world=1)
+    planted.checkpoint(repo, _RUN, 4, content)
+    recovery.deliver(repo, tmp_path)
+    assert history.load(repo, _RUN).contents == {4: repo.objects.put_record(content)}
+    assert list(unrecorded.events(repo, _RUN, 1)) == []
+
+
+def test_a_damaged_checkpoint_does_not_keep_an_attempt_from_being_ended(repo: Repository, tmp_path: Path) -> None:
+    directory = _begun(repo, tmp_path)
+    _steps(directory, 1, 1, 5)
+    record = planted.checkpoint(repo, _RUN, 4, Content(format="dcp/1", world=1))
+    repo.store.delete(key(record))
+    recovery.deliver(repo, tmp_path)
+    assert (history.load(repo, _RUN).contents, state.load(repo, _RUN).standing) == ({}, "failed")
+
+
+@pytest.mark.parametrize("lock", ["lock", "ranks"])
+def test_a_run_whose_supervisor_or_ranks_are_alive_is_left_alone(repo: Repository, tmp_path: Path, lock: str) -> None:
+    directory = _begun(repo, tmp_path)
+    _steps(directory, 1, 1, 5)
+    with open(directory.parent / lock, "a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        recovery.deliver(repo, tmp_path)
+        assert state.load(repo, _RUN).standing == "running" and not (directory / DELIVERED).exists()
+        with pytest.raises(run_lock.RunAlive), run_lock.lock_run(directory.parent, wait_s=0.0):
+            pass
+
+
+def test_a_resume_names_the_live_ranks_of_an_earlier_attempt(tmp_path: Path) -> None:
+    lines: list[str] = []
+    with open(tmp_path / "ranks", "a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[held.fileno()]) as process:
+            with pytest.raises(run_lock.RunAlive) as raised, run_lock.lock_run(tmp_path, 1.1, lines.append):
+                pass
+            process.communicate()
+    assert f" {process.pid} " in str(raised.value)
+    assert str(process.pid) in raised.value.hint
+    assert len(lines) == 1 and f" {process.pid} " in lines[0]
+
+
+def test_what_cannot_be_delivered_now_keeps_nobody_from_reading(repo: Repository, tmp_path: Path) -> None:
+    directory = _begun(repo, tmp_path)
+    _steps(directory, 1, 1, 5)
+    chain = Path(repo.store.url) / f"runs/{_RUN}/ledger/0001/0"
+    chain.write_text("a file where the folder belongs: every create fails")
+    recovery.deliver(repo, tmp_path)
+    assert not (directory / DELIVERED).exists()
+    chain.unlink()
+    recovery.deliver(repo, tmp_path)
+    assert state.load(repo, _RUN).last_step == 5
+
+
+def test_a_dropped_end_of_a_ledger_is_found(repo: Repository, tmp_path: Path) -> None:
+    directory = _begun(repo, tmp_path)
+    _steps(directory, 1, 1, 3)
+    delivery = Delivery(repo, _RUN, 1, directory / "spool")
+    delivery.deliver(final=True)
+    spool = SpoolWriter(tmp_path / "more", "0" * 64)
+    planted.append(repo, _RUN, 1, "0", Step(step=4, quantities={}))
+    spool.append(Step(step=4, quantities={}))
+    with open(directory / "spool" / "0.spool", "ab") as file:
+        file.write((tmp_path / "more").read_bytes())
+    ended = AttemptEnded(outcome="finished", exit_code=0, heads=delivery.heads())
+    planted.append(repo, _RUN, 1, ledger.LAUNCHER, ended)
+    assert not [one for one in fsck.check(repo).damage if one.kind == "broken-chain"]
+    (Path(repo.store.url) / f"runs/{_RUN}/ledger/0001/0/00000001").unlink()
+    assert [one.kind for one in fsck.check(repo).damage if one.kind == "broken-chain"] == ["broken-chain"]
+
+
+def test_an_inexact_resume_is_seen_after_another_resume_too(repo: Repository, tmp_path: Path) -> None:
+    """Attempt 1 reaches step 9. Attempt 2 goes back to 4 and dies at once. Attempt 3 repeats steps of attempt 1."""
+    for attempt, last in ((1, 9), (2, 4)):
+        directory = _begun(repo, tmp_path, attempt, "0000000004-0001" if attempt > 1 else None)
+        _steps(directory, attempt, 1 if attempt == 1 else 5, last)
+        Delivery(repo, _RUN, attempt, directory / "spool").finish()
+    watch = repeated_steps.RepeatedSteps(repo, _RUN, 3)
+    assert watch.compare("0", Step(step=6, quantities={"loss": "0x1p+0"})) == []
+    assert "step 7" in watch.compare("0", Step(step=7, quantities={"loss": "0x1p+1"}))[0]
+
+
+def test_a_verdict_that_the_store_did_not_take_is_published_later(repo: Repository, tmp_path: Path) -> None:
+    verdict = Verdict(run="b" * 12, replay=_RUN, outcome="reproduced")
+    planted.run(repo, _RUN, reproduces="b" * 12)
+    recovery.keep_verdict(tmp_path, verdict)
+    recovery.deliver(repo, tmp_path)
+    assert runs.verdict(repo, runs.load(repo, _RUN)) == verdict
+    recovery.deliver(repo, tmp_path)
+
+
+def test_a_damaged_verdict_keeps_no_other_from_being_published(repo: Repository, tmp_path: Path) -> None:
+    for replay in (_RUN, "c" * 12):
+        planted.run(repo, replay, reproduces="b" * 12)
+        recovery.keep_verdict(tmp_path, Verdict(run="b" * 12, replay=replay, outcome="reproduced"))
+    damaged = tmp_path / "runs" / min(_RUN, "c" * 12) / recovery.VERDICT
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    recovery.deliver(repo, tmp_path)
+    published = {one for one in (_RUN, "c" * 12) if runs.verdict(repo, runs.load(repo, one)) is not None}
+    assert published == {max(_RUN, "c" * 12)} and damaged.exists()
+
+
+class _Tracker:
+    """Takes verdicts, but for the first `fails`."""
+
+    def __init__(self, fails: int) -> None:
+        self.fails = fails
+        self.told: list[str] = []
+
+    def refresh(self, run: str) -> None:
+        if self.fails:
+            self.fails -= 1
+            raise OSError("nobody answers")
+        self.told.append(run)
+
+
+def test_a_verdict_that_the_tracker_did_not_take_is_told_again_once(repo: Repository, tmp_path: Path) -> None:
+    tracker: Any = _Tracker(2)
+    planted.run(repo, "b" * 12)
+    planted.run(repo, _RUN, reproduces="b" * 12)
+    runs.publish_verdict(repo, Verdict(run="b" * 12, replay=_RUN, outcome="reproduced"))
+    joint = JointVerdict(run="b" * 12, outcome="sampled", reason="", of=2)
+    segments.publish(repo, tracker, joint, tmp_path)
+    untracked.show_verdict(repo, tracker, tmp_path, _RUN)
+    assert tracker.told == [] and tracker.fails == 0
+    tracker.fails = 1
+    assert "nobody answers" in untracked.deliver_verdicts(repo, tracker, tmp_path)[0]
+    assert untracked.deliver_verdicts(repo, tracker, tmp_path) == []
+    assert tracker.told == ["b" * 12, _RUN, "b" * 12]
+    assert untracked.deliver_verdicts(repo, tracker, tmp_path) == [] and len(tracker.told) == 3

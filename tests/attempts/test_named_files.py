@@ -1,0 +1,41 @@
+"""A script that the snapshot lacks, and a program that PATH lacks, are refused before the launch."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from m5ws.attempts import named_files
+from m5ws.errors import UsageError
+from m5ws.repository.repository import Repository
+from tests.support.records import planted
+
+
+@pytest.mark.parametrize(
+    ("script", "suggested"),
+    [
+        ("trian.py", "train.py"),
+        ("eval.py", "exp/eval.py"),
+        ("../train.py", "train.py"),
+        ("ROOT/exp/eval.py", "exp/eval.py"),
+        ("other.py", None),
+        ("srun", None),
+    ],
+)
+def test_a_missing_script_is_refused_with_similar_ones(
+    repo: Repository, tmp_path: Path, script: str, suggested: str | None
+) -> None:
+    root = tmp_path / "w"
+    snapshot = planted.snapshot(planted.tree(repo, root, {"train.py": "", "exp/eval.py": "", "run.py": ""}))
+    with pytest.raises(UsageError) as refused:
+        named_files.refuse_missing_script(repo, snapshot, (script.replace("ROOT", str(root)),), root, {})
+    hint = refused.value.hint
+    assert f"mean {suggested}?" in hint if suggested is not None else "mean" not in hint
+    for command in (
+        ("./train.py",),
+        ("torchrun", "train.py"),
+        ("-m", "anything"),
+        ("sh", "-c", "true"),
+        ("./run.py", "x"),
+    ):
+        named_files.refuse_missing_script(repo, snapshot, command, root, dict(os.environ))

@@ -1,0 +1,167 @@
+"""Removal of runs: refused while others rest on them; gc deletes their checkpoints and outputs, and nothing else."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from m5ws.attempts import planning as run_plan
+from m5ws.attempts import removal
+from m5ws.attempts.removal import RunNeeded
+from m5ws.errors import UsageError
+from m5ws.records.checkpoint import Content
+from m5ws.records.gc import RetentionRules
+from m5ws.records.ledger import AttemptEnded, CheckpointPublished, OutputsStored, Step
+from m5ws.records.outputs import OutputFiles
+from m5ws.records.run import Parent
+from m5ws.records.verdict import JointVerdict, Verdict
+from m5ws.repository.files import trees
+from m5ws.repository.fsck import fsck
+from m5ws.repository.gc import execute, gc
+from m5ws.repository.ledger import ledger
+from m5ws.repository.references import checkpoints, outputs, removals, runs
+from m5ws.repository.repository import Repository
+from m5ws.runs import listing, run_table
+from m5ws.store.local import LocalStore
+from tests.support.records import planted
+from tests.support.records.forged_index import forge_creation, forge_end
+
+A, B, C = "a" * 12, "b" * 12, "c" * 12
+_AT_ONCE_S = -60.0
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Repository:
+    return Repository.create(LocalStore(tmp_path / "store", durable=False))
+
+
+def _train(repo: Repository, run: str, outcome: str | None = "interrupted", **fields: object) -> None:
+    """Publish a run with two checkpoints and the output files of its end."""
+    snapshot = planted.publish(repo, planted.snapshot(planted.packed(repo, {b"train.py": b"print(1)"})))
+    record = planted.run(repo, run, snapshot, **fields)
+    planted.begin(repo, run)
+    draw = random.Random(run)
+    saved = []
+    for step in (1, 2):
+        content = Content(format="dcp/1", world=1, blobs={"w": planted.whole(repo.objects, draw.randbytes(900))})
+        digest = planted.checkpoint(repo, run, step, content)
+        name, stored = checkpoints.name(step, 1), checkpoints.load(repo, run, checkpoints.name(step, 1)).content
+        saved.append(CheckpointPublished(step=step, name=name, checkpoint=digest, content=stored))
+    tree = planted.packed(repo, {b"out/result": draw.randbytes(300)})
+    packing = trees.packing_of(repo.objects, repo.locations, tree)
+    content_digest = repo.objects.put_record(Content(format="files/1", world=1, tree=tree, packing=packing))
+    written = OutputFiles(run=run, snapshot=record.snapshot, attempt=1, moment="final", content=content_digest)
+    digest, label = outputs.publish(repo, written), "0001-final"
+    planted.append(repo, run, 1, "0", *(Step(step=step, quantities={"loss": "0x1p+0"}) for step in (1, 2)), *saved)
+    planted.append(repo, run, 1, ledger.LAUNCHER, OutputsStored(name=label, record=digest, content=content_digest))
+    if outcome is not None:
+        ended = AttemptEnded(outcome=outcome, exit_code=0)  # type: ignore[arg-type]
+        planted.append(repo, run, 1, ledger.LAUNCHER, ended)
+
+
+def _remove(repo: Repository, *names: str) -> None:
+    removal.remove(repo, removal.plan(repo, names), "Ada")
+
+
+def _collect(repo: Repository, home: Path) -> int:
+    """Plan and execute a gc, and return the bytes that it deleted."""
+    planned = gc.plan(repo, RetentionRules(), _AT_ONCE_S)
+    if planned.id is None:
+        return 0
+    with execute.lock_gc(home) as holder:
+        return execute.execute(repo, planned.id, holder, grace_s=0.0).size_bytes
+
+
+def test_gc_deletes_what_a_removed_run_alone_needs_and_leaves_its_records(repo: Repository, tmp_path: Path) -> None:
+    _train(repo, A)
+    _train(repo, B)
+    assert _collect(repo, tmp_path / "home") == 0
+    _remove(repo, A)
+    assert [row.id for row in run_table.newest(repo).rows] == [B]
+    assert _collect(repo, tmp_path / "home") > 2 * 900 + 300
+    assert checkpoints.names(repo, A) == [] and outputs.names(repo, A) == []
+    assert len(checkpoints.names(repo, B)) == 2 and outputs.names(repo, B) == ["0001-final"]
+    view = listing.view_run(repo, A)
+    assert view.removal is not None and view.removal.author == "Ada" and view.state.last_step == 2
+    assert fsck.check(repo).clean and fsck.check(repo).unreachable == 0
+    assert _collect(repo, tmp_path / "home") == 0
+
+
+def test_a_young_checkpoint_of_a_removed_run_stays_until_it_is_old_enough(repo: Repository) -> None:
+    _train(repo, A)
+    _remove(repo, A)
+    assert gc.plan(repo, RetentionRules(), 3600.0).id is None
+
+
+def test_a_removed_run_is_neither_resumed_nor_forked_nor_removed_again(repo: Repository) -> None:
+    _train(repo, A)
+    digest = checkpoints.digest(repo, A, checkpoints.name(1, 1))
+    _remove(repo, A)
+    parent = Parent(run=A, checkpoint=checkpoints.name(1, 1), step=1, digest=digest)
+    with pytest.raises(UsageError, match="removed"):
+        run_plan.resumed(repo, A)
+    with pytest.raises(UsageError, match="removed"):
+        planted.run(repo, B, runs.load(repo, A).snapshot, parent=parent)
+    with pytest.raises(UsageError, match="removed"):
+        removal.plan(repo, [A])
+
+
+def test_what_rests_on_a_run_is_named_and_removed_only_with_it(repo: Repository, tmp_path: Path) -> None:
+    _train(repo, A)
+    _train(repo, B, purpose="reproduce", reproduces=A)
+    with pytest.raises(RunNeeded, match=f"run {B} reproduces {A}"):
+        removal.plan(repo, [A])
+    assert [one.run for one in removal.plan(repo, [B])] == [B]
+    runs.publish_verdict(repo, Verdict(run=A, replay=B, outcome="reproduced"))
+    runs.publish_joint(repo, JointVerdict(run=A, outcome="sampled", reason="", of=1, replays=(B,)))
+    with pytest.raises(RunNeeded, match=f"joint verdict on run {A}") as error:
+        removal.plan(repo, [B])
+    assert f"the verdict on run {A} rests on its replay {B}" in str(error.value)
+    label = checkpoints.name(2, 1)
+    parent = Parent(run=A, checkpoint=label, step=2, digest=checkpoints.digest(repo, A, label))
+    planted.run(repo, C, runs.load(repo, A).snapshot, parent=parent)
+    with pytest.raises(RunNeeded, match=f"run {C} starts from a checkpoint of {A}"):
+        removal.plan(repo, [A, B])
+    checkpoints.keep(repo, B, label)
+    with pytest.raises(RunNeeded, match=f"{B}@{label} is kept"):
+        removal.plan(repo, [A, B, C])
+    assert removals.removed_runs(repo) == frozenset()
+    repo.store.delete(checkpoints.pin_key(B, label))
+    _remove(repo, A, B, C)
+    _collect(repo, tmp_path / "home")
+    # C starts from a checkpoint of A, so its reference and its objects stay.
+    assert checkpoints.names(repo, A) == [label] and fsck.check(repo).clean
+
+
+def test_a_run_without_an_end_is_removed_only_if_its_machine_was_lost(repo: Repository) -> None:
+    _train(repo, A, outcome=None)
+    with pytest.raises(UsageError, match="alive"):
+        removal.plan(repo, [A])
+    assert [one.checkpoints for one in removal.plan(repo, [A], lost=True)] == [2]
+
+
+def test_the_run_index_hides_nothing_that_rests_on_a_run_and_ends_none(repo: Repository) -> None:
+    _train(repo, A)
+    _train(repo, B, purpose="reproduce", reproduces=A)
+    forge_creation(repo, B, reproduces=None)
+    with pytest.raises(RunNeeded, match=f"run {B} reproduces {A}"):
+        removal.plan(repo, [A])
+    label = checkpoints.name(2, 1)
+    parent = Parent(run=B, checkpoint=label, step=2, digest=checkpoints.digest(repo, B, label))
+    _train(repo, C, outcome=None, parent=parent)
+    forge_creation(repo, C, parent=None)
+    with pytest.raises(RunNeeded, match=f"run {C} starts from a checkpoint of {B}"):
+        removal.plan(repo, [B])
+    for attempt in (1, 9):
+        forge_end(repo, C, attempt)
+        with pytest.raises(UsageError, match="alive"):
+            removal.plan(repo, [C])
+
+
+def test_a_replay_whose_record_is_damaged_still_needs_its_original(repo: Repository) -> None:
+    _train(repo, A)
+    _train(repo, B, purpose="reproduce", reproduces=A)
+    repo.store.delete(f"runs/{B}/run")
+    repo.store.create(f"runs/{B}/run", b"damaged")
+    with pytest.raises(RunNeeded, match=f"run {B} reproduces {A}"):
+        removal.plan(repo, [A])
