@@ -47,15 +47,15 @@ def measure(root: Path, parameters: int, elements: int, is_sharded: bool) -> tup
     (work / "train.py").write_text(SCRIPT.read_text())
     out = root / "times.json"
     command = ["--", "train.py", str(out), str(parameters), str(elements), *(["sharded"] if is_sharded else [])]
-    run = m5ws_run(work, *command).split()[0]
+    run = m5ws(work, "run", *command).split()[0]
     ledger = sum(file.stat().st_size for file in (work / ".m5ws").rglob("ledger/**/*") if file.is_file())
-    m5ws_run(work, "--resume", run)
+    m5ws(work, "resume", run)
     return json.loads(out.read_text()), ledger
 
 
-def m5ws_run(work: Path, *words: str) -> str:
-    """Run `m5ws run` with a script that fails in the end; return the output."""
-    command = [sys.executable, "-m", "m5ws", "-C", str(work), "run", "--no-progress", *words]
+def m5ws(work: Path, verb: str, *words: str) -> str:
+    """Call a verb of m5ws with a script that fails in the end; return the output."""
+    command = [sys.executable, "-m", "m5ws", "-C", str(work), verb, "--no-progress", *words]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(command, check=False, env=environment, capture_output=True, text=True).stdout
 

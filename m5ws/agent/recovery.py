@@ -143,7 +143,7 @@ def refuse_elsewhere(repo: Repository, run: str, home: Path) -> None:
     raise RunAlive(
         f"run {run} may be alive: attempt {remote.attempt} on {remote.host} has no end, "
         f"and its last sign of life is {ago} (h:mm:ss) old",
-        hint=f"`m5ws run --resume {run} --take-over` resumes it here, and stops an attempt that is alive.",
+        hint=f"`m5ws resume {run} --take-over` resumes it here, and stops an attempt that is alive.",
     )
 
 

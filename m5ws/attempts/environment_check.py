@@ -18,7 +18,7 @@ _NAMED = 5
 class EnvironmentDiffers(M5Error):
     """The environment is not the one that a run began in, or that its snapshot declares."""
 
-    hint = "`--env warn` continues anyway; `--resume RUN --env rebuild` rebuilds the environment of the run."
+    hint = "`--env warn` continues anyway; `m5ws resume RUN --env rebuild` rebuilds the environment of the run."
 
 
 _FIRST = (

@@ -1,4 +1,4 @@
-"""`run --from`: a new run (a fork) that starts from a checkpoint of another run, with changes.
+"""`m5ws fork`: a new run (a fork) that starts from a checkpoint of another run, with changes.
 
 A fork has its parent's snapshot and launch spec, except for the given changes.
 """
@@ -36,10 +36,8 @@ def new_run(repo: Repository, request: ForkRequest) -> Run:
     """
     named = resolve.resolve(repo, request.checkpoint)
     origin = runs.load(repo, named.run)
-    snapshot = request.snapshot or origin.snapshot
-    if request.overrides:
-        snapshot = overrides.derive(repo, snapshot, request.overrides)
     spec = _spec(origin.spec, request.options)
+    snapshot, spec = overrides.change(repo, request.snapshot or origin.snapshot, spec, request.overrides)
     parent = Parent(
         run=named.run,
         checkpoint=named.name,

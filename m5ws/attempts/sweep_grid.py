@@ -1,4 +1,4 @@
-"""The grid of a sweep, from the texts of `--sweep`: keys, each with its values. Pure: no store is read.
+"""The grid of a sweep, from the words of `m5ws sweep`: keys, each with its values. Pure: no store is read.
 
     sweep = [+] [FILE:] KEY "=" values        values = BEGIN ":" END [":" STEP] | value { "," value }
 
@@ -14,15 +14,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from m5ws.errors import UsageError
 from m5ws.records.run import Axis
 
+OPTION = "m5ws sweep"
+"""The command, for messages about a key and its values."""
 MOST_RUNS = 1000
 _NAME_CHARACTERS = 80
 _RANGE = re.compile(r"(-?\d+):(-?\d+)(?::(-?\d+))?")
-_HINT = "Write --sweep 'lr=1e-4,3e-4' for values, or --sweep 'seed=0:4' for 0, 1, 2, 3."
+_HINT = "Write lr=1e-4,3e-4 for values, or seed=0:4 for 0, 1, 2, 3. A command goes after `--`."
 _PAIRS = {"[": "]", "{": "}", '"': '"', "'": "'"}
 
 
 def parse(texts: Sequence[str]) -> tuple[Axis, ...]:
-    """Return the keys and values of `--sweep` options. Raises UsageError for an invalid one, and for too many runs."""
+    """Return the keys and values of words KEY=VALUES. Raises UsageError for an invalid one, and for too many runs."""
     axes = tuple(map(_axis, texts))
     _refuse_repeated([name_key(axis.key) for axis in axes])
     count = math.prod(len(axis.values) for axis in axes)
@@ -57,13 +59,13 @@ def _axis(text: str) -> Axis:
     key, equals, listed = text.partition("=")
     key = key.strip()
     if not equals or not name_key(key):
-        raise UsageError(f"--sweep {text!r} is not of the form KEY=VALUES", hint=_HINT)
+        raise UsageError(f"{OPTION} {text!r} is not of the form KEY=VALUES", hint=_HINT)
     whole = _RANGE.fullmatch(listed.strip())
     values = _range(text, *whole.groups()) if whole else tuple(part.strip() for part in _split(listed))
     if "" in values:
-        raise UsageError(f"--sweep {text!r} has an empty value", hint=_HINT)
+        raise UsageError(f"{OPTION} {text!r} has an empty value", hint=_HINT)
     if repeated := next((value for value in values if values.count(value) > 1), None):
-        raise UsageError(f"--sweep {text!r} has the value {repeated} twice")
+        raise UsageError(f"{OPTION} {text!r} has the value {repeated} twice")
     return Axis(key=key, values=values)
 
 
@@ -71,7 +73,7 @@ def _range(text: str, begin: str, end: str, step: str | None) -> tuple[str, ...]
     stride = int(step or 1)
     numbers = range(int(begin), int(end), stride) if stride else range(0)
     if not numbers:
-        raise UsageError(f"--sweep {text!r} is an empty range: the end is left out", hint=_HINT)
+        raise UsageError(f"{OPTION} {text!r} is an empty range: the end is left out", hint=_HINT)
     # Not longer, so that a typing error does not fill the memory.
     return tuple(map(str, numbers[: MOST_RUNS + 1]))
 
@@ -94,4 +96,4 @@ def _refuse_repeated(names: Sequence[str]) -> None:
     """Raise UsageError if two keys change the same value."""
     for first, second in itertools.combinations(names, 2):
         if first == second or first.startswith(f"{second}.") or second.startswith(f"{first}."):
-            raise UsageError(f"--sweep has {first} and {second}, which change the same value")
+            raise UsageError(f"{OPTION} has {first} and {second}, which change the same value")

@@ -6,15 +6,13 @@ No run can begin twice.
 """
 
 import hashlib
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from m5ws import secret_gate
 from m5ws.attempts import fork, sweep_grid
-from m5ws.config.commands import arguments
+from m5ws.attempts.sweep_grid import OPTION
 from m5ws.errors import NotFound, UsageError
 from m5ws.records.run import Axis, LaunchSpec, Run, Sweep
 from m5ws.repository.references import removals, runs, snapshots
@@ -55,7 +53,7 @@ def create(repo: Repository, base: Run, axes: Sequence[Axis]) -> Sweep:
         and any(axis.target == "seed" for axis in targeted)
     ):
         raise UsageError(
-            "--sweep seed has no effect on a fork, which continues with the generators of its parent",
+            f"{OPTION} seed has no effect on a fork, which continues with the generators of its parent",
             hint="`--restart generators` sets them back to the seed of each run.",
         )
     return Sweep(id=runs.new_id(), snapshot=base.snapshot, axes=targeted, name=base.name)
@@ -116,11 +114,8 @@ def derive(repo: Repository, sweep: Sweep, base: Run, planned: SweepRun) -> Run:
         # A kill came after the publication of the run, and before its first attempt.
         return runs.load(repo, planned.id)
     values = list(sweep_grid.combinations(sweep.axes))[planned.position]
-    spec = base.spec
-    for axis in sweep.axes:
-        spec = _launched(spec, axis, values[axis.key])
-    changes = [f"{axis.key}={values[axis.key]}" for axis in sweep.axes if axis.target == "config"]
-    snapshot = overrides.derive(repo, sweep.snapshot, changes) if changes else sweep.snapshot
+    changes = [(axis.target, overrides.parse(f"{axis.key}={values[axis.key]}", OPTION)) for axis in sweep.axes]
+    snapshot, spec = overrides.apply(repo, sweep.snapshot, base.spec, changes)
     return Run(
         id=planned.id,
         snapshot=snapshot,
@@ -138,38 +133,10 @@ def run_id(sweep_id: str, position: int) -> str:
 
 
 def _targeted(files: Mapping[str, bytes], spec: LaunchSpec, axis: Axis) -> Axis:
-    """Return an axis with the part of a run that has its key: the command, else the config, else the seed.
-
-    The command is first, because scripts let their arguments override their config.
-    """
-    name = sweep_grid.name_key(axis.key)
-    for value in axis.values:
-        secret_gate.refuse_value("--sweep", name, value)
-    if axis.key == name and arguments.replace(spec.command, name, "") is not None:
-        return msgspec.structs.replace(axis, target="argument")
-    if axis.key == name == "seed" and not overrides.holds(files, name):
-        return _of_seed(axis)
-    if not files:
-        raise UsageError(
-            f"--sweep {name}: the command has no argument {name} with one value, and the snapshot has no config file",
-            hint=f"Give the argument in the command: -- {shlex.join(spec.command)} --{name} {axis.values[0]}",
-        )
-    for value in axis.values:
-        overrides.changed(files, [overrides.parse(f"{axis.key}={value}", "--sweep")])
-    return axis
-
-
-def _of_seed(axis: Axis) -> Axis:
-    """Return an axis of the launch's seed. Raises UsageError unless all values are whole numbers."""
-    if text := next((value for value in axis.values if not value.isdecimal()), None):
-        raise UsageError(f"--sweep seed: {text!r} is not a whole number of at least 0")
-    return msgspec.structs.replace(axis, target="seed")
-
-
-def _launched(spec: LaunchSpec, axis: Axis, value: str) -> LaunchSpec:
-    """Return a launch with the value of an axis, if it is one of the launch."""
-    if axis.target == "seed":
-        return msgspec.structs.replace(spec, seed=int(value))
-    if axis.target == "argument" and (command := arguments.replace(spec.command, axis.key, value)) is not None:
-        return msgspec.structs.replace(spec, command=command)
-    return spec
+    """Return an axis with the part of a run that has its key, after a check of its values. Raises UsageError."""
+    values = [overrides.parse(f"{axis.key}={value}", OPTION) for value in axis.values]
+    targets = [overrides.target(files, spec, value) for value in values]
+    if targets[0] == "config":
+        for value in values:
+            overrides.changed(files, [value])
+    return msgspec.structs.replace(axis, target=targets[0])

@@ -21,7 +21,7 @@ from m5ws.repository.files import trees
 from m5ws.repository.files.validation import check_paths
 from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
-from m5ws.snapshot.config import merge, overrides
+from m5ws.snapshot.config import merge
 from m5ws.snapshot.config.merge import MergeConflict
 
 
@@ -106,7 +106,7 @@ def _code(
     entries: dict[bytes, Entry | None] = {
         entry.path: entry for entry in trees.located(repo.objects, repo.locations, old.tree).entries
     }
-    return Code(commit=old.commit, dirty=True, tree=_packed(repo, entries | mixed, {}))
+    return Code(commit=old.commit, dirty=True, tree=_packed(repo, entries | mixed, {}, (old.tree, new.tree)))
 
 
 def _config(
@@ -127,14 +127,19 @@ def _config(
         elif some and pair.old is not None and pair.new is not None:
             before, after = (trees.read_file(repo.objects, repo.locations, side) for side in (pair.old, pair.new))
             texts[pair.path] = merge.merged(pair.name, before, after, some)
-    return _packed(repo, entries, texts)
+    return _packed(repo, entries, texts, (old, new))
 
 
-def _packed(repo: Repository, entries: Mapping[bytes, Entry | None], texts: Mapping[bytes, bytes]) -> Digest:
-    """Make a tree of entries durable, some with new content."""
+def _packed(
+    repo: Repository,
+    entries: Mapping[bytes, Entry | None],
+    texts: Mapping[bytes, bytes],
+    sources: tuple[Digest, Digest],
+) -> Digest:
+    """Make a tree of entries of two trees durable, some with new content."""
     kept = [entry for _, entry in sorted(entries.items()) if entry is not None]
     _check(kept)
-    return overrides.rewrite_tree(repo, kept, texts)
+    return trees.rewrite_tree(repo.objects, repo.locations, kept, texts, sources)
 
 
 def _check(files: Sequence[Entry]) -> None:

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from m5ws.cli.parameters import launch_options, names, run_source, segments
+from m5ws.cli.parameters import launch_options, names, new_run, segments
 from m5ws.cli.parameters.script import ScriptCommand, script
-from m5ws.cli.snapshot import start
 from m5ws.cli.terminal import interrupt, output, verdict
 from m5ws.cli.terminal.run_progress import RunProgress
 from m5ws.errors import M5Error
@@ -32,7 +31,7 @@ class NothingToCertify(M5Error):
 
 @click.command("certify", cls=ScriptCommand)
 @click.argument("snapshot", type=names.Id(("snapshot",)), required=False)
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a config key; may be repeated.")
+@new_run.change
 @launch_options.trainer
 @click.option(
     "--nproc", type=click.IntRange(min=1), metavar="N", help="Number of processes (default: that of m5ws.toml)."
@@ -84,7 +83,7 @@ def command(
     its framework, optimizer and versions, which are listed.
 
     A script without m5ws.session trains to its own end. Then it trains again, is killed late in the training or after
-    --restores steps chosen at random, and is resumed as by `m5ws run --resume`. Its observed steps and its output files
+    --restores steps chosen at random, and is resumed as by `m5ws resume`. Its observed steps and its output files
     are compared. Let it train few steps by its arguments or --set, and save checkpoints among them.
 
     Exit status: 0 all restores are equal, 1 one differs, 2 one could not be compared or nothing was resumed, 3 the
@@ -101,9 +100,9 @@ def command(
 
     workspace = names.workspace(context)
     repo = workspace.open_repository(create=True)
-    pinned = start(workspace, repo, snapshot, overrides, None)
     options = runs.RunOptions(command=script(context), trainer=trainer, nproc=nproc)
-    launch = runs.spec(workspace.settings.run, run_source.with_import_path(workspace, options))
+    launch = runs.spec(workspace.settings.run, new_run.with_import_path(workspace, options))
+    pinned, launch = new_run.pin(workspace, repo, snapshot, launch, overrides)
     ports = workspace.ports(repo)
     whole = certify.training(pinned, launch, steps)
     has_steps = context.get_parameter_source("steps") is ParameterSource.COMMANDLINE

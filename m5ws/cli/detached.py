@@ -34,9 +34,9 @@ class NotStarted(M5Error):
 
 
 def program(workspace: Workspace) -> tuple[str, ...]:
-    """Return the command of `m5ws run` in another process of this installation."""
+    """Return the command of m5ws in another process of this installation, without a verb."""
     # -P: the current directory may contain a folder named m5ws.
-    return (sys.executable, "-P", "-m", "m5ws", "-C", str(workspace.root), "run")
+    return (sys.executable, "-P", "-m", "m5ws", "-C", str(workspace.root))
 
 
 def load_planned(path: Path) -> Run:
@@ -45,9 +45,9 @@ def load_planned(path: Path) -> Run:
 
 
 def planned_arguments(folder: Path, run: Run) -> list[str]:
-    """Write a new run into its folder, and return the arguments with which `m5ws run` starts it."""
+    """Write a new run into its folder, and return the command of m5ws that starts it."""
     (folder / _PLANNED).write_bytes(codec.encode(run))
-    return ["--planned", str(folder / _PLANNED)]
+    return ["run", "--planned", str(folder / _PLANNED)]
 
 
 def start(workspace: Workspace, repo: "Repository", plan: "AttemptPlan", env: Sequence[str]) -> None:
@@ -61,7 +61,7 @@ def start(workspace: Workspace, repo: "Repository", plan: "AttemptPlan", env: Se
         arguments = planned_arguments(folder, plan.run)
     else:
         # The caller refuses a run that may be alive elsewhere, unless --take-over is given.
-        arguments = ["--resume", plan.run.id, "--take-over", *["--from-scratch"] * plan.from_scratch]
+        arguments = ["resume", plan.run.id, "--take-over", *["--from-scratch"] * plan.from_scratch]
         arguments += ["--at", plan.outputs.name] if plan.outputs is not None else []
     arguments += ["--no-progress", *(f"--env={value}" for value in env)]
     arguments += [f"--why={plan.why.text}"] if plan.why is not None else []

@@ -22,6 +22,13 @@ Policy = Literal["fail", "warn", "ignore"]
 _REBUILD = "rebuild"
 _WIDTH = 44
 
+policy_option = click.option(
+    "--env",
+    type=click.Choice(["fail", "warn", "ignore"]),
+    multiple=True,
+    metavar="[fail|warn|ignore]",
+    help="Reaction to an environment that differs in a way that can change bits; default: fail.",
+)
 option = click.option(
     "--env",
     type=click.Choice(["fail", "warn", "ignore", _REBUILD]),

@@ -33,7 +33,7 @@ def command(
     Every byte is verified.
 
     Without DIRECTORY, list the newest output files of each attempt. --copies lists all copies that the store has. Each
-    has the files of one moment. `m5ws run --resume RUN --at TIME` restores a copy. TIME is the copy's time or name, or
+    has the files of one moment. `m5ws resume RUN --at TIME` restores a copy. TIME is the copy's time or name, or
     the first characters of either.
 
     \b

@@ -1,15 +1,16 @@
 """`m5ws reproduce`."""
 
+import shlex
 from typing import TYPE_CHECKING, Unpack
 
 import click
 import msgspec
 
 from m5ws.cli import environment
-from m5ws.cli.parameters import names, segments
+from m5ws.cli.parameters import names, new_run, segments
 from m5ws.cli.terminal import interrupt, output
 from m5ws.cli.terminal.run_progress import RunProgress
-from m5ws.errors import NotFound
+from m5ws.errors import NotFound, UsageError
 from m5ws.records.verdict import Change
 
 if TYPE_CHECKING:
@@ -32,11 +33,11 @@ class _Arguments(segments.SegmentArguments):
     strict: bool
 
 
-@click.command("reproduce")
+@click.command("reproduce", context_settings={"allow_extra_args": True})
 @click.argument("run", type=names.Id(("run",)))
 @environment.option
 @click.option("--snapshot", type=names.Id(("snapshot",)), metavar="ID", help="Use the inputs of another snapshot.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a config key; may be repeated.")
+@new_run.change
 @click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Use another seed.")
 @click.option("--nproc", type=click.IntRange(min=1), metavar="N", help="Use another number of processes.")
 @segments.options
@@ -109,6 +110,8 @@ def command(
     policy = environment.policy(env)
     workspace = names.workspace(context)
     ports = workspace.ports(workspace.open_repository())
+    if context.args:
+        raise _own_command(ports, _original(ports, run), context.args)
     request = _request(workspace, ports, run, policy, given)
     chosen = segments.select(ports.repo, request.original, given)
     ports = environment.ports(workspace, ports, env, request.original, request.snapshot)
@@ -135,6 +138,27 @@ def _request(
         "results": workspace.settings.run.results,
     }
     return msgspec.convert(values, ReplayRequest)
+
+
+def _own_command(ports: "Ports", run: str, words: list[str]) -> UsageError:
+    """Return the error for a command after `--`, with the options that change the same arguments."""
+    from m5ws.config.commands import arguments
+    from m5ws.repository.references import runs
+
+    original = runs.load(ports.repo, run)
+    script, _ = arguments.split(original.spec.command)
+    typed = [*script, *words] if words[0].startswith("-") else words
+    old, new = (arguments.parse(command, lambda _: None) for command in (original.spec.command, typed))
+    changed, options = original.spec.command, ""
+    for name, value in new.values.items():
+        if old.values.get(name) != value and (command := arguments.replace(changed, name, value)):
+            changed, options = command, f"{options} --set {shlex.quote(f'command:{name}={value}')}"
+    wanted = (old.values | new.values) if typed is not words else new.values
+    if options and new.script == old.script and arguments.parse(changed, lambda _: None).values == wanted:
+        hint = f"`m5ws reproduce {run}{options}` changes these arguments."
+    else:
+        hint = f"`m5ws run {original.snapshot[:12]} -- {shlex.join(typed)}` starts a new run of the same snapshot."
+    return UsageError(f"reproduce repeats the command of run {run}: {shlex.join(original.spec.command)}", hint=hint)
 
 
 def _one(workspace: "Workspace", ports: "Ports", request: "ReplayRequest", *, progress: bool, as_json: bool) -> int:

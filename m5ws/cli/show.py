@@ -45,9 +45,9 @@ def command(context: click.Context, name: str, packages: bool, as_json: bool) ->
     repo = workspace.open_repository()
     kind, record_id = refs.resolve(repo, name, ("snapshot", "run", "sweep"))
     if kind == "sweep":
-        from m5ws.cli import sweep
+        from m5ws.cli import sweep_runs
 
-        return sweep.show(repo, record_id, as_json=as_json)
+        return sweep_runs.show(repo, record_id, as_json=as_json)
     view = listing.view_run(repo, record_id) if kind == "run" else listing.view_snapshot(repo, record_id)
     snapshot = view.run.snapshot if isinstance(view, listing.RunView) else view.id
     view = msgspec.structs.replace(view, commit=commit_history.facts(repo, workspace.history(), snapshot))

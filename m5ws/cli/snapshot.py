@@ -1,4 +1,4 @@
-"""`m5ws snapshot`, and the snapshot that `m5ws run` takes before a launch."""
+"""`m5ws snapshot`, and the snapshot that is taken before a launch."""
 
 from typing import TYPE_CHECKING
 
@@ -61,13 +61,3 @@ def take(
 
 def _print_warning(line: str) -> None:
     output.warn(f"warning: {line}")
-
-
-def start(
-    workspace: "Workspace", repo: "Repository", named: str | None, overrides: tuple[str, ...], message: str | None
-) -> str:
-    """Return the snapshot that a run starts from: the named one or a new one, with the overrides applied."""
-    from m5ws.snapshot.config import overrides as operation
-
-    snapshot_id = names.find_id(repo, named, "snapshot") if named else take(workspace, repo, message).id
-    return operation.derive(repo, snapshot_id, overrides) if overrides else snapshot_id

@@ -1,279 +1,77 @@
-"""Sweeps of `m5ws run`: a supervisor that starts the runs as processes of the same program, some at a time.
+"""`m5ws sweep`."""
 
-Each process supervises one run as `m5ws run` does, so a sweep adds no second way to train. If this process dies in any
-way, each of the others ends its run as after Ctrl-C.
-"""
+from typing import Unpack
 
-import os
-import signal
-import sys
-import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING
+import click
 
-import msgspec
-
-from m5ws import locks
-from m5ws.cli import detached
-from m5ws.cli.terminal import interrupt, output
-from m5ws.cli.terminal.log_lines import LogReader
-from m5ws.cli.terminal.progress import Bar
-from m5ws.errors import M5Error, UsageError
-from m5ws.launch import gpus
-from m5ws.launch.interface import Launcher, Process
-from m5ws.outputs import saved
-from m5ws.records.launch import LaunchRequest
-from m5ws.records.run import Axis, Run, Sweep
-
-if TYPE_CHECKING:
-    from m5ws.attempts.sweeps import SweepRun
-    from m5ws.repository.repository import Repository
-    from m5ws.workspace import Workspace
-
-_POLL_S = 0.1
-_INTERRUPTED = 130
-_OUTCOMES = {0: "finished", 1: "failed", 4: "superseded", 5: "unsaved", _INTERRUPTED: "interrupted"}
-"""Outcomes of runs by the exit status of `m5ws run`."""
+from m5ws.cli import environment, sweep_runs
+from m5ws.cli.parameters import names, new_run, start_options
+from m5ws.cli.parameters.script import ScriptCommand
+from m5ws.cli.terminal import output
+from m5ws.errors import UsageError
 
 
-class SweepIncomplete(M5Error):
-    """Some runs of a sweep did not finish. The exit status is theirs, or 1 if they have several."""
-
-    exit_code = 1
-
-    def __init__(self, message: str, *, hint: str, exit_code: int) -> None:
-        super().__init__(message, hint=hint)
-        self.exit_code = exit_code
-
-
-class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The runs of a sweep to start or to resume. `base` is a run with the launch of all of them."""
-
-    sweep: Sweep
-    base: Run
-    runs: "tuple[SweepRun, ...]"
-
-
-class StartedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a run of a sweep; without an `exit_code` it was not started."""
-
-    run: str
-    name: str
-    values: dict[str, str]
-    outcome: str
-    exit_code: int | None = None
-
-
-class SweepOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of `m5ws run` for all runs of a sweep, for new ones, and for resumed ones."""
-
-    all: tuple[str, ...] = ()
-    new: tuple[str, ...] = ()
-    resumed: tuple[str, ...] = ()
-
-
-def plan_new(repo: "Repository", base: Run, axes: Sequence[Axis]) -> SweepPlan:
-    """Return the plan of a new sweep over the inputs of `base`. Raises UsageError."""
-    from m5ws.attempts import sweeps
-
-    sweep = sweeps.create(repo, base, axes)
-    return SweepPlan(sweep=sweep, base=base, runs=tuple(sweeps.list_planned(sweep)))
-
-
-def plan_resume(repo: "Repository", sweep_id: str) -> SweepPlan:
-    """Return the runs of a sweep that have not finished. Raises UsageError if all have."""
-    from m5ws.attempts import sweeps
-
-    base = sweeps.load(repo, sweep_id)
-    assert base.sweep is not None
-    left = tuple(run for run in sweeps.list_all(repo, base.sweep) if run.is_waiting)
-    if not left:
-        raise UsageError(f"all runs of sweep {sweep_id} have finished", hint=f"`m5ws show {sweep_id}` lists them.")
-    return SweepPlan(sweep=base.sweep, base=base, runs=left)
-
-
-def describe(plan: SweepPlan) -> str:
-    """Return the runs of a plan as a table."""
-    rows = [(run.id, run.state, run.name) for run in plan.runs]
-    return "\n".join([f"sweep {plan.sweep.id}, {len(rows):,} runs", output.table(("RUN", "STATE", "NAME"), rows)])
-
-
-def show(repo: "Repository", sweep_id: str, *, as_json: bool) -> None:
-    """Print a sweep and the state of each of its runs. Raises NotFound."""
-    from m5ws.attempts import sweep_grid, sweeps
-
-    sweep = sweeps.load(repo, sweep_id).sweep
-    assert sweep is not None
-    runs = sweeps.list_all(repo, sweep)
-    if as_json:
-        return output.print_json({"sweep": sweep, "runs": runs})
-    axes = {sweep_grid.name_key(axis.key): ", ".join(axis.values) for axis in sweep.axes}
-    output.echo(f"sweep {sweep.id}", output.fields({"name": sweep.name, "snapshot": sweep.snapshot, **axes}, "  "), "")
-    rows = [(run.id, run.state, str(run.last_step), run.name) for run in runs]
-    return output.echo(output.table(("RUN", "STATE", "STEP", "NAME"), rows))
-
-
-def execute(
-    workspace: "Workspace",
-    repo: "Repository",
-    plan: SweepPlan,
-    options: SweepOptions,
-    *,
-    parallel: int,
-    progress: bool,
+@click.command("sweep", cls=ScriptCommand)
+@click.argument("axes", nargs=-1, required=True, type=names.Text(), metavar="KEY=VALUES...")
+@new_run.snapshot
+@click.option(
+    "--from", "checkpoint", type=names.Id(("run",)), metavar="RUN[@STEP]", help="Start all from a checkpoint."
+)
+@new_run.restart
+@new_run.options
+@new_run.message
+@start_options.parallel
+@environment.policy_option
+@start_options.dry_run
+@start_options.no_progress
+@output.json_option
+@click.pass_context
+def command(
+    context: click.Context,
+    axes: tuple[str, ...],
+    checkpoint: str | None,
+    restart: new_run.Restart,
+    message: str | None,
+    parallel: int | None,
+    env: tuple[str, ...],
+    dry_run: bool,
+    no_progress: bool,
     as_json: bool,
+    **given: Unpack[new_run.NewRunArguments],
 ) -> None:
-    """Start the runs of a plan, `parallel` at a time, and report their results.
+    """Start a run for each combination of values.
 
-    Raises UsageError if the sweep is alive on this machine, SweepIncomplete unless all runs finish.
+    KEY is an argument of COMMAND, a key of the config, or seed, as of --set. VALUES are separated by commas, or a
+    range: 0:4 is 0, 1, 2 and 3. All runs have one snapshot, or snapshots that differ in the config keys alone. Other
+    options are as of `m5ws run`, or with --from as of `m5ws fork`.
+
+    `m5ws resume SWEEP` starts the runs that have not begun, and resumes the unfinished ones.
+
+    Exit status: 0 if all runs finished, else the status of the unfinished runs, or 1 if their statuses differ.
+
+    \b
+    Examples:
+      m5ws sweep lr=1e-4,3e-4 seed=0:4 --parallel 2
+      m5ws sweep lr=1e-4,3e-4 --set warmup=100 -- train.py --lr 1e-3
+      m5ws sweep lr=1e-4,3e-4 --from 7c1d@20000
     """
-    if not as_json:
-        output.echo(plan.sweep.id)
-    with _lock(workspace.prepare(), plan.sweep), interrupt.on_signals():
-        request = partial(_request, workspace, repo, plan, options)
-        shares = gpus.shares(gpus.visible(os.environ), parallel, plan.base.spec.nproc or 1)
-        results = Supervisor(workspace.launcher(), request, shares, progress=progress).run(plan.runs)
-    if as_json:
-        output.print_json({"sweep": plan.sweep, "runs": results})
-    _judge(plan.sweep, results)
+    from m5ws.attempts import sweep_grid
 
-
-@contextmanager
-def _lock(home: Path, sweep: Sweep) -> Iterator[None]:
-    """Lock a sweep on this machine. Raises UsageError if another process has the lock."""
-    folder = home / "sweeps"
-    folder.mkdir(exist_ok=True)
-    with open(folder / sweep.id, "a") as file:
-        if not locks.acquire(file.fileno()):
-            raise UsageError(f"sweep {sweep.id} is running", hint=f"`m5ws show {sweep.id}` lists its runs.")
-        yield
-
-
-def _request(
-    workspace: "Workspace", repo: "Repository", plan: SweepPlan, options: SweepOptions, planned: "SweepRun"
-) -> LaunchRequest:
-    """Return the launch of `m5ws run` that starts or resumes a run. Raises M5Error if a new run cannot be derived."""
-    from m5ws.attempts import sweeps
-    from m5ws.repository.references import checkpoints
-
-    folder = workspace.home / "runs" / planned.id
-    folder.mkdir(parents=True, exist_ok=True)
-    if planned.state == sweeps.NOT_STARTED:
-        run = sweeps.derive(repo, plan.sweep, plan.base, planned)
-        words = [*detached.planned_arguments(folder, run), *options.new]
+    if checkpoint is None and restart:
+        raise UsageError("--restart requires --from")
+    if checkpoint is not None and message is not None:
+        raise UsageError("--message cannot be combined with --from, which takes no snapshot")
+    workspace = names.workspace(context)
+    repo = workspace.open_repository(create=True)
+    new_run.refuse_invalid(given["why"])
+    grid = sweep_grid.parse(axes)
+    if checkpoint is None:
+        base = new_run.from_snapshot(context, workspace, repo, given, message)
     else:
-        is_saved = checkpoints.valid(repo, planned.id) or saved.newest_to_restore(repo, planned.id)
-        words = ["--resume", planned.id, *["--from-scratch"] * (not is_saved), *options.resumed]
-    argv = (*detached.program(workspace), *words, *options.all)
-    return LaunchRequest(argv=argv, cwd=str(workspace.root), environment={}, log=str(folder / detached.LOG))
-
-
-class Supervisor:
-    """Starts as many runs at a time as there are shares, and shows their output line by line.
-
-    `request` returns the launch of a run. `shares` are the variables for the runs that train at the same time. A run
-    that fails, or that cannot be started, does not stop the others.
-    """
-
-    def __init__(
-        self,
-        launcher: Launcher,
-        request: "Callable[[SweepRun], LaunchRequest]",
-        shares: Sequence[Mapping[str, str]],
-        *,
-        progress: bool,
-    ) -> None:
-        self._launcher, self._request = launcher, request
-        self._free = deque(shares)
-        self._bar = Bar() if progress and sys.stderr.isatty() else None
-        self._running: list[tuple[SweepRun, Process, LogReader, Mapping[str, str]]] = []
-        self._results: dict[str, StartedRun] = {}
-        self._total = 0
-
-    def run(self, planned: "Sequence[SweepRun]") -> list[StartedRun]:
-        """Return the results of runs, in their order. Ctrl-C stops those that run, and starts no more."""
-        waiting, self._total = deque(planned), len(planned)
-        while waiting or self._running:
-            try:
-                while waiting and self._free:
-                    self._start(waiting.popleft())
-                time.sleep(_POLL_S)
-                self._look()
-            except KeyboardInterrupt:
-                waiting.clear()
-                self._stop()
-        if self._bar is not None:
-            self._bar.close()
-        return [self._results.get(run.id, _result(run, "not started")) for run in planned]
-
-    def _start(self, run: "SweepRun") -> None:
-        share = self._free.popleft()
-        try:
-            request = self._request(run)
-            request = msgspec.structs.replace(request, environment={**request.environment, **share})
-            log = LogReader(Path(request.log), at_end=True)
-            self._running.append((run, self._launcher.launch(request), log, share))
-        except M5Error as error:
-            self._free.append(share)
-            self._results[run.id] = _result(run, "not started", error.exit_code)
-            self._say(run, f"not started: {error}", output.warn)
-        else:
-            self._say(run, f"started as run {run.id}")
-
-    def _look(self) -> None:
-        """Show new output of the runs, and record those that have ended."""
-        for member in tuple(self._running):
-            run, process, log, share = member
-            exit_code = process.poll()
-            for line in log.read(last=exit_code is not None):
-                # A progress bar writes its states over each other, and the last one counts.
-                text = next((state for state in reversed(line.split("\r")) if state.strip()), "")
-                if text not in ("", run.id):
-                    self._say(run, text)
-            if exit_code is not None:
-                self._running.remove(member)
-                self._free.append(share)
-                outcome = _OUTCOMES.get(exit_code, "interrupted" if exit_code < 0 else "not started")
-                self._results[run.id] = _result(run, outcome, exit_code)
-                self._say(run, f"{outcome}, {len(self._results):,} of {self._total:,} runs have ended")
-        if self._bar is not None:
-            self._bar("runs of the sweep that have ended", len(self._results), self._total)
-
-    def _stop(self) -> None:
-        """Have the running runs end as after Ctrl-C. A second call ends their ranks at once."""
-        if self._running:
-            output.warn(f"stopping {len(self._running)} runs, which may save last checkpoints")
-        for _, process, *_ in self._running:
-            if process.poll() is None:
-                os.kill(process.pid, signal.SIGTERM)
-
-    def _say(self, run: "SweepRun", text: str, write: Callable[[str], None] = output.print_note) -> None:
-        if self._bar is not None:
-            self._bar.close()
-        write(f"{run.name}: {text}")
-
-
-def _result(run: "SweepRun", outcome: str, exit_code: int | None = None) -> StartedRun:
-    return StartedRun(run=run.id, name=run.name, values=run.values, outcome=outcome, exit_code=exit_code)
-
-
-def _judge(sweep: Sweep, results: Sequence[StartedRun]) -> None:
-    """Report the results of a sweep. Raises SweepIncomplete unless all runs have finished."""
-    counts = Counter(result.outcome for result in results)
-    summary = ", ".join(f"{count:,} {outcome}" for outcome, count in counts.items())
-    failed = {result.exit_code for result in results if result.exit_code != 0}
-    if not failed:
-        output.print_note(f"sweep {sweep.id}: {summary}; `m5ws compare {sweep.id}` compares the runs")
-        return
-    interrupted = {None, _INTERRUPTED} & failed or any(code is not None and code < 0 for code in failed)
-    status = _INTERRUPTED if interrupted else failed.pop() if len(failed) == 1 else 1
-    assert status is not None
-    raise SweepIncomplete(
-        f"sweep {sweep.id}: {summary}",
-        hint=f"`m5ws run --resume {sweep.id}` starts and resumes the runs that did not finish.",
-        exit_code=status,
-    )
+        base = new_run.from_checkpoint(context, repo, checkpoint, given, restart)
+    plan = sweep_runs.plan_new(repo, base, grid)
+    new_run.plan(workspace, repo, base, env)
+    if dry_run:
+        return output.print_json(plan) if as_json else output.echo(sweep_runs.describe(plan))
+    options = sweep_runs.SweepOptions(env=env, why=given["why"], progress=not no_progress)
+    return sweep_runs.execute(workspace, repo, plan, options, parallel=parallel or 1, as_json=as_json)

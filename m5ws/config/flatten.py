@@ -9,17 +9,20 @@ import json
 import tomllib
 from collections.abc import Iterator
 from pathlib import PurePosixPath
+from typing import Literal
 
 from m5ws.config import yaml_size
 
+YamlVersion = Literal["1.1", "1.2"]
 
-def flatten(name: str, data: bytes) -> dict[str, str] | None:
+
+def flatten(name: str, data: bytes, yaml: YamlVersion = "1.2") -> dict[str, str] | None:
     """Return the keys of the config file `name` (.yaml, .yml, .json, .toml).
 
     Values are JSON, so `1` and `"1"` differ. None if it is not one, not valid, or has too many keys (`yaml_size`).
     """
     try:
-        values = list(itertools.islice(leaves(parse(name, data)), yaml_size.MOST_VALUES + 1))
+        values = list(itertools.islice(leaves(parse(name, data, yaml)), yaml_size.MOST_VALUES + 1))
     except (ValueError, RecursionError):
         return None
     if len(values) > yaml_size.MOST_VALUES:
@@ -35,10 +38,10 @@ def plain(value: str) -> str:
     return value
 
 
-def parse(name: str, data: bytes, yaml: str | None = None) -> object:
+def parse(name: str, data: bytes, yaml: YamlVersion = "1.2") -> object:
     """Return the content of a config file as plain values. Raises ValueError for invalid files and unknown suffixes.
 
-    `yaml` is the version by whose rules YAML is read, 1.2 if it is None. By those of 1.1, `no` is false.
+    YAML is read by the rules of version `yaml`. By PyYAML's, which are of 1.1, `no` is false and `1e-4` is text.
     """
     suffix, text = PurePosixPath(name).suffix.lower(), data.decode("utf-8")
     if suffix == ".json":
@@ -51,7 +54,10 @@ def parse(name: str, data: bytes, yaml: str | None = None) -> object:
 
         yaml_size.refuse_large(text)
         reader = YAML(typ="safe", pure=True)
-        reader.version = yaml
+        if yaml == "1.1":
+            from m5ws.config.yaml_1_1 import PyYamlResolver
+
+            reader.version, reader.Resolver = yaml, PyYamlResolver
         try:
             return reader.load(text)
         except YAMLError as error:

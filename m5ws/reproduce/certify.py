@@ -31,7 +31,7 @@ _OBSERVED = ("transformers", "lightning", "pytorch-lightning", "accelerate", "de
 _WITHOUT_STEPS = (
     "m5ws looks for m5ws.session, and without it for calls of `step()` of optimizers of torch.optim, in the processes "
     "that it starts (not if `[run] observe` in m5ws.toml is false). A script that trains without them is tested by "
-    "hand: kill a run, continue it with `m5ws run --resume RUN`, and compare its files with `m5ws reproduce RUN`."
+    "hand: kill a run, continue it with `m5ws resume RUN`, and compare its files with `m5ws reproduce RUN`."
 )
 _FRAMEWORKS = {"dcp/1": "PyTorch", "deepspeed/1": "DeepSpeed"}
 

@@ -1,7 +1,7 @@
 """Test of resumes of a script without a session: trainings that are interrupted, resumed, and compared.
 
 A training is killed after an observed step, as by a crash, before the script can save a checkpoint of that step. Then
-it is resumed as by `m5ws run --resume`: the output files are restored, and the script continues from its own
+it is resumed as by `m5ws resume`: the output files are restored, and the script continues from its own
 checkpoint. Its steps, state and output files are compared with the uninterrupted training.
 """
 

@@ -95,16 +95,14 @@ def plan(ports: Ports, request: ReplayRequest, home: Path, author_dir: Path) -> 
     if not ledger.attempts(ports.repo, original.id):
         raise UsageError(
             f"nothing to compare with: run {original.id} has not started",
-            hint="Start it with `m5ws run --resume`, or name a run that was trained. `m5ws ls` lists runs.",
+            hint="Start it with `m5ws resume`, or name a run that was trained. `m5ws ls` lists runs.",
         )
-    snapshot = request.snapshot or original.snapshot
-    if request.overrides:
-        snapshot = overrides.derive(ports.repo, snapshot, request.overrides)
+    spec = _spec(original.spec, request)
+    snapshot, spec = overrides.change(ports.repo, request.snapshot or original.snapshot, spec, request.overrides)
     parent = original.parent
-    if parent is not None and snapshot != original.snapshot:
+    if parent is not None and (snapshot, spec.command) != (original.snapshot, original.spec.command):
         # A fork made with these changes would use them, so the replay does too.
         parent = msgspec.structs.replace(parent, settings="script")
-    spec = _spec(original.spec, request)
     replay = msgspec.structs.replace(
         planning.new_run(snapshot, spec, name=original.name, reproduces=original.id, parent=parent),
         segment=request.segment,

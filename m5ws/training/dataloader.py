@@ -15,7 +15,7 @@ from m5ws.errors import M5Error
 from m5ws.training.backends.base import Plain
 from m5ws.training.state import plain_state, tensor_bytes
 
-_HINT = "For a fork with another kind of loader: m5ws run --from … --restart data."
+_HINT = "For a fork with another kind of loader: m5ws fork … --restart data."
 _OF_ACCELERATE = (
     "`Accelerator(dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True, use_seedable_sampler=True))` "
     "makes one that has it, with torchdata installed. If it shuffles, give the DataLoader a generator of its own "

@@ -38,8 +38,8 @@ def _publish(repo: Repository, sweep: Sweep, base: Run, position: int) -> Run:
     return run
 
 
-def test_a_key_belongs_to_the_command_before_the_config_and_the_seed(repo: Repository, base: Run) -> None:
-    sweep = _create(repo, base, "lr=1e-4,3e-4", "model.width=32,64", "train.warmup=10,20", "seed=0:2")
+def test_a_key_belongs_to_the_command_the_config_or_the_seed(repo: Repository, base: Run) -> None:
+    sweep = _create(repo, base, "lr=1e-4,3e-4", "command:model.width=32,64", "train.warmup=10,20", "seed=0:2")
     assert [axis.target for axis in sweep.axes] == ["argument", "argument", "config", "seed"]
     last = sweeps.derive(repo, sweep, base, sweeps.list_planned(sweep)[-1])
     assert last.spec.command == ("train.py", "--lr", "3e-4", "--betas", "0.9", "0.95", "model.width=64")
@@ -51,13 +51,14 @@ def test_a_key_belongs_to_the_command_before_the_config_and_the_seed(repo: Repos
 
 
 @pytest.mark.parametrize(
-    "text", ["train.lrr=1,2", "train.lr=1,fast", "seed=0,x", "seed=-1,0", "betas=1,2", "train.lr=[,]"]
+    "text",
+    ["model.width=32,64", "train.lrr=1,2", "train.lr=1,fast", "seed=0,x", "seed=-1,0", "betas=1,2", "train.lr=[,]"],
 )
 def test_a_key_or_value_that_does_not_fit_is_refused_before_anything_is_written(
     repo: Repository, base: Run, text: str
 ) -> None:
     before = {stat.key for stat in repo.store.list("")}
-    with pytest.raises(UsageError, match="--sweep"):
+    with pytest.raises(UsageError, match="m5ws sweep"):
         _create(repo, base, text)
     assert {stat.key for stat in repo.store.list("")} == before
 

@@ -160,7 +160,7 @@ def test_completion_describes_runs_and_sweeps(place: Path, home: Repository, mad
     assert described[sweep.id] == "sweep: 1 runs have begun"
     assert described["5eeb00000001"] == "lr=1 of: two: not ended"
     assert described[made.replay] == f"reproduces {made.run}: reproduced"
-    assert sweep.id not in _completed("logs ", place) and sweep.id in _completed("run --resume 5eeb", place)
+    assert sweep.id not in _completed("logs ", place) and sweep.id in _completed("resume 5eeb", place)
 
 
 def test_completion_of_a_store_in_a_bucket_asks_no_server(place: Path) -> None:

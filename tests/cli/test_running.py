@@ -80,11 +80,17 @@ def test_a_run_is_reproduced_and_a_changed_one_is_told_apart(home: Repository, p
     assert drifted.stdout.startswith(f"NOT COMPARABLE: run {run}")
     assert "variable.NEW_HERE" in drifted.stderr and "hint: `--env warn`" in drifted.stderr
 
-    changed = _here(place, "reproduce", run, "--set", "lr=0.5", "--json")
+    changed = _here(place, "reproduce", run, "--set", "config.yaml:lr=0.5", "--json")
     assert changed.returncode == 1, changed.stderr
     verdict = json.loads(changed.stdout)
     assert verdict["outcome"] == "diverged"
     assert [(one["part"], one["name"]) for one in verdict["changes"]] == [("config", "lr")]
+    refused = _here(place, "reproduce", run, "--set", "lr=0.5")
+    assert refused.returncode == 2 and "--set command:lr=0.5 or --set config.yaml:lr=0.5" in refused.stderr
+    refused = _here(place, "reproduce", run, "--", "train.py", "--lr", "2")
+    assert refused.returncode == 2 and f"`m5ws reproduce {run} --set command:lr=2`" in refused.stderr
+    changed = _here(place, "reproduce", run, "--set", "command:lr=2", "--json")
+    assert [(one["part"], one["name"]) for one in json.loads(changed.stdout)["changes"]] == [("argument", "lr")]
 
 
 def test_without_a_snapshot_one_is_taken_on_the_spot_with_the_overrides_in_it(place: Path) -> None:
@@ -100,7 +106,8 @@ def test_without_a_snapshot_one_is_taken_on_the_spot_with_the_overrides_in_it(pl
     taken = next(row for row in rows["snapshots"] if row["message"] == "on the spot")
     derived = next(row for row in rows["snapshots"] if row["id"] == rows["runs"][0]["snapshot"])
     assert derived["derived_from"] == taken["id"]
-    assert _here(place, "run", "-m", "x", "--resume", run).returncode == 2
+    refused = _here(place, "resume", run, "--set", "lr=1")
+    assert refused.returncode == 2 and "m5ws fork RUN --set" in refused.stderr
 
 
 def test_stored_output_files_leave_the_work_directory_of_a_finished_run(home: Repository, place: Path) -> None:
@@ -202,7 +209,7 @@ def test_a_run_that_is_asked_to_end_is_interrupted_cleanly(home: Repository, pla
         os.kill(process.pid, number)
         _, said = process.communicate(timeout=_LIMIT_S)
     assert process.returncode == 130, said
-    assert f"`m5ws run --resume {run}`" in said
+    assert f"`m5ws resume {run}`" in said
     (row,) = json.loads(_m5(place, "ls", "--runs", "--json").stdout)["runs"]
     assert row["standing"] == "interrupted"
     assert _m5(place, "fsck").returncode == 0

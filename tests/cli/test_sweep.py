@@ -1,4 +1,4 @@
-"""`m5ws run --sweep` on the command line: plans, errors, the supervisor of the runs, and whole sweeps."""
+"""`m5ws sweep` on the command line: plans, errors, the supervisor of the runs, and whole sweeps."""
 
 import json
 import os
@@ -15,7 +15,7 @@ import pytest
 
 from m5ws.attempts import sweeps
 from m5ws.attempts.sweeps import SweepRun
-from m5ws.cli import sweep as command
+from m5ws.cli import sweep_runs as command
 from m5ws.launch import gpus
 from m5ws.launch.local import LocalLauncher
 from m5ws.records.launch import LaunchRequest
@@ -34,12 +34,11 @@ _LIMIT_S = 120.0
 
 def test_a_dry_run_lists_the_runs_and_starts_none(m5: M5, made: Made, place: Path) -> None:
     words = (
-        "run",
-        made.snapshot,
-        "--sweep",
+        "sweep",
         "lr=1e-4,3e-4",
-        "--sweep",
         "seed=0:2",
+        "--snapshot",
+        made.snapshot,
         "--name",
         "rates",
         "--dry-run",
@@ -63,23 +62,25 @@ def test_a_dry_run_lists_the_runs_and_starts_none(m5: M5, made: Made, place: Pat
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (("--sweep", "rate=1,2"), "rate"),
-        (("--sweep", "lr=fast"), "text"),
-        (("--sweep", "lr=1:1"), "range"),
-        (("--sweep", "seed=0:1001"), "1,001 runs"),
-        (("--sweep", "lr=1", "--detach"), "--detach"),
-        (("--sweep", "lr=1", "--set", "steps=many"), "steps"),
+        (("rate=1,2",), "rate"),
+        (("lr=fast",), "text"),
+        (("lr=1:1",), "range"),
+        (("seed=0:1001",), "1,001 runs"),
+        (("lr=1", "--detach"), "--detach"),
+        (("lr=1", "--set", "steps=many"), "steps"),
+        (("lr=1", "--restart", "data"), "--from"),
+        (("lr=1", "train.py"), "`--`"),
     ],
 )
 def test_an_error_comes_before_anything_starts(m5: M5, made: Made, words: tuple[str, ...], named: str) -> None:
-    done = m5("run", made.snapshot, *words, "--", "train.py")
+    done = m5("sweep", "--snapshot", made.snapshot, *words, "--", "train.py")
     assert (done.status, done.out) == (2, "")
     assert done.err.startswith("error: ") and named in done.err
     assert {run["id"] for run in m5("ls", "--json").document["runs"]} == {made.run, made.replay}
 
 
 def test_a_script_that_is_not_there_stops_the_sweep_and_not_each_run(m5: M5, made: Made) -> None:
-    done = m5("run", made.snapshot, "--sweep", "lr=1,2", "--", "absent.py")
+    done = m5("sweep", "lr=1,2", "--snapshot", made.snapshot, "--", "absent.py")
     assert done.status == 2 and done.err.count("error:") == 1
 
 
@@ -136,9 +137,11 @@ def test_a_sweep_is_removed_with_all_its_runs(m5: M5, swept: Sweep, home: Reposi
 
 def test_a_resume_plans_the_runs_that_did_not_finish(m5: M5, swept: Sweep, made: Made) -> None:
     _, second, third = (run.id for run in sweeps.list_planned(swept))
-    document = m5("run", "--resume", swept.id, "--parallel", "2", "--dry-run", "--json").document
+    document = m5("resume", swept.id, "--parallel", "2", "--dry-run", "--json").document
     assert [(run["id"], run["state"]) for run in document["runs"]] == [(second, "failed"), (third, "not started")]
-    assert m5("run", "--resume", swept.id, "--sweep", "lr=1").status == 2
+    for option in (("--at", "1"), ("--from-scratch",), ("--detach",), ("--env", "rebuild")):
+        assert m5("resume", swept.id, *option).status == 2
+    assert m5("resume", made.run, "--parallel", "2").status == 2
 
 
 # --- the supervisor -------------------------------------------------------------------------------------------------
@@ -258,7 +261,7 @@ def test_a_sweep_that_was_stopped_is_resumed_as_a_whole(
     (place / "train.py").write_text(_SCRIPT)
     mark = tmp_path / "mark"
     words = [sys.executable, "-m", "m5ws", "-C", str(place)]
-    begin = [*words, "run", "--sweep", "lr=1,2,3", "--", "train.py", str(mark)]
+    begin = [*words, "sweep", "lr=1,2,3", "--", "train.py", str(mark)]
     with subprocess.Popen(begin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
         sweep = process.stdout.readline().strip()
@@ -275,7 +278,7 @@ def test_a_sweep_that_was_stopped_is_resumed_as_a_whole(
     assert (states["lr=1"], states["lr=3"]) == ("failed", "not started")
 
     mark.touch()
-    resume = [*words, "run", "--resume", sweep, "--parallel", "2", "--json"]
+    resume = [*words, "resume", sweep, "--parallel", "2", "--json"]
     done = subprocess.run(resume, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)

@@ -119,7 +119,7 @@ def test_no_verb_that_reads_lets_a_text_control_the_terminal(
         ("checkpoint", "export", f"{run}@3", tmp_path / "export"), ("logs", run), ("watch", run), ("attest", run),
         ("reproduce", run, "--dry-run"), ("reproduce", run), ("bisect", run, replay, "--dry-run"),
         ("gc", "--dry-run"), ("push", tmp_path / "other", "--dry-run"), ("checkout", one, tmp_path / "out"),
-        ("prefetch", run, "--dry-run"), ("run", "--from", f"{run}@3", "--dry-run"),
+        ("prefetch", run, "--dry-run"), ("fork", f"{run}@3", "--dry-run"),
     ]  # fmt: skip
     shown = ""
     for words in verbs:

@@ -147,17 +147,17 @@ class _Count(msgspec.Struct):
 def _one_run(places: _Places, whole: tuple[history.History, float], draw: random.Random, count: _Count) -> None:
     """Start a run, kill its attempts, and resume each on another machine until it finishes; then judge it."""
     repo, known = places.repo, set(runs.ids(places.repo))
-    where, resume, attempts = draw.randrange(len(places.homes)), list[str](), 0
+    where, command, attempts = draw.randrange(len(places.homes)), ["run"], 0
     while True:
         # Few kills are early, before an attempt begins.
         late_s = count.seconds * draw.random() ** 0.5
         moment_s = late_s if draw.randrange(4) < _KILLED and attempts < 4 else None
         began_s = time.monotonic()
-        status, output = places.m5ws(where, "run", *resume, "--no-progress", moment_s=moment_s)
+        status, output = places.m5ws(where, *command, "--no-progress", moment_s=moment_s)
         if "has finished" in output:
             break  # It was killed after its run had ended, or by a command that completed it and was killed too.
         assert status in (0, None), output
-        if status == 0 and not resume:
+        if status == 0 and command == ["run"]:
             count.seconds = time.monotonic() - began_s
         [*begun] = set(runs.ids(repo)) - known
         if status == 0:
@@ -177,16 +177,16 @@ def _one_run(places: _Places, whole: tuple[history.History, float], draw: random
         if made and len(made) > attempts:
             attempts = len(made)
             before = _chain(repo, run, made[-1])
-            status, output = places.m5ws(elsewhere, "run", "--resume", run)
+            status, output = places.m5ws(elsewhere, "resume", run)
             is_refused = status == 2 and "--take-over" in output
             assert "has finished" in output or (is_refused and _chain(repo, run, made[-1]) == before), output
         if not made:
             # A run that was killed before its first attempt began belongs to no machine.
             known.add(run)
             places.kill_ranks(where, run)
-            resume, attempts = [], 0
+            command, attempts = ["run"], 0
             continue
-        where, resume = elsewhere, ["--resume", run, "--take-over", "--from-scratch"]
+        where, command = elsewhere, ["resume", run, "--take-over", "--from-scratch"]
         count.resumed += 1
     [run] = set(runs.ids(repo)) - known
     count.runs += 1
@@ -264,14 +264,14 @@ def test_a_living_run_is_looked_at_from_elsewhere_and_taken_over(
         there.m5ws(*words, expect=None, environment=_PATHS)
     judged = json.loads(there.m5ws("reproduce", "--json", run, environment=_PATHS).stdout)
     assert judged["outcome"] == "sampled" and "end of the original is not recorded" in judged["reason"]
-    refused = there.m5ws("run", "--resume", run, expect=2, environment=_PATHS).stderr
+    refused = there.m5ws("resume", run, expect=2, environment=_PATHS).stderr
     assert (
         os.uname().nodename in refused
         and re.search(r"last sign of life is 0:00:\d\d", refused)
         and "--take-over" in refused
     )
     assert not [key for key in written if key.startswith(f"runs/{run}/")]
-    there.m5ws("run", "--resume", run, "--take-over", "--no-progress", environment=_PATHS)
+    there.m5ws("resume", run, "--take-over", "--no-progress", environment=_PATHS)
     assert not [key for key in written if key.startswith(f"runs/{run}/ledger/0001")]
     held.unlink()
     first.join(_TIMEOUT_S)
@@ -306,7 +306,7 @@ def test_what_was_lost_with_a_machine_is_named_and_is_no_divergence(
     run = _killed(places, "mute", held.with_name("saved"))
     assert places.history(run).last_step == 0
     assert [checkpoints.step_of(name) for name in checkpoints.valid(places.repo, run)] == [4]
-    assert places.m5ws(1, "run", "--resume", run, "--take-over")[0] == 0
+    assert places.m5ws(1, "resume", run, "--take-over")[0] == 0
     recorded = places.history(run)
     assert_alike(whole[0], recorded)
     assert 1 not in recorded.steps[0] and recorded.last_step == 10 and fsck.check(places.repo).damage == ()
@@ -323,7 +323,7 @@ def test_a_run_is_not_resumed_with_other_libraries_unless_told_so(
     run = _killed(places, "m5ws", held.with_name("saved"))
     there, before = places.homes[1], _chain(places.repo, run, 1)
     variables = _PATHS | {"OMP_DYNAMIC": "TRUE"}
-    resume = ("run", "--resume", run, "--take-over", "--no-progress")
+    resume = ("resume", run, "--take-over", "--no-progress")
     refused = there.m5ws(*resume, expect=2, environment=variables).stderr
     assert "variable.OMP_DYNAMIC: absent → TRUE" in refused and "--env warn" in refused
     assert ledger.attempts(places.repo, run) == [1] and _chain(places.repo, run, 1) == before

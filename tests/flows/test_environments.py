@@ -106,11 +106,11 @@ def test_a_killed_attempt_says_what_it_had_loaded_and_another_one_shows_where_it
     place.fails.unlink()
     place.install("late", "2.0")
     place.install("idle", "1.0")
-    refused = place.workspace.m5ws("run", "--resume", run, expect=2).stderr
+    refused = place.workspace.m5ws("resume", run, expect=2).stderr
     assert "differs: environment distribution.late: 1.0 → 2.0\n" in refused and ledger.attempts(
         place.workspace.repo, run
     ) == [1]
-    place.workspace.m5ws("run", "--resume", run, "--env", "warn")
+    place.workspace.m5ws("resume", run, "--env", "warn")
     shown = place.workspace.m5ws("show", run).stdout
     assert "environment, compared with the first attempt:\n    distribution.late: 1.0 → 2.0" in shown
     assert "1 differences that cannot change bits" in shown
@@ -137,6 +137,6 @@ def test_a_run_goes_on_beside_a_new_distribution_that_no_rank_imported(place: _P
     [run] = [row["id"] for row in _failed(place)]
     place.fails.unlink()
     place.install("idle", "1.0")
-    place.workspace.m5ws("run", "--resume", run)
+    place.workspace.m5ws("resume", run)
     subject = tags.load(place.workspace.repo, run)
     assert tags.tags(subject)["m5ws.other_environment"] == "absent"

@@ -228,7 +228,7 @@ def _judge(root: Path, case: _Case) -> _Judged:
     commit_all(workspace.root)
     if case.killed:
         run = str(workspace.json("run", expect=1)["run"]["id"])
-        workspace.m5ws("run", "--resume", run)
+        workspace.m5ws("resume", run)
     else:
         run = workspace.train()
     verdict = workspace.json("reproduce", run, expect=None)

@@ -19,7 +19,7 @@ def test_a_fork_goes_on_bit_for_bit_and_what_is_changed_counts_at_once(
 ) -> None:
     workspace, run = base_runs.copy(kind, 2, tmp_path)
     parent = workspace.history(run)
-    fork = workspace.json("run", "--from", f"{run[:6]}@4", "--name", "again")["run"]
+    fork = workspace.json("fork", f"{run[:6]}@4", "--name", "again")["run"]
     assert (fork["parent"]["run"], fork["parent"]["step"], fork["parent"]["settings"]) == (run, 4, "checkpoint")
     same = workspace.history(fork["id"])
     assert sorted(same.contents) == [8, 10]
@@ -30,7 +30,7 @@ def test_a_fork_goes_on_bit_for_bit_and_what_is_changed_counts_at_once(
             before = parent.steps[rank][number]
             assert (step.quantities, step.batch) == (before.quantities, before.batch)
 
-    second = workspace.train("--from", f"{run}@4", "--set", "learning_rate=0.02")
+    second = workspace.json("fork", f"{run}@4", "--set", "learning_rate=0.02")["run"]["id"]
     changed = workspace.history(second)
     # Weights and data of step 5 are the parent's. Its update and all later steps differ.
     assert changed.steps[0][5].quantities["loss"] == parent.steps[0][5].quantities["loss"]
@@ -48,7 +48,7 @@ def test_a_fork_goes_on_bit_for_bit_and_what_is_changed_counts_at_once(
 def forked(base_runs: BaseRuns, tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, str, str]:
     """A workspace with a run of one process, and a detached fork of its last checkpoint."""
     workspace, run = base_runs.copy("fsdp", 1, tmp_path_factory.mktemp("forked"))
-    fork = workspace.m5ws("run", "--from", run, "--set", "steps=12", "--detach").stdout.strip()
+    fork = workspace.m5ws("fork", run, "--set", "steps=12", "--detach").stdout.strip()
     workspace.m5ws("logs", "-f", fork)
     assert sorted(workspace.history(fork).steps[0]) == [11, 12]
     return workspace, run, fork
@@ -56,7 +56,7 @@ def forked(base_runs: BaseRuns, tmp_path_factory: pytest.TempPathFactory) -> tup
 
 def test_a_fork_of_a_fork_on_more_ranks_tells_its_lineage(forked: tuple[Workspace, str, str]) -> None:
     workspace, run, first = forked
-    second = workspace.train("--from", f"{first}@12", "--set", "steps=13", "--nproc", "2")
+    second = workspace.json("fork", f"{first}@12", "--set", "steps=13", "--nproc", "2")["run"]["id"]
     history = workspace.history(second)
     assert sorted(history.steps[0]) == [13] and history.world == 2
     assert any("made by 1 ranks" in notice.message for notice in history.notices)
@@ -72,7 +72,7 @@ def test_a_script_without_a_session_is_no_fork(forked: tuple[Workspace, str, str
     workspace, run, _ = forked
     (workspace.root / "plain.py").write_text("print('trained from nothing')\n")
     snapshot = workspace.json("snapshot")["id"]
-    failed = workspace.m5ws("run", "--from", f"{run}@4", snapshot, "--", "plain.py", expect=1)
+    failed = workspace.m5ws("fork", f"{run}@4", "--snapshot", snapshot, "--", "plain.py", expect=1)
     assert "uses no m5ws.session" in failed.stderr
 
 

@@ -98,7 +98,7 @@ def test_a_script_that_cannot_resume_is_refused_with_a_remedy(workspace: Workspa
     refused = workspace.m5ws("certify", "--", "train.py", "exact", "1", expect=2).stderr
     assert "nothing to interrupt" in refused
     refused = workspace.m5ws("certify", "--", "train.py", "exact", "0", expect=2).stderr
-    assert "torch.optim" in refused and "m5ws run --resume" in refused
+    assert "torch.optim" in refused and "m5ws resume" in refused
 
 
 @pytest.mark.parametrize(("moment", "left"), [("training (", 0), ("Step", 1), ("resuming", 2)])

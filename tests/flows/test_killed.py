@@ -92,7 +92,7 @@ def test_a_killed_script_finds_the_files_that_plain_python_finds(
         git(tmp_path, "clone", "--quiet", str(workspace.root), str(tmp_path / "another"))
         resumes = Workspace(tmp_path / "another")
     # Half a file: the script fails, as it would without m5ws.
-    failed = resumes.m5ws("run", "--resume", run, expect=1 if moment == "within" else 0).stderr
+    failed = resumes.m5ws("resume", run, expect=1 if moment == "within" else 0).stderr
     assert ("0001-final" in failed and "--at TIME" in failed) == (moment == "within")
     assert (moment == "within") == ("BadZipFile" in failed)
     resumes.m5ws("outputs", run, str(tmp_path / "first"), "--attempt", "1")

@@ -111,7 +111,7 @@ def test_a_resume_from_the_scripts_own_checkpoint_is_checked(workspace: Workspac
     words = ("train.py", "resuming", "8", str(tmp_path / "died"), *filter(None, [fault]))
     workspace.m5ws("run", "--no-progress", "--fingerprint-every", "1000", "--", *words, expect=1)
     (run,) = [run["id"] for run in workspace.json("ls")["runs"]]
-    workspace.m5ws("run", "--no-progress", "--resume", run)
+    workspace.m5ws("resume", run, "--no-progress")
     history = workspace.history(run)
     assert sorted(history.steps[0]) == list(range(1, 9)) and history.begun == [(0, 1), (3, 2)]
     assert sorted(history.states[0]) == [0, 1, 2, 4, 5]  # After step 4 too, the first one of the second attempt.
@@ -128,7 +128,7 @@ def test_a_verdict_on_an_unplaced_attempt_is_about_the_end_and_names_the_line(
     words = ("train.py", "resuming", "8", str(tmp_path / "died"), "inexact")
     workspace.m5ws("run", "--no-progress", "--", *words, expect=1)
     (run,) = [run["id"] for run in workspace.json("ls")["runs"]]
-    workspace.m5ws("run", "--no-progress", "--resume", run)
+    workspace.m5ws("resume", run, "--no-progress")
     history = workspace.history(run)
     assert history.without_place == (2,) and sorted(history.steps[0]) == [1, 2, 3, 4, 5]
     verdict = workspace.json("reproduce", run, expect=1)

@@ -37,8 +37,8 @@ def workspace(tmp_path: Path) -> Workspace:
 
 def test_a_script_is_given_what_it_wrote_and_goes_on(workspace: Workspace, tmp_path: Path) -> None:
     run = workspace.m5ws("run", "--no-progress", expect=1).stdout.strip()
-    assert "output files 0001-final of attempt 1" in workspace.m5ws("run", "--resume", run, "--dry-run").stdout
-    workspace.m5ws("run", "--resume", run)
+    assert "output files 0001-final of attempt 1" in workspace.m5ws("resume", run, "--dry-run").stdout
+    workspace.m5ws("resume", run)
     report = workspace.json("outputs", run, str(tmp_path / "model"))
     assert (report["files"], report["attempt"], report["final"]) == (3, 2, True)
     assert (tmp_path / "model" / "out" / "log.txt").read_text().split() == list("123456")
@@ -61,13 +61,13 @@ def test_a_resume_restores_files_of_a_folder_that_is_declared_later(workspace: W
     declared = settings.read_text()
     settings.write_text(declared.replace('outputs = ["out"]', ""))
     run = workspace.m5ws("run", "--no-progress", expect=1).stdout.strip()
-    hint = workspace.m5ws("run", "--resume", run, expect=2).stderr
+    hint = workspace.m5ws("resume", run, expect=2).stderr
     assert (
         "Set outputs in [run] of m5ws.toml" in hint
         and str(workspace.root / ".m5ws" / "runs" / run / "0001" / "work") in hint
     )
     settings.write_text(declared)
-    workspace.m5ws("run", "--resume", run)
+    workspace.m5ws("resume", run)
     out = workspace.root / ".m5ws" / "runs" / run / "0002" / "work" / "out"
     assert (out / "log.txt").read_text().split() == list("123456") and (out / "counted.txt").read_text() == "3"
     assert workspace.m5ws("fsck", "--read-data").returncode == 0
@@ -79,11 +79,10 @@ def test_a_resume_that_would_begin_again_is_asked_for(workspace: Workspace, tmp_
     # The script has printed its exception, and ended with a status.
     assert "ConfigError: no key" in failed.stderr
     assert "no output files" in workspace.m5ws("outputs", run, str(tmp_path / "model"), expect=3).stderr
-    refused = workspace.m5ws("run", "--resume", run, expect=2)
+    refused = workspace.m5ws("resume", run, expect=2)
     assert "neither a checkpoint nor output files" in refused.stderr and "--from-scratch" in refused.stderr
-    workspace.m5ws("run", "--resume", run, "--from-scratch", expect=1)
+    workspace.m5ws("resume", run, "--from-scratch", expect=1)
     assert workspace.history(run).attempt == 2
-    assert "--resume" in workspace.m5ws("run", "--from-scratch", expect=2).stderr
 
 
 _LAST = """
@@ -117,7 +116,7 @@ def test_output_files_of_a_run_with_steps_are_no_checkpoint(stepped: tuple[Works
     assert [checkpoint["checkpoint"]["step"] for checkpoint in shown["checkpoints"]] == [4, 8, 10]
     assert [checkpoint["name"] for checkpoint in shown["outputs"]] == ["0001-final"]
     assert "OUTPUT FILES" in workspace.m5ws("show", run).stdout
-    assert "after step 10" in workspace.m5ws("run", "--from", run, "--dry-run").stderr
+    assert "after step 10" in workspace.m5ws("fork", run, "--dry-run").stderr
     assert workspace.json("outputs", run, str(tmp_path / "o"))["final"]
     assert workspace.m5ws("fsck", "--read-data").returncode == 0
 
@@ -163,16 +162,16 @@ def test_a_resume_at_a_time_restores_an_earlier_copy_and_from_scratch_restores_n
         _FOLDERS.replace("not found", f"not Path({str(tmp_path / 'mark')!r}).exists()")
     )
     run = workspace.m5ws("run", "--no-progress", expect=1).stdout.strip()
-    workspace.m5ws("run", "--resume", run, expect=1)
-    failed = workspace.m5ws("run", "--resume", run, expect=1).stderr
+    workspace.m5ws("resume", run, expect=1)
+    failed = workspace.m5ws("resume", run, expect=1).stderr
     assert "0002-final" in failed and f"m5ws outputs {run} --copies" in failed and "--at TIME" in failed
     (tmp_path / "mark").touch()
     rows = workspace.json("outputs", run, "--copies")["outputs"]
     assert [row["name"] for row in rows] == ["0001-final", "0002-final", "0003-final"]
-    assert "matches 3" in workspace.m5ws("run", "--resume", run, "--at", "0", expect=2).stderr
-    assert "--copies" in workspace.m5ws("run", "--resume", run, "--at", "1999", expect=3).stderr
-    assert "0001-final" in workspace.m5ws("run", "--resume", run, "--at", "0001", "--dry-run").stdout
-    assert "restores" not in workspace.m5ws("run", "--resume", run, "--from-scratch", "--dry-run").stdout
-    workspace.m5ws("run", "--resume", run, "--at", "0001-f")
+    assert "matches 3" in workspace.m5ws("resume", run, "--at", "0", expect=2).stderr
+    assert "--copies" in workspace.m5ws("resume", run, "--at", "1999", expect=3).stderr
+    assert "0001-final" in workspace.m5ws("resume", run, "--at", "0001", "--dry-run").stdout
+    assert "restores" not in workspace.m5ws("resume", run, "--from-scratch", "--dry-run").stdout
+    workspace.m5ws("resume", run, "--at", "0001-f")
     workspace.m5ws("outputs", run, str(tmp_path / "out"))
     assert {path.name for path in (tmp_path / "out" / "out").iterdir()} == {f"step-{step}" for step in range(1, 5)}

@@ -50,8 +50,8 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "override": ("run", "--set", f"batch={TOKEN}"),
     "new key": ("run", "--set", f"+wandb_api_key={KEY}"),
     "name of a new key": ("run", "--set", f"+{TOKEN}=1"),
-    "value of a sweep": ("run", "--sweep", f"batch=1,{TOKEN}"),
-    "name of a sweep's run": ("run", "--name", TOKEN, "--sweep", "batch=1,2"),
+    "value of a sweep": ("sweep", f"batch=1,{TOKEN}"),
+    "name of a sweep's run": ("sweep", "--name", TOKEN, "batch=1,2"),
 }
 
 

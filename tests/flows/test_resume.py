@@ -89,7 +89,7 @@ _OTHER_KILLS = [("fsdp", 5, "1"), ("fsdp", 9, "0"), ("zero", 7, "m5ws"), ("zero"
 def test_a_killed_run_resumes_to_the_same_bits(unbroken: tuple[Workspace, str], step: int, whom: str) -> None:
     workspace, reference = unbroken
     run = _run_and_kill(workspace, step, whom)
-    workspace.m5ws("run", "--resume", run)
+    workspace.m5ws("resume", run)
     history = workspace.history(run)
     assert_equal(workspace.history(reference), history)
     assert history.attempt == 2
@@ -117,7 +117,7 @@ def test_a_checkpoint_whose_publisher_is_killed_before_it_says_so_is_linked(tmp_
     [run] = _known(workspace)
     history = workspace.history(run)
     assert (sorted(history.contents), history.outcome) == ([4], "failed")
-    workspace.m5ws("run", "--resume", run)
+    workspace.m5ws("resume", run)
     history = workspace.history(run)
     assert (sorted(history.contents), history.begun) == ([4, 8, 10], [(0, 1), (4, 2)])
 
@@ -126,7 +126,7 @@ def test_a_resume_that_is_not_exact_is_caught(tmp_path: Path) -> None:
     workspace = make_forgetful(tmp_path / "w")
     workspace.edit("config.yaml", "pause_s: 0.0", "pause_s: 0.3")
     run = _run_and_kill(workspace, 7, "0")
-    done = workspace.m5ws("run", "--resume", run)
+    done = workspace.m5ws("resume", run)
     assert "not exact" in done.stderr
     notices = [notice for notice in workspace.history(run).notices if notice.kind == "inexact-resume"]
     assert notices and "step 5" in notices[0].message
@@ -145,7 +145,7 @@ def test_a_running_run_is_not_resumed_and_ctrl_c_keeps_what_was_published(tmp_pa
     run = _started(workspace, set())
     _wait_for_step(workspace, run, 5)
     wait_for(lambda: workspace.history(run).contents)
-    busy = workspace.m5ws("run", "--resume", run, expect=2)
+    busy = workspace.m5ws("resume", run, expect=2)
     assert "is running" in busy.stderr
     held.unlink()
     process.send_signal(signal.SIGINT)
@@ -153,5 +153,5 @@ def test_a_running_run_is_not_resumed_and_ctrl_c_keeps_what_was_published(tmp_pa
     assert process.returncode == 130, output
     assert workspace.m5ws("fsck").returncode == 0
     assert 4 in workspace.history(run).contents and workspace.history(run).outcome == "interrupted"
-    workspace.m5ws("run", "--resume", run)
+    workspace.m5ws("resume", run)
     assert workspace.history(run).last_step == 10

@@ -51,5 +51,5 @@ def test_torchrun_waits_for_a_last_checkpoint_that_takes_longer_than_its_own_tim
     assert (attempt.standing, attempt.message) == ("failed", "stopped by SIGTERM"), output
     assert checkpoints.step_of(checkpoints.valid(workspace.repo, run)[-1]) == 6
     ready.unlink()
-    workspace.m5ws("run", "--resume", run, "--no-progress")
+    workspace.m5ws("resume", run, "--no-progress")
     assert state.load(workspace.repo, run).standing == "finished"

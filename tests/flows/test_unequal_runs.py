@@ -31,7 +31,7 @@ def test_a_run_with_other_final_weights_is_not_reproduced(fault: str, tmp_path: 
     workspace = make_workspace(tmp_path / "w", "unequal.py", nproc=1, run='outputs = ["out"]')
     workspace.m5ws("run", "--no-progress", "--", "train.py", fault, str(tmp_path / "beside"), expect=1)
     (run,) = [run["id"] for run in workspace.json("ls")["runs"]]
-    workspace.m5ws("run", "--no-progress", "--resume", run)
+    workspace.m5ws("resume", run, "--no-progress")
     expected = FAULTS[fault]
     verdict = workspace.json(
         *("reproduce", run), expect={"nondeterministic": 1, "diverged": 1, "not comparable": 2}.get(expected, 0)

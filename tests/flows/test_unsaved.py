@@ -68,7 +68,7 @@ class _Unsaved(msgspec.Struct, frozen=True):
 def _train(workspace: Workspace, away: str) -> str:
     workspace.edit("train.py", "\nimport m5ws\n", f"\nimport m5ws\n{_AWAY.replace('{}', away)}")
     run, output = _run(workspace)
-    assert "unsaved" in output and "after step 10" in output and f"--resume {run}" in output
+    assert "unsaved" in output and "after step 10" in output and f"m5ws resume {run}" in output
     return run
 
 
@@ -105,7 +105,7 @@ def test_a_last_checkpoint_that_was_kept_is_stored_by_the_next_command(unsaved: 
     workspace, run = unsaved.workspace, unsaved.run
     shown = workspace.m5ws("show", run).stdout
     assert "attempt 1: finished" in shown and "0000000010-0001" in shown and "kept on this machine" in shown
-    assert "has finished" in workspace.m5ws("run", "--resume", run, expect=2).stderr
+    assert "has finished" in workspace.m5ws("resume", run, expect=2).stderr
     assert workspace.m5ws("fsck", "--read-data").returncode == 0
     assert not (workspace.root / ".m5ws" / "runs" / run / "0001" / UNSAVED).exists()
     assert sorted(history.load(unsaved.repo, run).contents) == [4, 8, 10]
@@ -116,7 +116,7 @@ def test_a_run_whose_last_checkpoint_is_lost_is_resumed(unsaved: _Unsaved) -> No
     for path in (workspace.root / ".m5ws" / "runs" / run / "0001" / UNSAVED).rglob("runs/*/checkpoints/*"):
         path.unlink()
     assert "unsaved" in workspace.m5ws("ls").stdout
-    workspace.m5ws("run", "--resume", run)
+    workspace.m5ws("resume", run)
     recorded = history.load(unsaved.repo, run)
     assert (sorted(recorded.contents), recorded.begun, recorded.outcome) == ([4, 8, 10], [(0, 1), (8, 2)], "finished")
     assert workspace.m5ws("fsck").returncode == 0

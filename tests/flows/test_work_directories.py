@@ -163,7 +163,7 @@ def test_a_resumed_attempt_is_where_the_first_was(tmp_path: Path, mounted: bool)
     workspace = _workspace(tmp_path / "w", _TWICE)
     run = workspace.m5ws("run", "--no-progress", expect=1).stdout.strip()
     with _at_the_same_time(workspace, runs.new_id(), tmp_path / "other"):
-        workspace.m5ws("run", "--resume", run)
+        workspace.m5ws("resume", run)
     workspace.m5ws("outputs", run, str(tmp_path / "found"))
     places = (tmp_path / "found" / "out" / "places.txt").read_text().split()
     assert len(places) == 2 and places[0] == places[1]

@@ -82,13 +82,13 @@ def _of_checkpoint(world: World, key: str) -> Commands:
         ("checkpoint", "ls", run),
         ("checkpoint", "export", which, out, "--format", "safetensors", "--dry-run"),
         ("checkpoint", "diff", which, beside),
-        ("run", "--from", which, "--dry-run"),
+        ("fork", which, "--dry-run"),
         ("show", run),
         ("push", run, "--to", out, "--dry-run"),
         ("gc", "--dry-run"),
     ]
     if label == checkpoints.valid(world.repo, run)[-1] and run in (A, B):
-        found.append(("run", "--resume", run, "--dry-run"))
+        found.append(("resume", run, "--dry-run"))
         found.append(("prefetch", run, "--dry-run"))
     return found + ([("attest", run), ("verify", str(world.root / f"{run}.json"))] if run in (A, B) else [])
 
@@ -98,7 +98,7 @@ def _of_run(world: World, key: str) -> Commands:
     verbs: Commands = [("show", run), ("diff", run, A if run != A else B), ("gc", "--dry-run")]
     if run in GONE:  # Neither resumed nor copied, whatever its record contains.
         return verbs
-    verbs += [("run", "--resume", run, "--dry-run"), ("push", run, "--to", str(world.root / "out"), "--dry-run")]
+    verbs += [("resume", run, "--dry-run"), ("push", run, "--to", str(world.root / "out"), "--dry-run")]
     return [*verbs, ("attest", run)]
 
 

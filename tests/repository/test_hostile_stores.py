@@ -88,7 +88,7 @@ def test_a_run_that_lies(world: World, fields: dict[str, object], saying: str) -
     world.run("1" * 64, lies=fields)
     for arguments in (("show", RUN), ("push", RUN, "--to", str(world.out / "pushed")), ("gc", "--dry-run")):
         world.refused(*arguments, saying=saying, status=3)
-    world.refused("run", "--resume", RUN, "--dry-run", saying=saying, status=3)
+    world.refused("resume", RUN, "--dry-run", saying=saying, status=3)
     assert RUN in world.fine("ls") and good in world.fine("show", good)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from m5ws.errors import CorruptObject, UsageError
+from m5ws.errors import CorruptObject, NotFound, UsageError
 from m5ws.records.store import Format
 from m5ws.records.tree import Tree
 from m5ws.repository import buffers
@@ -21,7 +21,7 @@ from m5ws.repository.files.index import Index
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.files.materialise import materialise
 from m5ws.repository.files.writer import FileChanged
-from m5ws.repository.objects import Objects
+from m5ws.repository.objects import Objects, key
 from m5ws.repository.repository import Repository
 from m5ws.store.interface import ObjectStore
 from m5ws.store.local import LocalStore
@@ -266,3 +266,38 @@ def test_a_last_look_at_files_that_hold_still_asks_nothing_of_the_store(tmp_path
         assert not asked
         (source / "10").write_bytes(os.urandom(10))
         assert not trees.is_still(repo.objects, repo.locations, _sources(source), index, written.digest)
+
+
+def test_a_rewritten_tree_is_the_tree_of_the_rewritten_files(tmp_path: Path) -> None:
+    repo = Repository.create(LocalStore(tmp_path / "store"), _SMALL)
+    source = tmp_path / "source"
+    source.mkdir()
+    for name, size in (("empty", 0), ("kept", 20), ("large", 200), ("script", 30), ("small", 30)):
+        (source / name).write_bytes(name.encode() * (size // len(name)))
+    (source / "script").chmod(0o755)
+    (source / "link").symlink_to("kept")
+    before = trees.write_tree(repo.objects, repo.locations, _sources(source)).digest
+    entries = trees.located(repo.objects, repo.locations, before).entries
+    new = {b"empty": b"1", b"small": b"x" * 130, b"large": b"", b"script": b"run"}
+    rewritten = trees.rewrite_tree(repo.objects, repo.locations, entries, new, [before])
+    for path, data in new.items():
+        (source / os.fsdecode(path)).write_bytes(data)
+    assert rewritten == trees.write_tree(repo.objects, repo.locations, _sources(source)).digest
+
+
+def test_a_rewritten_tree_uses_no_pack_that_is_missing(tmp_path: Path) -> None:
+    repo = Repository.create(LocalStore(tmp_path / "store"))
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("a", "b"):
+        (source / name).write_text(name)
+    one = trees.write_tree(repo.objects, repo.locations, _sources(source)).digest
+    entries = trees.located(repo.objects, repo.locations, one).entries
+    repo.store.delete(key(entries[0].parts[0].object))
+    fresh = Repository.open(repo.store)
+    fresh.locations.add_tree(one, repo.locations.written(one)[0])  # type: ignore[index]
+    with pytest.raises(NotFound):
+        trees.rewrite_tree(fresh.objects, fresh.locations, entries, {b"b": b"new"}, [one])
+    both = trees.rewrite_tree(fresh.objects, fresh.locations, entries, {b"a": b"new", b"b": b"new"}, [one])
+    located = trees.located(fresh.objects, fresh.locations, both).entries
+    assert [trees.read_file(fresh.objects, fresh.locations, entry) for entry in located] == [b"new", b"new"]

@@ -286,10 +286,10 @@ def _kill_and_resume(place: Place, example: Example, kill: Kill, name: str) -> N
         *_command(example), "kill_at_step.py", str(kill.step), str(mark), "train.py",
     )  # fmt: skip
     assert killed.returncode != 0 and not mark.exists(), killed
-    resumed = place.run("-C", str(place.root), "run", "--no-progress", "--resume", name)
+    resumed = place.run("-C", str(place.root), "resume", name, "--no-progress")
     if resumed.returncode == 2:
         assert "neither a checkpoint nor output files" in resumed.stderr, resumed
-        place.m5ws("run", "--no-progress", "--resume", name, "--from-scratch")
+        place.m5ws("resume", name, "--no-progress", "--from-scratch")
     else:
         assert resumed.returncode == 0, resumed
     workspace = m5ws.Workspace(place.root)

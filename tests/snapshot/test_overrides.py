@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from m5ws.config.flatten import flatten
+from m5ws.config.flatten import flatten, parse
 from m5ws.errors import UsageError
+from m5ws.records.run import LaunchSpec
 from m5ws.repository.files import trees
 from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
@@ -45,7 +46,7 @@ def _set(data: bytes, *texts: str, name: str = "config.yaml") -> bytes:
         ("optimizer.betas=[0.8, 0.9]", b"  betas: [0.9, 0.95]", b"  betas: [0.8, 0.9]"),
         ("optimizer.betas.1=0.999", b"  betas: [0.9, 0.95]", b"  betas: [0.9, 0.999]"),
         ("seed=null", b"seed: 7   # the seed", b"seed:     # the seed"),
-        ("optimizer.name=on", b"  name: 'adamw'", b'  name: "on"'),
+        ("optimizer.name=on", b"  name: 'adamw'", b"  name: 'on'"),
     ],
 )
 def test_yaml_changes_one_line_alone(override: str, line: bytes, becomes: bytes) -> None:
@@ -128,7 +129,7 @@ def test_keys_may_contain_dots() -> None:
 @pytest.mark.parametrize("text", ["seed", "=1", "seed=[1"])
 def test_an_invalid_override_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
-        overrides.parse(text)
+        _set(CONFIG, text)
 
 
 @given(
@@ -143,8 +144,56 @@ def test_any_value_survives_the_round_trip(value: object) -> None:
         assert flatten(name, result) == {"key": json.dumps(YAML(typ="safe", pure=True).load(text))}
 
 
+@pytest.mark.parametrize(
+    ("old", "value", "new"),
+    [
+        ("yes", "no", "no"),
+        ("on", "off", "off"),
+        ("[yes, no]", "[no, no]", "[no, no]"),
+        ("yes", '"no"', '"no"'),
+        ("no", '"no"', '"no"'),
+        ("3e-4", "1e-4", "1e-4"),
+        ("3.0e-4", "1e-4", "0.0001"),
+        ("[0.9, 0.95]", "[1e-4, 1e-3]", "[0.0001, 0.001]"),
+        ("adamw", "no", '"no"'),
+        ("adamw", "12:30", '"12:30"'),
+        ("0777", "0755", "0755"),
+        ("auto", "32", "32"),
+        ("null", "text", "text"),
+    ],
+)
+def test_readers_of_yaml_1_1_and_1_2_see_the_typed_value(old: str, value: str, new: str) -> None:
+    assert _set(f"key: {old}\n".encode(), f"key={value}").decode() == f"key: {new}\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "value", "spelling"),
+    [
+        ("yes", "false", "--set key=no"),
+        ("yes", "maybe", "--set 'key=\"maybe\"'"),
+        ("true", "no", "--set key=false"),
+        ("3e-4", "0.5", "--set key=5e-1"),
+        ("1", "0777", "--set key=777. Write --set key=511"),
+    ],
+)
+def test_a_value_that_readers_see_differently_is_refused_with_its_spelling(old: str, value: str, spelling: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        _set(f"key: {old}\n".encode(), f"key={value}")
+    assert spelling in refused.value.hint
+
+
+@given(st.from_regex(r"[-+.\dexob_:]{1,6}|yes|no|on|off|y|n|~|null", fullmatch=True))
+def test_the_reader_of_yaml_1_1_agrees_with_pyyaml(text: str) -> None:
+    yaml = pytest.importorskip("yaml")
+    try:
+        expected = yaml.safe_load(f"key: {text}")
+    except (yaml.YAMLError, ValueError):
+        return
+    assert repr(parse("c.yaml", f"key: {text}".encode(), "1.1")) == repr(expected)
+
+
 @settings(max_examples=20)
-@given(st.sampled_from(["yes", "on", "off", "1e5", "12:30", "n", "0777", "1_000", "0x1f", "~", "1.5e3"]))
+@given(st.sampled_from(["yes", "on", "off", "1e5", "12:30", "n", "1_000", "0x1f", "~", "1.5e3"]))
 def test_old_yaml_readers_read_the_same_value(text: str) -> None:
     yaml = pytest.importorskip("yaml")
     written = YAML(typ="safe", pure=True).load(text)
@@ -168,6 +217,34 @@ def test_a_derived_snapshot_is_annotated_with_its_base(repo: Repository, tmp_pat
     assert contents["model/size.yaml"] == b"depth: 3\n"
     assert b"lr: 0.5 " in contents["config.yaml"]
     assert overrides.derive(repo, base, ["depth=3", "optimizer.lr=0.5"]) == derived
+
+
+def test_a_key_is_changed_in_the_part_of_a_run_that_has_it(repo: Repository, tmp_path: Path) -> None:
+    base = _publish(repo, tmp_path / "w")
+    spec = LaunchSpec(command=("train.py", "--batch-size", "8", "optimizer.lr=1", "--betas", "1", "2", "--fast"))
+    snapshot, changed = overrides.change(repo, base, spec, ["batch_size=16", "command:optimizer.lr=[1"])
+    assert (snapshot, changed.command[2], changed.command[3]) == (base, "16", "optimizer.lr=[1")
+    snapshot, changed = overrides.change(repo, base, spec, ["config.yaml:optimizer.lr=2", "depth=3", "seed=8"])
+    assert changed == spec
+    config = overrides.config_files(repo, snapshots.load(repo, snapshot).config)
+    assert b"lr: 2 " in config["config.yaml"] and config["model/size.yaml"] == b"depth: 3\n"
+    assert b"seed: 8 " in config["config.yaml"]
+    for text in ("betas=3", "fast=false"):
+        with pytest.raises(UsageError, match="one value"):
+            overrides.change(repo, base, spec, [text])
+    with pytest.raises(UsageError, match=r"the command has an argument optimizer\.lr, and config\.yaml a key"):
+        overrides.change(repo, base, spec, ["optimizer.lr=3"])
+    with pytest.raises(UsageError, match="did you mean batch_size"):
+        overrides.change(repo, base, spec, ["batchsize=3"])
+
+
+def test_a_seed_that_no_part_has_is_that_of_the_launch(repo: Repository) -> None:
+    empty = trees.write_tree(repo.objects, repo.locations, []).digest
+    base = planted.publish(repo, planted.snapshot(empty, config=empty))
+    assert overrides.change(repo, base, LaunchSpec(command=("train.py",)), ["seed=3"])[1].seed == 3
+    for text in ("seed=x", "lr=1"):
+        with pytest.raises(UsageError):
+            overrides.change(repo, base, LaunchSpec(command=("train.py",)), [text])
 
 
 def test_derived_and_edited_by_hand_are_the_same_snapshot(repo: Repository, tmp_path: Path) -> None:

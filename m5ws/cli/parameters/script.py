@@ -40,8 +40,9 @@ class ScriptCommand(click.Command):
         """Return the command's own words, and those of the script."""
         if "--" in args:
             return args[: args.index("--")], args[args.index("--") + 1 :]
-        # A completion has half a command line.
-        position = None if ctx.resilient_parsing else self._first_word(ctx, args)
+        # A completion has half a command line. The first words of `fork` and `sweep` are their own.
+        has_own = any(each.required for each in self.params if isinstance(each, click.Argument))
+        position = None if ctx.resilient_parsing or has_own else self._first_word(ctx, args)
         if position is not None and not _ID.fullmatch(args[position]):
             return args[:position], args[position:]
         return args, []

@@ -63,7 +63,7 @@ def refuse_useless(context: click.Context) -> None:
     if ways and (changes := [_CHANGES[name] for name in _CHANGES if name in given]):
         raise UsageError(
             f"{' and '.join(changes)} cannot be combined with {ways[0]}: a segment starts from a checkpoint",
-            hint="`m5ws run --from RUN@STEP --set …` continues from a checkpoint with changes.",
+            hint="`m5ws fork RUN@STEP --set …` continues from a checkpoint with changes.",
         )
     if ways and "tolerance" in given:
         raise UsageError(

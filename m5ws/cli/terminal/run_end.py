@@ -44,7 +44,7 @@ class RunUnsaved(M5Error):
 
 def report(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> None:
     """Report the result of a run. Raises RunFailed, RunInterrupted, RunUnsaved, Superseded."""
-    run, resume = result.run, f"`m5ws run --resume {result.run}` continues the run"
+    run, resume = result.run, f"`m5ws resume {result.run}` continues the run"
     ended = f"run {run} {result.outcome}" + (f": {result.message}" if result.message else "")
     if not result.delivered and result.outcome not in COMPLETE:
         output.warn(
@@ -88,7 +88,7 @@ def _restored(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> s
         return ""
     return (
         f"The attempt had restored the output files {plan.outputs.name} and recorded no step. "
-        f"`m5ws outputs {run} --copies` lists earlier copies, and `m5ws run --resume {run} --at TIME` restores one; "
+        f"`m5ws outputs {run} --copies` lists earlier copies, and `m5ws resume {run} --at TIME` restores one; "
         "`--from-scratch` restores none. "
     )
 

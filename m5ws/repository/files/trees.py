@@ -18,13 +18,13 @@ from m5ws.filesystem import mode_and_stamp, stamp
 from m5ws.progress import Progress
 from m5ws.records import codec
 from m5ws.records.base import Digest
-from m5ws.records.tree import Entry, Packing, Slice, Tree
+from m5ws.records.tree import Entry, Pack, Packing, Slice, Tree
 from m5ws.repository import presence
 from m5ws.repository.files import packings
 from m5ws.repository.files.index import Index, KnownTree, Written, is_settled
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.files.locations import PackLocations, is_whole
-from m5ws.repository.files.validation import check, check_paths
+from m5ws.repository.files.validation import check, check_paths, is_small, joint_digest
 from m5ws.repository.files.writer import TreeWriter
 from m5ws.repository.objects import Objects
 
@@ -62,6 +62,52 @@ def write_tree(
         known_tree = msgspec.structs.replace(written, unchanged=True)
         index.remember_tree(signature, KnownTree(tree=known_tree, objects=tuple(writer.needed.items())))
     return msgspec.structs.replace(written, new_bytes=writer.new_bytes)
+
+
+def rewrite_tree(
+    objects: Objects,
+    locations: PackLocations,
+    entries: Sequence[Entry],
+    contents: Mapping[bytes, bytes],
+    sources: Sequence[Digest],
+) -> Digest:
+    """Make a tree of located `entries` durable, some with new `contents` by path, and return its digest.
+
+    `sources` are the trees of the entries. Unchanged small files stay in their packs, unless a pack is missing.
+    """
+    named = (packing_of(objects, locations, source) for source in sources)
+    known = [pack for packing in named if packing for pack in objects.get_record(packing, Packing).packs]
+    needed = {part.object for entry in entries if is_small(objects, entry) for part in entry.parts}
+    packs = {pack.object: pack for pack in known if pack.object in needed}
+    for lost in presence.missing(objects, {name: pack.size_bytes for name, pack in packs.items()}):
+        del packs[lost]
+    written: list[Entry] = []
+    for entry in entries:
+        data = contents.get(entry.path)
+        if data is None and is_small(objects, entry) and any(part.object not in packs for part in entry.parts):
+            data = read_file(objects, locations, entry)
+        new = entry if data is None else _put_content(objects, entry, data)
+        small = is_small(objects, new)
+        if small and data is not None:
+            # The object of one small file has the name of its content.
+            packs[new.digest] = Pack(object=new.digest, files=bytes.fromhex(new.digest), sizes_bytes=(new.size_bytes,))
+        written.append(msgspec.structs.replace(new, parts=()) if small else new)
+    digest = objects.put_record(Tree(entries=tuple(written)))
+    packing = objects.put_record(Packing(packs=tuple(pack for _, pack in sorted(packs.items())))) if packs else None
+    locations.add_tree(digest, packing)
+    return digest
+
+
+def _put_content(objects: Objects, entry: Entry, data: bytes) -> Entry:
+    """Make the new content of a file durable, and return its entry, with chunks if the file is large."""
+    cut = objects.format.file_chunk_bytes if len(data) >= objects.format.small_bytes else max(1, len(data))
+    chunks = [data[begin : begin + cut] for begin in range(0, len(data), cut)]
+    parts = tuple(
+        Slice(object=digest, offset=0, size_bytes=len(chunk), digest=digest)
+        for digest, chunk in zip(map(objects.put, chunks), chunks, strict=True)
+    )
+    digest = joint_digest(objects, [part.digest for part in parts]) if parts else objects.digest(data)
+    return msgspec.structs.replace(entry, size_bytes=len(data), digest=digest, parts=parts)
 
 
 def is_still(

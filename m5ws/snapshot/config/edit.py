@@ -5,16 +5,22 @@ An invalid file fails the snapshot, with its line, and not the run an hour later
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, MutableMapping, MutableSequence, Sequence
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
 from m5ws.config import yaml_size
+from m5ws.config.flatten import flatten, parse
 from m5ws.errors import M5Error
 
 Edit = Callable[[Any], Any]
 """Function from a parsed document (mappings and sequences of plain values) to the changed one."""
 
+Values = dict[str, str]
+"""Values by key, as JSON (`flatten`)."""
+
+_VALUE = "value.yaml"
 
 _OTHER_IN_YAML_1_1 = re.compile(
     r"(?i)y|n|yes|no|on|off|[-+]?[\d_]+(?::[0-5]?\d)+(?:\.[\d_]*)?|[-+]?[\d_.]+(?:e[-+]?[\d_]+)?|0[0-7_]+|0[bx][\da-f_]+"
@@ -38,7 +44,7 @@ def check(name: str, data: bytes) -> None:
         _json(name, _text(name, data))
     elif suffix == ".toml":
         _toml(name, _text(name, data))
-    elif suffix in (".yaml", ".yml"):
+    elif _is_yaml(name):
         _yaml(name, _text(name, data))
 
 
@@ -53,21 +59,9 @@ def edit(name: str, data: bytes, change: Edit) -> bytes:
         return _edit_json(name, text, change).encode()
     if suffix == ".toml":
         return _edit_toml(name, text, change).encode()
-    if suffix in (".yaml", ".yml"):
+    if _is_yaml(name):
         return _edit_yaml(name, text, change).encode()
     raise BadConfigFile(name, 1, "the file is neither YAML, JSON nor TOML: its keys cannot be set")
-
-
-def scalar(text: str) -> object:
-    """Return the value of `text` in YAML 1.2: `1e-4` is a number, `on` is text, `[1, 2]` is a list."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
-    yaml_size.refuse_large(text)
-    try:
-        return YAML(typ="safe", pure=True).load(text)
-    except YAMLError as error:
-        raise ValueError(str(error)) from error
 
 
 def yaml_styled(value: object) -> object:
@@ -88,6 +82,10 @@ def yaml_styled(value: object) -> object:
     return value
 
 
+def _is_yaml(name: str) -> bool:
+    return _suffix(name) in (".yaml", ".yml")
+
+
 def _suffix(name: str) -> str:
     return PurePosixPath(name).suffix.lower()
 
@@ -97,6 +95,109 @@ def _text(name: str, data: bytes) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadConfigFile(name, data.count(b"\n", 0, error.start) + 1, "is not UTF-8 text") from error
+
+
+# --- one key ---------------------------------------------------------------------------------------
+
+
+def below(values: Values, key: str) -> Values:
+    """Return the values of a key: its own with the name "", or those below it."""
+    return {name[len(key) + 1 :]: value for name, value in values.items() if name == key or name.startswith(f"{key}.")}
+
+
+def with_value(name: str, data: bytes, old: Values, key: str, text: str) -> tuple[bytes, Values] | None:
+    """Return a file with another value of a key, and its values. `old` are its values before.
+
+    Scripts read YAML by the rules of version 1.1 (PyYAML) or 1.2. None if no style of the value is read as typed by
+    both. A key that they read alike is read alike afterwards; to any other key, each reader sees its own type kept.
+    Raises ValueError if the value or the key cannot be in the file.
+    """
+    before = [old, *_read_as_1_1(name, data)]
+    typed = readings(text)
+    for value in _spellings(name, text):
+        result = edit(name, data, partial(_assigned, value, name, key))
+        after = [flatten(name, result) or {}, *_read_as_1_1(name, result)]
+        if _is_seen(typed, text, *([below(flat, key) for flat in flats] for flats in (before, after))):
+            return (data, old) if after == before else (result, after[0])
+    return None
+
+
+def readings(text: str) -> list[Values]:
+    """Return the value of a text as readers of YAML 1.2 and 1.1 see it. Raises ValueError for invalid YAML."""
+    data = text.encode()
+    values = flatten(_VALUE, data)
+    if values is None:
+        parse(_VALUE, data)
+    return [values or {}, *_read_as_1_1(_VALUE, data)]
+
+
+def types(values: Values) -> set[str]:
+    """Return the types of values. null is of every type."""
+    kinds = {'"': "text", "t": "a boolean", "f": "a boolean", "[": "a list", "{": "a mapping"}
+    return {kinds.get(value[0], "a number") for value in values.values() if value != "null"}
+
+
+def _read_as_1_1(name: str, data: bytes) -> list[Values]:
+    """Return the values that a reader of YAML 1.1 sees; nothing if the file is no YAML, or none of 1.1."""
+    values = flatten(name, data, "1.1") if _is_yaml(name) else None
+    return [values] if values is not None else []
+
+
+def _is_seen(typed: list[Values], text: str, old: list[Values], new: list[Values]) -> bool:
+    """Return True if each reader sees a typed value as it should.
+
+    Text that replaces a number or a boolean is taken for a mistake, unless it has quotes or refers to another key.
+    """
+    for after, own in zip(new, typed, strict=False):
+        if after != own and (types(after) == types(own) or after not in typed):
+            return False
+    if text.strip()[:1] in ("'", '"') or "${" in text:
+        return True
+    if any(before != old[0] for before in old):
+        return all(types(after) <= types(before) for before, after in zip(old, new, strict=True))
+    is_mistake = "" in old[0] and types(new[0]) == {"text"} and types(old[0]) in ({"a number"}, {"a boolean"})
+    return not is_mistake and all(after == new[0] for after in new)
+
+
+def _spellings(name: str, text: str) -> Iterator[object]:
+    """Yield the value of `text`, read as YAML 1.2, in the styles in which a file can have it: first as typed."""
+    from ruamel.yaml import YAML
+
+    if _is_yaml(name):
+        yield YAML(typ="rt", pure=True).load(text)
+    value = parse(_VALUE, text.encode())
+    yield yaml_styled(value) if _is_yaml(name) else value
+
+
+def _assigned(value: object, name: str, key: str, document: Any) -> Any:
+    """Set a key in a parsed document, and return the document."""
+    if value is None and _suffix(name) == ".toml":
+        raise ValueError("TOML has no null")
+    _assign(document, key.split("."), value)
+    return document
+
+
+def _assign(node: Any, parts: Sequence[str], value: object) -> None:
+    """Set the key in a part of a parsed document, or add it. Keys may contain dots themselves."""
+    if isinstance(node, MutableMapping):
+        for length in range(1, len(parts) + 1):
+            # Keys in YAML may be numbers.
+            key = next((key for key in node if str(key) == ".".join(parts[:length])), None)
+            if key is not None and length < len(parts):
+                return _assign(node[key], parts[length:], value)
+            if key is not None:
+                node[key] = value
+                return None
+        for part in reversed(parts[1:]):
+            value = {part: value}
+        node[parts[0]] = value
+    elif isinstance(node, MutableSequence) and parts[0].isdecimal() and int(parts[0]) < len(node):
+        if len(parts) > 1:
+            return _assign(node[int(parts[0])], parts[1:], value)
+        node[int(parts[0])] = value
+    else:
+        raise ValueError(f"{'.'.join(parts)} is not below a mapping or list")
+    return None
 
 
 # --- JSON ------------------------------------------------------------------------------------------
@@ -152,12 +253,7 @@ def _yaml(name: str, text: str) -> list[Any]:
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-    try:
-        yaml_size.refuse_large(text)
-    except yaml_size.TooManyValues as error:
-        raise BadConfigFile(name, 1, str(error)) from error
-    except ValueError:
-        pass  # The next reader reports the line.
+    _refuse_large(name, text)
     try:
         return list(YAML(typ="rt", pure=True).load_all(text))
     except MarkedYAMLError as error:
@@ -168,24 +264,41 @@ def _yaml(name: str, text: str) -> list[Any]:
         raise BadConfigFile(name, 1, f"not valid YAML: {error}") from error
 
 
+def _refuse_large(name: str, text: str) -> None:
+    """Raise BadConfigFile for YAML that stands for too many values; ignore invalid YAML."""
+    try:
+        yaml_size.refuse_large(text)
+    except yaml_size.TooManyValues as error:
+        raise BadConfigFile(name, 1, str(error)) from error
+    except ValueError:
+        pass
+
+
 def _edit_yaml(name: str, text: str, change: Edit) -> str:
     from io import StringIO
 
-    documents = _yaml(name, text)
-    if len(documents) > 1:
-        raise BadConfigFile(name, 1, "the file contains several documents: its keys cannot be set")
-    yaml = _layout_keeping(text)
-    document = yaml.load(text)
+    from ruamel.yaml.error import YAMLError
+    from ruamel.yaml.util import load_yaml_guess_indent
+
+    _refuse_large(name, text)
+    yaml = _layout_keeping()
+    try:
+        document, sequence, offset = load_yaml_guess_indent(text, yaml=yaml)
+    except YAMLError:
+        # Reading again gives the error its line.
+        _yaml(name, text)
+        raise BadConfigFile(name, 1, "the file contains several documents: its keys cannot be set") from None
+    if sequence is not None and offset is not None:
+        yaml.indent(sequence=sequence, offset=offset)
     out = StringIO()
     yaml.dump(change({} if document is None else document), out)
     return out.getvalue()
 
 
-def _layout_keeping(text: str) -> Any:
-    """Return a YAML editor with the layout of `text`, which writes numbers that YAML 1.1 readers read too."""
+def _layout_keeping() -> Any:
+    """Return a YAML editor that keeps quotes and lines, and writes numbers that YAML 1.1 readers read too."""
     from ruamel.yaml import YAML
     from ruamel.yaml.representer import RoundTripRepresenter
-    from ruamel.yaml.util import load_yaml_guess_indent
 
     class Representer(RoundTripRepresenter):
         pass
@@ -200,7 +313,4 @@ def _layout_keeping(text: str) -> Any:
     yaml.Representer = Representer
     yaml.preserve_quotes = True
     yaml.width = 2**20
-    _, sequence, offset = load_yaml_guess_indent(text)
-    if sequence is not None and offset is not None:
-        yaml.indent(sequence=sequence, offset=offset)
     return yaml

@@ -1,39 +1,45 @@
-"""`--set key=value`: derives a snapshot that differs from another only in config values, and is annotated with them.
+"""`--set key=value`: a change of an argument of the command, of a key of the config files, or of the seed.
 
-The config file itself is changed, so a run has exactly one snapshot, and its script reads the usual file. Only the
-named keys change. If another key would change too (a YAML alias of the same mapping), the override fails.
+A config file itself is changed, so a run has exactly one snapshot, and its script reads the usual file. Only the named
+keys change. If another key would change too (a YAML alias of the same mapping), the override fails.
 """
 
 import difflib
+import json
 import re
-import tempfile
+import shlex
 import time
-from collections.abc import Iterable, Mapping, MutableMapping, MutableSequence, Sequence
-from pathlib import Path, PurePosixPath
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
+from pathlib import PurePosixPath
+from typing import Literal
 
 import msgspec
 
 from m5ws import secret_gate
+from m5ws.config.commands import arguments
 from m5ws.config.flatten import flatten
 from m5ws.errors import UsageError
 from m5ws.records.base import Digest
+from m5ws.records.run import LaunchSpec
 from m5ws.records.snapshot import Annotation
-from m5ws.records.tree import Entry, Tree, path_text
 from m5ws.repository.files import trees
-from m5ws.repository.files.interface import SourceFile
-from m5ws.repository.files.materialise import materialise
 from m5ws.repository.publishing import repeated
 from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
 from m5ws.snapshot.config import edit
 
-_FORM = re.compile(r"(?P<add>\+?)(?:(?P<file>[^=:]+\.(?:ya?ml|json|toml)):)?(?P<key>[^=]+)=(?P<value>.*)", re.DOTALL)
+_FORM = re.compile(
+    r"(?P<add>\+?)(?:(?P<file>command|[^=:]+\.(?:ya?ml|json|toml)):)?(?P<key>[^=]+)=(?P<value>.*)", re.DOTALL
+)
 _HINT = "Write key=value with the key as `m5ws diff` names it (optimizer.lr=0.001), or +key=value for a new one."
+Target = Literal["config", "argument", "seed"]
+_COMMAND = "command"
+_BOOLEANS = (("true", "yes", "on"), ("false", "no", "off"))
 
 
 class Override(msgspec.Struct, frozen=True, kw_only=True):
-    """One parsed `--set`. `file` is None if the key identifies the file; `add`: the key is new.
+    """One parsed `--set`. `file` is the part with the key: a config file, `command`, or None; `add`: the key is new.
 
     `option` is the option of the command line that `text` was given to.
     """
@@ -41,7 +47,7 @@ class Override(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     file: str | None
     key: str
-    value: object
+    value: str
     add: bool
     option: str = "--set"
 
@@ -50,21 +56,71 @@ class Override(msgspec.Struct, frozen=True, kw_only=True):
         """The option with its text, for messages."""
         return f"{self.option} {self.text!r}"
 
+    def word(self, value: str) -> str:
+        """Return the option with another value, as it is typed in a shell."""
+        return f"{self.option} {shlex.quote(self.text.partition('=')[0] + '=' + value)}"
+
 
 def parse(text: str, option: str = "--set") -> Override:
-    """Return the override in `[+][FILE:]KEY=VALUE`; the value is read as YAML. Raises UsageError, SecretText."""
+    """Return the override in `[+][FILE:|command:]KEY=VALUE`. Raises UsageError, SecretText."""
     match = _FORM.fullmatch(text)
     if match is None:
         raise UsageError(f"{option} {text!r} is not of the form key=value", hint=_HINT)
-    secret_gate.refuse_value(option, match["key"].strip(), match["value"])
-    try:
-        value = edit.scalar(match["value"])
-    except ValueError as error:
+    key = match["key"].strip()
+    secret_gate.refuse_value(option, key, match["value"])
+    add = bool(match["add"])
+    return Override(text=text, file=match["file"], key=key, value=match["value"], add=add, option=option)
+
+
+def change(repo: Repository, snapshot_id: Digest, spec: LaunchSpec, texts: Sequence[str]) -> tuple[Digest, LaunchSpec]:
+    """Return a snapshot and a launch with changes, after publishing the snapshot.
+
+    Raises UsageError for a key that neither the command nor the config has, and for a value that the config refuses.
+    """
+    files = config_files(repo, snapshots.load(repo, snapshot_id).config) if texts else {}
+    overrides = list(map(parse, texts))
+    return apply(repo, snapshot_id, spec, [(target(files, spec, override), override) for override in overrides])
+
+
+def target(files: Mapping[str, bytes], spec: LaunchSpec, override: Override) -> Target:
+    """Return the part of a run that has the key of an override. Raises UsageError if no part has it, or two."""
+    key, known = override.key, keys(files)
+    if override.add or override.file not in (None, _COMMAND):
+        return "config"
+    in_command = arguments.replace(spec.command, key, "") is not None
+    holders = [name for name, values in known.items() if edit.below(values, key)] if override.file is None else []
+    if in_command and holders:
+        places = " or ".join(f"{override.option} {place}:{override.text}" for place in (_COMMAND, *holders))
         raise UsageError(
-            f"{option} {text!r}: the value is not valid YAML: {error}", hint="Quote it: key='\"text\"'."
-        ) from error
-    file, key, add = match["file"], match["key"].strip(), bool(match["add"])
-    return Override(text=text, file=file, key=key, value=value, add=add, option=option)
+            f"{override.label}: the command has an argument {key}, and {holders[0]} a key", hint=f"Write {places}."
+        )
+    if in_command or holders:
+        return "argument" if in_command else "config"
+    if key == "seed" and override.value.isdecimal():
+        return "seed"
+    if key == "seed":
+        raise UsageError(f"{override.label}: {override.value!r} is not a whole number of at least 0")
+    typed = [name for name in arguments.parse(spec.command, lambda _: None).values if not name.isdecimal()]
+    if key.lstrip("-").replace("-", "_") in typed or override.file is not None or not (files or typed):
+        words = shlex.join([*spec.command, f"--{key.lstrip('-')}", override.value])
+        raise UsageError(
+            f"{override.label}: the command has no argument {key} with one value, and the config has no such key",
+            hint=f"Flags, lists and new arguments are given in the command: -- {words}",
+        )
+    raise unknown(override, [*(each for values in known.values() for each in values), *typed])
+
+
+def apply(
+    repo: Repository, snapshot_id: Digest, spec: LaunchSpec, changes: Sequence[tuple[Target, Override]]
+) -> tuple[Digest, LaunchSpec]:
+    """Return a snapshot and a launch with changes of given parts, after publishing the snapshot. Raises UsageError."""
+    for part, override in changes:
+        if part == "seed":
+            spec = msgspec.structs.replace(spec, seed=int(override.value))
+        elif part == "argument" and (command := arguments.replace(spec.command, override.key, override.value)):
+            spec = msgspec.structs.replace(spec, command=command)
+    texts = [override.text for part, override in changes if part == "config"]
+    return derive(repo, snapshot_id, texts) if texts else snapshot_id, spec
 
 
 def derive(repo: Repository, snapshot_id: Digest, overrides: Sequence[str]) -> Digest:
@@ -73,16 +129,17 @@ def derive(repo: Repository, snapshot_id: Digest, overrides: Sequence[str]) -> D
     If they change nothing, that is `snapshot_id`. Raises UsageError for an unknown key.
     """
     base = snapshots.load(repo, snapshot_id)
-    tree = trees.located(repo.objects, repo.locations, base.config)
-    before = _files(repo, tree)
-    after = changed(before, [parse(text) for text in overrides])
+    before = config_files(repo, base.config)
+    after = changed(before, map(parse, overrides))
     if after == before:
         return snapshot_id
 
-    texts = {entry.path: after[entry.name] for entry in tree.entries if after.get(entry.name) != before.get(entry.name)}
+    names = {name for name in after if after[name] != before[name]}
 
     def attempt() -> Digest:
-        config = rewrite_tree(repo, tree.entries, texts)
+        tree = trees.located(repo.objects, repo.locations, base.config)
+        texts = {entry.path: after[entry.name] for entry in tree.entries if entry.name in names}
+        config = trees.rewrite_tree(repo.objects, repo.locations, tree.entries, texts, [base.config])
         annotation = _annotation(repo, snapshot_id, tuple(overrides))
         # Published from here on: the new config tree is durable, and the other objects of the snapshot were before.
         return snapshots.publish(repo, msgspec.structs.replace(base, config=config), annotation)
@@ -92,75 +149,63 @@ def derive(repo: Repository, snapshot_id: Digest, overrides: Sequence[str]) -> D
 
 def config_files(repo: Repository, config: Digest) -> dict[str, bytes]:
     """Return the config files of a snapshot by name, from the tree of its config."""
-    return _files(repo, trees.located(repo.objects, repo.locations, config))
-
-
-def _files(repo: Repository, tree: Tree) -> dict[str, bytes]:
+    tree = trees.located(repo.objects, repo.locations, config)
     return {
         entry.name: trees.read_file(repo.objects, repo.locations, entry) for entry in tree.entries if entry.link is None
     }
 
 
-def holds(files: Mapping[str, bytes], key: str) -> bool:
-    """Return True if a config file has a key."""
-    return any(_holds(name, data, key) for name, data in files.items())
+def keys(files: Mapping[str, bytes]) -> dict[str, edit.Values]:
+    """Return the keys and values of config files, by the name of the file."""
+    return {name: flatten(name, data) or {} for name, data in files.items()}
 
 
 def changed(files: Mapping[str, bytes], overrides: Iterable[Override]) -> dict[str, bytes]:
     """Return config files by name, with `overrides` applied. Raises UsageError."""
     result = dict(files)
     for override in overrides:
-        name = _file(result, override)
-        keys = flatten(name, result[name])
-        if keys is None:
+        known = keys(result)
+        name = _file(known, override)
+        if not known[name]:
             edit.check(name, result[name])
-        result[name] = _set(name, result[name], override)
+        result[name] = _set(name, result[name], known[name], override)
     return result
 
 
-def _file(files: Mapping[str, bytes], override: Override) -> str:
+def _file(known: Mapping[str, edit.Values], override: Override) -> str:
     """Return the name of the file that an override changes."""
-    if not files:
-        raise UsageError(
-            f"{override.label}: the snapshot has no config file",
-            hint="Add config files to m5ws.toml: [config] files. An argument of the command is no config key: give the "
-            f"command with another value after `--`, or use `m5ws run --sweep {override.key}=…`.",
-        )
+    if not known:
+        hint = "Add config files to m5ws.toml: [config] files."
+        raise UsageError(f"{override.label}: the snapshot has no config file", hint=hint)
     if override.file is not None:
-        return _named_file(files, override.file, override.label)
-    holders = [name for name, data in files.items() if _holds(name, data, override.key)]
-    if len(holders) == 1 or (len(files) == 1 and override.add):
-        return (holders or list(files))[0]
+        return _named_file(known, override.file, override.label)
+    holders = [name for name, values in known.items() if edit.below(values, override.key)]
+    if len(holders) == 1 or (len(known) == 1 and override.add):
+        return (holders or list(known))[0]
     if holders:
         raise UsageError(
             f"{override.label}: the key is in {' and '.join(holders)}",
             hint=f"Name the file: {override.option} {holders[0]}:{override.text}",
         )
     if override.add:
-        first = next(iter(files))
+        first = next(iter(known))
         raise UsageError(
             f"{override.label}: the snapshot has several config files",
             hint=f"Name the file: {override.option} +{first}:{override.text[1:]}",
         )
-    raise _unknown(override, [key for name, data in files.items() for key in flatten(name, data) or {}])
+    raise unknown(override, [key for values in known.values() for key in values])
 
 
-def _named_file(files: Mapping[str, bytes], wanted: str, label: str) -> str:
+def _named_file(files: Iterable[str], wanted: str, label: str) -> str:
     """Return the config file with this path, or else with this last part of a path. Raises UsageError."""
-    if wanted in files:
-        return wanted
-    same = [name for name in files if PurePosixPath(name).name == wanted]
-    if len(same) == 1:
-        return same[0]
+    same = [name for name in files if wanted in (name, PurePosixPath(name).name)]
+    if wanted in same or len(same) == 1:
+        return wanted if wanted in same else same[0]
     raise UsageError(f"{label}: {wanted} is not one of the config files {', '.join(files)}")
 
 
-def _holds(name: str, data: bytes, key: str) -> bool:
-    keys = flatten(name, data) or {}
-    return key in keys or any(known.startswith(key + ".") for known in keys)
-
-
-def _unknown(override: Override, known: Sequence[str]) -> UsageError:
+def unknown(override: Override, known: Sequence[str]) -> UsageError:
+    """Return the error for a key that nothing has, with those of the `known` keys that are like it."""
     close = difflib.get_close_matches(override.key, known, n=3, cutoff=0.5)
     last = override.key.rsplit(".", 1)[-1]
     close += [key for key in known if key.rsplit(".", 1)[-1] == last and key not in close][:3]
@@ -168,25 +213,25 @@ def _unknown(override: Override, known: Sequence[str]) -> UsageError:
     return UsageError(f"{override.label}: unknown key {override.key}; {means}", hint=_HINT)
 
 
-def _set(name: str, data: bytes, override: Override) -> bytes:
+def _set(name: str, data: bytes, old: edit.Values, override: Override) -> bytes:
     """Return a file with one key set, or the same bytes if the key has that value already."""
-    old = flatten(name, data) or {}
-    if not override.add and not _holds(name, data, override.key):
-        raise _unknown(override, list(old))
-    if override.add and _holds(name, data, override.key):
-        raise UsageError(f"{override.label}: {name} already has {override.key}", hint="Remove the +.")
-
-    def change(document: Any) -> Any:
-        _assign(document, override.key.split("."), override, name)
-        return document
-
-    result = edit.edit(name, data, change)
-    new = flatten(name, result) or {}
-    if new == old:
-        return data
-    differing = {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
-    shared = {key for key in differing if key != override.key and not key.startswith(override.key + ".")}
-    shared -= {key for key in shared if key in old and key not in new and override.key.startswith(key + ".")}
+    key = override.key
+    if override.add and edit.below(old, key):
+        raise UsageError(f"{override.label}: {name} already has {key}", hint="Remove the +.")
+    if not override.add and not edit.below(old, key):
+        raise unknown(override, list(old))
+    try:
+        edited = edit.with_value(name, data, old, key, override.value)
+    except ValueError as error:
+        raise UsageError(
+            f"{override.label}: the value cannot be in {name}: {error}", hint="Quote text: key='\"text\"'."
+        ) from error
+    if edited is None:
+        raise _misread(name, data, old, override)
+    result, new = edited
+    differing = {each for each in old.keys() | new.keys() if old.get(each) != new.get(each)}
+    shared = {each for each in differing if each != key and not each.startswith(f"{key}.")}
+    shared -= {each for each in shared if each in old and each not in new and key.startswith(f"{each}.")}
     if shared:
         raise UsageError(
             f"{override.label} would also change {', '.join(sorted(shared))} in {name}",
@@ -195,70 +240,32 @@ def _set(name: str, data: bytes, override: Override) -> bytes:
     return result
 
 
-def _assign(node: Any, parts: Sequence[str], override: Override, name: str) -> None:
-    """Set the key in a part of a parsed document. Keys may contain dots themselves."""
-    if isinstance(node, MutableMapping):
-        for length in range(1, len(parts) + 1):
-            key = _key(node, ".".join(parts[:length]))
-            if key is not None and length == len(parts):
-                _refuse_text(node[key], override, name)
-                node[key] = _styled(override.value, name, override)
-                return
-            if key is not None:
-                _assign(node[key], parts[length:], override, name)
-                return
-        if not override.add:
-            raise UsageError(f"{override.label}: unknown key {override.key}", hint=_HINT)
-        nested: object = _styled(override.value, name, override)
-        for part in reversed(parts[1:]):
-            nested = {part: nested}
-        node[parts[0]] = nested
-    elif isinstance(node, MutableSequence) and parts[0].isdecimal() and int(parts[0]) < len(node):
-        if len(parts) > 1:
-            _assign(node[int(parts[0])], parts[1:], override, name)
-        else:
-            _refuse_text(node[int(parts[0])], override, name)
-            node[int(parts[0])] = _styled(override.value, name, override)
+def _misread(name: str, data: bytes, old: edit.Values, override: Override) -> UsageError:
+    """Return the error for a value that a reader would take for another value, or for one of another type."""
+    value, typed, types = (
+        override.value.strip(),
+        edit.readings(override.value),
+        edit.types(edit.below(old, override.key)),
+    )
+    # PyYAML reads `no` as false. Words for the same value are tried, and the numbers that readers see.
+    words = [word for words in _BOOLEANS if value.lower() in words for word in words]
+    numbers = [each[""] for each in typed if edit.types(each) == {"a number"}]
+    words += [*numbers, *map(_without_dot, numbers)]
+    usable = [word for word in dict.fromkeys(words) if edit.with_value(name, data, old, override.key, word)]
+    if edit.types(typed[0]) == {"text"} and types in ({"a number"}, {"a boolean"}):
+        problem = f"{override.key} is {types.pop()} in {name}, and {value!r} is text"
     else:
-        raise UsageError(f"{override.label}: {override.key} is not below a mapping or list in {name}")
-
-
-def _refuse_text(old: object, override: Override, name: str) -> None:
-    """Raise UsageError for unquoted text that replaces a number or a boolean, except for a reference to another key."""
-    kind = "a boolean" if isinstance(old, bool) else "a number" if isinstance(old, int | float) else None
-    text = override.text.partition("=")[2].strip()
-    if kind is None or not isinstance(override.value, str) or text[:1] in ("'", '"') or "${" in text:
-        return
-    raise UsageError(
-        f"{override.label}: {override.key} is {kind} in {name}, and {override.value!r} is text",
-        hint=f"To set text, quote the value: {override.option} '{override.key}=\"{override.value}\"'.",
+        problem = f"readers of YAML 1.1, such as PyYAML, and of YAML 1.2 differ about {override.key} in {name}"
+    text = f"To set text, quote the value: {override.word(json.dumps(value, ensure_ascii=False))}."
+    return UsageError(
+        f"{override.label}: {problem}", hint=" ".join([*(f"Write {override.word(each)}." for each in usable[:2]), text])
     )
 
 
-def _key(node: Mapping[Any, Any], text: str) -> Any:
-    """Return the key of a mapping whose text is `text`, None without one. Keys in YAML may be numbers."""
-    return next((key for key in node if str(key) == text), None)
-
-
-def _styled(value: object, name: str, override: Override) -> object:
-    """Return a value in a style that all readers of the file format read alike."""
-    suffix = PurePosixPath(name).suffix.lower()
-    if suffix in (".yaml", ".yml"):
-        return edit.yaml_styled(value)
-    if suffix == ".toml" and value is None:
-        raise UsageError(f"{override.label}: TOML has no null")
-    return value
-
-
-def rewrite_tree(repo: Repository, entries: Sequence[Entry], texts: Mapping[bytes, bytes]) -> Digest:
-    """Make a tree of `entries` durable, some with new content, by path. It is packed from files, like a snapshot."""
-    with tempfile.TemporaryDirectory(prefix="m5ws-tree-") as folder:
-        work = Path(folder) / "files"
-        materialise(repo.objects, repo.locations, [Tree(entries=tuple(entries))], work, read_only=False)
-        for path, text in texts.items():
-            (work / path_text(path)).write_bytes(text)
-        sources = [SourceFile(path=entry.path, location=work / path_text(entry.path)) for entry in entries]
-        return trees.write_tree(repo.objects, repo.locations, sources).digest
+def _without_dot(number: str) -> str:
+    """Return a number with an exponent and no dot: text to PyYAML, a number in YAML 1.2."""
+    sign, digits, exponent = Decimal(number).normalize().as_tuple()
+    return f"{'-' * sign}{''.join(map(str, digits))}e{exponent}"
 
 
 def _annotation(repo: Repository, snapshot_id: Digest, overrides: tuple[str, ...]) -> Annotation:

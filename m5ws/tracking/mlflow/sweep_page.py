@@ -42,5 +42,5 @@ def _find(client: Any, sweep: Sweep) -> list[str]:
 def _text(sweep: Sweep) -> str:
     """Return the description of a sweep in Markdown."""
     axes = [f"- `{axis.key}`: {', '.join(f'`{value}`' for value in axis.values)}" for axis in sweep.axes]
-    resume = f"`m5ws run --resume {sweep.id}` starts and resumes the runs that did not finish."
+    resume = f"`m5ws resume {sweep.id}` starts and resumes the runs that did not finish."
     return "\n".join([f"Sweep {sweep.id} of snapshot {sweep.snapshot[:12]}:", "", *axes, "", resume])

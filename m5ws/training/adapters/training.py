@@ -200,7 +200,7 @@ class Training:
             raise RestoreError(
                 "the data does not continue where the checkpoint was made: the next batch is another one",
                 hint="The order or the examples of the loader depend on more than its seeds, such as random numbers of "
-                "worker processes. `m5ws run --from RUN` goes on with other data, as a run of its own.",
+                "worker processes. `m5ws fork RUN` goes on with other data, as a run of its own.",
             )
 
 

@@ -19,8 +19,7 @@ class TooManyFailures(M5Error):
     """Too many checkpoints in a row could not be saved."""
 
     hint = (
-        "[checkpoint] failures in m5ws.toml sets the limit. "
-        "`m5ws run --resume RUN` continues from the last saved checkpoint."
+        "[checkpoint] failures in m5ws.toml sets the limit. `m5ws resume RUN` continues from the last saved checkpoint."
     )
 
 

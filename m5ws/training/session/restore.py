@@ -12,7 +12,7 @@ from m5ws.training.dataloader import Feed
 from m5ws.training.fingerprint import fingerprint
 from m5ws.training.state import plain_state, rng
 
-_HINT = "For a fork with another kind of schedule: m5ws run --from … --restart schedule."
+_HINT = "For a fork with another kind of schedule: m5ws fork … --restart schedule."
 
 
 def restore_object(name: str, item: Any, source: Mapping[str, Plain], step: int, backend: Backend) -> None:

@@ -1,0 +1,45 @@
+"""`m5ws fork`."""
+
+from typing import Unpack
+
+import click
+
+from m5ws.cli.parameters import names, new_run, start_options
+from m5ws.cli.parameters.script import ScriptCommand
+from m5ws.cli.terminal import attempt
+
+
+class _Arguments(new_run.NewRunArguments, start_options.StartArguments):
+    """The values of the options."""
+
+    restart: new_run.Restart
+
+
+@click.command("fork", cls=ScriptCommand)
+@click.argument("checkpoint", type=names.Id(("run",)), metavar="RUN[@STEP]")
+@new_run.snapshot
+@new_run.options
+@new_run.restart
+@start_options.options
+@click.pass_context
+def command(context: click.Context, checkpoint: str, **given: Unpack[_Arguments]) -> None:
+    """Start a new run from a checkpoint of another run, with changes.
+
+    RUN is its newest checkpoint, RUN@STEP the one after that step. The new run has its own ledger, checkpoints and
+    verdict. It keeps the snapshot and the launch of RUN, except for the given options and COMMAND. The changes are
+    printed before anything starts.
+
+    Exit status: as of `m5ws run`.
+
+    \b
+    Examples:
+      m5ws fork 7c1d@20000 --set lr=1e-4
+      m5ws fork 7c1d --nproc 4 --restart data
+      m5ws fork 7c1d@20000 -- train.py --lr 1e-4 --warmup 0
+    """
+    workspace = names.workspace(context)
+    repo = workspace.open_repository()
+    new_run.refuse_invalid(given["why"])
+    run = new_run.from_checkpoint(context, repo, checkpoint, given, given["restart"])
+    ports, plan = new_run.plan(workspace, repo, run, given["env"], given["why"])
+    attempt.start(workspace, ports, plan, given)

@@ -1,0 +1,153 @@
+"""Options and arguments that describe a new run, and the run itself: from a snapshot, or from a checkpoint."""
+
+from typing import TYPE_CHECKING, Literal
+
+import click
+import msgspec
+
+from m5ws.cli import environment
+from m5ws.cli.parameters import launch_options, names
+from m5ws.cli.parameters.grouped import grouped
+from m5ws.cli.parameters.script import script
+from m5ws.cli.snapshot import take
+from m5ws.cli.terminal import output
+from m5ws.cli.terminal import progress as progress_bars
+
+if TYPE_CHECKING:
+    from m5ws.agent.attempt_plan import AttemptPlan
+    from m5ws.agent.ports import Ports
+    from m5ws.attempts.planning import RunOptions
+    from m5ws.records.run import LaunchSpec, Run
+    from m5ws.repository.repository import Repository
+    from m5ws.workspace import Workspace
+
+Restart = tuple[Literal["data", "schedule", "generators"], ...]
+
+change = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change an argument of the command, or a config key; may be repeated.",
+)
+message = click.option("-m", "--message", type=names.Text(), metavar="TEXT", help="Message for the new snapshot.")
+restart = click.option(
+    "--restart",
+    multiple=True,
+    type=click.Choice(["data", "schedule", "generators"]),
+    help="Reset this part of the checkpoint's state; may be repeated.",
+)
+snapshot = click.option("--snapshot", type=names.Id(("snapshot",)), metavar="ID", help="Use this snapshot.")
+options = grouped(
+    change,
+    launch_options.options,
+    click.option("--why", type=names.Text(), metavar="TEXT", help="Note with the expectation of the new run."),
+)
+
+
+class NewRunArguments(launch_options.LaunchArguments):
+    """The values of `options` and of the snapshot."""
+
+    snapshot: str | None
+    overrides: tuple[str, ...]
+    why: str | None
+
+
+def from_snapshot(
+    context: click.Context, workspace: "Workspace", repo: "Repository", given: NewRunArguments, message: str | None
+) -> "Run":
+    """Return a new run of a snapshot, or of a new one. Raises UsageError, NotFound and the errors of a snapshot."""
+    from m5ws.attempts import planning
+
+    launch = _launch(context, given)
+    spec = planning.spec(workspace.settings.run, with_import_path(workspace, launch))
+    pinned, spec = pin(workspace, repo, given["snapshot"], spec, given["overrides"], message)
+    return planning.new_run(pinned, spec, name=launch.name)
+
+
+def pin(
+    workspace: "Workspace",
+    repo: "Repository",
+    named: str | None,
+    spec: "LaunchSpec",
+    overrides: tuple[str, ...],
+    message: str | None = None,
+) -> "tuple[str, LaunchSpec]":
+    """Return the named snapshot or a new one, and a launch, with changes. Raises as `overrides.change`."""
+    from m5ws.snapshot.config import overrides as operation
+
+    snapshot_id = names.find_id(repo, named, "snapshot") if named else take(workspace, repo, message).id
+    return operation.change(repo, snapshot_id, spec, overrides)
+
+
+def with_import_path(workspace: "Workspace", launch: "RunOptions") -> "RunOptions":
+    """Return options with the shell's PYTHONPATH if it has a folder of the workspace, and print it."""
+    from m5ws.launch import import_path
+
+    recorded = import_path.recorded(workspace.settings.run.environment, workspace.root, workspace.environment)
+    for name, value in recorded.items():
+        output.print_note(f"{name}={value} of this shell is recorded with the run")
+    return msgspec.structs.replace(launch, environment=recorded)
+
+
+def from_checkpoint(
+    context: click.Context, repo: "Repository", checkpoint: str, given: NewRunArguments, restart: Restart
+) -> "Run":
+    """Return a new run that starts from a checkpoint, and print its differences from its parent."""
+    from m5ws.attempts import fork
+    from m5ws.environment import drift
+
+    request = fork.ForkRequest(
+        checkpoint=checkpoint,
+        snapshot=names.find_id(repo, given["snapshot"], "snapshot") if given["snapshot"] else None,
+        overrides=given["overrides"],
+        options=_launch(context, given),
+        restart=restart,
+    )
+    run = fork.new_run(repo, request)
+    assert run.parent is not None
+    output.print_note(f"starting after step {run.parent.step} of run {run.parent.run}")
+    for difference in fork.changes(repo, run):
+        output.print_note(f"  changed: {drift.title(difference)}")
+    return run
+
+
+def plan(
+    workspace: "Workspace", repo: "Repository", run: "Run", env: tuple[str, ...], why: str | None = None
+) -> "tuple[Ports, AttemptPlan]":
+    """Return the first attempt of a new run and its ports, after a check of the environment.
+
+    Raises UsageError for an invalid note, EnvironmentDiffers.
+    """
+    from m5ws.attempts import planning
+    from m5ws.library import actions
+
+    ports = workspace.ports(repo)
+    planned = planning.plan(
+        repo, run, workspace.home, workspace.root, ports.environment, ports.tracker, workspace.settings.checkpoint
+    )
+    check_environment(ports, planned, env)
+    if why is not None:
+        planned = msgspec.structs.replace(planned, why=actions.write_note(workspace, run.id, why, kind="why"))
+    return ports, planned
+
+
+def refuse_invalid(why: str | None) -> None:
+    """Raise UsageError for an expectation that cannot be stored."""
+    from m5ws.repository.references import notes
+
+    if why is not None:
+        notes.refuse_invalid(why)
+
+
+def check_environment(ports: "Ports", planned: "AttemptPlan", env: tuple[str, ...]) -> None:
+    """Compare the environment under a progress bar. Raises EnvironmentDiffers."""
+    with progress_bars.Bar() as bar:
+        bar("comparing the environment", 0, 0)
+        environment.check(ports, planned, env)
+
+
+def _launch(context: click.Context, given: NewRunArguments) -> "RunOptions":
+    from m5ws.attempts.planning import RunOptions
+
+    return msgspec.convert({**given, "command": script(context)}, RunOptions)

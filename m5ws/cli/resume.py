@@ -1,0 +1,156 @@
+"""`m5ws resume`."""
+
+from typing import TYPE_CHECKING, Unpack
+
+import click
+import msgspec
+
+from m5ws.cli import environment, outputs, sweep_runs
+from m5ws.cli.parameters import names, new_run, start_options
+from m5ws.cli.terminal import attempt, output
+from m5ws.errors import UsageError
+
+if TYPE_CHECKING:
+    from m5ws.agent.attempt_plan import AttemptPlan
+    from m5ws.agent.ports import Ports
+    from m5ws.records.run import Run
+    from m5ws.repository.repository import Repository
+    from m5ws.workspace import Workspace
+
+
+class _ResumeCommand(click.Command):
+    """A command that explains why it has no option for an input of the run."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except (click.BadParameter, click.BadOptionUsage):
+            raise
+        except click.UsageError as error:
+            hint = "A resumed run keeps its inputs. `m5ws fork RUN --set …` starts a new run from its checkpoint."
+            raise UsageError(error.format_message(), hint=hint) from error
+
+
+class _Arguments(start_options.StartArguments):
+    """The values of the options."""
+
+    at: str | None
+    from_scratch: bool
+    take_over: bool
+
+
+@click.command("resume", cls=_ResumeCommand)
+@click.argument("run", type=names.Id(("run", "sweep")))
+@click.option("--at", metavar="TIME", help="Restore the output files of this earlier moment.")
+@click.option("--from-scratch", is_flag=True, help="Restore nothing, and restart at the first step.")
+@click.option("--take-over", is_flag=True, help="Stop an attempt that may be alive elsewhere.")
+@start_options.parallel
+@environment.option
+@start_options.detach
+@start_options.dry_run
+@start_options.no_progress
+@output.json_option
+@click.pass_context
+def command(context: click.Context, run: str, parallel: int | None, **given: Unpack[_Arguments]) -> None:
+    """Continue a run from its newest checkpoint, or a sweep.
+
+    The new attempt has the run's snapshot, freshly materialised, and its launch. A script without m5ws.session gets the
+    newest copy of its output files. Any workspace that has the store can resume a run.
+
+    Of a sweep, the runs that have not begun are started, and the unfinished ones are resumed.
+
+    Nothing of the inputs can be changed: `m5ws fork RUN --set …` starts a new run from the checkpoint.
+
+    Exit status: as of `m5ws run`, of a sweep as of `m5ws sweep`.
+
+    \b
+    Examples:
+      m5ws resume 7c1d
+      m5ws resume 7c1d --at "2026-03-01 12:30"
+      m5ws resume 5eeb --parallel 2
+    """
+    from m5ws.repository.references import ids
+
+    if given["at"] is not None and given["from_scratch"]:
+        raise UsageError("--at cannot be combined with --from-scratch, which restores nothing")
+    workspace = names.workspace(context)
+    repo = workspace.open_repository()
+    kind, found_id = ids.resolve(repo, run, ("run", "sweep"))
+    if kind == "sweep":
+        return _resume_sweep(workspace, repo, found_id, parallel or 1, given)
+    if parallel is not None:
+        raise UsageError(f"--parallel requires a sweep, and {run} is a run")
+    ports, plan = _plan(workspace, repo, _load(workspace, repo, found_id, given), given)
+    return attempt.start(workspace, ports, plan, given)
+
+
+def _load(workspace: "Workspace", repo: "Repository", run_id: str, given: _Arguments) -> "Run":
+    """Return a run that can be resumed here, after delivering its records. Raises UsageError."""
+    from m5ws.agent import recovery
+    from m5ws.attempts import planning
+
+    recovery.deliver_run(repo, run_id, workspace.home, workspace.work_root, workspace.kept, output.print_note)
+    run = planning.resumed(repo, run_id)
+    if not given["take_over"]:
+        recovery.refuse_elsewhere(repo, run.id, workspace.home)
+    return run
+
+
+def _plan(workspace: "Workspace", repo: "Repository", run: "Run", given: _Arguments) -> "tuple[Ports, AttemptPlan]":
+    """Return the next attempt of a run and its ports, after a check of the environment.
+
+    Raises UsageError if there is nothing to restore, EnvironmentDiffers.
+    """
+    from m5ws.attempts import kept_files, planning
+
+    written = workspace.settings.run.outputs
+    ports = environment.ports(workspace, workspace.ports(repo), given["env"], run.id, None)
+    if written and not run.spec.outputs:
+        kept_files.store(repo, run, workspace.home, written)
+    plan = planning.plan(
+        repo,
+        run,
+        workspace.home,
+        workspace.root,
+        ports.environment,
+        ports.tracker,
+        workspace.settings.checkpoint,
+        python=ports.python,
+        from_scratch=given["from_scratch"],
+    )
+    if given["at"] is not None:
+        plan = msgspec.structs.replace(plan, outputs=outputs.find_copy(repo, run.id, given["at"]))
+    if plan.from_scratch and not given["from_scratch"]:
+        raise _nothing_to_restore(workspace, run, plan.attempt - 1)
+    new_run.check_environment(ports, plan, given["env"])
+    return ports, plan
+
+
+def _nothing_to_restore(workspace: "Workspace", run: "Run", attempt: int) -> UsageError:
+    """Return the error of a resume without a checkpoint and without output files."""
+    hint = "`--from-scratch` restarts at the first step."
+    work = workspace.attempt_dir(run.id, attempt) / "work"
+    if not workspace.settings.run.outputs and work.is_dir():
+        hint = (
+            f"The files of attempt {attempt} are in {work}. Set outputs in [run] of m5ws.toml to the files that a "
+            f"resume needs, and repeat the command. {hint}"
+        )
+    return UsageError(f"run {run.id} has neither a checkpoint nor output files to restore", hint=hint)
+
+
+def _resume_sweep(workspace: "Workspace", repo: "Repository", sweep_id: str, parallel: int, given: _Arguments) -> None:
+    """Resume a sweep. Raises SweepIncomplete, and UsageError for options that only a run has."""
+    from m5ws.repository.references import notes
+
+    if given["detach"] or given["at"] is not None or given["from_scratch"] or "rebuild" in given["env"]:
+        raise UsageError("a sweep cannot be combined with --at, --from-scratch, --detach or --env rebuild")
+    plan = sweep_runs.plan_resume(repo, sweep_id)
+    if given["dry_run"]:
+        return output.print_json(plan) if given["as_json"] else output.echo(sweep_runs.describe(plan))
+    options = sweep_runs.SweepOptions(
+        env=given["env"],
+        why=notes.why(notes.load(repo, plan.base.id)),
+        progress=not given["no_progress"],
+        take_over=given["take_over"],
+    )
+    return sweep_runs.execute(workspace, repo, plan, options, parallel=parallel, as_json=given["as_json"])

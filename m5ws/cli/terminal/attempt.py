@@ -1,0 +1,58 @@
+"""An attempt on the command line: printed, started in the background, or executed with its progress."""
+
+import shlex
+from typing import TYPE_CHECKING
+
+from m5ws.cli import detached
+from m5ws.cli.terminal import interrupt, output, run_end
+from m5ws.cli.terminal.run_progress import RunProgress
+
+if TYPE_CHECKING:
+    from m5ws.agent.attempt_plan import AttemptPlan
+    from m5ws.agent.ports import Ports
+    from m5ws.cli.parameters.start_options import StartArguments
+    from m5ws.workspace import Workspace
+
+
+def start(workspace: "Workspace", ports: "Ports", plan: "AttemptPlan", given: "StartArguments") -> None:
+    """Print, detach or execute a planned attempt. Raises as `run_end.report` does."""
+    as_json = given["as_json"]
+    if given["dry_run"]:
+        return output.print_json(plan) if as_json else output.echo(_describe(plan))
+    if given["detach"]:
+        detached.start(workspace, ports.repo, plan, given["env"])
+        return output.print_json({"run": plan.run}) if as_json else output.echo(plan.run.id)
+    return _follow(ports, plan, progress=not given["no_progress"], as_json=as_json)
+
+
+def _follow(ports: "Ports", plan: "AttemptPlan", *, progress: bool, as_json: bool) -> None:
+    """Execute a plan and report the result. Raises as `run_end.report` does."""
+    from m5ws.attempts import leader
+
+    if not as_json:
+        output.echo(plan.run.id)
+    log = plan.directory / "logs" / "rank-0.log"
+    with interrupt.on_signals(), RunProgress(enabled=progress, log=log) as shown:
+        result = leader.execute(ports, plan, shown.watch, shown.prepare, shown.poll)
+    if as_json:
+        output.print_json({"run": plan.run, "result": result})
+    if any((work := plan.directory / "work").glob("*")):
+        output.print_note(f"files of the script are kept in {work}")
+    run_end.report(ports, plan, result)
+
+
+def _describe(plan: "AttemptPlan") -> str:
+    request = plan.request
+    fields = {
+        "run": plan.run.id,
+        "attempt": str(plan.attempt),
+        "snapshot": plan.run.snapshot,
+        "starts from": plan.context.parent.name if plan.context.parent else None,
+        "restores": f"output files {plan.outputs.name} of attempt {plan.outputs.attempt}" if plan.outputs else None,
+        "resumes from": None if plan.context.parent else plan.resume,
+        "directory": request.cwd,
+        "first": shlex.join(request.prepare) or None,
+        "command": shlex.join(request.argv),
+    }
+    variables = [f"  {name}={shlex.quote(value)}" for name, value in sorted(request.environment.items())]
+    return "\n".join([output.fields(fields), "with", *variables])
