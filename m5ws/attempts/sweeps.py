@@ -7,14 +7,14 @@ No run can begin twice.
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from m5ws.attempts import fork, sweep_grid
 from m5ws.attempts.sweep_grid import OPTION
 from m5ws.errors import NotFound, UsageError
-from m5ws.records.run import Axis, LaunchSpec, Run, Sweep
+from m5ws.records.run import Axis, Run, Sweep
 from m5ws.repository.references import removals, runs, snapshots
 from m5ws.repository.repository import Repository
 from m5ws.runs.listing import RunRow, list_runs
@@ -46,17 +46,15 @@ def create(repo: Repository, base: Run, axes: Sequence[Axis]) -> Sweep:
     Raises UsageError for a key that neither the config nor the command has, and for a value that the config refuses.
     """
     files = overrides.config_files(repo, snapshots.load(repo, base.snapshot).config)
-    targeted = tuple(_targeted(files, base.spec, axis) for axis in axes)
-    if (
-        base.parent is not None
-        and "generators" not in base.parent.restart
-        and any(axis.target == "seed" for axis in targeted)
-    ):
-        raise UsageError(
-            f"{OPTION} seed has no effect on a fork, which continues with the generators of its parent",
-            hint="`--restart generators` sets them back to the seed of each run.",
-        )
-    return Sweep(id=runs.new_id(), snapshot=base.snapshot, axes=targeted, name=base.name)
+    for axis in axes:
+        for value in axis.values:
+            _, spec = overrides.changed(files, base.spec, [overrides.parse(f"{axis.key}={value}", OPTION)])
+            if spec.seed != base.spec.seed and base.parent is not None and "generators" not in base.parent.restart:
+                raise UsageError(
+                    f"{OPTION} seed has no effect on a fork, which continues with the generators of its parent",
+                    hint="`--restart generators` sets them back to the seed of each run.",
+                )
+    return Sweep(id=runs.new_id(), snapshot=base.snapshot, axes=tuple(axes), name=base.name)
 
 
 def list_planned(sweep: Sweep) -> list[SweepRun]:
@@ -114,8 +112,8 @@ def derive(repo: Repository, sweep: Sweep, base: Run, planned: SweepRun) -> Run:
         # A kill came after the publication of the run, and before its first attempt.
         return runs.load(repo, planned.id)
     values = list(sweep_grid.combinations(sweep.axes))[planned.position]
-    changes = [(axis.target, overrides.parse(f"{axis.key}={values[axis.key]}", OPTION)) for axis in sweep.axes]
-    snapshot, spec = overrides.apply(repo, sweep.snapshot, base.spec, changes)
+    changes = [f"{key}={value}" for key, value in values.items()]
+    snapshot, spec = overrides.change(repo, sweep.snapshot, base.spec, changes, OPTION)
     return Run(
         id=planned.id,
         snapshot=snapshot,
@@ -130,13 +128,3 @@ def derive(repo: Repository, sweep: Sweep, base: Run, planned: SweepRun) -> Run:
 def run_id(sweep_id: str, position: int) -> str:
     """Return the id of a run of a sweep: 12 hex digits, as other ids."""
     return hashlib.blake2b(f"{sweep_id}/{position}".encode(), digest_size=6).hexdigest()
-
-
-def _targeted(files: Mapping[str, bytes], spec: LaunchSpec, axis: Axis) -> Axis:
-    """Return an axis with the part of a run that has its key, after a check of its values. Raises UsageError."""
-    values = [overrides.parse(f"{axis.key}={value}", OPTION) for value in axis.values]
-    targets = [overrides.target(files, spec, value) for value in values]
-    if targets[0] == "config":
-        for value in values:
-            overrides.changed(files, [value])
-    return msgspec.structs.replace(axis, target=targets[0])

@@ -41,5 +41,4 @@ def command(context: click.Context, checkpoint: str, **given: Unpack[_Arguments]
     repo = workspace.open_repository()
     new_run.refuse_invalid(given["why"])
     run = new_run.from_checkpoint(context, repo, checkpoint, given, given["restart"])
-    ports, plan = new_run.plan(workspace, repo, run, given["env"], given["why"])
-    attempt.start(workspace, ports, plan, given)
+    attempt.start(workspace, *new_run.plan(workspace, repo, run, given["env"], given["why"]), given)

@@ -80,49 +80,28 @@ def command(context: click.Context, run: str, parallel: int | None, **given: Unp
         return _resume_sweep(workspace, repo, found_id, parallel or 1, given)
     if parallel is not None:
         raise UsageError(f"--parallel requires a sweep, and {run} is a run")
-    ports, plan = _plan(workspace, repo, _load(workspace, repo, found_id, given), given)
-    return attempt.start(workspace, ports, plan, given)
+    return attempt.start(workspace, *_plan(workspace, repo, found_id, given), given)
 
 
-def _load(workspace: "Workspace", repo: "Repository", run_id: str, given: _Arguments) -> "Run":
-    """Return a run that can be resumed here, after delivering its records. Raises UsageError."""
+def _plan(workspace: "Workspace", repo: "Repository", run_id: str, given: _Arguments) -> "tuple[Ports, AttemptPlan]":
+    """Return the next attempt of a run and its ports, after delivering the records that the run left here.
+
+    Raises UsageError if the run cannot be resumed here, or if there is nothing to restore.
+    """
     from m5ws.agent import recovery
-    from m5ws.attempts import planning
+    from m5ws.attempts import kept_files, planning
 
     recovery.deliver_run(repo, run_id, workspace.home, workspace.work_root, workspace.kept, output.print_note)
     run = planning.resumed(repo, run_id)
     if not given["take_over"]:
         recovery.refuse_elsewhere(repo, run.id, workspace.home)
-    return run
-
-
-def _plan(workspace: "Workspace", repo: "Repository", run: "Run", given: _Arguments) -> "tuple[Ports, AttemptPlan]":
-    """Return the next attempt of a run and its ports, after a check of the environment.
-
-    Raises UsageError if there is nothing to restore, EnvironmentDiffers.
-    """
-    from m5ws.attempts import kept_files, planning
-
-    written = workspace.settings.run.outputs
-    ports = environment.ports(workspace, workspace.ports(repo), given["env"], run.id, None)
-    if written and not run.spec.outputs:
+    if (written := workspace.settings.run.outputs) and not run.spec.outputs:
         kept_files.store(repo, run, workspace.home, written)
-    plan = planning.plan(
-        repo,
-        run,
-        workspace.home,
-        workspace.root,
-        ports.environment,
-        ports.tracker,
-        workspace.settings.checkpoint,
-        python=ports.python,
-        from_scratch=given["from_scratch"],
-    )
+    ports, plan = new_run.plan(workspace, repo, run, given["env"], from_scratch=given["from_scratch"])
     if given["at"] is not None:
         plan = msgspec.structs.replace(plan, outputs=outputs.find_copy(repo, run.id, given["at"]))
     if plan.from_scratch and not given["from_scratch"]:
         raise _nothing_to_restore(workspace, run, plan.attempt - 1)
-    new_run.check_environment(ports, plan, given["env"])
     return ports, plan
 
 

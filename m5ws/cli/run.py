@@ -52,5 +52,4 @@ def command(context: click.Context, message: str | None, planned: Path | None, *
     else:
         new_run.refuse_invalid(given["why"])
         run = new_run.from_snapshot(context, workspace, repo, given, message)
-    ports, plan = new_run.plan(workspace, repo, run, given["env"], given["why"])
-    attempt.start(workspace, ports, plan, given)
+    attempt.start(workspace, *new_run.plan(workspace, repo, run, given["env"], given["why"]), given)

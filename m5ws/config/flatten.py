@@ -6,14 +6,18 @@ an object.
 
 import itertools
 import json
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 
 from m5ws.config import yaml_size
 
 YamlVersion = Literal["1.1", "1.2"]
+_FLOAT = r"([-+]?\d[\d_]*\.[\d_]*|\.\d[\d_]*)([eE][-+]\d+)?|[-+]?\d[\d_]*(:[0-5]?\d)+\.[\d_]*|[-+]?\.(?i:inf|nan)"
+_IN_PYYAML = {"bool": re.compile("..+"), "int": re.compile(r"[-+]?\d.*"), "float": re.compile(_FLOAT)}
+"""Text that PyYAML takes for these types, where ruamel.yaml's rules of YAML 1.1 take more."""
 
 
 def flatten(name: str, data: bytes, yaml: YamlVersion = "1.2") -> dict[str, str] | None:
@@ -49,20 +53,32 @@ def parse(name: str, data: bytes, yaml: YamlVersion = "1.2") -> object:
     if suffix == ".toml":
         return tomllib.loads(text)
     if suffix in (".yaml", ".yml"):
-        from ruamel.yaml import YAML
         from ruamel.yaml.error import YAMLError
 
         yaml_size.refuse_large(text)
-        reader = YAML(typ="safe", pure=True)
-        if yaml == "1.1":
-            from m5ws.config.yaml_1_1 import PyYamlResolver
-
-            reader.version, reader.Resolver = yaml, PyYamlResolver
         try:
-            return reader.load(text)
+            return _yaml_reader(yaml).load(text)
         except YAMLError as error:
             raise ValueError(str(error)) from error
     raise ValueError(f"{suffix} is not a config file")
+
+
+def _yaml_reader(version: YamlVersion) -> Any:
+    """Return a reader of YAML. ruamel.yaml's own rules of 1.1 take `1e-4` for a number and `n` for a boolean."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.resolver import VersionedResolver
+    from ruamel.yaml.tag import Tag
+
+    class PyYamlResolver(VersionedResolver):
+        def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+            prefix, _, name = str(super().resolve(kind, value, implicit)).rpartition(":")
+            is_text = name in _IN_PYYAML and implicit[0] and not _IN_PYYAML[name].fullmatch(value)
+            return Tag(suffix=f"{prefix}:{'str' if is_text else name}")
+
+    reader = YAML(typ="safe", pure=True)
+    if version == "1.1":
+        reader.version, reader.Resolver = version, PyYamlResolver
+    return reader
 
 
 def leaves(value: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, object]]:

@@ -75,11 +75,10 @@ class Segment(Record, frozen=True, kw_only=True):
 
 
 class Axis(Record, frozen=True, kw_only=True):
-    """A key of a sweep, and its values as text. `target` is the part of a run that the key belongs to."""
+    """A key of a sweep, as of `--set`, and its values as text."""
 
     key: str
     values: tuple[str, ...]
-    target: Literal["config", "argument", "seed"] = "config"
 
 
 class Sweep(Record, frozen=True, kw_only=True):

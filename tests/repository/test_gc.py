@@ -13,6 +13,7 @@ from m5ws.records.checkpoint import Content
 from m5ws.records.environment import Observed
 from m5ws.records.gc import RetentionRules
 from m5ws.records.ledger import AttemptStarted
+from m5ws.records.run import LaunchSpec
 from m5ws.repository import gc_plans, publishing
 from m5ws.repository.fsck import fsck
 from m5ws.repository.gc import execute, gc
@@ -137,7 +138,7 @@ def test_a_writer_that_slept_through_a_grace_period_repairs_its_snapshot(tmp_pat
     assert asleep.slept and snapshots.ids(repo) == [taken.id]
     assert fsck.check(repo).clean
     late = SleepingStore(repo.store, "snapshots/", lambda: _collect(repo))
-    derived = overrides.derive(Repository(late, repo.format), taken.id, ["steps=7"])
+    derived = overrides.change(Repository(late, repo.format), taken.id, LaunchSpec(command=()), ["steps=7"])[0]
     assert late.slept and set(snapshots.ids(repo)) == {taken.id, derived}
     assert fsck.check(repo).clean
 

@@ -11,6 +11,7 @@ import pytest
 from m5ws.errors import CorruptObject
 from m5ws.records.base import Digest
 from m5ws.records.gc import RetentionRules
+from m5ws.records.run import LaunchSpec
 from m5ws.records.tree import Entry, Pack, Packing, Tree
 from m5ws.repository.files import trees
 from m5ws.repository.files.materialise import materialise
@@ -86,7 +87,7 @@ def test_what_is_derived_from_a_snapshot_names_what_is_whole(tmp_path: Path, new
     here.say(here.kept.packing if newest == "a broken one" else here.names_nothing(), 2)
     if newest == "a broken one":
         here.lose(here.irreplaceable(here.kept).object)
-    derived = overrides.derive(Repository.open(here.repo.store), here.snapshot, ["lr=2"])
+    derived = overrides.change(Repository.open(here.repo.store), here.snapshot, LaunchSpec(command=()), ["lr=2"])[0]
     assert here.readable(derived, tmp_path / "derived")
     assert fsck.check(Repository.open(here.repo.store)).clean
 

@@ -11,7 +11,6 @@ from m5ws.cli.parameters.grouped import grouped
 from m5ws.cli.parameters.script import script
 from m5ws.cli.snapshot import take
 from m5ws.cli.terminal import output
-from m5ws.cli.terminal import progress as progress_bars
 
 if TYPE_CHECKING:
     from m5ws.agent.attempt_plan import AttemptPlan
@@ -113,20 +112,30 @@ def from_checkpoint(
 
 
 def plan(
-    workspace: "Workspace", repo: "Repository", run: "Run", env: tuple[str, ...], why: str | None = None
+    workspace: "Workspace",
+    repo: "Repository",
+    run: "Run",
+    env: tuple[str, ...],
+    why: str | None = None,
+    *,
+    from_scratch: bool = False,
 ) -> "tuple[Ports, AttemptPlan]":
-    """Return the first attempt of a new run and its ports, after a check of the environment.
-
-    Raises UsageError for an invalid note, EnvironmentDiffers.
-    """
+    """Return the next attempt of a run and its ports, in a rebuilt environment with `--env rebuild`. Raises M5Error."""
     from m5ws.attempts import planning
     from m5ws.library import actions
 
-    ports = workspace.ports(repo)
+    ports = environment.ports(workspace, workspace.ports(repo), env, run.id, None)
     planned = planning.plan(
-        repo, run, workspace.home, workspace.root, ports.environment, ports.tracker, workspace.settings.checkpoint
+        repo,
+        run,
+        workspace.home,
+        workspace.root,
+        ports.environment,
+        ports.tracker,
+        workspace.settings.checkpoint,
+        python=ports.python,
+        from_scratch=from_scratch,
     )
-    check_environment(ports, planned, env)
     if why is not None:
         planned = msgspec.structs.replace(planned, why=actions.write_note(workspace, run.id, why, kind="why"))
     return ports, planned
@@ -138,13 +147,6 @@ def refuse_invalid(why: str | None) -> None:
 
     if why is not None:
         notes.refuse_invalid(why)
-
-
-def check_environment(ports: "Ports", planned: "AttemptPlan", env: tuple[str, ...]) -> None:
-    """Compare the environment under a progress bar. Raises EnvironmentDiffers."""
-    with progress_bars.Bar() as bar:
-        bar("comparing the environment", 0, 0)
-        environment.check(ports, planned, env)
 
 
 def _launch(context: click.Context, given: NewRunArguments) -> "RunOptions":

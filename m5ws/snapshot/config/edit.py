@@ -22,11 +22,6 @@ Values = dict[str, str]
 
 _VALUE = "value.yaml"
 
-_OTHER_IN_YAML_1_1 = re.compile(
-    r"(?i)y|n|yes|no|on|off|[-+]?[\d_]+(?::[0-5]?\d)+(?:\.[\d_]*)?|[-+]?[\d_.]+(?:e[-+]?[\d_]+)?|0[0-7_]+|0[bx][\da-f_]+"
-)
-"""Text that readers of YAML 1.1, such as PyYAML, take for a boolean or a number. It needs quotes."""
-
 
 class BadConfigFile(M5Error):
     """A config file is not valid YAML, JSON or TOML. The message begins with its name and line."""
@@ -69,7 +64,7 @@ def yaml_styled(value: object) -> object:
     from ruamel.yaml.comments import CommentedMap, CommentedSeq
     from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
-    if isinstance(value, str) and _OTHER_IN_YAML_1_1.fullmatch(value):
+    if isinstance(value, str) and flatten(_VALUE, value.encode()) != flatten(_VALUE, value.encode(), "1.1"):
         return DoubleQuotedScalarString(value)
     if isinstance(value, list):
         sequence = CommentedSeq(map(yaml_styled, value))

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import PurePosixPath
-from typing import Literal
 
 import msgspec
 
@@ -33,8 +32,8 @@ _FORM = re.compile(
     r"(?P<add>\+?)(?:(?P<file>command|[^=:]+\.(?:ya?ml|json|toml)):)?(?P<key>[^=]+)=(?P<value>.*)", re.DOTALL
 )
 _HINT = "Write key=value with the key as `m5ws diff` names it (optimizer.lr=0.001), or +key=value for a new one."
-Target = Literal["config", "argument", "seed"]
-_COMMAND = "command"
+COMMAND, SEED = "command", "seed"
+"""Places of keys besides the config files."""
 _BOOLEANS = (("true", "yes", "on"), ("false", "no", "off"))
 
 
@@ -72,79 +71,29 @@ def parse(text: str, option: str = "--set") -> Override:
     return Override(text=text, file=match["file"], key=key, value=match["value"], add=add, option=option)
 
 
-def change(repo: Repository, snapshot_id: Digest, spec: LaunchSpec, texts: Sequence[str]) -> tuple[Digest, LaunchSpec]:
-    """Return a snapshot and a launch with changes, after publishing the snapshot.
+def change(
+    repo: Repository, snapshot_id: Digest, spec: LaunchSpec, texts: Sequence[str], option: str = "--set"
+) -> tuple[Digest, LaunchSpec]:
+    """Return a snapshot and a launch with changes, in order, after publishing the snapshot if it is a new one.
 
     Raises UsageError for a key that neither the command nor the config has, and for a value that the config refuses.
     """
-    files = config_files(repo, snapshots.load(repo, snapshot_id).config) if texts else {}
-    overrides = list(map(parse, texts))
-    return apply(repo, snapshot_id, spec, [(target(files, spec, override), override) for override in overrides])
-
-
-def target(files: Mapping[str, bytes], spec: LaunchSpec, override: Override) -> Target:
-    """Return the part of a run that has the key of an override. Raises UsageError if no part has it, or two."""
-    key, known = override.key, keys(files)
-    if override.add or override.file not in (None, _COMMAND):
-        return "config"
-    in_command = arguments.replace(spec.command, key, "") is not None
-    holders = [name for name, values in known.items() if edit.below(values, key)] if override.file is None else []
-    if in_command and holders:
-        places = " or ".join(f"{override.option} {place}:{override.text}" for place in (_COMMAND, *holders))
-        raise UsageError(
-            f"{override.label}: the command has an argument {key}, and {holders[0]} a key", hint=f"Write {places}."
-        )
-    if in_command or holders:
-        return "argument" if in_command else "config"
-    if key == "seed" and override.value.isdecimal():
-        return "seed"
-    if key == "seed":
-        raise UsageError(f"{override.label}: {override.value!r} is not a whole number of at least 0")
-    typed = [name for name in arguments.parse(spec.command, lambda _: None).values if not name.isdecimal()]
-    if key.lstrip("-").replace("-", "_") in typed or override.file is not None or not (files or typed):
-        words = shlex.join([*spec.command, f"--{key.lstrip('-')}", override.value])
-        raise UsageError(
-            f"{override.label}: the command has no argument {key} with one value, and the config has no such key",
-            hint=f"Flags, lists and new arguments are given in the command: -- {words}",
-        )
-    raise unknown(override, [*(each for values in known.values() for each in values), *typed])
-
-
-def apply(
-    repo: Repository, snapshot_id: Digest, spec: LaunchSpec, changes: Sequence[tuple[Target, Override]]
-) -> tuple[Digest, LaunchSpec]:
-    """Return a snapshot and a launch with changes of given parts, after publishing the snapshot. Raises UsageError."""
-    for part, override in changes:
-        if part == "seed":
-            spec = msgspec.structs.replace(spec, seed=int(override.value))
-        elif part == "argument" and (command := arguments.replace(spec.command, override.key, override.value)):
-            spec = msgspec.structs.replace(spec, command=command)
-    texts = [override.text for part, override in changes if part == "config"]
-    return derive(repo, snapshot_id, texts) if texts else snapshot_id, spec
-
-
-def derive(repo: Repository, snapshot_id: Digest, overrides: Sequence[str]) -> Digest:
-    """Publish the snapshot with `overrides` applied to its config files, in order, and return its id.
-
-    If they change nothing, that is `snapshot_id`. Raises UsageError for an unknown key.
-    """
+    if not texts:
+        return snapshot_id, spec
     base = snapshots.load(repo, snapshot_id)
     before = config_files(repo, base.config)
-    after = changed(before, map(parse, overrides))
-    if after == before:
-        return snapshot_id
-
+    after, spec = changed(before, spec, [parse(text, option) for text in texts])
     names = {name for name in after if after[name] != before[name]}
 
     def attempt() -> Digest:
         tree = trees.located(repo.objects, repo.locations, base.config)
-        texts = {entry.path: after[entry.name] for entry in tree.entries if entry.name in names}
-        config = trees.rewrite_tree(repo.objects, repo.locations, tree.entries, texts, [base.config])
-        annotation = _annotation(repo, snapshot_id, tuple(overrides))
+        contents = {entry.path: after[entry.name] for entry in tree.entries if entry.name in names}
+        config = trees.rewrite_tree(repo.objects, repo.locations, tree.entries, contents, [base.config])
+        annotation = _annotation(repo, snapshot_id, tuple(texts))
         # Published from here on: the new config tree is durable, and the other objects of the snapshot were before.
         return snapshots.publish(repo, msgspec.structs.replace(base, config=config), annotation)
 
-    return repeated(attempt)
+    return repeated(attempt) if names else snapshot_id, spec
 
 
 def config_files(repo: Repository, config: Digest) -> dict[str, bytes]:
@@ -155,61 +104,74 @@ def config_files(repo: Repository, config: Digest) -> dict[str, bytes]:
     }
 
 
-def keys(files: Mapping[str, bytes]) -> dict[str, edit.Values]:
-    """Return the keys and values of config files, by the name of the file."""
-    return {name: flatten(name, data) or {} for name, data in files.items()}
-
-
-def changed(files: Mapping[str, bytes], overrides: Iterable[Override]) -> dict[str, bytes]:
-    """Return config files by name, with `overrides` applied. Raises UsageError."""
+def changed(
+    files: Mapping[str, bytes], spec: LaunchSpec, overrides: Iterable[Override]
+) -> tuple[dict[str, bytes], LaunchSpec]:
+    """Return config files by name, and a launch, with `overrides` applied. Raises UsageError."""
     result = dict(files)
     for override in overrides:
-        known = keys(result)
-        name = _file(known, override)
-        if not known[name]:
-            edit.check(name, result[name])
-        result[name] = _set(name, result[name], known[name], override)
-    return result
+        known = {name: flatten(name, data) or {} for name, data in result.items()}
+        place = find_place(known, spec.command, override)
+        if place == COMMAND:
+            command = arguments.replace(spec.command, override.key, override.value) or spec.command
+            spec = msgspec.structs.replace(spec, command=command)
+        elif place == SEED:
+            spec = msgspec.structs.replace(spec, seed=int(override.value))
+        else:
+            if not known[place]:
+                edit.check(place, result[place])
+            result[place] = _set(place, result[place], known[place], override)
+    return result, spec
 
 
-def _file(known: Mapping[str, edit.Values], override: Override) -> str:
-    """Return the name of the file that an override changes."""
-    if not known:
-        hint = "Add config files to m5ws.toml: [config] files."
-        raise UsageError(f"{override.label}: the snapshot has no config file", hint=hint)
-    if override.file is not None:
-        return _named_file(known, override.file, override.label)
-    holders = [name for name, values in known.items() if edit.below(values, override.key)]
-    if len(holders) == 1 or (len(known) == 1 and override.add):
-        return (holders or list(known))[0]
-    if holders:
-        raise UsageError(
-            f"{override.label}: the key is in {' and '.join(holders)}",
-            hint=f"Name the file: {override.option} {holders[0]}:{override.text}",
+def find_place(known: Mapping[str, edit.Values], command: Sequence[str], override: Override) -> str:
+    """Return the place of a key: `COMMAND`, `SEED`, or the name of a config file. `known` has the keys of each file.
+
+    Raises UsageError if no place has the key, or if several have it.
+    """
+    key, is_named = override.key, override.file is not None
+    if is_named and override.file != COMMAND:
+        return _named_file(known, override)
+    is_argument = not override.add and arguments.replace(command, key, "") is not None
+    holders = [name for name, values in known.items() if edit.below(values, key) and not is_named]
+    places = [COMMAND] * is_argument + (list(known) if override.add and not holders else holders)
+    if len(places) > 1:
+        words = " or ".join(
+            f"{override.option} {'+' * override.add}{place}:{override.text.removeprefix('+')}" for place in places
         )
-    if override.add:
-        first = next(iter(known))
-        raise UsageError(
-            f"{override.label}: the snapshot has several config files",
-            hint=f"Name the file: {override.option} +{first}:{override.text[1:]}",
-        )
-    raise unknown(override, [key for values in known.values() for key in values])
+        raise UsageError(f"{override.label}: {' and '.join(places)} can have the key", hint=f"Name the place: {words}")
+    if not places and key == SEED and not is_named and not override.add:
+        if override.value.isdecimal():
+            return SEED
+        raise UsageError(f"{override.label}: {override.value!r} is not a whole number of at least 0")
+    if not places:
+        raise _unknown(known, command, override)
+    return places[0]
 
 
-def _named_file(files: Iterable[str], wanted: str, label: str) -> str:
-    """Return the config file with this path, or else with this last part of a path. Raises UsageError."""
+def _named_file(files: Iterable[str], override: Override) -> str:
+    """Return the config file with the path of an override, or else with this last part of a path. Raises UsageError."""
+    wanted = override.file
     same = [name for name in files if wanted in (name, PurePosixPath(name).name)]
     if wanted in same or len(same) == 1:
-        return wanted if wanted in same else same[0]
-    raise UsageError(f"{label}: {wanted} is not one of the config files {', '.join(files)}")
+        return wanted if wanted in same and wanted is not None else same[0]
+    raise UsageError(f"{override.label}: {wanted} is not one of the config files {', '.join(files)}")
 
 
-def unknown(override: Override, known: Sequence[str]) -> UsageError:
-    """Return the error for a key that nothing has, with those of the `known` keys that are like it."""
-    close = difflib.get_close_matches(override.key, known, n=3, cutoff=0.5)
+def _unknown(known: Mapping[str, edit.Values], command: Sequence[str], override: Override) -> UsageError:
+    """Return the error for a key that no place has, with the keys that are like it."""
+    named = [name for name in arguments.parse(command, lambda _: None).values if not name.isdecimal()]
+    keys = [*(key for values in known.values() for key in values), *named]
+    if override.key.lstrip("-").replace("-", "_") in named or not keys:
+        words = shlex.join([*command, f"--{override.key.lstrip('-')}", override.value])
+        return UsageError(
+            f"{override.label}: the command has no argument {override.key} with one value, and no config file has it",
+            hint=f"Flags, lists and new arguments are given in the command: -- {words}",
+        )
+    close = difflib.get_close_matches(override.key, keys, n=3, cutoff=0.5)
     last = override.key.rsplit(".", 1)[-1]
-    close += [key for key in known if key.rsplit(".", 1)[-1] == last and key not in close][:3]
-    means = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
+    close += [key for key in keys if key.rsplit(".", 1)[-1] == last and key not in close][:3]
+    means = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(keys)}"
     return UsageError(f"{override.label}: unknown key {override.key}; {means}", hint=_HINT)
 
 
@@ -219,7 +181,7 @@ def _set(name: str, data: bytes, old: edit.Values, override: Override) -> bytes:
     if override.add and edit.below(old, key):
         raise UsageError(f"{override.label}: {name} already has {key}", hint="Remove the +.")
     if not override.add and not edit.below(old, key):
-        raise unknown(override, list(old))
+        raise _unknown({name: old}, (), override)
     try:
         edited = edit.with_value(name, data, old, key, override.value)
     except ValueError as error:
