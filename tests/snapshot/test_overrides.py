@@ -167,6 +167,10 @@ def test_readers_of_yaml_1_1_and_1_2_see_the_typed_value(old: str, value: str, n
     assert _set(f"key: {old}\n".encode(), f"key={value}").decode() == f"key: {new}\n"
 
 
+def test_a_key_that_pyyaml_reads_as_true_can_be_set() -> None:
+    assert _set(b"on:\n  push: 1\n", "on.push=2") == b"on:\n  push: 2\n"
+
+
 @pytest.mark.parametrize(
     ("old", "value", "spelling"),
     [

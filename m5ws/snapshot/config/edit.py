@@ -143,6 +143,9 @@ def _is_seen(typed: list[Values], text: str, old: list[Values], new: list[Values
 
     Text that replaces a number or a boolean is taken for a mistake, unless it has quotes or refers to another key.
     """
+    if not new[-1]:
+        # PyYAML reads the key itself as another one, such as `on`.
+        old, new = old[:1], new[:1]
     for after, own in zip(new, typed, strict=False):
         if after != own and (types(after) == types(own) or after not in typed):
             return False
