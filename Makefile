@@ -9,6 +9,8 @@ bin := $(VENV)/bin
 # As if it were activated: tests compile with its ninja.
 export PATH := $(abspath $(bin)):$(PATH)
 stamp := $(VENV)/.complete
+# Tests start hundreds of interpreters, each of which would compile m5ws again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-services lint docs check bench mutations soak canary clean

@@ -271,20 +271,13 @@ def test_a_verdict_follows_from_the_results_that_differ(tmp_path: Path, case: _C
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("way", ["session", "none"])
+@pytest.mark.parametrize("way", [pytest.param("session", marks=pytest.mark.soak), "none"])
 def test_each_result_in_mlflow_has_one_status(tmp_path: Path, way: Way) -> None:
     judged = _judge(tmp_path, _Case(way, ("a parameter", "an artifact", "an artifact with an array", "a metric")))
     assert not judged.faults(), judged.verdict
     statuses = {(item["kind"], item["name"].rpartition("/")[2]): item["status"] for item in judged.verdict["items"]}
     assert statuses["parameter", "n0"] == statuses["artifact", "n1.txt"] == "differs"
     assert statuses["artifact", "n2.npy"] == statuses["metric", "n3"] == "differs"
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("leak", [*_LEAKS, *_STEPS, *_AFTER])
-def test_every_place_that_chance_leaks_into(tmp_path: Path, leak: str) -> None:
-    judged = _judge(tmp_path, _Case("observed" if leak in _LEAKS else "session", (leak,)))
-    assert not judged.faults(), judged.verdict
 
 
 @pytest.mark.soak

@@ -26,7 +26,13 @@ FAULTS = {
 """The outcome of the replay of a resumed run, by the fault in the resume or in the training."""
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+_CAMPAIGN = ("exact, modules in turn", "exact, optimizers in turn", "unobserved", "no step", "buffers", "rounded")
+"""The faults that `make soak` tries."""
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(fault, marks=[pytest.mark.soak] * (fault in _CAMPAIGN)) for fault in FAULTS]
+)
 def test_a_run_with_other_final_weights_is_not_reproduced(fault: str, tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "w", "unequal.py", nproc=1, run='outputs = ["out"]')
     workspace.m5ws("run", "--no-progress", "--", "train.py", fault, str(tmp_path / "beside"), expect=1)

@@ -4,6 +4,7 @@ import random
 import resource
 import zlib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -120,12 +121,17 @@ def _read(data: bytes) -> list[AnyEvent]:
 
 
 _EVENTS = zlib.decompress(_compressed().events)
-_BOMB = zlib.compress(bytes(16 * COMPRESSED_BYTES), 9)
+
+
+@cache
+def _bomb() -> bytes:
+    return zlib.compress(bytes(16 * COMPRESSED_BYTES), 9)
+
 
 HOSTILE: dict[str, Callable[[], bytes]] = {
-    "a bomb": lambda: _with_stream(_BOMB),
-    "a bomb that claims its limit": lambda: _with_stream(_BOMB, COMPRESSED_BYTES),
-    "a bomb that claims its size": lambda: _with_stream(_BOMB, *[COMPRESSED_BYTES] * 16),
+    "a bomb": lambda: _with_stream(_bomb()),
+    "a bomb that claims its limit": lambda: _with_stream(_bomb(), COMPRESSED_BYTES),
+    "a bomb that claims its size": lambda: _with_stream(_bomb(), *[COMPRESSED_BYTES] * 16),
     "an empty stream": lambda: _with_stream(b""),
     "no stream": lambda: _with_stream(b"events"),
     "a stream of nothing": lambda: _with_stream(zlib.compress(b"")),

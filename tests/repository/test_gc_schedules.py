@@ -183,6 +183,7 @@ class WaitsForNobody(PassingStore):
         return tuple(sorted({*found, *(name.replace(".executing", ".done") for name in executing)}))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("writers_lie", "gc_lies", "graceful"),
     [

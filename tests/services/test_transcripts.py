@@ -76,7 +76,9 @@ def environment(interpreter: Callable[[Versions], Path]) -> dict[str, str]:
     return command_line.inherited() | _GIT | {"PATH": search, "COLUMNS": "160", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 
-@pytest.mark.parametrize("name", _PAGES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.soak] * ("hydra" not in name)) for name in _PAGES]
+)
 def test_a_transcript_is_repeated(name: str, environment: dict[str, str], tmp_path: Path) -> None:
     page = _FOLDER / f"{name}.md"
     root = tmp_path / "mine"

@@ -19,7 +19,7 @@ from m5ws.records.ledger import CheckpointPublished
 from m5ws.training.state.plain_state import RestoreError
 from tests.training.conftest import SCRIPTS
 
-_RESUMES = 5
+_RESUMES = 3
 """Checkpoints from which each training is resumed, of those that it makes after each step."""
 
 
