@@ -48,7 +48,7 @@ def create(repo: Repository, base: Run, axes: Sequence[Axis]) -> Sweep:
     files = overrides.config_files(repo, snapshots.load(repo, base.snapshot).config)
     for axis in axes:
         for value in axis.values:
-            _, spec = overrides.changed(files, base.spec, [overrides.parse(f"{axis.key}={value}", OPTION)])
+            _, spec, _ = overrides.changed(files, base.spec, [overrides.parse(f"{axis.key}={value}", OPTION)])
             if spec.seed != base.spec.seed and base.parent is not None and "generators" not in base.parent.restart:
                 raise UsageError(
                     f"{OPTION} seed has no effect on a fork, which continues with the generators of its parent",

@@ -113,7 +113,7 @@ def test_a_key_that_is_in_two_files_must_say_which() -> None:
     files = {"a.yaml": b"lr: 1\n", "sub/b.yaml": b"lr: 2\n"}
     with pytest.raises(UsageError, match=r"a\.yaml .*sub/b\.yaml"):
         overrides.changed(files, _SPEC, [overrides.parse("lr=3")])
-    changed, _ = overrides.changed(files, _SPEC, [overrides.parse("sub/b.yaml:lr=3"), overrides.parse("a.yaml:lr=4")])
+    changed, *_ = overrides.changed(files, _SPEC, [overrides.parse("sub/b.yaml:lr=3"), overrides.parse("a.yaml:lr=4")])
     assert changed == {"a.yaml": b"lr: 4\n", "sub/b.yaml": b"lr: 3\n"}
 
 
@@ -179,6 +179,7 @@ def test_a_key_that_pyyaml_reads_as_true_can_be_set() -> None:
         ("true", "no", "--set key=false"),
         ("3e-4", "0.5", "--set key=5e-1"),
         ("1", "0777", "--set key=777. Write --set key=511"),
+        ("3e-4", "[1, 2]", "--set 'key=\"[1, 2]\"'"),
     ],
 )
 def test_a_value_that_readers_see_differently_is_refused_with_its_spelling(old: str, value: str, spelling: str) -> None:
@@ -235,6 +236,9 @@ def test_a_key_is_changed_in_the_part_of_a_run_that_has_it(repo: Repository, tmp
     assert (snapshot, changed.command[2], changed.command[3]) == (base, "16", "optimizer.lr=[1")
     snapshot, changed = overrides.change(repo, base, spec, ["config.yaml:optimizer.lr=2", "depth=3", "seed=8"])
     assert changed == spec
+    assert snapshots.annotations(repo, snapshot)[0].overrides == ("config.yaml:optimizer.lr=2", "depth=3", "seed=8")
+    mixed, _ = overrides.change(repo, base, spec, ["batch_size=16", "depth=4"])
+    assert snapshots.annotations(repo, mixed)[0].overrides == ("depth=4",)
     config = overrides.config_files(repo, snapshots.load(repo, snapshot).config)
     assert b"lr: 2 " in config["config.yaml"] and config["model/size.yaml"] == b"depth: 3\n"
     assert b"seed: 8 " in config["config.yaml"]

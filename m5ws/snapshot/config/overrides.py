@@ -82,14 +82,14 @@ def change(
         return snapshot_id, spec
     base = snapshots.load(repo, snapshot_id)
     before = config_files(repo, base.config)
-    after, spec = changed(before, spec, [parse(text, option) for text in texts])
+    after, spec, applied = changed(before, spec, [parse(text, option) for text in texts])
     names = {name for name in after if after[name] != before[name]}
 
     def attempt() -> Digest:
         tree = trees.located(repo.objects, repo.locations, base.config)
         contents = {entry.path: after[entry.name] for entry in tree.entries if entry.name in names}
         config = trees.rewrite_tree(repo.objects, repo.locations, tree.entries, contents, [base.config])
-        annotation = _annotation(repo, snapshot_id, tuple(texts))
+        annotation = _annotation(repo, snapshot_id, applied)
         # Published from here on: the new config tree is durable, and the other objects of the snapshot were before.
         return snapshots.publish(repo, msgspec.structs.replace(base, config=config), annotation)
 
@@ -106,9 +106,9 @@ def config_files(repo: Repository, config: Digest) -> dict[str, bytes]:
 
 def changed(
     files: Mapping[str, bytes], spec: LaunchSpec, overrides: Iterable[Override]
-) -> tuple[dict[str, bytes], LaunchSpec]:
-    """Return config files by name, and a launch, with `overrides` applied. Raises UsageError."""
-    result = dict(files)
+) -> tuple[dict[str, bytes], LaunchSpec, tuple[str, ...]]:
+    """Return config files by name and a launch, with `overrides` applied, and those of the files. Raises UsageError."""
+    result, applied = dict(files), list[str]()
     for override in overrides:
         known = {name: flatten(name, data) or {} for name, data in result.items()}
         place = find_place(known, spec.command, override)
@@ -121,7 +121,8 @@ def changed(
             if not known[place]:
                 edit.check(place, result[place])
             result[place] = _set(place, result[place], known[place], override)
-    return result, spec
+            applied.append(override.text)
+    return result, spec, tuple(applied)
 
 
 def find_place(known: Mapping[str, edit.Values], command: Sequence[str], override: Override) -> str:
@@ -204,14 +205,11 @@ def _set(name: str, data: bytes, old: edit.Values, override: Override) -> bytes:
 
 def _misread(name: str, data: bytes, old: edit.Values, override: Override) -> UsageError:
     """Return the error for a value that a reader would take for another value, or for one of another type."""
-    value, typed, types = (
-        override.value.strip(),
-        edit.readings(override.value),
-        edit.types(edit.below(old, override.key)),
-    )
+    value, typed = override.value.strip(), edit.readings(override.value)
+    types = edit.types(edit.below(old, override.key))
     # PyYAML reads `no` as false. Words for the same value are tried, and the numbers that readers see.
     words = [word for words in _BOOLEANS if value.lower() in words for word in words]
-    numbers = [each[""] for each in typed if edit.types(each) == {"a number"}]
+    numbers = [each[""] for each in typed if "" in each and edit.types(each) == {"a number"}]
     words += [*numbers, *map(_without_dot, numbers)]
     usable = [word for word in dict.fromkeys(words) if edit.with_value(name, data, old, override.key, word)]
     if edit.types(typed[0]) == {"text"} and types in ({"a number"}, {"a boolean"}):
