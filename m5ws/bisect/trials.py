@@ -253,7 +253,7 @@ def missing(comparison: Comparison) -> Divergence | None:
     if not lacking:
         return None
     step, rank = min(lacking)
-    return Divergence(step=step, rank=rank, quantity="step", original="done", replayed=None)
+    return Divergence(step=step, rank=rank, kind="steps", quantity="step", original="done", replayed=None)
 
 
 def _unresolved(setup: TrialSetup, comparison: Comparison, outcome: str | None, message: str | None) -> str | None:
@@ -261,9 +261,9 @@ def _unresolved(setup: TrialSetup, comparison: Comparison, outcome: str | None, 
     first, replay = setup.first, comparison.replay
     if outcome != "finished" and (not setup.session or missing(comparison) is not None):
         return f"{outcome}: {message or 'it gave no reason'}"
-    if first.quantity.startswith(("tensor ", "generator ")) and first.step not in replay.states.get(first.rank, {}):
+    if first.kind in ("tensor", "generator") and first.step not in replay.states.get(first.rank, {}):
         return f"recorded no state after step {first.step}"
-    if first.quantity == "checkpoint" and first.step not in replay.contents:
+    if first.kind == "checkpoint" and first.step not in replay.contents:
         return f"saved no checkpoint after step {first.step}"
     return None
 

@@ -12,13 +12,16 @@ from m5ws.cli.snapshot import start
 from m5ws.cli.terminal import interrupt, output, verdict
 from m5ws.cli.terminal.run_progress import RunProgress
 from m5ws.errors import M5Error
+from m5ws.records.certificate import find_outcome
 from m5ws.records.run import Segment, Trainer
+from m5ws.wording.sentences import describe
 
 if TYPE_CHECKING:
     from m5ws.agent.ports import Ports
+    from m5ws.records.certificate import Certificate
     from m5ws.records.run import Run
     from m5ws.records.verdict import Verdict
-    from m5ws.reproduce.certify import Certificate, Restore
+    from m5ws.reproduce.certify import Restore
     from m5ws.reproduce.interruptions import Trial
     from m5ws.reproduce.reproduce import ReplayRequest
     from m5ws.workspace import Workspace
@@ -220,7 +223,7 @@ def format_certificate(certificate: "Certificate") -> str:
     title = "CERTIFIED" if certificate.outcome == "certified" else "NOT CERTIFIED"
     lines = [
         f"{title}: run {certificate.run}",
-        f"  {certificate.reason}",
+        f"  {describe(certificate)}",
         "",
         output.fields(certificate.what, "  "),
         "",
@@ -230,7 +233,7 @@ def format_certificate(certificate: "Certificate") -> str:
         if restore.outcome not in ("sampled", "reproduced"):
             lines += ["", verdict.format_verdict(restore)]
     if certificate.interrupted and certificate.exit_code == 0 and certificate.verdicts[0].not_compared:
-        lines += ["", "not compared:", *(f"  {line}" for line in certificate.verdicts[0].not_compared)]
+        lines += ["", "not compared:", *(f"  {describe(gap)}" for gap in certificate.verdicts[0].not_compared)]
     return "\n".join(lines)
 
 
@@ -249,7 +252,5 @@ def _table(certificate: "Certificate") -> tuple[tuple[str, ...], list[tuple[str,
 
 
 def _result(verdict: "Verdict") -> str:
-    from m5ws.reproduce import certify
-
-    outcome = certify.find_outcome(verdict)
+    outcome = find_outcome(verdict)
     return "equal" if outcome == "certified" else outcome

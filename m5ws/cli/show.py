@@ -193,13 +193,13 @@ def _attempt(attempt: "AttemptState", parent: "Parent | None") -> list[str]:
 
 def _differences(changes: "Sequence[Change]") -> list[str]:
     """Return the differences between a later attempt's environment and the first one's. Harmless ones are counted."""
-    from m5ws.environment import drift
+    from m5ws.wording.changes import describe
 
     if not changes:
         return []
     grave = [change for change in changes if change.rating != "cannot"]
     harmless = f"{len(changes) - len(grave)} differences that cannot change bits" if len(grave) < len(changes) else ""
-    lines = [drift.describe(change).removeprefix("environment ") for change in grave]
+    lines = [describe(change, with_part=False) for change in grave]
     return [
         "  environment, compared with the first attempt:",
         *(f"    {line}" for line in (*lines, *([harmless] if harmless else []))),

@@ -121,7 +121,7 @@ def with_import_path(workspace: "Workspace", launch: "RunOptions") -> "RunOption
 def _fork(repo: "Repository", checkpoint: str, given: RunArguments, launch: "RunOptions") -> "Run":
     """Return a new run that starts from a checkpoint, and print its differences from its parent."""
     from m5ws.attempts import fork
-    from m5ws.environment import drift
+    from m5ws.wording.changes import title
 
     snapshot = names.find_id(repo, given["snapshot"], "snapshot") if given["snapshot"] else None
     request = fork.ForkRequest(
@@ -131,7 +131,7 @@ def _fork(repo: "Repository", checkpoint: str, given: RunArguments, launch: "Run
     assert run.parent is not None
     output.print_note(f"starting after step {run.parent.step} of run {run.parent.run}")
     for change in fork.changes(repo, run):
-        output.print_note(f"  changed: {drift.title(change)}")
+        output.print_note(f"  changed: {title(change)}")
     return run
 
 

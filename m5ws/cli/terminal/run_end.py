@@ -95,12 +95,12 @@ def _restored(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> s
 
 def _print_provable(ports: "Ports", run: "Run") -> None:
     """Print the command that verifies a finished run, or the reason why nothing can be verified."""
-    from m5ws.reproduce import refusals
     from m5ws.reproduce.outputs import results
+    from m5ws.wording.verdicts import NOTHING_RECORDED
 
     if not results.has_none(ports.repo, ports.tracker, run.id):
         return output.print_note(f"run {run.id} finished; verify it with `m5ws reproduce {run.id}`")
-    output.warn(f"run {run.id} finished; `m5ws reproduce` cannot verify it: {refusals.NOTHING}")
+    output.warn(f"run {run.id} finished; `m5ws reproduce` cannot verify it: {NOTHING_RECORDED}")
     hint = "Set outputs in [run] of m5ws.toml to the files and folders that the script writes."
     if run.spec.outputs:
         hint = f"The script wrote no file to {', '.join(run.spec.outputs)}, of [run] outputs in m5ws.toml."

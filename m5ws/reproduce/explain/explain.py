@@ -30,6 +30,7 @@ from m5ws.reproduce.compare import Comparison
 from m5ws.reproduce.explain import causes, locate
 from m5ws.reproduce.explain.locate import TraceView
 from m5ws.runs import history
+from m5ws.wording.comparisons import locate as locate_difference
 
 _MOST_STEPS = 16
 """Limit of traced steps. Of a longer stretch without recorded state, the last ones are traced."""
@@ -210,11 +211,11 @@ def _unlike(case: ExplainContext, side: TracedReplay, replay: Run, look: TraceVi
     if side.side == "original":
         if new is None:
             return None
-        return f"the original cannot be replayed: its replay differs from it in {new.quantity} at step {new.step}"
-    shown = (case.first.step, case.first.rank, case.first.quantity, case.first.replayed)
-    if new is not None and (new.step, new.rank, new.quantity, new.replayed) == shown:
+        return f"the original cannot be replayed: its replay differs from it in {locate_difference(new)}"
+    shown = (case.first.step, case.first.rank, case.first.kind, case.first.quantity, case.first.replayed)
+    if new is not None and (new.step, new.rank, new.kind, new.quantity, new.replayed) == shown:
         return None
-    return f"it did not repeat the difference: {case.first.quantity} at step {case.first.step}"
+    return f"it did not repeat the difference: {locate_difference(case.first)}"
 
 
 # --- the joint result of the sides --------------------------------------------------------------------------------
