@@ -22,6 +22,7 @@ from m5ws.filesystem import write_atomically
 from m5ws.outputs import collect, killed, unrecorded, unsaved
 from m5ws.records import codec
 from m5ws.records.base import Digest
+from m5ws.records.failure import EndReason
 from m5ws.records.ledger import AttemptEnded, AttemptStarted, Event, Notice
 from m5ws.records.verdict import Verdict
 from m5ws.repository.ledger import ledger
@@ -80,9 +81,8 @@ def _end_killed(
     If its ranks had ended well, the attempt has finished, or is unsaved while its output files wait.
     """
     notices: list[Notice] = []
-    ended = AttemptEnded(
-        time_s=time.time(), outcome="failed", exit_code=137, message="the supervisor was killed", heads=heads
-    )
+    killed_reason = EndReason(kind="supervisor killed")
+    ended = AttemptEnded(time_s=time.time(), outcome="failed", exit_code=137, reason=killed_reason, heads=heads)
     if is_stored:
         unsaved.remove(directory)
         notices = killed.store(repo, run, attempt, directory)
@@ -92,7 +92,7 @@ def _end_killed(
                 ended,
                 outcome="finished" if lacking is None else "unsaved",
                 exit_code=0 if lacking is None else UNSAVED_STATUS,
-                message=lacking,
+                reason=None if lacking is None else EndReason(kind="unsaved", problem=lacking),
             )
     # After a kill before this batch, the next recovery begins again, and leaves published files as they are.
     _append(repo, run, attempt, [*notices, *unrecorded.events(repo, run, attempt), ended])

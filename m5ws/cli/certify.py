@@ -168,7 +168,7 @@ def _train(workspace: "Workspace", ports: "Ports", whole: "Run", *, progress: bo
         raise KeyboardInterrupt
     if result.outcome != "finished":
         raise NothingToCertify(
-            f"run {whole.id} {result.outcome}: {result.message or f'status {result.exit_code}'}",
+            f"run {whole.id} {result.outcome}: {describe(result.reason) if result.reason else result.exit_code}",
             hint=f"`m5ws logs {whole.id}` prints the output of its ranks.",
         )
 

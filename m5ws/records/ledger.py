@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from m5ws.records.base import CheckpointName, Count, Digest, OutputsName, Record
+from m5ws.records.failure import EndReason, Failure
 
 
 class Event(Record, frozen=True, kw_only=True):
@@ -103,6 +104,8 @@ INEXACT_RESUME = "inexact-resume"
 """Kind of the launcher's notice about a step that a resume repeated with other values."""
 RESUME_LIMIT = "resume-limit"
 """Kind of a rank's notice about state that a resume does not restore."""
+NOT_TRACED = "not-traced"
+"""Kind of a rank's notice about modules that a trace cannot see."""
 UNPLACED = "unplaced"
 """Kind of a rank's notice about an observed attempt that does not show after which step it continues."""
 OTHER_ENVIRONMENT = "other-environment"
@@ -157,11 +160,10 @@ class Imported(Event, tag="imported", frozen=True, kw_only=True):
 
 
 class RankEnded(Event, tag="rank-ended", frozen=True, kw_only=True):
-    """A rank has ended. `error` is None if its script succeeded; `signal` is the number of a signal that stopped it."""
+    """A rank has ended. `failure` is None if its script succeeded."""
 
     rank: int
-    error: str | None = None
-    signal: int | None = None
+    failure: Failure | None = None
 
 
 class AttemptEnded(Event, tag="attempt-ended", frozen=True, kw_only=True):
@@ -174,7 +176,7 @@ class AttemptEnded(Event, tag="attempt-ended", frozen=True, kw_only=True):
 
     outcome: Literal["finished", "failed", "interrupted", "unsaved"]
     exit_code: int
-    message: str | None = None
+    reason: EndReason | None = None
     heads: dict[str, Digest] = msgspec.field(default_factory=dict)
 
 

@@ -6,6 +6,7 @@ A reason has only the evidence that no other field of its verdict has.
 from typing import Literal
 
 from m5ws.records.base import Record, RunId
+from m5ws.records.failure import EndReason
 from m5ws.records.run import Segment
 
 GapKind = Literal[
@@ -44,7 +45,7 @@ Side = Literal["original", "replay"]
 class Gap(Record, frozen=True, kw_only=True):
     """A part of a run that a comparison does not cover. Its `kind` determines the other fields.
 
-    `ranks` and `steps` are lists as text (`1-4, 7`). `original` and `replayed` are the failures of both sides.
+    `ranks` and `steps` are lists as text (`1-4, 7`). `original` and `replayed` are the ends of both sides.
     """
 
     kind: GapKind
@@ -55,8 +56,8 @@ class Gap(Record, frozen=True, kw_only=True):
     name: str | None = None
     digest: str | None = None
     side: Side | None = None
-    original: str | None = None
-    replayed: str | None = None
+    original: EndReason | None = None
+    replayed: EndReason | None = None
 
 
 class Resume(Record, frozen=True, kw_only=True):
@@ -97,7 +98,7 @@ class Ended(Record, tag="ended", frozen=True, kw_only=True):
     side: Literal["original", "replay", "training"]
     outcome: str
     exit_code: int | None = None
-    message: str | None = None
+    reason: EndReason | None = None
 
 
 class Unreadable(Record, tag="unreadable", frozen=True, kw_only=True):

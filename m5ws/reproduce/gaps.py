@@ -36,8 +36,8 @@ def doubts(comparison: Comparison) -> Iterator[Gap]:
     yield from (Gap(kind="weights of one side", name=name) for name in unlike[:_NAMED])
     if len(unlike) > _NAMED:
         yield Gap(kind="more weights of one side", number=len(unlike) - _NAMED)
-    if original.outcome == replay.outcome == "failed" and original.message != replay.message:
-        yield Gap(kind="other failure", original=original.message, replayed=replay.message)
+    if original.outcome == replay.outcome == "failed" and original.reason != replay.reason:
+        yield Gap(kind="other failure", original=original.reason, replayed=replay.reason)
 
 
 def unrestored(comparison: Comparison) -> tuple[Gap, ...]:

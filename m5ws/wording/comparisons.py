@@ -1,8 +1,10 @@
 """Words of comparisons: differences, gaps, items, second replays and expectations."""
 
 from m5ws.records import portable
+from m5ws.records.failure import EndReason
 from m5ws.records.reasons import Ended, Gap, GapKind, ResultsHint
 from m5ws.records.verdict import ComparedItem, Divergence, DivergenceSummary, Expectation, Recheck
+from m5ws.wording.failures import describe_end
 
 GAPS: dict[GapKind, str] = {
     "missing steps": "{ranks}: steps {steps} of the original were not replayed",
@@ -50,7 +52,8 @@ _PURPOSES = {
 def describe_gap(gap: Gap) -> str:
     """Return the words of a gap."""
     fields = {name: getattr(gap, name) for name in gap.__struct_fields__}
-    return GAPS[gap.kind].format(**fields)
+    ends = {name: describe_end(end) for name, end in fields.items() if isinstance(end, EndReason)}
+    return GAPS[gap.kind].format(**(fields | ends))
 
 
 def label(divergence: Divergence) -> str:
@@ -70,9 +73,9 @@ def locate(first: Divergence) -> str:
 
 
 def describe_ended(ended: Ended) -> str:
-    """Return the outcome of an attempt with its message or status."""
-    status = "without a message" if ended.exit_code is None else f"status {ended.exit_code}"
-    return f"{ended.outcome}: {ended.message or status}"
+    """Return the outcome of an attempt with its reason or status."""
+    status = "for an unknown reason" if ended.exit_code is None else f"status {ended.exit_code}"
+    return f"{ended.outcome}: {describe_end(ended.reason) if ended.reason is not None else status}"
 
 
 def describe_item(item: ComparedItem) -> str:

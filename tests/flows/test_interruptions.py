@@ -35,7 +35,7 @@ def test_a_resume_with_all_state_is_certified(workspace: Workspace) -> None:
         assert verdict["compared"]["steps"] == 6 and verdict["compared"]["tensor files"] >= 1
     assert "outputs-restored" in workspace.m5ws("show", verdict["replay"]).stdout
     first, _ = state.load(workspace.repo, verdict["replay"]).attempts
-    assert first.message is not None and "to test the resume" in first.message
+    assert first.reason is not None and first.reason.kind == "killed for a test"
 
 
 def test_generators_that_are_not_restored_are_found_at_the_first_step(workspace: Workspace) -> None:

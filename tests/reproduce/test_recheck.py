@@ -8,6 +8,7 @@ import pytest
 from m5ws.attempts import leader
 from m5ws.environment.drift import rate
 from m5ws.records.explanation import Explanation
+from m5ws.records.failure import EndReason
 from m5ws.records.ledger import Step
 from m5ws.records.reasons import Differs
 from m5ws.records.run import LaunchSpec, Run, Segment
@@ -67,7 +68,9 @@ def test_a_second_replay_that_tells_nothing_takes_nothing_away() -> None:
 
 
 def _result(outcome: str) -> leader.AttemptResult:
-    return leader.AttemptResult(run="c" * 12, attempt=1, outcome=outcome, exit_code=0, message="why")
+    return leader.AttemptResult(
+        run="c" * 12, attempt=1, outcome=outcome, exit_code=0, reason=EndReason(kind="unsaved", problem="why")
+    )
 
 
 def test_that_replays_agree_is_said_only_of_what_was_seen_again() -> None:

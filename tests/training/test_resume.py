@@ -37,7 +37,7 @@ def test_a_run_killed_twice_equals_one_that_was_never_killed(runner: Any, tiny: 
     assert third.contents[7] == whole.contents[7]
     assert first.contents | second.contents | third.contents == whole.contents
     assert [event.step for event in third.of(State) if event.restored] == [4]
-    assert [event.error for event in third.of(RankEnded)] == [None]
+    assert [event.failure for event in third.of(RankEnded)] == [None]
 
     # One process resumes the checkpoint of three; a notice lists the ranks' own state, which is not restored.
     alone = runner(tiny, "single", "8", resume=third.newest)

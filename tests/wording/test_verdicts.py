@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from m5ws.cli.terminal import output
 from m5ws.environment.drift import rate
+from m5ws.records.failure import EndReason
 from m5ws.records.reasons import (
     Differs,
     Ended,
@@ -132,7 +133,7 @@ _KINDS: list[Reason] = [
     *(Differs(resume=resume) for resume in (None, Resume(step=2, is_cause=True), Resume(step=None, is_cause=False))),
     Equal(weights=True, steps=1),
     Equal(evidence={"files": 2}, doubt=Gap(kind="no end")),
-    Ended(side="original", outcome="failed", message="why"),
+    Ended(side="original", outcome="failed", reason=EndReason(kind="stopped", signal="SIGTERM")),
     Ended(side="replay", outcome="failed", exit_code=1),
     Ended(side="training", outcome="finished"),
     Unreadable(problem="a chunk is missing"),
@@ -154,7 +155,11 @@ def test_each_kind_of_reason_has_a_sentence_of_its_own() -> None:
 @pytest.mark.parametrize("kind", get_args(GapKind))
 def test_each_kind_of_gap_has_a_sentence(kind: GapKind) -> None:
     gap = Gap(kind=kind, ranks="rank 0", steps="1-3", step=3, number=2, name="n", digest="d" * 64, side="replay")
-    sentence = describe(msgspec.structs.replace(gap, original="an error", replayed="another"))
+    sentence = describe(
+        msgspec.structs.replace(
+            gap, original=EndReason(kind="enough steps"), replayed=EndReason(kind="supervisor killed")
+        )
+    )
     assert sentence and "None" not in sentence and "{" not in sentence
 
 

@@ -19,6 +19,8 @@ from m5ws.progress import Progress
 from m5ws.records import codec
 from m5ws.records.explanation import Cause, Explanation, FirstDifference, TracedReplay
 from m5ws.records.launch import Trace
+from m5ws.records.ledger import NOT_TRACED
+from m5ws.records.reasons import Ended
 from m5ws.records.run import Run, Segment
 from m5ws.records.trace import TraceEntry
 from m5ws.records.verdict import Divergence, Verdict
@@ -30,6 +32,7 @@ from m5ws.reproduce.compare import Comparison
 from m5ws.reproduce.explain import causes, locate
 from m5ws.reproduce.explain.locate import TraceView
 from m5ws.runs import history
+from m5ws.wording.comparisons import describe_ended
 from m5ws.wording.comparisons import locate as locate_difference
 
 _MOST_STEPS = 16
@@ -148,7 +151,8 @@ def _replayed(
         stopped = isinstance(error, KeyboardInterrupt)
         return ReplayResult(side=msgspec.structs.replace(side, replay=known, problem=problem)), stopped
     if result.outcome != "finished":
-        ended = f"it {result.outcome}: {result.message or f'status {result.exit_code}'}"
+        end = Ended(side="replay", outcome=result.outcome, exit_code=result.exit_code, reason=result.reason)
+        ended = f"it {describe_ended(end)}"
         return ReplayResult(side=msgspec.structs.replace(side, problem=ended)), result.outcome == "interrupted"
     unlike = _unlike(case, side, planned.run, look)
     return ReplayResult(side=msgspec.structs.replace(side, agrees=unlike is None, problem=unlike), look=look), False
@@ -294,7 +298,7 @@ def _limits(*sides: ReplayResult) -> list[str]:
         if side.look is None:
             continue
         for notice in side.look.history.notices:
-            if notice.kind == "limit" and notice.message.startswith("not traced"):
+            if notice.kind == NOT_TRACED:
                 limits[notice.message] = None
         for rank, seen in side.look.seen.items():
             if seen and seen[-1].kind == "cut":
