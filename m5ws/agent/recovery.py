@@ -19,7 +19,7 @@ from m5ws.agent.delivery import DELIVERED, TRACKED, Delivery
 from m5ws.agent.run_lock import RANKS_S, Notify, RunAlive, is_own, lock_run
 from m5ws.errors import M5Error, ObjectExists
 from m5ws.filesystem import write_atomically
-from m5ws.outputs import collect, killed, unrecorded, unsaved
+from m5ws.outputs import killed, unrecorded, unsaved
 from m5ws.records import codec
 from m5ws.records.base import Digest
 from m5ws.records.failure import EndReason
@@ -87,7 +87,7 @@ def _end_killed(
         unsaved.remove(directory)
         notices = killed.store(repo, run, attempt, directory)
         if killed.is_done(repo, run, attempt, directory):
-            lacking = next((notice.message for notice in notices if notice.kind == collect.NOT_STORED), None)
+            lacking = next((notice.message for notice in notices if notice.kind == "outputs-not-stored"), None)
             ended = msgspec.structs.replace(
                 ended,
                 outcome="finished" if lacking is None else "unsaved",

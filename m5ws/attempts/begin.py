@@ -10,7 +10,7 @@ from m5ws.errors import Fenced, ObjectExists
 from m5ws.outputs import unrecorded
 from m5ws.records import codec
 from m5ws.records.environment import Observed
-from m5ws.records.ledger import OTHER_ENVIRONMENT, AttemptStarted, Notice
+from m5ws.records.ledger import AttemptStarted, Notice
 from m5ws.records.run import Run
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.ledger import LAUNCHER
@@ -64,7 +64,7 @@ def publish(repo: Repository, plan: AttemptPlan, observed: Observed, spool: Spoo
     for change in (*drift.unmet(declared, observed), *drift.conflicts(observed)):
         spool.append(Notice(time_s=time.time(), kind="environment", message=describe(change)))
     if (message := attempt_environments.notice(repo, plan.run.id, plan.attempt, observed)) is not None:
-        spool.append(Notice(time_s=time.time(), kind=OTHER_ENVIRONMENT, message=message))
+        spool.append(Notice(time_s=time.time(), kind="other-environment", message=message))
     if plan.attempt > 1:
         # For attempts that were killed on other machines. Those of this machine are finished already.
         for event in unrecorded.of_earlier(repo, plan.run.id, plan.attempt):

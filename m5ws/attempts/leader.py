@@ -22,7 +22,7 @@ from m5ws.attempts import begin, repeated_steps
 from m5ws.errors import M5Error
 from m5ws.progress import Progress, report
 from m5ws.records.failure import EndReason
-from m5ws.records.ledger import INEXACT_RESUME, AttemptEnded, AttemptStarted, Notice, RankStarted, State
+from m5ws.records.ledger import AttemptEnded, AttemptStarted, Notice, NoticeKind, RankStarted, State
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
@@ -215,11 +215,11 @@ class _Attempt:
             self._has_begun = self._has_begun or isinstance(event, RankStarted)
             self._restored = self._restored or (isinstance(event, State) and event.restored)
             for message in self._repeated.compare(rank, event):
-                self._notice(INEXACT_RESUME, message)
+                self._notice("inexact-resume", message)
             stop = bool(self._watch and self._watch(rank, event)) or stop
         return stop
 
-    def _notice(self, kind: str, message: str) -> None:
+    def _notice(self, kind: NoticeKind, message: str) -> None:
         notice = Notice(time_s=time.time(), kind=kind, message=message, step=self._last_step)
         self._spool.append(notice)
 

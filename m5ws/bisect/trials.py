@@ -21,6 +21,7 @@ from m5ws.progress import Progress
 from m5ws.records.base import Digest
 from m5ws.records.failure import EndReason
 from m5ws.records.ledger import AnyEvent
+from m5ws.records.reasons import Ended
 from m5ws.records.recipe import Recipe
 from m5ws.records.run import Run, Segment
 from m5ws.records.verdict import Change, Divergence
@@ -34,7 +35,7 @@ from m5ws.runs import history
 from m5ws.runs.history import History
 from m5ws.runs.step_lists import absent_in
 from m5ws.snapshot.config.merge import MergeConflict
-from m5ws.wording.failures import describe_end
+from m5ws.wording.comparisons import describe_ended
 
 Names = tuple[str, ...]
 Rebuilt = Callable[[Recipe], Ports]
@@ -262,7 +263,7 @@ def _unresolved(setup: TrialSetup, comparison: Comparison, outcome: str | None, 
     """Return the reason why an ended hybrid without a divergence is not the same either; None if it is the same."""
     first, replay = setup.first, comparison.replay
     if outcome != "finished" and (not setup.session or missing(comparison) is not None):
-        return f"{outcome}: {describe_end(reason) if reason is not None else 'for an unknown reason'}"
+        return describe_ended(Ended(side="replay", outcome=outcome or "unknown", reason=reason))
     if first.kind in ("tensor", "generator") and first.step not in replay.states.get(first.rank, {}):
         return f"recorded no state after step {first.step}"
     if first.kind == "checkpoint" and first.step not in replay.contents:

@@ -13,7 +13,9 @@ from m5ws.cli.terminal import interrupt, output, verdict
 from m5ws.cli.terminal.run_progress import RunProgress
 from m5ws.errors import M5Error
 from m5ws.records.certificate import find_outcome
+from m5ws.records.reasons import Ended
 from m5ws.records.run import Segment, Trainer
+from m5ws.wording.comparisons import describe_ended
 from m5ws.wording.sentences import describe
 
 if TYPE_CHECKING:
@@ -168,7 +170,7 @@ def _train(workspace: "Workspace", ports: "Ports", whole: "Run", *, progress: bo
         raise KeyboardInterrupt
     if result.outcome != "finished":
         raise NothingToCertify(
-            f"run {whole.id} {result.outcome}: {describe(result.reason) if result.reason else result.exit_code}",
+            f"run {whole.id} {describe_ended(Ended(side='training', outcome=result.outcome, reason=result.reason))}",
             hint=f"`m5ws logs {whole.id}` prints the output of its ranks.",
         )
 

@@ -18,11 +18,6 @@ from m5ws.repository.files.interface import SourceFile
 from m5ws.wording.lists import list_names
 from m5ws.work import directories, inputs
 
-NOT_KEPT = "outputs-not-kept"
-NOT_STORED = "outputs-not-stored"
-"""Kinds of notices: results that are not kept, each by name; and that no result could be stored."""
-RESTORED = "outputs-restored"
-"""Kind of notice: output files of an earlier attempt were restored."""
 _NEVER = {".git", ".m5ws"}
 _LONG = 100
 """Number of characters of a forbidden path that a notice shows."""

@@ -28,18 +28,9 @@ class EndReason(Record, frozen=True, kw_only=True):
     """
 
     kind: Literal[
-        "ranks failed",
-        "status",
-        "stopped",
-        "superseded",
-        "enough steps",
-        "not launched",
-        "script not started",
-        "fork not restored",
-        "killed for a test",
-        "supervisor killed",
-        "unsaved",
-    ]
+        "ranks failed", "status", "stopped", "superseded", "enough steps", "not launched", "script not started",
+        "fork not restored", "killed for a test", "supervisor killed", "unsaved"
+    ]  # fmt: skip
     dead: dict[str, int] = {}
     failure: Failure | None = None
     rank: int | None = None

@@ -1,5 +1,6 @@
 """Records of a ledger: the events of a run, in order, and the batches in which they are published."""
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 import msgspec
@@ -91,25 +92,30 @@ class OutputsStored(Event, tag="outputs", frozen=True, kw_only=True):
     content: Digest
 
 
-class Notice(Event, tag="notice", frozen=True, kw_only=True):
-    """A notice for people: a failed save, an inexact resume, a modified input, a limit."""
+NoticeKind = Literal[
+    "checkpoint-kept", "checkpoint-waited", "environment", "fork", "inexact-resume", "input-modified", "launch-failed",
+    "left-process", "limit", "loaded", "missing-file", "not-traced", "other-environment", "outputs-not-kept",
+    "outputs-not-stored", "outputs-restored", "resume", "resume-limit", "resume-unchecked", "save-failed", "unplaced"
+]  # fmt: skip
+"""`environment`: it differs from the declared one. `other-environment`: that of a later attempt differs from the first
+one's. `limit`: a part of the run is not recorded. `inexact-resume`: a resume repeated a step with other values.
+`resume-limit`: state that a resume does not restore. `resume-unchecked`: a resumed script repeated no step. `unplaced`:
+an observed attempt does not show after which step it continues. `checkpoint-waited`: the training stood still for it.
+"""
+Notify = Callable[[NoticeKind, str], None]
+"""Called with the kind and the message of a notice, which it appends to the launcher's chain."""
 
-    kind: str
+
+class Notice(Event, tag="notice", frozen=True, kw_only=True):
+    """A notice for people: a failed save, an inexact resume, a modified input, a limit.
+
+    Readers decide by `kind`, `step` and `rank`. The `message` is shown, and never read.
+    """
+
+    kind: NoticeKind
     message: str
     step: int | None = None
     rank: int | None = None
-
-
-INEXACT_RESUME = "inexact-resume"
-"""Kind of the launcher's notice about a step that a resume repeated with other values."""
-RESUME_LIMIT = "resume-limit"
-"""Kind of a rank's notice about state that a resume does not restore."""
-NOT_TRACED = "not-traced"
-"""Kind of a rank's notice about modules that a trace cannot see."""
-UNPLACED = "unplaced"
-"""Kind of a rank's notice about an observed attempt that does not show after which step it continues."""
-OTHER_ENVIRONMENT = "other-environment"
-"""Kind of the launcher's notice about a later attempt in another environment than the first one's."""
 
 
 class Setting(Event, tag="setting", frozen=True, kw_only=True):

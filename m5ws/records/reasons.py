@@ -10,33 +10,12 @@ from m5ws.records.failure import EndReason
 from m5ws.records.run import Segment
 
 GapKind = Literal[
-    "missing steps",
-    "no end",
-    "observation failed",
-    "attempt without place",
-    "script end unknown",
-    "weights of one side",
-    "more weights of one side",
-    "other failure",
-    "generators not restored",
-    "lost steps",
-    "states of the original",
-    "checkpoints of the original",
-    "steps before the segment",
-    "steps before the fork",
-    "no steps",
-    "none recorded",
-    "states between",
-    "original ended",
-    "no weights alive",
-    "files not kept",
-    "nothing run",
-    "nothing resumed",
-    "other batches",
-    "other quantities",
-    "no quantities",
-    "exact results",
-]
+    "missing steps", "no end", "observation failed", "attempt without place", "script end unknown",
+    "weights of one side", "more weights of one side", "other failure", "generators not restored", "lost steps",
+    "states of the original", "checkpoints of the original", "steps before the segment", "steps before the fork",
+    "no steps", "none recorded", "states between", "original ended", "no weights alive", "files not kept",
+    "nothing run", "nothing resumed", "other batches", "other quantities", "no quantities", "exact results"
+]  # fmt: skip
 
 
 Side = Literal["original", "replay"]
@@ -97,7 +76,6 @@ class Ended(Record, tag="ended", frozen=True, kw_only=True):
 
     side: Literal["original", "replay", "training"]
     outcome: str
-    exit_code: int | None = None
     reason: EndReason | None = None
 
 
@@ -130,15 +108,9 @@ class Fact(Record, tag="fact", frozen=True, kw_only=True):
     """A reason without fields of its own. The verdict has changes, the recheck and the explanation."""
 
     kind: Literal[
-        "records missing",
-        "state not compared",
-        "nothing in common",
-        "nothing recorded",
-        "environment",
-        "recheck",
-        "no recheck",
-        "traces differ",
-    ]
+        "records missing", "state not compared", "nothing in common", "nothing recorded", "environment", "recheck",
+        "no recheck", "traces differ"
+    ]  # fmt: skip
 
 
 Reason = Differs | Equal | Ended | Unreadable | Tolerance | Interruption | Fact

@@ -26,18 +26,9 @@ class Change(Record, frozen=True, kw_only=True):
 
 
 QuantityKind = Literal[
-    "value",
-    "steps",
-    "generator",
-    "tensor",
-    "checkpoint",
-    "final tensor",
-    "file",
-    "artifact",
-    "parameter",
-    "metric",
-    "result",
-]
+    "value", "steps", "generator", "tensor", "checkpoint", "final tensor", "file", "artifact", "parameter", "metric",
+    "result"
+]  # fmt: skip
 """`value`: of a step, such as the loss or the batch. `steps`: their number. `final tensor`: at the script's end."""
 STATE = frozenset(("generator", "tensor", "checkpoint", "final tensor"))
 """Kinds of quantities in the state after a step."""
@@ -76,17 +67,11 @@ class Divergence(Record, frozen=True, kw_only=True):
 
 
 ItemReason = Literal[
-    "only the original has it",
-    "only the replay has it",
-    "both runs lack it",
-    "bytes differ",
-    "unreadable",
-    "the original did not end by itself",
-    "the replay did not end by itself",
-    "the original could not store its output files",
-    "the replay could not store its output files",
-    "the replay ends earlier than the original",
-]
+    "only the original has it", "only the replay has it", "both runs lack it", "bytes differ", "unreadable",
+    "the original did not end by itself", "the replay did not end by itself",
+    "the original could not store its output files", "the replay could not store its output files",
+    "the replay ends earlier than the original"
+]  # fmt: skip
 """`bytes differ`: and the file cannot be read as tensors."""
 
 

@@ -91,7 +91,7 @@ def interrupt(trial: Trial, step: int, announce: Callable[[str], None]) -> Resto
         verdict = msgspec.structs.replace(verdict, outcome="nondeterministic", reasons=reasons)
         return Restore(after=step, resumed=None, verdict=verdict)
     if result.outcome != "failed" or done.last_step < step:
-        ended = Ended(side="training", outcome=result.outcome, exit_code=result.exit_code, reason=result.reason)
+        ended = Ended(side="training", outcome=result.outcome, reason=result.reason)
         missed = Interruption(after=step, missed=True)
         return Restore(after=step, resumed=None, verdict=_not_comparable(interrupted, ended, missed))
     second = _plan(trial, interrupted)

@@ -142,7 +142,7 @@ def compare_replays(
     if again is not None and (_where(again), again.replayed) == (_where(divergence), divergence.replayed):
         return Recheck(repeats=True)
     if result.outcome not in COMPLETE:
-        ended = Ended(side="replay", outcome=result.outcome, exit_code=result.exit_code, reason=result.reason)
+        ended = Ended(side="replay", outcome=result.outcome, reason=result.reason)
         return Recheck(ended=ended)
     return Recheck()
 

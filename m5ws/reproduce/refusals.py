@@ -72,8 +72,8 @@ def of_failed(repo: Repository, replay: Run, outcome: str) -> Verdict:
     """Publish a replay of a run that ended with `outcome` before its first recorded step, and return its verdict."""
     name = replay.reproduces or ""
     newest = state.load_newest(repo, name).newest
-    status, reason = (newest.exit_code, newest.reason) if newest is not None else (None, None)
-    return _verdict(repo, replay, Ended(side="original", outcome=outcome, exit_code=status, reason=reason))
+    reason = newest.reason if newest is not None else None
+    return _verdict(repo, replay, Ended(side="original", outcome=outcome, reason=reason))
 
 
 def _verdict(

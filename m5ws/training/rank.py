@@ -126,7 +126,7 @@ def _run(arguments: Sequence[str], active: context.ActiveRank) -> _End:
         # Torch's handler raises errors of loaders. The script has ended, and no error may replace its own.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if (advice := missing_files.advice(own, active.context)) is not None:
-            active.notice(missing_files.KIND, secret_scan.masked(advice))
+            active.notice("missing-file", secret_scan.masked(advice))
         return _End(getattr(own, "exit_code", 1), script_error.find_failure(own), own)
     return _End(0)
 

@@ -73,9 +73,8 @@ def locate(first: Divergence) -> str:
 
 
 def describe_ended(ended: Ended) -> str:
-    """Return the outcome of an attempt with its reason or status."""
-    status = "for an unknown reason" if ended.exit_code is None else f"status {ended.exit_code}"
-    return f"{ended.outcome}: {describe_end(ended.reason) if ended.reason is not None else status}"
+    """Return the outcome of an attempt with its reason."""
+    return f"{ended.outcome}{f': {describe_end(ended.reason)}' if ended.reason is not None else ''}"
 
 
 def describe_item(item: ComparedItem) -> str:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from m5ws.environment.drift import rate
-from m5ws.records.ledger import INEXACT_RESUME, AttemptEnded, AttemptStarted, Notice, Step
+from m5ws.records.ledger import AttemptEnded, AttemptStarted, Notice, Step
 from m5ws.records.reasons import Resume
 from m5ws.records.verdict import Divergence
 from m5ws.reproduce.compare import Comparison
@@ -23,7 +23,7 @@ def _resumed(at: int, *, notice_step: int | None = None) -> Comparison:
             history.add("0", Step(step=step, quantities={"loss": "0x1p+0"}))
         history.add("launcher", AttemptEnded(outcome="finished", exit_code=0, heads={}))
     if notice_step is not None:
-        history.add("launcher", Notice(kind=INEXACT_RESUME, message="batch differs", step=notice_step))
+        history.add("launcher", Notice(kind="inexact-resume", message="batch differs", step=notice_step))
     return Comparison(history)
 
 

@@ -4,7 +4,7 @@ import signal
 from typing import Any
 
 from m5ws.records.launch import Saving
-from m5ws.records.ledger import RESUME_LIMIT, RankEnded, State
+from m5ws.records.ledger import RankEnded, State
 
 RANKS = 3
 
@@ -42,7 +42,7 @@ def test_a_run_killed_twice_equals_one_that_was_never_killed(runner: Any, tiny: 
     # One process resumes the checkpoint of three; a notice lists the ranks' own state, which is not restored.
     alone = runner(tiny, "single", "8", resume=third.newest)
     assert alone.status == 0, alone.log()
-    assert any("made by 3 ranks" in message for message in alone.notices(RESUME_LIMIT))
+    assert any("made by 3 ranks" in message for message in alone.notices("resume-limit"))
     restored, saved = alone.states(0)[7][0], whole.states(0)[7][0]
     assert {name for name in saved if "@" not in name} <= {
         name for name in restored if restored[name] == saved.get(name)

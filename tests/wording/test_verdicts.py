@@ -134,7 +134,7 @@ _KINDS: list[Reason] = [
     Equal(weights=True, steps=1),
     Equal(evidence={"files": 2}, doubt=Gap(kind="no end")),
     Ended(side="original", outcome="failed", reason=EndReason(kind="stopped", signal="SIGTERM")),
-    Ended(side="replay", outcome="failed", exit_code=1),
+    Ended(side="replay", outcome="failed"),
     Ended(side="training", outcome="finished"),
     Unreadable(problem="a chunk is missing"),
     Tolerance(tolerance=0.1),
@@ -168,7 +168,7 @@ def test_each_result_of_a_second_replay_has_a_sentence_of_its_own() -> None:
     results = [
         again,
         msgspec.structs.replace(again, problem="full"),
-        msgspec.structs.replace(again, ended=Ended(side="replay", outcome="failed", exit_code=1)),
+        msgspec.structs.replace(again, ended=Ended(side="replay", outcome="failed")),
         *(msgspec.structs.replace(again, repeats=True, start="d", start_equal=equal) for equal in (None, True, False)),
         *(msgspec.structs.replace(again, repeats=False, first=_FIRST, as_original=back) for back in (True, False)),
         *(Recheck(start="d", start_equal=equal) for equal in (None, True, False)),

@@ -19,7 +19,6 @@ from m5ws.progress import Progress
 from m5ws.records import codec
 from m5ws.records.explanation import Cause, Explanation, FirstDifference, TracedReplay
 from m5ws.records.launch import Trace
-from m5ws.records.ledger import NOT_TRACED
 from m5ws.records.reasons import Ended
 from m5ws.records.run import Run, Segment
 from m5ws.records.trace import TraceEntry
@@ -151,7 +150,7 @@ def _replayed(
         stopped = isinstance(error, KeyboardInterrupt)
         return ReplayResult(side=msgspec.structs.replace(side, replay=known, problem=problem)), stopped
     if result.outcome != "finished":
-        end = Ended(side="replay", outcome=result.outcome, exit_code=result.exit_code, reason=result.reason)
+        end = Ended(side="replay", outcome=result.outcome, reason=result.reason)
         ended = f"it {describe_ended(end)}"
         return ReplayResult(side=msgspec.structs.replace(side, problem=ended)), result.outcome == "interrupted"
     unlike = _unlike(case, side, planned.run, look)
@@ -298,7 +297,7 @@ def _limits(*sides: ReplayResult) -> list[str]:
         if side.look is None:
             continue
         for notice in side.look.history.notices:
-            if notice.kind == NOT_TRACED:
+            if notice.kind == "not-traced":
                 limits[notice.message] = None
         for rank, seen in side.look.seen.items():
             if seen and seen[-1].kind == "cut":

@@ -12,7 +12,6 @@ import msgspec
 
 from m5ws.config import result_patterns
 from m5ws.errors import M5Error
-from m5ws.outputs import collect
 from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Content as StoredContent
 from m5ws.records.ledger import COMPLETE
@@ -118,7 +117,7 @@ def is_nothing(done: History, tracker: Tracker | None, run: str) -> bool:
 
 def not_kept(side: Side, done: History) -> list[Gap]:
     """Return the files that the run `side` wrote and that were not stored."""
-    notices = (notice for notice in done.notices if notice.kind in (collect.NOT_KEPT, collect.NOT_STORED))
+    notices = (notice for notice in done.notices if notice.kind in ("outputs-not-kept", "outputs-not-stored"))
     return [Gap(kind="files not kept", side=side, name=notice.message) for notice in notices]
 
 
@@ -137,7 +136,7 @@ def _unjudged(comparison: Comparison, *, ends_early: bool) -> ItemReason | None:
 
 
 def _lacks_files(done: History) -> bool:
-    return any(notice.kind == collect.NOT_STORED for notice in done.notices)
+    return any(notice.kind == "outputs-not-stored" for notice in done.notices)
 
 
 def _logged(

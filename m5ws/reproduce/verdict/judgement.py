@@ -87,7 +87,7 @@ def judge_equal(
 ) -> tuple[Outcome, Reason]:
     """Return the outcome and the reason for a replay without a difference. `is_part`: it is of a segment."""
     if result.outcome not in COMPLETE and not comparison.is_exhausted(has_ended=True):
-        ended = Ended(side="replay", outcome=result.outcome, exit_code=result.exit_code, reason=result.reason)
+        ended = Ended(side="replay", outcome=result.outcome, reason=result.reason)
         return "not comparable", ended
     if gaps.missing(comparison):
         return "not comparable", Fact(kind="records missing")

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 import msgspec
 
 from m5ws.environment.drift import rate
-from m5ws.outputs import collect
-from m5ws.records.ledger import INEXACT_RESUME, RESUME_LIMIT
 from m5ws.records.reasons import Resume
 from m5ws.records.verdict import Change, Divergence
 from m5ws.reproduce.compare import Comparison
@@ -22,16 +20,16 @@ def find_resume(comparison: Comparison, first: Divergence, begin: int) -> Resume
     at_end = first.is_result or first.kind == "final tensor"
     step = original.last_step if at_end else first.step
     at, attempt = original.resumed_before(step), original.attempt_of(step)
-    if not original.by_steps and any(notice.kind == collect.RESTORED for notice in original.notices):
+    if not original.by_steps and any(notice.kind == "outputs-restored" for notice in original.notices):
         return Resume(step=None, is_cause=False)
     if not at or at < begin:
         return None
     inexact = [
         notice.message
         for notice in original.notices
-        if notice.kind == INEXACT_RESUME and original.attempt_of(notice.step or 0) == attempt
+        if notice.kind == "inexact-resume" and original.attempt_of(notice.step or 0) == attempt
     ]
-    limits = [notice.message for notice in original.notices if notice.kind == RESUME_LIMIT]
+    limits = [notice.message for notice in original.notices if notice.kind == "resume-limit"]
     earliest = first.equal_after + 1 if first.equal_after is not None else first.step
     is_cause = bool(inexact) or (not at_end and earliest <= at + _AFFECTED_STEPS)
     return Resume(step=at, is_cause=is_cause, notices=tuple(dict.fromkeys((*inexact, *limits))))

@@ -6,8 +6,9 @@ m5ws writes only between two markers. Text around them stays.
 from collections.abc import Sequence
 
 from m5ws.records.note import Note
-from m5ws.records.verdict import Change, Divergence, JointVerdict, Recheck, Verdict
+from m5ws.records.verdict import Divergence, JointVerdict, Recheck, Verdict
 from m5ws.tracking.mlflow.tags import Subject
+from m5ws.wording.changes import title
 from m5ws.wording.comparisons import describe_problem, label
 from m5ws.wording.sentences import describe
 
@@ -127,10 +128,6 @@ def _told(subject: Subject, verdict: Verdict) -> str:
     replay = subject.run.id in verdict.replays
     whom = f"of run `{verdict.run}`" if replay else f"by run{'s' * (len(verdict.replays) > 1)} {replays}"
     lines = [f"**{verdict.outcome}** {whom}: {describe(verdict)}"]
-    if verdict.first is not None:
-        lines.append(f"- first difference: {first(verdict.first)}")
-    if verdict.recheck is not None:
-        lines.append(f"- replayed by `{verdict.replay}`, and again by {describe_recheck(verdict.recheck)}")
     if verdict.explanation is not None:
         place, causes = verdict.explanation.place, " or ".join(map(str, verdict.explanation.causes))
         lines.append(f"- examined: {place.words if place is not None else 'no difference'}; cause: {causes}")
@@ -139,7 +136,7 @@ def _told(subject: Subject, verdict: Verdict) -> str:
     if verdict.compared:
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(verdict.compared.items()))
         lines.append(f"- equal: {counts}")
-    lines += [f"- changed: {_change(change)}" for change in verdict.changes[:_CHANGES]]
+    lines += [f"- changed: {title(change)}" for change in verdict.changes[:_CHANGES]]
     if len(verdict.changes) > _CHANGES:
         lines.append(f"- and {len(verdict.changes) - _CHANGES} more changes")
     if verdict.unequal:
@@ -147,10 +144,6 @@ def _told(subject: Subject, verdict: Verdict) -> str:
     if verdict.not_compared:
         lines.append(f"- not compared: {'; '.join(map(describe, verdict.not_compared))}")
     return "\n".join(lines)
-
-
-def _change(change: Change) -> str:
-    return f"{change.part} {change.name}: {change.old or 'absent'} → {change.new or 'absent'}"
 
 
 def _joined(ids: Sequence[str]) -> str:

@@ -17,7 +17,6 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 from m5ws.records.launch import Trace
-from m5ws.records.ledger import NOT_TRACED
 from m5ws.records.trace import TraceEntry
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.training.backends.tensor_names import module_names, own_name
@@ -52,7 +51,7 @@ class Tracer:
         self._names = {id(parameter): name for name, parameter in _parameters(model).items()}
         self._step: _Step | None = None
         if skipped := _compiled(model):
-            active.notice(NOT_TRACED, f"not traced, since it is compiled: {', '.join(skipped[:5])}")
+            active.notice("not-traced", f"not traced, since it is compiled: {', '.join(skipped[:5])}")
 
     @contextlib.contextmanager
     def trace_step(self, step: int) -> Iterator[None]:
