@@ -46,31 +46,12 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
         return _EXIT_CODES[self.outcome]
 
     @property
-    def is_observed(self) -> bool:
-        """True if the script has no session, and was interrupted instead."""
-        return bool(self.interrupted)
-
-    @property
     def tested(self) -> tuple[Verdict, ...]:
         """The verdicts that decide. One after which nothing was resumed decides only if there is no other."""
-        return _select_tested(self.verdicts, self.restored)
-
-    @property
-    def failed(self) -> tuple[Verdict, ...]:
-        """The deciding verdicts on restores that are not exact."""
-        return failed_verdicts(self.verdicts, self.restored)
-
-
-def failed_verdicts(verdicts: tuple[Verdict, ...], restored: tuple[int | None, ...]) -> tuple[Verdict, ...]:
-    """Return the deciding verdicts on restores that are not exact."""
-    return tuple(verdict for verdict in _select_tested(verdicts, restored) if find_outcome(verdict) != "certified")
+        both = zip(self.verdicts, self.restored, strict=True)
+        return tuple(verdict for verdict, step in both if step != 0) or self.verdicts
 
 
 def find_outcome(verdict: Verdict) -> CertificateOutcome:
     """Return the outcome of one restore or resume, from its verdict."""
     return "inexact" if verdict.is_inexact else _OUTCOMES[verdict.outcome]
-
-
-def _select_tested(verdicts: tuple[Verdict, ...], restored: tuple[int | None, ...]) -> tuple[Verdict, ...]:
-    resumed = tuple(verdict for verdict, step in zip(verdicts, restored, strict=True) if step != 0)
-    return resumed or verdicts

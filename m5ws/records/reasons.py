@@ -5,7 +5,7 @@ A reason has only the evidence that no other field of its verdict has.
 
 from typing import Literal
 
-from m5ws.records.base import Record, RunId
+from m5ws.records.base import Count, Record, RunId
 from m5ws.records.failure import EndReason
 from m5ws.records.run import Segment
 
@@ -119,7 +119,8 @@ Reason = Differs | Equal | Ended | Unreadable | Tolerance | Interruption | Fact
 class JointReason(Record, frozen=True, kw_only=True):
     """The reason of a joint outcome: one verdict (of `replay`, on `segment`), the whole run, or equal segments.
 
-    `equal` has the equal segments of a run that ends with step `last`. A sample has `drawn` of its `of` segments.
+    `equal` has the equal segments of a run that ends with step `last`. A sample has `drawn` of its
+    `of` segments, and would have shown one of `faults` faults with the probability `chance`.
     """
 
     kind: Literal["one verdict", "whole run", "all segments", "some segments", "no verdict"]
@@ -127,8 +128,10 @@ class JointReason(Record, frozen=True, kw_only=True):
     segment: Segment | None = None
     equal: tuple[Segment, ...] = ()
     last: int | None = None
-    drawn: int | None = None
-    of: int | None = None
+    drawn: Count | None = None
+    of: Count | None = None
+    faults: Count = 1
+    chance: float = 0.0
 
 
 class ResultsHint(Record, frozen=True, kw_only=True):

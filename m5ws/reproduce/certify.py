@@ -15,7 +15,7 @@ from m5ws.attempts import planning
 from m5ws.environment import recorded, usage
 from m5ws.errors import UsageError
 from m5ws.records import codec
-from m5ws.records.certificate import Certificate, failed_verdicts, find_outcome
+from m5ws.records.certificate import Certificate, find_outcome
 from m5ws.records.checkpoint import Content
 from m5ws.records.ledger import Observation
 from m5ws.records.run import LaunchSpec, Run, Segment
@@ -86,19 +86,18 @@ def restores(repo: Repository, run_id: str, count: int | None, seed: int) -> lis
 
 def certificate(repo: Repository, run_id: str, results: Sequence[Restore]) -> Certificate:
     """Return the joint result of restores. One after which nothing was resumed decides only if there is no other."""
-    verdicts = tuple(result.verdict for result in results)
     interrupted = tuple(result.after for result in results if result.after is not None)
-    restored = tuple(result.resumed for result in results)
-    bad = failed_verdicts(verdicts, restored)
-    return Certificate(
+    made = Certificate(
         run=run_id,
-        outcome=find_outcome(bad[0]) if bad else "certified",
+        outcome="certified",
         what=_described_observed(repo, run_id) if interrupted else _described(repo, run_id),
         steps=history.load(repo, run_id).last_step,
-        restored=restored,
+        restored=tuple(result.resumed for result in results),
         interrupted=interrupted,
-        verdicts=verdicts,
+        verdicts=tuple(result.verdict for result in results),
     )
+    bad = (outcome for outcome in map(find_outcome, made.tested) if outcome != "certified")
+    return msgspec.structs.replace(made, outcome=next(bad, "certified"))
 
 
 def _described(repo: Repository, run_id: str) -> dict[str, str]:

@@ -5,6 +5,7 @@ each ends with the checkpoint that the next starts from, and that checkpoint is 
 """
 
 import logging
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -139,7 +140,10 @@ def join(run: str, verdicts: Sequence[Verdict], every: Sequence[Segment]) -> Joi
     if incomparable is not None and outcome not in ("diverged", "nondeterministic"):
         outcome, reason = incomparable.outcome, name_verdict(incomparable)
     elif outcome == "sampled" and len(verdicts) < len(every):
-        reason = msgspec.structs.replace(reason, drawn=len(verdicts), of=len(every))
+        drawn, of = len(verdicts), len(every)
+        faults = max(1, round(of / 10))
+        chance = 1 - math.comb(of - faults, drawn) / math.comb(of, drawn)
+        reason = msgspec.structs.replace(reason, drawn=drawn, of=of, faults=faults, chance=chance)
     count, of = len(verdicts), len(every)
     return JointResult(run=run, outcome=outcome, segments=count, of=of, verdicts=tuple(verdicts), reason=reason)
 

@@ -22,8 +22,8 @@ GAPS: dict[GapKind, str] = {
     "Their attempt lost its machine before it delivered them, or a later attempt started from the beginning",
     "states of the original": "{ranks}: the replay did not record the state after steps {steps}",
     "checkpoints of the original": "the replay made no checkpoints of steps {steps}",
-    "steps before the segment": "steps up to {step}: given by checkpoint {name} ({digest:.12})",
-    "steps before the fork": "steps up to {step}: given by checkpoint {name} ({digest:.12}), as for the original",
+    "steps before the segment": "steps up to {step}: given by checkpoint {name} ({digest})",
+    "steps before the fork": "steps up to {step}: given by checkpoint {name} ({digest}), as for the original",
     "no steps": "steps and state: no step was recorded or observed; only files and metrics could be compared",
     "none recorded": "{name}: none were recorded",
     "states between": "state after {number} of {steps} steps: no fingerprints were recorded there",
@@ -53,7 +53,7 @@ def describe_gap(gap: Gap) -> str:
     """Return the words of a gap."""
     fields = {name: getattr(gap, name) for name in gap.__struct_fields__}
     ends = {name: describe_end(end) for name, end in fields.items() if isinstance(end, EndReason)}
-    return GAPS[gap.kind].format(**(fields | ends))
+    return GAPS[gap.kind].format(**(fields | ends | {"digest": (gap.digest or "")[:12]}))
 
 
 def label(divergence: Divergence) -> str:

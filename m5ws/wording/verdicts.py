@@ -1,12 +1,22 @@
 """The sentence of a verdict, from its reasons and its other fields."""
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import assert_never
 
-from m5ws.records.certificate import Certificate
-from m5ws.records.reasons import Differs, Ended, Equal, Fact, Interruption, JointReason, Reason, Tolerance, Unreadable
-from m5ws.records.verdict import ComparedItem, Divergence, Verdict
+from m5ws.records.certificate import Certificate, find_outcome
+from m5ws.records.reasons import (
+    Differs,
+    Ended,
+    Equal,
+    Fact,
+    Gap,
+    Interruption,
+    JointReason,
+    Reason,
+    Tolerance,
+    Unreadable,
+)
+from m5ws.records.verdict import ComparedItem, Divergence, Recheck, Verdict
 from m5ws.wording import changes
 from m5ws.wording.comparisons import describe_ended, describe_gap, describe_item, describe_problem, locate
 from m5ws.wording.lists import capitalise, count, list_names
@@ -111,10 +121,9 @@ def _count_items(items: Sequence[ComparedItem], verbs: tuple[str, str], other: s
 
 
 def _describe_tolerance(reason: Tolerance, verdict: Verdict) -> str:
-    if reason.gap is not None:
-        return f"the tolerance does not apply: {describe_gap(reason.gap)}"
     furthest = verdict.apart
-    assert furthest is not None
+    if reason.gap is not None or furthest is None:
+        return f"the tolerance does not apply: {describe_gap(reason.gap or Gap(kind='no quantities'))}"
     place = f"{furthest.quantity} of step {furthest.step}, rank {furthest.rank}"
     of = f"of {furthest.values:,} recorded values is {furthest.relative:.3g} ({place})"
     if verdict.outcome == "consistent":
@@ -157,8 +166,7 @@ def _describe_fact(reason: Fact, verdict: Verdict) -> str:
 
 def _describe_recheck(verdict: Verdict) -> str:
     """Return the result of a second replay, or of an uninterrupted replay after a resume that differs."""
-    again = verdict.recheck
-    assert again is not None
+    again = verdict.recheck or Recheck()
     if again.replay is None and again.start is not None:
         return _describe_uninterrupted(verdict, equal=again.start_equal)
     if again.repeats is None:
@@ -219,27 +227,26 @@ def describe_joint(reason: JointReason) -> str:
 
 def _describe_sample(reason: JointReason) -> str:
     """Return the probability that a sample of segments would have shown a fault."""
-    if reason.drawn is None or reason.of is None:
+    if not reason.drawn or not reason.of:
         return ""
-    bad = max(1, round(reason.of / 10))
-    seen = 1 - math.comb(reason.of - bad, reason.drawn) / math.comb(reason.of, reason.drawn)
+    single, several = f"{reason.drawn / reason.of:.0%}", f"{reason.chance:.0%}"
     return (
         f". These are {reason.drawn} of {reason.of} segments. The sample would have shown a fault in one segment with "
-        f"a probability of {reason.drawn / reason.of:.0%}, and faults in {bad} segments with {seen:.0%}"
+        f"a probability of {single}, and faults in {reason.faults} segments with {several}"
     )
 
 
 def describe_certificate(certificate: Certificate) -> str:
     """Return the joint result of restores."""
     tested, all_of = certificate.tested, len(certificate.verdicts)
-    if bad := certificate.failed:
+    if bad := [verdict for verdict in tested if find_outcome(verdict) != "certified"]:
         first = describe_verdict(bad[0])
         many = f"{len(bad)} of {len(tested)} restores do not equal uninterrupted training. The first: {first}"
         return many if len(tested) > 1 else first
-    bits = "all that was recorded" if certificate.is_observed else "all"
+    bits = "all that was recorded" if certificate.interrupted else "all"
     equal = f"{bits} has the same bits as uninterrupted training"
     words = [f"{count(len(tested), 'restore')}, continued to step {certificate.steps}: {equal}"]
     if len(tested) < all_of:
         words.append(f"After {all_of - len(tested)} of {all_of} interruptions nothing was resumed")
-    sampled = [verdict for verdict in tested if verdict.outcome == "sampled" and certificate.is_observed]
+    sampled = [verdict for verdict in tested if verdict.outcome == "sampled" and certificate.interrupted]
     return ". ".join([*words, *(capitalise(describe_verdict(verdict)) for verdict in sampled[:1])])

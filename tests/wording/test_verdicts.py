@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from m5ws.cli.terminal import output
 from m5ws.environment.drift import rate
-from m5ws.records.failure import EndReason
+from m5ws.records.failure import EndReason, Failure
 from m5ws.records.reasons import (
     Differs,
     Ended,
@@ -182,7 +182,7 @@ def test_each_joint_reason_and_each_outcome_has_a_sentence_of_its_own() -> None:
     part = Segment(first=0, last=4)
     kinds = get_args(get_type_hints(JointReason)["kind"])
     joint = {describe(JointReason(kind=kind, replay="b", equal=(part,), last=8, of=2)) for kind in kinds}
-    sample = describe(JointReason(kind="some segments", equal=(part,), last=8, drawn=1, of=3))
+    sample = describe(JointReason(kind="some segments", equal=(part,), last=8, drawn=1, of=3, chance=1 / 3))
     assert len(joint) == len(kinds) and "33%" in sample
     bare = {describe(Verdict(run="a", replay="b", outcome=outcome)) for outcome in get_args(Outcome)}
     assert len(bare) == len(get_args(Outcome))
@@ -196,3 +196,12 @@ def test_plain_data_has_the_fields_and_the_sentence_of_each_record() -> None:
     (plain,) = printed["verdicts"]
     assert plain["sentence"] == describe(verdict) and plain["reasons"][0]["type"] == "equal"
     assert plain["not_compared"][0]["sentence"] == describe(gap) == plain["reasons"][0]["doubt"]["sentence"]
+
+
+def test_a_record_without_its_fields_has_a_sentence() -> None:
+    """A store may contain any record."""
+    bare = Verdict(run="a", replay="b", outcome="diverged", reasons=tuple(_KINDS))
+    gaps = [describe(Gap(kind=kind)) for kind in get_args(GapKind)]
+    ends = [describe(EndReason(kind=kind)) for kind in get_args(get_type_hints(EndReason)["kind"])]
+    joint = describe(JointReason(kind="some segments", drawn=3, of=0))
+    assert all([describe(bare), *gaps, *ends[1:], joint, describe(Failure(type="Crash"))])
