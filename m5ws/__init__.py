@@ -17,7 +17,8 @@ Layers, from top to bottom. An import points down only (import-linter checks it)
     environment                      observe, compare, rebuild
     training launch                  inside the ranks, the only place of torch; start of an attempt
     repository · store               typed content-addressed records; bytes under keys
-    config · records · errors        m5ws.toml; every record, one noun a file
+    config · wording                 m5ws.toml; the sentence of each record
+    records · errors                 every record, one noun a file
     pages                            HTML from templates, and charts
 """
 

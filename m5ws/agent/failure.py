@@ -1,16 +1,16 @@
-"""The failure of an attempt in words: ranks that died without an error, then the first error that a rank recorded.
+"""The failure of an attempt: ranks that died without an error, and the first failure that a rank recorded.
 
-A rank records its own error with a time. A killed rank records nothing, and its status is in the log of torchrun, whose
-own exit status is always 1. The connections of the other ranks to a dead rank fail, so the dead rank comes first.
+A rank records its own failure with a time. A killed rank records nothing, and its status is in the log of torchrun,
+whose own exit status is always 1. The connections of the other ranks to a dead rank fail, so the dead rank comes first.
 """
 
 import re
-import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
+from m5ws.records.failure import EndReason
 from m5ws.records.ledger import AnyEvent, RankEnded, RankStarted
 
 _FAILURE = re.compile(r"^ *rank +: (\d+) \(local_rank: \d+\)\n *exitcode +: (-?\d+) \(pid: (\d+)\)", re.MULTILINE)
@@ -31,19 +31,19 @@ class Failures(msgspec.Struct):
         elif isinstance(event, RankEnded):
             self.ends[event.rank] = event
 
-    def describe(self, statuses: Mapping[int, int]) -> str | None:
-        """Return the dead ranks and the first error; None if no rank is known to have failed.
+    def find_reason(self, statuses: Mapping[int, int]) -> EndReason | None:
+        """Return the dead ranks and the first failure; None if no rank is known to have failed.
 
-        A rank that was stopped by a signal counts only if no rank has an error of its own.
+        A rank that was stopped by a signal counts only if no rank has a failure of its own.
         """
-        failed = sorted((end for end in self.ends.values() if end.error), key=lambda end: (end.time_s, end.rank))
-        with_error = {end.rank for end in failed}
-        dead = {rank: status for rank, status in statuses.items() if status and rank not in with_error}
-        errors = [end for end in failed if end.signal is None] or ([] if dead else failed)
-        return "; ".join([*_describe_dead(dead), *map(self._describe_error, errors[:1])]) or None
-
-    def _describe_error(self, end: RankEnded) -> str:
-        return f"{end.error} (rank {end.rank})" if self.world > 1 else f"{end.error}"
+        ends = sorted(self.ends.values(), key=lambda end: (end.time_s, end.rank))
+        failed = [(end.rank, end.failure) for end in ends if end.failure is not None]
+        dead = {str(rank): status for rank, status in statuses.items() if status and rank not in dict(failed)}
+        own = [(rank, failure) for rank, failure in failed if failure.signal is None] or ([] if dead else failed)
+        if not dead and not own:
+            return None
+        rank, failure = own[0] if own else (None, None)
+        return EndReason(kind="ranks failed", dead=dead, failure=failure, rank=rank if self.world > 1 else None)
 
 
 def read_statuses(log: Path) -> dict[int, int]:
@@ -60,19 +60,3 @@ def read_statuses(log: Path) -> dict[int, int]:
         return {}
     stopped = set(_STOPPED.findall(text))
     return {int(rank): int(status) for rank, status, pid in _FAILURE.findall(text) if pid not in stopped}
-
-
-def _describe_dead(dead: Mapping[int, int]) -> Iterable[str]:
-    for status in dict.fromkeys(dead.values()):
-        ranks = sorted(rank for rank, each in dead.items() if each == status)
-        named, was = (f"ranks {', '.join(map(str, ranks))}", "were") if len(ranks) > 1 else (f"rank {ranks[0]}", "was")
-        memory = " (the kernel does so if memory is used up: see `dmesg`)" if status == -signal.SIGKILL else ""
-        killed = f"{was} killed by {_name_signal(-status)}{memory}"
-        yield f"{named} {killed if status < 0 else f'ended with status {status} without an error'}"
-
-
-def _name_signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -20,7 +20,7 @@ from m5ws.errors import M5Error
 from m5ws.launch.interface import LEFT_PROCESSES, Process
 from m5ws.outputs import killed
 from m5ws.progress import Progress, report
-from m5ws.records.ledger import AnyEvent
+from m5ws.records.ledger import AnyEvent, Notify
 from m5ws.repository.ledger.spool import SpoolWriter
 from m5ws.work import directories
 from m5ws.work.directories import WorkDirectory
@@ -55,7 +55,7 @@ class Node:
         plan: AttemptPlan,
         work: WorkDirectory,
         spool: SpoolWriter,
-        notify: Callable[[str, str], None],
+        notify: Notify,
         progress: Progress | None,
     ) -> None:
         self._ports, self._plan, self._work, self._progress = ports, plan, work, progress

@@ -19,9 +19,10 @@ from m5ws.agent.delivery import DELIVERED, TRACKED, Delivery
 from m5ws.agent.run_lock import RANKS_S, Notify, RunAlive, is_own, lock_run
 from m5ws.errors import M5Error, ObjectExists
 from m5ws.filesystem import write_atomically
-from m5ws.outputs import collect, killed, unrecorded, unsaved
+from m5ws.outputs import killed, unrecorded, unsaved
 from m5ws.records import codec
 from m5ws.records.base import Digest
+from m5ws.records.failure import EndReason
 from m5ws.records.ledger import AttemptEnded, AttemptStarted, Event, Notice
 from m5ws.records.verdict import Verdict
 from m5ws.repository.ledger import ledger
@@ -80,19 +81,18 @@ def _end_killed(
     If its ranks had ended well, the attempt has finished, or is unsaved while its output files wait.
     """
     notices: list[Notice] = []
-    ended = AttemptEnded(
-        time_s=time.time(), outcome="failed", exit_code=137, message="the supervisor was killed", heads=heads
-    )
+    killed_reason = EndReason(kind="supervisor killed")
+    ended = AttemptEnded(time_s=time.time(), outcome="failed", exit_code=137, reason=killed_reason, heads=heads)
     if is_stored:
         unsaved.remove(directory)
         notices = killed.store(repo, run, attempt, directory)
         if killed.is_done(repo, run, attempt, directory):
-            lacking = next((notice.message for notice in notices if notice.kind == collect.NOT_STORED), None)
+            lacking = next((notice.message for notice in notices if notice.kind == "outputs-not-stored"), None)
             ended = msgspec.structs.replace(
                 ended,
                 outcome="finished" if lacking is None else "unsaved",
                 exit_code=0 if lacking is None else UNSAVED_STATUS,
-                message=lacking,
+                reason=None if lacking is None else EndReason(kind="unsaved", problem=lacking),
             )
     # After a kill before this batch, the next recovery begins again, and leaves published files as they are.
     _append(repo, run, attempt, [*notices, *unrecorded.events(repo, run, attempt), ended])

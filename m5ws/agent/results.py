@@ -5,7 +5,6 @@ Results that the store does not take are kept on this machine, and `unsaved` has
 
 import logging
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -15,7 +14,7 @@ from m5ws.errors import M5Error
 from m5ws.outputs import collect, copies, restoring, storing, unrecorded, unsaved
 from m5ws.outputs.collect import Outputs
 from m5ws.records.launch import UNSAVED
-from m5ws.records.ledger import AnyEvent, CheckpointPublished, Notice
+from m5ws.records.ledger import AnyEvent, CheckpointPublished, Notice, Notify
 from m5ws.repository.ledger.spool import SpoolWriter
 from m5ws.repository.publishing import repeated
 from m5ws.repository.repository import Repository
@@ -30,9 +29,7 @@ class Results:
     `notify` writes a notice of a kind and with a message to the ledger.
     """
 
-    def __init__(
-        self, repo: Repository, plan: AttemptPlan, work: Path, spool: SpoolWriter, notify: Callable[[str, str], None]
-    ) -> None:
+    def __init__(self, repo: Repository, plan: AttemptPlan, work: Path, spool: SpoolWriter, notify: Notify) -> None:
         self._repo = repo
         self._plan = plan
         self._work = work
@@ -48,7 +45,7 @@ class Results:
         """Restore the output files of an earlier attempt, if the plan has them. Raises M5Error, OSError."""
         if self._plan.outputs is not None:
             message = restoring.restore(self._repo, self._plan.outputs, self._work)
-            self._notify(collect.RESTORED, message)
+            self._notify("outputs-restored", message)
         try:
             # From here on, a recovery after a kill stores the output files. Before, they may be partly restored.
             inputs.save(self._plan.directory, self._work, self._inputs)
@@ -71,7 +68,7 @@ class Results:
     def report_modified(self) -> None:
         """Record the inputs that the run has changed."""
         for path in inputs.modified(self._work, self._inputs.stamps):
-            self._notify(inputs.MODIFIED, inputs.describe_modified(path))
+            self._notify("input-modified", inputs.describe_modified(path))
 
     def record_published(self, *, is_delivered: bool, is_stopped: bool) -> None:
         """Record the checkpoints that a rank published just before it was killed.
@@ -96,11 +93,11 @@ class Results:
             left, declared = self._collect(), self._plan.run.spec.outputs
             stamps = self._inputs.stamps
             for line in collect.describe_others(self._plan.directory, self._work, declared, stamps, left):
-                self._notify(collect.NOT_KEPT, line)
+                self._notify("outputs-not-kept", line)
             repeated(lambda: self._publish(left))
         except (M5Error, OSError) as error:
             self.unsaved = f"the output files were not stored: {error}"
-            self._notify(collect.NOT_STORED, self.unsaved)
+            self._notify("outputs-not-stored", self.unsaved)
 
     def remove_inputs(self) -> None:
         """Remove the unchanged inputs, which the store has."""

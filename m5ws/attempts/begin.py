@@ -10,13 +10,14 @@ from m5ws.errors import Fenced, ObjectExists
 from m5ws.outputs import unrecorded
 from m5ws.records import codec
 from m5ws.records.environment import Observed
-from m5ws.records.ledger import OTHER_ENVIRONMENT, AttemptStarted, Notice
+from m5ws.records.ledger import AttemptStarted, Notice
 from m5ws.records.run import Run
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.ledger.spool import SpoolWriter
 from m5ws.repository.references import notes, runs, snapshots
 from m5ws.repository.repository import Repository
+from m5ws.wording.changes import describe
 
 
 def refuse_stale(repo: Repository, plan: AttemptPlan) -> None:
@@ -61,9 +62,9 @@ def publish(repo: Repository, plan: AttemptPlan, observed: Observed, spool: Spoo
     # From here on, only the listed checkpoints of earlier attempts are valid.
     writer.append([codec.encode(started)], repair=put)
     for change in (*drift.unmet(declared, observed), *drift.conflicts(observed)):
-        spool.append(Notice(time_s=time.time(), kind="environment", message=drift.describe(change)))
+        spool.append(Notice(time_s=time.time(), kind="environment", message=describe(change)))
     if (message := attempt_environments.notice(repo, plan.run.id, plan.attempt, observed)) is not None:
-        spool.append(Notice(time_s=time.time(), kind=OTHER_ENVIRONMENT, message=message))
+        spool.append(Notice(time_s=time.time(), kind="other-environment", message=message))
     if plan.attempt > 1:
         # For attempts that were killed on other machines. Those of this machine are finished already.
         for event in unrecorded.of_earlier(repo, plan.run.id, plan.attempt):

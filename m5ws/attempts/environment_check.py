@@ -11,6 +11,7 @@ from m5ws.environment import drift, recorded, usage
 from m5ws.errors import M5Error
 from m5ws.records.verdict import Change
 from m5ws.repository.references import checkpoints, snapshots
+from m5ws.wording.changes import title
 
 _NAMED = 5
 
@@ -54,7 +55,7 @@ def refuse(changes: tuple[Change, ...], *, is_new: bool) -> None:
     if grave:
         more = f" and {len(grave) - _NAMED} more" if len(grave) > _NAMED else ""
         raise EnvironmentDiffers(
-            f"the environment differs: {'; '.join(map(drift.title, grave[:_NAMED]))}{more}",
+            f"the environment differs: {'; '.join(map(title, grave[:_NAMED]))}{more}",
             hint=_FIRST if is_new else EnvironmentDiffers.hint,
         )
 

@@ -21,7 +21,8 @@ from m5ws.agent.ports import Ports, Watch
 from m5ws.attempts import begin, repeated_steps
 from m5ws.errors import M5Error
 from m5ws.progress import Progress, report
-from m5ws.records.ledger import INEXACT_RESUME, AttemptEnded, AttemptStarted, Notice, RankStarted, State
+from m5ws.records.failure import EndReason
+from m5ws.records.ledger import AttemptEnded, AttemptStarted, Notice, NoticeKind, RankStarted, State
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
@@ -47,7 +48,7 @@ class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     outcome: str
     exit_code: int
-    message: str | None = None
+    reason: EndReason | None = None
     untracked: str = ""
     delivered: bool = True
     asked: bool = False
@@ -146,36 +147,37 @@ class _Attempt:
         end = self._node.run(partial(self._listen, follower), poll)
         self._seen(self._node.deliver_rest())
         self._superseded()
-        outcome, exit_code, message = self._judge(end)
+        outcome, exit_code, reason = self._judge(end)
         unsaved = self._node.keep_results(has_finished=outcome == "finished", is_stopped=end.request is not None)
         if outcome == "finished" and unsaved is not None:
-            outcome, exit_code, message = "unsaved", recovery.UNSAVED_STATUS, unsaved
+            outcome, exit_code = "unsaved", recovery.UNSAVED_STATUS
+            reason = EndReason(kind="unsaved", problem=unsaved)
         if outcome == "finished" or self._has_enough:
             # A replay that was stopped is never resumed.
             self._node.results.remove_inputs()
-        if outcome == "failed" and message is None:
-            message = self._describe_failure(exit_code)
-        result = self._end(outcome, exit_code, message, follower)
+        if outcome == "failed" and reason is None:
+            reason = self._find_failure(exit_code)
+        result = self._end(outcome, exit_code, reason, follower)
         return msgspec.structs.replace(result, asked=end.request is not None)
 
-    def _judge(self, end: NodeEnd) -> tuple[str, int, str | None]:
+    def _judge(self, end: NodeEnd) -> tuple[str, int, EndReason | None]:
         """Return the outcome of the attempt, its exit status, and the reason if there is one."""
         is_complete = self._node.delivery.complete
         if (later := self._successor) is not None:
-            return "interrupted", end.exit_code, f"superseded by attempt {later.attempt} on {later.host}"
+            return "interrupted", end.exit_code, EndReason(kind="superseded", attempt=later.attempt, host=later.host)
         if end.request is not None:
-            return "interrupted", end.exit_code, f"stopped by {end.request}"
+            return "interrupted", end.exit_code, EndReason(kind="stopped", signal=end.request)
         if end.problem is not None:
-            return "failed", end.exit_code, end.problem
+            return "failed", end.exit_code, EndReason(kind="not launched", problem=end.problem)
         if self._has_enough:
-            return "interrupted", end.exit_code, "stopped by m5ws, because no more steps were needed"
+            return "interrupted", end.exit_code, EndReason(kind="enough steps")
         if end.exit_code:
             return "failed", end.exit_code, None
         if not self._has_begun and is_complete:
-            return "failed", 1, f"`{self._plan.run.spec.command[0]}` did not start the script"
+            return "failed", 1, EndReason(kind="script not started", command=self._plan.run.spec.command[0])
         if self._plan.context.parent is not None and not self._restored and is_complete:
             # Known not to have restored the parent's checkpoint: it is no fork.
-            return "failed", 1, "the script did not restore the fork's checkpoint, because it uses no m5ws.session"
+            return "failed", 1, EndReason(kind="fork not restored")
         return "finished", 0, None
 
     def _listen(self, follower: FollowedRun | None, events: Events) -> bool:
@@ -213,30 +215,32 @@ class _Attempt:
             self._has_begun = self._has_begun or isinstance(event, RankStarted)
             self._restored = self._restored or (isinstance(event, State) and event.restored)
             for message in self._repeated.compare(rank, event):
-                self._notice(INEXACT_RESUME, message)
+                self._notice("inexact-resume", message)
             stop = bool(self._watch and self._watch(rank, event)) or stop
         return stop
 
-    def _notice(self, kind: str, message: str) -> None:
+    def _notice(self, kind: NoticeKind, message: str) -> None:
         notice = Notice(time_s=time.time(), kind=kind, message=message, step=self._last_step)
         self._spool.append(notice)
 
-    def _describe_failure(self, exit_code: int) -> str:
-        """Return the failure in words. A rank without torchrun is the launched process itself."""
+    def _find_failure(self, exit_code: int) -> EndReason:
+        """Return the failure of the ranks. A rank without torchrun is the launched process itself."""
         is_plain = self._plan.run.spec.trainer in ("python", "command")
         statuses = {0: exit_code} if is_plain else failure.read_statuses(Path(self._plan.request.log))
         killed_after = self._plan.context.killed_after
         if killed_after is not None and -signal.SIGKILL in statuses.values():
-            return f"killed after step {killed_after}, to test the resume"
-        return self._failures.describe(statuses) or f"the ranks ended with status {exit_code} without an error"
+            return EndReason(kind="killed for a test", step=killed_after)
+        return self._failures.find_reason(statuses) or EndReason(kind="status", status=exit_code)
 
-    def _end(self, outcome: str, exit_code: int, message: str | None, follower: FollowedRun | None) -> AttemptResult:
+    def _end(
+        self, outcome: str, exit_code: int, reason: EndReason | None, follower: FollowedRun | None
+    ) -> AttemptResult:
         """Write the end of the attempt, deliver the rest of the ledger, and wait for the tracker."""
         ended = AttemptEnded(
             time_s=time.time(),
             outcome=outcome,  # type: ignore[arg-type]
             exit_code=exit_code,
-            message=message,
+            reason=reason,
             heads=self._node.delivery.heads(),
         )
         self._spool.append(ended)
@@ -251,7 +255,7 @@ class _Attempt:
             attempt=self._plan.attempt,
             outcome=outcome,
             exit_code=exit_code,
-            message=message,
+            reason=reason,
             delivered=self._node.delivery.complete,
             superseded=self._successor is not None,
             untracked=follower.problem if follower is not None and not tracked else "",

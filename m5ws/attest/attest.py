@@ -35,6 +35,7 @@ from m5ws.repository.references.checkpoints import Recorded
 from m5ws.repository.repository import Repository
 from m5ws.reproduce import segments
 from m5ws.reproduce.verdict.joint import joint_outcome
+from m5ws.wording.sentences import describe
 
 if TYPE_CHECKING:
     from m5ws.records.checkpoint import Checkpoint
@@ -67,7 +68,7 @@ def build(repo: Repository, run_id: str) -> Statement:
             hash=repo.format.hash,
             run=run.id,
             outcome=outcome,
-            reason=reason,
+            reason=describe(reason),
             snapshot=run.snapshot,
             segments=parts,
             verdicts=tuple(_verdict(repo, verdict) for _, verdict in chosen),

@@ -19,7 +19,9 @@ from m5ws.environment import drift
 from m5ws.errors import M5Error, UsageError
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
+from m5ws.records.failure import EndReason
 from m5ws.records.ledger import AnyEvent
+from m5ws.records.reasons import Ended
 from m5ws.records.recipe import Recipe
 from m5ws.records.run import Run, Segment
 from m5ws.records.verdict import Change, Divergence
@@ -33,6 +35,7 @@ from m5ws.runs import history
 from m5ws.runs.history import History
 from m5ws.runs.step_lists import absent_in
 from m5ws.snapshot.config.merge import MergeConflict
+from m5ws.wording.comparisons import describe_ended
 
 Names = tuple[str, ...]
 Rebuilt = Callable[[Recipe], Ports]
@@ -188,7 +191,7 @@ class HybridRuns:
             return comparison.is_decided()
 
         result = leader.execute(ports, plan, feed, self._listeners.prepare)
-        trial = self._judged(comparison, plan.run, taken, result.outcome, result.message)
+        trial = self._judged(comparison, plan.run, taken, result.outcome, result.reason)
         if result.outcome == "interrupted" and trial.answer == "unresolved":
             raise reproduce.ReplayInterrupted(
                 f"hybrid {plan.run.id} was stopped before its answer was known",
@@ -208,7 +211,7 @@ class HybridRuns:
             if drift.worst(_drift(ports, earlier, plan)) in ("can", "does"):
                 continue
             comparison = compare.compare_histories(self._side(self._original), self._side(done))
-            trial = self._judged(comparison, earlier, taken, done.outcome, "an earlier run ended like this")
+            trial = self._judged(comparison, earlier, taken, done.outcome, done.reason)
             if trial.answer != "unresolved" or done.outcome == "failed":
                 return msgspec.structs.replace(trial, known=True)
         return None
@@ -226,7 +229,7 @@ class HybridRuns:
         return done.within(-1, self._setup.last) if self._setup.session else done
 
     def _judged(
-        self, comparison: Comparison, replay: Run, taken: Names, outcome: str | None, message: str | None
+        self, comparison: Comparison, replay: Run, taken: Names, outcome: str | None, reason: EndReason | None
     ) -> Trial:
         first = comparison.first()
         if not self._setup.session:
@@ -234,9 +237,9 @@ class HybridRuns:
             first = results.first_difference(repo, tracker, comparison, good, replay.id, self._setup.rules)
         if first is None and outcome == "finished":
             first = missing(comparison)
-        reason = None if first is not None else _unresolved(self._setup, comparison, outcome, message)
-        answer: Answer = "differs" if first is not None else "same" if reason is None else "unresolved"
-        return Trial(taken=taken, answer=answer, run=replay.id, first=first, reason=reason)
+        why = None if first is not None else _unresolved(self._setup, comparison, outcome, reason)
+        answer: Answer = "differs" if first is not None else "same" if why is None else "unresolved"
+        return Trial(taken=taken, answer=answer, run=replay.id, first=first, reason=why)
 
 
 def _drift(ports: Ports, earlier: Run, plan: AttemptPlan) -> tuple[Change, ...]:
@@ -253,17 +256,17 @@ def missing(comparison: Comparison) -> Divergence | None:
     if not lacking:
         return None
     step, rank = min(lacking)
-    return Divergence(step=step, rank=rank, quantity="step", original="done", replayed=None)
+    return Divergence(step=step, rank=rank, kind="steps", quantity="step", original="done", replayed=None)
 
 
-def _unresolved(setup: TrialSetup, comparison: Comparison, outcome: str | None, message: str | None) -> str | None:
+def _unresolved(setup: TrialSetup, comparison: Comparison, outcome: str | None, reason: EndReason | None) -> str | None:
     """Return the reason why an ended hybrid without a divergence is not the same either; None if it is the same."""
     first, replay = setup.first, comparison.replay
     if outcome != "finished" and (not setup.session or missing(comparison) is not None):
-        return f"{outcome}: {message or 'it gave no reason'}"
-    if first.quantity.startswith(("tensor ", "generator ")) and first.step not in replay.states.get(first.rank, {}):
+        return describe_ended(Ended(side="replay", outcome=outcome or "unknown", reason=reason))
+    if first.kind in ("tensor", "generator") and first.step not in replay.states.get(first.rank, {}):
         return f"recorded no state after step {first.step}"
-    if first.quantity == "checkpoint" and first.step not in replay.contents:
+    if first.kind == "checkpoint" and first.step not in replay.contents:
         return f"saved no checkpoint after step {first.step}"
     return None
 

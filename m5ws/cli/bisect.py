@@ -172,22 +172,24 @@ def _listed(shown: Sequence[str]) -> str:
 
 
 def _answer(trial: "Trial") -> str:
+    from m5ws.wording.comparisons import label
+
     if trial.first is not None:
-        return f"different: step {trial.first.step}, {trial.first.quantity}"
+        return f"different: step {trial.first.step}, {label(trial.first)}"
     return "the same" if trial.answer == "same" else f"unresolved: {trial.reason}"
 
 
 def _untried(untried: "Sequence[ExcludedDifference]") -> list[str]:
-    from m5ws.environment import drift
+    from m5ws.wording.changes import title
 
-    lines = [f"  {drift.title(excluded.change)}: {excluded.why}" for excluded in untried]
+    lines = [f"  {title(excluded.change)}: {excluded.why}" for excluded in untried]
     return ["", "not tried:", *lines] if lines else []
 
 
 def _environment(head: str, changes: "Sequence[Change]") -> list[str]:
-    from m5ws.environment import drift
+    from m5ws.wording.changes import describe
 
-    lines = [f"  {drift.describe(change).removeprefix('environment').lstrip()}" for change in changes]
+    lines = [f"  {describe(change, with_part=False)}" for change in changes]
     if any(change.name.startswith("distribution.") and change.rating != "cannot" for change in changes):
         lines.append("  (`--env rebuild` tries distributions)")
     return ["", f"{head} (not tried):", *lines] if lines else []

@@ -11,13 +11,18 @@ from m5ws.cli.parameters.script import ScriptCommand, script
 from m5ws.cli.terminal import interrupt, output, verdict
 from m5ws.cli.terminal.run_progress import RunProgress
 from m5ws.errors import M5Error
+from m5ws.records.certificate import find_outcome
+from m5ws.records.reasons import Ended
 from m5ws.records.run import Segment, Trainer
+from m5ws.wording.comparisons import describe_ended
+from m5ws.wording.sentences import describe
 
 if TYPE_CHECKING:
     from m5ws.agent.ports import Ports
+    from m5ws.records.certificate import Certificate
     from m5ws.records.run import Run
     from m5ws.records.verdict import Verdict
-    from m5ws.reproduce.certify import Certificate, Restore
+    from m5ws.reproduce.certify import Restore
     from m5ws.reproduce.interruptions import Trial
     from m5ws.reproduce.reproduce import ReplayRequest
     from m5ws.workspace import Workspace
@@ -164,7 +169,7 @@ def _train(workspace: "Workspace", ports: "Ports", whole: "Run", *, progress: bo
         raise KeyboardInterrupt
     if result.outcome != "finished":
         raise NothingToCertify(
-            f"run {whole.id} {result.outcome}: {result.message or f'status {result.exit_code}'}",
+            f"run {whole.id} {describe_ended(Ended(side='training', outcome=result.outcome, reason=result.reason))}",
             hint=f"`m5ws logs {whole.id}` prints the output of its ranks.",
         )
 
@@ -219,7 +224,7 @@ def format_certificate(certificate: "Certificate") -> str:
     title = "CERTIFIED" if certificate.outcome == "certified" else "NOT CERTIFIED"
     lines = [
         f"{title}: run {certificate.run}",
-        f"  {certificate.reason}",
+        f"  {describe(certificate)}",
         "",
         output.fields(certificate.what, "  "),
         "",
@@ -229,7 +234,7 @@ def format_certificate(certificate: "Certificate") -> str:
         if restore.outcome not in ("sampled", "reproduced"):
             lines += ["", verdict.format_verdict(restore)]
     if certificate.interrupted and certificate.exit_code == 0 and certificate.verdicts[0].not_compared:
-        lines += ["", "not compared:", *(f"  {line}" for line in certificate.verdicts[0].not_compared)]
+        lines += ["", "not compared:", *(f"  {describe(gap)}" for gap in certificate.verdicts[0].not_compared)]
     return "\n".join(lines)
 
 
@@ -248,7 +253,5 @@ def _table(certificate: "Certificate") -> tuple[tuple[str, ...], list[tuple[str,
 
 
 def _result(verdict: "Verdict") -> str:
-    from m5ws.reproduce import certify
-
-    outcome = certify.find_outcome(verdict)
+    outcome = find_outcome(verdict)
     return "equal" if outcome == "certified" else outcome

@@ -107,13 +107,13 @@ def announce(drifted: "tuple[Change, ...]") -> None:
 
 
 def _table(drifted: "tuple[Change, ...]", old: str) -> str:
-    from m5ws.environment import drift
+    from m5ws.wording.changes import effect
 
     rows = [
         (
             change.name,
             *(output.cut(value, _WIDTH) for value in (change.old, change.new)),
-            drift.effect(change.rating),
+            effect(change.rating),
             change.detail or "",
         )
         for change in drifted

@@ -166,13 +166,14 @@ def _one(workspace: "Workspace", ports: "Ports", request: "ReplayRequest", *, pr
     from m5ws.cli.terminal import explanation, verdict
     from m5ws.environment import drift
     from m5ws.reproduce import reproduce
+    from m5ws.wording.sentences import describe
 
     drifted: list[Change] = []
 
     def announce(changes: tuple[Change, ...]) -> None:
         drifted.extend(changes)
         environment.announce(changes)
-        output.print_note(f"hardware: {reproduce.expectation_of(ports, plan, changes).why}")
+        output.print_note(f"hardware: {describe(reproduce.expectation_of(ports, plan, changes))}")
 
     plan = reproduce.plan(ports, request, workspace.home, workspace.root)
     output.print_note(f"replaying {request.original} as {plan.run.id}")

@@ -171,6 +171,8 @@ def _fork(row: "RunRow") -> tuple[str, ...]:
 
 
 def _attempt(attempt: "AttemptState", parent: "Parent | None") -> list[str]:
+    from m5ws.wording.failures import describe_end, describe_failure
+
     took = ""
     if attempt.ended_s and attempt.started_s:
         took = f" after {output.duration(attempt.ended_s - attempt.started_s)}"
@@ -181,10 +183,10 @@ def _attempt(attempt: "AttemptState", parent: "Parent | None") -> list[str]:
         "resumed from": _resumed_from(attempt, parent),
         "last": ", ".join(f"{name} {output.number(value)}" for name, value in attempt.quantities.items()) or None,
         "status": str(attempt.exit_code) if attempt.exit_code else None,
-        "why": attempt.message,
+        "why": describe_end(attempt.reason) if attempt.reason is not None else None,
     }
     lines.append(output.fields(fields, "  "))
-    lines += [f"  rank {rank}: {error}" for rank, error in attempt.rank_errors.items()]
+    lines += [f"  rank {rank}: {describe_failure(failure)}" for rank, failure in attempt.rank_failures.items()]
     for notice in attempt.notices:
         where = f" at step {notice.step}" if notice.step is not None else ""
         lines.append(f"  {notice.kind}{where}: {notice.message}")
@@ -193,13 +195,13 @@ def _attempt(attempt: "AttemptState", parent: "Parent | None") -> list[str]:
 
 def _differences(changes: "Sequence[Change]") -> list[str]:
     """Return the differences between a later attempt's environment and the first one's. Harmless ones are counted."""
-    from m5ws.environment import drift
+    from m5ws.wording.changes import describe
 
     if not changes:
         return []
     grave = [change for change in changes if change.rating != "cannot"]
     harmless = f"{len(changes) - len(grave)} differences that cannot change bits" if len(grave) < len(changes) else ""
-    lines = [drift.describe(change).removeprefix("environment ") for change in grave]
+    lines = [describe(change, with_part=False) for change in grave]
     return [
         "  environment, compared with the first attempt:",
         *(f"    {line}" for line in (*lines, *([harmless] if harmless else []))),

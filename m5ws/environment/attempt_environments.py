@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from m5ws.environment import recorded, usage
-from m5ws.environment.drift import drift, rate, title
+from m5ws.environment.drift import drift, rate
 from m5ws.environment.usage import EnvironmentSide, Usage
 from m5ws.errors import M5Error
 from m5ws.records.environment import Observed
@@ -17,6 +17,7 @@ from m5ws.records.summary import AttemptSummary
 from m5ws.records.verdict import Change
 from m5ws.repository.ledger import ledger, summaries
 from m5ws.repository.repository import Repository
+from m5ws.wording.changes import title
 
 _log = logging.getLogger(__name__)
 _NAMED = 8
@@ -65,7 +66,7 @@ def _notice(repo: Repository, run: str, first: int, observed: Observed) -> str |
     if not _is_grave(drift(began, observed)):
         return None
     changes = usage.before_launch(EnvironmentSide(observed=began, usage=usage.of_run(repo, run)), observed)
-    grave = [title(change).removeprefix("environment ") for change in changes if change.rating != "cannot"]
+    grave = [title(change, with_part=False) for change in changes if change.rating != "cannot"]
     more = f"; and {len(grave) - _NAMED} more" if len(grave) > _NAMED else ""
     return f"{'; '.join(grave[:_NAMED])}{more}" if grave else None
 

@@ -23,12 +23,8 @@ _ORDER: tuple[Rating, ...] = ("cannot", "can", "does")
 _ERROR = "torch.error"
 """Fact of an observation that could not start torch: facts that are missing beside it are unknown."""
 _UNSET = "variable."
-_CHARACTERS = 80
-"""The longest value that is shown whole."""
-_CONTEXT = 20
 LOADED = "loaded."
 """Prefix of facts whose values are the paths of loaded libraries."""
-_EFFECTS = {"cannot": "cannot change bits", "can": "can change bits", "does": "changes bits"}
 _WANTED = {"cuda": "torch.cuda", "efa": "efa.driver", "ofi-nccl": "aws-ofi-nccl", "driver": "gpu.driver"}
 
 
@@ -142,23 +138,6 @@ def worst(changes: Sequence[Change]) -> Rating | None:
     return max((change.rating for change in changes), key=_ORDER.index, default=None)
 
 
-def describe(change: Change) -> str:
-    """Return a change as one line for people, without a diff or list in its detail."""
-    detail = change.detail if change.detail and "\n" not in change.detail else None
-    return f"{title(change)} ({_EFFECTS[change.rating]}{f': {detail}' if detail else ''})"
-
-
-def effect(rating: Rating) -> str:
-    """Return a rating in words."""
-    return _EFFECTS[rating]
-
-
-def title(change: Change) -> str:
-    """Return the name of a change with its old and new value, without the rating."""
-    old, new = _from_difference(change.old, change.new)
-    return f"{change.part} {change.name}: {_value(old)} → {_value(new)}"
-
-
 def unmet(declared: Declared, observed: Observed) -> tuple[Change, ...]:
     """Return the declared versions and the declared container image that the observed environment does not have.
 
@@ -267,18 +246,3 @@ def _meets(wanted: str, value: str | None) -> bool:
     if value is None:
         return False
     return value == wanted or (value.startswith(wanted) and value[len(wanted)] in ".+-_ ")
-
-
-def _from_difference(old: str | None, new: str | None) -> tuple[str | None, str | None]:
-    """Return two values; of long ones, the common beginning is left out. Otherwise it could be all that is shown."""
-    if old is None or new is None or max(len(old), len(new)) <= _CHARACTERS:
-        return old, new
-    place = next((place for place, pair in enumerate(zip(old, new, strict=False)) if pair[0] != pair[1]), 0)
-    start = max(0, place - _CONTEXT)
-    return (f"…{old[start:]}", f"…{new[start:]}") if start else (old, new)
-
-
-def _value(value: str | None) -> str:
-    if value is None:
-        return "absent"
-    return value if len(value) <= _CHARACTERS else f"{value[: _CHARACTERS - 3]}…"

@@ -5,7 +5,6 @@ A level guarantees equal bits only on some hardware. Libraries do not count here
 
 from collections.abc import Sequence
 
-from m5ws.records import portable
 from m5ws.records.environment import Determinism
 from m5ws.records.ledger import AttemptStarted
 from m5ws.records.verdict import Change, Expectation, Hardware
@@ -15,12 +14,6 @@ from m5ws.repository.repository import Repository
 
 _KIND = ("platform", "cpu.model", "cpu.flags", "gpu.model")
 _PART = ("cpu.count", "gpu.count")
-_GUARANTEES = {
-    "portable": portable.PROMISE,
-    "strict": "equal bits on the same machine and the same kind of hardware, and none on other hardware",
-    "warn": "equal bits on the same machine and the same kind of hardware, unless torch warned of an operation",
-    "off": "nothing: operations need not be deterministic, even on the same machine",
-}
 
 
 def expected(determinism: Determinism, host: str | None, this_host: str, changes: Sequence[Change]) -> Expectation:
@@ -34,15 +27,11 @@ def expected(determinism: Determinism, host: str | None, this_host: str, changes
     if not different and host == this_host and not any(change.name in _PART for change in changes):
         hardware = "the same machine"
     grave = [change for change in different if change.rating != "cannot"]
-    equal = determinism.level != "off" and not grave
-    names = f" ({', '.join(change.name for change in different)})" if different else ""
-    exception = ", unless torch warned of an operation" if determinism.level == "warn" else ""
-    guarantee = f"equal bits there{exception}" if equal else _GUARANTEES[determinism.level]
     return Expectation(
         level=determinism.level,
         hardware=hardware,
-        equal=equal,
-        why=f"{hardware}{names}; determinism level {determinism.level} promises {guarantee}",
+        equal=determinism.level != "off" and not grave,
+        different=tuple(change.name for change in different),
     )
 
 

@@ -15,15 +15,10 @@ import msgspec
 from m5ws.filesystem import Stamp, stamp
 from m5ws.repository.files import validation
 from m5ws.repository.files.interface import SourceFile
+from m5ws.wording.lists import list_names
 from m5ws.work import directories, inputs
 
-NOT_KEPT = "outputs-not-kept"
-NOT_STORED = "outputs-not-stored"
-"""Kinds of notices: results that are not kept, each by name; and that no result could be stored."""
-RESTORED = "outputs-restored"
-"""Kind of notice: output files of an earlier attempt were restored."""
 _NEVER = {".git", ".m5ws"}
-_LISTED = 20
 _LONG = 100
 """Number of characters of a forbidden path that a notice shows."""
 _FEW = 3
@@ -82,7 +77,7 @@ def collect(work: Path, outputs: Sequence[str], given: dict[Path, Stamp], begun_
         files=tuple(files.values()),
         folders=tuple(folders.items()),
         links=tuple(_own_links(root, outputs, links, files)),
-        not_kept=(listed(list(faults)),) if faults else (),
+        not_kept=(list_names(list(faults)),) if faults else (),
     )
 
 
@@ -102,13 +97,7 @@ def describe_others(
     """Return lines on the files that an attempt with this `directory` wrote and that are not kept."""
     beside = [f"../{_shown(Path(entry.name))}" for entry in directories.beside(directory)]
     names = [*_others(work, declared, inputs.untouched(work, given)), *beside]
-    return [*outputs.not_kept, *([f"written outside [run] outputs: {listed(names)}"] if names else [])]
-
-
-def listed(names: Sequence[str], separator: str = ", ", most: int = _LISTED) -> str:
-    """Return the first `most` names, and the number of others."""
-    more = f"{separator}and {len(names) - most} more" if len(names) > most else ""
-    return separator.join(names[:most]) + more
+    return [*outputs.not_kept, *([f"written outside [run] outputs: {list_names(names)}"] if names else [])]
 
 
 def shown(path: bytes) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from m5ws.errors import M5Error
 from m5ws.outputs import collect, storing, unsaved
 from m5ws.outputs.collect import Outputs
-from m5ws.records.ledger import Notice
+from m5ws.records.ledger import Notice, NoticeKind
 from m5ws.records.run import Run
 from m5ws.repository.ledger import ledger
 from m5ws.repository.publishing import repeated
@@ -50,14 +50,15 @@ def store(repo: Repository, run: str, attempt: int, directory: Path) -> list[Not
     given = inputs.load(directory, work) if work.is_dir() else None
     if given is None or record.purpose == "reproduce" or max(ledger.attempts(repo, run), default=0) > attempt:
         return []
-    notices = [(inputs.MODIFIED, inputs.describe_modified(path)) for path in inputs.modified(work, given.stamps)]
+    changed = inputs.modified(work, given.stamps)
+    notices: list[tuple[NoticeKind, str]] = [("input-modified", inputs.describe_modified(path)) for path in changed]
     try:
         left = collect.collect(work, record.spec.outputs, given.stamps, given.begun_ns)
         others = collect.describe_others(directory, work, record.spec.outputs, given.stamps, left)
-        notices += [(collect.NOT_KEPT, line) for line in others]
+        notices += [("outputs-not-kept", line) for line in others]
         _store(repo, record, attempt, directory, left)
     except (M5Error, OSError, ValueError) as error:
-        notices.append((collect.NOT_STORED, f"the output files were not stored: {error}"))
+        notices.append(("outputs-not-stored", f"the output files were not stored: {error}"))
     return [Notice(time_s=time.time(), kind=kind, message=message) for kind, message in notices]
 
 

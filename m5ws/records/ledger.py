@@ -1,10 +1,12 @@
 """Records of a ledger: the events of a run, in order, and the batches in which they are published."""
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 import msgspec
 
 from m5ws.records.base import CheckpointName, Count, Digest, OutputsName, Record
+from m5ws.records.failure import EndReason, Failure
 
 
 class Event(Record, frozen=True, kw_only=True):
@@ -90,23 +92,30 @@ class OutputsStored(Event, tag="outputs", frozen=True, kw_only=True):
     content: Digest
 
 
-class Notice(Event, tag="notice", frozen=True, kw_only=True):
-    """A notice for people: a failed save, an inexact resume, a modified input, a limit."""
+NoticeKind = Literal[
+    "checkpoint-kept", "checkpoint-waited", "environment", "fork", "inexact-resume", "input-modified", "launch-failed",
+    "left-process", "limit", "loaded", "missing-file", "not-traced", "other-environment", "outputs-not-kept",
+    "outputs-not-stored", "outputs-restored", "resume", "resume-limit", "resume-unchecked", "save-failed", "unplaced"
+]  # fmt: skip
+"""`environment`: it differs from the declared one. `other-environment`: that of a later attempt differs from the first
+one's. `limit`: a part of the run is not recorded. `inexact-resume`: a resume repeated a step with other values.
+`resume-limit`: state that a resume does not restore. `resume-unchecked`: a resumed script repeated no step. `unplaced`:
+an observed attempt does not show after which step it continues. `checkpoint-waited`: the training stood still for it.
+"""
+Notify = Callable[[NoticeKind, str], None]
+"""Called with the kind and the message of a notice, which it appends to the launcher's chain."""
 
-    kind: str
+
+class Notice(Event, tag="notice", frozen=True, kw_only=True):
+    """A notice for people: a failed save, an inexact resume, a modified input, a limit.
+
+    Readers decide by `kind`, `step` and `rank`. The `message` is shown, and never read.
+    """
+
+    kind: NoticeKind
     message: str
     step: int | None = None
     rank: int | None = None
-
-
-INEXACT_RESUME = "inexact-resume"
-"""Kind of the launcher's notice about a step that a resume repeated with other values."""
-RESUME_LIMIT = "resume-limit"
-"""Kind of a rank's notice about state that a resume does not restore."""
-UNPLACED = "unplaced"
-"""Kind of a rank's notice about an observed attempt that does not show after which step it continues."""
-OTHER_ENVIRONMENT = "other-environment"
-"""Kind of the launcher's notice about a later attempt in another environment than the first one's."""
 
 
 class Setting(Event, tag="setting", frozen=True, kw_only=True):
@@ -157,11 +166,10 @@ class Imported(Event, tag="imported", frozen=True, kw_only=True):
 
 
 class RankEnded(Event, tag="rank-ended", frozen=True, kw_only=True):
-    """A rank has ended. `error` is None if its script succeeded; `signal` is the number of a signal that stopped it."""
+    """A rank has ended. `failure` is None if its script succeeded."""
 
     rank: int
-    error: str | None = None
-    signal: int | None = None
+    failure: Failure | None = None
 
 
 class AttemptEnded(Event, tag="attempt-ended", frozen=True, kw_only=True):
@@ -174,7 +182,7 @@ class AttemptEnded(Event, tag="attempt-ended", frozen=True, kw_only=True):
 
     outcome: Literal["finished", "failed", "interrupted", "unsaved"]
     exit_code: int
-    message: str | None = None
+    reason: EndReason | None = None
     heads: dict[str, Digest] = msgspec.field(default_factory=dict)
 
 

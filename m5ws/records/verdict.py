@@ -6,6 +6,7 @@ import msgspec
 
 from m5ws.records.base import KeyedRecord, Record, RunId, SealedRecord
 from m5ws.records.explanation import Explanation
+from m5ws.records.reasons import Ended, Gap, JointReason, Reason, ResultsHint
 from m5ws.records.run import Segment
 
 
@@ -24,9 +25,21 @@ class Change(Record, frozen=True, kw_only=True):
     detail: str | None = None
 
 
+QuantityKind = Literal[
+    "value", "steps", "generator", "tensor", "checkpoint", "final tensor", "file", "artifact", "parameter", "metric",
+    "result"
+]  # fmt: skip
+"""`value`: of a step, such as the loss or the batch. `steps`: their number. `final tensor`: at the script's end."""
+STATE = frozenset(("generator", "tensor", "checkpoint", "final tensor"))
+"""Kinds of quantities in the state after a step."""
+RESULTS = frozenset(("file", "artifact", "parameter", "metric", "result"))
+"""Kinds of quantities that are delivered results, which belong to no step and no rank."""
+
+
 class Divergence(Record, frozen=True, kw_only=True):
     """The first difference, with its values as exact text.
 
+    `quantity` is the name within its `kind`, `place` the key, line or tensor in a delivered result.
     `tensor` is the first by name of `tensors_differ` tensors whose fingerprints differ after `tensor_step`: the
     first step at or after `step` whose state was recorded. If the difference is in the state, and states just before
     were not recorded, `equal_after` is the last step before with a state that was compared, and is equal.
@@ -34,7 +47,9 @@ class Divergence(Record, frozen=True, kw_only=True):
 
     step: int
     rank: int
+    kind: QuantityKind = "value"
     quantity: str
+    place: str | None = None
     original: str | None
     replayed: str | None
     tensor: str | None = None
@@ -42,31 +57,31 @@ class Divergence(Record, frozen=True, kw_only=True):
     tensors_differ: int = 0
     equal_after: int | None = None
 
+    @property
+    def is_state(self) -> bool:
+        return self.kind in STATE
 
-FINAL = "final tensor "
-"""Prefix of the quantity that is a tensor at the end of a script."""
-
-
-def is_state(quantity: str) -> bool:
-    """Return True if the quantity of a difference is in the state after a step, and not a value of the step."""
-    return quantity.startswith(("tensor ", "generator ", "checkpoint", FINAL))
-
-
-RESULTS = ("file ", "artifact ", "metric ", "result ")
-"""Begins of quantities that are delivered results, which belong to no step and no rank."""
+    @property
+    def is_result(self) -> bool:
+        return self.kind in RESULTS
 
 
-def is_result(quantity: str) -> bool:
-    """Return True if the quantity of a difference is a file, an artifact, a logged metric or a named value."""
-    return quantity.startswith(RESULTS)
+ItemReason = Literal[
+    "only the original has it", "only the replay has it", "both runs lack it", "bytes differ", "unreadable",
+    "the original did not end by itself", "the replay did not end by itself",
+    "the original could not store its output files", "the replay could not store its output files",
+    "the replay ends earlier than the original"
+]  # fmt: skip
+"""`bytes differ`: and the file cannot be read as tensors."""
 
 
 class ComparedItem(Record, frozen=True, kw_only=True):
     """An output file, an artifact, parameter or metric in MLflow, or a named result, with its one status.
 
     `judged`: the status decides. A judged item that differs makes a verdict *diverged*; one that was not compared makes
-    it at most *sampled*. `place` is the first differing key, line or tensor, with the values of both sides. `others` is
-    the number of other differing places, and `also` has the first of these. `reason` explains "not compared".
+    it at most *sampled*. `place` is the first differing key, line or tensor (`in_tensor`), with the values of both
+    sides. `others` is the number of other differing places, and `also` has the first of these. `reason` is that of "not
+    compared", and `problem` the text of an error.
     `replayed_as` is the name in the replay if a pattern of `[run] results` pairs two names.
     """
 
@@ -75,24 +90,14 @@ class ComparedItem(Record, frozen=True, kw_only=True):
     status: Literal["equal", "differs", "not compared"]
     judged: bool = False
     place: str | None = None
+    in_tensor: bool = False
     original: str | None = None
     replayed: str | None = None
     others: int = 0
     also: tuple[str, ...] = ()
-    reason: str | None = None
+    reason: ItemReason | None = None
+    problem: str | None = None
     replayed_as: str | None = None
-
-    def __str__(self) -> str:
-        name = f"{self.kind} {self.name}" + (f" (in the replay {self.replayed_as})" if self.replayed_as else "")
-        if self.status == "not compared":
-            return f"{name}: {self.reason}"
-        if self.status == "equal":
-            return name
-        at = f": {self.place}" if self.place else ""
-        values = " → ".join("absent" if text is None else text or '""' for text in (self.original, self.replayed))
-        listed = ", ".join(self.also) + (", …" if self.others > len(self.also) else "")
-        others = f" (and {self.others:,} more: {listed})" if self.others else ""
-        return f"{name}{at} {values}{others}"
 
 
 Outcome = Literal["reproduced", "sampled", "consistent", "diverged", "nondeterministic", "not comparable"]
@@ -112,8 +117,9 @@ EXIT_CODES: dict[Outcome, int] = {
 class Recheck(Record, frozen=True, kw_only=True):
     """A second replay after the first one diverged, from the same start up to the step that differs.
 
-    `repeats`: True if the two replays agree in all that both recorded; None if unknown, with the `reason`. `first` is
-    their first difference, with the first replay's value as the original. `as_original`: the second is equal to the
+    `repeats`: True if the two replays agree in all that both recorded; None if unknown, because of an error (`problem`)
+    or of its end (`ended`), or because it did not record the difference. `first` is their first difference, with the
+    first replay's value as the original. `as_original`: the second is equal to the
     original where the first is not. `last` is the step to end after; None: with the script. `replay` is None if it
     could not be started. If two replays of a segment agree, `start` is a replay from the run's start up to that step.
     If that is equal to the original (`start_equal`), the restore was not exact. A replay that was interrupted and
@@ -125,7 +131,8 @@ class Recheck(Record, frozen=True, kw_only=True):
     repeats: bool | None = None
     as_original: bool = False
     first: Divergence | None = None
-    reason: str | None = None
+    problem: str | None = None
+    ended: Ended | None = None
     start: RunId | None = None
     start_equal: bool | None = None
 
@@ -141,11 +148,6 @@ class DivergenceSummary(Record, frozen=True, kw_only=True):
     differ: int
     last: int
     by: dict[str, int]
-
-    def __str__(self) -> str:
-        kinds = ", ".join(f"{kind} in {steps}" for kind, steps in self.by.items())
-        until = f", the last of them step {self.last}" if self.differ else ""
-        return f"{self.differ} of {self.compared} steps differ{until}" + (f" ({kinds})" if kinds else "")
 
 
 class LargestDifference(Record, frozen=True, kw_only=True):
@@ -167,18 +169,19 @@ Hardware = Literal["the same machine", "the same kind of hardware", "other hardw
 class Expectation(Record, frozen=True, kw_only=True):
     """Expectation of a replay by determinism level and hardware: `equal` bits, or not.
 
-    `hardware` compares the replay's hardware with that of the original's first attempt. `why` is the reason in words.
+    `hardware` compares the replay's hardware with that of the original's first attempt. `different` names its facts.
     """
 
     level: Literal["portable", "strict", "warn", "off"]
     hardware: Hardware
     equal: bool
-    why: str
+    different: tuple[str, ...] = ()
 
 
 class Verdict(SealedRecord, tag="verdict/1", frozen=True, kw_only=True):
-    """Result of `reproduce`. `compared` counts equal quantities by kind, `not_compared` lists others with the reason.
+    """Result of `reproduce`. `compared` counts equal quantities by kind, `not_compared` lists gaps.
 
+    `reasons` and the other fields are all evidence. `m5ws.wording` has the sentence.
     `observed`: the steps were observed in a script without a session, not recorded by one.
     `items` has each output file, artifact, parameter and metric of both runs, and `results` the patterns of `[run]
     results` by which they were judged; with `strict`, all output files were judged by their bytes. `hint` is the remedy
@@ -193,15 +196,15 @@ class Verdict(SealedRecord, tag="verdict/1", frozen=True, kw_only=True):
     outcome: Outcome
     segment: Segment | None = None
     compared: dict[str, int] = msgspec.field(default_factory=dict)
-    not_compared: tuple[str, ...] = ()
+    not_compared: tuple[Gap, ...] = ()
     items: tuple[ComparedItem, ...] = ()
     results: tuple[str, ...] = ()
     strict: bool = False
-    hint: str | None = None
+    hint: ResultsHint | None = None
     first: Divergence | None = None
     changes: tuple[Change, ...] = ()
     observed: bool = False
-    reason: str | None = None
+    reasons: tuple[Reason, ...] = ()
     expected: Expectation | None = None
     recheck: Recheck | None = None
     course: DivergenceSummary | None = None
@@ -222,6 +225,11 @@ class Verdict(SealedRecord, tag="verdict/1", frozen=True, kw_only=True):
         return tuple(item for item in self.items if item.status != "equal")
 
     @property
+    def unsure(self) -> tuple[ComparedItem, ...]:
+        """The judged items that could not be compared."""
+        return tuple(item for item in self.items if item.judged and item.status == "not compared")
+
+    @property
     def is_inexact(self) -> bool:
         """True if a resume or restore is proven to be the cause of a difference. The run itself is not in doubt."""
         return self.recheck is not None and self.recheck.start_equal is True
@@ -240,7 +248,7 @@ class JointVerdict(KeyedRecord, tag="joint-verdict/1", frozen=True, kw_only=True
 
     run: RunId
     outcome: Outcome
-    reason: str
+    reason: JointReason
     of: int
     verified: tuple[Segment, ...] = ()
     differ: tuple[Segment, ...] = ()

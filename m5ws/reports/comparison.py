@@ -18,6 +18,7 @@ from m5ws.runs import history, run_table
 from m5ws.runs.history import History
 from m5ws.runs.listing import RunRow
 from m5ws.runs.state import load as load_state
+from m5ws.wording.comparisons import label
 
 MOST_RUNS = 50
 
@@ -55,7 +56,7 @@ class ComparedRun(RunRow, frozen=True, kw_only=True):
         """The first difference from the first run, for people."""
         if self.first is None:
             return f"none in {self.compared:,} common steps" if self.compared else "no common step recorded"
-        return f"step {self.first.step}, {self.first.quantity}"
+        return f"step {self.first.step}, {label(self.first)}"
 
 
 class RunComparison(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,6 @@
 
 import shlex
 
-from m5ws.environment import drift
 from m5ws.pages import page
 from m5ws.records.environment import Declared
 from m5ws.records.verdict import Recheck, Verdict
@@ -10,6 +9,7 @@ from m5ws.reports import curves
 from m5ws.reports.report import RunReport
 from m5ws.repository.ledger.losses import number
 from m5ws.repository.references import lineage
+from m5ws.wording import changes, comparisons, sentences
 
 
 def build(report: RunReport) -> str:
@@ -30,7 +30,10 @@ def build(report: RunReport) -> str:
         bad=("diverged", "nondeterministic"),
         counts=_counts,
         declared=_declared(report.snapshot.snapshot.declared),
-        effect=drift.effect,
+        effect=changes.effect,
+        label=comparisons.label,
+        sentence=sentences.describe,
+        sentences=lambda records: "; ".join(map(sentences.describe, records)),
         exact=_exact,
         recheck=_recheck,
     )
@@ -40,14 +43,12 @@ def _banner(report: RunReport) -> tuple[str, str]:
     """Return the newest verdict with its reason; if segments were judged together later, that one."""
     joint, newest = report.view.joint, report.verdicts[0] if report.verdicts else None
     if joint is not None and (newest is None or joint.created_s >= newest.created_s):
-        return joint.outcome, " ".join(
-            [f"{joint.reason}.", *(f"{part}: {steps}." for part, steps in joint.parts.items())]
-        )
+        parts = (f"{part}: {steps}." for part, steps in joint.parts.items())
+        return joint.outcome, " ".join([f"{sentences.describe(joint.reason)}.", *parts])
     if newest is None:
         return "no verdict", f"No verdict on this run is in the store: m5ws reproduce {report.view.run.id}"
     older = f" Older verdicts: {len(report.verdicts) - 1}, see below." if len(report.verdicts) > 1 else ""
-    equal = f"Equal bit for bit: {counts}." if (counts := _counts(newest)) else ""
-    return newest.outcome, f"{newest.reason or equal}{older}"
+    return newest.outcome, f"{sentences.describe(newest)}.{older}"
 
 
 def _counts(verdict: Verdict) -> str:

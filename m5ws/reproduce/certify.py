@@ -8,7 +8,6 @@ instead (`interruptions`).
 
 import random
 from collections.abc import Sequence
-from typing import Literal
 
 import msgspec
 
@@ -16,10 +15,11 @@ from m5ws.attempts import planning
 from m5ws.environment import recorded, usage
 from m5ws.errors import UsageError
 from m5ws.records import codec
+from m5ws.records.certificate import Certificate, find_outcome
 from m5ws.records.checkpoint import Content
 from m5ws.records.ledger import Observation
 from m5ws.records.run import LaunchSpec, Run, Segment
-from m5ws.records.verdict import Outcome, Verdict
+from m5ws.records.verdict import Verdict
 from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints
 from m5ws.repository.repository import Repository
@@ -35,26 +35,6 @@ _WITHOUT_STEPS = (
 )
 _FRAMEWORKS = {"dcp/1": "PyTorch", "deepspeed/1": "DeepSpeed"}
 
-CertificateOutcome = Literal["certified", "inexact", "diverged", "nondeterministic", "not comparable"]
-"""`inexact`: a resume or restore differs, and uninterrupted training repeats itself, so the resume is the cause.
-`diverged`: a resume or restore differs, and the cause is not proven."""
-
-_OUTCOMES: dict[Outcome, CertificateOutcome] = {
-    "reproduced": "certified",
-    "sampled": "certified",
-    "consistent": "diverged",
-    "diverged": "diverged",
-    "nondeterministic": "nondeterministic",
-    "not comparable": "not comparable",
-}
-_EXIT_CODES: dict[CertificateOutcome, int] = {
-    "certified": 0,
-    "inexact": 1,
-    "diverged": 1,
-    "nondeterministic": 1,
-    "not comparable": 2,
-}
-
 
 class Restore(msgspec.Struct, frozen=True, kw_only=True):
     """A restore after step `resumed`, and the verdict on the steps after it.
@@ -66,26 +46,6 @@ class Restore(msgspec.Struct, frozen=True, kw_only=True):
     after: int | None = None
     resumed: int | None
     verdict: Verdict
-
-
-class Certificate(msgspec.Struct, frozen=True, kw_only=True):
-    """Joint result of the restores of `run`. `what` has framework, optimizer and versions.
-
-    `restored` and `interrupted` have the steps of each restore, as in `Restore`.
-    """
-
-    run: str
-    outcome: CertificateOutcome
-    what: dict[str, str]
-    steps: int
-    restored: tuple[int | None, ...]
-    interrupted: tuple[int, ...] = ()
-    verdicts: tuple[Verdict, ...]
-    reason: str
-
-    @property
-    def exit_code(self) -> int:
-        return _EXIT_CODES[self.outcome]
 
 
 def training(snapshot: str, launch: LaunchSpec, steps: int) -> Run:
@@ -126,38 +86,18 @@ def restores(repo: Repository, run_id: str, count: int | None, seed: int) -> lis
 
 def certificate(repo: Repository, run_id: str, results: Sequence[Restore]) -> Certificate:
     """Return the joint result of restores. One after which nothing was resumed decides only if there is no other."""
-    last = history.load(repo, run_id).last_step
-    is_observed = any(result.after is not None for result in results)
-    resumed = [result for result in results if result.resumed != 0] or list(results)
-    bad = [result.verdict for result in resumed if find_outcome(result.verdict) != "certified"]
-    outcome: CertificateOutcome = "certified"
-    if bad:
-        outcome, reason = find_outcome(bad[0]), bad[0].reason or ""
-        if len(resumed) > 1:
-            reason = f"{len(bad)} of {len(resumed)} restores do not equal uninterrupted training. The first: {reason}"
-    else:
-        count = f"{len(resumed)} restore{'s' if len(resumed) > 1 else ''}"
-        bits = "all that was recorded" if is_observed else "all"
-        reason = f"{count}, continued to step {last}: {bits} has the same bits as uninterrupted training"
-        if len(resumed) < len(results):
-            reason += f". After {len(results) - len(resumed)} of {len(results)} interruptions nothing was resumed"
-        if is_observed and (sampled := [each for each in resumed if each.verdict.outcome == "sampled"]):
-            reason += f". {sampled[0].verdict.reason}"
-    return Certificate(
+    interrupted = tuple(result.after for result in results if result.after is not None)
+    made = Certificate(
         run=run_id,
-        outcome=outcome,
-        what=_described_observed(repo, run_id) if is_observed else _described(repo, run_id),
-        steps=last,
+        outcome="certified",
+        what=_described_observed(repo, run_id) if interrupted else _described(repo, run_id),
+        steps=history.load(repo, run_id).last_step,
         restored=tuple(result.resumed for result in results),
-        interrupted=tuple(result.after for result in results if result.after is not None),
+        interrupted=interrupted,
         verdicts=tuple(result.verdict for result in results),
-        reason=reason,
     )
-
-
-def find_outcome(verdict: Verdict) -> CertificateOutcome:
-    """Return the outcome of one restore or resume, from its verdict."""
-    return "inexact" if verdict.is_inexact else _OUTCOMES[verdict.outcome]
+    bad = (outcome for outcome in map(find_outcome, made.tested) if outcome != "certified")
+    return msgspec.structs.replace(made, outcome=next(bad, "certified"))
 
 
 def _described(repo: Repository, run_id: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ import msgspec
 
 from m5ws.attempts.repeated_steps import names_in_both, values
 from m5ws.records.ledger import COMPLETE, AnyEvent, CheckpointPublished, RankEnded, State, Step
-from m5ws.records.verdict import FINAL, Divergence, DivergenceSummary, is_state
+from m5ws.records.verdict import Divergence, DivergenceSummary, QuantityKind
 from m5ws.repository.repository import Repository
 from m5ws.reproduce.distances import Distances
 from m5ws.runs import recorded_steps
@@ -20,8 +20,9 @@ from m5ws.runs.history import History
 from m5ws.runs.numbers import Numbers, common, union
 
 _ORDER = ("batch", "output", "loss", "grad_norm")
-STEPS = "number of steps"
-"""The quantity of which two sides that ended by themselves have different values."""
+_STEPS = "number of steps"
+_KINDS: tuple[QuantityKind, ...] = ("generator", "tensor", "checkpoint", "final tensor")
+"""Kinds in causal order, after the values of a step."""
 
 
 class Comparison:
@@ -84,7 +85,7 @@ class Comparison:
 
     def _equal_after(self, first: Divergence) -> int | None:
         """Return the last compared state before a difference in the state, if there are states between; else None."""
-        if not is_state(first.quantity):
+        if not first.is_state:
             return None
         known, new = (side.states.get(first.rank, {}) for side in (self.original, self.replay))
         step = recorded_steps.up_to(known, first.step - 1)
@@ -158,14 +159,14 @@ class Comparison:
                 done, again = recorded_steps.last(steps), recorded_steps.last(self.replay.steps.get(rank, {}))
                 # A replay on fewer ranks lacks records, and no steps.
                 if again < done and rank < (self.replay.world or rank + 1):
-                    self._differs(again + 1, 0, rank, STEPS, str(done), str(again))
+                    self._differs(again + 1, rank, "steps", _STEPS, str(done), str(again))
         for rank, known, new in self._ends():
             for name in known.keys() & new.keys() if self._are_alike(known, new) else ():
                 if known[name] == new[name]:
                     self.equal["final tensors"] += 1
                 else:
                     step = self.original.last_step
-                    self._differs(step, len(_ORDER) + 4, rank, f"{FINAL}{name}", known[name], new[name])
+                    self._differs(step, rank, "final tensor", name, known[name], new[name])
 
     def ends_unknown(self) -> bool:
         """Return True if two scripts without a session ended by themselves, and an end is not recorded."""
@@ -195,14 +196,17 @@ class Comparison:
     def _have_ended(self) -> bool:
         return self.original.outcome in COMPLETE and self.replay.outcome in COMPLETE
 
-    def _differs(self, step: int, order: int, rank: int, quantity: str, original: str | None, new: str | None) -> None:
-        place = (step, order, rank, quantity)
+    def _differs(
+        self, step: int, rank: int, kind: QuantityKind, quantity: str, original: str | None, new: str | None
+    ) -> None:
+        place = (step, _find_order(kind, quantity), rank, quantity)
         if self._first is None or place < self._place:
             self._place = place
-            self._first = Divergence(step=step, rank=rank, quantity=quantity, original=original, replayed=new)
-        kind = quantity if order <= len(_ORDER) else quantity.partition(" ")[0]
-        kind = FINAL.rstrip() if quantity.startswith(FINAL) else kind
-        self._differing.setdefault(kind, {}).setdefault(rank, Numbers()).add(step)
+            self._first = Divergence(
+                step=step, rank=rank, kind=kind, quantity=quantity, original=original, replayed=new
+            )
+        counted = quantity if kind in ("value", "steps") else kind
+        self._differing.setdefault(counted, {}).setdefault(rank, Numbers()).add(step)
 
     def _compare_step(self, rank: int, event: Step) -> None:
         self._reached[rank] = event.step
@@ -217,8 +221,7 @@ class Comparison:
             old, new = before.get(name), after.get(name)
             if old != new:
                 same = False
-                order = _ORDER.index(name) if name in _ORDER else len(_ORDER)
-                self._differs(event.step, order, rank, name, old, new)
+                self._differs(event.step, rank, "value", name, old, new)
             elif old is not None:
                 kind = "batches" if name == "batch" else "digests" if name in known.digests else "quantities"
                 self.equal[kind] += name == "batch" or name in known.digests or name in known.quantities
@@ -231,7 +234,7 @@ class Comparison:
             self.lost_steps.setdefault(rank, Numbers()).add(step)
         elif self.original.outcome in COMPLETE and not self.original.without_place:
             done = recorded_steps.last(self.original.steps.get(rank, {}))
-            self._differs(step, 0, rank, STEPS, str(done), f"{step} or more")
+            self._differs(step, rank, "steps", _STEPS, str(done), f"{step} or more")
 
     def _was_resumed(self, step: int) -> bool:
         """Return True if a step is of a later attempt of a script without a session."""
@@ -249,17 +252,17 @@ class Comparison:
                 self.unrestored.update(unrestored)
                 self.unrestored_after.setdefault(rank, Numbers()).add(event.step)
         else:
-            self._compare_named("generator", known.generators, event.generators, rank, event.step, len(_ORDER) + 1)
-        tensors = self._compare_named("tensor", known.tensors, event.tensors, rank, event.step, len(_ORDER) + 2)
+            self._compare_named("generator", known.generators, event.generators, rank, event.step)
+        tensors = self._compare_named("tensor", known.tensors, event.tensors, rank, event.step)
         if tensors and (self._tensors is None or event.step < self._tensors[0]):
             self._tensors = (event.step, tensors)
 
     def _compare_named(
-        self, kind: str, before: dict[str, str], after: dict[str, str], rank: int, step: int, order: int
+        self, kind: QuantityKind, before: dict[str, str], after: dict[str, str], rank: int, step: int
     ) -> list[str]:
         differ = _differing(before, after)
         for name in differ:
-            self._differs(step, order, rank, f"{kind} {name}", before.get(name), after.get(name))
+            self._differs(step, rank, kind, name, before.get(name), after.get(name))
         self.equal[f"{kind}s"] += len(before.keys() | after.keys()) - len(differ)
         return differ
 
@@ -269,7 +272,7 @@ class Comparison:
         if known == content:
             self.equal["checkpoints"] += 1
         elif known is not None:
-            self._differs(step, len(_ORDER) + 3, 0, "checkpoint", known, content)
+            self._differs(step, 0, "checkpoint", "checkpoint", known, content)
 
 
 def compare_histories(original: History, replay: History) -> Comparison:
@@ -283,6 +286,15 @@ def compare_histories(original: History, replay: History) -> Comparison:
             for event in events.values():
                 comparison.compare(str(rank), event)
     return comparison
+
+
+def _find_order(kind: QuantityKind, quantity: str) -> int:
+    """Return the place of a quantity in causal order."""
+    if kind in _KINDS:
+        return len(_ORDER) + 1 + _KINDS.index(kind)
+    if kind == "steps":
+        return 0
+    return _ORDER.index(quantity) if quantity in _ORDER else len(_ORDER)
 
 
 def _differing(before: dict[str, str], after: dict[str, str]) -> list[str]:

@@ -6,6 +6,7 @@ import msgspec
 
 from m5ws.records import exact
 from m5ws.records.ledger import Step
+from m5ws.records.reasons import Gap
 from m5ws.records.verdict import LargestDifference
 
 
@@ -16,15 +17,15 @@ class Distances:
         self.largest = LargestDifference(relative=-1.0, quantity="", step=0, rank=0, values=0)
         """The quantity that is furthest from the original's, relatively, of `values` that were compared."""
         self._unlike_at: tuple[int, int] | None = None
-        self.unlike: str | None = None
-        """The first difference of batches or of quantities' names, as text for people."""
+        self.unlike: Gap | None = None
+        """The first difference of batches or of quantities' names."""
 
     def add(self, original: Step, replayed: Step, rank: int) -> None:
         """Add a step of a rank, as both sides recorded it."""
         if original.batch != replayed.batch:
-            self._note_unlike(original.step, rank, f"the batches of step {original.step} differ")
+            self._note_unlike(rank, Gap(kind="other batches", step=original.step))
         if original.quantities.keys() != replayed.quantities.keys():
-            self._note_unlike(original.step, rank, f"the names of the quantities of step {original.step} differ")
+            self._note_unlike(rank, Gap(kind="other quantities", step=original.step))
             return
         largest = self.largest
         values = largest.values + len(original.quantities)
@@ -35,9 +36,10 @@ class Distances:
                 largest = LargestDifference(relative=difference, quantity=name, step=original.step, rank=rank, values=0)
         self.largest = msgspec.structs.replace(largest, values=values)
 
-    def _note_unlike(self, step: int, rank: int, words: str) -> None:
-        if self._unlike_at is None or (rank, step) < self._unlike_at:
-            self._unlike_at, self.unlike = (rank, step), words
+    def _note_unlike(self, rank: int, gap: Gap) -> None:
+        place = (rank, gap.step or 0)
+        if self._unlike_at is None or place < self._unlike_at:
+            self._unlike_at, self.unlike = place, gap
 
 
 def relative(original: str, replayed: str) -> float:

@@ -15,20 +15,17 @@ from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.ports import Ports, Watch
 from m5ws.attempts import leader, planning
 from m5ws.errors import UsageError
+from m5ws.records.reasons import Ended, Fact, Gap, Interruption, Reason
 from m5ws.records.run import Run, Segment
-from m5ws.records.verdict import Divergence, Recheck, Verdict, is_result
+from m5ws.records.verdict import Recheck, Verdict
 from m5ws.reproduce import gaps, reproduce
 from m5ws.reproduce.certify import Restore
 from m5ws.reproduce.compare import compare_histories
 from m5ws.reproduce.outputs.output_files import OutputRules
-from m5ws.reproduce.verdict import judgement, reason
+from m5ws.reproduce.verdict import judgement
 from m5ws.runs import history
 from m5ws.runs.history import History
 
-_NOTHING_RESUMED = (
-    "the script started from the beginning: nothing was resumed. Let it save checkpoints earlier, and continue from "
-    "the newest one if there is one"
-)
 _LIST_FOLDER = "Let the script save checkpoints, and list their folder in [run] outputs of m5ws.toml."
 
 
@@ -88,16 +85,19 @@ def interrupt(trial: Trial, step: int, announce: Callable[[str], None]) -> Resto
     result = _execute(trial, first)
     original, done = history.load(ports.repo, whole.id), history.load(ports.repo, interrupted.id)
     comparison = compare_histories(original, done)
-    if (early := comparison.first()) is not None:
+    if comparison.first() is not None:
         verdict = judgement.judge(ports, interrupted, comparison, result, trial.rules)
-        return Restore(after=step, resumed=None, verdict=_nondeterministic(verdict, early, step))
+        reasons = (Interruption(after=step, differs=True),)
+        verdict = msgspec.structs.replace(verdict, outcome="nondeterministic", reasons=reasons)
+        return Restore(after=step, resumed=None, verdict=verdict)
     if result.outcome != "failed" or done.last_step < step:
-        words = f"the training {result.outcome} after step {done.last_step}, and was not interrupted after step {step}"
-        return Restore(after=step, resumed=None, verdict=_not_comparable(interrupted, words))
+        ended = Ended(side="training", outcome=result.outcome, reason=result.reason)
+        missed = Interruption(after=step, missed=True)
+        return Restore(after=step, resumed=None, verdict=_not_comparable(interrupted, ended, missed))
     second = _plan(trial, interrupted)
     if second.outputs is None:
-        words = f"interrupted after step {step}: {_NOTHING_RESUMED}"
-        return Restore(after=step, resumed=0, verdict=_not_comparable(interrupted, words))
+        verdict = _not_comparable(interrupted, Interruption(after=step, resumed=0))
+        return Restore(after=step, resumed=0, verdict=verdict)
     announce(f"resuming {interrupted.id}")
     result = _execute(trial, second)
     return _judge(trial, interrupted, original, result, step)
@@ -124,37 +124,26 @@ def _judge(trial: Trial, interrupted: Run, original: History, result: leader.Att
     resumed = next((after for after, attempt in done.begun if attempt > 1), None)
     comparison = compare_histories(original, done)
     verdict = judgement.judge(trial.ports, interrupted, comparison, result, trial.rules)
-    at = f"after step {resumed}" if resumed is not None else "after a step that the records do not prove"
-    words = f"interrupted after step {step} and resumed {at}"
     outcome = verdict.outcome
-    if resumed == 0 and outcome != "not comparable":
-        outcome, words = "not comparable", f"interrupted after step {step}: {_NOTHING_RESUMED}"
-    elif verdict.first is not None:
-        words = f"{words}. The first difference is {reason.place_of(verdict.first)}"
-    elif verdict.reason is not None:
-        words = f"{words}: {verdict.reason}"
-    is_unsure = any(item.judged and item.status == "not compared" for item in verdict.items)
-    if outcome == "sampled" and (is_unsure or any(gaps.doubts(comparison))):
+    reasons: tuple[Reason, ...] = (Interruption(after=step, resumed=resumed),)
+    if resumed == 0:
         outcome = "not comparable"
-    return Restore(after=step, resumed=resumed, verdict=msgspec.structs.replace(verdict, outcome=outcome, reason=words))
+    elif verdict.first is None:
+        reasons = (*reasons, *verdict.reasons)
+    if outcome == "sampled" and (verdict.unsure or any(gaps.doubts(comparison))):
+        outcome = "not comparable"
+    verdict = msgspec.structs.replace(verdict, outcome=outcome, reasons=reasons)
+    return Restore(after=step, resumed=resumed, verdict=verdict)
 
 
-def _nondeterministic(verdict: Verdict, first: Divergence, step: int) -> Verdict:
-    words = (
-        f"the training differs before it is interrupted after step {step}, first in {reason.place_of(first)}. "
-        "It is not deterministic, so its resume cannot be judged"
-    )
-    return msgspec.structs.replace(verdict, outcome="nondeterministic", reason=words)
-
-
-def _not_comparable(interrupted: Run, words: str) -> Verdict:
+def _not_comparable(interrupted: Run, *reasons: Reason) -> Verdict:
     return Verdict(
         run=interrupted.reproduces or "",
         replay=interrupted.id,
         outcome="not comparable",
-        not_compared=("everything: nothing was resumed",),
+        not_compared=(Gap(kind="nothing resumed"),),
         observed=True,
-        reason=words,
+        reasons=reasons,
         created_s=interrupted.created_s,
     )
 
@@ -170,21 +159,8 @@ def judge_repetition(restore: Restore, repeated: Verdict) -> Restore:
     if not is_unsure(restore):
         return restore
     equal = {"reproduced": True, "diverged": False, "nondeterministic": False}.get(repeated.outcome)
-    outcome = verdict.outcome
-    if equal:
-        assert verdict.first is not None
-        outcome, words = "not comparable", f"inexact resume: {verdict.reason}. {_blame(verdict.first)}"
-    elif equal is False:
-        outcome, words = repeated.outcome, f"{verdict.reason}. An uninterrupted replay differs too: {repeated.reason}"
-    else:
-        words = f"{verdict.reason}. An uninterrupted replay could not be compared: {repeated.reason}"
+    outcome = verdict.outcome if equal is None else "not comparable" if equal else repeated.outcome
     recheck = Recheck(start=repeated.replay, start_equal=equal)
-    verdict = msgspec.structs.replace(verdict, outcome=outcome, reason=words, recheck=recheck)
+    reasons = (*verdict.reasons, Fact(kind="recheck"))
+    verdict = msgspec.structs.replace(verdict, outcome=outcome, reasons=reasons, recheck=recheck)
     return msgspec.structs.replace(restore, verdict=verdict)
-
-
-def _blame(first: Divergence) -> str:
-    """Return the meaning of a difference that an uninterrupted replay does not have."""
-    if is_result(first.quantity):
-        return "No recorded step differs, so no step depends on the difference"
-    return "An uninterrupted replay equals the original. The script does not restore all that its next steps depend on"

@@ -11,17 +11,16 @@ from m5ws.agent.ports import Ports, Watch
 from m5ws.attempts import leader
 from m5ws.errors import M5Error
 from m5ws.progress import Progress
-from m5ws.records import verdict as verdicts
 from m5ws.records.explanation import Explanation
 from m5ws.records.ledger import COMPLETE, AnyEvent
+from m5ws.records.reasons import Ended, Fact
 from m5ws.records.run import Run, Segment
-from m5ws.records.verdict import FINAL, Divergence, Recheck, Verdict
+from m5ws.records.verdict import Divergence, Recheck, Verdict
 from m5ws.repository.references import runs
 from m5ws.reproduce import gaps
 from m5ws.reproduce.compare import Comparison
 from m5ws.reproduce.outputs import results
 from m5ws.reproduce.outputs.output_files import OutputRules
-from m5ws.reproduce.verdict import reason
 from m5ws.runs.history import History
 
 
@@ -31,7 +30,7 @@ def second_segment(replay: Run, comparison: Comparison, first: Divergence) -> Se
     Return None to replay the whole run: a script without a session does not end after a step, and the weights at the
     end of a script are read when it ends.
     """
-    if not comparison.original.by_session or first.quantity.startswith(FINAL):
+    if not comparison.original.by_session or first.kind == "final tensor":
         return replay.segment
     last = max(first.step, replay.begin + 1)
     whole = replay.segment or Segment(first=replay.begin, last=last)
@@ -68,7 +67,7 @@ def replay(
     try:
         result = leader.execute(ports, planned, feed, progress)
         # Files and metrics that an incomplete replay did not write yet are no difference.
-        decide = verdicts.is_result(divergence.quantity) or not comparison.original.by_session
+        decide = divergence.is_result or not comparison.original.by_session
         with_files = result.outcome in COMPLETE and decide
         for each in (with_first, with_original) if result.outcome in COMPLETE else ():
             each.compare_ends()
@@ -79,7 +78,7 @@ def replay(
             original = first_replay.reproduces or ""
             again = results.first_difference(ports.repo, ports.tracker, with_original, original, second.id, rules)
     except (M5Error, OSError) as error:
-        return Recheck(replay=second.id if _begun(ports, second) else None, last=last, reason=str(error))
+        return Recheck(replay=second.id if _begun(ports, second) else None, last=last, problem=str(error))
     if result.asked:
         raise KeyboardInterrupt
     return msgspec.structs.replace(compare_replays(divergence, parted, again, result), replay=second.id, last=last)
@@ -87,7 +86,7 @@ def replay(
 
 def is_unexplained(verdict: Verdict) -> bool:
     """Return True if no recorded change explains the difference: the checkpoint of a segment may be the cause."""
-    return not reason.able_changes(verdict.changes)
+    return all(change.rating == "cannot" for change in verdict.changes)
 
 
 def segment_from_start(original: Run, replay: Run, first: Divergence) -> Segment | None:
@@ -143,36 +142,21 @@ def compare_replays(
     if again is not None and (_where(again), again.replayed) == (_where(divergence), divergence.replayed):
         return Recheck(repeats=True)
     if result.outcome not in COMPLETE:
-        return Recheck(reason=f"it {result.outcome}: {result.message}")
-    return Recheck(reason=f"it did not record {divergence.quantity} of step {divergence.step}")
+        ended = Ended(side="replay", outcome=result.outcome, reason=result.reason)
+        return Recheck(ended=ended)
+    return Recheck()
 
 
 def judge_recheck(verdict: Verdict, recheck: Recheck) -> Verdict:
     """Return the verdict on a diverged run after its second replay."""
-    assert verdict.first is not None
-    outcome = verdict.outcome
+    outcome, reasons = verdict.outcome, (Fact(kind="recheck"), *verdict.reasons)
     if recheck.repeats is None:
-        words = f"{verdict.reason}. The second replay did not show whether the run is deterministic: {recheck.reason}"
+        reasons = (*verdict.reasons, Fact(kind="recheck"))
     elif recheck.start_equal:
-        outcome = "not comparable"
-        words = (
-            "inexact restore: two replays from the checkpoint agree with each other and differ from the original, but "
-            f"a replay from the start equals the original up to step {verdict.first.step}. The steps after the "
-            "checkpoint depend on state that it does not contain. The original is not in doubt. `m5ws certify` tests "
-            "restores"
-        )
-    elif recheck.repeats:
-        also = ", as does one from the start" if recheck.start_equal is False else ""
-        words = f"two replays agree with each other and differ from the original{also}: {verdict.reason}"
-    else:
-        assert recheck.first is not None
-        outcome = "nondeterministic"
-        equal = ". The second replay equals the original up to there" if recheck.as_original else ""
-        words = (
-            f"two replays differ from each other, first in {reason.place_of(recheck.first)}: the run is not "
-            f"deterministic, so the original cannot be judged{equal}"
-        )
-    return msgspec.structs.replace(verdict, outcome=outcome, reason=words, recheck=recheck)
+        outcome, reasons = "not comparable", reasons[:1]
+    elif not recheck.repeats:
+        outcome, reasons = "nondeterministic", reasons[:1]
+    return msgspec.structs.replace(verdict, outcome=outcome, reasons=reasons, recheck=recheck)
 
 
 def judge_traces(verdict: Verdict, explanation: Explanation) -> Verdict:
@@ -182,26 +166,21 @@ def judge_traces(verdict: Verdict, explanation: Explanation) -> Verdict:
     """
     if explanation.repeats is not False or verdict.outcome != "diverged":
         return verdict
-    where = f", first in {explanation.place.words}" if explanation.place is not None else ""
-    words = (
-        f"two traced replays differ from each other{where}: the run is not deterministic, so the original cannot be "
-        "judged"
-    )
-    return msgspec.structs.replace(verdict, outcome="nondeterministic", reason=words)
+    reasons = (Fact(kind="traces differ"),)
+    return msgspec.structs.replace(verdict, outcome="nondeterministic", reasons=reasons, explanation=explanation)
 
 
 def without_recheck(verdict: Verdict) -> Verdict:
     """Return the verdict on a run that diverged once and was not replayed again."""
-    unsure = "Without a second replay it is unknown whether the run is deterministic"
-    return msgspec.structs.replace(verdict, reason=f"{verdict.reason}. {unsure}")
+    return msgspec.structs.replace(verdict, reasons=(*verdict.reasons, Fact(kind="no recheck")))
 
 
 def _up_to(history: History, last: int | None) -> History:
     return history if last is None else history.within(-1, last)
 
 
-def _where(divergence: Divergence) -> tuple[int, int, str]:
-    return divergence.step, divergence.rank, divergence.quantity
+def _where(divergence: Divergence) -> tuple[int, int, str, str, str | None]:
+    return divergence.step, divergence.rank, divergence.kind, divergence.quantity, divergence.place
 
 
 def _begun(ports: Ports, second: Run) -> bool:

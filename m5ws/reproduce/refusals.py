@@ -3,8 +3,8 @@
 import time
 from collections.abc import Sequence
 
-from m5ws.environment import drift
 from m5ws.errors import CorruptObject, NotFound, UnknownSchema
+from m5ws.records.reasons import Ended, Fact, Gap, Reason, Unreadable
 from m5ws.records.run import Run
 from m5ws.records.verdict import Change, Verdict
 from m5ws.repository import bindings, concurrency
@@ -13,18 +13,10 @@ from m5ws.repository.repository import Repository
 from m5ws.runs import state
 from m5ws.runs.history import History
 
-_NAMED = 5
-NOTHING = (
-    "the run recorded nothing to compare: its script does not use m5ws.session, no optimizer of torch was observed in "
-    "it, it logs no metrics, and it writes no files to a folder of [run] outputs"
-)
-
 
 def of_environment(repo: Repository, replay: Run, drifted: Sequence[Change]) -> Verdict:
     """Publish a replay whose environment cannot give the same bits, and return its verdict."""
-    grave = [change for change in drifted if change.rating != "cannot"]
-    why = f"the environment differs: {'; '.join(map(drift.title, grave[:_NAMED]))}"
-    return _verdict(repo, replay, why, tuple(drifted))
+    return _verdict(repo, replay, Fact(kind="environment"), tuple(drifted))
 
 
 def of_checkpoints(repo: Repository, replay: Run, original: History) -> Verdict | None:
@@ -33,7 +25,7 @@ def of_checkpoints(repo: Repository, replay: Run, original: History) -> Verdict 
     Return None if every checkpoint of the repeated steps, and every output file that decides, is the run's own.
     """
     why = foreign_checkpoint(repo, replay, original) or foreign_outputs(repo, replay.reproduces or "", original)
-    return _verdict(repo, replay, why) if why is not None else None
+    return _verdict(repo, replay, Unreadable(problem=why)) if why is not None else None
 
 
 def foreign_checkpoint(repo: Repository, replay: Run, original: History) -> str | None:
@@ -71,22 +63,21 @@ def foreign_outputs(repo: Repository, run: str, original: History) -> str | None
     return None
 
 
-def of_nothing(repo: Repository, replay: Run, left: Sequence[str]) -> Verdict:
+def of_nothing(repo: Repository, replay: Run, left: Sequence[Gap]) -> Verdict:
     """Publish a replay of a run without results, and return its verdict. `left` lists files that were not stored."""
-    return _verdict(repo, replay, NOTHING, left=left)
+    return _verdict(repo, replay, Fact(kind="nothing recorded"), left=left)
 
 
 def of_failed(repo: Repository, replay: Run, outcome: str) -> Verdict:
     """Publish a replay of a run that ended with `outcome` before its first recorded step, and return its verdict."""
     name = replay.reproduces or ""
     newest = state.load_newest(repo, name).newest
-    message = newest.message if newest is not None else None
-    why = f"the original {outcome}, and recorded no step: {message or 'without a message'}"
-    return _verdict(repo, replay, why)
+    reason = newest.reason if newest is not None else None
+    return _verdict(repo, replay, Ended(side="original", outcome=outcome, reason=reason))
 
 
 def _verdict(
-    repo: Repository, replay: Run, why: str, changes: tuple[Change, ...] = (), left: Sequence[str] = ()
+    repo: Repository, replay: Run, why: Reason, changes: tuple[Change, ...] = (), left: Sequence[Gap] = ()
 ) -> Verdict:
     runs.publish(repo, replay)
     return Verdict(
@@ -94,8 +85,8 @@ def _verdict(
         replay=replay.id,
         outcome="not comparable",
         segment=replay.segment,
-        not_compared=("everything: nothing was run", *left),
+        not_compared=(Gap(kind="nothing run"), *left),
         changes=changes,
-        reason=why,
+        reasons=(why,),
         created_s=time.time(),
     )

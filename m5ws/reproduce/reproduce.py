@@ -22,7 +22,7 @@ from m5ws.errors import M5Error, UsageError
 from m5ws.progress import Progress, report
 from m5ws.records.ledger import AnyEvent
 from m5ws.records.run import LaunchSpec, Run, Segment
-from m5ws.records.verdict import Change, Divergence, Expectation, Recheck, Verdict, is_result
+from m5ws.records.verdict import Change, Divergence, Expectation, Recheck, Verdict
 from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints, runs
 from m5ws.reproduce import recheck, refusals
@@ -33,6 +33,7 @@ from m5ws.reproduce.outputs.output_files import OutputRules
 from m5ws.reproduce.verdict import judgement, tolerance
 from m5ws.runs import history
 from m5ws.snapshot.config import overrides
+from m5ws.wording.verdicts import describe_verdict
 
 _log = logging.getLogger(__name__)
 
@@ -177,7 +178,9 @@ def execute(
     report(progress, "publishing the verdict, also in MLflow" if ports.tracker else "publishing the verdict")
     publish(ports, home, verdict)
     if interrupted is not None:
-        raise ReplayInterrupted(f"{interrupted} was stopped. The first replay {verdict.outcome}: {verdict.reason}")
+        raise ReplayInterrupted(
+            f"{interrupted} was stopped. The first replay {verdict.outcome}: {describe_verdict(verdict)}"
+        )
     return verdict
 
 
@@ -186,7 +189,7 @@ def _hopeless(ports: Ports, planned: AttemptPlan, original: history.History) -> 
     if original.outcome in ("failed", "interrupted") and not original.by_steps:
         return refusals.of_failed(ports.repo, planned.run, original.outcome)
     if original.outcome is not None and results.is_nothing(original, ports.tracker, planned.run.reproduces or ""):
-        return refusals.of_nothing(ports.repo, planned.run, results.not_kept("the original", original))
+        return refusals.of_nothing(ports.repo, planned.run, results.not_kept("original", original))
     return None
 
 
@@ -242,7 +245,7 @@ def _rechecked(
         second = plan(ports, msgspec.structs.replace(request, segment=part), home, author_dir)
         second = planning.repeat_fingerprints(second, planned.context.fingerprint_at or ())
     except (M5Error, OSError) as error:
-        return recheck.judge_recheck(verdict, Recheck(reason=str(error))), None
+        return recheck.judge_recheck(verdict, Recheck(problem=str(error))), None
     if listeners.on_recheck is not None:
         listeners.on_recheck(verdict.first, second.run.id)
     try:
@@ -278,7 +281,7 @@ def _from_start(
         return second_replay
     if listeners.on_recheck is not None:
         listeners.on_recheck(first, started.run.id)
-    rules = request.rules if is_result(first.quantity) else None
+    rules = request.rules if first.is_result else None
     equal = recheck.from_start(ports, started, recorded, listeners.watch, listeners.progress, rules)
     return msgspec.structs.replace(second_replay, start=started.run.id, start_equal=equal)
 

@@ -17,11 +17,12 @@ import msgspec
 
 from m5ws.agent import untracked
 from m5ws.errors import M5Error, UsageError
+from m5ws.records.reasons import JointReason
 from m5ws.records.run import Segment
 from m5ws.records.verdict import EXIT_CODES, JointVerdict, Outcome, Verdict
 from m5ws.repository.references import checkpoints, runs
 from m5ws.repository.repository import Repository
-from m5ws.reproduce.verdict.joint import joint_outcome
+from m5ws.reproduce.verdict.joint import joint_outcome, name_verdict
 from m5ws.runs import history
 from m5ws.tracking.interface import Tracker
 
@@ -38,7 +39,7 @@ class JointResult(msgspec.Struct, frozen=True, kw_only=True):
     segments: int
     of: int
     verdicts: tuple[Verdict, ...]
-    reason: str
+    reason: JointReason
 
     @property
     def exit_code(self) -> int:
@@ -137,9 +138,12 @@ def join(run: str, verdicts: Sequence[Verdict], every: Sequence[Segment]) -> Joi
     outcome, reason = joint_outcome(verdicts, every)
     incomparable = next((verdict for verdict in verdicts if verdict.outcome == "not comparable"), None)
     if incomparable is not None and outcome not in ("diverged", "nondeterministic"):
-        outcome, reason = incomparable.outcome, f"{incomparable.segment}: {incomparable.reason or incomparable.outcome}"
+        outcome, reason = incomparable.outcome, name_verdict(incomparable)
     elif outcome == "sampled" and len(verdicts) < len(every):
-        reason = f"{reason}. {_chance(len(verdicts), len(every))}"
+        drawn, of = len(verdicts), len(every)
+        faults = max(1, round(of / 10))
+        chance = 1 - math.comb(of - faults, drawn) / math.comb(of, drawn)
+        reason = msgspec.structs.replace(reason, drawn=drawn, of=of, faults=faults, chance=chance)
     count, of = len(verdicts), len(every)
     return JointResult(run=run, outcome=outcome, segments=count, of=of, verdicts=tuple(verdicts), reason=reason)
 
@@ -170,17 +174,6 @@ def publish(repo: Repository, tracker: Tracker | None, verdict: JointVerdict, ho
             untracked.show_verdict(repo, tracker, home, verdict.run)
     except (M5Error, OSError) as error:
         _log.warning("the joint verdict was not published everywhere; `m5ws attest` contains it: %s", error)
-
-
-def _chance(count: int, of: int) -> str:
-    """Return a sentence on how likely a sample of `count` segments of `of` would have shown a fault."""
-    bad = max(1, round(of / 10))
-    seen = 1 - math.comb(of - bad, count) / math.comb(of, count)
-    single, several = f"{count / of:.0%}", f"{seen:.0%}"
-    return (
-        f"These are {count} of {of} segments. The sample would have shown a fault in one segment with a probability of "
-        f"{single}, and faults in {bad} segments with {several}"
-    )
 
 
 def _segment(repo: Repository, run: str, first: int, last: int, label: str | None) -> Segment:

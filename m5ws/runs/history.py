@@ -12,6 +12,7 @@ import msgspec
 
 from m5ws.errors import CorruptObject
 from m5ws.records.base import Digest
+from m5ws.records.failure import EndReason
 from m5ws.records.ledger import (
     COMPLETE,
     AnyEvent,
@@ -63,7 +64,7 @@ class History(msgspec.Struct, kw_only=True):
     unread: set[str] = set()
     threads: dict[int, list[tuple[int, str]]] = {}
     outcome: str | None = None
-    message: str | None = None
+    reason: EndReason | None = None
     world: int = 0
     observed: bool = False
     source: tuple[Repository, str] | None = None
@@ -125,7 +126,7 @@ class History(msgspec.Struct, kw_only=True):
                 self.weights[event.rank] = event.weights
                 self.unread.update(event.unread)
             case AttemptEnded():
-                self.outcome, self.message = event.outcome, event.message
+                self.outcome, self.reason = event.outcome, event.reason
 
     def counts(self, event: AnyEvent) -> TypeGuard[Step | State]:
         """Return True for a step or state that is not of an unplaced attempt, and not read back from a checkpoint."""
@@ -172,7 +173,7 @@ class History(msgspec.Struct, kw_only=True):
 
     def _start(self, event: AttemptStarted | Observation) -> None:
         if isinstance(event, AttemptStarted):
-            self.outputs = self.outcome = self.message = None
+            self.outputs = self.outcome = self.reason = None
             self.attempt = event.attempt
             self.weights.clear()
             self.unread.clear()

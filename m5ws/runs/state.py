@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from m5ws.records.base import Digest
+from m5ws.records.failure import EndReason, Failure
 from m5ws.records.ledger import (
     AnyEvent,
     AttemptEnded,
@@ -43,9 +44,9 @@ class AttemptState(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s: float | None = None
     checkpoints: tuple[CheckpointPublished, ...] = ()
     exit_code: int | None = None
-    message: str | None = None
+    reason: EndReason | None = None
     notices: tuple[Notice, ...] = ()
-    rank_errors: dict[str, str] = {}
+    rank_failures: dict[str, Failure] = {}
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,7 +152,7 @@ def fold(state: AttemptState, rank: str, event: AnyEvent) -> AttemptState:
             )
         case AttemptEnded():
             return replace(
-                state, standing=event.outcome, ended_s=event.time_s, exit_code=event.exit_code, message=event.message
+                state, standing=event.outcome, ended_s=event.time_s, exit_code=event.exit_code, reason=event.reason
             )
         case RankStarted():
             return replace(state, world=event.world)
@@ -168,7 +169,7 @@ def fold(state: AttemptState, rank: str, event: AnyEvent) -> AttemptState:
             return replace(state, checkpoints=(*state.checkpoints, event))
         case Notice():
             return replace(state, notices=(*state.notices, event))
-        case RankEnded() if event.error is not None:
-            return replace(state, rank_errors=state.rank_errors | {rank: event.error})
+        case RankEnded() if event.failure is not None:
+            return replace(state, rank_failures=state.rank_failures | {rank: event.failure})
         case _:
             return state

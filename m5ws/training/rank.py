@@ -24,6 +24,7 @@ from m5ws import secret_scan
 from m5ws.config.commands import launchers
 from m5ws.errors import M5Error, UsageError
 from m5ws.records import codec
+from m5ws.records.failure import Failure
 from m5ws.records.launch import STOP_SIGNALS, Context, open_log, stop_signals
 from m5ws.records.ledger import RankEnded, RankStarted
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
@@ -69,8 +70,8 @@ def main(arguments: Sequence[str]) -> int:
     end = _run(arguments, active)
     with _without_signals():
         active.note_imports()
-        active.emit(RankEnded, rank=rank, error=end.error, signal=end.signal)
-        _print_end(end.failure)
+        active.emit(RankEnded, rank=rank, failure=end.failure)
+        _print_end(end.error)
     return end.status
 
 
@@ -92,15 +93,11 @@ def read_context() -> Context:
 
 
 class _End(msgspec.Struct, frozen=True):
-    """The end of a script: the exit status, its error, and the number of the signal that stopped it.
-
-    `failure` is printed after it is recorded.
-    """
+    """The end of a script: the exit status and the failure. `error` is printed after the failure is recorded."""
 
     status: int
-    error: str | None = None
-    signal: int | None = None
-    failure: BaseException | None = None
+    failure: Failure | None = None
+    error: BaseException | None = None
 
 
 def _run(arguments: Sequence[str], active: context.ActiveRank) -> _End:
@@ -119,34 +116,34 @@ def _run(arguments: Sequence[str], active: context.ActiveRank) -> _End:
         if leaving.code is None or leaving.code == 0:
             return _End(0)
         if isinstance(leaving.code, int):
-            return _describe_status(leaving.code)
-        return _End(1, secret_scan.masked(str(leaving.code)), failure=leaving)
+            return _end_with(leaving.code)
+        return _End(1, Failure(text=secret_scan.masked(str(leaving.code))), leaving)
     except KeyboardInterrupt as interrupt:
-        return _describe_status(128 + signal.SIGINT, interrupt)
+        return _end_with(128 + signal.SIGINT, interrupt)
     except BaseException as error:
         # The one broad handler of a rank: every error of a script belongs in its log and its ledger.
-        failure = script_error.find_worker_error(error)
+        own = script_error.find_worker_error(error)
         # Torch's handler raises errors of loaders. The script has ended, and no error may replace its own.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        if (advice := missing_files.advice(failure, active.context)) is not None:
-            active.notice(missing_files.KIND, secret_scan.masked(advice))
-        return _End(getattr(failure, "exit_code", 1), script_error.describe(failure), failure=failure)
+        if (advice := missing_files.advice(own, active.context)) is not None:
+            active.notice("missing-file", secret_scan.masked(advice))
+        return _End(getattr(own, "exit_code", 1), script_error.find_failure(own), own)
     return _End(0)
 
 
-def _print_end(failure: BaseException | None) -> None:
-    """Print a failure to the log as Python would. The script may have closed the log."""
+def _print_end(error: BaseException | None) -> None:
+    """Print an error to the log as Python would. The script may have closed the log."""
     try:
-        if isinstance(failure, SystemExit):
-            print(failure.code, file=sys.stderr)
-        elif failure is not None:
-            traceback.print_exception(failure)
-        if isinstance(failure, M5Error) and failure.hint:
-            print(failure.hint, file=sys.stderr)
+        if isinstance(error, SystemExit):
+            print(error.code, file=sys.stderr)
+        elif error is not None:
+            traceback.print_exception(error)
+        if isinstance(error, M5Error) and error.hint:
+            print(error.hint, file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
-    except Exception as error:
-        os.write(2, f"the end of this log cannot be printed: {type(error).__name__}: {error}\n".encode())
+    except Exception as problem:
+        os.write(2, f"the end of this log cannot be printed: {type(problem).__name__}: {problem}\n".encode())
 
 
 def _run_script(arguments: Sequence[str]) -> dict[str, object]:
@@ -184,11 +181,11 @@ def _run_program(command: Sequence[str]) -> int:
     return status if status >= 0 else 128 - status
 
 
-def _describe_status(status: int, failure: BaseException | None = None) -> _End:
+def _end_with(status: int, error: BaseException | None = None) -> _End:
     """Return the end of a script with an exit status, which may stand for a signal."""
     if status - 128 in STOP_SIGNALS:
-        return _End(status, f"stopped by {signal.Signals(status - 128).name}", status - 128, failure)
-    return _End(status, f"exit status {status}")
+        return _End(status, Failure(signal=status - 128), error)
+    return _End(status, Failure(status=status))
 
 
 def _die_with_parent(parent: int) -> None:

@@ -13,8 +13,6 @@ import msgspec
 from m5ws.filesystem import Stamp, stamp, write_atomically
 from m5ws.records import codec
 
-MODIFIED = "input-modified"
-"""Kind of notice: the run has changed an input."""
 _RECORD = "inputs"
 """Name of a file in an attempt's directory with a `_StampRecord`."""
 

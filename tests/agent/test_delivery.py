@@ -88,7 +88,7 @@ def test_what_matters_is_told_at_once_with_all_before_it(training: _Training, ra
     training.now_s = 1e6
     for _ in range(3):
         training.step(1.0)
-    training.ranks[rank].append(Notice(kind="x", message="y"))
+    training.ranks[rank].append(Notice(kind="limit", message="y"))
     training.step(1.0)
     assert training.told(0) == training.told(1) == [1, 2, 3, 4]
     training.step(1.0)

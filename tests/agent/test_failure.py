@@ -9,9 +9,16 @@ from hypothesis import strategies as st
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from m5ws.agent.failure import Failures, read_statuses
+from m5ws.records.failure import Failure
 from m5ws.records.ledger import RankEnded, RankStarted
+from m5ws.wording.failures import describe_end
 
 _HOW = st.sampled_from(["error", "stopped", "killed", "runs", "finished"])
+
+
+def _describe(failures: Failures, statuses: dict[int, int]) -> str | None:
+    reason = failures.find_reason(statuses)
+    return describe_end(reason) if reason is not None else None
 
 
 def _failures(hows: list[str], order: list[int]) -> tuple[Failures, dict[int, int]]:
@@ -22,9 +29,9 @@ def _failures(hows: list[str], order: list[int]) -> tuple[Failures, dict[int, in
     for rank, how in enumerate(hows):
         end = RankEnded(time_s=float(order.index(rank)), rank=rank)
         if how == "error":
-            failures.add(RankEnded(time_s=end.time_s, rank=rank, error=f"ValueError: of {rank}"))
+            failures.add(RankEnded(time_s=end.time_s, rank=rank, failure=Failure(type="ValueError", text=f"of {rank}")))
         elif how == "stopped":
-            failures.add(RankEnded(time_s=end.time_s, rank=rank, error="stopped by SIGTERM", signal=signal.SIGTERM))
+            failures.add(RankEnded(time_s=end.time_s, rank=rank, failure=Failure(signal=signal.SIGTERM)))
         elif how == "killed":
             statuses[rank] = -signal.SIGKILL
         elif how == "finished":
@@ -35,7 +42,7 @@ def _failures(hows: list[str], order: list[int]) -> tuple[Failures, dict[int, in
 @given(st.lists(_HOW, min_size=2, max_size=5), st.permutations(range(5)))
 def test_killed_ranks_come_first_and_then_the_earliest_error(hows: list[str], order: list[int]) -> None:
     failures, statuses = _failures(hows, order)
-    described = failures.describe(statuses)
+    described = _describe(failures, statuses)
     killed = [rank for rank, how in enumerate(hows) if how == "killed"]
     errors = sorted((rank for rank, how in enumerate(hows) if how == "error"), key=order.index)
     stopped = sorted((rank for rank, how in enumerate(hows) if how == "stopped"), key=order.index)
@@ -61,16 +68,16 @@ def test_killed_ranks_come_first_and_then_the_earliest_error(hows: list[str], or
 )
 def test_a_single_process_is_rank_0(status: int, words: str) -> None:
     failures = Failures()
-    assert failures.describe({0: status}) == words
+    assert _describe(failures, {0: status}) == words
     failures.add(RankEnded(time_s=1.0, rank=0))
-    assert failures.describe({0: status}) == words, "a process can die after the end of its script"
+    assert _describe(failures, {0: status}) == words, "a process can die after the end of its script"
 
 
 def test_a_rank_that_recorded_its_end_was_not_killed_before_it() -> None:
     failures = Failures()
-    failures.add(RankEnded(time_s=1.0, rank=0, error="ValueError: no"))
-    assert failures.describe({0: -signal.SIGABRT}) == "ValueError: no"
-    assert Failures().describe({0: 0}) is None
+    failures.add(RankEnded(time_s=1.0, rank=0, failure=Failure(type="ValueError", text="no")))
+    assert _describe(failures, {0: -signal.SIGABRT}) == "ValueError: no"
+    assert Failures().find_reason({0: 0}) is None
 
 
 _FAILED = st.integers(-15, -1) | st.integers(1, 255)

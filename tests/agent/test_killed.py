@@ -11,7 +11,7 @@ from m5ws.agent.delivery import DELIVERED
 from m5ws.attempts import leader
 from m5ws.attempts import planning as run_plans
 from m5ws.errors import NotFound, UsageError
-from m5ws.outputs import collect, killed, restoring, saved, unsaved
+from m5ws.outputs import killed, restoring, saved, unsaved
 from m5ws.records.environment import Observed
 from m5ws.records.ledger import AnyEvent, AttemptEnded, AttemptStarted, Notice, OutputsStored
 from m5ws.records.run import LaunchSpec
@@ -107,7 +107,7 @@ def test_output_files_of_a_killed_attempt_are_stored_as_at_a_usual_end(home: _Ho
     assert restored == {"out/checkpoint-1/state.txt": "1", "out/checkpoint-2/state.txt": "2"}
     assert os.readlink(tmp_path / "resumed" / "out" / "latest") == "checkpoint-2"
     notices = {event.kind: event.message for event in _events(home.repo) if isinstance(event, Notice)}
-    assert "beside.txt" in notices[collect.NOT_KEPT] and "train.py" in notices[inputs.MODIFIED]
+    assert "beside.txt" in notices["outputs-not-kept"] and "train.py" in notices["input-modified"]
     assert (directory / DELIVERED).exists() and not unsaved.waiting(directory)
     _assert_ended_once(home.repo)
     keys = sorted(stat.key for stat in home.repo.store.list(""))
@@ -229,7 +229,7 @@ def test_files_that_cannot_be_stored_wait_on_this_machine(
 
     home.deliver(Repository.open(PassingStore(LocalStore(Path(home.repo.store.url)), before)))
     kinds = [event.kind for event in _events(home.repo) if isinstance(event, Notice)]
-    assert collect.NOT_STORED in kinds and unsaved.waiting(directory) and not (directory / DELIVERED).exists()
+    assert "outputs-not-stored" in kinds and unsaved.waiting(directory) and not (directory / DELIVERED).exists()
     standing_before = state.load(home.repo, _RUN).standing
     home.deliver()
     assert (standing_before, state.load(home.repo, _RUN).standing) == standing

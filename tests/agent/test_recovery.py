@@ -13,6 +13,7 @@ from m5ws.attempts import repeated_steps
 from m5ws.outputs import unrecorded
 from m5ws.records.checkpoint import Content
 from m5ws.records.ledger import AttemptEnded, AttemptStarted, RankStarted, Step
+from m5ws.records.reasons import JointReason
 from m5ws.records.verdict import JointVerdict, Verdict
 from m5ws.repository.fsck import fsck
 from m5ws.repository.ledger import ledger
@@ -195,7 +196,7 @@ def test_a_verdict_that_the_tracker_did_not_take_is_told_again_once(repo: Reposi
     planted.run(repo, "b" * 12)
     planted.run(repo, _RUN, reproduces="b" * 12)
     runs.publish_verdict(repo, Verdict(run="b" * 12, replay=_RUN, outcome="reproduced"))
-    joint = JointVerdict(run="b" * 12, outcome="sampled", reason="", of=2)
+    joint = JointVerdict(run="b" * 12, outcome="sampled", reason=JointReason(kind="no verdict"), of=2)
     segments.publish(repo, tracker, joint, tmp_path)
     untracked.show_verdict(repo, tracker, tmp_path, _RUN)
     assert tracker.told == [] and tracker.fails == 0

@@ -13,6 +13,7 @@ from m5ws.records.checkpoint import Content
 from m5ws.records.gc import RetentionRules
 from m5ws.records.ledger import AttemptEnded, CheckpointPublished, OutputsStored, Step
 from m5ws.records.outputs import OutputFiles
+from m5ws.records.reasons import JointReason
 from m5ws.records.run import Parent
 from m5ws.records.verdict import JointVerdict, Verdict
 from m5ws.repository.files import trees
@@ -113,7 +114,9 @@ def test_what_rests_on_a_run_is_named_and_removed_only_with_it(repo: Repository,
         removal.plan(repo, [A])
     assert [one.run for one in removal.plan(repo, [B])] == [B]
     runs.publish_verdict(repo, Verdict(run=A, replay=B, outcome="reproduced"))
-    runs.publish_joint(repo, JointVerdict(run=A, outcome="sampled", reason="", of=1, replays=(B,)))
+    runs.publish_joint(
+        repo, JointVerdict(run=A, outcome="sampled", reason=JointReason(kind="no verdict"), of=1, replays=(B,))
+    )
     with pytest.raises(RunNeeded, match=f"joint verdict on run {A}") as error:
         removal.plan(repo, [B])
     assert f"the verdict on run {A} rests on its replay {B}" in str(error.value)

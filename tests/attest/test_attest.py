@@ -5,12 +5,14 @@ import pytest
 
 from m5ws.attest import attest, verify
 from m5ws.errors import CorruptObject, NotFound
+from m5ws.records.reasons import Fact, Unreadable
 from m5ws.records.run import Parent, Run, Segment
 from m5ws.records.verdict import Outcome, Recheck, Verdict
 from m5ws.repository.objects import key
 from m5ws.repository.references import checkpoints, runs
 from m5ws.repository.repository import Repository
 from m5ws.reproduce.verdict.joint import joint_outcome
+from m5ws.wording.sentences import describe
 from tests.support.records.forged_index import forge_creation
 from tests.support.records.told_run import HARMS, REPLAY, RUN, batches, made, write
 from tests.support.stores.memory_store import MemoryStore
@@ -24,7 +26,7 @@ def repo() -> Repository:
 
 
 def _verdict(outcome: Outcome, segment: Segment | None = None) -> Verdict:
-    return Verdict(run=RUN, replay=REPLAY, outcome=outcome, segment=segment, reason="as it is")
+    return Verdict(run=RUN, replay=REPLAY, outcome=outcome, segment=segment, reasons=(Unreadable(problem="as it is"),))
 
 
 @pytest.mark.parametrize(
@@ -35,16 +37,20 @@ def _verdict(outcome: Outcome, segment: Segment | None = None) -> Verdict:
         ([_verdict("sampled", _PARTS[1])], "sampled", "steps 5-8 of 8"),
         ([_verdict("sampled", Segment(first=0, last=8))], "sampled", "steps 1-8 of 8"),
         ([_verdict("sampled", _PARTS[0]), _verdict("not comparable", _PARTS[1])], "sampled", "steps 1-4"),
-        ([_verdict("reproduced"), _verdict("diverged", _PARTS[1])], "diverged", "steps 5-8: as it is"),
-        ([_verdict("nondeterministic"), _verdict("sampled", _PARTS[0])], "nondeterministic", "the whole run: as it is"),
-        ([_verdict("not comparable")], "not comparable", "as it is"),
+        ([_verdict("reproduced"), _verdict("diverged", _PARTS[1])], "diverged", "steps 5-8: see the verdict"),
+        (
+            [_verdict("nondeterministic"), _verdict("sampled", _PARTS[0])],
+            "nondeterministic",
+            "the whole run: see the verdict",
+        ),
+        ([_verdict("not comparable")], "not comparable", "the whole run: see the verdict"),
     ],
 )
 def test_verdicts_say_together_what_the_worst_of_them_says_and_no_more_than_is_covered(
     found: list[Verdict], outcome: str, reason: str
 ) -> None:
     joint = joint_outcome(found, _PARTS)
-    assert joint[0] == outcome and reason in joint[1]
+    assert joint[0] == outcome and reason in describe(joint[1])
 
 
 def test_segments_that_do_not_begin_where_the_run_did_do_not_reproduce_it() -> None:
@@ -101,7 +107,9 @@ def test_a_fork_is_attested_with_the_checkpoint_that_it_starts_from(repo: Reposi
     fork = Run(id="fork", snapshot=run.snapshot, spec=run.spec, parent=parent)
     runs.publish(repo, fork)
     runs.publish(repo, msgspec.structs.replace(fork, id="again", purpose="reproduce", reproduces="fork"))
-    runs.publish_verdict(repo, Verdict(run="fork", replay="again", outcome="not comparable", reason="not run"))
+    runs.publish_verdict(
+        repo, Verdict(run="fork", replay="again", outcome="not comparable", reasons=(Fact(kind="environment"),))
+    )
     statement = attest.build(repo, "fork")
     assert [(line.name, line.record.name) for line in statement.predicate.checkpoints] == [
         (f"{RUN}@{name}", key(digest))

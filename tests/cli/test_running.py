@@ -15,6 +15,7 @@ import pytest
 
 from m5ws.cli.terminal import interrupt
 from m5ws.launch import reaper
+from m5ws.records.failure import EndReason
 from m5ws.repository.files import trees
 from m5ws.repository.references import notes, snapshots
 from m5ws.repository.repository import Repository
@@ -161,7 +162,7 @@ if int(os.environ.get("RANK", "0")) == last:
 dist.all_reduce(torch.ones(1))
 """
     done = _here(place, "run", _pin(home, place, script), "--json", *words, "--", "train.py")
-    message = json.loads(done.stdout)["result"]["message"]
+    message = json.loads(done.stdout)["result"]["reason"]["sentence"]
     assert message.startswith(f"rank {int(words[0] == '--nproc')} ") and number.name in message
     assert ("memory" in message) == (number == signal.SIGKILL)
 
@@ -321,7 +322,7 @@ m5ws.session(model, torch.optim.SGD(model.parameters()), total_steps=1)
         document = json.loads(done.stdout)
         run, result = document["run"]["id"], document["result"]
         assert result["outcome"] == ("failed" if status else "finished")
-        assert status == 0 or "exit status 7" in result["message"]
+        assert status == 0 or "exit status 7" in result["reason"]["sentence"]
         assert "m5ws run -- python session.py" in _log(place, run)
         _here(place, "outputs", run, str(place / f"fetched-{status}"))
         assert (place / f"fetched-{status}" / "out" / "result.txt").read_text() == "42\n"
@@ -330,7 +331,7 @@ m5ws.session(model, torch.optim.SGD(model.parameters()), total_steps=1)
 def test_a_launcher_that_starts_no_script_is_a_failed_run(home: Repository, place: Path) -> None:
     write(place, {"train": "print('not a rank')\n", "args.py": ""})
     done = _here(place, "run", "--json", "--", "python", "train", "args.py")
-    assert "did not start the script" in json.loads(done.stdout)["result"]["message"]
+    assert "did not start the script" in json.loads(done.stdout)["result"]["reason"]["sentence"]
 
 
 def test_a_signal_that_nohup_ignores_interrupts_nothing() -> None:
@@ -351,7 +352,7 @@ def test_each_signal_of_a_scheduler_stops_a_run_and_is_named(home: Repository, p
         _, said = process.communicate(timeout=_LIMIT_S)
     assert process.returncode == 130, said
     [attempt] = state.load(home, run).attempts
-    assert (attempt.standing, attempt.message) == ("interrupted", f"stopped by {name}")
+    assert (attempt.standing, attempt.reason) == ("interrupted", EndReason(kind="stopped", signal=name))
 
 
 def test_a_run_records_the_shells_import_path_into_the_workspace(place: Path) -> None:

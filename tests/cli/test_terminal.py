@@ -166,5 +166,5 @@ def test_nothing_but_the_one_function_prints() -> None:
 
 def test_what_is_planted_is_every_text_of_a_record() -> None:
     record = hostile(Verdict)
-    assert record.reason == record.changes[0].name == record.first.quantity == HOSTILE
+    assert record.changes[0].name == record.first.quantity == HOSTILE
     assert record.compared == {HOSTILE: 1}

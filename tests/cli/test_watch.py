@@ -14,6 +14,7 @@ import pytest
 from m5ws.cli import watch
 from m5ws.cli.terminal import live_view
 from m5ws.records.exact import encode
+from m5ws.records.failure import EndReason, Failure
 from m5ws.records.ledger import AttemptEnded, CheckpointPublished, Event, Notice, RankEnded, RankStarted, Step
 from m5ws.reports.live import LiveRun, LiveState
 from m5ws.repository.ledger import ledger
@@ -47,9 +48,12 @@ def running(home: Repository) -> Repository:
 
 @pytest.fixture
 def ended(running: Repository) -> Repository:
-    planted.append(running, _RUN, 1, "1", RankEnded(rank=1, error="ValueError: no"))
+    failure = Failure(type="ValueError", text="no")
+    planted.append(running, _RUN, 1, "1", RankEnded(rank=1, failure=failure))
     notice = Notice(time_s=_BEGIN_S + 26, kind="input-modified", message="data\nwas changed", step=100)
-    end = AttemptEnded(time_s=_BEGIN_S + 65, outcome="failed", exit_code=1, message="ValueError: no")
+    end = AttemptEnded(
+        time_s=_BEGIN_S + 65, outcome="failed", exit_code=1, reason=EndReason(kind="ranks failed", failure=failure)
+    )
     planted.append(running, _RUN, 1, ledger.LAUNCHER, notice, end)
     return running
 

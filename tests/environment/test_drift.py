@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from m5ws.environment.drift import conflicts, describe, drift, pairs, rule, rules, title, unmet, worst
+from m5ws.environment.drift import conflicts, drift, pairs, rule, rules, unmet, worst
 from m5ws.environment.observe.torch_facts import NAMES
 from m5ws.records.environment import Declared, Observed, Origin
 from m5ws.records.verdict import Change
+from m5ws.wording.changes import describe, title
 
 names = st.text(string.ascii_lowercase + ".-", min_size=1, max_size=12)
 environments = st.builds(

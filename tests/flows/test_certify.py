@@ -53,4 +53,4 @@ def test_delivered_tensors_that_a_restore_does_not_continue_are_not_certified(tm
     certificate = workspace.json("certify", "--nproc", "1", "--steps", "3", "--restores", "1", expect=1)
     (verdict,) = certificate["verdicts"]
     assert certificate["outcome"] == "inexact" and verdict["recheck"]["start_equal"]
-    assert verdict["first"]["quantity"] == "file out/average.pt: tensor weight"
+    assert verdict["first"]["sentence"] == "file out/average.pt: tensor weight"

@@ -263,7 +263,7 @@ def test_a_living_run_is_looked_at_from_elsewhere_and_taken_over(
     for words in (["ls"], ["show", run], ["fsck"], ["gc"], ["gc", "--dry-run"], ["logs", run], ["snapshot"]):
         there.m5ws(*words, expect=None, environment=_PATHS)
     judged = json.loads(there.m5ws("reproduce", "--json", run, environment=_PATHS).stdout)
-    assert judged["outcome"] == "sampled" and "end of the original is not recorded" in judged["reason"]
+    assert judged["outcome"] == "sampled" and "end of the original is not recorded" in judged["sentence"]
     refused = there.m5ws("resume", run, expect=2, environment=_PATHS).stderr
     assert (
         os.uname().nodename in refused
@@ -313,7 +313,7 @@ def test_what_was_lost_with_a_machine_is_named_and_is_no_divergence(
     status, output = places.m5ws(1, "reproduce", "--json", run)
     verdict = json.JSONDecoder().raw_decode(output)[0]
     assert (status, verdict["outcome"]) == (0, "reproduced"), output
-    assert any("not in its record" in line for line in verdict["not_compared"]), verdict["not_compared"]
+    assert any("not in its record" in gap["sentence"] for gap in verdict["not_compared"]), verdict["not_compared"]
 
 
 @pytest.mark.long

@@ -80,7 +80,7 @@ def test_a_replay_is_stopped_by_another_version_of_what_was_imported_alone(place
     for name in ("greeting", "late", "inworker"):
         place.install(name, "2.0")
         refused = place.workspace.json("reproduce", run, expect=2)
-        assert f"distribution.{name}: 1.0 → 2.0" in refused["reason"] and "idle" not in refused["reason"]
+        assert f"distribution.{name}: 1.0 → 2.0" in refused["sentence"] and "idle" not in refused["sentence"]
         place.install(name, "1.0")
 
 

@@ -35,7 +35,7 @@ def test_a_resume_with_all_state_is_certified(workspace: Workspace) -> None:
         assert verdict["compared"]["steps"] == 6 and verdict["compared"]["tensor files"] >= 1
     assert "outputs-restored" in workspace.m5ws("show", verdict["replay"]).stdout
     first, _ = state.load(workspace.repo, verdict["replay"]).attempts
-    assert first.message is not None and "to test the resume" in first.message
+    assert first.reason is not None and first.reason.kind == "killed for a test"
 
 
 def test_generators_that_are_not_restored_are_found_at_the_first_step(workspace: Workspace) -> None:
@@ -54,17 +54,17 @@ def test_a_value_that_begins_again_with_a_resume_decides_only_if_it_is_a_named_r
     workspace.edit("m5ws.toml", 'outputs = ["out"]', 'outputs = ["out"]\nresults = ["out/count.json:steps"]')
     certificate = _certify(workspace, "count", expect=1)
     assert certificate["outcome"] == "inexact"
-    assert certificate["verdicts"][0]["first"]["quantity"] == "result out/count.json:steps: steps"
+    assert certificate["verdicts"][0]["first"]["sentence"] == "result out/count.json:steps: steps"
 
 
 def test_generators_that_no_step_draws_from_are_listed(workspace: Workspace) -> None:
     certificate = _certify(workspace, "undrawn", expect=0)
     (verdict,) = certificate["verdicts"]
-    assert verdict["outcome"] == "sampled" and "enerators (torch)" in certificate["reason"]
-    assert any("differ after steps 5-6" in line for line in verdict["not_compared"])
+    assert verdict["outcome"] == "sampled" and "enerators (torch)" in certificate["sentence"]
+    assert any("differ after steps 5-6" in gap["sentence"] for gap in verdict["not_compared"])
     again = workspace.json("reproduce", verdict["replay"])
     assert again["outcome"] == "sampled" and again["first"] is None
-    assert again["compared"]["steps"] == 6 and "enerators (torch)" in again["reason"] and again["recheck"] is None
+    assert again["compared"]["steps"] == 6 and "enerators (torch)" in again["sentence"] and again["recheck"] is None
 
 
 @pytest.mark.parametrize("kind", ["beginning", "log", "late"])
@@ -72,7 +72,7 @@ def test_a_script_that_starts_from_the_beginning_is_not_certified(workspace: Wor
     """It does not load its checkpoint, or has saved none by then; with or without another output file."""
     certificate = _certify(workspace, kind, expect=2)
     assert certificate["outcome"] == "not comparable" and certificate["restored"] == [0]
-    assert "nothing was resumed" in certificate["reason"]
+    assert "nothing was resumed" in certificate["sentence"]
 
 
 def test_a_certificate_is_printed_with_its_interruptions(workspace: Workspace) -> None:

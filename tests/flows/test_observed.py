@@ -23,7 +23,7 @@ def test_equal_steps_and_files_are_reproduced_as_observed(workspace: Workspace) 
     assert verdict["outcome"] == "reproduced" and verdict["observed"]
     assert verdict["compared"]["steps"] == 4 and verdict["compared"]["files"] == 1
     assert verdict["compared"]["tensors"] > 20 and verdict["compared"]["digests"] == 8
-    assert "weights at the end of the script: none were alive" in verdict["not_compared"]
+    assert "no weights alive" in [gap["kind"] for gap in verdict["not_compared"]]
     assert "(observed)" in workspace.m5ws("show", verdict["replay"]).stdout
 
 
@@ -35,7 +35,7 @@ def test_a_changed_learning_rate_is_named_at_its_step(workspace: Workspace) -> N
     assert verdict["outcome"] == "diverged"
     assert (verdict["first"]["step"], verdict["first"]["quantity"]) == (1, "lr")
     assert verdict["first"]["tensor"].startswith("model.")
-    assert "train.py" in verdict["reason"].split(".")[0] + verdict["reason"]
+    assert "train.py" in verdict["sentence"].split(".")[0] + verdict["sentence"]
 
 
 def test_a_step_that_does_not_repeat_itself_is_nondeterministic(workspace: Workspace) -> None:
@@ -97,7 +97,7 @@ def test_a_replay_that_fails_by_itself_is_no_divergence(
     died.unlink()
     verdict = workspace.json("reproduce", run, expect=2)
     assert verdict["outcome"] == "not comparable" and verdict["first"] is None
-    assert "the replay failed" in verdict["reason"]
+    assert "the replay failed" in verdict["sentence"]
     assert {item["reason"] for item in verdict["items"]} == {"the replay did not end by itself"}
 
 
@@ -133,5 +133,5 @@ def test_a_verdict_on_an_unplaced_attempt_is_about_the_end_and_names_the_line(
     assert history.without_place == (2,) and sorted(history.steps[0]) == [1, 2, 3, 4, 5]
     verdict = workspace.json("reproduce", run, expect=1)
     # The optimizer was not restored, so the file with its state differs.
-    assert verdict["first"]["quantity"].startswith("file ") and verdict["compared"]["steps"] == 5
-    assert any("m5ws.resumed_at(step)" in line for line in verdict["not_compared"])
+    assert verdict["first"]["kind"] == "file" and verdict["compared"]["steps"] == 5
+    assert any("m5ws.resumed_at(step)" in gap["sentence"] for gap in verdict["not_compared"])

@@ -50,9 +50,9 @@ def test_a_script_is_given_what_it_wrote_and_goes_on(workspace: Workspace, tmp_p
     ]
     verdict = workspace.json("reproduce", run, expect=1)
     # The verdict names the value that counts steps of the last attempt alone, and the resume as its cause.
-    assert verdict["first"]["quantity"] == "file out/counted.txt: line 1" and verdict["compared"]["files"] == 2
-    assert "no recorded change explains the difference" in verdict["reason"]
-    assert verdict["reason"].endswith("The original was resumed from the output files of an earlier attempt")
+    assert verdict["first"]["sentence"] == "file out/counted.txt: line 1" and verdict["compared"]["files"] == 2
+    assert "No recorded change explains the difference" in verdict["sentence"]
+    assert verdict["sentence"].endswith("The original was resumed from the output files of an earlier attempt")
     assert workspace.m5ws("fsck", "--read-data").returncode == 0
 
 
@@ -125,14 +125,15 @@ def test_output_files_never_overrule_the_state(stepped: tuple[Workspace, str]) -
     workspace, run = stepped
     verdict = workspace.json("reproduce", run)
     assert verdict["outcome"] == "reproduced" and verdict["compared"]["checkpoints"] == 3
-    assert verdict["reason"] == (
+    assert verdict["sentence"] == (
         "weights, optimizer and 10 steps are equal in every bit; 1 other file differs: out/metrics.json"
     )
     statement = attest.build(workspace.repo, run)
     assert [line.name for line in statement.predicate.outputs] == [f"{run}@0001-final"]
     verdict = workspace.json("reproduce", workspace.train("--", "train.py", "chance"))
     assert verdict["outcome"] == "reproduced"
-    assert "out/chance.txt" in verdict["reason"] and verdict["reason"].startswith("weights, optimizer and 10 steps are")
+    assert verdict["sentence"].startswith("weights, optimizer and 10 steps are")
+    assert "out/chance.txt" in verdict["sentence"]
 
 
 _FOLDERS = """

@@ -25,7 +25,7 @@ def test_files_and_metrics_are_compared(tmp_path: Path) -> None:
     verdict = workspace.json("reproduce", run)
     assert verdict["outcome"] == "reproduced"
     assert verdict["compared"]["files"] == 1 and verdict["compared"]["metrics"] == 1
-    assert any("no step was recorded" in line for line in verdict["not_compared"])
+    assert any("no step was recorded" in gap["sentence"] for gap in verdict["not_compared"])
 
 
 def test_a_file_that_differs_is_named(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_a_file_that_differs_is_named(tmp_path: Path) -> None:
     verdict = workspace.json("reproduce", run, expect=1)
     # The script has no steps to end after, so the second replay is a whole one.
     assert verdict["outcome"] == "nondeterministic" and verdict["recheck"]["last"] is None
-    assert verdict["first"]["quantity"] == verdict["recheck"]["first"]["quantity"] == "file out/noise.txt: line 1"
+    assert verdict["first"]["sentence"] == verdict["recheck"]["first"]["sentence"] == "file out/noise.txt: line 1"
     left = workspace.root / ".m5ws" / "runs" / run / "0001" / "work"
     assert [path.relative_to(left).as_posix() for path in sorted(left.rglob("*"))] == [
         "out",
@@ -54,8 +54,8 @@ def test_a_run_without_results_is_named_at_its_end_and_not_replayed(tmp_path: Pa
     done = workspace.m5ws("run", "--no-progress")
     assert "cannot verify it" in done.stderr and "The script wrote no file to out" in done.stderr
     verdict = workspace.json("reproduce", done.stdout.strip(), expect=2)
-    assert verdict["outcome"] == "not comparable" and "recorded nothing" in verdict["reason"]
-    assert any("beside.txt" in line for line in verdict["not_compared"])
+    assert verdict["outcome"] == "not comparable" and "recorded nothing" in verdict["sentence"]
+    assert any("beside.txt" in gap["sentence"] for gap in verdict["not_compared"])
     assert not (workspace.root / ".m5ws" / "runs" / verdict["replay"] / "0001" / "work").exists()
 
 
@@ -65,7 +65,7 @@ def test_a_failed_run_is_not_replayed(tmp_path: Path) -> None:
     run = workspace.json("run", expect=1)["run"]["id"]
     verdict = workspace.json("reproduce", run, expect=2)
     assert verdict["outcome"] == "not comparable"
-    assert "the original failed" in verdict["reason"] and "no such model" in verdict["reason"]
+    assert "the original failed" in verdict["sentence"] and "no such model" in verdict["sentence"]
     assert not (workspace.root / ".m5ws" / "runs" / verdict["replay"] / "0001" / "work").exists()
 
 

@@ -53,7 +53,8 @@ def test_two_replays_that_differ_mean_nondeterministic_and_the_replay_stops_earl
     assert (again["replay"], again["last"], again["repeats"], again["as_original"]) == (second, 5, False, False)
     assert again["first"]["step"] == 5 and again["first"]["original"] == shown["first"]["replayed"]
     assert (
-        "two replays differ from each other" in shown["reason"] and "the original cannot be judged" in shown["reason"]
+        "two replays differ from each other" in shown["sentence"]
+        and "the original cannot be judged" in shown["sentence"]
     )
     # The first replay was stopped soon after, without an extra checkpoint. The second one ended there.
     assert 5 <= max(_steps(workspace, first)) < 10
@@ -86,7 +87,7 @@ def test_two_replays_that_agree_name_no_cause_without_a_recorded_change(faulty: 
     assert verdict["outcome"] == "diverged" and verdict["first"]["step"] == 7
     again = verdict["recheck"]
     assert (again["last"], again["repeats"], again["first"]) == (7, True, None)
-    assert verdict["reason"].startswith("two replays agree with each other and differ from the original: no recorded")
+    assert verdict["sentence"].startswith("two replays agree with each other and differ from the original. No recorded")
     assert _steps(workspace, again["replay"]) == list(range(1, 8))
     # A stopped replay leaves its logs, and nothing of its inputs.
     work = workspace.root / ".m5ws" / "runs" / verdict["replay"] / "0001" / "work"
@@ -124,7 +125,7 @@ def test_ctrl_c_in_the_second_replay_ends_the_command_and_keeps_the_first_verdic
     first = re.search(r"replaying \w+ as (\w+)", done.stderr)
     assert first is not None
     kept = workspace.json("show", first[1])["verdict"]
-    assert (kept["outcome"], kept["recheck"]) == ("diverged", None) and "second replay" in kept["reason"]
+    assert (kept["outcome"], kept["recheck"]) == ("diverged", None) and "second replay" in kept["sentence"]
     assert workspace.json("show", second[0])["verdict"] is None
 
 
@@ -158,13 +159,13 @@ def test_a_replay_that_keeps_going_counts_the_steps_that_differ(faulty: tuple[Wo
     course = verdict["course"]
     assert (course["compared"], course["differ"], course["last"]) == (10, 4, 10)
     assert course["by"]["tensor"] == 4 and course["by"]["checkpoint"] == 2
-    assert "Without a second replay it is unknown whether the run is deterministic" in verdict["reason"]
+    assert "Without a second replay it is unknown whether the run is deterministic" in verdict["sentence"]
 
 
 def test_where_something_is_changed_on_purpose_there_is_no_second_replay(faulty: tuple[Workspace, str]) -> None:
     verdict = _given(faulty, "--set", "learning_rate=0.02")
     assert verdict["outcome"] == "diverged" and verdict["recheck"] is None
-    assert "without a second replay" not in verdict["reason"]
+    assert "without a second replay" not in verdict["sentence"]
 
 
 def test_what_is_not_equal_can_be_consistent_within_a_tolerance(tmp_path: Path) -> None:
@@ -175,6 +176,6 @@ def test_what_is_not_equal_can_be_consistent_within_a_tolerance(tmp_path: Path) 
     consistent = workspace.json("reproduce", run, "--tolerance", "0.5")
     assert (consistent["outcome"], consistent["recheck"], consistent["first"]["step"]) == ("consistent", None, 5)
     assert 0 < consistent["apart"]["relative"] < 0.5 and consistent["apart"]["step"] >= 5
-    assert consistent["course"]["differ"] > 1 and "bits differ within" in consistent["reason"]
+    assert consistent["course"]["differ"] > 1 and "bits differ within" in consistent["sentence"]
     refused = workspace.m5ws("reproduce", run, "--tolerance", "0.5", "--segment", "1", expect=2)
     assert "--segment" in refused.stderr

@@ -46,14 +46,14 @@ def test_a_changed_learning_rate_is_named(trained: tuple[Workspace, str]) -> Non
     assert [(change["part"], change["name"]) for change in verdict["changes"] if change["part"] == "config"] == [
         ("config", "learning_rate")
     ]
-    assert "learning_rate" in verdict["reason"]
+    assert "learning_rate" in verdict["sentence"]
 
 
 @_ONE_WAY
 def test_a_changed_seed_is_named(trained: tuple[Workspace, str]) -> None:
     verdict = _replay(trained, "--seed", "8", expect=1)
     assert verdict["outcome"] == "diverged" and verdict["first"]["step"] == 0
-    assert verdict["first"]["tensor"] is not None and "seed" in verdict["reason"]
+    assert verdict["first"]["tensor"] is not None and "seed" in verdict["sentence"]
 
 
 def _changed(workspace: Workspace, path: str, change: Callable[[Path], object]) -> str:
@@ -93,7 +93,7 @@ def test_a_changed_file_is_named_with_its_part(
     assert quantities is None or (verdict["first"]["step"], {verdict["first"]["quantity"]}) == (1, quantities)
     details = [change["detail"] or "" for change in verdict["changes"] if change["part"] == part]
     assert details and any(detail in each for each in details)
-    assert (part if part == "tokenizer" else path.rpartition("/")[2]) in verdict["reason"]
+    assert (part if part == "tokenizer" else path.rpartition("/")[2]) in verdict["sentence"]
 
 
 @pytest.mark.long
@@ -108,7 +108,7 @@ def test_a_changed_thread_count_is_named(trained: tuple[Workspace, str]) -> None
     verdict = _replay(trained, "--snapshot", changed, expect=None)
     assert verdict["outcome"] in ("diverged", "not comparable")
     assert any(change["part"] == "determinism" and change["name"] == "threads" for change in verdict["changes"])
-    assert "threads" in verdict["reason"]
+    assert "threads" in verdict["sentence"]
 
 
 @_ONE_WAY

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from m5ws.launch import reaper
+from m5ws.records.failure import EndReason, Failure
 from m5ws.repository.references import checkpoints
 from m5ws.runs import state
 from tests.support.workspace.workspaces import make_workspace
@@ -48,7 +49,8 @@ def test_torchrun_waits_for_a_last_checkpoint_that_takes_longer_than_its_own_tim
         output, _ = process.communicate(timeout=_LIMIT_S)
     [run] = [row["id"] for row in workspace.json("ls")["runs"]]
     [attempt] = state.load(workspace.repo, run).attempts
-    assert (attempt.standing, attempt.message) == ("failed", "stopped by SIGTERM"), output
+    failure = Failure(signal=signal.SIGTERM)
+    assert (attempt.standing, attempt.reason) == ("failed", EndReason(kind="ranks failed", failure=failure)), output
     assert checkpoints.step_of(checkpoints.valid(workspace.repo, run)[-1]) == 6
     ready.unlink()
     workspace.m5ws("resume", run, "--no-progress")

@@ -44,6 +44,6 @@ def test_a_run_with_other_final_weights_is_not_reproduced(fault: str, tmp_path: 
     )
     finals = (tmp_path / "beside" / "finals").read_text().split()
     assert len(finals) >= 2 and (finals[0] == finals[1]) == fault.startswith("exact")
-    assert verdict["outcome"] == expected, verdict["reason"]
+    assert verdict["outcome"] == expected, verdict["sentence"]
     if expected == "sampled":
-        assert ("model2" if fault.startswith("buffers") else "m5ws.resumed_at") in verdict["reason"]
+        assert ("model2" if fault.startswith("buffers") else "m5ws.resumed_at") in verdict["sentence"]

@@ -13,4 +13,4 @@ def test_another_number_of_ranks_starts_alike_and_parts_by_the_order_of_reductio
         verdict = workspace.json("reproduce", run, "--nproc", nproc, expect=1)
         assert workspace.history(verdict["replay"]).states[0][0].tensors == start.tensors
         assert verdict["outcome"] == "diverged" and verdict["first"]["step"] >= 1
-        assert f"launch nproc: 2 → {nproc}" in verdict["reason"]
+        assert f"launch nproc: 2 → {nproc}" in verdict["sentence"]

@@ -11,6 +11,7 @@ from m5ws.agent import run_lock
 from m5ws.errors import CorruptObject, NotFound
 from m5ws.records import codec
 from m5ws.records.exact import encode
+from m5ws.records.failure import EndReason, Failure
 from m5ws.records.ledger import (
     AttemptEnded,
     AttemptStarted,
@@ -85,20 +86,17 @@ def test_a_growing_ledger_is_followed_to_its_end(begun: Repository) -> None:
     )
     assert (state.left_s, state.last_s) == (199_996.0, _BEGIN_S + 4)
     point = CheckpointPublished(step=4, name=checkpoints.name(4, 1), checkpoint="0" * 64, content="0" * 64)
-    planted.append(begun, _RUN, 1, "0", point, _step(5), RankEnded(rank=0, error="ValueError: no"))
+    failure = Failure(type="ValueError", text="no")
+    reason = EndReason(kind="ranks failed", failure=failure)
+    planted.append(begun, _RUN, 1, "0", point, _step(5), RankEnded(rank=0, failure=failure))
     live.refresh()
     assert (live.state().checkpoints, live.state().last_checkpoint, live.ended) == (1, 4, False)
-    ended = AttemptEnded(time_s=_BEGIN_S + 9, outcome="failed", exit_code=1, message="ValueError: no")
+    ended = AttemptEnded(time_s=_BEGIN_S + 9, outcome="failed", exit_code=1, reason=reason)
     planted.append(begun, _RUN, 1, ledger.LAUNCHER, ended)
     live.refresh()
     state = live.state()
-    assert (live.ended, state.newest.standing, state.newest.message, state.left_s) == (
-        True,
-        "failed",
-        "ValueError: no",
-        None,
-    )
-    assert (state.newest.rank_errors, state.newest.ended_s) == ({"0": "ValueError: no"}, _BEGIN_S + 9)
+    assert (live.ended, state.newest.standing, state.newest.reason, state.left_s) == (True, "failed", reason, None)
+    assert (state.newest.rank_failures, state.newest.ended_s) == ({"0": failure}, _BEGIN_S + 9)
 
 
 def test_a_reading_of_a_long_ledger_reads_only_new_batches(repo: Repository) -> None:
@@ -136,7 +134,7 @@ def test_steps_that_an_attempt_does_again_replace_those_of_the_one_before(begun:
 def test_a_loss_that_is_not_finite_is_named_and_the_same_notice_of_two_ranks_is_one(begun: Repository) -> None:
     notice = Notice(kind="limit", message="a limit", step=2)
     planted.append(begun, _RUN, 1, "0", _step(1), _step(2, math.inf), _step(3, math.nan), notice)
-    planted.append(begun, _RUN, 1, "1", notice, *(Notice(kind="k", message=str(n)) for n in range(9)))
+    planted.append(begun, _RUN, 1, "1", notice, *(Notice(kind="loaded", message=str(n)) for n in range(9)))
     state = _live(begun).state()
     assert (state.not_finite, state.notice_count, len(state.notices)) == (2, 10, 5)
 

@@ -74,7 +74,7 @@ def _train(repo: Repository, run: str, steps: int, *ends: Event, attempt: int = 
             found = (Step(step=step, total=90, quantities={"loss": "0x1p+0"}), State(step=step, tensors={"w": "1"}))
             writer.append([codec.encode(event) for event in found])
         notice = Notice(kind="limit", message=f"of rank {rank}")
-        writer.append([codec.encode(event) for event in (notice, RankEnded(rank=rank, error=None))])
+        writer.append([codec.encode(event) for event in (notice, RankEnded(rank=rank))])
     if ends:
         planted.append(repo, run, attempt, ledger.LAUNCHER, *ends)
 

@@ -21,11 +21,13 @@ from m5ws.records.ledger import (
     State,
     Step,
 )
+from m5ws.records.reasons import Equal, Gap
 from m5ws.reproduce import gaps
 from m5ws.reproduce.compare import Comparison, compare_histories
 from m5ws.reproduce.outputs.output_files import OutputReport
-from m5ws.reproduce.verdict import judgement, reason
+from m5ws.reproduce.verdict import judgement
 from m5ws.runs.history import History
+from m5ws.wording.comparisons import label, locate
 
 _LAST = 6
 _FINISHED = AttemptResult(run="r", attempt=1, outcome="finished", exit_code=0)
@@ -75,7 +77,7 @@ def test_a_difference_in_the_state_is_named_with_the_last_equal_state_before_it(
     original = _history(_events(0), _events(1))
     changed = _compared(original, _events(0, tensors={4: {"model.a": "x"}}), _events(1)).first()
     assert changed is not None and (changed.step, changed.equal_after) == (4, 2)
-    assert "equal after step 2" in reason.place_of(changed)
+    assert "equal after step 2" in locate(changed)
     # A replay that lacks the state before does not prove it equal.
     sparse = [
         event
@@ -122,8 +124,7 @@ def test_steps_of_an_unplaced_attempt_are_not_judged_and_its_end_is(side: str) -
         comparison.compare_ends()
         assert (comparison.first() is not None) == differs
         assert gaps.missing(comparison) == () and comparison.equal["steps"] == 4
-        line = next(gaps.doubts(comparison))
-        assert "attempt 2" in line and "m5ws.resumed_at(step)" in line
+        assert next(gaps.doubts(comparison)) == Gap(kind="attempt without place", number=2)
     # An attempt that starts from the beginning does all steps again.
     again = _history([*first, *second, _attempt(3), Observation(rank=0, after=0), *_events(0)])
     assert again.without_place == ()
@@ -194,11 +195,11 @@ def test_a_resumed_observed_run_is_judged_by_all_but_its_generators(
     resumed = _ended(_resumed(2, **changed), {})
     for comparison in (compare_histories(resumed, whole), compare_histories(whole, resumed)):
         first = comparison.first()
-        assert (None if first is None else (first.quantity, first.step)) == judged
-        (line,) = gaps.unrestored(comparison) or ("",)
-        assert ("generators (torch) of rank 0 differ after steps 4:" in line) == (judged is None)
+        assert (None if first is None else (label(first), first.step)) == judged
+        gap = Gap(kind="generators not restored", name="torch", ranks="rank 0", steps="4")
+        assert gaps.unrestored(comparison) == ((gap,) if judged is None else ())
         outcome, why = judgement.judge_equal(comparison, _FINISHED, OutputReport())
-        assert judged is not None or (outcome == "sampled" and "Generators (torch)" in why)
+        assert judged is not None or (outcome == "sampled" and isinstance(why, Equal) and why.doubt == gap)
 
 
 @pytest.mark.parametrize("name", ["loss", "loss2", "batch", "output", "lr", "grad_norm"])
@@ -273,7 +274,7 @@ def test_the_first_difference_is_that_of_the_lowest_step_the_first_cause_and_the
             comparison.feed(str(rank), event)
     places = sorted((step, _ORDERS[quantity], rank, quantity) for step, quantity, rank in changes)
     first = comparison.first()
-    assert (None if first is None else (first.step, first.rank, first.quantity)) == (
+    assert (None if first is None else (first.step, first.rank, label(first))) == (
         (places[0][0], places[0][2], places[0][3]) if places else None
     )
     assert comparison.is_decided() == bool(places)
@@ -325,7 +326,7 @@ def test_a_state_saved_beside_the_training_is_waited_for_and_may_differ_before()
     last, comparison = _settles_after(_history(_events(0)), replay)
     assert last is late
     first = comparison.first()
-    assert first is not None and (first.step, first.quantity) == (4, "tensor model.b")
+    assert first is not None and (first.step, label(first)) == (4, "tensor model.b")
 
 
 def test_a_replay_on_fewer_ranks_waits_for_none_that_it_has_not() -> None:
@@ -338,7 +339,7 @@ def test_a_replay_on_fewer_ranks_waits_for_none_that_it_has_not() -> None:
 def test_a_rank_that_the_replay_does_not_have_is_missing() -> None:
     comparison = _compared(_history(_events(0), _events(1)), _events(0))
     assert comparison.first() is None and not comparison.state_compared()
-    assert gaps.missing(comparison) == ("rank 1: steps 1-6 of the original were not replayed",)
+    assert gaps.missing(comparison) == (Gap(kind="missing steps", ranks="rank 1", steps="1-6"),)
 
 
 def test_a_segment_is_what_comes_after_its_first_step_up_to_its_last() -> None:
@@ -363,7 +364,9 @@ def test_state_that_only_one_rank_lacks_is_no_evidence() -> None:
     silent: list[AnyEvent] = [event for event in _events(1) if not isinstance(event, State)]
     comparison = _compared(_history(_events(0), _events(1)), _events(0), silent)
     assert comparison.first() is None and not comparison.state_compared()
-    assert gaps.only_in_original(comparison) == ("rank 1: the replay did not record the state after steps 0, 2, 4, 6",)
+    assert gaps.only_in_original(comparison) == (
+        Gap(kind="states of the original", ranks="rank 1", steps="0, 2, 4, 6"),
+    )
 
 
 def test_an_original_without_steps_is_never_exhausted() -> None:
@@ -375,8 +378,8 @@ def test_an_original_without_steps_is_never_exhausted() -> None:
 def test_a_replay_that_stops_early_is_missing_something() -> None:
     comparison = _compared(_history(_events(0)), _events(0, last=3))
     assert comparison.first() is None
-    assert gaps.missing(comparison) == ("rank 0: steps 4-6 of the original were not replayed",)
-    assert gaps.only_in_original(comparison) == ("rank 0: the replay did not record the state after steps 4, 6",)
+    assert gaps.missing(comparison) == (Gap(kind="missing steps", ranks="rank 0", steps="4-6"),)
+    assert gaps.only_in_original(comparison) == (Gap(kind="states of the original", ranks="rank 0", steps="4, 6"),)
     assert not comparison.state_compared()
 
 
@@ -418,8 +421,8 @@ def test_a_checkpoint_that_only_a_stopped_attempt_made_is_listed_and_no_divergen
     comparison = _compared(original, _events(0))
     assert comparison.first() is None and gaps.missing(comparison) == () and comparison.state_compared()
     assert gaps.only_in_original(comparison) == (
-        "rank 0: the replay did not record the state after steps 3",
-        "the replay made no checkpoints of steps 3",
+        Gap(kind="states of the original", ranks="rank 0", steps="3"),
+        Gap(kind="checkpoints of the original", steps="3"),
     )
 
 
@@ -433,4 +436,4 @@ def test_steps_that_were_lost_with_a_machine_are_listed_and_are_no_divergence() 
     original.add("launcher", AttemptEnded(outcome="finished", exit_code=0))
     comparison = _compared(original, _events(0))
     assert comparison.first() is None and comparison.equal["steps"] == 2 and comparison.state_compared()
-    assert [line.partition(" of")[0] for line in gaps.lost(comparison)] == ["rank 0: steps 1-4"]
+    assert gaps.lost(comparison) == (Gap(kind="lost steps", ranks="rank 0", steps="1-4"),)

@@ -22,10 +22,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from m5ws.config import result_patterns
+from m5ws.records.reasons import ResultsHint
 from m5ws.records.verdict import ComparedItem
 from m5ws.reproduce.outputs import output_files
 from m5ws.reproduce.outputs.content import Content
 from m5ws.reproduce.outputs.output_files import OutputReport, OutputRules, Results
+from m5ws.wording.sentences import describe
 
 Status = Literal["equal", "differs", "only original", "only replay"]
 _STATUSES: tuple[Status, ...] = ("equal", "differs", "only original", "only replay")
@@ -223,7 +225,7 @@ def test_a_pattern_pairs_one_file_on_each_side_whatever_their_names() -> None:
     for new, status in zip(data, ("equal", "differs"), strict=True):
         sides = _files(**{names[0]: data[0]}), _files(**{names[1]: new})
         unpaired = output_files.compare(sides, OutputRules(), has_steps=True)
-        assert len(unpaired.unsure) == 2 and '"**/m.pt"' in (unpaired.hint or "")
+        assert len(unpaired.unsure) == 2 and unpaired.hint == ResultsHint(purpose="pair", patterns=("**/m.pt",))
         (item,) = output_files.compare(sides, _rules("**/m.pt"), has_steps=True).items
         assert (item.name, item.replayed_as, item.status, item.judged) == (*names, status, True)
 
@@ -256,7 +258,7 @@ def test_a_named_key_counts_by_its_value_and_another_key_does_not_decide() -> No
 def test_all_files_and_metrics_are_narrowed_by_the_hint() -> None:
     old, new = (_files(**{"a.txt": b"1", "b.json": b'{"t": %d}' % number}) for number in (1, 2))
     report = output_files.compare((old, new), OutputRules(), has_steps=False)
-    assert report.first is not None and '["a.txt", "b.json:KEY"]' in (report.hint or "")
+    assert report.first is not None and report.hint == ResultsHint(purpose="narrow", patterns=("a.txt", "b.json:KEY"))
     assert output_files.compare((old, old), OutputRules(), has_steps=False).hint is None
 
 
@@ -291,7 +293,7 @@ def test_all_spellings_of_a_path_name_the_same_file(text: str) -> None:
 
 def test_an_empty_value_is_shown_as_another_than_an_absent_one() -> None:
     item = ComparedItem(kind="file", name="m.csv", status="differs", place="1.loss", original="", replayed=None)
-    assert str(item) == 'file m.csv: 1.loss "" → absent'
+    assert describe(item) == 'file m.csv: 1.loss "" → absent'
 
 
 _HOSTILE = {

@@ -8,16 +8,20 @@ import pytest
 from m5ws.attempts import leader
 from m5ws.environment.drift import rate
 from m5ws.records.explanation import Explanation
+from m5ws.records.failure import EndReason
 from m5ws.records.ledger import Step
+from m5ws.records.reasons import Differs
 from m5ws.records.run import LaunchSpec, Run, Segment
 from m5ws.records.verdict import Change, Divergence, Recheck, Verdict
 from m5ws.reproduce import recheck
 from m5ws.reproduce.compare import Comparison
-from m5ws.reproduce.verdict.reason import explain
 from m5ws.runs.history import History
+from m5ws.wording.comparisons import describe_problem
+from m5ws.wording.lists import capitalise
+from m5ws.wording.sentences import describe
 
 _FIRST = Divergence(step=5, rank=0, quantity="loss", original="0x1p+0", replayed="0x1.1p+0")
-_DIVERGED = Verdict(run="a" * 12, replay="b" * 12, outcome="diverged", first=_FIRST, reason=explain(_FIRST, ()))
+_DIVERGED = Verdict(run="a" * 12, replay="b" * 12, outcome="diverged", first=_FIRST, reasons=(Differs(),))
 _KERNEL, _LR = rate("environment", "kernel", "6.1", "6.2"), rate("config", "lr", "1", "2")
 
 
@@ -25,16 +29,16 @@ def test_replays_that_differ_say_nothing_of_the_original() -> None:
     parted = Divergence(step=5, rank=0, quantity="loss", original="0x1.1p+0", replayed="0x1p+0")
     judged = recheck.judge_recheck(_DIVERGED, Recheck(replay="c" * 12, repeats=False, first=parted, as_original=True))
     assert judged.outcome == "nondeterministic" and judged.replays == ("b" * 12, "c" * 12)
-    assert "first in loss at step 5 on rank 0" in (judged.reason or "")
-    assert "The second replay equals the original" in (judged.reason or "")
+    assert "first in loss at step 5 on rank 0" in describe(judged)
+    assert "The second replay equals the original" in describe(judged)
 
 
 @pytest.mark.parametrize("changes", [(), (_KERNEL,), (_LR,)])
 def test_replays_that_agree_leave_the_reason_and_a_change_explains_the_difference(changes: tuple[Change, ...]) -> None:
-    verdict = msgspec.structs.replace(_DIVERGED, changes=changes, reason=explain(_FIRST, changes))
+    verdict = msgspec.structs.replace(_DIVERGED, changes=changes)
     judged = recheck.judge_recheck(verdict, Recheck(replay="c" * 12, repeats=True))
     agree = "two replays agree with each other and differ from the original"
-    assert (judged.outcome, judged.reason) == ("diverged", f"{agree}: {verdict.reason}")
+    assert (judged.outcome, describe(judged)) == ("diverged", f"{agree}. {capitalise(describe(verdict))}")
     assert recheck.is_unexplained(verdict) == (_LR not in changes)
 
 
@@ -42,11 +46,11 @@ def test_a_replay_from_the_start_that_is_equal_blames_the_restore_and_not_the_or
     agree = Recheck(replay="c" * 12, repeats=True, start="d" * 12, start_equal=True)
     judged = recheck.judge_recheck(_DIVERGED, agree)
     assert judged.outcome == "not comparable" and judged.replays == ("b" * 12, "c" * 12, "d" * 12)
-    assert (judged.reason or "").startswith("inexact restore")
+    assert describe(judged).startswith("inexact restore")
     for equal in (False, None):
         judged = recheck.judge_recheck(_DIVERGED, msgspec.structs.replace(agree, start_equal=equal))
-        assert judged.outcome == "diverged" and "no recorded change" in (judged.reason or "")
-        assert ("from the start" in (judged.reason or "")) == (equal is False)
+        assert judged.outcome == "diverged" and "o recorded change" in describe(judged)
+        assert ("from the start" in describe(judged)) == (equal is False)
 
 
 def test_only_what_began_with_a_checkpoint_of_the_run_is_replayed_from_the_start() -> None:
@@ -58,21 +62,26 @@ def test_only_what_began_with_a_checkpoint_of_the_run_is_replayed_from_the_start
 
 
 def test_a_second_replay_that_tells_nothing_takes_nothing_away() -> None:
-    judged = recheck.judge_recheck(_DIVERGED, Recheck(reason="no space left"))
+    judged = recheck.judge_recheck(_DIVERGED, Recheck(problem="no space left"))
     assert judged.outcome == "diverged" and judged.replays == ("b" * 12,)
-    assert (judged.reason or "").startswith(_DIVERGED.reason or "-") and "no space left" in (judged.reason or "")
+    assert describe(judged).startswith(describe(_DIVERGED)) and "no space left" in describe(judged)
 
 
 def _result(outcome: str) -> leader.AttemptResult:
-    return leader.AttemptResult(run="c" * 12, attempt=1, outcome=outcome, exit_code=0, message="why")
+    return leader.AttemptResult(
+        run="c" * 12, attempt=1, outcome=outcome, exit_code=0, reason=EndReason(kind="unsaved", problem="why")
+    )
 
 
 def test_that_replays_agree_is_said_only_of_what_was_seen_again() -> None:
     earlier = msgspec.structs.replace(_FIRST, step=4)
     assert recheck.compare_replays(_FIRST, None, _FIRST, _result("finished")).repeats is True
-    for again, outcome, why in ((None, "finished", "did not record loss"), (earlier, "failed", "it failed: why")):
+    for again, outcome, why in (
+        (None, "finished", "did not record the quantity"),
+        (earlier, "failed", "it failed: why"),
+    ):
         second = recheck.compare_replays(_FIRST, None, again, _result(outcome))
-        assert second.repeats is None and why in (second.reason or "")
+        assert second.repeats is None and why in describe_problem(second)
 
 
 def test_a_second_replay_that_is_equal_to_the_original_is_told_from_a_third_result() -> None:
@@ -107,6 +116,6 @@ def test_traced_replays_that_differ_revoke_the_agreement_of_two_replays() -> Non
     verdict = recheck.judge_recheck(_DIVERGED, Recheck(repeats=True))
     explained = Explanation(first=3, last=3, sides=(), repeats=False)
     judged = recheck.judge_traces(verdict, explained)
-    assert judged.outcome == "nondeterministic" and "agree with each other" not in (judged.reason or "")
+    assert judged.outcome == "nondeterministic" and "agree with each other" not in describe(judged)
     same = msgspec.structs.replace(explained, repeats=True)
     assert recheck.judge_traces(verdict, same) == verdict

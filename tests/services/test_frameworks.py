@@ -216,7 +216,7 @@ class TestExample:
         key = f"{example.config}:learning_rate" if example.name == "hydra" else "learning_rate"
         verdict = place.reproduce(certificate["run"], "--set", f"{key}=0.02", expect=1)
         assert verdict["outcome"] == "diverged"
-        assert "learning_rate: 0.01 → 0.02 is the only recorded change" in verdict["reason"]
+        assert "learning_rate: 0.01 → 0.02 is the only recorded change" in verdict["sentence"]
         # A Trainer's schedule may begin with 0.
         assert verdict["observed"] and verdict["first"]["quantity"] in ("lr", "optimizer settings")
         assert verdict["first"]["step"] == 1

@@ -10,6 +10,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric
 
 from m5ws.records.note import Note
+from m5ws.records.reasons import Gap, JointReason
 from m5ws.records.run import Run, Segment
 from m5ws.records.verdict import Change, Divergence, DivergenceSummary, JointVerdict, Recheck, Verdict
 from m5ws.repository.references import notes, runs
@@ -133,7 +134,7 @@ def test_a_verdict_is_on_both_pages(repo: Repository, run: Run, tracker: Mlflow,
         replay=replay.id,
         outcome="diverged",
         compared={"steps": 30, "states": 1},
-        not_compared=("batches: not recorded by the original",),
+        not_compared=(Gap(kind="none recorded", name="batches"),),
         first=Divergence(
             step=31, rank=1, quantity="loss", original="0x1.8p+0", replayed="0x1.9p+0", tensor="model.head.weight"
         ),
@@ -149,7 +150,7 @@ def test_a_verdict_is_on_both_pages(repo: Repository, run: Run, tracker: Mlflow,
         assert (tags["m5ws.verdict"], tags["m5ws.verdict.first"]) == ("diverged", first)
         assert "**diverged**" in tags["mlflow.note.content"]
         assert "config train.lr: 3.0e-4 → 3.1e-4" in tags["mlflow.note.content"]
-        assert "batches: not recorded" in tags["mlflow.note.content"]
+        assert "batches: none were recorded" in tags["mlflow.note.content"]
     assert replayed["mlflow.note.content"].endswith("my words")
     assert replayed["m5ws.reproduces"] == run.id
     assert original["m5ws.replayed_by"] == replay.id
@@ -194,7 +195,7 @@ def test_a_verdict_after_two_replays_is_on_all_three_pages(
     for page in (run, one, two):
         tags = _tags(client, page)
         assert (tags["m5ws.verdict"], tags["m5ws.verdict.recheck"]) == ("nondeterministic", told)
-        assert f"replayed by `{one.id}`, and again by {told}" in tags["mlflow.note.content"]
+        assert "two replays of this run differ" in tags["mlflow.note.content"]
         assert "2 of 3 steps differ, the last of them step 3 (loss in 2)" in tags["mlflow.note.content"]
     assert _tags(client, run)["m5ws.replayed_by"] == f"{one.id}, {two.id}"
     assert _tags(client, two)["m5ws.reproduces"] == run.id
@@ -216,7 +217,7 @@ def test_what_segments_say_together_is_on_the_run_s_page(
     joint = JointVerdict(
         run=run.id,
         outcome="diverged",
-        reason="steps 11-20: another loss",
+        reason=JointReason(kind="one verdict", replay=replay.id, segment=parts[1]),
         of=3,
         verified=(parts[0],),
         differ=(parts[1],),
@@ -229,7 +230,7 @@ def test_what_segments_say_together_is_on_the_run_s_page(
     tags = _tags(client, run)
     told = [tags[f"m5ws.segments.{name}"] for name in ("verified", "differs", "not_verified")]
     assert (tags["m5ws.verdict"], told) == ("diverged", ["steps 1-10", "steps 11-20", "steps 21-30"])
-    assert "**diverged**, segment by segment: steps 11-20: another loss" in tags["mlflow.note.content"]
+    assert "**diverged**, segment by segment: steps 11-20: see the verdict on replay" in tags["mlflow.note.content"]
     _deliver(tracker, run)
     assert _tags(client, run) == tags
 

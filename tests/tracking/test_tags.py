@@ -7,6 +7,7 @@ import pytest
 from mlflow.utils.validation import _validate_param, _validate_tag
 
 from m5ws.config.flatten import flatten
+from m5ws.records.reasons import Unreadable
 from m5ws.records.run import Axis, Sweep
 from m5ws.records.snapshot import Dataset
 from m5ws.records.verdict import Verdict
@@ -84,7 +85,9 @@ def test_a_description_keeps_what_people_wrote(repo: Repository, tmp_path: Path)
     subject = _subject(repo, tmp_path)
     once = description.placed("above\n\nbelow", description.describe_run(subject, []))
     edited = f"intro\n\n{once}"
-    verdict = Verdict(run=subject.run.id, replay="0" * 12, outcome="not comparable", reason="another GPU")
+    verdict = Verdict(
+        run=subject.run.id, replay="0" * 12, outcome="not comparable", reasons=(Unreadable(problem="another GPU"),)
+    )
     again = description.placed(edited, description.describe_run(subject, [verdict]))
     assert again.startswith("intro\n\n")
     assert again.endswith("above\n\nbelow")

@@ -73,5 +73,5 @@ def test_a_rank_that_fails_leaves_a_notice(runner: Any) -> None:
     script.write_text("open('data/train.txt')\n")
     attempt = runner(str(script))
     assert attempt.status == 1
-    (notice,) = attempt.notices(missing_files.KIND)
+    (notice,) = attempt.notices("missing-file")
     assert 'paths = ["data"]' in notice

@@ -188,7 +188,7 @@ def test_a_script_that_trains_nothing_is_no_different(
     observed: Any, arguments: tuple[str, ...], ended: list[Any]
 ) -> None:
     attempt = observed(SCRIPT, *arguments)
-    errors = [event.error and event.error.partition(":")[0] for event in attempt.of(RankEnded)]
+    errors = [event.failure and event.failure.type for event in attempt.of(RankEnded)]
     assert errors == ended and steps(attempt) == [] and attempt.of(Notice) == []
 
 

@@ -132,7 +132,7 @@ def test_a_rank_says_that_it_keeps_the_level(runner: Any) -> None:
 def test_a_rank_that_cannot_keep_the_level_does_not_start_the_script(runner: Any) -> None:
     runner.determinism = Determinism(level="portable")
     attempt = runner(str(SCRIPTS / "plain.py"), "well", environ={"MKL_CBWR": "AVX2"})
-    (error,) = [event.error for event in attempt.of(RankEnded)]
-    assert attempt.status == 2 and error is not None
-    assert error.startswith("NotPortable: ") and "MKL_CBWR" in error
+    (failure,) = [event.failure for event in attempt.of(RankEnded)]
+    assert attempt.status == 2 and failure is not None
+    assert failure.type == "NotPortable" and "MKL_CBWR" in failure.text
     assert "called as __main__" not in attempt.log()

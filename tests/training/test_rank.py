@@ -14,16 +14,19 @@ from typing import Any
 import pytest
 
 from m5ws.records import codec
-from m5ws.records.ledger import RESUME_LIMIT, Notice, RankEnded, RankStarted
+from m5ws.records.failure import Failure
+from m5ws.records.ledger import Notice, RankEnded, RankStarted
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.spool import SpoolReader, SpoolWriter, chain, genesis
+from m5ws.wording.failures import describe_failure
 
 PLAIN = str(Path(__file__).parent / "scripts" / "plain.py")
 SIGNALLED = str(Path(__file__).parent / "scripts" / "signalled.py")
 
 
 def ended(attempt: Any) -> list[str | None]:
-    return [event.error for event in attempt.of(RankEnded)]
+    failures = [event.failure for event in attempt.of(RankEnded)]
+    return [None if failure is None else describe_failure(failure) for failure in failures]
 
 
 def test_a_script_runs_as_python_would_run_it(runner: Any) -> None:
@@ -76,12 +79,12 @@ def test_a_stop_ends_all_ranks_after_the_same_step_and_the_resume_is_exact(runne
     assert first.status != 0
     assert [max(first.steps(rank)) for rank in (0, 1)] == [4, 4]
     assert sorted(first.contents) == [2, 4]
-    assert first.of(RankEnded, 1)[0].error == "stopped by SIGTERM"
+    assert first.of(RankEnded, 1)[0].failure == Failure(signal=signal.SIGTERM)
     second = runner(tiny, "ddp", "5", ranks=2, resume=first.newest)
     assert second.status == 0, second.log()
     assert first.steps(1) | second.steps(1) == whole.steps(1)
     assert second.contents[5] == whole.contents[5]
-    assert [event for event in whole.of(Notice) if event.kind != RESUME_LIMIT] == []
+    assert [event for event in whole.of(Notice) if event.kind != "resume-limit"] == []
 
 
 def test_sigterm_ends_a_script_without_a_session_as_in_python(runner: Any) -> None:
@@ -103,15 +106,16 @@ def test_ctrl_c_in_an_append_leaves_the_event_whole_or_out(tmp_path: Path) -> No
     while is_reached:
         line += 1
         path = tmp_path / str(line)
-        writer, events = SpoolWriter(path, genesis("r", 1, "0")), [Notice(kind=kind, message="") for kind in "abc"]
+        writer = SpoolWriter(path, genesis("r", 1, "0"))
+        events = [Notice(kind="limit", message=text) for text in "abc"]
         writer.append(events[0])
         is_reached = _is_interrupted(line, functools.partial(writer.append, events[1]))
         writer.append(events[2])
         frames, head = SpoolReader(path).read(), genesis("r", 1, "0")
         for frame in frames:
             head = chain(head, frame)
-        kinds = [event.kind for event in map(ledger.decode_event, frames) if isinstance(event, Notice)]
-        assert head == writer.head and kinds in (["a", "b", "c"], ["a", "c"])
+        texts = [event.message for event in map(ledger.decode_event, frames) if isinstance(event, Notice)]
+        assert head == writer.head and texts in (["a", "b", "c"], ["a", "c"])
     assert line > 5
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from m5ws.records.ledger import RESUME_LIMIT, State
+from m5ws.records.ledger import State
 from m5ws.repository.repository import Repository
 from tests.support.ranks.forks import ForkParents
 from tests.support.ranks.zero_lab import SCRIPTS, found, lab
@@ -79,5 +79,5 @@ def test_a_session_resumes_on_other_ranks_and_says_what_it_cannot_restore(runner
     assert {name: restored.tensors[name] for name in alike} == {name: saved[name] for name in alike}
     assert {name.partition(".")[0] for name in alike} == {"buffer", "master", "model", "optimizer"}
     assert list(second.steps(0)) == [3]
-    (said,) = (line for line in second.notices(RESUME_LIMIT) if "made by 2 ranks and there are 3" in line)
+    (said,) = (line for line in second.notices("resume-limit") if "made by 2 ranks and there are 3" in line)
     assert "generators" in said and "position in the data" in said

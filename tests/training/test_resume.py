@@ -4,7 +4,7 @@ import signal
 from typing import Any
 
 from m5ws.records.launch import Saving
-from m5ws.records.ledger import RESUME_LIMIT, RankEnded, State
+from m5ws.records.ledger import RankEnded, State
 
 RANKS = 3
 
@@ -37,12 +37,12 @@ def test_a_run_killed_twice_equals_one_that_was_never_killed(runner: Any, tiny: 
     assert third.contents[7] == whole.contents[7]
     assert first.contents | second.contents | third.contents == whole.contents
     assert [event.step for event in third.of(State) if event.restored] == [4]
-    assert [event.error for event in third.of(RankEnded)] == [None]
+    assert [event.failure for event in third.of(RankEnded)] == [None]
 
     # One process resumes the checkpoint of three; a notice lists the ranks' own state, which is not restored.
     alone = runner(tiny, "single", "8", resume=third.newest)
     assert alone.status == 0, alone.log()
-    assert any("made by 3 ranks" in message for message in alone.notices(RESUME_LIMIT))
+    assert any("made by 3 ranks" in message for message in alone.notices("resume-limit"))
     restored, saved = alone.states(0)[7][0], whole.states(0)[7][0]
     assert {name for name in saved if "@" not in name} <= {
         name for name in restored if restored[name] == saved.get(name)

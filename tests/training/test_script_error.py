@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from m5ws.training.runtime import script_error
+from m5ws.wording.failures import describe_failure
 
 
 class _Broken(Dataset[torch.Tensor]):
@@ -50,6 +51,10 @@ def _fail_in_a_handler() -> None:
         raise RuntimeError("Connection reset by peer\n  while reading") from error
 
 
+def _kill_self() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 @pytest.mark.parametrize(
     ("fail", "text"),
     [
@@ -59,10 +64,10 @@ def _fail_in_a_handler() -> None:
 )
 def test_an_error_of_a_loaders_worker_has_its_own_text_and_place(fail: Callable[[], None], text: str) -> None:
     error = _error(_load(fail))
-    described = script_error.describe(error)
+    described = describe_failure(script_error.find_failure(error))
     assert described.startswith(text) and described.endswith(", loader worker 0)")
 
 
 def test_a_loaders_worker_that_was_killed_is_named() -> None:
     """Its connection may break before torch's handler has the signal."""
-    assert "DataLoader worker" in script_error.describe(_error(_load(lambda: os.kill(os.getpid(), signal.SIGKILL))))
+    assert "DataLoader worker" in script_error.find_failure(_error(_load(_kill_self))).text

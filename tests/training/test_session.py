@@ -9,7 +9,7 @@ import torch
 import m5ws
 from m5ws.errors import CorruptObject, NotFound, UsageError
 from m5ws.records.checkpoint import Checkpoint, Content
-from m5ws.records.ledger import RESUME_LIMIT, CheckpointPublished, State, Step
+from m5ws.records.ledger import CheckpointPublished, State, Step
 from m5ws.repository.objects import key
 from m5ws.store.local import LocalStore
 from m5ws.training.state.plain_state import RestoreError, StateError
@@ -63,7 +63,7 @@ def test_a_resume_at_any_checkpoint_is_exact(in_process: Any, train: Any) -> Non
 
 def test_a_loader_without_state_is_a_limit_and_its_resume_is_seen_to_differ(in_process: Any, train: Any) -> None:
     first, _ = in_process(train(6, "forgetful"))
-    assert any("data loader" in message for message in first.notices(RESUME_LIMIT))
+    assert any("data loader" in message for message in first.notices("resume-limit"))
     at = next(event for event in first.of(CheckpointPublished) if event.step == 2)
     second, error = in_process(train(6, "forgetful"), resume=at.checkpoint)
     assert error is None

@@ -114,7 +114,7 @@ def test_what_is_compiled_is_left_alone_and_said(in_process: Any) -> None:
 
     attempt, error = in_process(one_step(half), trace=Trace(first=1, last=1))
     assert error is None
-    assert any("compiled: 1" in notice for notice in attempt.notices("limit"))
+    assert any("compiled: 1" in notice for notice in attempt.notices("not-traced"))
     assert {one.name for one in seen(attempt) if one.kind == "enter"} == {"", "0"}
 
 

@@ -94,7 +94,7 @@ def from_checkpoint(
 ) -> "Run":
     """Return a new run that starts from a checkpoint, and print its differences from its parent."""
     from m5ws.attempts import fork
-    from m5ws.environment import drift
+    from m5ws.wording.changes import title
 
     request = fork.ForkRequest(
         checkpoint=checkpoint,
@@ -107,7 +107,7 @@ def from_checkpoint(
     assert run.parent is not None
     output.print_note(f"starting after step {run.parent.step} of run {run.parent.run}")
     for difference in fork.changes(repo, run):
-        output.print_note(f"  changed: {drift.title(difference)}")
+        output.print_note(f"  changed: {title(difference)}")
     return run
 
 

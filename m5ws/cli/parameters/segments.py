@@ -193,10 +193,11 @@ def several(
 def format_joint(joint: "JointResult") -> str:
     """Return a joint result for people: the result first, then each segment."""
     from m5ws.cli.terminal import verdict
+    from m5ws.wording.sentences import describe
 
     lines = [
         f"{joint.outcome.upper()}: run {joint.run}, {joint.segments} of {joint.of} segments",
-        f"  {joint.reason}",
+        f"  {describe(joint.reason)}",
         "",
     ]
     rows = [(str(each.segment), each.outcome, each.replay) for each in joint.verdicts]

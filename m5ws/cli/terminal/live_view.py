@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from m5ws.cli.terminal import output
 from m5ws.cli.terminal.output import Line, StyledText
+from m5ws.wording.failures import describe_end, describe_failure
 
 if TYPE_CHECKING:
     from m5ws.records.ledger import Notice
@@ -75,8 +76,8 @@ def _facts(state: "LiveState", now_s: float) -> list[Line]:
     if state.not_finite is not None:
         words = f"the first loss that is no finite number is that of step {state.not_finite:,}"
         shown.append((StyledText(words, "red"),))
-    if attempt.message:
-        shown.append(f"{attempt.standing}: {_one_line(attempt.message)}")
+    if attempt.reason is not None:
+        shown.append(f"{attempt.standing}: {_one_line(describe_end(attempt.reason))}")
     return shown
 
 
@@ -94,9 +95,11 @@ def _notices(state: "LiveState") -> list[Line]:
 
 
 def _errors(state: "LiveState") -> list[Line]:
-    ranks = sorted(state.newest.rank_errors, key=lambda rank: (len(rank), rank))
+    ranks = sorted(state.newest.rank_failures, key=lambda rank: (len(rank), rank))
     more = len(ranks) - _ERRORS
-    shown: list[Line] = [f"rank {rank}: {_one_line(state.newest.rank_errors[rank])}" for rank in ranks[:_ERRORS]]
+    shown: list[Line] = [
+        f"rank {rank}: {_one_line(describe_failure(state.newest.rank_failures[rank]))}" for rank in ranks[:_ERRORS]
+    ]
     return [*shown, f"{more:,} more ranks have errors"] if more > 0 else shown
 
 

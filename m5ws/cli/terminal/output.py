@@ -75,8 +75,12 @@ def print_json(value: object) -> None:
 
 
 def plain(value: object) -> object:
-    """Return records as plain data: paths (bytes in records) become text, and undecodable bytes are escaped."""
-    return _texts(msgspec.to_builtins(value, builtin_types=(bytes,), enc_hook=_path))
+    """Return records as plain data with their sentences. Paths (bytes) become text; undecodable bytes are escaped."""
+    from m5ws.wording.sentences import add_sentences
+
+    made = msgspec.to_builtins(value, builtin_types=(bytes,), enc_hook=_path)
+    add_sentences(value, made)
+    return _texts(made)
 
 
 def _path(value: object) -> str:

@@ -1,21 +1,19 @@
 """The end of a run: its errors, the remedies, and the command that verifies the run."""
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from m5ws.cli.terminal import log_lines, output
 from m5ws.errors import M5Error
+from m5ws.records.failure import EndReason
 from m5ws.records.ledger import COMPLETE
+from m5ws.wording.failures import describe_end
 
 if TYPE_CHECKING:
     from m5ws.agent.attempt_plan import AttemptPlan
     from m5ws.agent.ports import Ports
     from m5ws.attempts.leader import AttemptResult
     from m5ws.records.run import Run
-
-_EXIT_STATUS = re.compile(r"exit status \d+(?: \(rank (\d+)\))?")
-"""The reason of a failure if a script ended with a status, and not by an error."""
 
 
 class RunFailed(M5Error):
@@ -45,7 +43,7 @@ class RunUnsaved(M5Error):
 def report(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> None:
     """Report the result of a run. Raises RunFailed, RunInterrupted, RunUnsaved, Superseded."""
     run, resume = result.run, f"`m5ws resume {result.run}` continues the run"
-    ended = f"run {run} {result.outcome}" + (f": {result.message}" if result.message else "")
+    ended = f"run {run} {result.outcome}" + (f": {describe_end(result.reason)}" if result.reason else "")
     if not result.delivered and result.outcome not in COMPLETE:
         output.warn(
             "note: the store does not have the complete ledger yet; the next m5ws command here uploads the rest"
@@ -60,7 +58,7 @@ def report(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> None
         kept = "The next m5ws command on this machine uploads the results that are kept here, if the store answers."
         raise RunUnsaved(ended, hint=f"{kept} If nothing was kept, {resume} from the newest checkpoint.")
     if result.outcome != "finished":
-        hint = f"{find_error(plan.directory / 'logs', result.message)}{_restored(ports, plan, result)}"
+        hint = f"{find_error(plan.directory / 'logs', result.reason)}{_restored(ports, plan, result)}"
         raise RunFailed(ended, hint=f"{hint}`m5ws logs {run}` prints the output of its ranks.")
     if not result.delivered:
         raise RunUnsaved(
@@ -70,11 +68,11 @@ def report(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> None
     _print_provable(ports, plan.run)
 
 
-def find_error(logs: Path, message: str | None) -> str:
+def find_error(logs: Path, reason: EndReason | None) -> str:
     """Return the last error in the log of the rank that ended with a status, as Hydra does after an exception."""
-    if (ended_by := _EXIT_STATUS.match(message or "")) is None:
+    if reason is None or reason.failure is None or reason.failure.status is None or reason.dead:
         return ""
-    rank = ended_by[1] or "0"
+    rank = reason.rank or 0
     error = log_lines.find_error(logs / f"rank-{rank}.log")
     return f"The last error in the output of rank {rank} is {error!r}. " if error is not None else ""
 
@@ -95,12 +93,12 @@ def _restored(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> s
 
 def _print_provable(ports: "Ports", run: "Run") -> None:
     """Print the command that verifies a finished run, or the reason why nothing can be verified."""
-    from m5ws.reproduce import refusals
     from m5ws.reproduce.outputs import results
+    from m5ws.wording.verdicts import NOTHING_RECORDED
 
     if not results.has_none(ports.repo, ports.tracker, run.id):
         return output.print_note(f"run {run.id} finished; verify it with `m5ws reproduce {run.id}`")
-    output.warn(f"run {run.id} finished; `m5ws reproduce` cannot verify it: {refusals.NOTHING}")
+    output.warn(f"run {run.id} finished; `m5ws reproduce` cannot verify it: {NOTHING_RECORDED}")
     hint = "Set outputs in [run] of m5ws.toml to the files and folders that the script writes."
     if run.spec.outputs:
         hint = f"The script wrote no file to {', '.join(run.spec.outputs)}, of [run] outputs in m5ws.toml."

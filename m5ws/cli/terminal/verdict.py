@@ -3,29 +3,24 @@
 from collections.abc import Sequence
 
 from m5ws.cli.terminal import change_text, explanation, output
-from m5ws.records.verdict import ComparedItem, Divergence, JointVerdict, Recheck, Verdict, is_result
+from m5ws.records.verdict import ComparedItem, Divergence, JointVerdict, Recheck, Verdict
+from m5ws.wording import changes
+from m5ws.wording.comparisons import describe_item_reason, describe_problem, label
+from m5ws.wording.sentences import describe
 
 _LISTED = 20
 """Items that are printed, each in a line."""
 _NAMED = 5
 """Items that are printed in one line."""
-_SAYS = {
-    "reproduced": "everything that was compared is equal, bit for bit",
-    "sampled": "everything that was compared is equal, bit for bit, given the checkpoint that the segment starts from",
-    "consistent": "the replay is not the same, but within the tolerance",
-    "diverged": "the replay is not the same",
-    "nondeterministic": "two replays of this run differ from each other",
-    "not comparable": "this environment cannot give the same bits",
-}
 
 
 def print_recheck(first: Divergence, second: str) -> None:
     """Print on stderr that a replay diverged and is repeated."""
-    if is_result(first.quantity):
-        output.print_note(f"difference in {first.quantity}: repeating the replay as {second}")
+    if first.is_result:
+        output.print_note(f"difference in {label(first)}: repeating the replay as {second}")
         return
     output.print_note(
-        f"difference at step {first.step} ({first.quantity}): repeating the replay up to this step as {second}"
+        f"difference at step {first.step} ({label(first)}): repeating the replay up to this step as {second}"
     )
 
 
@@ -35,15 +30,15 @@ def format_verdict(verdict: Verdict) -> str:
     evidence = " (observed)" if verdict.observed else ""
     replays = " and ".join(_replays(verdict))
     lines = [f"{_title(verdict)}{evidence}: run {verdict.run}{part}, replayed as {replays}"]
-    lines.append(f"  {verdict.reason or _SAYS[verdict.outcome]}")
+    lines.append(f"  {describe(verdict)}")
     if verdict.hint is not None:
-        lines.append(f"  {verdict.hint}")
+        lines.append(f"  {describe(verdict.hint)}")
     if verdict.expected is not None and not verdict.expected.equal:
-        lines.append(f"  hardware: {verdict.expected.why}")
+        lines.append(f"  hardware: {describe(verdict.expected)}")
     if verdict.first is not None:
         lines += ["", *format_divergence(verdict.first)]
     if verdict.course is not None:
-        lines.append(f"  after it  {verdict.course}")
+        lines.append(f"  after it  {describe(verdict.course)}")
     if verdict.recheck is not None:
         lines += ["", *_format_recheck(verdict.recheck)]
     if verdict.explanation is not None:
@@ -55,7 +50,7 @@ def format_verdict(verdict: Verdict) -> str:
         lines += ["", "differ:", *_format_items(differ)]
     absent = [item for item in verdict.unequal if item.status == "not compared"]
     if verdict.not_compared or absent:
-        lines += ["", "not compared:", *(f"  {line}" for line in verdict.not_compared), *_format_absent(absent)]
+        lines += ["", "not compared:", *(f"  {describe(gap)}" for gap in verdict.not_compared), *_format_absent(absent)]
     if verdict.changes and not _is_told(verdict):
         lines += [
             "",
@@ -67,21 +62,21 @@ def format_verdict(verdict: Verdict) -> str:
 
 def _format_items(items: Sequence[ComparedItem]) -> list[str]:
     """Return a line for each of the first items, and the number of others."""
-    lines = [f"  {output.plain_text(str(item))}" for item in items[:_LISTED]]
+    lines = [f"  {output.plain_text(describe(item))}" for item in items[:_LISTED]]
     return [*lines, f"  and {len(items) - _LISTED} more (--json lists all)"] if len(items) > _LISTED else lines
 
 
 def _format_absent(items: Sequence[ComparedItem]) -> list[str]:
     """Return lines on items that were not compared. Items with one reason share a line."""
-    reasons = dict.fromkeys(item.reason for item in items)
-    groups = [[item for item in items if item.reason == reason] for reason in reasons]
+    reasons = dict.fromkeys((item.reason, item.problem) for item in items)
+    groups = [[item for item in items if (item.reason, item.problem) == reason] for reason in reasons]
     return [line for group in groups for line in (_format_items(group) if len(group) == 1 else [_format_group(group)])]
 
 
 def _format_group(items: Sequence[ComparedItem]) -> str:
     names = ", ".join(f"{item.kind} {item.name}" for item in items[:_NAMED])
     more = f" and {len(items) - _NAMED} more (--json lists all)" if len(items) > _NAMED else ""
-    return output.plain_text(f"  {names}{more}: {items[0].reason}")
+    return output.plain_text(f"  {names}{more}: {describe_item_reason(items[0])}")
 
 
 def _title(verdict: Verdict) -> str:
@@ -93,9 +88,7 @@ def _title(verdict: Verdict) -> str:
 
 def _is_told(verdict: Verdict) -> bool:
     """Return True if the reason already contains the only change, with both values."""
-    from m5ws.reproduce.verdict import reason
-
-    return verdict.first is not None and len(verdict.changes) == 1 and reason.is_named_whole(verdict.changes[0])
+    return verdict.first is not None and len(verdict.changes) == 1 and changes.is_named_whole(verdict.changes[0])
 
 
 def _replays(verdict: Verdict) -> tuple[str, ...]:
@@ -106,13 +99,13 @@ def _replays(verdict: Verdict) -> tuple[str, ...]:
 
 def format_joint(joint: JointVerdict) -> str:
     """Return the result of segment replays together, and the state of each range of steps."""
-    lines = [f"segment by segment, {output.moment(joint.created_s)}: {joint.outcome}", f"  {joint.reason}"]
+    lines = [f"segment by segment, {output.moment(joint.created_s)}: {joint.outcome}", f"  {describe(joint.reason)}"]
     return "\n".join([*lines, output.fields(joint.parts, "  ")])
 
 
 def _format_recheck(recheck: Recheck) -> list[str]:
     if recheck.replay is None and recheck.start is None:
-        return [f"second replay: could not be started: {recheck.reason}"]
+        return [f"second replay: could not be started: {describe_problem(recheck)}"]
     until = f", up to step {recheck.last}" if recheck.last is not None else ""
     lines = []
     if recheck.replay is not None:
@@ -131,9 +124,9 @@ def format_divergence(
     divergence: Divergence, sides: tuple[str, str] = ("original", "replayed"), title: str = "first difference"
 ) -> list[str]:
     """Return a first difference in lines, with the values of both sides."""
-    at = "" if is_result(divergence.quantity) else f"step {divergence.step}, rank {divergence.rank}, "
+    at = "" if divergence.is_result else f"step {divergence.step}, rank {divergence.rank}, "
     gap = f" (equal after step {divergence.equal_after}, not recorded in between)"
-    where = f"{title}: {at}{divergence.quantity}{gap if divergence.equal_after is not None else ''}"
+    where = f"{title}: {at}{label(divergence)}{gap if divergence.equal_after is not None else ''}"
     values = zip(sides, (divergence.original, divergence.replayed), strict=True)
     lines = [where, *(f"  {side.ljust(8)}  {_exact(value)}" for side, value in values)]
     if divergence.tensor is not None:

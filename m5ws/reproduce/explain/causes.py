@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from m5ws.environment import drift
 from m5ws.records.explanation import Cause, FirstDifference
 from m5ws.records.trace import TraceEntry
 from m5ws.records.verdict import Change
 from m5ws.reproduce.explain.align import called, inside_step
 from m5ws.reproduce.explain.locate import TraceView
 from m5ws.runs.history import History
+from m5ws.wording.changes import title
 
 _SHOWN = 4
 
@@ -51,7 +51,7 @@ def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
 
 def of_changes(changes: Sequence[Change], *, certain: bool) -> tuple[Cause, ...]:
     """Return the recorded changes that can alter bits as one cause; none without such changes."""
-    able = [drift.title(change) for change in changes if change.rating != "cannot"]
+    able = [title(change) for change in changes if change.rating != "cannot"]
     more = [f"and {len(able) - _SHOWN} more"] if len(able) > _SHOWN else []
     proof = ["two replays here differ from each other, and in no other recorded input"] if certain else []
     return (Cause(kind="recorded change", certain=certain, evidence=(*able[:_SHOWN], *more, *proof)),) if able else ()

@@ -19,6 +19,7 @@ from m5ws.progress import Progress
 from m5ws.records import codec
 from m5ws.records.explanation import Cause, Explanation, FirstDifference, TracedReplay
 from m5ws.records.launch import Trace
+from m5ws.records.reasons import Ended
 from m5ws.records.run import Run, Segment
 from m5ws.records.trace import TraceEntry
 from m5ws.records.verdict import Divergence, Verdict
@@ -30,6 +31,8 @@ from m5ws.reproduce.compare import Comparison
 from m5ws.reproduce.explain import causes, locate
 from m5ws.reproduce.explain.locate import TraceView
 from m5ws.runs import history
+from m5ws.wording.comparisons import describe_ended
+from m5ws.wording.comparisons import locate as locate_difference
 
 _MOST_STEPS = 16
 """Limit of traced steps. Of a longer stretch without recorded state, the last ones are traced."""
@@ -147,7 +150,8 @@ def _replayed(
         stopped = isinstance(error, KeyboardInterrupt)
         return ReplayResult(side=msgspec.structs.replace(side, replay=known, problem=problem)), stopped
     if result.outcome != "finished":
-        ended = f"it {result.outcome}: {result.message or f'status {result.exit_code}'}"
+        end = Ended(side="replay", outcome=result.outcome, reason=result.reason)
+        ended = f"it {describe_ended(end)}"
         return ReplayResult(side=msgspec.structs.replace(side, problem=ended)), result.outcome == "interrupted"
     unlike = _unlike(case, side, planned.run, look)
     return ReplayResult(side=msgspec.structs.replace(side, agrees=unlike is None, problem=unlike), look=look), False
@@ -210,11 +214,11 @@ def _unlike(case: ExplainContext, side: TracedReplay, replay: Run, look: TraceVi
     if side.side == "original":
         if new is None:
             return None
-        return f"the original cannot be replayed: its replay differs from it in {new.quantity} at step {new.step}"
-    shown = (case.first.step, case.first.rank, case.first.quantity, case.first.replayed)
-    if new is not None and (new.step, new.rank, new.quantity, new.replayed) == shown:
+        return f"the original cannot be replayed: its replay differs from it in {locate_difference(new)}"
+    shown = (case.first.step, case.first.rank, case.first.kind, case.first.quantity, case.first.replayed)
+    if new is not None and (new.step, new.rank, new.kind, new.quantity, new.replayed) == shown:
         return None
-    return f"it did not repeat the difference: {case.first.quantity} at step {case.first.step}"
+    return f"it did not repeat the difference: {locate_difference(case.first)}"
 
 
 # --- the joint result of the sides --------------------------------------------------------------------------------
@@ -293,7 +297,7 @@ def _limits(*sides: ReplayResult) -> list[str]:
         if side.look is None:
             continue
         for notice in side.look.history.notices:
-            if notice.kind == "limit" and notice.message.startswith("not traced"):
+            if notice.kind == "not-traced":
                 limits[notice.message] = None
         for rank, seen in side.look.seen.items():
             if seen and seen[-1].kind == "cut":

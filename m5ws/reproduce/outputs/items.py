@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
-from m5ws.records.verdict import ComparedItem
+from m5ws.records.verdict import ComparedItem, ItemReason
 from m5ws.reproduce.outputs import text_values
 from m5ws.reproduce.outputs.content import Content, Place, first_place, first_tensor, first_value
 from m5ws.reproduce.outputs.tensor_files import SUFFIXES, FileParts
@@ -20,7 +21,7 @@ Points = frozenset[tuple[int, str]]
 """Values of a metric with their steps, or of a parameter at step 0, as exact text."""
 
 PRESENT = "present"
-_ONLY = {True: "only the original has it", False: "only the replay has it"}
+_ONLY: dict[bool, ItemReason] = {True: "only the original has it", False: "only the replay has it"}
 
 
 class ComparedFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,10 +39,10 @@ class ComparedFile(msgspec.Struct, frozen=True, kw_only=True):
         """Return the item judged by its bytes. A file that one run lacks differs."""
         item = self.item
         if item.status != "not compared":
-            return msgspec.structs.replace(item, judged=True)
+            return replace(item, judged=True)
         if not self.in_both:
             return as_absent(item)
-        return msgspec.structs.replace(item, status="differs", judged=True, reason=None)
+        return replace(item, status="differs", judged=True, reason=None, problem=None)
 
 
 def compare_file(kind: Kind, name: str, old: Contents, new: Contents) -> ComparedFile:
@@ -73,14 +74,18 @@ def compare_key(name: str, key: str, old: Content | None, new: Content | None) -
     """Compare the values with a key in a file that the user names. It is always judged."""
     item = ComparedItem(kind="result", name=f"{name}:{key}", status="equal", judged=True)
     if old is None or new is None:
-        return as_absent(msgspec.structs.replace(item, reason=_ONLY[old is not None]))
+        return as_absent(replace(item, reason=_ONLY[old is not None]))
     try:
         before, after = (text_values.select(name, text_values.keys(name, each.read_text()), key) for each in (old, new))
     except (ValueError, MemoryError) as error:
-        reason = f"{error}. Name the file without a key"
-        return item if old.digest == new.digest else msgspec.structs.replace(item, status="not compared", reason=reason)
+        problem = f"{error}. Name the file without a key"
+        return (
+            item
+            if old.digest == new.digest
+            else replace(item, status="not compared", reason="unreadable", problem=problem)
+        )
     if not before and not after:
-        return msgspec.structs.replace(item, status="not compared", reason="both runs lack the key")
+        return replace(item, status="not compared", reason="both runs lack it")
     place = first_place(before, after)
     if place is None:
         return item
@@ -89,10 +94,8 @@ def compare_key(name: str, key: str, old: Content | None, new: Content | None) -
 
 def as_absent(item: ComparedItem) -> ComparedItem:
     """Return a judged item that one run lacks as a difference."""
-    original, replayed = (PRESENT, None) if item.reason == _ONLY[True] else (None, PRESENT)
-    return msgspec.structs.replace(
-        item, status="differs", judged=True, reason=None, original=original, replayed=replayed
-    )
+    original, replayed = (PRESENT, None) if item.reason == "only the original has it" else (None, PRESENT)
+    return replace(item, status="differs", judged=True, reason=None, problem=None, original=original, replayed=replayed)
 
 
 def _compare_lone(kind: Kind, name: str, contents: Sequence[Content], *, is_original: bool) -> ComparedFile:
@@ -110,28 +113,29 @@ def _compare_pair(kind: Kind, name: str, old: Sequence[Content], new: Sequence[C
     if before.tensors or after.tensors:
         place = first_tensor(before.tensors, after.tensors)
         if place is not None:
-            place = msgspec.structs.replace(place, key=f"tensor {place.key}" if place.key else "its only tensor")
-            return _differing(kind, name, place, judged=True, has_tensors=True)
+            place = replace(place, key=f"tensor {place.key}" if place.key else "its only tensor")
+            return _differing(kind, name, place, judged=True, in_tensor=True)
         rest = Place(key="bytes beside its values", original=old[0].digest, replayed=new[0].digest)
         place = first_place(before.values, after.values) or rest
-        differing = _differing(kind, name, place, judged=False, has_tensors=True)
-        return msgspec.structs.replace(differing, equal_tensors=True)
+        differing = _differing(kind, name, place, judged=False)
+        return replace(differing, has_tensors=True, equal_tensors=True)
     if (why or why_not) and name.endswith(SUFFIXES):
-        reason = f"its bytes differ, and it cannot be read as tensors: {why or why_not}"
-        item = ComparedItem(kind=kind, name=name, status="not compared", judged=True, reason=reason)
+        item = ComparedItem(
+            kind=kind, name=name, status="not compared", judged=True, reason="bytes differ", problem=why or why_not
+        )
         return ComparedFile(item=item, in_both=True, has_tensors=False)
     place = first_place(before.values, after.values) or first_value(name, old[0], new[0])
-    return _differing(kind, name, place, judged=False, has_tensors=False)
+    return _differing(kind, name, place, judged=False)
 
 
-def _differing(kind: Kind, name: str, place: Place, *, judged: bool, has_tensors: bool) -> ComparedFile:
-    item = _at(ComparedItem(kind=kind, name=name, status="differs", judged=judged), place)
-    return ComparedFile(item=item, in_both=True, has_tensors=has_tensors)
+def _differing(kind: Kind, name: str, place: Place, *, judged: bool, in_tensor: bool = False) -> ComparedFile:
+    item = _at(ComparedItem(kind=kind, name=name, status="differs", judged=judged, in_tensor=in_tensor), place)
+    return ComparedFile(item=item, in_both=True, has_tensors=in_tensor)
 
 
 def _at(item: ComparedItem, place: Place) -> ComparedItem:
     """Return an item that differs at a place."""
-    return msgspec.structs.replace(
+    return replace(
         item,
         status="differs",
         place=place.key,

@@ -13,13 +13,13 @@ import msgspec
 from msgspec.structs import replace
 
 from m5ws.config.result_patterns import KEYED, ResultPattern
-from m5ws.records.verdict import ComparedItem
+from m5ws.records.reasons import Gap, ResultsHint
+from m5ws.records.verdict import ComparedItem, ItemReason
 from m5ws.reproduce.outputs import items as compared
 from m5ws.reproduce.outputs.items import ComparedFile, Contents, Kind, Points
 
 T = TypeVar("T", bound="Contents | Points")
 _NAMED = 3
-_BOTH_LACK = "named in [run] results, and both runs lack it"
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,13 +41,13 @@ class OutputRules(msgspec.Struct, frozen=True, kw_only=True):
 class OutputReport(msgspec.Struct, frozen=True, kw_only=True):
     """All items of a comparison, judged differences first. `evidence` counts the judged equal ones by kind.
 
-    `hint` is the remedy if there is one. `not_compared` has lines on files that were not stored.
+    `hint` is the remedy if there is one. `not_compared` has files that were not stored.
     """
 
     items: tuple[ComparedItem, ...] = ()
     evidence: Mapping[str, int] = {}
-    hint: str | None = None
-    not_compared: tuple[str, ...] = ()
+    hint: ResultsHint | None = None
+    not_compared: tuple[Gap, ...] = ()
 
     @property
     def has_tensors(self) -> bool:
@@ -98,7 +98,7 @@ def compare(sides: tuple[Results, Results], rules: OutputRules, *, has_steps: bo
     )
 
 
-def list_uncompared(sides: tuple[Results, Results], reason: str) -> OutputReport:
+def list_uncompared(sides: tuple[Results, Results], reason: ItemReason) -> OutputReport:
     """Return a report in which no result is compared, for one reason."""
     old, new = sides
     kinds: tuple[tuple[Kind, set[str]], ...] = (
@@ -144,7 +144,9 @@ def _compare_named(pattern: ResultPattern, old: Results, new: Results) -> Iterat
     """Yield the values that the user names by a key, and a pattern that matches nothing on both sides."""
     names = pattern.find({*old.files, *new.files}) if pattern.glob else []
     if not names and pattern.metric not in {*old.metrics, *new.metrics}:
-        yield ComparedItem(kind="result", name=pattern.text, status="not compared", judged=True, reason=_BOTH_LACK)
+        yield ComparedItem(
+            kind="result", name=pattern.text, status="not compared", judged=True, reason="both runs lack it"
+        )
     for name in names if pattern.key is not None else ():
         sides = (next(iter(side.files.get(name, {}).values()), None) for side in (old, new))
         yield compared.compare_key(name, pattern.key or "", *sides)
@@ -165,7 +167,7 @@ def _judge_metric(item: ComparedItem, *, is_named: bool, is_all: bool) -> Compar
 def _order(item: ComparedItem) -> tuple[bool, bool, bool]:
     """Return a sort key: judged differences come first, of tensors before others, and named values before files."""
     decides = item.judged and item.status == "differs"
-    return not decides, not (item.place or "").startswith("tensor "), item.kind != "result"
+    return not decides, not item.in_tensor, item.kind != "result"
 
 
 def _count_evidence(items: Sequence[ComparedItem], tensors: Collection[tuple[str, str]]) -> dict[str, int]:
@@ -175,24 +177,19 @@ def _count_evidence(items: Sequence[ComparedItem], tensors: Collection[tuple[str
     return dict(counts) | ({"tensor files": len(tensors)} if tensors else {})
 
 
-def _pairing_hint(items: Sequence[ComparedItem]) -> str | None:
+def _pairing_hint(items: Sequence[ComparedItem]) -> ResultsHint | None:
     """Return the patterns that pair tensor files which have other names in the replay; None if there are none."""
     lone = [item for item in items if item.kind == "file" and item.judged and item.status == "not compared"]
     names = Counter(item.name.rpartition("/")[2] for item in lone)
-    patterns = [f"**/{name}" for name, count in names.items() if count == 2]
-    return _line(patterns, "To compare files with other names in the replay") if patterns else None
+    patterns = tuple(f"**/{name}" for name, count in names.items() if count == 2)
+    return ResultsHint(purpose="pair", patterns=patterns) if patterns else None
 
 
-def _narrowing_hint(items: Sequence[ComparedItem]) -> str | None:
-    """Return the line that judges less than all files and metrics; None if nothing differs, or nothing is equal."""
+def _narrowing_hint(items: Sequence[ComparedItem]) -> ResultsHint | None:
+    """Return the patterns that judge less than all files and metrics; None if nothing differs, or nothing is equal."""
     judged = [item for item in items if item.judged and item.kind in ("file", "metric")]
     differ = [item for item in judged if item.status == "differs"]
     equal = [f"{'metric:' if item.kind == 'metric' else ''}{item.name}" for item in judged if item.status == "equal"]
     keyed = [f"{item.name}:KEY" for item in differ if item.name.endswith(KEYED)]
-    patterns = [*equal[:_NAMED], *keyed[:_NAMED]] if differ else []
-    return _line(patterns, "To judge less than all files and metrics") if patterns else None
-
-
-def _line(patterns: Sequence[str], purpose: str) -> str:
-    quoted = ", ".join(f'"{pattern}"' for pattern in patterns)
-    return f"{purpose}: [run] results = [{quoted}]"
+    patterns = (*equal[:_NAMED], *keyed[:_NAMED]) if differ else ()
+    return ResultsHint(purpose="narrow", patterns=patterns) if patterns else None

@@ -12,12 +12,12 @@ import msgspec
 
 from m5ws.config import result_patterns
 from m5ws.errors import M5Error
-from m5ws.outputs import collect
 from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Content as StoredContent
 from m5ws.records.ledger import COMPLETE
+from m5ws.records.reasons import Gap, Side
 from m5ws.records.tree import Entry
-from m5ws.records.verdict import ComparedItem, Divergence
+from m5ws.records.verdict import ComparedItem, Divergence, ItemReason
 from m5ws.repository.files import trees
 from m5ws.repository.references import checkpoints
 from m5ws.repository.repository import Repository
@@ -79,10 +79,8 @@ def compare(
         else:
             has_steps = bool(comparison.equal) or comparison.first() is not None
             report = output_files.compare(sides, judged, has_steps=has_steps)
-    lines = {
-        line for side, each in zip(("the original", "the replay"), done, strict=True) for line in not_kept(side, each)
-    }
-    return msgspec.structs.replace(report, items=(*report.items, *unread), not_compared=tuple(sorted(lines)))
+    lost = dict.fromkeys((*not_kept("original", done[0]), *not_kept("replay", done[1])))
+    return msgspec.structs.replace(report, items=(*report.items, *unread), not_compared=tuple(lost))
 
 
 def divergence(report: OutputReport, last_step: int) -> Divergence | None:
@@ -90,11 +88,12 @@ def divergence(report: OutputReport, last_step: int) -> Divergence | None:
     item = report.first
     if item is None:
         return None
-    place = f": {item.place}" if item.place is not None else ""
     return Divergence(
         step=last_step,
         rank=0,
-        quantity=f"{item.kind} {item.name}{place}",
+        kind=item.kind,
+        quantity=item.name,
+        place=item.place,
         original=item.original,
         replayed=item.replayed,
     )
@@ -116,20 +115,28 @@ def is_nothing(done: History, tracker: Tracker | None, run: str) -> bool:
     return tracker is None or tracker.logged(run) == LoggedResults()
 
 
-def not_kept(side: str, done: History) -> list[str]:
-    """Return lines on files that the run `side` wrote and that were not stored."""
-    kinds = (collect.NOT_KEPT, collect.NOT_STORED)
-    return [f"output files of {side}: {notice.message}" for notice in done.notices if notice.kind in kinds]
+def not_kept(side: Side, done: History) -> list[Gap]:
+    """Return the files that the run `side` wrote and that were not stored."""
+    notices = (notice for notice in done.notices if notice.kind in ("outputs-not-kept", "outputs-not-stored"))
+    return [Gap(kind="files not kept", side=side, name=notice.message) for notice in notices]
 
 
-def _unjudged(comparison: Comparison, *, ends_early: bool) -> str | None:
+def _unjudged(comparison: Comparison, *, ends_early: bool) -> ItemReason | None:
     """Return the reason why the results of two runs are not comparable; None if they are."""
-    for side, done in (("original", comparison.original), ("replay", comparison.replay)):
-        if done.outcome not in COMPLETE:
-            return f"the {side} did not end by itself"
-        if any(notice.kind == collect.NOT_STORED for notice in done.notices):
-            return f"the {side} could not store its output files"
+    original, replay = comparison.original, comparison.replay
+    if original.outcome not in COMPLETE:
+        return "the original did not end by itself"
+    if replay.outcome not in COMPLETE:
+        return "the replay did not end by itself"
+    if _lacks_files(original):
+        return "the original could not store its output files"
+    if _lacks_files(replay):
+        return "the replay could not store its output files"
     return "the replay ends earlier than the original" if ends_early else None
+
+
+def _lacks_files(done: History) -> bool:
+    return any(notice.kind == "outputs-not-stored" for notice in done.notices)
 
 
 def _logged(
@@ -145,7 +152,9 @@ def _logged(
         return (_fetch(tracker.logged(runs[0]), stack), _fetch(tracker.logged(runs[1]), stack)), ()
     except M5Error as error:
         name = "of the tracker: metrics, parameters and artifacts that the script logged"
-        item = ComparedItem(kind="result", name=name, status="not compared", judged=True, reason=str(error))
+        item = ComparedItem(
+            kind="result", name=name, status="not compared", judged=True, reason="unreadable", problem=str(error)
+        )
         return (Results(), Results()), (item,)
 
 

@@ -5,24 +5,24 @@ original, and every compared quantity is equal (promise 8).
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 
 from m5ws.agent.ports import Ports
 from m5ws.attempts import leader
 from m5ws.diff import commit_history, diff
-from m5ws.outputs import collect
 from m5ws.records.ledger import COMPLETE
+from m5ws.records.reasons import Differs, Ended, Equal, Fact, Gap, Reason
 from m5ws.records.run import Run
 from m5ws.records.verdict import Change, Divergence, Outcome, Verdict
 from m5ws.repository import cross_check
-from m5ws.reproduce import gaps, refusals
+from m5ws.reproduce import gaps
 from m5ws.reproduce.compare import Comparison
 from m5ws.reproduce.outputs import results
 from m5ws.reproduce.outputs.output_files import OutputReport, OutputRules
-from m5ws.reproduce.verdict import headline, reason
-
-_NAMED = 3
-"""Uncompared results that the first sentence of a verdict names. Lines below it list them."""
+from m5ws.reproduce.verdict import resume
+from m5ws.runs import recorded_steps
 
 
 def judge(
@@ -49,8 +49,8 @@ def judge(
     changes = _find_changes(ports, replay, comparison, first)
     if first is not None:
         outcome: Outcome = "diverged"
-        resume = reason.find_resume(comparison, first, replay.begin)
-        why = reason.explain(first, changes, resume, cross_check.find_rewritten(ports.repo, replay.reproduces))
+        rewritten = cross_check.find_rewritten(ports.repo, replay.reproduces)
+        why: Reason = Differs(resume=resume.find_resume(comparison, first, replay.begin), rewritten=rewritten)
     else:
         outcome, why = judge_equal(comparison, result, files, is_part=replay.segment is not None)
     return Verdict(
@@ -58,7 +58,7 @@ def judge(
         replay=replay.id,
         outcome=outcome,
         segment=replay.segment,
-        compared=dict(comparison.equal + headline.count_listed(files)),
+        compared=dict(comparison.equal + _count_listed(files)),
         not_compared=(*_list_gaps(comparison, replay), *files.not_compared),
         items=files.items,
         results=tuple(pattern.text for pattern in rules.results),
@@ -67,7 +67,7 @@ def judge(
         first=first,
         changes=changes,
         observed=comparison.original.observed,
-        reason=why,
+        reasons=(why,),
         created_s=time.time(),
     )
 
@@ -79,30 +79,47 @@ def _find_changes(ports: Ports, replay: Run, comparison: Comparison, first: Dive
     attempt = original.attempt_of(first.step) if first is not None else None
     changes = diff.between_runs(ports.repo, replay.reproduces or "", replay.id, attempt or began)
     changes = commit_history.detailed(changes, ports.history)
-    return reason.with_threads(changes, comparison, first) if first is not None else changes
+    return resume.with_threads(changes, comparison, first) if first is not None else changes
 
 
 def judge_equal(
     comparison: Comparison, result: leader.AttemptResult, files: OutputReport, *, is_part: bool = False
-) -> tuple[Outcome, str]:
+) -> tuple[Outcome, Reason]:
     """Return the outcome and the reason for a replay without a difference. `is_part`: it is of a segment."""
     if result.outcome not in COMPLETE and not comparison.is_exhausted(has_ended=True):
-        return "not comparable", f"the replay {result.outcome}: {result.message or f'status {result.exit_code}'}"
+        ended = Ended(side="replay", outcome=result.outcome, reason=result.reason)
+        return "not comparable", ended
     if gaps.missing(comparison):
-        return "not comparable", "the replay lacks records that the original has"
+        return "not comparable", Fact(kind="records missing")
     if comparison.original.by_steps and not comparison.state_compared():
-        return "not comparable", "the last recorded state was not compared, and equal losses alone prove little"
+        return "not comparable", Fact(kind="state not compared")
     if not comparison.equal:
-        others = f"{headline.NO_COMMON}{headline.describe_others(files)}"
-        return "not comparable", others if files.items else refusals.NOTHING
-    unsure = f"Not compared: {collect.listed(list(map(str, files.unsure)), '; ', _NAMED)}" if files.unsure else None
-    doubt = next(gaps.doubts(comparison), None) or unsure or next(iter(gaps.unrestored(comparison)), None)
-    equal = headline.describe(comparison, files)
-    why = f"{equal}. {doubt[:1].upper()}{doubt[1:]}" if doubt else equal
-    return "sampled" if doubt or is_part else "reproduced", why
+        return "not comparable", Fact(kind="nothing in common" if files.items else "nothing recorded")
+    doubt = next(chain(gaps.doubts(comparison), gaps.unrestored(comparison)), None)
+    is_sample = doubt is not None or bool(files.unsure) or is_part
+    return "sampled" if is_sample else "reproduced", _count_equal(comparison, files, doubt)
 
 
-def _list_gaps(comparison: Comparison, replay: Run) -> Iterator[str]:
+def _count_equal(comparison: Comparison, files: OutputReport, doubt: Gap | None) -> Equal:
+    """Return the equal state, steps and delivered results."""
+    original = comparison.original
+    lasts = ((states, recorded_steps.last(states)) for states in original.states.values())
+    tensors = {name for states, last in lasts if last in states for name in states[last].tensors}
+    return Equal(
+        weights=bool(tensors),
+        optimizer=any(name.startswith("optim") for name in tensors),
+        steps=comparison.equal["steps"] // max(len(original.steps), 1),
+        evidence=dict(files.evidence),
+        doubt=doubt,
+    )
+
+
+def _count_listed(report: OutputReport) -> Counter[str]:
+    """Return the number of equal items by kind that are not counted as evidence."""
+    return Counter(f"{item.kind}s" for item in report.items if item.status == "equal") - Counter(report.evidence)
+
+
+def _list_gaps(comparison: Comparison, replay: Run) -> Iterator[Gap]:
     """Yield all that the comparison of steps and state does not cover."""
     yield from gaps.missing(comparison)
     yield from gaps.lost(comparison)
@@ -113,12 +130,12 @@ def _list_gaps(comparison: Comparison, replay: Run) -> Iterator[str]:
     yield from gaps.unrecorded(comparison, replay.begin)
 
 
-def _given(replay: Run) -> list[str]:
-    """Return lines on the checkpoint that a replay of a segment or fork starts from, which is not verified here."""
+def _given(replay: Run) -> list[Gap]:
+    """Return the checkpoint that a replay of a segment or fork starts from, which is not verified here."""
     segment, parent = replay.segment, replay.parent
     if segment is not None and segment.digest is not None:
-        return [f"steps up to {segment.first}: given by checkpoint {segment.checkpoint} ({segment.digest[:12]})"]
+        name, digest = segment.checkpoint, segment.digest
+        return [Gap(kind="steps before the segment", step=segment.first, name=name, digest=digest)]
     if parent is None:
         return []
-    given = f"given by checkpoint {parent.name} ({parent.digest[:12]}), as for the original"
-    return [f"steps up to {parent.step}: {given}"]
+    return [Gap(kind="steps before the fork", step=parent.step, name=parent.name, digest=parent.digest)]

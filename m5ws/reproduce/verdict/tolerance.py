@@ -6,7 +6,8 @@ It covers recorded values alone. Two runs within the tolerance are *consistent*,
 
 import msgspec
 
-from m5ws.records.verdict import Verdict, is_result
+from m5ws.records.reasons import Gap, Tolerance
+from m5ws.records.verdict import Verdict
 from m5ws.reproduce import gaps
 from m5ws.reproduce.compare import Comparison
 
@@ -18,29 +19,20 @@ def judge_tolerance(verdict: Verdict, comparison: Comparison, tolerance: float) 
     """
     if verdict.outcome != "diverged":
         return verdict
-    if why := _other_run(verdict, comparison):
-        return msgspec.structs.replace(verdict, reason=f"{verdict.reason}. The tolerance does not apply: {why}")
     furthest = comparison.distances.largest
-    if not furthest.values:
-        words = f"{verdict.reason}. The tolerance does not apply: no quantity was recorded"
-        return msgspec.structs.replace(verdict, reason=words)
-    where = f"{furthest.quantity} of step {furthest.step}, rank {furthest.rank}"
-    largest = (
-        f"the largest relative difference of {furthest.values:,} recorded values is {furthest.relative:.3g} ({where})"
-    )
+    gap = _find_gap(verdict, comparison) or (None if furthest.values else Gap(kind="no quantities"))
+    reason = Tolerance(tolerance=tolerance, gap=gap)
+    if gap is not None:
+        return msgspec.structs.replace(verdict, reasons=(*verdict.reasons, reason))
     if furthest.relative > tolerance:
-        words = f"{verdict.reason}. T{largest[1:]}, above the tolerance {tolerance:g}"
-        return msgspec.structs.replace(verdict, apart=furthest, reason=words)
-    words = f"bits differ within the tolerance {tolerance:g}: {largest}"
-    return msgspec.structs.replace(verdict, outcome="consistent", apart=furthest, reason=words)
+        return msgspec.structs.replace(verdict, apart=furthest, reasons=(*verdict.reasons, reason))
+    return msgspec.structs.replace(verdict, outcome="consistent", apart=furthest, reasons=(reason,))
 
 
-def _other_run(verdict: Verdict, comparison: Comparison) -> str | None:
-    """Return the reason why a tolerance does not apply: other inputs, missing steps or files. None if it applies."""
-    if verdict.first is not None and is_result(verdict.first.quantity):
-        return "delivered results are compared exactly"
+def _find_gap(verdict: Verdict, comparison: Comparison) -> Gap | None:
+    """Return the gap because of which a tolerance does not apply. None if it applies."""
+    if verdict.first is not None and verdict.first.is_result:
+        return Gap(kind="exact results")
     if not comparison.original.by_steps:
-        return "the script records no steps (m5ws.session)"
-    if missing := gaps.missing(comparison):
-        return missing[0]
-    return comparison.distances.unlike
+        return Gap(kind="no quantities")
+    return next(iter(gaps.missing(comparison)), comparison.distances.unlike)

@@ -6,8 +6,11 @@ m5ws writes only between two markers. Text around them stays.
 from collections.abc import Sequence
 
 from m5ws.records.note import Note
-from m5ws.records.verdict import Change, Divergence, JointVerdict, Recheck, Verdict
+from m5ws.records.verdict import Divergence, JointVerdict, Recheck, Verdict
 from m5ws.tracking.mlflow.tags import Subject
+from m5ws.wording.changes import title
+from m5ws.wording.comparisons import describe_problem, label
+from m5ws.wording.sentences import describe
 
 BEGIN = "[//]: # (m5ws: written by m5ws, down to its end mark)"
 END = "[//]: # (m5ws: end)"
@@ -103,52 +106,44 @@ def first(divergence: Divergence | None) -> str:
     if divergence.tensor and divergence.tensor_step is not None:
         tensor += f" (at step {divergence.tensor_step})"
     values = f"{divergence.original or 'absent'} → {divergence.replayed or 'absent'}"
-    return f"step {divergence.step}, rank {divergence.rank}, {divergence.quantity}{tensor}: {values}"
+    return f"step {divergence.step}, rank {divergence.rank}, {label(divergence)}{tensor}: {values}"
 
 
 def describe_recheck(recheck: Recheck | None) -> str:
     """Return the result of a second replay in one line."""
     if recheck is None:
         return "none"
-    result = "the replays differ" if recheck.first else "the replays agree" if recheck.repeats else f"{recheck.reason}"
-    where = f" first at {first(recheck.first)}" if recheck.first else ""
-    return f"{recheck.replay or 'not begun'}: {result}{where}"
+    if recheck.first is not None:
+        return f"{recheck.replay}: the replays differ first at {first(recheck.first)}"
+    return f"{recheck.replay or 'not begun'}: {'the replays agree' if recheck.repeats else describe_problem(recheck)}"
 
 
 def _told_together(joint: JointVerdict) -> str:
     parts = [f"- {name}: {steps}" for name, steps in joint.parts.items()]
-    return "\n".join([f"**{joint.outcome}**, segment by segment: {joint.reason}", *parts])
+    return "\n".join([f"**{joint.outcome}**, segment by segment: {describe(joint.reason)}", *parts])
 
 
 def _told(subject: Subject, verdict: Verdict) -> str:
     replays = " and ".join(f"`{name}`" for name in verdict.replays)
     replay = subject.run.id in verdict.replays
     whom = f"of run `{verdict.run}`" if replay else f"by run{'s' * (len(verdict.replays) > 1)} {replays}"
-    lines = [f"**{verdict.outcome}** {whom}" + (f": {verdict.reason}" if verdict.reason else "")]
-    if verdict.first is not None:
-        lines.append(f"- first difference: {first(verdict.first)}")
-    if verdict.recheck is not None:
-        lines.append(f"- replayed by `{verdict.replay}`, and again by {describe_recheck(verdict.recheck)}")
+    lines = [f"**{verdict.outcome}** {whom}: {describe(verdict)}"]
     if verdict.explanation is not None:
         place, causes = verdict.explanation.place, " or ".join(map(str, verdict.explanation.causes))
         lines.append(f"- examined: {place.words if place is not None else 'no difference'}; cause: {causes}")
     if verdict.course is not None:
-        lines.append(f"- {verdict.course}")
+        lines.append(f"- {describe(verdict.course)}")
     if verdict.compared:
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(verdict.compared.items()))
         lines.append(f"- equal: {counts}")
-    lines += [f"- changed: {_change(change)}" for change in verdict.changes[:_CHANGES]]
+    lines += [f"- changed: {title(change)}" for change in verdict.changes[:_CHANGES]]
     if len(verdict.changes) > _CHANGES:
         lines.append(f"- and {len(verdict.changes) - _CHANGES} more changes")
     if verdict.unequal:
         lines.append(f"- {len(verdict.unequal)} results differ or were not compared: `m5ws show {verdict.replay}`")
     if verdict.not_compared:
-        lines.append(f"- not compared: {'; '.join(verdict.not_compared)}")
+        lines.append(f"- not compared: {'; '.join(map(describe, verdict.not_compared))}")
     return "\n".join(lines)
-
-
-def _change(change: Change) -> str:
-    return f"{change.part} {change.name}: {change.old or 'absent'} → {change.new or 'absent'}"
 
 
 def _joined(ids: Sequence[str]) -> str:

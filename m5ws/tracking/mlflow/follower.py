@@ -28,7 +28,6 @@ import msgspec
 from m5ws import secret_scan
 from m5ws.errors import M5Error
 from m5ws.records.ledger import (
-    OTHER_ENVIRONMENT,
     AnyEvent,
     AttemptEnded,
     AttemptStarted,
@@ -145,7 +144,7 @@ class Follower:
             case CheckpointPublished() | OutputsStored():
                 self._checkpoints.append(event)
             case Notice():
-                if event.kind == OTHER_ENVIRONMENT:
+                if event.kind == "other-environment":
                     self._subject = None
                 self._notices.append(event)
 

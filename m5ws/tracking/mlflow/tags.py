@@ -12,7 +12,7 @@ import msgspec
 
 from m5ws.errors import NotFound
 from m5ws.records.environment import Observed
-from m5ws.records.ledger import OTHER_ENVIRONMENT, AnyEvent, AttemptStarted, Notice, RankStarted
+from m5ws.records.ledger import AnyEvent, AttemptStarted, Notice, RankStarted
 from m5ws.records.note import Note
 from m5ws.records.run import Run
 from m5ws.records.snapshot import Annotation, Snapshot
@@ -166,7 +166,7 @@ def _environments(repo: Repository, run_id: str) -> Iterator[tuple[int, str]]:
     """Yield each attempt that began in another environment than the first one, with the differences."""
     for attempt in ledger.attempts(repo, run_id)[1:]:
         for event in ledger.events(repo, run_id, attempt, ledger.LAUNCHER):
-            if isinstance(event, Notice) and event.kind == OTHER_ENVIRONMENT:
+            if isinstance(event, Notice) and event.kind == "other-environment":
                 yield attempt, event.message
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from m5ws.records.ledger import RESUME_LIMIT
 from m5ws.training.adapters.training import Training, Unsupported, refuse
 from m5ws.training.compat import lightning as internals
 from m5ws.training.runtime import context
@@ -103,7 +102,7 @@ class _Hooks:
             self._restore(trainer, training)
             monitors = sorted({str(item.monitor) for item in trainer.callbacks if getattr(item, "monitor", None)})
             if monitors and active.rank == 0:
-                active.notice(RESUME_LIMIT, _MONITORED.format(", ".join(monitors)))
+                active.notice("resume-limit", _MONITORED.format(", ".join(monitors)))
         configs = [config.scheduler for config in trainer.lr_scheduler_configs]
         precision = trainer.precision_plugin
         others = {f"scheduler{number}": item for number, item in enumerate(configs) if len(configs) > 1}

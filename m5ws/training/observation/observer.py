@@ -25,7 +25,7 @@ import msgspec
 import torch
 
 from m5ws.errors import UsageError
-from m5ws.records.ledger import UNPLACED, Observation, State, Step
+from m5ws.records.ledger import Observation, State, Step
 from m5ws.training.compat import module_calls
 from m5ws.training.fingerprint import fingerprint
 from m5ws.training.observation import optimizer_values, place, samples, zero
@@ -276,7 +276,7 @@ class Observer:
         if after is None:
             after = place.find(earlier, first, self._initial) if is_resumed else 0
         if after is None:
-            active.notice(UNPLACED, _NO_PLACE)
+            active.notice("unplaced", _NO_PLACE)
         elif active.rank == 0 and is_resumed and earlier.last:
             if after == 0:
                 active.notice("resume", _RESTARTED, 0)

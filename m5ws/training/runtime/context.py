@@ -14,7 +14,7 @@ from typing import Any
 
 from m5ws.records.base import Digest
 from m5ws.records.launch import Context
-from m5ws.records.ledger import Event, Imported, Notice
+from m5ws.records.ledger import Event, Imported, Notice, NoticeKind
 from m5ws.repository.ledger.spool import SpoolWriter
 from m5ws.repository.repository import Repository
 from m5ws.training.runtime import isolation
@@ -39,7 +39,7 @@ class ActiveRank:
         """Append an event to this rank's chain, and return the chain's head."""
         return self.spool.append(kind(time_s=time.time(), **fields))
 
-    def notice(self, kind: str, message: str, step: int | None = None) -> None:
+    def notice(self, kind: NoticeKind, message: str, step: int | None = None) -> None:
         """Append a message for people."""
         self.emit(Notice, kind=kind, message=message, step=step, rank=self.rank)
 

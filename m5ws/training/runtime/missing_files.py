@@ -9,9 +9,6 @@ from pathlib import Path
 
 from m5ws.records.launch import Context
 
-KIND = "missing-file"
-"""Kind of notice."""
-
 
 def advice(error: BaseException, context: Context) -> str | None:
     """Return the file or folder that was not found, with the line for m5ws.toml; None if there is none."""

@@ -1,4 +1,4 @@
-"""The error that ended a rank's script, as text for the record.
+"""The error that ended a rank's script, as a record.
 
 An error of a loader's worker is described by its own type, text and place, and a worker that was killed by its signal.
 """
@@ -12,6 +12,7 @@ from multiprocessing import connection
 from pathlib import Path
 
 from m5ws import secret_scan
+from m5ws.records.failure import Failure
 
 _CAUGHT = re.compile(r"Caught \w+ in DataLoader worker process (\d+)\.\nOriginal Traceback ")
 """Begin of an error's text that torch raises again in the process of the loader (torch 2.13, `torch/_utils.py`)."""
@@ -22,13 +23,14 @@ _WORKER_S = 1.0
 """The longest wait for the death of a worker."""
 
 
-def describe(error: BaseException) -> str:
+def find_failure(error: BaseException) -> Failure:
     """Return the type, the text and the place of an error, without secrets."""
-    text, place = str(error).rstrip(), _place(error)
+    text = str(error).rstrip()
     if (caught := _CAUGHT.match(text)) and (last := _LAST_FRAME.match(text)):
         file, line, own = last.groups()
-        return secret_scan.masked(f"{own} ({Path(file).name}:{line}, loader worker {caught[1]})")
-    return secret_scan.masked(f"{type(error).__name__}{': ' if text else ''}{text}{place}")
+        kind, _, text = secret_scan.masked(own).partition(": ")
+        return Failure(type=kind, text=text, place=f"{Path(file).name}:{line}", worker=int(caught[1]))
+    return Failure(type=type(error).__name__, text=secret_scan.masked(text), place=_place(error))
 
 
 def find_worker_error(error: BaseException) -> BaseException:
@@ -53,9 +55,9 @@ def find_worker_error(error: BaseException) -> BaseException:
     return error
 
 
-def _place(error: BaseException) -> str:
-    """Return the innermost frame of an error, as " (FILE:LINE)"; one of m5ws or of an import only without others."""
+def _place(error: BaseException) -> str | None:
+    """Return the innermost frame of an error, as FILE:LINE; one of m5ws or of an import only without others."""
     every = traceback.extract_tb(error.__traceback__)
     own = str(Path(secret_scan.__file__).parent)
     frames = [frame for frame in every if not frame.filename.startswith((own, "<frozen importlib"))] or every
-    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else None

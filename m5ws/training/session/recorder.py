@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import torch
 
-from m5ws.records.ledger import RESUME_LIMIT
 from m5ws.records.ledger import Step as StepEvent
 from m5ws.training.backends.base import Backend, Plain
 from m5ws.training.checkpoint import checkpointing
@@ -72,7 +71,7 @@ class Recorder:
         """Restore the checkpoint from which this attempt resumes, if any; return the last step done; collective."""
         for inexact in self._backend.begin():
             if self._active.rank == 0:
-                self._active.notice(RESUME_LIMIT, inexact)
+                self._active.notice("resume-limit", inexact)
         resume = self._active.context.resume
         step = 0 if resume is None else self._resume(resume)
         if resume is None:
@@ -112,12 +111,12 @@ class Recorder:
         """Restore the position in the data; publish a notice of the state that this attempt does not restore."""
         feed = self._feed
         if restored.rank is None:
-            self._active.notice(RESUME_LIMIT, restore.unrestored(feed, restored, self._active.world), restored.step)
+            self._active.notice("resume-limit", restore.unrestored(feed, restored, self._active.world), restored.step)
             if feed is not None and restore.is_elastic(feed, restored):
                 feed.restore(restored.common["feed"])
         elif feed is not None and "feed" in restored.rank and not feed.restore(restored.rank["feed"]):
             message = "the checkpoint has no position in the data: the epoch restarts"
-            self._active.notice(RESUME_LIMIT, message, restored.step)
+            self._active.notice("resume-limit", message, restored.step)
 
     def _probe_loader(self) -> None:
         """Read the loader's position once, on all ranks, to see whether it can be stored; collective. Raises
@@ -133,12 +132,12 @@ class Recorder:
         if self._active.rank != 0:
             return
         if self._feed is None:
-            self._active.notice(RESUME_LIMIT, "no data loader is registered: a resume does not restore its position")
+            self._active.notice("resume-limit", "no data loader is registered: a resume does not restore its position")
         elif not self._feed.restorable:
-            self._active.notice(RESUME_LIMIT, _no_position(self._feed))
+            self._active.notice("resume-limit", _no_position(self._feed))
         elif self._feed.workers:
             self._active.notice(
-                RESUME_LIMIT,
+                "resume-limit",
                 "the data loader has worker processes: a resume does not restore the generators inside them",
             )
 
@@ -280,7 +279,7 @@ class Recorder:
             if self._rehearsed != self._begun_with:
                 limits.append(checkpoint_limits.describe_change(self._begun_with, self._rehearsed))
         for limit in limits if self._active.rank == 0 else ():
-            self._active.notice(RESUME_LIMIT, limit, step)
+            self._active.notice("resume-limit", limit, step)
 
     def _plain_state(self, step: int) -> tuple[dict[str, Plain], dict[str, Plain]]:
         """Return the state beside the backend's: that of all ranks together, and this rank's own."""
@@ -301,7 +300,7 @@ class Recorder:
         known = self._feed.refusal
         position = self._feed.state()
         if self._feed.refusal != known:
-            self._active.notice(RESUME_LIMIT, _no_position(self._feed), step)
+            self._active.notice("resume-limit", _no_position(self._feed), step)
         return position
 
     def _if_alike(self, feed: dict[str, Plain], step: int) -> dict[str, Plain]:
@@ -310,7 +309,7 @@ class Recorder:
             return feed
         if self._active.rank == 0:
             self._active.notice(
-                RESUME_LIMIT, "the data loader has elastic = True, but its state differs from rank to rank", step
+                "resume-limit", "the data loader has elastic = True, but its state differs from rank to rank", step
             )
         return {}
 

@@ -51,7 +51,7 @@ class Tracer:
         self._names = {id(parameter): name for name, parameter in _parameters(model).items()}
         self._step: _Step | None = None
         if skipped := _compiled(model):
-            active.notice("limit", f"not traced, since it is compiled: {', '.join(skipped[:5])}")
+            active.notice("not-traced", f"not traced, since it is compiled: {', '.join(skipped[:5])}")
 
     @contextlib.contextmanager
     def trace_step(self, step: int) -> Iterator[None]:

@@ -120,7 +120,7 @@ class Runs:
         for fault in attempts or ({},):
             with self._planted(fault):
                 result = leader.execute(self.ports, self._plan(made))
-        assert result.outcome == "finished", f"{result.message}: {self._logs(made.id)}"
+        assert result.outcome == "finished", f"{result.reason}: {self._logs(made.id)}"
         return made.id
 
     def verify(self, run_id: str, parallel: int = 1) -> JointResult | M5Error:

@@ -18,6 +18,7 @@ from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
 from m5ws.reproduce.segments import JointResult
 from m5ws.runs import history
+from m5ws.wording.sentences import describe
 from tests.support.faults.faulty_runs import EVERY, STEPS, Runs
 from tests.support.records.told_run import batches, forge_end, write
 
@@ -71,7 +72,7 @@ def judged(planted: Planted, answer: JointResult | M5Error) -> Said:
         found, segment, step = True, _is_placed(words, planted), _is_placed(words, planted)
     else:
         bad = next((verdict for verdict in answer.verdicts if verdict.outcome != "sampled"), None)
-        words = bad.reason or "" if bad is not None else ""
+        words = describe(bad) if bad is not None else ""
         found = bad is not None and answer.outcome not in _EQUAL
         placed = bad is not None and bad.outcome == "not comparable" and _is_placed(words, planted)
         segment = placed or (bad is not None and bad.segment is not None and bad.segment.first == planted.first)

@@ -22,6 +22,7 @@ from m5ws.records.ledger import (
 )
 from m5ws.records.note import Note
 from m5ws.records.outputs import OutputFiles
+from m5ws.records.reasons import JointReason
 from m5ws.records.removal import Removal
 from m5ws.records.run import LaunchSpec, Run
 from m5ws.records.verdict import JointVerdict, Outcome, Verdict
@@ -130,7 +131,10 @@ def _fill(repo: Repository, root: Path) -> None:
         for step in labels:
             checkpoints.keep(repo, name, checkpoints.name(step, 1))
         for when in (1.0, 2.0):
-            runs.publish_joint(repo, JointVerdict(run=name, outcome="sampled", reason="", of=2, created_s=when))
+            runs.publish_joint(
+                repo,
+                JointVerdict(run=name, outcome="sampled", reason=JointReason(kind="no verdict"), of=2, created_s=when),
+            )
             notes.publish(repo, Note(run=name, text=f"at {when}", created_s=when))
         for number in range(2):
             _copy(repo, runs.load(repo, name), number)

@@ -13,6 +13,7 @@ from m5ws.errors import UsageError
 from m5ws.launch import launch_request
 from m5ws.records import codec
 from m5ws.records.environment import Declared, Determinism, Observed, Origin
+from m5ws.records.failure import Failure
 from m5ws.records.launch import Context, LaunchRequest
 from m5ws.records.ledger import RankEnded, RankStarted, Step
 from m5ws.records.recipe import Recipe
@@ -85,7 +86,7 @@ class Ranks:
                     break
                 spool.append(Step(step=step, quantities={"loss": loss.hex()}))
         except Crash:
-            spool.append(RankEnded(rank=0, error="Crash"))
+            spool.append(RankEnded(rank=0, failure=Failure(type="Crash")))
             return Ended(1)
         finally:
             spool.close()

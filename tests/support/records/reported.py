@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from m5ws.records.note import Note
+from m5ws.records.reasons import Differs, Gap
 from m5ws.records.run import Parent, Run
 from m5ws.records.verdict import Change, Divergence, Verdict
 from m5ws.repository.references import checkpoints, notes, runs
@@ -70,8 +71,8 @@ def _judge(repo: Repository, original: Run, equal: Run, changed: Run, text: str 
         outcome="diverged",
         first=first,
         changes=changes,
-        reason="config train.lr: 3.0e-4 → 3.1e-4 is the only recorded change that can alter bits",
-        not_compared=(text or "checkpoints: the replay was stopped",),
+        reasons=(Differs(),),
+        not_compared=(Gap(kind="none recorded", name=text or "checkpoints"),),
         created_s=1.7000005e9,
     )
     counts = {"steps": 60, "quantities": 360}

@@ -22,7 +22,7 @@ import m5ws
 from m5ws.errors import M5Error
 from m5ws.records import codec
 from m5ws.records.launch import Context
-from m5ws.records.ledger import RESUME_LIMIT, AnyEvent, CheckpointPublished, Notice, State, Step
+from m5ws.records.ledger import AnyEvent, CheckpointPublished, Notice, State, Step
 from m5ws.records.run import LaunchSpec
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.spool import SpoolReader, SpoolWriter, genesis
@@ -123,7 +123,7 @@ def tried(name: str, repo: Repository, orders: Context, out: Path, source: str |
     sparse = LaunchSpec(command=("x.py",), nproc=world, fingerprint_every=1)
     ending = msgspec.structs.replace(orders, spec=sparse, until=STEPS, goes_on=False)
     events = session(repo, msgspec.structs.replace(orders, spec=dense), "whole", made, STEPS, fresh=False)
-    yield "notices", [e.message for e in events if isinstance(e, Notice) and e.kind in ("limit", RESUME_LIMIT)]
+    yield "notices", [e.message for e in events if isinstance(e, Notice) and e.kind in ("limit", "resume-limit")]
     whole = recorded(events)
     again = recorded(session(repo, ending, "again", made, STEPS + 1, fresh=False))
     yield "again", differing(whole, again)
@@ -138,7 +138,7 @@ def tried(name: str, repo: Repository, orders: Context, out: Path, source: str |
         given = msgspec.structs.replace(ending, resume=(source / "checkpoint").read_text())
         found = session(repo, given, "other", made, STEPS + 1, fresh=True)
         yield "elsewhere", elsewhere(found)
-        yield "other", [e.message for e in found if isinstance(e, Notice) and e.kind in ("limit", RESUME_LIMIT)]
+        yield "other", [e.message for e in found if isinstance(e, Notice) and e.kind in ("limit", "resume-limit")]
 
 
 def main(name: str, store: str, out: Path, source: str | None = None) -> None:
