@@ -10,7 +10,6 @@ import re
 import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from decimal import Decimal
 from pathlib import PurePosixPath
 
 import msgspec
@@ -184,7 +183,8 @@ def _set(name: str, data: bytes, old: edit.Values, override: Override) -> bytes:
     if not override.add and not edit.below(old, key):
         raise _unknown({name: old}, (), override)
     try:
-        edited = edit.with_value(name, data, old, key, override.value)
+        tried = (edit.with_value(name, data, old, key, text) for text in edit.number_texts(override.value))
+        edited = next((made for made in tried if made is not None), None)
     except ValueError as error:
         raise UsageError(
             f"{override.label}: the value cannot be in {name}: {error}", hint="Quote text: key='\"text\"'."
@@ -209,8 +209,7 @@ def _misread(name: str, data: bytes, old: edit.Values, override: Override) -> Us
     types = edit.types(edit.below(old, override.key))
     # PyYAML reads `no` as false. Words for the same value are tried, and the numbers that readers see.
     words = [word for words in _BOOLEANS if value.lower() in words for word in words]
-    numbers = [each[""] for each in typed if "" in each and edit.types(each) == {"a number"}]
-    words += [*numbers, *map(_without_dot, numbers)]
+    words += [each[""] for each in typed if "" in each and edit.types(each) == {"a number"}]
     usable = [word for word in dict.fromkeys(words) if edit.with_value(name, data, old, override.key, word)]
     if edit.types(typed[0]) == {"text"} and types in ({"a number"}, {"a boolean"}):
         problem = f"{override.key} is {types.pop()} in {name}, and {value!r} is text"
@@ -220,12 +219,6 @@ def _misread(name: str, data: bytes, old: edit.Values, override: Override) -> Us
     return UsageError(
         f"{override.label}: {problem}", hint=" ".join([*(f"Write {override.word(each)}." for each in usable[:2]), text])
     )
-
-
-def _without_dot(number: str) -> str:
-    """Return a number with an exponent and no dot: text to PyYAML, a number in YAML 1.2."""
-    sign, digits, exponent = Decimal(number).normalize().as_tuple()
-    return f"{'-' * sign}{''.join(map(str, digits))}e{exponent}"
 
 
 def _annotation(repo: Repository, snapshot_id: Digest, overrides: tuple[str, ...]) -> Annotation:
