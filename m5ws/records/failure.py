@@ -5,7 +5,7 @@ from typing import Literal
 from m5ws.records.base import Count, Record
 
 
-class Failure(Record, frozen=True, kw_only=True):
+class Failure(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The failed end of a rank's script: an exception, a text given to `sys.exit`, a `signal`, or an exit `status`.
 
     `type` and `text` are of the exception, and `place` is its innermost frame, FILE:LINE. `worker` is the number of the
@@ -20,7 +20,7 @@ class Failure(Record, frozen=True, kw_only=True):
     status: int | None = None
 
 
-class EndReason(Record, frozen=True, kw_only=True):
+class EndReason(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The reason of an attempt's end. Its `kind` determines the other fields.
 
     `dead` has the statuses of ranks without a recorded failure, by rank, negative for a signal. `failure` is the first

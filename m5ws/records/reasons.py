@@ -21,7 +21,7 @@ GapKind = Literal[
 Side = Literal["original", "replay"]
 
 
-class Gap(Record, frozen=True, kw_only=True):
+class Gap(Record, frozen=True, kw_only=True, omit_defaults=True):
     """A part of a run that a comparison does not cover. Its `kind` determines the other fields.
 
     `ranks` and `steps` are lists as text (`1-4, 7`). `original` and `replayed` are the ends of both sides.
