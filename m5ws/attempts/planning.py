@@ -227,7 +227,6 @@ def _context(
         attempt=attempt,
         spec=run.spec,
         determinism=snapshot.determinism,
-        work_dir=str(directory / "work"),
         spool_dir=str(directory / "spool"),
         log_dir=str(directory / "logs"),
         output_dir=str(directory / "output"),

@@ -1,13 +1,17 @@
 """`m5ws ui`."""
 
 import os
+from typing import TYPE_CHECKING
 
 import click
 
 from m5ws.agent import untracked
 from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output
-from m5ws.errors import UsageError
+from m5ws.errors import M5Error, UsageError
+
+if TYPE_CHECKING:
+    from m5ws.tracking.interface import Tracker
 
 
 @click.command("ui")
@@ -17,8 +21,9 @@ from m5ws.errors import UsageError
 def command(context: click.Context, port: int, as_json: bool) -> None:
     """Open MLflow with this workspace's runs.
 
-    The command serves MLflow's own UI on this machine until Ctrl-C. If m5ws.toml names an MLflow server, its address
-    is printed instead. With --json, print the address and the server's command, and serve nothing.
+    The command prints the address of the experiment's runs, and serves MLflow's own UI on this machine until Ctrl-C.
+    If m5ws.toml names an MLflow server, the address there is printed, and nothing is served. With --json, print the
+    address and the server's command, and serve nothing.
 
     \b
     Example:
@@ -30,8 +35,7 @@ def command(context: click.Context, port: int, as_json: bool) -> None:
         raise UsageError("tracking is switched off", hint="Set [mlflow] enabled = true in m5ws.toml.")
     argv, url = tracker.ui_argv(port), tracker.ui_url(port)
     if as_json:
-        output.print_json({"url": url, "command": argv})
-        return
+        return output.print_json({"url": url + _page(tracker), "command": argv})
     problems = (
         untracked.deliver_verdicts(workspace.repository(), tracker, workspace.home)
         if untracked.pending_verdicts(workspace.home)
@@ -43,6 +47,16 @@ def command(context: click.Context, port: int, as_json: bool) -> None:
         problems += untracked.catch_up(tracker, workspace.home)
     for problem in problems:
         output.print_note(f"note: {problem}")
-    output.echo(url)
+    output.echo(url + _page(tracker))
     if argv:
         os.execvp(argv[0], argv)
+    return None
+
+
+def _page(tracker: "Tracker") -> str:
+    """Return the place of the experiment's runs in the UI; empty without it, or if the server does not answer here."""
+    try:
+        return tracker.ui_page()
+    except M5Error as error:
+        output.warn(f"the address is that of all experiments: {error}")
+        return ""

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from m5ws.records.base import KeyedRecord, Record, RunId, SealedRecord
+from m5ws.records.base import Count, KeyedRecord, Record, RunId, SealedRecord
 from m5ws.records.explanation import Explanation
 from m5ws.records.run import Segment
 
@@ -176,10 +176,18 @@ class Expectation(Record, frozen=True, kw_only=True):
     why: str
 
 
+class UnfinishedEnd(Record, frozen=True, kw_only=True):
+    """End of an original that did not finish: `outcome` of its last attempt, and its last step; 0 without steps."""
+
+    outcome: str
+    step: Count = 0
+
+
 class Verdict(SealedRecord, tag="verdict/1", frozen=True, kw_only=True):
     """Result of `reproduce`. `compared` counts equal quantities by kind, `not_compared` lists others with the reason.
 
-    `observed`: the steps were observed in a script without a session, not recorded by one.
+    `observed`: the steps were observed in a script without a session, not recorded by one. `unfinished`: the original
+    did not finish, so the verdict is on the steps up to its end.
     `items` has each output file, artifact, parameter and metric of both runs, and `results` the patterns of `[run]
     results` by which they were judged; with `strict`, all output files were judged by their bytes. `hint` is the remedy
     if there is one.
@@ -201,6 +209,7 @@ class Verdict(SealedRecord, tag="verdict/1", frozen=True, kw_only=True):
     first: Divergence | None = None
     changes: tuple[Change, ...] = ()
     observed: bool = False
+    unfinished: UnfinishedEnd | None = None
     reason: str | None = None
     expected: Expectation | None = None
     recheck: Recheck | None = None

@@ -49,8 +49,7 @@ def format_verdict(verdict: Verdict) -> str:
     if verdict.explanation is not None:
         lines += ["", *explanation.format_explanation(verdict.explanation)]
     if verdict.compared:
-        equal = {kind: f"{count:,} equal" for kind, count in verdict.compared.items()}
-        lines += ["", "compared:", output.fields(equal, "  ")]
+        lines += ["", f"equal: {', '.join(f'{count:,} {kind}' for kind, count in verdict.compared.items())}"]
     if differ := [item for item in verdict.unequal if item.status == "differs"]:
         lines += ["", "differ:", *_format_items(differ)]
     absent = [item for item in verdict.unequal if item.status == "not compared"]
@@ -88,6 +87,9 @@ def _title(verdict: Verdict) -> str:
     """Return the result as a title. A proven fault of a resume, or of a restored segment, comes before the outcome."""
     if verdict.recheck is not None and verdict.is_inexact:
         return "INEXACT RESUME" if verdict.recheck.replay is None else "INEXACT RESTORE"
+    if (end := verdict.unfinished) is not None and verdict.outcome in ("reproduced", "sampled"):
+        until = f" up to step {end.step}" if end.step else ""
+        return f"{verdict.outcome.upper()}{until} (the original {end.outcome})"
     return verdict.outcome.upper()
 
 

@@ -13,7 +13,7 @@ from m5ws.diff import commit_history, diff
 from m5ws.outputs import collect
 from m5ws.records.ledger import COMPLETE
 from m5ws.records.run import Run
-from m5ws.records.verdict import Change, Divergence, Outcome, Verdict
+from m5ws.records.verdict import Change, Divergence, Outcome, UnfinishedEnd, Verdict
 from m5ws.repository import cross_check
 from m5ws.reproduce import gaps, refusals
 from m5ws.reproduce.compare import Comparison
@@ -67,9 +67,16 @@ def judge(
         first=first,
         changes=changes,
         observed=comparison.original.observed,
+        unfinished=_find_unfinished(comparison),
         reason=why,
         created_s=time.time(),
     )
+
+
+def _find_unfinished(comparison: Comparison) -> UnfinishedEnd | None:
+    """Return the end of an original that did not finish; None for others."""
+    outcome, step = comparison.original.outcome, comparison.original.last_step
+    return UnfinishedEnd(outcome=outcome or "has no recorded end", step=step) if outcome not in COMPLETE else None
 
 
 def _find_changes(ports: Ports, replay: Run, comparison: Comparison, first: Divergence | None) -> tuple[Change, ...]:
