@@ -1,17 +1,13 @@
 """`m5ws ui`."""
 
 import os
-from typing import TYPE_CHECKING
 
 import click
 
 from m5ws.agent import untracked
 from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output
-from m5ws.errors import M5Error, UsageError
-
-if TYPE_CHECKING:
-    from m5ws.tracking.interface import Tracker
+from m5ws.errors import UsageError
 
 
 @click.command("ui")
@@ -35,7 +31,7 @@ def command(context: click.Context, port: int, as_json: bool) -> None:
         raise UsageError("tracking is switched off", hint="Set [mlflow] enabled = true in m5ws.toml.")
     argv, url = tracker.ui_argv(port), tracker.ui_url(port)
     if as_json:
-        return output.print_json({"url": url + _page(tracker), "command": argv})
+        return output.print_json({"url": url + tracker.ui_page(), "command": argv})
     problems = (
         untracked.deliver_verdicts(workspace.repository(), tracker, workspace.home)
         if untracked.pending_verdicts(workspace.home)
@@ -47,16 +43,7 @@ def command(context: click.Context, port: int, as_json: bool) -> None:
         problems += untracked.catch_up(tracker, workspace.home)
     for problem in problems:
         output.print_note(f"note: {problem}")
-    output.echo(url + _page(tracker))
+    output.echo(url + tracker.ui_page())
     if argv:
         os.execvp(argv[0], argv)
     return None
-
-
-def _page(tracker: "Tracker") -> str:
-    """Return the place of the experiment's runs in the UI; empty without it, or if the server does not answer here."""
-    try:
-        return tracker.ui_page()
-    except M5Error as error:
-        output.warn(f"the address is that of all experiments: {error}")
-        return ""

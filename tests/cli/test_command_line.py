@@ -238,7 +238,7 @@ def test_ui_says_what_it_would_serve(m5: Any, place: Path) -> None:
     assert "5123" in document["command"]
 
 
-def test_ui_of_a_server_that_does_not_answer_prints_its_address(m5: Any, place: Path) -> None:
+def test_ui_of_a_server_that_does_not_answer_is_an_error_with_its_address(m5: Any, place: Path) -> None:
     (place / "m5ws.toml").write_text("[mlflow]\ntracking_uri = 'http://127.0.0.1:1/'\n")
     done = m5("ui")
-    assert done.out == "http://127.0.0.1:1\n" and "the address is that of all experiments" in done.err
+    assert done.status == 3 and "MLflow at http://127.0.0.1:1/" in done.err
