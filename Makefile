@@ -29,7 +29,7 @@ $(stamp): pyproject.toml constraints.txt hatch_build.py m5ws/training/fingerprin
 	$(bin)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[all,dev]'
 	touch $@
 
-demo: $(stamp) ## Snapshot, train and reproduce a small GPT, start to end.
+demo: $(stamp) ## Train, reproduce and change a small GPT, start to end.
 	$(bin)/m5ws demo $(ARGS)
 
 test: $(stamp) ## Run the tests that need no server, but for those that take long.

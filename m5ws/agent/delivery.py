@@ -70,6 +70,9 @@ class Delivery:
             self._waiting_bytes.clear()
             for path in spools:
                 self._publish(path.stem, path)
+            if self._warned and not self._failed:
+                self._warned = False
+                _log.warning("the store accepts the ledger again, and has all of its events")
         return events
 
     def finish(self) -> list[tuple[str, AnyEvent]]:
@@ -130,7 +133,6 @@ class Delivery:
         try:
             self._append(rank, path)
             published = True
-            self._warned = False
         except (M5Error, OSError) as error:
             # Training continues and the events stay in the spool. The next call tries again, in order.
             if not self._warned:

@@ -1,5 +1,6 @@
 """The preparation of a node: its work directory and input files, its environment, and the local code it may import."""
 
+import os
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
@@ -33,13 +34,14 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _assign_directory(plan: AttemptPlan, work: WorkDirectory) -> AttemptPlan:
-    """Return the plan with a work directory. Processes start there, and see no other current directory."""
+    """Return the plan with a work directory. Processes start in a folder of it, and see no other current directory."""
     seen, request = str(work.seen), plan.request
+    start = os.path.normpath(work.seen / plan.run.spec.directory)
     request = msgspec.structs.replace(
         request,
-        cwd=seen,
+        cwd=start,
         mount=work.mount,
-        environment=request.environment | {"PWD": seen},
+        environment=request.environment | {"PWD": start},
         unset=(*request.unset, "OLDPWD"),
     )
     return msgspec.structs.replace(plan, request=request, context=msgspec.structs.replace(plan.context, work_dir=seen))
@@ -93,7 +95,8 @@ def prepare(ports: Ports, plan: AttemptPlan, progress: Progress | None) -> Prepa
     """Make the work directory with the input files, observe the machine, and write the context of the ranks."""
     run, author = plan.run.reproduces or plan.run.id, Path(plan.context.author_dir)
     snapshot = snapshots.load(ports.repo, plan.run.snapshot)
-    work = directories.make(ports.work_root, plan.directory, run, author, ports.launcher.can_mount)
+    start, can_mount = plan.run.spec.directory, ports.launcher.can_mount
+    work = directories.make(ports.work_root, plan.directory, run, author, can_mount, start)
     plan = _assign_directory(plan, work)
     report(progress, "observing this machine, with torch")
     observed = ports.observer.observe(rank_variables(ports, plan))

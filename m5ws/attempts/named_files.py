@@ -3,11 +3,12 @@
 import difflib
 import os
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from m5ws.config.commands import launchers
 from m5ws.errors import UsageError
+from m5ws.records.run import LaunchSpec
 from m5ws.records.snapshot import Snapshot
 from m5ws.records.tree import path_text
 from m5ws.repository.files import trees
@@ -19,13 +20,13 @@ _ALIKE = 0.8
 
 
 def refuse_missing_script(
-    repo: Repository, snapshot: Snapshot, command: Sequence[str], root: Path, environment: Mapping[str, str]
+    repo: Repository, snapshot: Snapshot, spec: LaunchSpec, root: Path, environment: Mapping[str, str]
 ) -> None:
     """Raise UsageError if the snapshot lacks the command's script, or PATH the program of another command.
 
     The hint has similar scripts of the snapshot, and the relative path of one in the workspace `root`.
     """
-    typed = launchers.read(command)
+    typed = launchers.read(spec.command)
     script = (typed.script or typed.launcher)[0]
     if not typed.script and os.sep not in script:
         if shutil.which(script, path=environment.get("PATH", os.defpath)) is None:
@@ -36,11 +37,13 @@ def refuse_missing_script(
         return
     loaded = (trees.load(repo.objects, tree) for tree in set(snapshot.trees.values()))
     files = {path_text(entry.path) for tree in loaded for entry in tree.entries}
-    if os.path.normpath(script) not in files:
-        similar = _similar(os.path.relpath(os.path.realpath(root / script), root.resolve()), files)
+    path = os.path.normpath(os.path.join(spec.directory, script))
+    if path not in files:
+        similar = _similar(os.path.relpath(os.path.realpath(root / path), root.resolve()), files)
         hint = f"Did you mean {' or '.join(similar)}? " if similar else ""
+        where = f"{spec.directory}, the directory of [run]" if spec.directory != "." else "the workspace"
         raise UsageError(
-            f"the snapshot has no file {script}", hint=f"{hint}Paths are relative to the workspace, and inside it."
+            f"the snapshot has no file {path}", hint=f"{hint}Paths are relative to this folder, or to {where}."
         )
 
 

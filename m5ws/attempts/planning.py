@@ -5,6 +5,7 @@ A resumed attempt continues from the newest valid checkpoint. A fork without one
 """
 
 import importlib.util
+import os
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -41,6 +42,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     command: tuple[str, ...] = ()
+    directory: str | None = None
     trainer: Trainer | None = None
     nproc: int | None = None
     seed: int | None = None
@@ -62,6 +64,7 @@ def spec(settings: RunSettings, options: RunOptions) -> LaunchSpec:
     trainer, nproc = processes(command, options, settings.trainer, settings.nproc)
     return LaunchSpec(
         command=command,
+        directory=options.directory or os.path.normpath(settings.directory),
         trainer=trainer,
         nproc=nproc,
         seed=options.seed if options.seed is not None else settings.seed,
@@ -154,7 +157,7 @@ def plan(
         _require(run.spec)
     snapshot = snapshots.load(repo, run.snapshot)
     portable.refuse(snapshot.determinism, run.spec)
-    named_files.refuse_missing_script(repo, snapshot, run.spec.command, author_dir, environment)
+    named_files.refuse_missing_script(repo, snapshot, run.spec, author_dir, environment)
     attempts = ledger.attempts(repo, run.id)
     attempt = max(attempts, default=0) + 1
     valid = checkpoints.valid(repo, run.id) if attempts and not from_scratch else []
@@ -227,7 +230,6 @@ def _context(
         attempt=attempt,
         spec=run.spec,
         determinism=snapshot.determinism,
-        work_dir=str(directory / "work"),
         spool_dir=str(directory / "spool"),
         log_dir=str(directory / "logs"),
         output_dir=str(directory / "output"),

@@ -28,9 +28,9 @@ _LIMIT = 20
 def command(context: click.Context, limit: int, as_json: bool) -> None:
     """List the bytes of runs.
 
-    TOTAL is the size of all objects that a run needs: its snapshot, checkpoints and output files. UNIQUE are those that
-    no other run and no snapshot needs, SHARED the others. RECORDS are its ledger, verdicts and summaries. All records
-    of the store are read.
+    A run is counted with its replays. TOTAL is the size of all objects that they need: snapshots, checkpoints and
+    output files. UNIQUE are those that no other run and no snapshot needs, SHARED the others. RECORDS are ledgers,
+    verdicts and summaries. All records of the store are read.
 
     \b
     Example:
@@ -47,7 +47,7 @@ def command(context: click.Context, limit: int, as_json: bool) -> None:
         whole = {"objects": usages.objects, "size_bytes": usages.size_bytes, "other_bytes": usages.other_bytes}
         return output.print_json({"runs": rows, "more": len(usages.runs) - len(shown), **whole})
     if shown:
-        heads = ("RUN", "TOTAL", "UNIQUE", "SHARED", "RECORDS", "NAME")
+        heads = ("RUN", "REPLAYS", "TOTAL", "UNIQUE", "SHARED", "RECORDS", "NAME")
         output.echo(output.table(heads, [_row(row) for row in shown]), "")
     if more := len(usages.runs) - len(shown):
         output.print_note(f"{more:,} runs with fewer unique bytes are not listed; `--limit 0` lists all")
@@ -58,4 +58,4 @@ def command(context: click.Context, limit: int, as_json: bool) -> None:
 
 def _row(row: "RunUsage") -> tuple[str, ...]:
     sizes = (row.logical_bytes, row.unique_bytes, row.shared_bytes, row.record_bytes)
-    return row.run, *map(output.size, sizes), row.problem or row.name or ""
+    return row.run, str(row.replays), *map(output.size, sizes), row.problem or row.name or ""

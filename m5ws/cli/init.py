@@ -1,5 +1,6 @@
 """`m5ws init`."""
 
+import shlex
 from pathlib import Path
 
 import click
@@ -73,4 +74,7 @@ def command(
         output.print_note("hint: run `git init` here, so that snapshots record their commit.")
     elif commit is None:
         output.print_note("hint: commit m5ws.toml after your changes, so that every checkout has the same settings.")
+    move = "" if directory is None else f"cd {shlex.quote(str(directory))}; "
+    begin = "python prepare.py; m5ws run" if "prepare.py" in written else "m5ws run SCRIPT"
+    output.print_note(f"next: {move}{begin}")
     return None

@@ -81,6 +81,7 @@ def _files(folder: Path, rank: str | None) -> dict[str, Path]:
 def _print(folder: Path, rank: str | None, ended: Callable[[], bool]) -> None:
     """Print whole lines as they are written, until `ended`. Then print an unfinished last line too."""
     readers: dict[Path, LogReader] = {}
+    is_empty = True
     while True:
         last = ended()
         files = _files(folder, rank)
@@ -88,7 +89,10 @@ def _print(folder: Path, rank: str | None, ended: Callable[[], bool]) -> None:
             reader = readers.setdefault(path, LogReader(path))
             prefix = f"[{name}] " if len(files) > 1 else ""
             for line in reader.read(last=last):
+                is_empty = False
                 output.echo(*(prefix + part for part in line.splitlines() or [""]))
         if last:
+            if is_empty:
+                output.print_note(f"the log of {'all ranks' if rank is None else f'rank {rank}'} is empty")
             return
         time.sleep(_POLL_S)

@@ -1,5 +1,6 @@
 """`m5ws ls`."""
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -20,6 +21,9 @@ _CHANGES = 4
 @click.option("--snapshots", "only", flag_value="snapshots", help="List snapshots only.")
 @click.option("--runs", "only", flag_value="runs", help="List runs only.")
 @click.option(
+    "--where", "condition", type=names.Text(), metavar="CONDITION", help="List the runs that meet CONDITION, in SQL."
+)
+@click.option(
     "--limit",
     type=click.IntRange(min=0),
     default=_LIMIT,
@@ -29,25 +33,30 @@ _CHANGES = 4
 )
 @output.json_option
 @click.pass_context
-def command(context: click.Context, only: str | None, limit: int, as_json: bool) -> None:
+def command(context: click.Context, only: str | None, condition: str | None, limit: int, as_json: bool) -> None:
     """List snapshots and runs.
 
     The newest come first, and replays below their originals. Runs have their last and lowest loss, and their name or
     the parameters that are not the same in all listed runs.
 
-    To search runs, use --json, m5ws.Workspace in Python, or the filters of MLflow.
+    CONDITION is a condition of SQLite over the columns id, name, state, created, age_s, step, total_steps, attempts,
+    loss, lowest_loss, lowest_step, snapshot, reproduces, parent, sweep, verdict, why, notes, outcome (of notes), and
+    one for each parameter: a config key, args.NAME or launch.FIELD. A name with a dot is in double quotes, a text in
+    single quotes.
 
     \b
     Examples:
       m5ws ls --runs
-      m5ws ls --runs --limit 0 --json | jq '.runs[] | select(.loss < 3) | .id'
+      m5ws ls --where 'loss < 3 and "optimizer.lr" >= 3e-4'
+      m5ws ls --where "state = 'failed' and created > datetime('now', '-2 days')"
     """
     from m5ws.runs import listing, run_table
 
+    only = only if condition is None else "runs"
     repo = names.workspace(context).open_repository()
     with progress.Bar() as bar:
         snapshots = listing.list_snapshots(repo, bar, limit) if only != "runs" else listing.SnapshotList(rows=())
-        runs = run_table.newest(repo, limit, bar) if only != "snapshots" else run_table.RunTable(rows=())
+        runs = run_table.newest(repo, limit, bar, condition) if only != "snapshots" else run_table.RunTable(rows=())
     more = {"snapshots": snapshots.more, "runs": runs.more}
     if as_json:
         return output.print_json({"snapshots": snapshots.rows, "runs": runs.rows, "more": more})
@@ -59,7 +68,8 @@ def command(context: click.Context, only: str | None, limit: int, as_json: bool)
         output.echo(_runs(runs.rows))
     _print_older(more)
     if not snapshots.rows and not runs.rows:
-        output.print_note("no snapshots and no runs: create them with `m5ws snapshot` and `m5ws run`")
+        begin = "no snapshots and no runs: create them with `m5ws snapshot` and `m5ws run`"
+        output.print_note(begin if condition is None else "no run meets the condition")
     return None
 
 
@@ -101,11 +111,13 @@ def _described(row: "RunRow") -> list[str]:
         words.append(f"from {row.parent.run}@{row.parent.step}")
     if row.sweep:
         words.append(f"sweep {row.sweep}")
-    changes = [f"{name}={output.cut(value)}" for name, value in row.changes.items() if value is not None]
-    if row.sweep and row.name:
-        # The name of a run of a sweep has its values already.
-        named = row.name.split()
-        changes = [change for change in changes if change.removeprefix("args.").removeprefix("launch.") not in named]
+    # The name of a run of a sweep has its values already.
+    named = re.findall(r"(\S+?)=", row.name.replace("-", "_")) if row.sweep and row.name else ()
+    changes = [
+        f"{name}={output.cut(value)}"
+        for name, value in row.changes.items()
+        if value is not None and re.sub(r"^args\.|^launch\.|.*:", "", name).replace("-", "_") not in named
+    ]
     words += changes[:_CHANGES]
     words += [f"{len(changes) - _CHANGES} more"] if len(changes) > _CHANGES else []
     if row.why:

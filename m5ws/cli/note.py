@@ -5,7 +5,7 @@ from typing import get_args
 import click
 
 from m5ws.cli.parameters import names
-from m5ws.cli.terminal import output
+from m5ws.cli.terminal import output, progress
 from m5ws.records.note import NoteOutcome
 
 
@@ -34,7 +34,9 @@ def command(context: click.Context, run: str, text: str, outcome: NoteOutcome | 
     workspace = names.workspace(context)
     repo = workspace.open_repository()
     written = actions.write_note(workspace, names.find_id(repo, run, "run"), text, outcome=outcome)
-    note, problem = actions.publish_note(workspace, repo, written)
+    with progress.Bar() as bar:
+        bar("storing the note, and showing it in MLflow", 0, 0)
+        note, problem = actions.publish_note(workspace, repo, written)
     if problem is not None:
         output.warn(f"the store has the note, MLflow does not: {problem}")
     if as_json:

@@ -50,7 +50,9 @@ def command(context: click.Context, run: str, target: Path, as_json: bool) -> No
         content = report.build(repo, run_id, bar)
     data = report_page.build(content)
     page.write(target, data)
-    problem = _attach(workspace, run_id, data.encode())
+    with progress.Bar() as bar:
+        bar("attaching the page in MLflow", 0, 0)
+        problem = _attach(workspace, run_id, data.encode())
     if as_json:
         verdict = content.verdicts[0].outcome if content.verdicts else None
         output.print_json({"run": run_id, "file": target, "verdict": verdict, "not_attached": problem})

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @click.command("show")
 @click.argument("name", metavar="ID", type=names.Id(("snapshot", "run", "sweep")))
-@click.option("--packages", is_flag=True, help="List all installed distributions.")
+@click.option("--environment", is_flag=True, help="Show the observed environment, with all distributions.")
 @output.json_option
 @click.pass_context
-def command(context: click.Context, name: str, packages: bool, as_json: bool) -> None:
+def command(context: click.Context, name: str, environment: bool, as_json: bool) -> None:
     """Show a snapshot, a run or a sweep.
 
-    For a snapshot: its parts with digests and sizes, its messages, the observed environment, and its commit if the git
-    repository around the workspace has it. For a run: its state, attempts, checkpoints, output files and verdicts, and
+    For a snapshot: its parts with digests and sizes, its messages, and its commit if the git repository around the
+    workspace has it. For a run: its state, attempts, checkpoints, output files and verdicts, and
     the run or checkpoint that it started from. For a sweep: its values, and the state of each of its runs.
 
     \b
@@ -54,8 +54,8 @@ def command(context: click.Context, name: str, packages: bool, as_json: bool) ->
     if as_json:
         return output.print_json(view)
     output.echo(_run(view) if isinstance(view, listing.RunView) else _snapshot(view))
-    if view.observed is not None:
-        output.echo("\n" + _environment(view.observed, packages))
+    if environment and view.observed is not None:
+        output.echo("\n" + _environment(view.observed))
     return None
 
 
@@ -215,14 +215,10 @@ def _resumed_from(attempt: "AttemptState", parent: "Parent | None") -> str | Non
     return attempt.resume
 
 
-def _environment(observed: "Observed", packages: bool) -> str:
+def _environment(observed: "Observed") -> str:
     present = {name: value for name, value in sorted(observed.facts.items()) if value is not None}
     absent = ", ".join(name for name, value in sorted(observed.facts.items()) if value is None)
     lines = ["observed environment:", output.fields(present, "  ")]
     if absent:
         lines.append(f"  absent: {absent}")
-    if packages:
-        lines += ["", output.fields(dict(sorted(observed.distributions.items())), "  ")]
-    else:
-        lines.append(f"  {len(observed.distributions)} distributions (--packages lists them)")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", output.fields(dict(sorted(observed.distributions.items())), "  ")])

@@ -17,8 +17,9 @@ from m5ws.errors import UsageError
 def command(context: click.Context, port: int, as_json: bool) -> None:
     """Open MLflow with this workspace's runs.
 
-    The command serves MLflow's own UI on this machine until Ctrl-C. If m5ws.toml names an MLflow server, its address
-    is printed instead. With --json, print the address and the server's command, and serve nothing.
+    The command prints the address of the experiment's runs, and serves MLflow's own UI on this machine until Ctrl-C.
+    If m5ws.toml names an MLflow server, the address there is printed, and nothing is served. With --json, print the
+    address and the server's command, and serve nothing.
 
     \b
     Example:
@@ -30,8 +31,7 @@ def command(context: click.Context, port: int, as_json: bool) -> None:
         raise UsageError("tracking is switched off", hint="Set [mlflow] enabled = true in m5ws.toml.")
     argv, url = tracker.ui_argv(port), tracker.ui_url(port)
     if as_json:
-        output.print_json({"url": url, "command": argv})
-        return
+        return output.print_json({"url": url + tracker.ui_page(), "command": argv})
     problems = (
         untracked.deliver_verdicts(workspace.repository(), tracker, workspace.home)
         if untracked.pending_verdicts(workspace.home)
@@ -43,6 +43,7 @@ def command(context: click.Context, port: int, as_json: bool) -> None:
         problems += untracked.catch_up(tracker, workspace.home)
     for problem in problems:
         output.print_note(f"note: {problem}")
-    output.echo(url)
+    output.echo(url + tracker.ui_page())
     if argv:
         os.execvp(argv[0], argv)
+    return None

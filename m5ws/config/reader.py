@@ -151,6 +151,7 @@ _RULES: tuple[tuple[Key, Callable[[Settings], bool], str | Callable[[Settings], 
         "is not inside the workspace",
     ),
     (("tokenizer", "probe"), lambda s: s.tokenizer.path is None, "does nothing without 'tokenizer.path'"),
+    (("run", "directory"), lambda s: _outside(s.run.directory), "is not inside the workspace"),
     (("run", "outputs"), lambda s: any(map(_outside, s.run.outputs)), "holds a path that is not inside the workspace"),
     (
         ("run", "results"),

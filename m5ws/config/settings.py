@@ -89,6 +89,7 @@ class EnvironmentSettings(_Section, frozen=True, kw_only=True):
 class RunSettings(_Section, frozen=True, kw_only=True):
     """Defaults of `m5ws run`. `outputs`: folders that a script writes to, stored while it runs and when it ends.
 
+    `directory`: the folder of the workspace in which the command starts.
     `work_dir`: the folder in which scripts run; if empty, `m5ws/work` in the user's state directory.
     `keep_work`: output files stay in the work directory of a finished attempt, though the store has them.
     `observe`: record the steps of scripts that do not use m5ws.session.
@@ -97,6 +98,7 @@ class RunSettings(_Section, frozen=True, kw_only=True):
     """
 
     command: tuple[str, ...] = ()
+    directory: str = "."
     trainer: Trainer | None = None
     nproc: int = 1
     seed: int | None = None

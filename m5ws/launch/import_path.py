@@ -17,6 +17,13 @@ def entries(environment: Mapping[str, str], root: Path) -> list[str]:
     return [str(folder.relative_to(root) if folder.is_relative_to(root) else folder) for folder in folders]
 
 
+def at(environment: Mapping[str, str], directory: str) -> dict[str, str]:
+    """Return a recorded PYTHONPATH for processes that start in a folder of the work directory; nothing without it."""
+    folders = filter(None, environment.get(VARIABLE, "").split(os.pathsep))
+    moved = [folder if os.path.isabs(folder) else os.path.relpath(folder, directory) for folder in folders]
+    return {VARIABLE: os.pathsep.join(moved)} if moved else {}
+
+
 def recorded(settings: Mapping[str, str], root: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the shell's PYTHONPATH for the record of a run, if it has a folder of the workspace `root`; else nothing.
 

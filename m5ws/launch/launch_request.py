@@ -91,7 +91,7 @@ def _added(context: Context, directory: Path, environment: Mapping[str, str], py
     if environment.get(import_path.VARIABLE):
         folders = import_path.entries(environment, Path(context.author_dir))
         added[import_path.VARIABLE] = os.pathsep.join(filter(os.path.isabs, folders))
-    return added | context.spec.environment
+    return added | context.spec.environment | import_path.at(context.spec.environment, context.spec.directory)
 
 
 def _programs(environment: Mapping[str, str], python: str) -> str | None:

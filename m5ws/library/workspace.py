@@ -53,17 +53,18 @@ class Workspace:
         repo = self._workspace.repository(create=True)
         return actions.take_snapshot(self._workspace, repo, message, None, _log.warning).id
 
-    def runs(self, limit: int = 20) -> list[Run]:
+    def runs(self, where: str | None = None, limit: int = 20) -> list[Run]:
         """Return the newest runs, at most `limit` (0: all), each before its replays, as `m5ws ls --runs` lists them.
 
-        A damaged run has the state "damaged". Raises NotFound if there is no store yet.
+        `where` is a condition of `m5ws ls --where`. A damaged run has the state "damaged". Raises UsageError for an
+        invalid condition, and NotFound if there is no store yet.
         """
         from m5ws.runs import run_table
 
         if limit < 0:
             raise UsageError(f"limit is {limit}, but must be at least 0", hint="0 returns all runs.")
         repo = self._open()
-        return [Run(self._workspace, repo, row) for row in run_table.newest(repo, limit).rows]
+        return [Run(self._workspace, repo, row) for row in run_table.newest(repo, limit, condition=where).rows]
 
     def run(self, name: str) -> Run:
         """Return the run with this id, unique prefix of an id, or name.

@@ -65,13 +65,13 @@ class LocalInstall(Record, frozen=True, kw_only=True):
 class Context(Record, tag="context/1", frozen=True, kw_only=True):
     """Context of a rank, in the file that M5WS_CONTEXT names. It stays on the machine.
 
-    `resume` is the digest of the checkpoint to restore, `parent` its run if that is another one. `saving` has the
-    settings for new checkpoints, `trace` the steps to trace. A replay makes a checkpoint after each step in
-    `checkpoint_at`, and fingerprints after each in `fingerprint_at`, as its original did, and never by the clock. The
-    attempt ends after step `until`, if given. Without `goes_on` no later attempt follows, so an early end makes no
-    checkpoint. The ranks of a script without a session are killed after step `killed_after`, if given, as by a crash.
-    `copies` is the directory of the cache, of at most `copies_bytes`. `local_installs` has code that no snapshot
-    contains.
+    `work_dir` is empty in a plan. `resume` is the digest of the checkpoint to restore, `parent` its run if that is
+    another one. `saving` has the settings for new checkpoints, `trace` the steps to trace. A replay makes a checkpoint
+    after each step in `checkpoint_at`, and fingerprints after each in `fingerprint_at`, as its original did, and never
+    by the clock. The attempt ends after step `until`, if given. Without `goes_on` no later attempt follows, so an early
+    end makes no checkpoint. The ranks of a script without a session are killed after step `killed_after`, if given, as
+    by a crash. `copies` is the directory of the cache, of at most `copies_bytes`. `local_installs` has code that no
+    snapshot contains.
     """
 
     store: str
@@ -80,7 +80,7 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
     attempt: int
     spec: LaunchSpec
     determinism: Determinism
-    work_dir: str
+    work_dir: str = ""
     spool_dir: str
     log_dir: str
     output_dir: str

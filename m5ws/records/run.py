@@ -15,11 +15,13 @@ Starter = Literal["torchrun", "deepspeed", "python", "accelerate", "composer", "
 class LaunchSpec(Record, frozen=True, kw_only=True):
     """Launch settings of a run. `diff` and `reproduce` compare those that can change bits.
 
-    `command` is the command as typed. `nproc` is None if the command's own launcher chooses the number of processes.
+    `command` is the command as typed, and `directory` the folder of the snapshot in which it starts. `nproc` is None if
+    the command's own launcher chooses the number of processes.
     `observe`: the steps of a script without a session are observed.
     """
 
     command: tuple[str, ...]
+    directory: str = "."
     trainer: Starter = "python"
     nproc: int | None = 1
     seed: int | None = None

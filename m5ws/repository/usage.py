@@ -1,11 +1,11 @@
-"""Bytes of runs: of everything that a run needs, and of the part that nothing else needs.
+"""Bytes of runs, each with its replays: of everything that they need, and of the part that nothing else needs.
 
 Memory: 20 bytes for each object of the store, and the objects of one run and of a few snapshots at a time.
 """
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 
@@ -13,6 +13,7 @@ import msgspec
 
 from m5ws.progress import Progress
 from m5ws.records.ledger import AttemptStarted
+from m5ws.records.run import Run
 from m5ws.repository.ledger import ledger
 from m5ws.repository.objects import is_digest
 from m5ws.repository.reachability.reach import ReachableObjects
@@ -24,13 +25,14 @@ _SNAPSHOTS = 8
 
 
 class RunUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of one run: of its objects (`logical_bytes`), of those that no other run and no snapshot needs
-    (`unique_bytes`), and of its ledger and other records.
+    """Bytes of one run with its `replays`: of their objects (`logical_bytes`), of those that no other run and no
+    snapshot needs (`unique_bytes`), and of their ledgers and other records.
 
-    `problem`: the run is damaged, and only its records were counted.
+    `problem`: one of them is damaged, and only its records were counted.
     """
 
     run: str
+    replays: int = 0
     name: str | None = None
     created_s: float = 0.0
     logical_bytes: int = 0
@@ -112,9 +114,9 @@ def measure(repo: Repository, progress: Progress | None = None) -> StoreUsage:
         with suppress(*runs.UNREADABLE):
             objects.own(len(names), of_snapshot(snapshot))
     usages = []
-    for position, run in enumerate(names):
+    for position, (run, members) in enumerate(_with_replays(repo, names).items()):
         say("reading runs", position, len(names))
-        usages.append(_usage(repo, objects, position, run, records[run], of_snapshot))
+        usages.append(_usage(repo, objects, position, run, members, records, of_snapshot))
     unique = objects.unique(len(names) + 1)
     rows = [msgspec.structs.replace(row, unique_bytes=unique[place]) for place, row in enumerate(usages)]
     return StoreUsage(
@@ -134,35 +136,55 @@ def _snapshot(repo: Repository, snapshot: str) -> frozenset[bytes]:
     return frozenset(reach.digests)
 
 
+def _with_replays(repo: Repository, names: Sequence[str]) -> dict[str, list[str]]:
+    """Return the runs by the run that they reproduce in the end; a run that reproduces none is its own."""
+    originals, groups = dict[str, str](), dict[str, list[str]]()
+    facts = runs.facts(repo)
+    for name, fact in sorted(facts.items(), key=lambda item: item[1].created_s):
+        originals[name] = originals.get(fact.reproduces or "", name)
+    for name in names:
+        groups.setdefault(originals.get(name, name), []).append(name)
+    return groups
+
+
 def _usage(
     repo: Repository,
     objects: _Objects,
     owner: int,
-    run_id: str,
-    record_bytes: int,
+    original: str,
+    members: Sequence[str],
+    records: Mapping[str, int],
     of_snapshot: Callable[[str], frozenset[bytes]],
 ) -> RunUsage:
-    try:
-        run = runs.load(repo, run_id)
-        reach = ReachableObjects(repo.objects)
-        reach.digests |= of_snapshot(run.snapshot)
-        for attempt in ledger.attempts(repo, run_id):
-            first = next(ledger.read(repo, run_id, attempt, ledger.LAUNCHER), None)
-            started = ledger.decode_event(first.events[0]) if first is not None else None
-            if isinstance(started, AttemptStarted):
-                reach.add(started.observed)
-        if run.parent is not None:
-            reach.checkpoint(run.parent.digest)
-        for label in checkpoints.names(repo, run_id):
-            reach.checkpoint(checkpoints.read(repo, run_id, label)[0])
-        for label in outputs.names(repo, run_id):
-            reach.outputs(outputs.find(repo, run_id, label)[0])
-    except runs.UNREADABLE as error:
-        return RunUsage(run=run_id, record_bytes=record_bytes, problem=str(error))
-    return RunUsage(
-        run=run_id,
-        name=run.name,
-        created_s=run.created_s,
-        logical_bytes=objects.own(owner, reach.digests),
-        record_bytes=record_bytes,
+    """Return the bytes of a run with its replays."""
+    reach, usage = ReachableObjects(repo.objects), RunUsage(run=original, replays=len(members) - 1)
+    for name in members:
+        try:
+            run = _reach_run(repo, reach, name, of_snapshot)
+            if name == original:
+                usage = msgspec.structs.replace(usage, name=run.name, created_s=run.created_s)
+        except runs.UNREADABLE as error:
+            usage = msgspec.structs.replace(usage, problem=str(error))
+    return msgspec.structs.replace(
+        usage, logical_bytes=objects.own(owner, reach.digests), record_bytes=sum(records[name] for name in members)
     )
+
+
+def _reach_run(
+    repo: Repository, reach: ReachableObjects, run_id: str, of_snapshot: Callable[[str], frozenset[bytes]]
+) -> Run:
+    """Add the objects of a run, and return it."""
+    run = runs.load(repo, run_id)
+    reach.digests |= of_snapshot(run.snapshot)
+    for attempt in ledger.attempts(repo, run_id):
+        first = next(ledger.read(repo, run_id, attempt, ledger.LAUNCHER), None)
+        started = ledger.decode_event(first.events[0]) if first is not None else None
+        if isinstance(started, AttemptStarted):
+            reach.add(started.observed)
+    if run.parent is not None:
+        reach.checkpoint(run.parent.digest)
+    for label in checkpoints.names(repo, run_id):
+        reach.checkpoint(checkpoints.read(repo, run_id, label)[0])
+    for label in outputs.names(repo, run_id):
+        reach.outputs(outputs.find(repo, run_id, label)[0])
+    return run

@@ -72,6 +72,8 @@ def only_in_original(comparison: Comparison) -> tuple[Gap, ...]:
 def unrecorded(comparison: Comparison, begin: int) -> Iterator[Gap]:
     """Yield the records that neither side has, so that nobody takes them for verified. The replay starts at `begin`."""
     original = comparison.original
+    if original.outcome != "finished":
+        yield Gap(kind="original ended", name=original.outcome or "unrecorded", step=original.last_step)
     if not original.by_steps:
         yield Gap(kind="no steps")
         return
@@ -82,7 +84,5 @@ def unrecorded(comparison: Comparison, begin: int) -> Iterator[Gap]:
     between = last - begin - sum(1 for step in original.states.get(0, {}) if step)
     if between > 0:
         yield Gap(kind="states between", number=between, steps=str(last - begin))
-    if original.outcome != "finished":
-        yield Gap(kind="original ended", name=original.outcome or "unrecorded", step=last)
     if original.outcome in COMPLETE and original.weights and not any(original.weights.values()):
         yield Gap(kind="no weights alive")

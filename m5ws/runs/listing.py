@@ -50,7 +50,8 @@ class SnapshotRow(msgspec.Struct, frozen=True, kw_only=True):
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     """A run in a list; `outcome` is the verdict's, for a reproduction that has one.
 
-    `loss`, `lowest_loss` and its step, `why`, `note_outcome` and `changes` are only in tables of runs (`run_table`).
+    `loss`, `lowest_loss` and its step, `why`, `note_outcome`, `notes` and `changes` are only in tables of runs
+    (`run_table`).
     `changes` are the parameters that are not the same in all runs of the table.
     `rechecks` is the replay that it does again, where the verdict on that one says so, `explains` the one whose
     divergence it looks into; only in a run's own view.
@@ -74,6 +75,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     lowest_step: int | None = None
     why: str | None = None
     note_outcome: NoteOutcome | None = None
+    notes: tuple[str, ...] = ()
     changes: dict[str, str | None] = {}
     rechecks: str | None = None
     explains: str | None = None

@@ -4,6 +4,7 @@ Cost: one listing of the run index, one of the runs and one of the notes, whatev
 losses and notes are read of the shown runs alone.
 """
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
@@ -16,8 +17,9 @@ from m5ws.repository.references import notes, parameters, removals, run_index, r
 from m5ws.repository.references.parameters import ParameterReader
 from m5ws.repository.references.run_index import RunFacts
 from m5ws.repository.repository import Repository
-from m5ws.runs import listing, run_losses
+from m5ws.runs import listing, run_losses, where
 from m5ws.runs.listing import RunRow
+from m5ws.runs.where import DescribedRun
 
 
 class RunTable(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,39 +29,52 @@ class RunTable(msgspec.Struct, frozen=True, kw_only=True):
     more: int = 0
 
 
-def newest(repo: Repository, limit: int = 0, progress: Progress | None = None) -> RunTable:
-    """Return the newest runs, at most `limit`; all of them if it is 0. Removed ones are left out."""
+def newest(
+    repo: Repository, limit: int = 0, progress: Progress | None = None, condition: str | None = None
+) -> RunTable:
+    """Return the newest runs that meet a condition in SQL (`where`), at most `limit`; all of them if it is 0.
+
+    Removed runs are left out. Raises UsageError for an invalid condition.
+    """
     index = run_index.load(repo)
     known, removed = runs.facts(repo, index), removals.removed_runs(repo)
     readable = sorted(known.keys() - removed, key=lambda run: (-known[run].created_s, run))
     damaged = [run for run in runs.ids(repo) if run not in known and run not in removed]
-    chosen = [*readable[: limit or None], *damaged[: limit or None]]
-    rows = _detail(repo, index, listing.list_runs(repo, progress, index, chosen))
-    return RunTable(rows=tuple(_below_originals(rows)), more=len(readable) + len(damaged) - len(chosen))
+    count = len(readable) + len(damaged)
+    end = (limit or None) if condition is None else None
+    described = _describe(repo, index, listing.list_runs(repo, progress, index, [*readable[:end], *damaged[:end]]))
+    if condition is not None:
+        kept = where.matching(described, condition, time.time())
+        count, described = len(kept), [pair for pair in described if pair[0].id in kept][: limit or None]
+    return RunTable(rows=tuple(_below_originals(_with_changes(described))), more=count - len(described))
 
 
 def describe(repo: Repository, names: Sequence[str]) -> list[RunRow]:
     """Return the rows of these runs, as in a table of them alone, newest first."""
     index = run_index.load(repo)
-    return _detail(repo, index, listing.list_runs(repo, None, index, names))
+    return _with_changes(_describe(repo, index, listing.list_runs(repo, None, index, names)))
 
 
-def _detail(repo: Repository, index: Mapping[str, RunFacts], rows: Iterable[RunRow]) -> list[RunRow]:
-    """Return rows with losses, notes and changed parameters."""
+def _describe(repo: Repository, index: Mapping[str, RunFacts], rows: Iterable[RunRow]) -> list[DescribedRun]:
+    """Return rows with losses and notes, each with the parameters of its run."""
     detail = partial(_detail_row, repo, ParameterReader(repo), index, notes.annotated_runs(repo))
-    pairs = list(concurrency.for_each(detail, rows))
-    changed = parameters.differing([values for _, values in pairs if values is not None])
+    return list(concurrency.for_each(detail, rows))
+
+
+def _with_changes(described: Sequence[DescribedRun]) -> list[RunRow]:
+    """Return the rows with the parameters that are not the same in all of them."""
+    changed = parameters.differing([values for _, values in described if values is not None])
     return [
         msgspec.structs.replace(row, changes={name: values.get(name) for name in changed})
         if values is not None
         else row
-        for row, values in pairs
+        for row, values in described
     ]
 
 
 def _detail_row(
     repo: Repository, reader: ParameterReader, index: Mapping[str, RunFacts], annotated: Iterable[str], row: RunRow
-) -> tuple[RunRow, Mapping[str, str] | None]:
+) -> DescribedRun:
     """Return a row with its losses and notes, and the run's parameters; as it is for a damaged run."""
     if row.problem is not None:
         return row, None
@@ -73,6 +88,7 @@ def _detail_row(
             lowest_step=losses.lowest_step,
             why=notes.why(written),
             note_outcome=notes.outcome(written),
+            notes=tuple(note.text for note in written if note.kind == "note"),
         )
         return row, _parameters(repo, reader, row.id)
     except runs.UNREADABLE as error:

@@ -64,19 +64,19 @@ def partition_files(
 ) -> Partition:
     """Return every captured file, by part. `claims` are datasets; tracked ones come before [data] paths.
 
+    Untracked files in [run] outputs are left out: a plain run of the script wrote them.
     Raises NotFound if m5ws.toml names a config file or a tokenizer that does not exist.
     """
     paths = tuple(claim.path for claim in claims) + ((tokenizer.path,) if tokenizer else ())
     config = _config_files(root, settings.config, state.files, paths)
     private = (*_INTERNAL, *_store_folder(root, settings))
-    excluded = patterns.ignoring(settings.code.exclude) if settings.code.exclude else None
-    taken = {*paths, *(file.path for file in config)}
+    left_out = set(filter(patterns.naming(settings.run.outputs), state.untracked))
+    if settings.code.exclude:
+        left_out |= set(filter(patterns.ignoring(settings.code.exclude), {*state.files, *state.changed}))
+    taken = {*paths, *(file.path for file in config), *left_out}
     elsewhere = (*private, *(path + b"/" for path in paths))
     own = [path for path in state.files if path not in taken and not path.startswith(elsewhere)]
-    changed = [path for path in state.changed if not path.startswith(private)]
-    if excluded is not None:
-        own = [path for path in own if not excluded(path)]
-        changed = [path for path in changed if not excluded(path)]
+    changed = [path for path in state.changed if path not in left_out and not path.startswith(private)]
     ordered = sorted(claims, key=lambda claim: (claim.tracked is None, claim.path))
     return Partition(
         code=tuple(SourceFile(path=path, location=os.path.join(root, os.fsdecode(path))) for path in own),

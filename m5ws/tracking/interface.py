@@ -64,5 +64,11 @@ class Tracker(Protocol):
     def ui_url(self, port: int) -> str:
         """Return the address of the tracker's UI, served by `ui_argv(port)` or by its server."""
 
+    def ui_page(self) -> str:
+        """Return the part of the UI's address, after `ui_url`, that opens the runs of the experiment; empty without it.
+
+        Raises M5Error if the tracker does not answer.
+        """
+
     def ui_argv(self, port: int) -> tuple[str, ...]:
         """Return the command that serves the UI on this machine's loopback; empty if there is a server."""

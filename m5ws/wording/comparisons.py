@@ -27,7 +27,7 @@ GAPS: dict[GapKind, str] = {
     "no steps": "steps and state: no step was recorded or observed; only files and metrics could be compared",
     "none recorded": "{name}: none were recorded",
     "states between": "state after {number} of {steps} steps: no fingerprints were recorded there",
-    "original ended": "the original ended {name} after step {step}",
+    "original ended": "the end of the original, after step {step}: {name}",
     "no weights alive": "weights at the end of the script: none were alive",
     "files not kept": "output files of the {side}: {name}",
     "nothing run": "everything: nothing was run",

@@ -52,16 +52,20 @@ class WorkDirectory(msgspec.Struct, frozen=True, kw_only=True):
         return (str(self.path.parent), str(self.seen.parent)) if self.seen != self.path else None
 
 
-def make(root: Path, attempt: Path, run: RunId, author: Path, can_mount: Callable[[str, str], bool]) -> WorkDirectory:
+def make(
+    root: Path, attempt: Path, run: RunId, author: Path, can_mount: Callable[[str, str], bool], start: str = "."
+) -> WorkDirectory:
     """Create the empty work directory of the attempt with the directory `attempt`.
 
-    `run` is the attempt's run; for a replay, the run that it reproduces. Raises UsageError if `root` is inside
+    `run` is the attempt's run; for a replay, the run that it reproduces. `start` is the folder of the work directory in
+    which processes start. Raises UsageError if `root` is inside
     `author`, the checkout, belongs to another user, or is not writable.
     """
     try:
         root = _private(root, author)
         seen = _home(root, 0) / _WORK
-        seen.mkdir(parents=True, exist_ok=True)
+        # A process starts in the folder before the mount, and again after it.
+        (seen / start).mkdir(parents=True, exist_ok=True)
         path = _claim(root, attempt, run) / _WORK
         path.mkdir()
         (attempt / _WORK).symlink_to(path)

@@ -108,6 +108,27 @@ def test_much_does_not_wait(training: _Training) -> None:
     assert training.told() == [1, 100, 2]
 
 
+def test_an_outage_is_one_warning_when_it_begins_and_one_when_it_ends(
+    training: _Training, caplog: pytest.LogCaptureFixture
+) -> None:
+    is_away = True
+
+    def refuse(operation: str, key: str) -> None:
+        # The ledger of rank 0 is stored, that of rank 1 is not.
+        if is_away and operation == "create" and "/1/" in key:
+            raise OSError("away")
+
+    training.delivery = training.through(PassingStore(training.repo.store, refuse))
+    for _ in range(20):
+        training.step(1.0)
+    assert [record.message.partition(";")[0] for record in caplog.records] == ["the store does not accept the ledger"]
+    is_away = False
+    for _ in range(20):
+        training.step(1.0)
+    assert [record.message.partition(",")[0] for record in caplog.records[1:]] == ["the store accepts the ledger again"]
+    assert training.told(1) == list(range(1, 41))
+
+
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_ctrl_c_at_any_operation_of_the_store_loses_nothing_and_repeats_nothing(tmp_path: Path, moment: str) -> None:
     for number in range(100):

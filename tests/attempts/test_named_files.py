@@ -7,6 +7,7 @@ import pytest
 
 from m5ws.attempts import named_files
 from m5ws.errors import UsageError
+from m5ws.records.run import LaunchSpec
 from m5ws.repository.repository import Repository
 from tests.support.records import planted
 
@@ -27,8 +28,9 @@ def test_a_missing_script_is_refused_with_similar_ones(
 ) -> None:
     root = tmp_path / "w"
     snapshot = planted.snapshot(planted.tree(repo, root, {"train.py": "", "exp/eval.py": "", "run.py": ""}))
+    spec = LaunchSpec(command=(script.replace("ROOT", str(root)),))
     with pytest.raises(UsageError) as refused:
-        named_files.refuse_missing_script(repo, snapshot, (script.replace("ROOT", str(root)),), root, {})
+        named_files.refuse_missing_script(repo, snapshot, spec, root, {})
     hint = refused.value.hint
     assert f"mean {suggested}?" in hint if suggested is not None else "mean" not in hint
     for command in (
@@ -38,4 +40,7 @@ def test_a_missing_script_is_refused_with_similar_ones(
         ("sh", "-c", "true"),
         ("./run.py", "x"),
     ):
-        named_files.refuse_missing_script(repo, snapshot, command, root, dict(os.environ))
+        named_files.refuse_missing_script(repo, snapshot, LaunchSpec(command=command), root, dict(os.environ))
+    for below in ("eval.py", "../train.py"):
+        spec = LaunchSpec(command=(below,), directory="exp")
+        named_files.refuse_missing_script(repo, snapshot, spec, root, {})

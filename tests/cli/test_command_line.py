@@ -141,7 +141,7 @@ def test_completion_offers_verbs_ids_and_options(place: Path, made: Any) -> None
     assert _completed("sn", place) == ["snapshot"]
     assert _completed("reproduce 7c", place) == [made.replay, made.run]
     assert made.snapshot[:12] in _completed("show ", place)
-    assert _completed("show --pac", place) == ["--packages"]
+    assert _completed("show --env", place) == ["--environment"]
     assert _completed("checkout 7c1d000000 ", place) != [made.run]
 
 
@@ -194,7 +194,7 @@ def test_init_makes_a_workspace_that_other_verbs_accept(m5: Any, tmp_path: Path)
     done = m5("init", root)
     assert done.status == 0
     assert "m5ws.toml" in done.out
-    assert "`git init`" in done.err
+    assert "`git init`" in done.err and done.err.endswith(f"next: cd {root}; m5ws run SCRIPT\n")
     assert (root / ".m5ws" / ".gitignore").read_text() == "*\n"
     assert m5("-C", root, "fsck").status == 0
 
@@ -204,7 +204,7 @@ def test_init_changes_nothing_in_a_git_repository_but_for_its_own_files(m5: Any,
     commit_all(tmp_path)
     done = m5("-C", tmp_path, "init")
     assert done.status == 0 and "git init" not in done.err
-    assert "commit m5ws.toml" in done.err
+    assert "commit m5ws.toml" in done.err and done.err.endswith("next: m5ws run SCRIPT\n")
     assert git(tmp_path, "status", "--porcelain", "-uall") == "?? m5ws.toml"
 
 
@@ -238,6 +238,7 @@ def test_ui_says_what_it_would_serve(m5: Any, place: Path) -> None:
     assert "5123" in document["command"]
 
 
-def test_ui_of_a_server_is_its_address(m5: Any, place: Path) -> None:
-    (place / "m5ws.toml").write_text("[mlflow]\ntracking_uri = 'http://mlflow.example.org:5000'\n")
-    assert m5("ui").out == "http://mlflow.example.org:5000\n"
+def test_ui_of_a_server_that_does_not_answer_is_an_error_with_its_address(m5: Any, place: Path) -> None:
+    (place / "m5ws.toml").write_text("[mlflow]\ntracking_uri = 'http://127.0.0.1:1/'\n")
+    done = m5("ui")
+    assert done.status == 3 and "MLflow at http://127.0.0.1:1/" in done.err

@@ -84,6 +84,8 @@ def test_the_files_of_a_run_that_did_not_finish_are_not_judged(workspace: Worksp
     verdict = workspace.json("reproduce", run)
     assert verdict["outcome"] == "reproduced" and verdict["compared"]["steps"] == 5
     assert {item["reason"] for item in verdict["items"]} == {"the original did not end by itself"}
+    shown = workspace.m5ws("show", verdict["replay"]).stdout
+    assert "REPRODUCED up to step 5 (the end of the original: failed) (observed): run" in shown
 
 
 @pytest.mark.parametrize("observe", [[], ["--no-observe"]])

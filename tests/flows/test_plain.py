@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.workspace.checkouts import write
 from tests.support.workspace.workspaces import Workspace, make_workspace
 
 _RUN = 'outputs = ["out"]'
@@ -67,6 +68,35 @@ def test_a_failed_run_is_not_replayed(tmp_path: Path) -> None:
     assert verdict["outcome"] == "not comparable"
     assert "the original failed" in verdict["sentence"] and "no such model" in verdict["sentence"]
     assert not (workspace.root / ".m5ws" / "runs" / verdict["replay"] / "0001" / "work").exists()
+
+
+@pytest.mark.long
+def test_a_command_starts_in_the_callers_folder_or_in_the_directory_of_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = _without_mlflow(tmp_path / "w")
+    vae = workspace.root / "exp" / "vae"
+    files = {
+        "shared/common.py": "value = 1\n",
+        "exp/vae/own.json": '{"width": 3}\n',
+        "exp/vae/main.py": "import common, json, sys\n"
+        "assert json.load(open(sys.argv[1]))['width'] == 3\nopen('a', 'w')\n",
+    }
+    write(workspace.root, files)
+    monkeypatch.setenv("PYTHONPATH", str(workspace.root / "shared"))
+    typed = (("main.py", "own.json"), ("-m", "main", "own.json"), ("sh", "-c", "python main.py own.json"))
+    for words in typed:
+        done = workspace.process("-C", str(vae), "run", "--no-progress", "--", *words)
+        spec = workspace.json("show", done.stdout.strip())["run"]["spec"]
+        assert spec["directory"] == "exp/vae" and spec["environment"]["PYTHONPATH"] == "shared"
+        assert "exp/vae/a" in done.stderr
+    workspace.m5ws("-C", str(vae), "run", "--no-progress", "--no-observe", "--", "train.py", "4")
+    workspace.m5ws("run", "--no-progress", "--", "main.py", "own.json", expect=2)
+    workspace.edit("m5ws.toml", "[run]\n", '[run]\ndirectory = "exp/vae"\n')
+    run = workspace.process("run", "--no-progress", "--", "main.py", "own.json").stdout.strip()
+    assert workspace.json("show", run)["run"]["spec"]["directory"] == "exp/vae"
+    (parameter,) = [row for row in workspace.json("ls", "--where", '"args.width" = 3')["runs"] if row["id"] == run]
+    assert parameter["standing"] == "finished"
 
 
 def test_a_file_that_the_snapshot_lacks_is_named_after_the_launch_and_output_folders_are_there(tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ def test_a_workspace_is_found_from_a_folder_below_it(
 def test_runs_are_those_of_the_command(planted_workspace: Planted, workspace: m5ws.Workspace) -> None:
     document = json.loads(command_line.call("-C", str(planted_workspace.root), "ls", "--runs", "--json").stdout)
     assert [run.id for run in workspace.runs()] == [row["id"] for row in document["runs"]]
+    assert [run.id for run in workspace.runs("reproduces is null", limit=1)] == [planted_workspace.run]
     assert len(workspace.runs(limit=1)) == 1 and len(workspace.runs(limit=0)) == 2
 
 
@@ -107,6 +108,7 @@ def test_errors_are_those_of_the_commands(
         (NotFound, lambda: workspace.run("")),
         (AmbiguousId, lambda: workspace.run("7c1d")),
         (UsageError, lambda: workspace.runs(limit=-1)),
+        (UsageError, lambda: workspace.runs("los < 3")),
         (NotFound, lambda: workspace.run("baseline").load(step=3)),
         (UsageError, lambda: workspace.run("baseline").load("generators")),
         (UsageError, lambda: workspace.run("baseline").outputs(planted_workspace.root)),

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from m5ws.cli.terminal import output
 from m5ws.records import exact
 from m5ws.reproduce.distances import relative
-from m5ws.tracking.mlflow.metrics import _mean
 
 
 @given(bits=st.integers(0, 2**64 - 1) | st.sampled_from([0x7FF8 << 48, 0xFFF8 << 48, 0x7FF0 << 48, 0xFFF0 << 48]))
@@ -19,14 +18,9 @@ def test_every_float_survives_the_round_trip_and_every_reader_accepts_it(bits: i
     value = struct.unpack(">d", data)[0]
     text = exact.encode(value)
     assert struct.pack(">d", exact.decode(text)) == data
-    assert math.isnan(_mean([text, exact.encode(1.0)])) == math.isnan(value)
     assert output.number(text) == f"{value:.6g}"
     other = exact.encode(0.5)
     assert (relative(text, other) == math.inf) == (not math.isfinite(value))
-
-
-def test_numbers_whose_sum_overflows_have_a_mean() -> None:
-    assert _mean([exact.encode(1.7e308), exact.encode(1.6e308)]) == math.inf
 
 
 @pytest.mark.parametrize("text", ["nan:", "nan:00", "nan:3ff0000000000000", "nan:zz", "x"])

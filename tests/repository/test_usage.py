@@ -45,6 +45,17 @@ def test_bytes_are_unique_shared_or_needed_by_no_run(repo: Repository, tmp_path:
     assert found.size_bytes == a.unique_bytes + b.unique_bytes + a.shared_bytes + found.other_bytes
 
 
+def test_a_run_is_counted_with_its_replays(repo: Repository) -> None:
+    snapshot = planted.publish(repo, planted.snapshot(planted.packed(repo, {b"x": b"y"})))
+    reproduces = {"a": None, "b": "a" * 12, "c": "b" * 12, "d": "e" * 12}
+    for number, (letter, original) in enumerate(reproduces.items()):
+        planted.run(repo, letter * 12, snapshot, reproduces=original, created_s=float(number))
+        _save(repo, letter * 12, 1, b"d" * 4000 if letter == "d" else b"a" * 5000)
+    alone, whole = usage.measure(repo).runs[1], usage.measure(repo).runs[0]
+    assert (whole.run, whole.replays, alone.run, alone.replays) == ("a" * 12, 2, "d" * 12, 0)
+    assert whole.unique_bytes > 5000 and alone.unique_bytes > 4000
+
+
 def test_a_damaged_run_is_named_and_the_others_are_measured(repo: Repository) -> None:
     for run in ("a" * 12, "b" * 12):
         planted.run(repo, run, planted.publish(repo, planted.snapshot(planted.packed(repo, {b"x": b"y"}))))

@@ -1,6 +1,7 @@
 """Equal and different ids of snapshots."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,8 +18,8 @@ from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from tests.support.faults.settling import settle
 from tests.support.paths import ROOT
-from tests.support.workspace.captures import make_settings, take
-from tests.support.workspace.checkouts import git, write
+from tests.support.workspace.captures import make_settings, names, take
+from tests.support.workspace.checkouts import commit_all, git, write
 
 
 def test_the_same_state_is_the_same_snapshot(root: Path, repo: Repository) -> None:
@@ -64,6 +65,25 @@ def test_files_that_are_not_captured_do_not_count(root: Path, repo: Repository) 
     write(root, {"x.log": "1", "notes/a.md": "1", "sub/b.tmp": "1", "stores/main/objects/aa": "1", ".m5ws/runs/x": "1"})
     after = take(root, repo, excluding)
     assert (after.id, after.snapshot.code.dirty) == (before.id, False)
+
+
+@pytest.mark.parametrize("is_repository", [True, False])
+def test_untracked_files_in_declared_outputs_are_in_no_snapshot(
+    root: Path, repo: Repository, is_repository: bool
+) -> None:
+    declaring = make_settings(run={"outputs": ["out", "model.pt", "figures/*.png", "."]})
+    write(root, {"out/.gitkeep": ""})
+    commit_all(root)
+    if not is_repository:
+        shutil.rmtree(root / ".git")
+        (root / "out" / ".gitkeep").unlink()
+    before = take(root, repo, declaring)
+    write(root, {"out/a/1.pt": "1", "model.pt": "1", "figures/a.png": "1"})
+    after = take(root, repo, declaring)
+    assert (after.id, after.snapshot.code.dirty) == (before.id, False)
+    assert ("out/.gitkeep" in names(repo, after)["code"]) == is_repository
+    write(root, {"outside/a.png": "1"})
+    assert take(root, repo, declaring).id != before.id
 
 
 def test_times_hosts_and_paths_are_not_in_it(root: Path, repo: Repository) -> None:

@@ -26,7 +26,7 @@ from m5ws.store.s3.store import S3Store
 from tests.support.s3.scripted_s3 import ScriptedS3
 
 _AT_ONCE = RetryPolicy(budget_s=60.0, first_s=0.0, longest_s=0.0)
-_PASSING = ["InternalError", "SlowDown", "TooManyRequests", "RequestTimeout", "ExpiredToken", "reset"]
+_PASSING = ["InternalError", "SlowDown", "TooManyRequests", "RequestTimeout", "reset"]
 _DATA = bytes(range(256)) * 40
 
 
@@ -186,6 +186,25 @@ def test_credentials_that_expire_in_the_middle_are_read_anew(
         valid(name)
         store.create(f"runs/{name}", _DATA)
         assert store.get(f"runs/{name}") == _DATA
+
+
+def test_expired_credentials_are_an_error_at_once_if_their_source_has_no_others(
+    server: ScriptedS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server.accepted_key = "another"
+    shared = tmp_path / "credentials"
+    shared.write_text("[default]\naws_access_key_id = old\naws_secret_access_key = s\n")
+    for name in (str(tmp_path / "nowhere"), str(shared)):  # With a file of a profile, boto3 reads the variables.
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", name)
+        server.requests.clear()
+        with pytest.raises(NoCredentials, match=r"refuses the credentials .* \(attempt \d\): ") as caught:
+            S3Store(parse(server.url()), _AT_ONCE).create("a", b"x")
+        assert "AWS_SESSION_TOKEN" in caught.value.hint and len(server.requests) <= 4
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    patience = RetryPolicy(budget_s=0.5, contact_s=0.5, first_s=0.01, longest_s=0.1)
+    with pytest.raises(NoCredentials, match=r"\d+ attempts in 0 s"):
+        S3Store(parse(server.url()), patience).create("a", b"x")
 
 
 def test_a_server_that_lets_several_win_is_refused(server: ScriptedS3, store: S3Store) -> None:

@@ -4,13 +4,18 @@ import random
 
 import pytest
 
-from m5ws.store.s3.errors import StoreFailing, StoreUnreachable, TransientError
+from m5ws.store.s3.errors import NoCredentials, StoreFailing, StoreUnreachable, TransientError
 from m5ws.store.s3.retry import Retrier, RetryPolicy
 
 
 def _persistence(patience: RetryPolicy, renewed: list[None] | None = None) -> Retrier:
     kept: list[None] = [] if renewed is None else renewed
-    return Retrier("s3://bucket/store", patience, lambda: kept.append(None))
+
+    def renew() -> bool:
+        kept.append(None)
+        return len(kept) == 1
+
+    return Retrier("s3://bucket/store", patience, renew)
 
 
 def test_an_attempt_knows_its_number_and_expired_credentials_are_renewed() -> None:
@@ -26,6 +31,8 @@ def test_an_attempt_knows_its_number_and_expired_credentials_are_renewed() -> No
     patience = RetryPolicy(first_s=0.0, longest_s=0.0)
     assert _persistence(patience, renewed).call("a", attempt) == "done"
     assert numbers == [0, 1, 2, 3] and len(renewed) == 1
+    with pytest.raises(NoCredentials, match="attempt 2"):
+        _persistence(patience, renewed).call("a", attempt)
 
 
 @pytest.mark.parametrize(("unreachable", "error"), [(False, StoreFailing), (True, StoreUnreachable)])

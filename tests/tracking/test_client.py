@@ -255,3 +255,13 @@ def test_notes_are_on_the_run_s_page_at_once_and_after_every_delivery(
 def test_the_ui_of_a_server_is_that_server() -> None:
     server = Mlflow("https://mlflow.example", "tests", "")
     assert (server.ui_argv(5000), server.ui_url(5000)) == ((), "https://mlflow.example")
+
+
+def test_the_ui_opens_the_runs_of_the_experiment(
+    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
+) -> None:
+    _deliver(tracker, _finished(repo, run))
+    (known,) = find(client, run.id)
+    assert tracker.ui_page() == f"/#/experiments/{client.get_run(known).info.experiment_id}/runs"
+    assert Mlflow(tracker.tracking_uri, "another", "").ui_page() == ""
+    assert Mlflow("sqlite:////nowhere/mlflow.db", "tests", "").ui_page() == ""

@@ -47,27 +47,14 @@ def test_a_loss_that_becomes_nan_is_delivered_with_all_later_steps() -> None:
     assert losses[0] == 1.0 and len(losses) == 3 and all(map(math.isnan, losses[1:]))
 
 
-def test_a_point_is_the_mean_over_ranks() -> None:
-    (point,) = _points(_told(1, _attempt(1, 4, 4, world=3)))
-    assert point.values == {"m5ws/loss": 5.0, "m5ws/step_s": 0.5, "m5ws/tokens_per_s": 60.0}
+def test_a_point_has_the_quantities_of_rank_0_and_the_tokens_of_all_ranks() -> None:
+    chains = _attempt(1, 4, 4, world=3)
+    chains["1"][1] = Step(
+        step=4, quantities={"loss": (9.0).hex(), "own": (7.0).hex()}, tokens=10, seconds=0.5, time_s=4
+    )
+    (point,) = _points(_told(1, chains))
+    assert point.values == {"m5ws/loss": 4.0, "m5ws/own": 7.0, "m5ws/step_s": 0.5, "m5ws/tokens_per_s": 60.0}
     assert (point.attempt, point.step, point.time_ms) == (1, 4, 4000)
-
-
-def test_the_mean_of_equal_bits_is_those_bits() -> None:
-    value = 0.1
-    chains = {str(rank): [RankStarted(rank=rank, world=3, pid=1)] for rank in range(3)}
-    steps = [Step(step=1, quantities={"lr": value.hex()}) for _ in range(3)]
-    told: list[Told] = [(1, rank, event) for rank, events in chains.items() for event in events]
-    (point,) = _points(told + [(1, str(rank), event) for rank, event in enumerate(steps)])
-    assert point.values["m5ws/lr"].hex() == value.hex()
-
-
-def test_infinite_and_undefined_values_are_points() -> None:
-    told: list[Told] = [(1, str(rank), RankStarted(rank=rank, world=2, pid=1)) for rank in range(2)]
-    told += [(1, "0", Step(step=1, quantities={"loss": math.inf.hex()}))]
-    told += [(1, "1", Step(step=1, quantities={"loss": (-math.inf).hex()}))]
-    (point,) = _points(told)
-    assert math.isnan(point.values["m5ws/loss"])
 
 
 def test_a_step_waits_for_all_ranks() -> None:

@@ -51,8 +51,8 @@ def test_odd_and_long_config_keys_and_values_fit_mlflow(repo: Repository, tmp_pa
     params = mlflow_params.params(repo, _subject(repo, tmp_path, config))
     for key, value in params.items():
         _validate_param(key, value)  # type: ignore[no-untyped-call]
-    assert params["naïve _β_.0"] == "1"
-    assert params["naïve _β_.1.z"] == "2"
+    odd = {key.rpartition("-")[0]: value for key, value in params.items() if key.startswith("naïve _β_.")}
+    assert odd == {"naïve _β_.0": "1", "naïve _β_.1.z": "2"}
     assert params["empty"] == "{}"
     assert any(len(value) <= 6000 and "sha256" in value for value in params.values())
 

@@ -1,8 +1,10 @@
 """Files that a script did not find, and that only the checkout has, are named with the line for m5ws.toml."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from m5ws.training.runtime import missing_files
@@ -65,6 +67,21 @@ def test_a_folder_that_is_nowhere_is_named_for_outputs(context: Any, monkeypatch
 )
 def test_other_errors_name_nothing(context: Any, error: BaseException) -> None:
     assert missing_files.advice(error, context) is None
+
+
+def test_a_module_and_a_file_beside_the_workspace_name_the_folder_above(
+    context: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "mono", {"common/losses.py": "", "common/a.json": "", "exp/vae/train.py": "", "package/x.py": ""})
+    inside = msgspec.structs.replace(context, author_dir=str(tmp_path / "mono" / "exp" / "vae"))
+    error = ModuleNotFoundError("No module named 'losses'", name="losses.gan")
+    assert missing_files.advice(error, inside) is None
+    monkeypatch.setattr(sys, "path", ["", "../../common", *sys.path])
+    for failure in (error, _raised("../../common/a.json")):
+        text = missing_files.advice(failure, inside)
+        assert text is not None and f"{tmp_path}/mono/common/" in text and 'directory = "exp/vae"' in text
+        assert f"`m5ws -C {tmp_path}/mono init`" in text
+    assert missing_files.advice(_raised("../../common/absent.json"), inside) is None
 
 
 def test_a_rank_that_fails_leaves_a_notice(runner: Any) -> None:

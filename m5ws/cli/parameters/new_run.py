@@ -1,5 +1,7 @@
 """Options and arguments that describe a new run, and the run itself: from a snapshot, or from a checkpoint."""
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
@@ -11,6 +13,7 @@ from m5ws.cli.parameters.grouped import grouped
 from m5ws.cli.parameters.script import script
 from m5ws.cli.snapshot import take
 from m5ws.cli.terminal import output
+from m5ws.config.commands import launchers
 
 if TYPE_CHECKING:
     from m5ws.agent.attempt_plan import AttemptPlan
@@ -80,13 +83,31 @@ def pin(
 
 
 def with_import_path(workspace: "Workspace", launch: "RunOptions") -> "RunOptions":
-    """Return options with the shell's PYTHONPATH if it has a folder of the workspace, and print it."""
+    """Return options with the caller's folder, and the shell's PYTHONPATH, as far as they are in the workspace.
+
+    The PYTHONPATH is printed.
+    """
     from m5ws.launch import import_path
 
+    launch = msgspec.structs.replace(launch, directory=_find_directory(workspace.root, launch.command))
     recorded = import_path.recorded(workspace.settings.run.environment, workspace.root, workspace.environment)
     for name, value in recorded.items():
         output.print_note(f"{name}={value} of this shell is recorded with the run")
     return msgspec.structs.replace(launch, environment=recorded)
+
+
+def _find_directory(root: Path, command: tuple[str, ...]) -> str | None:
+    """Return the caller's folder for a typed command, relative to the workspace; None if it lacks the script.
+
+    Any other program than Python's starts in the caller's folder, as in a shell.
+    """
+    here = Path(click.get_current_context().find_root().params.get("directory") or Path()).resolve()
+    words = launchers.read(command).script
+    script = words[1].replace(".", os.sep) if words[:1] == ("-m",) else "".join(words[:1])
+    places = (here / script, here / f"{script}.py")
+    if not command or not here.is_relative_to(root.resolve()) or not any(place.exists() for place in places):
+        return None
+    return str(here.relative_to(root.resolve()))
 
 
 def from_checkpoint(

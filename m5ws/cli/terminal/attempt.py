@@ -61,7 +61,6 @@ def _describe(plan: "AttemptPlan") -> str:
         "starts from": plan.context.parent.name if plan.context.parent else None,
         "restores": f"output files {plan.outputs.name} of attempt {plan.outputs.attempt}" if plan.outputs else None,
         "resumes from": None if plan.context.parent else plan.resume,
-        "directory": request.cwd,
         "first": shlex.join(request.prepare) or None,
         "command": shlex.join(request.argv),
     }

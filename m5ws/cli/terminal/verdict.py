@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from m5ws.cli.terminal import change_text, explanation, output
+from m5ws.records.ledger import COMPLETE
 from m5ws.records.verdict import ComparedItem, Divergence, JointVerdict, Recheck, Verdict
 from m5ws.wording import changes
 from m5ws.wording.comparisons import describe_item_reason, describe_problem, label
@@ -44,8 +45,7 @@ def format_verdict(verdict: Verdict) -> str:
     if verdict.explanation is not None:
         lines += ["", *explanation.format_explanation(verdict.explanation)]
     if verdict.compared:
-        equal = {kind: f"{count:,} equal" for kind, count in verdict.compared.items()}
-        lines += ["", "compared:", output.fields(equal, "  ")]
+        lines += ["", f"equal: {', '.join(f'{count:,} {kind}' for kind, count in verdict.compared.items())}"]
     if differ := [item for item in verdict.unequal if item.status == "differs"]:
         lines += ["", "differ:", *_format_items(differ)]
     absent = [item for item in verdict.unequal if item.status == "not compared"]
@@ -83,6 +83,10 @@ def _title(verdict: Verdict) -> str:
     """Return the result as a title. A proven fault of a resume, or of a restored segment, comes before the outcome."""
     if verdict.recheck is not None and verdict.is_inexact:
         return "INEXACT RESUME" if verdict.recheck.replay is None else "INEXACT RESTORE"
+    ends = (gap for gap in verdict.not_compared if gap.kind == "original ended" and gap.name not in COMPLETE)
+    if (end := next(ends, None)) is not None and verdict.outcome in ("reproduced", "sampled"):
+        until = f" up to step {end.step}" if end.step else ""
+        return f"{verdict.outcome.upper()}{until} (the end of the original: {end.name})"
     return verdict.outcome.upper()
 
 

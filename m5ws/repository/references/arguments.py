@@ -19,7 +19,7 @@ _FILE_BYTES = 256 * 1024
 
 def load(repo: Repository, snapshot_id: Digest, spec: LaunchSpec) -> Arguments:
     """Return the arguments of a launch of a snapshot. Raises NotFound, CorruptObject if it names a file."""
-    return arguments.parse(spec.command, lambda path: _read(repo, snapshot_id, path))
+    return arguments.parse(spec.command, lambda path: _read(repo, snapshot_id, os.path.join(spec.directory, path)))
 
 
 def _read(repo: Repository, snapshot_id: Digest, path: str) -> bytes | None:

@@ -119,7 +119,7 @@ def with_value(name: str, data: bytes, old: Values, key: str, text: str) -> tupl
 
 
 def number_texts(text: str) -> Iterator[str]:
-    """Yield a text; if all readers see the same number, also as `5e-1`: text to PyYAML, like the `3e-4` of many configs.
+    """Yield a text; if all readers see one number, also as `5e-1`, which is text to PyYAML like `3e-4` in many configs.
 
     Raises ValueError for invalid YAML.
     """

@@ -39,6 +39,7 @@ class _Listing(msgspec.Struct):
     branch: str | None = None
     files: list[bytes] = msgspec.field(default_factory=list)
     changed: set[bytes] = msgspec.field(default_factory=set)
+    untracked: set[bytes] = msgspec.field(default_factory=set)
     nested: set[bytes] = msgspec.field(default_factory=set)
 
 
@@ -68,6 +69,7 @@ class Git:
             author=author,
             files=tuple(listing.files),
             changed=tuple(sorted(listing.changed)),
+            untracked=frozenset(listing.untracked),
             notes=tuple(notes),
         )
 
@@ -88,6 +90,7 @@ class Git:
             inner = self._listing(inside, pool)
             notes += [f"{_text(folder)}: {note}" for note in self._descend(inside, inner, pool)]
             listing.files += [folder + b"/" + path for path in inner.files]
+            listing.untracked |= {folder + b"/" + path for path in inner.untracked}
         if listing.nested:
             listing.files.sort()
         return notes
@@ -101,10 +104,10 @@ class Git:
         below = not os.path.lexists(root / ".git")
         prefix = self._run(root, "rev-parse", "--show-prefix")[:-1] if below else b""
         absent = _read_status(status.result(), prefix, listing)
-        untracked = listing.files
+        listing.untracked = {*listing.files}
         listing.files = tracked
-        if untracked or absent or any(b".m5ws" in path for path in listing.files):
-            present = {*listing.files}.difference(absent).union(untracked)
+        if listing.untracked or absent or any(b".m5ws" in path for path in listing.files):
+            present = {*listing.files}.difference(absent).union(listing.untracked)
             listing.files = sorted(path for path in present if b".m5ws" not in path or not _never(path))
         listing.changed = {path for path in listing.changed if not _never(path)}
         return listing
@@ -223,7 +226,13 @@ def _folder_state(root: Path, notes: tuple[str, ...] = ()) -> SourceState:
     special: list[str] = []
     files = tuple(sorted(_walk(os.fsencode(root), b"", special)))
     return SourceState(
-        commit=None, branch=None, remote=None, author=None, files=files, notes=(*notes, *sorted(special))
+        commit=None,
+        branch=None,
+        remote=None,
+        author=None,
+        files=files,
+        untracked=frozenset(files),
+        notes=(*notes, *sorted(special)),
     )
 
 

@@ -15,7 +15,8 @@ class SourceState(msgspec.Struct, frozen=True, kw_only=True):
 
     `files` are tracked files, and untracked ones that are not ignored, with those of submodules and nested
     repositories. `changed` are paths that differ from `commit`, missing files included; `commit` is None on an unborn
-    branch and without a repository. `remote` and `author` have no credentials.
+    branch and without a repository. `untracked` are the files that git does not track, all of them without a
+    repository. `remote` and `author` have no credentials.
     """
 
     commit: str | None
@@ -24,6 +25,7 @@ class SourceState(msgspec.Struct, frozen=True, kw_only=True):
     author: str | None
     files: tuple[bytes, ...]
     changed: tuple[bytes, ...] = ()
+    untracked: frozenset[bytes] = frozenset()
     notes: tuple[str, ...] = ()
 
 

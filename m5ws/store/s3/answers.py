@@ -26,8 +26,9 @@ from m5ws.store.s3.errors import (
 )
 from m5ws.store.s3.location import Location
 
-# A response to HEAD has no body, so its status stands in for the code. An expired token gets 400.
-_EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired", "400"})
+_EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"})
+_BAD_HEAD = "400"
+"""A response to HEAD has no body, so its status stands in for the code. An expired token gets 400, and others too."""
 _PASSING_CODES = frozenset(
     {
         *("SlowDown", "503", "429", "Throttling", "ThrottlingException", "TooManyRequests"),
@@ -113,8 +114,8 @@ def _by_code(error: boto.ClientError, location: Location, action: str, path: str
 
 def _passing(code: str, status: int, why: str) -> TransientError | None:
     """Return a TransientError if a retry can succeed, else None."""
-    if code in _EXPIRED:
-        return TransientError(why, expired=True)
+    if code in _EXPIRED or code == _BAD_HEAD:
+        return TransientError(why, expired=True if code in _EXPIRED else None)
     broken = status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.NOT_IMPLEMENTED
     passing = broken or status in (HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS) or code in _PASSING_CODES
     return TransientError(why) if passing else None

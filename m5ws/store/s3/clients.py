@@ -122,16 +122,17 @@ class Connection:
 
         return s3_control.call(self.location, self.control, action, path, ask)
 
-    def renew(self) -> None:
-        """Discard all credentials, so that the next request reads them again.
+    def renew(self) -> bool:
+        """Discard all credentials, so that the next request reads them again. Return False if there can be no others.
 
-        Concurrent calls of many threads count once.
+        Variables of this process never change. Concurrent calls of many threads count once.
         """
         with self._lock:
             if time.monotonic() - self._renewed_s > _RENEW_EVERY_S:
                 self._renewed_s = time.monotonic()
                 self._chain, self._client = None, None
                 self._data.clear()
+        return plain() is None and not self._control.is_fixed
 
     def credentials(self) -> Any:
         """Return the current credentials in obstore's form. Raises NoCredentials."""

@@ -43,6 +43,11 @@ class Control:
         frozen = credentials.get_frozen_credentials()
         return Credentials(access_key=frozen.access_key, secret_key=frozen.secret_key, token=frozen.token)
 
+    @property
+    def is_fixed(self) -> bool:
+        """True if the credentials are those of environment variables."""
+        return getattr(self._session.get_credentials(), "method", None) == "env"
+
     def ask_region(self, wanted: str) -> str | None:
         """Return the bucket's region as reported by the server, in a request to the `wanted` region.
 

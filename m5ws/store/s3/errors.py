@@ -40,9 +40,12 @@ class StoreFull(StoreError):
 
 
 class NoCredentials(StoreError):
-    """There are no usable credentials."""
+    """There are no usable credentials, or they have expired."""
 
-    hint = "Run `aws configure` or `aws sso login`, or set AWS_PROFILE. m5ws finds credentials as the AWS CLI does."
+    hint = (
+        "Run `aws configure` or `aws sso login`, or set AWS_PROFILE, or new values of AWS_ACCESS_KEY_ID, "
+        "AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN. m5ws finds credentials as the AWS CLI does."
+    )
 
 
 class StoreUnreachable(StoreError):
@@ -66,11 +69,14 @@ class UnsafeServer(StoreError):
 class TransientError(Exception):
     """A request failed in a way that a retry can solve. Never leaves the store.
 
-    `expired`: newer credentials are needed. `unreachable`: no response.
+    `expired`: newer credentials are needed; None if the answer, without a body, does not exclude it. `unreachable`: no
+    response.
     `unknown`: obstore has no code for the error, so the retry uses boto3.
     """
 
-    def __init__(self, why: str, *, expired: bool = False, unreachable: bool = False, unknown: bool = False) -> None:
+    def __init__(
+        self, why: str, *, expired: bool | None = False, unreachable: bool = False, unknown: bool = False
+    ) -> None:
         super().__init__(why)
         self.expired = expired
         self.unreachable = unreachable

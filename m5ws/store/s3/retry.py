@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from m5ws.store.s3.errors import StoreFailing, StoreUnreachable, TransientError
+from m5ws.store.s3.errors import NoCredentials, StoreError, StoreFailing, StoreUnreachable, TransientError
 
 _log = logging.getLogger(__name__)
 # Not the global generator: retries must not change the random numbers of a training.
@@ -36,9 +36,12 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Retrier:
-    """Retries requests of one store until they succeed, fail for good, or spend their budget."""
+    """Retries requests of one store until they succeed, fail for good, or spend their budget.
 
-    def __init__(self, url: str, patience: RetryPolicy, renew: Callable[[], None]) -> None:
+    `renew` discards credentials that have expired. It returns False if their source can give no others.
+    """
+
+    def __init__(self, url: str, patience: RetryPolicy, renew: Callable[[], bool]) -> None:
         self._url = url
         self._patience = patience
         self._renew = renew
@@ -49,7 +52,8 @@ class Retrier:
         """Return the result of `attempt`. It gets its number, from 0, and is called again if it raises
         `TransientError`.
 
-        Raises StoreFailing or StoreUnreachable when the budget is spent, and any other error of `attempt` at once.
+        Raises StoreFailing, StoreUnreachable or NoCredentials when the budget is spent, NoCredentials at once if there
+        are no others, and any other error of `attempt` at once.
         """
         began_s, number = time.monotonic(), 0
         while True:
@@ -67,20 +71,20 @@ class Retrier:
         """Pause before the next attempt. Raises if there is none."""
         _log.info("%s: attempt %d of %s: %s", self._url, number + 1, what, trouble)
         self._answered = self._answered or not (trouble.unreachable or trouble.unknown)
-        if trouble.expired:
-            self._renew()
+        if trouble.expired is not False and not self._renew() and trouble.expired:
+            raise self._given_up(what, trouble, f"attempt {number + 1}") from trouble
         limit_s = min(self._patience.longest_s, self._patience.first_s * 2.0**number)
         pause_s = _DRAW.uniform(0.0, limit_s)
         budget_s = self._patience.budget_s if self._answered else self._patience.contact_s
         # A cause that is still unknown gets one more attempt, by boto3: an error without a cause is useless.
         if not trouble.unknown and time.monotonic() + pause_s - began_s > budget_s:
-            raise self._given_up(what, trouble, number + 1, budget_s) from trouble
+            raise self._given_up(what, trouble, f"{number + 1} attempts in {budget_s:.0f} s") from trouble
         time.sleep(pause_s)
 
-    def _given_up(
-        self, what: str, trouble: TransientError, attempts: int, budget_s: float
-    ) -> StoreFailing | StoreUnreachable:
-        attempted = f"{attempts} attempts in {budget_s:.0f} s"
+    def _given_up(self, what: str, trouble: TransientError, attempted: str) -> StoreError:
+        """Return the error for the class of the last answer."""
+        if trouble.expired:
+            return NoCredentials(f"the server refuses the credentials for {self._url} ({attempted}): {trouble}")
         if trouble.unreachable:
             return StoreUnreachable(f"no response from {self._url} ({attempted}): {trouble}")
         return StoreFailing(f"{what} on {self._url} failed, {attempted}: {trouble}")

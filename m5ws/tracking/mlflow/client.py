@@ -69,6 +69,15 @@ def attach(options: FollowerOptions, name: str, data: bytes) -> None:
         mlflow.log_artifact(_pages(mlflow, options)[0], str(path), ATTACHED)
 
 
+def experiment_page(tracking_uri: str, name: str) -> str:
+    """Return the place of an experiment's runs below the UI's address; empty if there is no such experiment."""
+    if is_missing(tracking_uri):
+        return ""
+    with client(tracking_uri) as mlflow:
+        experiment = mlflow.get_experiment_by_name(name)
+    return f"/#/experiments/{experiment.experiment_id}/runs" if experiment is not None else ""
+
+
 def _pages(mlflow: Any, options: FollowerOptions) -> list[str]:
     """Return the MLflow runs of a run. The first is its page, which is created if it is missing."""
     from m5ws.tracking.mlflow.run_page import find

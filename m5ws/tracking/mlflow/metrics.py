@@ -1,12 +1,13 @@
-"""The ledger's steps as MLflow points: one a step, with the mean of each quantity over the ranks, in order.
+"""The ledger's steps as MLflow points: one a step, with the quantities of rank 0, in order.
+
+A quantity that rank 0 lacks is that of the lowest rank that has it. So lists of runs and MLflow have one number.
 
 The fold is pure: the same ledger gives the same points in the same order, whenever and in any portions it is read. So
 the progress of a delivery is one pair: attempt and step of the last point.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 
@@ -42,7 +43,7 @@ class Points:
     """Joins the records of the ranks. A step becomes a point when all ranks have recorded it.
 
     After an attempt, ranks without records no longer count. A step that a kill interrupted is no point, because its
-    mean would be over fewer ranks than its neighbours'. The ledger still has it. A resumed attempt repeats steps. A
+    tokens would be of fewer ranks than its neighbours'. The ledger still has it. A resumed attempt repeats steps. A
     repeated step with equal bits is the same point and is not given again; one with other bits is.
     """
 
@@ -92,9 +93,10 @@ class Points:
 
 def _point(attempt: int, step: int, by_rank: Mapping[int, Step]) -> tuple[Point, int]:
     ranks = [by_rank[rank] for rank in sorted(by_rank)]
-    names = dict.fromkeys(name for record in ranks for name in record.quantities)
-    texts = {name: [record.quantities[name] for record in ranks if name in record.quantities] for name in names}
-    values = {metric_name(f"{PREFIX}{name}"): _mean(texts_of_name) for name, texts_of_name in texts.items()}
+    texts = dict[str, str]()
+    for record in reversed(ranks):
+        texts |= record.quantities
+    values = {metric_name(f"{PREFIX}{name}"): exact.decode(text) for name, text in texts.items()}
     seconds = max(record.seconds for record in ranks)
     if seconds > 0:
         values[STEP_S] = seconds
@@ -102,15 +104,4 @@ def _point(attempt: int, step: int, by_rank: Mapping[int, Step]) -> tuple[Point,
             values[TOKENS_PER_S] = tokens / seconds
     point = Point(attempt=attempt, step=step, time_ms=int(ranks[0].time_s * 1000), values=values)
     # 8 bytes are kept for each step. After a collision of 64 bits, a repeated step would not be sent again.
-    return point, hash(tuple((name, *texts_of_name) for name, texts_of_name in texts.items()))
-
-
-def _mean(texts: list[str]) -> float:
-    """Return the mean. For equal bits, return exactly these bits, which addition and division may not give."""
-    numbers = [exact.decode(text) for text in texts]
-    if len(set(texts)) == 1:
-        return numbers[0]
-    if all(map(math.isfinite, numbers)):
-        with suppress(OverflowError):
-            return math.fsum(numbers) / len(numbers)
-    return sum(numbers) / len(numbers)
+    return point, hash(tuple(sorted(texts.items())))

@@ -16,6 +16,7 @@ from m5ws.tracking.mlflow.tags import Subject
 
 _VALUE_CHARACTERS = 6000
 _NAME_CHARACTERS = 250
+_DIGITS = 12
 _KEYS = 2000
 _ODD = re.compile(r"[^/\w.\- :]")
 
@@ -37,13 +38,13 @@ def params(repo: Repository, subject: Subject) -> dict[str, str]:
 
 
 def metric_name(text: str) -> str:
-    """Return a name that MLflow accepts for a parameter or metric. A long name is cut and gets a digest."""
-    name = _ODD.sub("_", text)
-    parts = [part for part in name.split("/") if part not in ("", ".", "..")]
-    name = "/".join(parts) or "_"
-    if len(name) <= _NAME_CHARACTERS:
-        return name
-    return f"{name[: _NAME_CHARACTERS - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    """Return a name that MLflow accepts for a parameter or metric.
+
+    A name that is changed gets a digest, so that no two names become one.
+    """
+    parts = [part for part in _ODD.sub("_", text).split("/") if part not in ("", ".", "..")]
+    name = "/".join(parts)[: _NAME_CHARACTERS - _DIGITS - 1]
+    return name if name == text else f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}"
 
 
 def _cut(value: str) -> str:

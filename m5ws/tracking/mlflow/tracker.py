@@ -111,7 +111,12 @@ class Mlflow:
         return logged_results.load(self.tracking_uri, self._store_url, run)
 
     def ui_url(self, port: int) -> str:
-        return self.tracking_uri if is_server(self.tracking_uri) else f"http://127.0.0.1:{port}"
+        return self.tracking_uri.rstrip("/") if is_server(self.tracking_uri) else f"http://127.0.0.1:{port}"
+
+    def ui_page(self) -> str:
+        from m5ws.tracking.mlflow import client
+
+        return client.experiment_page(self.tracking_uri, self.experiment)
 
     def ui_argv(self, port: int) -> tuple[str, ...]:
         if is_server(self.tracking_uri):

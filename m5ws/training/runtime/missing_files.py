@@ -1,10 +1,13 @@
-"""The file that a script did not find, by the `filename` of its error.
+"""The file or module that a script did not find, by the `filename` of its error, or the `name` and the import path.
 
-The author's checkout may have the file, because git ignores it, so that no snapshot contains it. The script may want to
-write into a folder that neither the checkout nor the snapshot has.
+It may be in a folder above the workspace, which no snapshot contains. The author's checkout may have the file, because
+git ignores it, so that no snapshot contains it. The script may want to write into a folder that neither the checkout
+nor the snapshot has.
 """
 
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from m5ws.records.launch import Context
@@ -12,6 +15,8 @@ from m5ws.records.launch import Context
 
 def advice(error: BaseException, context: Context) -> str | None:
     """Return the file or folder that was not found, with the line for m5ws.toml; None if there is none."""
+    if (outside := next(_find_outside(error, context), None)) is not None:
+        return outside
     if not isinstance(error, FileNotFoundError) or not isinstance(error.filename, str):
         return None
     author, work = Path(context.author_dir), Path(os.path.realpath(context.work_dir))
@@ -32,3 +37,24 @@ def advice(error: BaseException, context: Context) -> str | None:
         f"there is no folder {path.parent}. If the script writes into it, let it create the folder "
         f'(`os.makedirs(…, exist_ok=True)`), and add `outputs = ["{path.parts[0]}"]` to [run] in m5ws.toml'
     )
+
+
+def _find_outside(error: BaseException, context: Context) -> Iterator[str]:
+    """Yield the remedy for each path beside or above the author's checkout at which the file or module is."""
+    paths: list[str] = []
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        name = error.name.partition(".")[0]
+        paths = [os.path.join(folder, name + suffix) for folder in sys.path for suffix in ("", ".py")]
+    elif isinstance(error, FileNotFoundError) and isinstance(error.filename, str):
+        paths = [error.filename]
+    work, author = Path(os.path.realpath(context.work_dir)), Path(context.author_dir)
+    for path in map(Path, map(os.path.abspath, paths)):
+        place = Path(os.path.normpath(author / os.path.relpath(path, work)))
+        # The two folders above a work directory are m5ws's own.
+        if path.is_relative_to(work.parents[1]) and not path.is_relative_to(work) and place.exists():
+            above = Path(os.path.commonpath([author, place]))
+            directory = os.path.normpath(author.relative_to(above) / context.spec.directory)
+            yield (
+                f"{place} is outside the workspace, and no snapshot contains it. Make the folder above the workspace: "
+                f'`m5ws -C {above} init`, and `directory = "{directory}"` in [run] of its m5ws.toml'
+            )

@@ -1,0 +1,29 @@
+"""The README and the tutorial: each command is run as typed, and prints the lines that the page shows."""
+
+import os
+import re
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+from tests.support.workspace import command_line, transcripts
+from tests.support.workspace.checkouts import commit_all
+
+_SCRIPTS = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "tutorial.md").read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "tutorial.md"], ids=["readme", "tutorial"])
+def test_the_commands_of_a_page_print_the_lines_that_it_shows(page: Path, tmp_path: Path) -> None:
+    root = tmp_path / "mine"
+    root.mkdir()
+    (root / "train.py").write_text(_SCRIPTS[0])
+    commit_all(root)
+    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
+    environment = command_line.inherited() | {"PATH": path, "COLUMNS": "160"}
+    for command in transcripts.read(page, is_whole=False):
+        if "session.py" in command.text:
+            (root / "session.py").write_text(_SCRIPTS[0][: _SCRIPTS[0].index("for step in")] + _SCRIPTS[1])
+        transcripts.check(command, root, environment)
