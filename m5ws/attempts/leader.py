@@ -27,7 +27,7 @@ from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.references import checkpoints
 from m5ws.repository.repository import Repository
-from m5ws.tracking.interface import TRACKED, Delivering, Tracker
+from m5ws.tracking.interface import LOGGED, TRACKED, Delivering, Tracker
 from m5ws.work import directories
 from m5ws.work.directories import WorkDirectory
 
@@ -242,6 +242,7 @@ class _Attempt:
             exit_code=exit_code,
             message=message,
             heads=self._node.delivery.heads(),
+            logged=(self._plan.directory / LOGGED).exists(),
         )
         self._spool.append(ended)
         self._seen(self._node.delivery.finish())

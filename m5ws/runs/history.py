@@ -64,6 +64,8 @@ class History(msgspec.Struct, kw_only=True):
     threads: dict[int, list[tuple[int, str]]] = {}
     outcome: str | None = None
     message: str | None = None
+    logged: bool = True
+    """False if no process of the script began a run in MLflow."""
     world: int = 0
     observed: bool = False
     source: tuple[Repository, str] | None = None
@@ -125,6 +127,7 @@ class History(msgspec.Struct, kw_only=True):
                 self.weights[event.rank] = event.weights
                 self.unread.update(event.unread)
             case AttemptEnded():
+                self.logged = event.logged or self.attempt > 1  # an earlier attempt may have logged
                 self.outcome, self.message = event.outcome, event.message
 
     def counts(self, event: AnyEvent) -> TypeGuard[Step | State]:

@@ -20,6 +20,8 @@ class LoggedResults(msgspec.Struct, frozen=True, kw_only=True):
     artifacts: Mapping[str, tuple[Fetch, ...]] = {}
 
 
+LOGGED = "logged"
+"""Name of a file in an attempt's directory. The file exists if the script began a run in the tracker itself."""
 TRACKED = "tracked"
 """Name of a file in an attempt's directory. The file exists if the tracker has all of the run."""
 UNTOLD = "untold"

@@ -9,6 +9,7 @@ import pytest
 from mlflow import MlflowClient
 
 from m5ws.records import codec
+from m5ws.tracking.interface import LOGGED
 from m5ws.tracking.mlflow.context_provider import M5Context
 from m5ws.tracking.mlflow.run_page import find
 from m5ws.tracking.mlflow.tracker import Mlflow
@@ -60,6 +61,7 @@ def test_a_script_s_own_run_is_tagged(tracker: Mlflow, client: MlflowClient, tmp
     tags = client.get_run(page).data.tags
     assert (tags["m5ws.attempt"], tags["m5ws.rank"], tags["m5ws.snapshot_id"]) == ("2", "3", "5" * 64)
     assert client.get_metric_history(page, "loss")[0].value == 0.25
+    assert (tmp_path / LOGGED).exists()
 
 
 def test_it_says_nothing_outside_and_never_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -29,14 +29,16 @@ class M5Context:
         return bool(os.environ.get("M5WS_CONTEXT"))
 
     def tags(self) -> dict[str, str]:
-        """Return the tags that link an MLflow run to its m5ws run, attempt, rank and snapshot."""
+        """Return the tags that link an MLflow run to its m5ws run, attempt, rank and snapshot. Mark the attempt."""
         from m5ws.errors import M5Error
         from m5ws.records import codec
         from m5ws.records.launch import Context
+        from m5ws.tracking.interface import LOGGED
 
+        path = Path(os.environ["M5WS_CONTEXT"])
         try:
-            data = Path(os.environ["M5WS_CONTEXT"]).read_bytes()
-            context = codec.decode(data, Context, "context")
+            context = codec.decode(path.read_bytes(), Context, "context")
+            path.with_name(LOGGED).touch()
         except (OSError, M5Error):
             return {}
         return {
