@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 @click.command("show")
 @click.argument("name", metavar="ID", type=names.Id(("snapshot", "run", "sweep")))
-@click.option("--packages", is_flag=True, help="List all installed distributions.")
+@click.option("--environment", is_flag=True, help="Print the observed environment, with all distributions.")
 @output.json_option
 @click.pass_context
-def command(context: click.Context, name: str, packages: bool, as_json: bool) -> None:
+def command(context: click.Context, name: str, environment: bool, as_json: bool) -> None:
     """Show a snapshot, a run or a sweep.
 
     For a snapshot: its parts with digests and sizes, its messages, the observed environment, and its commit if the git
@@ -55,7 +55,7 @@ def command(context: click.Context, name: str, packages: bool, as_json: bool) ->
         return output.print_json(view)
     output.echo(_run(view) if isinstance(view, listing.RunView) else _snapshot(view))
     if view.observed is not None:
-        output.echo("\n" + _environment(view.observed, packages))
+        output.echo("\n" + _environment(view.observed, whole=environment))
     return None
 
 
@@ -213,14 +213,11 @@ def _resumed_from(attempt: "AttemptState", parent: "Parent | None") -> str | Non
     return attempt.resume
 
 
-def _environment(observed: "Observed", packages: bool) -> str:
+def _environment(observed: "Observed", *, whole: bool) -> str:
+    if not whole:
+        counted = f"{len(observed.facts)} facts, {len(observed.distributions)} distributions"
+        return f"observed environment: {counted} (--environment prints them)"
     present = {name: value for name, value in sorted(observed.facts.items()) if value is not None}
     absent = ", ".join(name for name, value in sorted(observed.facts.items()) if value is None)
-    lines = ["observed environment:", output.fields(present, "  ")]
-    if absent:
-        lines.append(f"  absent: {absent}")
-    if packages:
-        lines += ["", output.fields(dict(sorted(observed.distributions.items())), "  ")]
-    else:
-        lines.append(f"  {len(observed.distributions)} distributions (--packages lists them)")
-    return "\n".join(lines)
+    lines = ["observed environment:", output.fields(present, "  "), *([f"  absent: {absent}"] if absent else [])]
+    return "\n".join([*lines, "", output.fields(dict(sorted(observed.distributions.items())), "  ")])

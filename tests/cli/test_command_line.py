@@ -141,7 +141,7 @@ def test_completion_offers_verbs_ids_and_options(place: Path, made: Any) -> None
     assert _completed("sn", place) == ["snapshot"]
     assert _completed("reproduce 7c", place) == [made.replay, made.run]
     assert made.snapshot[:12] in _completed("show ", place)
-    assert _completed("show --pac", place) == ["--packages"]
+    assert _completed("show --env", place) == ["--environment"]
     assert _completed("checkout 7c1d000000 ", place) != [made.run]
 
 

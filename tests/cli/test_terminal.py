@@ -112,7 +112,7 @@ def test_no_verb_that_reads_lets_a_text_control_the_terminal(
     monkeypatch.setitem(cli.context_settings, "color", True)
     one, two, run, replay = store.values()
     verbs: list[tuple[object, ...]] = [
-        ("ls",), ("show", one, "--packages"), ("show", run), ("show", replay), ("diff", one, two),
+        ("ls",), ("show", one, "--environment"), ("show", run), ("show", replay), ("diff", one, two),
         ("diff", run, replay), ("fsck",), ("fsck", "--read-data"), ("checkpoint", "ls", run),
         ("checkpoint", "show", f"{run}@3"),
         ("checkpoint", "show", f"{run}@3", "--all"), ("checkpoint", "diff", f"{run}@3", f"{replay}@3"),
