@@ -282,7 +282,8 @@ class Workspace:
             return None
         from m5ws.tracking.mlflow.tracker import Mlflow
 
-        return Mlflow(self.tracking_uri, self.settings.mlflow.experiment or self.name, self.store_url)
+        experiment = self.settings.mlflow.experiment or self.name
+        return Mlflow(self.tracking_uri, experiment, self.store_url, self.home / "runs")
 
     def ports(self, repo: "Repository") -> "Ports":
         """Return the ports for operations on runs."""

@@ -23,9 +23,6 @@ from m5ws.repository.repository import Repository
 DELIVERED = "delivered"
 """Name of a file in an attempt's directory. The file exists if the store has its ledger and results."""
 
-TRACKED = "tracked"
-"""Name of a file in an attempt's directory. The file exists if the tracker has all of the run."""
-
 _INTERVAL_S = 1.0
 _SHARE = 200
 """Steps wait for 1/200 of the attempt's duration, …"""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from m5ws.agent.delivery import DELIVERED, TRACKED, Delivery
+from m5ws.agent.delivery import DELIVERED, Delivery
 from m5ws.agent.run_lock import RANKS_S, Notify, RunAlive, is_own, lock_run
 from m5ws.errors import M5Error, ObjectExists
 from m5ws.filesystem import write_atomically
@@ -29,6 +29,7 @@ from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.references import runs
 from m5ws.repository.repository import Repository
+from m5ws.tracking.interface import TRACKED
 from m5ws.work import directories
 
 VERDICT = "verdict"

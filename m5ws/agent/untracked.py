@@ -1,66 +1,49 @@
-"""Ended runs and verdicts of this machine that the tracker lacks. They are delivered later."""
+"""Ended runs and verdicts of this machine that the tracker lacks. Processes of their own deliver them."""
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
-from m5ws.agent.delivery import DELIVERED, TRACKED
+from m5ws.agent.delivery import DELIVERED
 from m5ws.agent.recovery import VERDICT
 from m5ws.errors import M5Error
-from m5ws.repository.references import runs
-from m5ws.repository.repository import Repository
-from m5ws.tracking.interface import Tracker
+from m5ws.tracking.interface import TRACKED, UNTOLD, Delivering, Tracker
 
-UNTOLD = "untold"
-"""Name of a file in a run's directory. The file exists if the tracker lacks the run's verdict or joint verdict."""
-
-TRACKING_S = 60.0
+_SHARE = 100
+_LONGEST_S = 60.0
 _log = logging.getLogger(__name__)
 
 
-def show_verdict(repo: Repository, tracker: Tracker, home: Path, run: str) -> None:
-    """Show the verdict of a replay, or the joint verdict on a run, in the tracker; later if it does not answer."""
+def patience_s(duration_s: float) -> float:
+    """Return the longest wait for the tracker at the end of an attempt: a hundredth of the attempt, at most a minute.
+
+    A batch system ends all processes with the command, and so the delivery of a run that it started.
+    """
+    return min(duration_s / _SHARE, _LONGEST_S)
+
+
+def show_verdict(tracker: Tracker, home: Path, run: str) -> None:
+    """Show the verdict of a replay, or the joint verdict on a run, in the tracker, in the background."""
     try:
         (home / "runs" / run).mkdir(parents=True, exist_ok=True)
         (home / "runs" / run / UNTOLD).touch()
-        problems = deliver_verdicts(repo, tracker, home)
-    except OSError as error:
-        problems = [str(error)]
-    for problem in problems:
-        _log.warning("%s; the next verdict, or `m5ws ui`, sends it again", problem)
-
-
-def pending_verdicts(home: Path) -> list[Path]:
-    """Return the marks of verdicts that the tracker lacks."""
-    return sorted((home / "runs").glob(f"*/{UNTOLD}"))
-
-
-def deliver_verdicts(repo: Repository, tracker: Tracker, home: Path) -> list[str]:
-    """Write the missing verdicts to the pages of all their runs. Return the problems that remain."""
-    for mark in pending_verdicts(home):
-        run = mark.parent.name
-        if (mark.parent / VERDICT).exists():
-            continue
-        try:
-            verdict = runs.verdict(repo, runs.load(repo, run))
-            for name in (run,) if verdict is None else (verdict.run, *verdict.replays):
-                tracker.refresh(name)
-            mark.unlink(missing_ok=True)
-        except (M5Error, OSError) as error:
-            # The others would fail in the same way, each after the same time.
-            return [f"the tracker lacks the verdict of run {run}: {error}"]
-    return []
+        tracker.catch_up(run)
+    except (M5Error, OSError) as error:
+        _log.warning("the tracker lacks the verdict of run %s; `m5ws ui` sends it again: %s", run, error)
 
 
 def catch_up(tracker: Tracker, home: Path) -> list[str]:
-    """Deliver ended runs of this machine to the tracker, if it lacks them. Return the problems that remain."""
-    problems = []
-    for run_dir in sorted((home / "runs").glob("*")):
+    """Deliver the ended runs and verdicts that the tracker lacks. Return the problem that remains, if there is one."""
+    for delivery in _deliveries(tracker, sorted((home / "runs").glob("*"))):
+        if not delivery.close(_LONGEST_S):
+            # The rest would fail in the same way, each after the same time.
+            return [delivery.problem or "the tracker does not answer; the delivery continues in the background"]
+    return []
+
+
+def _deliveries(tracker: Tracker, run_dirs: list[Path]) -> Iterator[Delivering]:
+    for run_dir in run_dirs:
         attempt = max(run_dir.glob("[0-9][0-9][0-9][0-9]"), default=None)
-        if attempt is None or (attempt / TRACKED).exists() or not (attempt / DELIVERED).exists():
-            continue
-        following = tracker.catch_up(run_dir.name)
-        if following.close(timeout_s=TRACKING_S):
-            (attempt / TRACKED).touch()
-        else:
-            problems.append(following.problem)
-    return problems
+        is_untracked = attempt is not None and (attempt / DELIVERED).exists() and not (attempt / TRACKED).exists()
+        if is_untracked or ((run_dir / UNTOLD).exists() and not (run_dir / VERDICT).exists()):
+            yield tracker.catch_up(run_dir.name)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from m5ws.agent import delivery, failure, prepare, recovery, run_lock, untracked, work_files
+from m5ws.agent import failure, prepare, recovery, run_lock, untracked, work_files
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.node import Events, Node, NodeEnd
 from m5ws.agent.ports import Ports, Watch
@@ -28,7 +28,7 @@ from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.references import checkpoints
 from m5ws.repository.repository import Repository
-from m5ws.tracking.interface import FollowedRun, Tracker
+from m5ws.tracking.interface import LOGGED, TRACKED, Delivering, Tracker
 from m5ws.work import directories
 from m5ws.work.directories import WorkDirectory
 
@@ -40,8 +40,8 @@ _SUCCESSOR_S = 30.0
 class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of an attempt.
 
-    `untracked` lists the data that the tracker lacks. `delivered`: the store has the complete ledger. `asked`: the
-    user stopped the attempt. `superseded`: a newer attempt has begun elsewhere.
+    `untracked` is None if the tracker has all of the run, else the error so far. `delivered`: the store has the
+    complete ledger. `asked`: the user stopped the attempt. `superseded`: a newer attempt has begun elsewhere.
     """
 
     run: str
@@ -49,7 +49,7 @@ class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str
     exit_code: int
     reason: EndReason | None = None
-    untracked: str = ""
+    untracked: str | None = None
     delivered: bool = True
     asked: bool = False
     superseded: bool = False
@@ -71,9 +71,7 @@ def execute(
     home = plan.directory.parent
     home.mkdir(parents=True, exist_ok=True)
     with run_lock.lock_run(home, notify=partial(report, progress)):
-        if ports.tracker is not None:
-            report(progress, "preparing MLflow")
-            _prepare(ports.tracker)
+        _announce(ports.tracker)
         begin.refuse_stale(ports.repo, plan)
         for attempt in range(1, plan.attempt):
             recovery.finish(ports.repo, plan.run.id, attempt, home / f"{attempt:04d}")
@@ -100,21 +98,13 @@ def _remove_outputs(repo: Repository, plan: AttemptPlan) -> None:
         _log.warning("output files of run %s stay in its work directory: %s", plan.run.id, repr(error))
 
 
-def _followed(tracker: Tracker | None, run: str) -> FollowedRun | None:
-    """Start following a run in the tracker. An error of the tracker never fails a run."""
+def _announce(tracker: Tracker | None) -> None:
+    """Announce the use of the tracker. An error of the tracker never fails a run."""
     try:
-        return tracker.follow(run) if tracker is not None else None
-    except (M5Error, OSError) as error:
-        _log.warning("the tracker does not follow run %s: %s", run, error)
-        return None
-
-
-def _prepare(tracker: Tracker) -> None:
-    """Let an embedded tracker create its tables now. Otherwise the ranks' first calls race to create them."""
-    try:
-        tracker.migrate()
-    except (M5Error, OSError) as error:
-        _log.warning("the tracker is not ready; events are delivered to it later: %s", error)
+        if tracker is not None:
+            tracker.announce()
+    except OSError as error:
+        _log.warning("the tracker cannot be prepared: %s", error)
 
 
 class _Attempt:
@@ -134,7 +124,8 @@ class _Attempt:
         self._watch = watch
         self._has_enough = False
         self._successor: AttemptStarted | None = None
-        self._looked_s = time.monotonic()
+        self._began_s = self._looked_s = time.monotonic()
+        self._follower: Delivering | None = None
         self._last_step = checkpoints.step_of(plan.resume) if plan.resume else 0
         self._restored = self._has_begun = False
         self._announced = 0
@@ -143,8 +134,7 @@ class _Attempt:
         self._node = Node(ports, plan, work, spool, self._notice, progress)
 
     def supervise(self, poll: Callable[[], None]) -> AttemptResult:
-        follower = _followed(self._ports.tracker, self._plan.run.id)
-        end = self._node.run(partial(self._listen, follower), poll)
+        end = self._node.run(self._listen, poll)
         self._seen(self._node.deliver_rest())
         self._superseded()
         outcome, exit_code, reason = self._judge(end)
@@ -157,7 +147,7 @@ class _Attempt:
             self._node.results.remove_inputs()
         if outcome == "failed" and reason is None:
             reason = self._find_failure(exit_code)
-        result = self._end(outcome, exit_code, reason, follower)
+        result = self._end(outcome, exit_code, reason)
         return msgspec.structs.replace(result, asked=end.request is not None)
 
     def _judge(self, end: NodeEnd) -> tuple[str, int, EndReason | None]:
@@ -180,15 +170,29 @@ class _Attempt:
             return "failed", 1, EndReason(kind="fork not restored")
         return "finished", 0, None
 
-    def _listen(self, follower: FollowedRun | None, events: Events) -> bool:
+    def _listen(self, events: Events) -> bool:
         """Take new events. Return True if the attempt needs no more steps, or if a newer one has begun."""
-        if follower is not None and self._node.delivery.batches > self._announced:
-            self._announced = self._node.delivery.batches
-            follower.wake()
         is_enough = self._seen(events)
+        if self._has_begun and self._node.delivery.batches > self._announced:
+            self._announced = self._node.delivery.batches
+            self._follow()
         if is_enough or self._is_time_to_look():
             self._has_enough = True
         return self._has_enough
+
+    def _follow(self) -> None:
+        """Announce new events to the tracker. An error of the tracker never fails a run.
+
+        The follower starts after the script, because its start would take time of a processor from the ranks'.
+        """
+        tracker, run = self._ports.tracker, self._plan.run.id
+        try:
+            if self._follower is None and tracker is not None:
+                self._follower = tracker.follow(run)
+        except (M5Error, OSError) as error:
+            _log.warning("the tracker does not follow run %s: %s", run, error)
+        if self._follower is not None:
+            self._follower.wake()
 
     def _is_time_to_look(self) -> bool:
         """Check for a newer attempt at intervals. Return True if one has begun."""
@@ -232,24 +236,21 @@ class _Attempt:
             return EndReason(kind="killed for a test", step=killed_after)
         return self._failures.find_reason(statuses) or EndReason(kind="status", status=exit_code)
 
-    def _end(
-        self, outcome: str, exit_code: int, reason: EndReason | None, follower: FollowedRun | None
-    ) -> AttemptResult:
-        """Write the end of the attempt, deliver the rest of the ledger, and wait for the tracker."""
+    def _end(self, outcome: str, exit_code: int, reason: EndReason | None) -> AttemptResult:
+        """Write the end of the attempt, deliver the rest of the ledger, and wait a little for the tracker."""
         ended = AttemptEnded(
             time_s=time.time(),
             outcome=outcome,  # type: ignore[arg-type]
             exit_code=exit_code,
             reason=reason,
             heads=self._node.delivery.heads(),
+            logged=(self._plan.directory / LOGGED).exists(),
         )
         self._spool.append(ended)
         self._seen(self._node.delivery.finish())
-        if follower is not None:
-            report(self._progress, "waiting for MLflow to have all records of the run")
-        tracked = follower is not None and follower.close(timeout_s=untracked.TRACKING_S)
-        if tracked or self._ports.tracker is None:
-            (self._plan.directory / delivery.TRACKED).touch()
+        self._follow()
+        if self._ports.tracker is None:
+            (self._plan.directory / TRACKED).touch()
         return AttemptResult(
             run=self._plan.run.id,
             attempt=self._plan.attempt,
@@ -258,5 +259,15 @@ class _Attempt:
             reason=reason,
             delivered=self._node.delivery.complete,
             superseded=self._successor is not None,
-            untracked=follower.problem if follower is not None and not tracked else "",
+            untracked=self._wait_for_tracker(),
         )
+
+    def _wait_for_tracker(self) -> str | None:
+        """Return None if the tracker has all of the run; else the reason, which may be empty: the delivery goes on."""
+        if self._ports.tracker is None:
+            return None
+        if self._follower is None:
+            return "it could not be started"
+        report(self._progress, "waiting for MLflow to have all records of the run")
+        is_tracked = self._follower.close(untracked.patience_s(time.monotonic() - self._began_s))
+        return None if is_tracked else self._follower.problem

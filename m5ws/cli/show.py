@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @click.command("show")
 @click.argument("name", metavar="ID", type=names.Id(("snapshot", "run", "sweep")))
-@click.option("--environment", is_flag=True, help="Show the observed environment, with all distributions.")
+@click.option("--environment", is_flag=True, help="Print the observed environment, with all distributions.")
 @output.json_option
 @click.pass_context
 def command(context: click.Context, name: str, environment: bool, as_json: bool) -> None:
@@ -54,8 +54,8 @@ def command(context: click.Context, name: str, environment: bool, as_json: bool)
     if as_json:
         return output.print_json(view)
     output.echo(_run(view) if isinstance(view, listing.RunView) else _snapshot(view))
-    if environment and view.observed is not None:
-        output.echo("\n" + _environment(view.observed))
+    if view.observed is not None:
+        output.echo("\n" + _environment(view.observed, whole=environment))
     return None
 
 
@@ -215,10 +215,11 @@ def _resumed_from(attempt: "AttemptState", parent: "Parent | None") -> str | Non
     return attempt.resume
 
 
-def _environment(observed: "Observed") -> str:
+def _environment(observed: "Observed", *, whole: bool) -> str:
+    if not whole:
+        counted = f"{len(observed.facts)} facts, {len(observed.distributions)} distributions"
+        return f"observed environment: {counted} (--environment prints them)"
     present = {name: value for name, value in sorted(observed.facts.items()) if value is not None}
     absent = ", ".join(name for name, value in sorted(observed.facts.items()) if value is None)
-    lines = ["observed environment:", output.fields(present, "  ")]
-    if absent:
-        lines.append(f"  absent: {absent}")
+    lines = ["observed environment:", output.fields(present, "  "), *([f"  absent: {absent}"] if absent else [])]
     return "\n".join([*lines, "", output.fields(dict(sorted(observed.distributions.items())), "  ")])

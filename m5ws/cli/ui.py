@@ -6,20 +6,23 @@ import click
 
 from m5ws.agent import untracked
 from m5ws.cli.parameters import names
-from m5ws.cli.terminal import output
+from m5ws.cli.terminal import output, progress
 from m5ws.errors import UsageError
 
 
 @click.command("ui")
 @click.option("--port", type=click.IntRange(1, 65535), default=5000, show_default=True, help="Port on this machine.")
+@click.option("--deliver", is_flag=True, help="Deliver all that MLflow lacks, and serve nothing.")
 @output.json_option
 @click.pass_context
-def command(context: click.Context, port: int, as_json: bool) -> None:
+def command(context: click.Context, port: int, deliver: bool, as_json: bool) -> None:
     """Open MLflow with this workspace's runs.
 
     The command prints the address of the experiment's runs, and serves MLflow's own UI on this machine until Ctrl-C.
     If m5ws.toml names an MLflow server, the address there is printed, and nothing is served. With --json, print the
     address and the server's command, and serve nothing.
+
+    MLflow receives a run's last records in the background. This command first delivers those that it lacks.
 
     \b
     Example:
@@ -32,18 +35,15 @@ def command(context: click.Context, port: int, as_json: bool) -> None:
     argv, url = tracker.ui_argv(port), tracker.ui_url(port)
     if as_json:
         return output.print_json({"url": url + tracker.ui_page(), "command": argv})
-    problems = (
-        untracked.deliver_verdicts(workspace.repository(), tracker, workspace.home)
-        if untracked.pending_verdicts(workspace.home)
-        else []
-    )
     if argv:
         workspace.prepare()
         tracker.migrate()
-        problems += untracked.catch_up(tracker, workspace.home)
+    with progress.Bar() as bar:
+        bar("delivering missing records to MLflow", 0, 0)
+        problems = untracked.catch_up(tracker, workspace.home)
     for problem in problems:
         output.print_note(f"note: {problem}")
     output.echo(url + tracker.ui_page())
-    if argv:
+    if argv and not deliver:
         os.execvp(argv[0], argv)
     return None

@@ -177,13 +177,15 @@ class AttemptEnded(Event, tag="attempt-ended", frozen=True, kw_only=True):
 
     `outcome` "unsaved": the ranks did all steps, but the last checkpoint or the output files could not be stored. If
     they are stored later, a second event of this kind follows, "finished". `heads` has the end of each rank's chain, so
-    that dropped batches at the end of a chain are detected.
+    that dropped batches at the end of a chain are detected. `logged` is False if no process of the attempt began a run
+    in MLflow.
     """
 
     outcome: Literal["finished", "failed", "interrupted", "unsaved"]
     exit_code: int
     reason: EndReason | None = None
     heads: dict[str, Digest] = msgspec.field(default_factory=dict)
+    logged: bool = True
 
 
 COMPLETE = frozenset(("finished", "unsaved"))

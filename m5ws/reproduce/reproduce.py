@@ -342,7 +342,7 @@ def publish(ports: Ports, home: Path, verdict: Verdict) -> Verdict:
         _log.warning("the verdict could not be published; it is kept and delivered later: %s", error)
         recovery.keep_verdict(home, verdict)
     if ports.tracker is not None:
-        untracked.show_verdict(ports.repo, ports.tracker, home, verdict.replay)
+        untracked.show_verdict(ports.tracker, home, verdict.replay)
     return verdict
 
 

@@ -171,7 +171,7 @@ def publish(repo: Repository, tracker: Tracker | None, verdict: JointVerdict, ho
     try:
         runs.publish_joint(repo, verdict)
         if tracker is not None:
-            untracked.show_verdict(repo, tracker, home, verdict.run)
+            untracked.show_verdict(tracker, home, verdict.run)
     except (M5Error, OSError) as error:
         _log.warning("the joint verdict was not published everywhere; `m5ws attest` contains it: %s", error)
 

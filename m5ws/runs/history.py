@@ -65,6 +65,8 @@ class History(msgspec.Struct, kw_only=True):
     threads: dict[int, list[tuple[int, str]]] = {}
     outcome: str | None = None
     reason: EndReason | None = None
+    logged: bool = True
+    """False if no process of the script began a run in MLflow."""
     world: int = 0
     observed: bool = False
     source: tuple[Repository, str] | None = None
@@ -126,6 +128,7 @@ class History(msgspec.Struct, kw_only=True):
                 self.weights[event.rank] = event.weights
                 self.unread.update(event.unread)
             case AttemptEnded():
+                self.logged = event.logged or self.attempt > 1  # an earlier attempt may have logged
                 self.outcome, self.reason = event.outcome, event.reason
 
     def counts(self, event: AnyEvent) -> TypeGuard[Step | State]:

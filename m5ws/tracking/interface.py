@@ -20,37 +20,51 @@ class LoggedResults(msgspec.Struct, frozen=True, kw_only=True):
     artifacts: Mapping[str, tuple[Fetch, ...]] = {}
 
 
-class FollowedRun(Protocol):
-    """A run that a process delivers to a tracker. It cannot fail or delay the run."""
+LOGGED = "logged"
+"""Name of a file in an attempt's directory. The file exists if the script began a run in the tracker itself."""
+TRACKED = "tracked"
+"""Name of a file in an attempt's directory. The file exists if the tracker has all of the run."""
+UNTOLD = "untold"
+"""Name of a file in a run's directory. The file exists if the tracker lacks the run's verdict or joint verdict."""
+
+
+class Delivering(Protocol):
+    """A process that delivers a run or verdicts to a tracker. It cannot fail the run, and survives its caller."""
 
     def wake(self) -> None:
         """Announce new events in the run's ledger. Without this call, nothing is read."""
 
     def close(self, timeout_s: float) -> bool:
-        """Announce the end of the run. Return True if all of it is delivered within `timeout_s` seconds."""
+        """Announce the end of the run. Return True if all of it is delivered within `timeout_s` seconds.
+
+        A delivery that takes longer goes on in the background.
+        """
 
     @property
     def problem(self) -> str:
-        """The missing data, the reason, and the command that delivers it later; empty if nothing is missing."""
+        """The missing data with the reason; empty if there is no error so far."""
 
 
 class Tracker(Protocol):
     """Shows runs in another tool (MLflow). It follows the ledger, and is never a source of truth."""
 
+    def announce(self) -> None:
+        """Let processes of ranks that use an embedded tracker wait until it is ready. Takes no time. Raises OSError."""
+
     def migrate(self) -> None:
-        """Prepare an embedded tracker before runs start in parallel. Fast if it is ready. Raises M5Error."""
+        """Prepare an embedded tracker. Fast if it is ready. Raises M5Error."""
 
     def environment(self) -> dict[str, str]:
         """Return the variables by which a script's own logging uses the same tracker."""
 
-    def follow(self, run: str) -> FollowedRun:
+    def follow(self, run: str) -> Delivering:
         """Deliver a run's ledger as it grows."""
 
-    def catch_up(self, run: str) -> FollowedRun:
-        """Deliver a run's existing ledger, once."""
+    def catch_up(self, run: str) -> Delivering:
+        """Deliver the ledger of an ended run if it is not tracked, and its verdict if it is untold."""
 
     def refresh(self, run: str) -> None:
-        """Show a run's published verdicts and notes on its page. Raises M5Error if the tracker does not answer."""
+        """Show a run's published notes and verdicts on its page. Raises M5Error if the tracker does not answer."""
 
     def attach(self, run: str, name: str, data: bytes) -> None:
         """Store a file with a run's page, replacing one of that name. Raises M5Error if the tracker does not answer."""

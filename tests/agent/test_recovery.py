@@ -3,25 +3,22 @@
 import fcntl
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from m5ws.agent import recovery, run_lock, untracked
+from m5ws.agent import recovery, run_lock
 from m5ws.agent.delivery import DELIVERED, Delivery
 from m5ws.attempts import repeated_steps
 from m5ws.outputs import unrecorded
 from m5ws.records.checkpoint import Content
 from m5ws.records.ledger import AttemptEnded, AttemptStarted, RankStarted, Step
-from m5ws.records.reasons import JointReason
-from m5ws.records.verdict import JointVerdict, Verdict
+from m5ws.records.verdict import Verdict
 from m5ws.repository.fsck import fsck
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.objects import key
 from m5ws.repository.references import runs
 from m5ws.repository.repository import Repository
-from m5ws.reproduce import segments
 from m5ws.runs import history, state
 from m5ws.work import directories
 from tests.support.records import planted
@@ -175,33 +172,3 @@ def test_a_damaged_verdict_keeps_no_other_from_being_published(repo: Repository,
     recovery.deliver(repo, tmp_path)
     published = {one for one in (_RUN, "c" * 12) if runs.verdict(repo, runs.load(repo, one)) is not None}
     assert published == {max(_RUN, "c" * 12)} and damaged.exists()
-
-
-class _Tracker:
-    """Takes verdicts, but for the first `fails`."""
-
-    def __init__(self, fails: int) -> None:
-        self.fails = fails
-        self.told: list[str] = []
-
-    def refresh(self, run: str) -> None:
-        if self.fails:
-            self.fails -= 1
-            raise OSError("nobody answers")
-        self.told.append(run)
-
-
-def test_a_verdict_that_the_tracker_did_not_take_is_told_again_once(repo: Repository, tmp_path: Path) -> None:
-    tracker: Any = _Tracker(2)
-    planted.run(repo, "b" * 12)
-    planted.run(repo, _RUN, reproduces="b" * 12)
-    runs.publish_verdict(repo, Verdict(run="b" * 12, replay=_RUN, outcome="reproduced"))
-    joint = JointVerdict(run="b" * 12, outcome="sampled", reason=JointReason(kind="no verdict"), of=2)
-    segments.publish(repo, tracker, joint, tmp_path)
-    untracked.show_verdict(repo, tracker, tmp_path, _RUN)
-    assert tracker.told == [] and tracker.fails == 0
-    tracker.fails = 1
-    assert "nobody answers" in untracked.deliver_verdicts(repo, tracker, tmp_path)[0]
-    assert untracked.deliver_verdicts(repo, tracker, tmp_path) == []
-    assert tracker.told == ["b" * 12, _RUN, "b" * 12]
-    assert untracked.deliver_verdicts(repo, tracker, tmp_path) == [] and len(tracker.told) == 3

@@ -26,6 +26,7 @@ def test_files_and_metrics_are_compared(tmp_path: Path) -> None:
     verdict = workspace.json("reproduce", run)
     assert verdict["outcome"] == "reproduced"
     assert verdict["compared"]["files"] == 1 and verdict["compared"]["metrics"] == 1
+    assert workspace.history(run).logged
     assert any("no step was recorded" in gap["sentence"] for gap in verdict["not_compared"])
 
 
@@ -33,6 +34,7 @@ def test_a_file_that_differs_is_named(tmp_path: Path) -> None:
     workspace = _without_mlflow(tmp_path / "w")
     first, second = (workspace.train("--", "train.py", seed) for seed in "01")
     assert workspace.history(second).outputs != workspace.history(first).outputs
+    assert not workspace.history(first).logged
     workspace.edit("m5ws.toml", "[run]", "[run]\nkeep_work = true")
     run = workspace.train("--", "train.py", "0", "noise")
     verdict = workspace.json("reproduce", run, expect=1)

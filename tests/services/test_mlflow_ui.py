@@ -71,7 +71,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         loud_skip("the MLflow UI: no chromium is installed (Debian: apt-get install chromium)")
     directory = tmp_path_factory.mktemp("ui")
     repo = Repository.create(LocalStore(directory / "store"))
-    tracker = Mlflow(f"sqlite:///{directory}/mlflow.db", "gpt", repo.store.url)
+    tracker = Mlflow(f"sqlite:///{directory}/mlflow.db", "gpt", repo.store.url, directory / "runs")
     tracker.migrate()
     pages = [_deliver(repo, tracker, run) for run in _runs(repo, directory)]
     client = MlflowClient(tracker.tracking_uri)

@@ -15,7 +15,7 @@ from tests.support.records import mlflow_runs as written
 def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty database of the installed MLflow's schema."""
     directory = tmp_path_factory.mktemp("mlflow")
-    Mlflow(f"sqlite:///{directory}/mlflow.db", "tests", "").migrate()
+    Mlflow(f"sqlite:///{directory}/mlflow.db", "tests", "", directory).migrate()
     return directory / "mlflow.db"
 
 
@@ -23,7 +23,7 @@ def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tracker(migrated: Path, tmp_path: Path, repo: Repository) -> Mlflow:
     database = tmp_path / "mlflow.db"
     database.write_bytes(migrated.read_bytes())
-    return Mlflow(f"sqlite:///{database}", "tests", repo.store.url)
+    return Mlflow(f"sqlite:///{database}", "tests", repo.store.url, tmp_path / "runs")
 
 
 @pytest.fixture

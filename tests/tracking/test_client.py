@@ -54,7 +54,7 @@ def test_an_mlflow_id_or_url_stands_for_its_run(
 
 
 def test_what_is_no_mlflow_id_asks_nobody() -> None:
-    nobody = Mlflow("http://127.0.0.1:1", "tests", "")
+    nobody = Mlflow("http://127.0.0.1:1", "tests", "", Path())
     for text in ("", "abc", "0123456789ab", "f" * 64, "http://example.org/runs/short"):
         assert nobody.resolve(text) is None
 
@@ -65,11 +65,11 @@ def test_a_tracker_that_is_down_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         taken.bind(("127.0.0.1", 0))
         uri = f"http://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(TrackerError, match=uri):
-            Mlflow(uri, "tests", "").resolve("0" * 32)
+            Mlflow(uri, "tests", "", Path()).resolve("0" * 32)
 
 
-def test_an_embedded_store_is_not_made_by_a_question(tmp_path: object) -> None:
-    nowhere = Mlflow(f"sqlite:///{tmp_path}/no.db", "tests", "")
+def test_an_embedded_store_is_not_made_by_a_question(tmp_path: Path) -> None:
+    nowhere = Mlflow(f"sqlite:///{tmp_path}/no.db", "tests", "", tmp_path)
     assert nowhere.resolve("0" * 32) is None
     assert nowhere.logged("0" * 12) == LoggedResults()
 
@@ -253,7 +253,7 @@ def test_notes_are_on_the_run_s_page_at_once_and_after_every_delivery(
 
 
 def test_the_ui_of_a_server_is_that_server() -> None:
-    server = Mlflow("https://mlflow.example", "tests", "")
+    server = Mlflow("https://mlflow.example", "tests", "", Path())
     assert (server.ui_argv(5000), server.ui_url(5000)) == ((), "https://mlflow.example")
 
 
@@ -263,5 +263,5 @@ def test_the_ui_opens_the_runs_of_the_experiment(
     _deliver(tracker, _finished(repo, run))
     (known,) = find(client, run.id)
     assert tracker.ui_page() == f"/#/experiments/{client.get_run(known).info.experiment_id}/runs"
-    assert Mlflow(tracker.tracking_uri, "another", "").ui_page() == ""
-    assert Mlflow("sqlite:////nowhere/mlflow.db", "tests", "").ui_page() == ""
+    assert Mlflow(tracker.tracking_uri, "another", "", Path()).ui_page() == ""
+    assert Mlflow("sqlite:////nowhere/mlflow.db", "tests", "", Path()).ui_page() == ""

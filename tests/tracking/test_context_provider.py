@@ -9,6 +9,7 @@ import pytest
 from mlflow import MlflowClient
 
 from m5ws.records import codec
+from m5ws.tracking.interface import LOGGED
 from m5ws.tracking.mlflow.context_provider import M5Context
 from m5ws.tracking.mlflow.run_page import find
 from m5ws.tracking.mlflow.tracker import Mlflow
@@ -35,14 +36,32 @@ def _installed(tmp_path: Path) -> Path:
     return info.parent
 
 
-def test_a_script_s_own_run_is_tagged(tracker: Mlflow, client: MlflowClient, tmp_path: Path) -> None:
+def _run_script(tracker: Mlflow, tmp_path: Path) -> None:
+    """Run the script in a process of an m5ws run."""
     path = os.pathsep.join([str(_installed(tmp_path)), *filter(None, sys.path)])
     variables = {"PYTHONPATH": path, "M5WS_CONTEXT": str(_context(tmp_path)), "RANK": "3"} | tracker.environment()
     subprocess.run([sys.executable, "-c", _SCRIPT], env=os.environ | variables, cwd=tmp_path, check=True)
+
+
+@pytest.mark.long
+def test_a_script_finds_an_announced_database_ready(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    tracker = Mlflow(f"sqlite:///{tmp_path}/home/mlflow.db", "tests", "", tmp_path)
+    tracker.announce()
+    _run_script(tracker, tmp_path / "work")
+    client = MlflowClient(tracker.tracking_uri)
+    experiment = client.get_experiment_by_name("tests")
+    assert experiment is not None and experiment.artifact_location == (tmp_path / "home" / "mlartifacts").as_uri()
+    assert len(find(client, "0123456789ab")) == 1
+
+
+def test_a_script_s_own_run_is_tagged(tracker: Mlflow, client: MlflowClient, tmp_path: Path) -> None:
+    _run_script(tracker, tmp_path)
     (page,) = find(client, "0123456789ab")
     tags = client.get_run(page).data.tags
     assert (tags["m5ws.attempt"], tags["m5ws.rank"], tags["m5ws.snapshot_id"]) == ("2", "3", "5" * 64)
     assert client.get_metric_history(page, "loss")[0].value == 0.25
+    assert (tmp_path / LOGGED).exists()
 
 
 def test_it_says_nothing_outside_and_never_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

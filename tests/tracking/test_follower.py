@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from m5ws.records import exact
 from m5ws.records.run import Run
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
+from m5ws.tracking.interface import TRACKED
 from m5ws.tracking.mlflow import follower as mlflow_follower
 from m5ws.tracking.mlflow.follower import Follower
 from m5ws.tracking.mlflow.run_page import DELIVERED_TAG, find
@@ -269,34 +271,56 @@ def test_a_script_s_own_page_is_adopted_and_kept_as_it_is(
 
 
 def test_mlflow_down_fails_nothing_and_is_caught_up(
-    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
+    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient, tmp_path: Path
 ) -> None:
+    (tmp_path / "runs" / run.id / "0001").mkdir(parents=True)
     written.begin(repo, run)
     written.train(repo, run, range(1, 4))
     written.end(repo, run)
     with socket.socket() as taken:  # bound and not listening: every connection is refused
         taken.bind(("127.0.0.1", 0))
-        following = Mlflow(f"http://127.0.0.1:{taken.getsockname()[1]}", "tests", repo.store.url).follow(run.id)
+        following = _elsewhere(repo, tmp_path, taken).follow(run.id)
         assert not following.close(120)
-    assert "3 steps, from step 1" in following.problem
-    assert "--once" in following.problem
+    assert "3 steps, from step 1" in following.problem and "m5ws ui --deliver" in following.problem
+    assert not _is_tracked(tmp_path, run)
     again = tracker.catch_up(run.id)
     assert again.close(120), again.problem
-    assert again.problem == ""
+    assert again.problem == "" and _is_tracked(tmp_path, run)
     assert _history(client, run, "m5ws/loss") == _losses(1, 3)
 
 
-def test_mlflow_hanging_is_not_waited_for(repo: Repository, run: Run) -> None:
+def test_mlflow_hanging_is_not_waited_for(repo: Repository, run: Run, tmp_path: Path) -> None:
     written.begin(repo, run)
     written.train(repo, run, range(1, 4))
     written.end(repo, run)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and never answers
-        following = Mlflow(f"http://127.0.0.1:{silent.getsockname()[1]}", "tests", repo.store.url).follow(run.id)
+        following = _elsewhere(repo, tmp_path, silent).follow(run.id)
         silent.settimeout(120)
         silent.accept()
-        assert not following.close(0.1)
+        assert not following.close(0.1) and not following.problem
+    assert not following.close(120)
     assert "3 steps, from step 1" in following.problem
-    assert "--once" in following.problem
+
+
+def test_two_deliveries_of_one_run_make_one_page(
+    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient, tmp_path: Path
+) -> None:
+    written.begin(repo, run)
+    written.train(repo, run, range(1, 4))
+    written.end(repo, run)
+    (tmp_path / "runs" / run.id / "0001").mkdir(parents=True)
+    deliveries = [tracker.catch_up(run.id), tracker.follow(run.id), tracker.catch_up(run.id)]
+    assert [delivery.close(120) for delivery in deliveries] == [True] * 3
+    assert _page(client, run).info.status == "FINISHED" and _history(client, run, "m5ws/loss") == _losses(1, 3)
+
+
+def _elsewhere(repo: Repository, tmp_path: Path, server: socket.socket) -> Mlflow:
+    """Return the tracker of the MLflow on a socket. The run has a directory on this machine."""
+    return Mlflow(f"http://127.0.0.1:{server.getsockname()[1]}", "tests", repo.store.url, tmp_path / "runs")
+
+
+def _is_tracked(tmp_path: Path, run: Run) -> bool:
+    return (tmp_path / "runs" / run.id / "0001" / TRACKED).exists()
 
 
 def test_without_news_the_store_is_not_asked(

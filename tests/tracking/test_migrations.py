@@ -13,7 +13,7 @@ from mlflow.store.tracking.dbmodels.initial_models import Base
 from m5ws.tracking.mlflow.migrations import installed
 from m5ws.tracking.mlflow.tracker import Mlflow
 
-_MIGRATE = "import sys; from m5ws.tracking.mlflow.tracker import Mlflow; Mlflow(sys.argv[1], 'tests', '').migrate()"
+_MIGRATE = "import sys; from m5ws.tracking.mlflow.migrations import migrate; migrate(sys.argv[1], 'tests')"
 
 
 @pytest.mark.long
@@ -34,7 +34,7 @@ def test_an_old_database_is_copied_and_upgraded(tmp_path: Path) -> None:
     engine.dispose()
     with sqlite3.connect(path) as database:
         database.execute("INSERT INTO experiments VALUES (7, 'kept', 'somewhere', 'active')")
-    tracker = Mlflow(f"sqlite:///{path}", "tests", "")
+    tracker = Mlflow(f"sqlite:///{path}", "tests", "", tmp_path)
     tracker.migrate()
     client = MlflowClient(tracker.tracking_uri)
     assert {one.name for one in client.search_experiments()} >= {"kept", "tests"}
@@ -43,4 +43,4 @@ def test_an_old_database_is_copied_and_upgraded(tmp_path: Path) -> None:
 
 
 def test_a_server_s_database_is_not_ours() -> None:
-    Mlflow("http://127.0.0.1:1", "tests", "").migrate()
+    Mlflow("http://127.0.0.1:1", "tests", "", Path()).migrate()

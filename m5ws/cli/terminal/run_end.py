@@ -48,8 +48,8 @@ def report(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> None
         output.warn(
             "note: the store does not have the complete ledger yet; the next m5ws command here uploads the rest"
         )
-    if result.untracked:
-        output.warn(f"note: the ledger is complete, MLflow is not: {result.untracked}")
+    if result.untracked is not None:
+        output.print_note(f"MLflow receives the rest in the background. {result.untracked}".strip())
     if result.superseded:
         raise Superseded(f"attempt {result.attempt} of {ended}", hint=f"`m5ws show {run}` shows the newer attempt.")
     if result.outcome == "interrupted":

@@ -72,7 +72,9 @@ def compare(
     done = comparison.original, comparison.replay
     with ExitStack() as stack:
         reason = _unjudged(comparison, ends_early=ends_early)
-        logged, unread = _logged(tracker, runs, stack if reason is None else None)
+        # MLflow's import takes seconds.
+        has_logged = done[0].logged or done[1].logged
+        logged, unread = _logged(tracker if has_logged else None, runs, stack if reason is None else None)
         sides = (_with_files(repo, done[0], logged[0]), _with_files(repo, done[1], logged[1]))
         if reason is not None:
             report = output_files.list_uncompared(sides, reason)
@@ -112,7 +114,7 @@ def is_nothing(done: History, tracker: Tracker | None, run: str) -> bool:
     """Return True if a run has no steps, no output files, and its script logged nothing."""
     if done.by_steps or done.outputs is not None:
         return False
-    return tracker is None or tracker.logged(run) == LoggedResults()
+    return tracker is None or not done.logged or tracker.logged(run) == LoggedResults()
 
 
 def not_kept(side: Side, done: History) -> list[Gap]:

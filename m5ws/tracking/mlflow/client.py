@@ -11,12 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from m5ws.errors import M5Error, MissingExtra
-from m5ws.repository.references import runs
-from m5ws.repository.repository import Repository
-from m5ws.store import open_store
-from m5ws.tracking.mlflow import tags
+from m5ws.tracking.mlflow import migrations, tags
 from m5ws.tracking.mlflow.follower import Follower, FollowerOptions, limit_requests
-from m5ws.tracking.mlflow.migrations import EXTRA
 from m5ws.tracking.mlflow.uri import database
 
 ATTACHED = "m5ws"
@@ -52,13 +48,8 @@ def refresh(options: FollowerOptions) -> None:
 
     Raises TrackerError, MissingExtra.
     """
-    from m5ws.tracking.mlflow.run_page import RunPage
-
-    repo = Repository.open(open_store(options.store))
-    with client(options.tracking_uri) as mlflow:
-        run_pages = _pages(mlflow, options)
-        subject, verdicts = tags.load(repo, options.run), runs.verdicts(repo, options.run)
-        RunPage(mlflow, run_pages[0], run_pages[1:]).judge(subject, verdicts, runs.joint(repo, options.run))
+    with client(options.tracking_uri):
+        Follower(options).judge()
 
 
 def attach(options: FollowerOptions, name: str, data: bytes) -> None:
@@ -91,13 +82,14 @@ def _pages(mlflow: Any, options: FollowerOptions) -> list[str]:
 def client(tracking_uri: str) -> Iterator[Any]:
     """Yield an MLflow client. Errors of MLflow in the block become TrackerError."""
     limit_requests()
+    migrations.wait(tracking_uri)
     try:
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
         from requests import RequestException
         from sqlalchemy.exc import SQLAlchemyError
     except ImportError as error:
-        raise MissingExtra("tracking in MLflow", EXTRA) from error
+        raise MissingExtra("tracking in MLflow", migrations.EXTRA) from error
     try:
         yield MlflowClient(tracking_uri)
     except (MlflowException, RequestException, SQLAlchemyError) as error:

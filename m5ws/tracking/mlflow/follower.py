@@ -1,31 +1,31 @@
 """The process that delivers a run's ledger to MLflow, started with the run or later by hand.
 
-    MLFLOW_TRACKING_URI=URI python -m m5ws.tracking.mlflow.follower --store URL --run RUN --experiment NAME [--once]
+    MLFLOW_TRACKING_URI=URI python -m m5ws.tracking.mlflow.follower --store URL --run RUN … [--once]
 
 The address is a variable and no argument, because it may contain a password and all users see arguments.
 
 It only reads the store, so no error here can fail the run (promise 7). It reads the ledger once for each write to its
 standard input, so an idle run of many ranks causes no requests. At the end of standard input, which comes with any end
-of the supervisor, it makes a last pass. It exits with 0 if everything is delivered. MLflow is imported only when there
-is data to deliver.
+of the supervisor, it makes a last pass. If everything is delivered, it marks the attempt as tracked and exits with 0.
+MLflow is imported only when there is data to deliver.
 """
 
 import argparse
+import math
 import os
 import select
-import shlex
-import signal
 import sys
 import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from m5ws import secret_scan
+from m5ws import locks, secret_scan
 from m5ws.errors import M5Error
 from m5ws.records.ledger import (
     AnyEvent,
@@ -41,11 +41,13 @@ from m5ws.repository.ledger.tail import LedgerTail
 from m5ws.repository.references import runs
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
-from m5ws.tracking.mlflow import tags
+from m5ws.tracking.interface import TRACKED, UNTOLD
+from m5ws.tracking.mlflow import migrations, tags
 from m5ws.tracking.mlflow.logged_models import NONE_THERE, made
 from m5ws.tracking.mlflow.metrics import Point, Points
 from m5ws.tracking.mlflow.uri import artifacts_dir
 
+_MODULE = "m5ws.tracking.mlflow.follower"
 _URI = "MLFLOW_TRACKING_URI"
 _FIRST_RETRY_S, _RETRY_S = 2.0, 60.0
 _ADOPT_S = 30.0
@@ -55,21 +57,30 @@ _STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", 
 
 
 class FollowerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The run to follow and the MLflow to deliver to. `once`: deliver existing events, and end."""
+    """The run to follow and the MLflow to deliver to. `once`: deliver existing events, and end.
+
+    `runs_dir` has the directory of each run of this machine.
+    """
 
     store: str
     run: str
+    runs_dir: str
     tracking_uri: str
     experiment: str
     once: bool = False
 
     @property
+    def directory(self) -> Path:
+        """The directory of the run on this machine. Elsewhere it does not exist."""
+        return Path(self.runs_dir, self.run)
+
+    @property
     def argv(self) -> list[str]:
         """The command line that starts a follower with these options."""
-        named = {"--store": self.store, "--run": self.run}
+        named = {"--store": self.store, "--run": self.run, "--runs-dir": self.runs_dir}
         words = [word for pair in (named | {"--experiment": self.experiment}).items() for word in pair]
         # -P: the current directory may contain a folder named mlflow.
-        return [sys.executable, "-P", "-m", "m5ws.tracking.mlflow.follower", *words, *["--once"] * self.once]
+        return [sys.executable, "-P", "-m", _MODULE, *words, *["--once"] * self.once]
 
     @property
     def environment(self) -> dict[str, str]:
@@ -110,7 +121,8 @@ class Follower:
         waited = time.monotonic() - self._born > _ADOPT_S
         if last or waited or self._queue or self._checkpoints or self._ended:
             try:
-                self._deliver(last)
+                with _lock_pages(self._options):
+                    self._deliver(last)
             except BaseException:
                 self._page = None  # query MLflow's state again
                 raise
@@ -126,6 +138,39 @@ class Follower:
         steps = len(self._queue)
         first = f", from step {self._queue[0].step}" if steps else ""
         return f"run {self._options.run}: {steps} steps{first}, {len(self._checkpoints) - self._listed} checkpoints"
+
+    def judge(self) -> None:
+        """Write the verdicts and notes of the run to its pages. A missing page is created."""
+        from m5ws.tracking.mlflow.run_page import find
+
+        if not find(self._connect(self._options.tracking_uri), self._options.run):
+            self.advance(last=True)
+        with _lock_pages(self._options):
+            subject, repo = tags.load(self._repo, self._options.run), self._repo
+            page = self._open(subject)
+            page.judge(subject, runs.verdicts(repo, subject.run.id), runs.joint(repo, subject.run.id))
+
+    @property
+    def is_tracked(self) -> bool:
+        """True if another process has delivered the ledger, so that at most a verdict is missing."""
+        directory = self._options.directory
+        attempt = max(directory.glob("[0-9][0-9][0-9][0-9]"), default=None)
+        return (directory / UNTOLD).exists() if attempt is None else (attempt / TRACKED).exists()
+
+    def finish(self) -> None:
+        """Mark the newest attempt as tracked if it ran on this machine, and show the run's verdict if it is untold."""
+        directory = self._options.directory
+        if not self.refused and (directory / f"{self._attempt:04d}").is_dir():
+            (directory / f"{self._attempt:04d}" / TRACKED).touch()
+        if not (directory / UNTOLD).exists():
+            return
+        run = runs.load(self._repo, self._options.run)
+        verdict = runs.verdict(self._repo, run)
+        if verdict is None and run.reproduces is not None:
+            return  # the store does not have the verdict yet
+        for name in (run.id,) if verdict is None else (verdict.run, *verdict.replays):
+            Follower(msgspec.structs.replace(self._options, run=name)).judge()
+        (directory / UNTOLD).unlink(missing_ok=True)
 
     def _take(self, attempt: int, rank: str, event: AnyEvent) -> None:
         self._points.add(attempt, rank, event)
@@ -209,8 +254,8 @@ class Follower:
         """Write the description of the run again if its facts have changed."""
         known = (subject, len(self._notices), last)
         if known != self._described:
-            # A run in its first attempt has no verdict yet, and the check costs a read for each run.
-            verdicts = runs.verdicts(self._repo, subject.run.id) if self._options.once or self._attempt > 1 else []
+            # A run that is alive in its first attempt has no verdict yet, and the check costs a read for each run.
+            verdicts = runs.verdicts(self._repo, subject.run.id) if last or self._attempt > 1 else []
             joint = runs.joint(self._repo, subject.run.id) if verdicts else None
             with self._skipping("description"):
                 page.describe(self._repo, subject, verdicts, tags.notice_tag(self._notices), joint)
@@ -243,20 +288,21 @@ def _connect(tracking_uri: str) -> Any:
 def main(arguments: Sequence[str]) -> int:
     """Follow a run to its end. Return 0 if everything was delivered, else 1, with the missing parts on stderr."""
     options = _options(arguments)
-    _prepare_process()
+    _prepare_process(options)
     follower = Follower(options)
     failure: BaseException | None = None
     retry_s, last, look = _FIRST_RETRY_S, options.once, True
     while True:
         try:
-            follower.advance(last=last, look=look or failure is not None)
+            if not (options.once and follower.is_tracked):
+                follower.advance(last=last, look=look or failure is not None)
+            if last:
+                follower.finish()
             failure, retry_s = None, _FIRST_RETRY_S
         except M5Error:
             raise
         except Exception as error:
             failure, retry_s = error, min(retry_s * 2, _RETRY_S)
-        except _Terminated as error:
-            failure, last = failure or error, True
         if last:
             break
         look, last = _wait(follower.page_due_s() if failure is None else retry_s)
@@ -264,16 +310,23 @@ def main(arguments: Sequence[str]) -> int:
         print(f"MLflow refuses {refusal}", file=sys.stderr)
     if failure is None:
         return int(bool(follower.refused))
-    again = shlex.join(msgspec.structs.replace(options, once=True).argv)
     uri = secret_scan.masked(options.tracking_uri)
     print(f"not in MLflow ({uri}): {follower.undelivered}", file=sys.stderr)
-    print(f"error: {type(failure).__name__}: {failure}", file=sys.stderr)
-    print(f"Deliver it later: {_URI}={shlex.quote(uri)} {again}", file=sys.stderr)
+    print(f"error: {type(failure).__name__}: {failure}\n`m5ws ui --deliver` delivers the rest.", file=sys.stderr)
     return 1
 
 
-class _Terminated(BaseException):
-    """SIGTERM: the caller no longer waits for the last pass. Not an Exception, because MLflow catches those."""
+@contextmanager
+def _lock_pages(options: FollowerOptions) -> Iterator[None]:
+    """Lock the pages of a run in the block. Two processes of this machine would create two pages, or overwrite each
+    other's description.
+    """
+    if not options.directory.is_dir():
+        yield
+        return
+    with open(options.directory / "mlflow.lock", "w") as file:
+        locks.acquire(file.fileno(), math.inf)
+        yield
 
 
 def limit_requests() -> None:
@@ -284,17 +337,13 @@ def limit_requests() -> None:
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 
 
-def _prepare_process() -> None:
+def _prepare_process(options: FollowerOptions) -> None:
     limit_requests()
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
     warnings.simplefilter("ignore")
+    # Before the priority is lowered: a script may wait for the schema.
+    migrations.migrate(options.tracking_uri, options.experiment)
     os.nice(19)
-
-    def terminated(*_: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise _Terminated("MLflow did not answer in time")
-
-    signal.signal(signal.SIGTERM, terminated)
 
 
 def _front(queue: deque[Point]) -> Iterator[Point]:
@@ -317,8 +366,8 @@ def _wait(limit_s: float | None) -> tuple[bool, bool]:
 
 
 def _options(arguments: Sequence[str]) -> FollowerOptions:
-    parser = argparse.ArgumentParser(prog="python -m m5ws.tracking.mlflow.follower", description=__doc__)
-    for name in ("--store", "--run", "--experiment"):
+    parser = argparse.ArgumentParser(prog=f"python -m {_MODULE}", description=__doc__)
+    for name in ("--store", "--run", "--runs-dir", "--experiment"):
         parser.add_argument(name, required=True)
     parser.add_argument("--once", action="store_true")
     return FollowerOptions(tracking_uri=os.environ[_URI], **vars(parser.parse_args(arguments)))

@@ -7,16 +7,14 @@ or second with it. Queries are in `client`, which is imported on use.
 import os
 import subprocess
 import sys
-import tempfile
 from contextlib import suppress
-from typing import IO
+from pathlib import Path
 
 from m5ws.tracking.interface import LoggedResults
 from m5ws.tracking.mlflow.follower import FollowerOptions
-from m5ws.tracking.mlflow.migrations import installed, migrate
+from m5ws.tracking.mlflow.migrations import announce, installed, migrate
 from m5ws.tracking.mlflow.uri import artifacts_dir, is_server
 
-_LAST_WORDS_S = 5.0
 _QUIET = (
     "env",
     # By default the server sends telemetry, and starts seven processes for jobs.
@@ -26,20 +24,26 @@ _QUIET = (
 )
 
 
-class FollowerProcess:
-    """A follower process. It ends by itself if this process dies in any way."""
+class DeliveringProcess:
+    """A process that delivers to MLflow. After the end of its input, or of this process, it delivers the rest and ends.
+
+    Its errors are in the file `mlflow.log` in the run's directory.
+    """
 
     def __init__(self, options: FollowerOptions) -> None:
-        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 — open as long as this object
-        # In a session of its own, so that Ctrl-C in the terminal does not stop the delivery of the run's end.
-        self._process = subprocess.Popen(
-            options.argv,
-            env={**os.environ, **options.environment},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=self._output,
-            start_new_session=True,
-        )
+        options.directory.mkdir(parents=True, exist_ok=True)
+        self._log = options.directory / "mlflow.log"
+        self._log.unlink(missing_ok=True)
+        with open(self._log, "ab") as log:
+            # In a session of its own, so that Ctrl-C in the terminal does not stop the delivery of the run's end.
+            self._process = subprocess.Popen(
+                options.argv,
+                env={**os.environ, **options.environment},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+            )
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
 
@@ -54,29 +58,34 @@ class FollowerProcess:
         """Announce the end of the run and wait. Return True if all of it is in MLflow. May be called again."""
         if self._process.stdin is not None:
             self._process.stdin.close()
-        for stop in (self._process.terminate, self._process.kill):
-            try:
-                return self._process.wait(timeout_s) == 0
-            except subprocess.TimeoutExpired:
-                stop()  # it prints the missing data, and ends
-                timeout_s = _LAST_WORDS_S
-        self._process.wait()
-        return False
+        try:
+            return self._process.wait(timeout_s) == 0
+        except subprocess.TimeoutExpired:
+            return False
 
     @property
     def problem(self) -> str:
-        """The follower's error output, for people; empty if there is none."""
-        self._output.seek(0)
-        return self._output.read().decode(errors="replace").strip()
+        """The error output, for people; empty if there is none."""
+        try:
+            return self._log.read_text(errors="replace").strip()
+        except OSError as error:
+            return f"{self._log} cannot be read: {error}"
 
 
 class Mlflow:
-    """`Tracker` on the MLflow at `tracking_uri`, for the runs of the store at `store_url`."""
+    """`Tracker` on the MLflow at `tracking_uri`, for the runs of the store at `store_url`.
 
-    def __init__(self, tracking_uri: str, experiment: str, store_url: str) -> None:
+    `runs_dir` has the directory of each run of this machine.
+    """
+
+    def __init__(self, tracking_uri: str, experiment: str, store_url: str, runs_dir: Path) -> None:
         self.tracking_uri = tracking_uri
         self.experiment = experiment
         self._store_url = store_url
+        self._runs_dir = runs_dir
+
+    def announce(self) -> None:
+        announce(self.tracking_uri)
 
     def migrate(self) -> None:
         migrate(self.tracking_uri, self.experiment)
@@ -84,11 +93,11 @@ class Mlflow:
     def environment(self) -> dict[str, str]:
         return {"MLFLOW_TRACKING_URI": self.tracking_uri, "MLFLOW_EXPERIMENT_NAME": self.experiment}
 
-    def follow(self, run: str) -> FollowerProcess:
-        return FollowerProcess(self.options(run))
+    def follow(self, run: str) -> DeliveringProcess:
+        return DeliveringProcess(self.options(run))
 
-    def catch_up(self, run: str) -> FollowerProcess:
-        return FollowerProcess(self.options(run, once=True))
+    def catch_up(self, run: str) -> DeliveringProcess:
+        return DeliveringProcess(self.options(run, once=True))
 
     def refresh(self, run: str) -> None:
         from m5ws.tracking.mlflow import client
@@ -132,5 +141,10 @@ class Mlflow:
     def options(self, run: str, *, once: bool = False) -> FollowerOptions:
         """Return the options of a follower of `run`."""
         return FollowerOptions(
-            store=self._store_url, run=run, tracking_uri=self.tracking_uri, experiment=self.experiment, once=once
+            store=self._store_url,
+            run=run,
+            runs_dir=str(self._runs_dir),
+            tracking_uri=self.tracking_uri,
+            experiment=self.experiment,
+            once=once,
         )
