@@ -115,7 +115,7 @@ MUTATIONS = (
     Mutation(
         "a script that starts from the beginning is certified",
         "m5ws/reproduce/interruptions.py",
-        '    if resumed == 0:\n',
+        "    if resumed == 0:\n",
         '    if resumed == 0 and outcome == "not comparable":\n',
         ("flows/test_interruptions.py",),
     ),
