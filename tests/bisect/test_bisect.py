@@ -8,6 +8,7 @@ from m5ws.bisect import bisect
 from m5ws.errors import UsageError
 from m5ws.repository.repository import Repository
 from m5ws.reproduce import reproduce
+from m5ws.wording.comparisons import label
 from tests.support.records.bisect_lab import Crash, Lab, Rule
 
 
@@ -157,7 +158,7 @@ def test_scripts_that_record_nothing_are_compared_by_what_they_write(lab: Lab) -
     lab.ranks.session = False
     lab.train("abc", _differs_if("b", at=1))
     report = lab.bisect()
-    assert (report.plan.first.quantity, report.causes, report.enough) == (
+    assert (label(report.plan.first), report.causes, report.enough) == (
         "file out/loss.txt: line 1",
         (("code b.py",),),
         True,
