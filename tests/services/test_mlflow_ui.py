@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from mlflow import MlflowClient
 
+from m5ws.records.reasons import Differs
 from m5ws.records.run import Run
 from m5ws.records.verdict import Change, Divergence, Verdict
 from m5ws.repository.references import runs
@@ -122,7 +123,15 @@ def _judge(repo: Repository, tracker: Mlflow, original: Run, equal: Run, changed
         Change(part="environment", name="nccl", old="2.29.3", new="2.30.0"),
     )
     for verdict in (
-        Verdict(run=original.id, replay=changed.id, outcome="diverged", first=first, changes=changes, created_s=1.0),
+        Verdict(
+            run=original.id,
+            replay=changed.id,
+            outcome="diverged",
+            first=first,
+            changes=changes,
+            reasons=(Differs(),),
+            created_s=1.0,
+        ),
         Verdict(run=original.id, replay=equal.id, outcome="reproduced", compared={"steps": 60}, created_s=2.0),
     ):
         runs.publish_verdict(repo, verdict)
@@ -211,7 +220,7 @@ def test_an_equal_replay_differs_in_nothing_that_was_pinned(site: Site, browser:
 
 def test_a_run_s_page_says_the_verdict(site: Site, browser: Browser) -> None:
     browser.open(f"{site.url}/#/experiments/{site.experiment}/runs/{site.diverged}")
-    browser.until("document.body?.innerText.includes('first difference: step 1, rank 0, lr')")
+    browser.until("document.body?.innerText.includes('The first difference is lr at step 1 on rank 0')")
     text = browser.evaluate("document.body.innerText")
     assert "[//]" not in text
     assert "m5ws.verdict" in text

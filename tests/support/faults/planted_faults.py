@@ -77,7 +77,7 @@ def judged(planted: Planted, answer: JointResult | M5Error) -> Said:
         placed = bad is not None and bad.outcome == "not comparable" and _is_placed(words, planted)
         segment = placed or (bad is not None and bad.segment is not None and bad.segment.first == planted.first)
         step = placed or (bad is not None and _step(bad) == planted.step)
-    named = {kind for kind, pattern in CAUSES.items() if re.search(pattern, words)}
+    named = {kind for kind, pattern in CAUSES.items() if re.search(pattern, words, re.IGNORECASE)}
     cause = "right" if planted.kind in named else "wrong" if named else "unknown"
     return Said(found, segment, step, cause, words)
 
