@@ -292,7 +292,7 @@ def test_a_terminal_gets_a_live_line_and_a_notice_one_of_its_own() -> None:
             said += part
         os.close(ours)
         assert child.stdout is not None and child.stdout.read() == b""
-    assert child.returncode == 0
+    assert child.returncode == 0, said
     assert b"limit: [not markup]" in said
     assert b"step 2  loss 0.5" in said
 
