@@ -108,6 +108,6 @@ def prepare(ports: Ports, plan: AttemptPlan, progress: Progress | None) -> Prepa
 
 
 def rank_variables(ports: Ports, plan: AttemptPlan) -> dict[str, str]:
-    """Return all variables of a rank. The observer records those of its allow-list, so no secret is kept."""
+    """Return all variables of a rank. The observer records only variables of its allow-list, so no secret is kept."""
     inherited = {name: value for name, value in ports.environment.items() if name not in plan.request.unset}
     return inherited | plan.request.environment

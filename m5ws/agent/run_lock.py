@@ -49,7 +49,7 @@ def lock_run(run_dir: Path, wait_s: float = RANKS_S, notify: Notify | None = Non
 
 
 def _wait_for_ranks(descriptor: int, run_dir: Path, wait_s: float, notify: Notify | None) -> None:
-    """Lock the ranks of a run when those of an earlier attempt have ended. Raises RunAlive after `wait_s` seconds."""
+    """Lock a run's ranks after the ranks of an earlier attempt have ended. Raises RunAlive after `wait_s` seconds."""
     alive = f"ranks of an earlier attempt of run {run_dir.name} are still alive"
     pids = " ".join(map(str, locks.list_processes(run_dir / "ranks")))
     alive += f": process {pids} on {socket.gethostname()}" if pids else ""

@@ -169,7 +169,8 @@ Hardware = Literal["the same machine", "the same kind of hardware", "other hardw
 class Expectation(Record, frozen=True, kw_only=True):
     """Expectation of a replay by determinism level and hardware: `equal` bits, or not.
 
-    `hardware` compares the replay's hardware with that of the original's first attempt. `different` names its facts.
+    `hardware` compares the hardware of the replay and of the original's first attempt. `different` names the facts of
+    the hardware that differ.
     """
 
     level: Literal["portable", "strict", "warn", "off"]

@@ -288,7 +288,7 @@ def _kill_and_resume(place: Place, example: Example, kill: Kill, name: str) -> N
     )  # fmt: skip
     assert not mark.exists(), killed
     if killed.returncode == 0:
-        # All ranks end after the same step, which may be the one after that of the signal: here the last.
+        # All ranks end after the same step. It may be the step after the signal, here the last step of the training.
         assert "SIGTERM" in kill.words and kill.step + ("forward" in kill.words) >= _STEPS - 1, killed
         _compare(place, name)
         return
@@ -302,7 +302,7 @@ def _kill_and_resume(place: Place, example: Example, kill: Kill, name: str) -> N
 
 
 def _compare(place: Place, name: str) -> None:
-    """Compare each step and the last state of a finished run with those of the whole training."""
+    """Compare each step and the last state of a finished run and of the whole training."""
     workspace = m5ws.Workspace(place.root)
     whole, again = workspace.run("whole"), workspace.run(name)
     assert again.state == "finished" and _facts(whole) == _facts(again)
@@ -372,7 +372,7 @@ def test_the_adapters_with_the_installed_versions(versions: Versions, interprete
 
 
 def test_the_documentation_has_these_results(results: Results, request: pytest.FixtureRequest) -> None:
-    """Each row that was measured here. `make soak` measures those of previous versions."""
+    """Each row that was measured here. `make soak` measures the rows of previous versions."""
     page = _PAGE.read_text()
     begin, end = "<!-- results: begin -->\n", "<!-- results: end -->\n"
     table = page.partition(begin)[2].partition(end)[0]

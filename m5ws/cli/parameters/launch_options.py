@@ -44,7 +44,7 @@ options = grouped(
         "--fingerprint-every",
         type=click.IntRange(min=0),
         metavar="N",
-        help="Steps between fingerprints; 0: none but those of checkpoints. Without it: chosen by their cost.",
+        help="Steps between fingerprints; 0: only with checkpoints. Without it: chosen by their cost.",
     ),
     click.option(
         "--observe/--no-observe", default=None, help="Record the steps of a script that does not use m5ws.session."

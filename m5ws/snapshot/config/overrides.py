@@ -106,7 +106,10 @@ def config_files(repo: Repository, config: Digest) -> dict[str, bytes]:
 def changed(
     files: Mapping[str, bytes], spec: LaunchSpec, overrides: Iterable[Override]
 ) -> tuple[dict[str, bytes], LaunchSpec, tuple[str, ...]]:
-    """Return config files by name and a launch, with `overrides` applied, and those of the files. Raises UsageError."""
+    """Return config files by name and a launch, with `overrides` applied, and the overrides that changed a file.
+
+    Raises UsageError.
+    """
     result, applied = dict(files), list[str]()
     for override in overrides:
         known = {name: flatten(name, data) or {} for name, data in result.items()}

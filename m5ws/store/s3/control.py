@@ -45,7 +45,7 @@ class Control:
 
     @property
     def is_fixed(self) -> bool:
-        """True if the credentials are those of environment variables."""
+        """True if the credentials come from environment variables."""
         return getattr(self._session.get_credentials(), "method", None) == "env"
 
     def ask_region(self, wanted: str) -> str | None:

@@ -1,6 +1,6 @@
 """The ledger's steps as MLflow points: one a step, with the quantities of rank 0, in order.
 
-A quantity that rank 0 lacks is that of the lowest rank that has it. So lists of runs and MLflow have one number.
+A quantity that rank 0 lacks is read from the lowest rank that has it. So lists of runs and MLflow have one number.
 
 The fold is pure: the same ledger gives the same points in the same order, whenever and in any portions it is read. So
 the progress of a delivery is one pair: attempt and step of the last point.
