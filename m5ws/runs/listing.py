@@ -206,9 +206,10 @@ def view_run(repo: Repository, run_id: str) -> RunView:
     chain, whole = lineage.chain(repo, run)
     written = saved.listing(repo, run_id)
     files = {row.name for row in written}
+    verdict = next((verdict for verdict in verdicts if run_id in verdict.replays), None)
     return RunView(
         run=run,
-        standing=state.standing,
+        standing="refused" if verdict is not None and state.newest is None else state.standing,
         state=state,
         observed=repo.objects.get_record(observed, Observed) if observed else None,
         checkpoints=tuple(
@@ -218,7 +219,7 @@ def view_run(repo: Repository, run_id: str) -> RunView:
             )
         ),
         outputs=written,
-        verdict=next((verdict for verdict in verdicts if run_id in verdict.replays), None),
+        verdict=verdict,
         replays=tuple(
             concurrency.for_each(lambda other: _replay(repo, other, verdicts), runs.replays_among(known, run_id))
         ),
@@ -264,6 +265,7 @@ def _row(repo: Repository, run_id: str, facts: RunFacts) -> RunRow:
     fact = known if run is None else run_index.created(run)
     assert fact is not None
     end = _end(repo, run_id, facts.ended)
+    outcome = facts.outcome or (_outcome(repo, run_id) if fact.reproduces else None)
     return RunRow(
         id=run_id,
         created_s=fact.created_s,
@@ -273,11 +275,11 @@ def _row(repo: Repository, run_id: str, facts: RunFacts) -> RunRow:
         reproduces=fact.reproduces,
         parent=run.parent if run is not None else None,
         sweep=fact.sweep,
-        standing=end.outcome,  # type: ignore[arg-type]
+        standing="refused" if outcome is not None and not end.attempt else end.outcome,  # type: ignore[arg-type]
         attempts=end.attempt,
         last_step=end.last_step,
         total_steps=end.total_steps,
-        outcome=facts.outcome or (_outcome(repo, run_id) if fact.reproduces else None),
+        outcome=outcome,
     )
 
 

@@ -24,7 +24,8 @@ from m5ws.repository import concurrency
 from m5ws.repository.ledger import ledger, summaries
 from m5ws.repository.repository import Repository
 
-Standing = Literal["created", "running", "finished", "failed", "interrupted", "unsaved"]
+Standing = Literal["created", "refused", "running", "finished", "failed", "interrupted", "unsaved"]
+"""`refused`: a replay that would prove nothing. It has a verdict, and no attempt."""
 
 
 class AttemptState(msgspec.Struct, frozen=True, kw_only=True):

@@ -69,6 +69,8 @@ def test_a_failed_run_is_not_replayed(tmp_path: Path) -> None:
     verdict = workspace.json("reproduce", run, expect=2)
     assert verdict["outcome"] == "not comparable"
     assert "the original failed" in verdict["sentence"] and "no such model" in verdict["sentence"]
+    states = {row["id"]: row["standing"] for row in workspace.json("ls")["runs"]}
+    assert states == {run: "failed", verdict["replay"]: "refused"}
     assert not (workspace.root / ".m5ws" / "runs" / verdict["replay"] / "0001" / "work").exists()
 
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 
-from m5ws.config import yaml_size
+from m5ws.config import flatten
 from m5ws.reproduce.outputs.inert_pickles import flat
 from m5ws.reproduce.outputs.named_values import exact_text, unique
 
@@ -91,7 +91,7 @@ def _yaml(text: str) -> object:
 
     if len(text) > _YAML_BYTES:
         raise ValueError(f"YAML of more than {_YAML_BYTES:,} characters is not read by keys")
-    yaml_size.refuse_large(text)
+    flatten.refuse_large(text)
     try:
         return YAML(typ="safe", pure=True).load(text)
     except YAMLError as error:

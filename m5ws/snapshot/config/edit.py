@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
-from m5ws.config import yaml_size
-from m5ws.config.flatten import flatten, parse
+from m5ws.config.flatten import TooManyValues, flatten, parse, refuse_large
 from m5ws.errors import M5Error
 
 Edit = Callable[[Any], Any]
@@ -279,8 +278,8 @@ def _yaml(name: str, text: str) -> list[Any]:
 def _refuse_large(name: str, text: str) -> None:
     """Raise BadConfigFile for YAML that stands for too many values; ignore invalid YAML."""
     try:
-        yaml_size.refuse_large(text)
-    except yaml_size.TooManyValues as error:
+        refuse_large(text)
+    except TooManyValues as error:
         raise BadConfigFile(name, 1, str(error)) from error
     except ValueError:
         pass

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from m5ws.config import flatten, yaml_size
+from m5ws.config import flatten
 from m5ws.snapshot.config import edit, merge
 
 _BOMBS: dict[str, Callable[[int], str]] = {
@@ -25,8 +25,8 @@ _BOMBS: dict[str, Callable[[int], str]] = {
 @pytest.mark.parametrize("levels", [9, 60])
 def test_a_bomb_is_compared_as_text_and_refused_with_a_reason(kind: str, levels: int) -> None:
     text = _BOMBS[kind](levels)
-    with pytest.raises(yaml_size.TooManyValues):
-        yaml_size.refuse_large(text)
+    with pytest.raises(flatten.TooManyValues):
+        flatten.refuse_large(text)
     data = text.encode()
     assert flatten.flatten("c.yaml", data) is None
     assert merge.differing_keys("c.yaml", data, data + b"z: 1\n") is None
@@ -45,5 +45,5 @@ _documents = st.recursive(
 @given(_documents, st.integers(0, 3))
 def test_small_documents_with_aliases_are_read(document: object, copies: int) -> None:
     text = f"base: &b {document}\nuses: [{', '.join(['*b'] * copies)}]\n"
-    yaml_size.refuse_large(text)
+    flatten.refuse_large(text)
     assert flatten.parse("c.yaml", text.encode()) == {"base": document, "uses": [document] * copies}
