@@ -24,9 +24,9 @@ CauseKind = Literal[
 class FirstDifference(Record, frozen=True, kw_only=True):
     """The first difference in a step of two runs; everything before it is equal.
 
-    `module` is a path in the model, `what` its class and settings, `op` an operation. `quantity` differs, with both
-    values. `alone`: all of its inputs are equal. `ranks` are those with a difference in that step. `words` is a
-    description of the place for people.
+    `module` is a path in the model, `what` its class and settings, `changed` those of the second run if they differ,
+    `op` an operation. `quantity` differs, with both values. `alone`: all of its inputs are equal. `ranks` are those
+    with a difference in that step. `words` is a description of the place for people.
     """
 
     step: int
@@ -38,6 +38,7 @@ class FirstDifference(Record, frozen=True, kw_only=True):
     words: str
     module: str | None = None
     what: str | None = None
+    changed: str | None = None
     op: str | None = None
     tensor: str | None = None
     alone: bool = False

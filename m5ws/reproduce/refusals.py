@@ -44,8 +44,7 @@ def foreign_checkpoint(repo: Repository, replay: Run, original: History) -> str 
             retired = repo.store.stat(checkpoints.key(run, label)) is None
             return None if retired else f"checkpoint {label} cannot be read: {error}. {CorruptObject.hint}"
         except (CorruptObject, UnknownSchema) as error:
-            words = str(error) if label in str(error) else f"checkpoint {label} cannot be read: {error}"
-            return f"{words}. {error.hint}"
+            return f"checkpoint {label} cannot be read: {error}. {error.hint}"
         return None
 
     return next(filter(None, concurrency.for_each(fault, checkpoints.valid(repo, run))), None)

@@ -26,6 +26,7 @@ def evidence(
     quantity: str = "output 0",
     *changes: Change,
     what: str | None = None,
+    changed: str | None = None,
     alone: bool = False,
     same: bool = False,
     controlled: bool = False,
@@ -39,7 +40,7 @@ def evidence(
     after.add("0", Step(step=3, quantities={}, batch=batches[1] * 64))
     where = FirstDifference(
         step=3, rank=0, phase=phase, quantity=quantity, original="x", replayed="y", words="it differs",
-        module="block.drop", what=what, alone=alone,
+        module="block.drop", what=what, changed=changed, alone=alone,
     )  # fmt: skip
     return Evidence(
         place=where,
@@ -87,14 +88,18 @@ def test_a_generator_that_a_dropout_draws_from_next() -> None:
 
 
 def test_a_module_with_other_settings() -> None:
-    dropout = "torch.nn.modules.dropout.Dropout(p=0.1) → torch.nn.modules.dropout.Dropout(p=0.3)"
-    norm = "torch.nn.modules.normalization.LayerNorm(eps=1) → torch.nn.modules.normalization.LayerNorm(eps=2)"
-    own = "model.Mix(a=1) → model.Mix(a=2)"
-    assert kinds(evidence("forward", what=dropout, alone=True)) == [("module setting", True)]
-    assert kinds(evidence("forward", what=norm, alone=True)) == [("module setting", True)]
-    assert kinds(evidence("forward", what=own, alone=True)) == [("module setting", False)]
+    norm = "torch.nn.modules.normalization.LayerNorm"
+    for what, changed, is_certain in (
+        ("torch.nn.modules.dropout.Dropout(p=0.1)", "torch.nn.modules.dropout.Dropout(p=0.3)", True),
+        (f"{norm}(eps=1)", f"{norm}(eps=2)", True),
+        ("model.Mix(a=1)", "model.Mix(a=2)", False),
+    ):
+        found = kinds(evidence("forward", what=what, changed=changed, alone=True))
+        assert found == [("module setting", is_certain)]
     # If the inputs of a module differ, its settings are not the first difference.
-    assert kinds(evidence("forward", "input 0", what=norm)) == [("unknown", False)]
+    assert kinds(evidence("forward", "input 0", what=f"{norm}(eps=1)", changed=f"{norm}(eps=2)")) == [
+        ("unknown", False)
+    ]
 
 
 def test_a_kernel_is_certain_only_where_torch_names_it() -> None:

@@ -49,7 +49,8 @@ def _finding(explanation: Explanation) -> str:
 def _place(place: FirstDifference, sides: tuple[str, str]) -> list[str]:
     lines = [f"  where     {place.words}"]
     if place.module is not None:
-        lines.append(f"  module    {place.module or '(the model)'}{f': {place.what}' if place.what else ''}")
+        settings = " → ".join(filter(None, (place.what, place.changed)))
+        lines.append(f"  module    {place.module or '(the model)'}{f': {settings}' if settings else ''}")
     if place.op is not None:
         lines.append(f"  operation {place.op}")
     if place.tensor is not None:

@@ -56,12 +56,12 @@ def _compared(old: TraceEntry, new: TraceEntry, open_: Sequence[str], last: str,
         for name in _ordered(different(was, now)):
             phase, words = _described(old, name, came, open_, last)
             difference = locate(old.step, rank, phase, name, (was.get(name), now.get(name)), words, old)
-            what = old.what if old.what == new.what or not old.what else f"{old.what} → {new.what}"
-            inner = _inner(old, name, came, open_)
-            if inner is not None:
-                difference, what = msgspec.structs.replace(difference, module=inner), ""
+            if (inner := _inner(old, name, came, open_)) is not None:
+                difference = msgspec.structs.replace(difference, module=inner, what=None)
+            elif old.what and old.what != new.what:
+                difference = msgspec.structs.replace(difference, changed=new.what)
             alone = not came if old.kind in ("leave", "backward") else phase == "random numbers"
-            return msgspec.structs.replace(difference, tensor=_tensor(old, name), what=what or None, alone=alone)
+            return msgspec.structs.replace(difference, tensor=_tensor(old, name), alone=alone)
     return None
 
 

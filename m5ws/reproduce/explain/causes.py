@@ -109,11 +109,11 @@ def _random_numbers(evidence: Evidence) -> Cause | None:
 def _setting(evidence: Evidence) -> Cause | None:
     """Match a module with other settings and equal inputs. Only settings of torch's own modules are certain."""
     place = evidence.place
-    old, arrow, new = (place.what or "").partition(" → ")
-    if not place.alone or not arrow:
+    old, new = place.what or "", place.changed
+    if not place.alone or new is None:
         return None
     torchs = old.startswith("torch.nn.") and old.partition("(")[0] == new.partition("(")[0]
-    return Cause(kind="module setting", certain=torchs, evidence=(f"{called(place.module or '')}: {place.what}",))
+    return Cause(kind="module setting", certain=torchs, evidence=(f"{called(place.module or '')}: {old} → {new}",))
 
 
 def _optimizer(evidence: Evidence) -> Cause | None:
