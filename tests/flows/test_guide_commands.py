@@ -83,12 +83,12 @@ class _Places:
         self._pair = self.workspace.train("--nproc", "2", "train.py")
         stop = folder / "stop"
         stop.touch()
-        script = ("train.py", "--lr", "1e-3", "--stop", str(stop))
+        failing_script = ("train.py", "--lr", "1e-3", "--stop", str(stop))
         failing = [command for command in _COMMANDS if command.startswith(("resume RUN", "resume 7c1d"))]
         self._failed = {
-            command: self.workspace.json("run", "--", *script, expect=1)["run"]["id"] for command in failing
+            command: self.workspace.json("run", "--", *failing_script, expect=1)["run"]["id"] for command in failing
         }
-        swept = self.workspace.process("sweep", "--json", "lr=1e-3,2e-3", "--", *script, expect=1)
+        swept = self.workspace.process("sweep", "--json", "lr=1e-3,2e-3", "--", *failing_script, expect=1)
         self.sweep = json.loads(swept.stdout)["sweep"]["id"]
         stop.unlink()
         key = folder / "key"
