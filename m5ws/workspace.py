@@ -26,7 +26,6 @@ from m5ws.tracking.interface import Tracker
 
 if TYPE_CHECKING:
     from m5ws.agent.ports import Ports
-    from m5ws.checkpoints.diff import CompareBits
     from m5ws.checkpoints.export.export import Tools
     from m5ws.environment.rebuild.virtual_environments import VirtualEnvironments
     from m5ws.repository.repository import Repository
@@ -330,20 +329,12 @@ def _tool(feature: str, extra: str, module: str, name: str) -> Any:
         raise MissingExtra(feature, extra) from error
 
 
-def compare_bits() -> "CompareBits":
-    """Return the bitwise comparison of tensors. Raises MissingExtra."""
-    compare: CompareBits = _tool("comparing tensors", "train", "m5ws.training.tools.compare_bits", "compare")
-    return compare
-
-
 def export_tools() -> "Tools":
-    """Return the functions that an export needs, each imported on use."""
+    """Return the functions that exports and loads need, each imported on use."""
     from m5ws.checkpoints.export.export import Tools
 
     weights, tools = "m5ws.training.backends.deepspeed.weights", "m5ws.training.tools"
     return Tools(
         rebuild=partial(_tool, "reading the weights of a DeepSpeed checkpoint", "train", weights, "consolidate"),
-        dcp=partial(_tool, "writing a checkpoint for torch", "train", f"{tools}.export_dcp", "write"),
-        deepspeed=partial(_tool, "writing DeepSpeed's files", "deepspeed", f"{tools}.export_deepspeed", "write"),
         load=partial(_tool, "loading tensors", "train", f"{tools}.load_tensors", "load"),
     )
