@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from m5ws.config import reader
 from m5ws.config.settings import Settings, StoreSettings
-from m5ws.environment.interface import Environments, Observer
+from m5ws.environment.interface import Observer
 from m5ws.errors import MissingExtra, NotFound, UsageError
 from m5ws.launch.interface import Launcher
 from m5ws.records.store import Format
@@ -26,8 +26,8 @@ from m5ws.tracking.interface import Tracker
 
 if TYPE_CHECKING:
     from m5ws.agent.ports import Ports
-    from m5ws.checkpoints.diff import CompareBits
     from m5ws.checkpoints.export.export import Tools
+    from m5ws.environment.rebuild.virtual_environments import VirtualEnvironments
     from m5ws.repository.repository import Repository
 
 _log = logging.getLogger(__name__)
@@ -247,13 +247,10 @@ class Workspace:
             provides=provides,
         )
 
-    def inside(self, image: str) -> bool:
-        """Return True if this process runs in a container of `image`, according to M5WS_CONTAINER_IMAGE."""
-        return self.environment.get("M5WS_CONTAINER_IMAGE") == image
-
-    def environments(self, *, containers: bool) -> Environments:
-        """Return the builder of environments: container images, or virtual environments."""
+    def environments(self) -> "VirtualEnvironments":
+        """Return the builder of recorded environments."""
         from m5ws.environment.observe.observing import ObserveRequest
+        from m5ws.environment.rebuild.virtual_environments import VirtualEnvironments
         from m5ws.launch import local
 
         orders = ObserveRequest(
@@ -261,15 +258,8 @@ class Workspace:
             variable_names=self.settings.environment.variables,
             cache=str(self._user_cache / "machine"),
         )
-        folder, launcher, observer = self.environments_dir, local.LocalLauncher, self.observer()
-        if not containers:
-            from m5ws.environment.rebuild.virtual_environments import VirtualEnvironments
-
-            return VirtualEnvironments(folder, self.environment, launcher, observer, orders)
-        from m5ws.environment.rebuild.containers import Containers
-
-        mounted = tuple(path for path in (self.home, self.store_dir, self.cache_dir) if path is not None)
-        return Containers(folder, mounted, self.environment, launcher, observer, orders)
+        folder, observer = self.environments_dir, self.observer()
+        return VirtualEnvironments(folder, self.environment, local.LocalLauncher, observer, orders)
 
     def launcher(self) -> Launcher:
         from m5ws.launch import local
@@ -339,20 +329,12 @@ def _tool(feature: str, extra: str, module: str, name: str) -> Any:
         raise MissingExtra(feature, extra) from error
 
 
-def compare_bits() -> "CompareBits":
-    """Return the bitwise comparison of tensors. Raises MissingExtra."""
-    compare: CompareBits = _tool("comparing tensors", "train", "m5ws.training.tools.compare_bits", "compare")
-    return compare
-
-
 def export_tools() -> "Tools":
-    """Return the functions that an export needs, each imported on use."""
+    """Return the functions that exports and loads need, each imported on use."""
     from m5ws.checkpoints.export.export import Tools
 
     weights, tools = "m5ws.training.backends.deepspeed.weights", "m5ws.training.tools"
     return Tools(
         rebuild=partial(_tool, "reading the weights of a DeepSpeed checkpoint", "train", weights, "consolidate"),
-        dcp=partial(_tool, "writing a checkpoint for torch", "train", f"{tools}.export_dcp", "write"),
-        deepspeed=partial(_tool, "writing DeepSpeed's files", "deepspeed", f"{tools}.export_deepspeed", "write"),
         load=partial(_tool, "loading tensors", "train", f"{tools}.load_tensors", "load"),
     )

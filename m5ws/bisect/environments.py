@@ -16,7 +16,6 @@ from m5ws.records.environment import Observed
 from m5ws.records.recipe import Recipe
 from m5ws.records.run import Run
 from m5ws.records.verdict import Change
-from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
 
 T = TypeVar("T")
@@ -26,11 +25,9 @@ _M5WS = "m5ws"
 def differing_distributions(repo: Repository, good: Run, bad: Run) -> Iterator[Change]:
     """Yield the distributions whose version or origin differs between the two runs.
 
-    Changes that cannot alter bits are left out, and so is m5ws, which is never rebuilt. If an image is pinned, nothing
-    is yielded. Raises UsageError if a run recorded no environment.
+    Changes that cannot alter bits are left out, and so is m5ws, which is never rebuilt. Raises UsageError if a run
+    recorded no environment.
     """
-    if any(snapshots.load(repo, run.snapshot).declared.image is not None for run in (good, bad)):
-        return
     old, new = (recorded.of_run(repo, run.id) for run in (good, bad))
     sides = [
         usage.EnvironmentSide(observed=observed, usage=usage.of_run(repo, run.id))

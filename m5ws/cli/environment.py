@@ -61,9 +61,6 @@ def ports(workspace: "Workspace", given: "Ports", env: Sequence[str], run: str, 
     from m5ws.environment.rebuild import rebuild
 
     recipe = rebuild.recipe(given.repo, run, snapshot)
-    if recipe.image is not None and workspace.inside(recipe.image):
-        output.print_note(f"environment: already in a container of {recipe.image}")
-        return given
     with Bar() as bar:
         return made(workspace, given, recipe, bar, same_patch=policy(env) == "fail")
 
@@ -74,11 +71,10 @@ def made(
     """Return the ports of a recipe's environment, which is built unless it exists. Raises M5Error."""
     from m5ws.environment.rebuild import rebuild
 
-    there = workspace.environments(containers=recipe.image is not None).build(
+    there = workspace.environments().build(
         recipe, rebuild.code_writer(given.repo, recipe, progress), progress, same_patch=same_patch
     )
-    place = f"a container of {recipe.image}" if recipe.image is not None else f"rebuilt, {there.python}"
-    output.print_note(f"environment: {place}")
+    output.print_note(f"environment: rebuilt, {there.python}")
     return msgspec.structs.replace(
         given, python=there.python, environment=there.environment, launcher=there.launcher, observer=there.observer
     )

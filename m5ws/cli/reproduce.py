@@ -87,10 +87,10 @@ def command(
     A segment is the part of a run between two checkpoints, and is replayed from the first one. So a part of a run, or
     many parts in parallel, can be verified. All segments together verify the run.
 
-    --env rebuild replays the run in its original environment: a virtual environment with the same distributions, or
-    the container image that the snapshot pins. On other hardware bits cannot be equal, unless the determinism level is
-    "portable". With --tolerance such a replay is *consistent* if the relative difference of every recorded value is at
-    most REL. A consistent run is not a reproduced run.
+    --env rebuild replays the run in its original environment: a virtual environment with the same distributions. On
+    other hardware bits cannot be equal, unless the determinism level is "portable". With --tolerance such a replay is
+    *consistent* if the relative difference of every recorded value is at most REL. A consistent run is not a reproduced
+    run.
 
     --explain replays the steps around the first difference, and prints the first module, backward operation or gradient
     that differs, and a cause if there is evidence for one.

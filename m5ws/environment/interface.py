@@ -1,17 +1,13 @@
-"""Interfaces: observers of an environment, and rebuilt environments."""
+"""Interface of observers of an environment, and the record of a rebuilt one."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 
 from m5ws.launch.interface import Launcher
 from m5ws.records.environment import Declared, Observed, Origin
-from m5ws.records.recipe import Recipe
-
-if TYPE_CHECKING:
-    from m5ws.progress import Progress
 
 
 class Observer(Protocol):
@@ -37,21 +33,3 @@ class RebuiltEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     environment: Mapping[str, str]
     launcher: Launcher
     observer: Observer
-
-
-class Environments(Protocol):
-    """Rebuilds environments from recipes."""
-
-    def build(
-        self,
-        recipe: Recipe,
-        write_code: Callable[[Path], None],
-        progress: "Progress | None" = None,
-        *,
-        same_patch: bool = True,
-    ) -> RebuiltEnvironment:
-        """Return the environment of a recipe, and build it if needed. `write_code` writes the code to a new folder.
-
-        With `same_patch` the interpreter has exactly the recorded version. Raises M5Error for missing interpreters and
-        engines, and for distributions that cannot be installed.
-        """

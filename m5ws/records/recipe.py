@@ -1,4 +1,4 @@
-"""Recipe of an environment: the distributions to install and their sources, or a container image. No I/O here."""
+"""Recipe of an environment: the distributions to install and their sources. No I/O here."""
 
 import re
 
@@ -38,13 +38,11 @@ class Recipe(Record, frozen=True, kw_only=True):
     """The parts from which a recorded environment can be rebuilt.
 
     `python` is the version of the interpreter. `code` is the tree with the paths of requirements, None without paths.
-    With an `image`, the container image of that name and digest has everything, and nothing is installed.
     """
 
     python: str
     requirements: tuple[Requirement, ...] = ()
     code: Digest | None = None
-    image: str | None = None
 
     @property
     def names(self) -> frozenset[str]:

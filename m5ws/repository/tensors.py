@@ -169,10 +169,6 @@ class TensorReader:
                 edges.update(edge - edge % item for edge in box.edges() if 0 < edge < end)
         return list(itertools.pairwise(sorted(edges)))
 
-    def digest(self, start: int, end: int) -> Digest | None:
-        """Return the digest of bytes [start, end) without reading them, if they are a stored part."""
-        return next((found for box in self._boxes if (found := box.whole(start, end)) is not None), None)
-
     def read(self, start: int, end: int) -> bytearray:
         """Return bytes [start, end), verified. Raises NotFound, CorruptObject."""
         data = bytearray(end - start)
@@ -218,15 +214,6 @@ class _PlacedBox:
         first, length = self._first, self._sizes[0] * self._own[0]
         yield from (first, first + length)
         yield from (first + start - self._skip for start in self._starts if 0 < start - self._skip < length)
-
-    def whole(self, start: int, end: int) -> Digest | None:
-        """Return the digest of the part with exactly bytes [start, end) of the tensor, or None."""
-        local = start - self._first + self._skip
-        number = bisect_right(self._starts, local) - 1
-        if not self.consecutive or not 0 <= number < len(self._parts) or self._starts[number] != local:
-            return None
-        part = self._parts[number]
-        return part.digest if part.size_bytes == end - start else None
 
     def runs(self, start: int, end: int, d: int = 0, base: int = 0, local: int = 0) -> Iterator[tuple[int, int, int]]:
         """Yield the runs of bytes [start, end) in this box: offset in the tensor, offset in the box, length."""

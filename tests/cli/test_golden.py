@@ -218,7 +218,7 @@ _SCENES = (
             "checkpoint ls beef",
             "checkpoint show 7c1d00000001@9",
             "checkpoint keep 7c1d00000001@3-2",
-            "checkpoint export 7c1d00000001 . --format dcp",
+            "checkpoint export 7c1d00000001 . --format hf",
             "checkout beef out",
             "checkout <snapshot> .",
             "checkout <snapshot> train.py",
@@ -268,7 +268,6 @@ _SCENES = (
             "gc --dry-run --execute beef",
             "init --region eu-west-1 other",
             "checkpoint export 7c1d00000001 out --format hf --tensors all",
-            "checkpoint export 7c1d00000001 out --format deepspeed",
         ),
     ),
     Scene(

@@ -45,7 +45,7 @@ def _run(repo: Repository, folder: Path, observed: Observed, declared: Declared 
 def test_every_distribution_is_asked_for_as_it_was_installed(repo: Repository, tmp_path: Path) -> None:
     observed = Observed(facts={"python": "3.11.7"}, distributions=_VERSIONS, origins=_ORIGINS)
     made = rebuild.recipe(repo, _run(repo, tmp_path / "w", observed))
-    assert made.python == "3.11.7" and made.image is None
+    assert made.python == "3.11.7"
     assert [requirement.path or requirement.line for requirement in made.requirements] == [
         f"cloned @ git+https://example.org/c.git@{'c' * 40}#subdirectory=py/c",
         f"fetched @ https://example.org/f.zip --hash=sha256:{B}",
@@ -95,22 +95,17 @@ def test_what_others_wrote_gives_pip_no_options(
         rebuild.recipe(repo, _run(repo, tmp_path / "w", observed))
 
 
-def test_neither_python_nor_image_is_anything_but_a_version_and_a_digest(repo: Repository, tmp_path: Path) -> None:
-    observed = Observed(facts={"python": "3.11.7"}, distributions=_VERSIONS)
-    with pytest.raises(rebuild.NotRebuildable, match="digest"):
-        rebuild.recipe(repo, _run(repo, tmp_path / "w", observed, Declared(image="--privileged")))
-
-
 def test_a_run_that_recorded_no_origins_still_noted_editable_installs(repo: Repository, tmp_path: Path) -> None:
     facts: dict[str, str | None] = {"python": "3.11.7", "editable.mine": "/home/ada/mine"}
     with pytest.raises(rebuild.NotRebuildable, match=r"mine 3: .*editable.* /home/ada/mine"):
         rebuild.recipe(repo, _run(repo, tmp_path / "w", Observed(facts=facts, distributions=_VERSIONS)))
 
 
-def test_a_pinned_image_is_all_of_it(repo: Repository, tmp_path: Path) -> None:
-    observed = Observed(facts={"python": "3.11.7"}, distributions=_VERSIONS, origins={"torch": Origin(kind="conda")})
-    made = rebuild.recipe(repo, _run(repo, tmp_path / "w", observed, Declared(image=_IMAGE)))
-    assert made.image == _IMAGE and not made.requirements
+def test_a_run_that_is_pinned_to_an_image_is_reproduced_inside_the_image(repo: Repository, tmp_path: Path) -> None:
+    observed = Observed(facts={"python": "3.11.7"}, distributions=_VERSIONS)
+    with pytest.raises(UsageError, match="container image") as raised:
+        rebuild.recipe(repo, _run(repo, tmp_path / "w", observed, Declared(image=_IMAGE)))
+    assert f"M5WS_CONTAINER_IMAGE={_IMAGE}" in str(raised.value.hint)
 
 
 def test_a_run_that_never_began_has_no_environment(repo: Repository, tmp_path: Path) -> None:

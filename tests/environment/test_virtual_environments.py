@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+import venv
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from m5ws.environment.observe import own_package
 from m5ws.environment.observe.machine import Machine
 from m5ws.environment.observe.observing import ObserveRequest
+from m5ws.environment.observe.remote import NotObserved, RemoteObserver
 from m5ws.environment.rebuild import interpreters
 from m5ws.environment.rebuild.interpreters import NoPython
 from m5ws.environment.rebuild.pip import NotInstalled
@@ -194,3 +196,12 @@ def test_a_copy_of_m5ws_is_m5ws_and_nothing_else(tmp_path: Path) -> None:
     assert own_package.is_copy_of_m5ws(copy)
     (copy / "mine.py").touch()
     assert not own_package.is_copy_of_m5ws(copy)
+
+
+def test_an_environment_without_the_dependencies_of_m5ws_is_named(tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare")
+    python = str(tmp_path / "bare" / "bin" / "python")
+    observer = RemoteObserver(Machine(root=tmp_path), dict, python, ObserveRequest(root="/"), "environment x")
+    with pytest.raises(NotObserved, match=r"environment x.*No module named") as raised:
+        observer.observe({})
+    assert "pip install" in raised.value.hint

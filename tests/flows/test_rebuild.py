@@ -1,24 +1,19 @@
 """`reproduce --env rebuild`: the environment of a run is rebuilt, and the replay runs in it."""
 
 import json
-import os
-import stat
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from m5ws.environment import recorded
 from m5ws.environment.observe import own_package
-from m5ws.launch import child
 from m5ws.records.environment import Observed
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
-from tests.conftest import loud_skip
 from tests.support.files import wheels
 from tests.support.workspace.checkouts import commit_all, write
 
@@ -32,7 +27,6 @@ if os.environ.get("RANK", "0") == "0":
     pathlib.Path("out/said.txt").write_text(greeting.TEXT)
 """
 _SETTINGS = "[run]\ncommand = ['train.py']\noutputs = ['out']\n[mlflow]\nenabled = false\n"
-_IMAGE = "registry.example.org/train@sha256:" + "0123456789abcdef" * 4
 _NEEDED = ("torch", "numpy", "blake3", "click", "msgspec", "pathspec", "rich", "ruamel.yaml", "tomlkit")
 
 
@@ -124,68 +118,3 @@ def test_a_distribution_that_makes_the_difference_is_bisected(trained: Trained) 
         ("environment distribution.greeting",): "differs",
         ("code notes.py",): "same",
     }
-
-
-_ENGINE = """#!{python}
-import json, os, subprocess, sys
-from m5ws.launch import child
-words, named = sys.argv[1:], {{}}
-with open({log!r}, "a") as log:
-    log.write(json.dumps(words) + "\\n")
-assert words.pop(0) == "run"
-cwd = entry = None
-while words[0].startswith("-"):
-    option = words.pop(0)
-    if option == "--rm":
-        continue
-    value = words.pop(0)
-    if option == "--env":
-        named[value] = os.environ[value]
-    elif option == "--workdir":
-        cwd = value
-    elif option == "--entrypoint":
-        entry = value
-    elif option == "--volume" and value.split(":")[0] != value.split(":")[1]:
-        child.enter(*value.split(":")[:2])
-image = words.pop(0)
-os.chdir(cwd)
-os.execvpe({python!r}, [entry, *words], {{"PATH": os.path.dirname({python!r}) + ":/usr/bin:/bin", **named}})
-"""
-
-
-@pytest.fixture
-def engine(tmp_path: Path) -> Path:
-    """Return a stand-in for Podman: it records its arguments, and starts the command here, with its mounts."""
-    for name in ("one", "other"):
-        (tmp_path / name).mkdir()
-    if not child.can_mount(str(tmp_path / "one"), str(tmp_path / "other")):
-        loud_skip("no mount namespaces: needs the rights of root")
-    program = tmp_path / "engine" / "podman"
-    log = tmp_path / "engine" / "log"
-    write(tmp_path, {"engine/podman": _ENGINE.format(python=sys.executable, log=str(log))})
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    return program
-
-
-def test_a_pinned_image_is_started_by_its_digest(tmp_path: Path, engine: Path) -> None:
-    own = own_package.copy(tmp_path / "own")
-    write(tmp_path, {"workspace/greeting.py": "TEXT = 'hello'\n"})
-    here = place(tmp_path, sys.executable, own, f"[environment]\nimage = '{_IMAGE}'\n{_SETTINGS}")
-    run = here.m5ws("run", "--no-progress", added={"M5WS_CONTAINER_IMAGE": _IMAGE}).stdout.strip()
-
-    nothing = here.m5ws("reproduce", run, "--env", "rebuild", expect=3, added={"PATH": str(tmp_path / "own")})
-    assert "podman, docker, apptainer" in nothing.stderr and "hint: " in nothing.stderr
-
-    path = f"{engine.parent}{os.pathsep}{os.environ['PATH']}"
-    secret = {"PATH": path, "MY_SECRET": "not-to-be-seen"}
-    done = here.m5ws("reproduce", run, "--env", "rebuild", "--json", added=secret)
-    verdict: dict[str, Any] = json.loads(done.stdout)
-    assert verdict["outcome"] == "reproduced", verdict
-    lines = (engine.parent / "log").read_text().splitlines()
-    assert all(_IMAGE in json.loads(line) for line in lines) and "not-to-be-seen" not in "".join(lines)
-    launched = json.loads(lines[-1])
-    assert "m5ws.training.rank" in launched and f"{here.root}/.m5ws:{here.root}/.m5ws" in launched
-    assert here.observed(verdict["replay"]).facts["container.image"] == _IMAGE
-
-    inside = here.m5ws("reproduce", run, "--env", "rebuild", added={"M5WS_CONTAINER_IMAGE": _IMAGE})
-    assert "already" in inside.stderr and len((engine.parent / "log").read_text().splitlines()) == len(lines)

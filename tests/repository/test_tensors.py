@@ -68,9 +68,6 @@ def test_any_boxes_and_parts_give_the_bytes_of_the_whole(
     start = data.draw(st.integers(0, len(expected)))
     end = data.draw(st.integers(start, len(expected)))
     assert reader.read(start, end) == expected[start:end]
-    for begin, stop in windows:
-        known = reader.digest(begin, stop)
-        assert known in {None, repo.objects.digest(expected[begin:stop])}
 
 
 def test_a_tensor_in_a_row_of_others_is_cut_out_of_their_parts(repo: Repository) -> None:
@@ -86,17 +83,6 @@ def test_a_tensor_in_a_row_of_others_is_cut_out_of_their_parts(repo: Repository)
     expected = np.concatenate([flat[30:35], flat[2:9]]).tobytes()
     assert b"".join(reader.read(*window) for window in reader.windows()) == expected
     assert reader.read(16, 24) == expected[16:24]
-
-
-def test_a_tensor_of_equal_parts_is_known_without_being_read(repo: Repository) -> None:
-    data = bytes(range(120))
-    shard = Shard(offsets=(0,), sizes=(120,), parts=stored(repo, data, [60]))
-    reader = TensorReader(
-        PartCache(repo.objects), layout(Tensor(name="t", dtype="uint8", shape=(120,), shards=(shard,)))
-    )
-    assert reader.windows() == [(0, 60), (60, 120)]
-    assert reader.digest(0, 60) == repo.objects.digest(data[:60])
-    assert reader.digest(0, 61) is None and reader.digest(10, 60) is None
 
 
 def test_shards_that_do_not_fill_their_tensor_are_an_error(repo: Repository) -> None:

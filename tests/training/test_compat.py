@@ -14,13 +14,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from m5ws.training.backends.torch_backend import TorchBackend
-from m5ws.training.compat import cpu_adam, dcp_files, facts, modules, schedules, tensors
+from m5ws.training.compat import cpu_adam, facts, modules, schedules, tensors
 from m5ws.training.compat.facts import Fact, UnsupportedVersion, require
-from m5ws.training.tools import export_dcp
 
 ROOT = Path(__file__).parents[2]
 COMPAT = ROOT / "m5ws" / "training" / "compat"
-TORCH_FACTS = (*tensors.TRACED, *modules.NAMED, *modules.TRACED, *modules.STATED, *schedules.MOVED, *dcp_files.WRITTEN)
+TORCH_FACTS = (*tensors.TRACED, *modules.NAMED, *modules.TRACED, *modules.STATED, *schedules.MOVED)
 
 
 # --- the facts
@@ -42,7 +41,6 @@ GONE = (
     (torch.utils._python_dispatch, "is_traceable_wrapper_subclass", tensors.TRACED),
     (torch.nn.Module, "_compiled_call_impl", modules.TRACED),
     (torch.optim.lr_scheduler.StepLR, "_get_closed_form_lr", schedules.MOVED),
-    (torch.distributed.checkpoint.filesystem, "_StorageInfo", dcp_files.WRITTEN),
 )
 
 
@@ -90,13 +88,6 @@ def test_a_box_that_is_not_the_ranks_part_is_noticed(sharded: torch.nn.Module, m
 def test_a_session_checks_only_the_facts_that_it_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.distributed.tensor._utils, "compute_local_shape_and_global_offset")
     TorchBackend(torch.nn.Linear(1, 1), None)
-
-
-def test_an_export_checks_before_it_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(torch.distributed.checkpoint.filesystem, "CURRENT_DCP_VERSION", "2.0.0")
-    with pytest.raises(UnsupportedVersion, match="CURRENT_DCP_VERSION"):
-        export_dcp.write([], None, tmp_path, None)  # type: ignore[arg-type]
-    assert not list(tmp_path.iterdir())
 
 
 # --- CPUAdam's arithmetic

@@ -4,11 +4,9 @@ import importlib
 import importlib.util
 import json
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 import torch
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from m5ws.checkpoints import resolve
 from m5ws.checkpoints.export import export as checkpoint_export
@@ -21,7 +19,7 @@ from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from m5ws.training.backends import dcp
 from tests.support.files import safetensors_reader
-from tests.support.files.exports import TOOLS, bits, export, loaded_by_torch, recorded
+from tests.support.files.exports import TOOLS, bits, export, recorded
 from tests.support.records import planted
 from tests.training.conftest import Runner
 
@@ -121,16 +119,6 @@ def test_the_safetensors_package_reads_the_same(saved: Repository, tmp_path: Pat
     assert bits(found) == bits(own_names(TENSORS))
 
 
-def test_torch_loads_every_kind_of_tensor(saved: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("m5ws.training.tools.export_dcp._BLOCK_BYTES", 40)
-    export(saved, RUN, "dcp", tmp_path / "out")
-    found = loaded_by_torch(tmp_path / "out")
-    expected = own_names(TENSORS)
-    assert_same(found, expected)
-    chunks = FileSystemReader(tmp_path / "out").read_metadata().state_dict_metadata["model.half"]
-    assert len(cast(Any, chunks).chunks) == 35, "700 elements of 2 bytes, 40 bytes a block"
-
-
 def test_every_kind_of_tensor_is_loaded_into_memory(saved: Repository) -> None:
     weights = {name: tensor for name, tensor in TENSORS.items() if not name.startswith("optimizer.")}
     expected = own_names(weights, prefix="")
@@ -146,13 +134,11 @@ def test_a_type_that_a_format_does_not_have_is_refused_before_anything_is_writte
     publish(saved, {"model.wide": torch.zeros(2, dtype=torch.complex128)}, step=2)
     with pytest.raises(UsageError, match="complex128") as caught:
         export(saved, f"{RUN}@2", "safetensors", tmp_path / "out")
-    assert "--format dcp" in caught.value.hint and not (tmp_path / "out").exists()
-    export(saved, f"{RUN}@2", "dcp", tmp_path / "out")
-    assert loaded_by_torch(tmp_path / "out").keys() == {"model.wide"}
+    assert "Run.load" in caught.value.hint and not (tmp_path / "out").exists()
+    assert checkpoint_export.load(saved, resolve.resolve(saved, f"{RUN}@2"), "model", TOOLS).keys() == {"wide"}
 
 
-@pytest.mark.parametrize("form", ["safetensors", "dcp"])
-def test_damage_leaves_nothing_behind(saved: Repository, tmp_path: Path, form: str) -> None:
+def test_damage_leaves_nothing_behind(saved: Repository, tmp_path: Path) -> None:
     which = resolve.resolve(saved, RUN)
     content = saved.objects.get_record(saved.objects.get_record(which.digest, Checkpoint).content, Content)
     part = next(t for t in content.tensors if t.name == "model.half").shards[0].parts[-1]
@@ -160,26 +146,22 @@ def test_damage_leaves_nothing_behind(saved: Repository, tmp_path: Path, form: s
     damaged.chmod(0o644)
     damaged.write_bytes(bytes(damaged.stat().st_size))
     with pytest.raises(CorruptObject):
-        export(saved, RUN, form, tmp_path / "deep" / "out")
+        export(saved, RUN, "safetensors", tmp_path / "deep" / "out")
     assert list((tmp_path / "deep").iterdir()) == []
 
 
 def test_a_directory_in_use_is_refused_and_an_empty_one_taken(saved: Repository, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    export(saved, RUN, "dcp", tmp_path / "out")
+    export(saved, RUN, "hf", tmp_path / "out")
     before = sorted((tmp_path / "out").iterdir())
     with pytest.raises(UsageError, match="empty"):
         export(saved, RUN, "safetensors", tmp_path / "out")
     assert sorted((tmp_path / "out").iterdir()) == before
 
 
-@pytest.mark.parametrize(
-    ("form", "what", "says"),
-    [("deepspeed", None, f"DeepSpeed.*{RUN}"), ("hf", "all", "weights"), ("deepspeed", "weights", f"DeepSpeed.*{RUN}")],
-)
-def test_what_cannot_be_is_said(saved: Repository, tmp_path: Path, form: str, what: str | None, says: str) -> None:
-    with pytest.raises(UsageError, match=says) as caught:
-        export(saved, RUN, form, tmp_path / "out", what)
+def test_all_tensors_cannot_be_combined_with_the_format_of_hugging_face(saved: Repository, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="weights") as caught:
+        export(saved, RUN, "hf", tmp_path / "out", "all")
     assert "--format" in caught.value.hint
 
 
@@ -189,10 +171,8 @@ def test_what_cannot_be_is_said(saved: Repository, tmp_path: Path, form: str, wh
 def test_a_sharded_training_is_exported_whole(runner: Runner, tiny: str, tmp_path: Path) -> None:
     attempt = runner(tiny, "fsdp", "2", ranks=2)
     assert attempt.status == 0 and attempt.newest is not None, attempt.log()
-    planned = export(runner.repo, attempt.newest, "dcp", tmp_path / "dcp")
-    export(runner.repo, attempt.newest, "safetensors", tmp_path / "flat", "all")
-    found = loaded_by_torch(tmp_path / "dcp")
-    assert bits(safetensors_reader.load(tmp_path / "flat" / "checkpoint.safetensors")[0]) == bits(found)
+    planned = export(runner.repo, attempt.newest, "safetensors", tmp_path / "flat", "all")
+    found, _ = safetensors_reader.load(tmp_path / "flat" / "checkpoint.safetensors")
     # Running statistics differ from rank to rank: the export has rank 0's.
     said = {name.removesuffix("@0"): value for name, value in recorded(runner.repo, attempt.newest).items()}
     expected = {name: value for name, value in said.items() if "@" not in name}
@@ -201,16 +181,3 @@ def test_a_sharded_training_is_exported_whole(runner: Runner, tiny: str, tmp_pat
     assert any("differ from rank 0's" in line for line in planned.left_out)
     assert {"the scheduler", "the position in the data"} <= set(planned.left_out)
     assert any("noise" in line and "python" in line for line in planned.left_out)
-
-
-def test_a_store_cannot_have_files_written_outside_the_directory(saved: Repository, tmp_path: Path) -> None:
-    from m5ws.training.tools import export_deepspeed
-
-    (tmp_path / "deep" / "folder").mkdir(parents=True)
-    which = resolve.resolve(saved, RUN)
-    content = saved.objects.get_record(saved.objects.get_record(which.digest, Checkpoint).content, Content)
-    part = content.tensors[0].shards[0].parts[0]
-    hostile = Content(format="deepspeed/1", world=1, blobs={"../../out.pt": part})
-    with pytest.raises(CorruptObject, match=r"out\.pt"):
-        export_deepspeed.write(saved.objects, hostile, tmp_path / "deep" / "folder", "tag", None)
-    assert list((tmp_path / "deep").rglob("*.pt")) == []

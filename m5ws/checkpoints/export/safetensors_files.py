@@ -64,7 +64,7 @@ def plan(
     if unknown:
         raise UsageError(
             f"the safetensors format has no tensors of type {', '.join(unknown)}",
-            hint="Export with --format dcp, which has all types.",
+            hint="`Run.load` of the Python interface reads tensors of all types.",
         )
     groups = list(_split(layouts, file_bytes)) or [[]]
     names = [f"{stem}.safetensors"]

@@ -15,26 +15,22 @@ if TYPE_CHECKING:
 @click.command("export")
 @click.argument("checkpoint", metavar="CHECKPOINT", type=names.Id(("run",)))
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["safetensors", "dcp", "deepspeed", "hf"]),
-    required=True,
-    help="Format of the files.",
-)
+@click.option("--format", "form", type=click.Choice(["safetensors", "hf"]), required=True, help="Format of the files.")
 @click.option(
     "--tensors",
     "what",
     type=click.Choice(["weights", "all"]),
-    help="weights: parameters and buffers; all: also optimizer state. [default: all for dcp, else weights]",
+    default="weights",
+    show_default=True,
+    help="weights: parameters and buffers; all: also optimizer state.",
 )
 @click.option("--dry-run", is_flag=True, help="List the files and the state that is left out; write nothing.")
 @output.json_option
 @click.pass_context
 def command(
-    context: click.Context, checkpoint: str, directory: Path, form: str, what: str | None, dry_run: bool, as_json: bool
+    context: click.Context, checkpoint: str, directory: Path, form: str, what: str, dry_run: bool, as_json: bool
 ) -> None:
-    """Write a checkpoint in a format of other tools.
+    """Write a checkpoint as files of other tools.
 
     CHECKPOINT is RUN@STEP, or RUN for its newest. DIRECTORY must be empty or missing. It is written completely or not
     at all. Every byte is verified. State that a format cannot hold, such as random number generators, is listed.
@@ -42,8 +38,6 @@ def command(
     \b
     safetensors  one file, or several of at most 5 GB with an index
     hf           for from_pretrained: safetensors with the model's own names, config.json and tokenizer
-    dcp          files for torch.distributed.checkpoint, on any number of ranks
-    deepspeed    DeepSpeed's own files, for engine.load_checkpoint and its tools
 
     \b
     Example:
@@ -56,11 +50,10 @@ def command(
     repo = names.workspace(context).repository()
     fresh_directory.check(directory)
     which = resolve.resolve(repo, checkpoint, counting=False)
-    tools = workspace.export_tools()
-    plan = export.plan(repo, which, cast(Any, form), cast(Any, what), tools)
+    plan = export.plan(repo, which, cast(Any, form), cast(Any, what), workspace.export_tools())
     if not dry_run:
         with progress.Bar() as bar:
-            export.apply(repo, plan, directory, tools, bar)
+            export.apply(repo, plan, directory, bar)
     if as_json:
         result = cast(dict[str, object], output.plain(plan.planned))
         return output.print_json({**result, "directory": directory.absolute(), "written": not dry_run})

@@ -1,6 +1,6 @@
 """`python -m m5ws.environment.observe.observing REQUEST`: print the observed environment as one JSON object.
 
-It runs in rebuilt environments and containers, under their own interpreter. REQUEST is an `ObserveRequest` as JSON.
+It runs in rebuilt environments, under their own interpreter. REQUEST is an `ObserveRequest` as JSON.
 """
 
 import sys

@@ -12,12 +12,9 @@ from m5ws.errors import M5Error
 from m5ws.records.environment import Declared, Observed, Origin
 
 _TIMEOUT_S = 600.0
-_ENGINE_FAILED = 125
-"""Exit status of `docker run` and `podman run` for their own errors
-(https://docs.docker.com/engine/containers/run/#exit-status)."""
 
-Command = Callable[[tuple[str, ...], Mapping[str, str]], tuple[tuple[str, ...], dict[str, str]]]
-"""Function from a Python command line and added variables to the full command line and all of its variables."""
+Variables = Callable[[Mapping[str, str]], dict[str, str]]
+"""Function from added variables to all variables of a process."""
 
 
 class NotObserved(M5Error):
@@ -27,14 +24,14 @@ class NotObserved(M5Error):
 
 
 class RemoteObserver:
-    """Runs m5ws in another environment. `command` builds its command line, `local` is the observer of this process.
+    """Runs m5ws by the interpreter `python` of another environment. `local` is the observer of this process.
 
     `name` describes the environment, and becomes the fact `rebuilt`.
     """
 
-    def __init__(self, local: Observer, command: Command, python: str, request: ObserveRequest, name: str) -> None:
+    def __init__(self, local: Observer, variables: Variables, python: str, request: ObserveRequest, name: str) -> None:
         self._local = local
-        self._command = command
+        self._variables = variables
         self._python = python
         self._request = request
         self._name = name
@@ -42,19 +39,13 @@ class RemoteObserver:
     def observe(self, environment: Mapping[str, str]) -> Observed:
         """Return the observed environment, with `environment` set. Raises NotObserved."""
         request = msgspec.json.encode(self._request).decode()
-        words, variables = self._command(
-            (self._python, "-P", "-m", "m5ws.environment.observe.observing", request), environment
-        )
+        words = (self._python, "-P", "-m", "m5ws.environment.observe.observing", request)
+        variables = self._variables(environment)
         try:
             done = subprocess.run(words, env=variables, capture_output=True, timeout=_TIMEOUT_S, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise NotObserved(f"{self._name} could not be observed: {error}") from error
         lines = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
-        if done.returncode == _ENGINE_FAILED:
-            raise NotObserved(
-                "\n".join((f"{self._name} could not be started:", *lines)),
-                hint="Start the engine, or let it find the image. `m5ws -v` shows the command.",
-            )
         if done.returncode != 0:
             raise NotObserved(
                 f"{self._name} could not be observed: {lines[-1] if lines else f'status {done.returncode}'}",

@@ -1,8 +1,7 @@
 """`reproduce --env rebuild`: the recipe of the environment in which a run began.
 
 `recipe` reads the recorded environment. It refuses distributions that cannot be installed again, all in one error,
-before anything is installed. An implementation of `Environments` builds it; the replay runs there, and its drift is
-judged as usual.
+before anything is installed. `virtual_environments` builds it; the replay runs there, and its drift is judged as usual.
 """
 
 import posixpath
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from m5ws.environment import recorded
 from m5ws.environment.rebuild import lock_files
-from m5ws.errors import M5Error, NotFound
+from m5ws.errors import M5Error, NotFound, UsageError
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
 from m5ws.records.environment import Observed, Origin
@@ -33,7 +32,6 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]*://((?!\$\{|\\)[!-~])+")
 _COMMIT = re.compile(r"[0-9A-Za-z][\w.-]*", re.ASCII)
 _FOLDER = re.compile(r"[0-9A-Za-z_][\w./-]*", re.ASCII)
 _PYTHON = re.compile(r"\d+\.\d+\.[0-9A-Za-z+]+", re.ASCII)
-_IMAGE = re.compile(r"[A-Za-z0-9][\w.:/-]*@sha256:[0-9a-f]{64}", re.ASCII)
 
 
 class NotRebuildable(M5Error):
@@ -58,12 +56,18 @@ def recipe(
     """Return the recipe of the environment in which `run` began, or of `replacement`.
 
     Distributions from the workspace are installed from the run's snapshot, or from the replay's `snapshot_id`. Hashes
-    come from lock files in the run's snapshot, or in the snapshots `locked_by`. Raises NotRebuildable, NotFound if no
-    environment was recorded.
+    come from lock files in the run's snapshot, or in the snapshots `locked_by`. Raises NotRebuildable, UsageError for a
+    run that is pinned to a container image, NotFound if no environment was recorded.
     """
     original = runs.load(repo, run)
     snapshot = snapshots.load(repo, snapshot_id or original.snapshot)
     declared = snapshots.load(repo, original.snapshot).declared
+    if declared.image is not None:
+        raise UsageError(
+            f"run {run} is pinned to the container image {declared.image}, and --env rebuild starts no containers",
+            hint=f"Start the image with M5WS_CONTAINER_IMAGE={declared.image}, and reproduce there without "
+            "`--env rebuild`.",
+        )
     pinned = replacement or recorded.of_run(repo, run)
     python = pinned.facts.get("python")
     if python is None or not _PYTHON.fullmatch(python) or not pinned.distributions:
@@ -71,10 +75,6 @@ def recipe(
             f"run {run} did not record its installed distributions",
             hint="Only environments of `m5ws run` can be rebuilt.",
         )
-    if declared.image is not None:
-        if not _IMAGE.fullmatch(declared.image):
-            raise NotRebuildable(run, {"container image": f"{declared.image!r} is not named by a digest"})
-        return Recipe(python=python, image=declared.image)
     code = trees.load(repo.objects, snapshot.code.tree)
     known = _hashes(repo, locked_by or (original.snapshot,))
     requirements, refused = [], dict[str, str]()

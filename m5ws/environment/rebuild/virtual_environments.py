@@ -1,4 +1,4 @@
-"""`Environments` as virtual environments, built by the standard `venv` and pip, and kept for later runs.
+"""Recorded environments as virtual environments, built by the standard `venv` and pip, and kept for later runs.
 
 The folder's name is a digest of recipe, interpreter and platform. An environment is built in its final folder, because
 its programs contain that path. It is valid once its file `complete` exists; an incomplete one is removed and built
@@ -80,7 +80,10 @@ class VirtualEnvironments:
         *,
         same_patch: bool = True,
     ) -> RebuiltEnvironment:
-        """As `Environments.build`. Raises NoPython, NotInstalled."""
+        """Return the environment of a recipe, and build it if needed. `write_code` writes the code to a new folder.
+
+        With `same_patch` the interpreter has exactly the recorded version. Raises NoPython, NotInstalled.
+        """
         base = interpreters.find(recipe.python, self._environment, same_patch=same_patch)
         place = self._folder / _key(recipe, base)
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -101,8 +104,8 @@ class VirtualEnvironments:
             # Operators in the shared folder may be built for another version of torch.
             environment["TORCH_EXTENSIONS_DIR"] = str(place / "extensions")
 
-        def command(words: tuple[str, ...], variables: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
-            return words, environment | _with_own(variables, own)
+        def variables(added: Mapping[str, str]) -> dict[str, str]:
+            return environment | _with_own(added, own)
 
         request = ObserveRequest(
             root=self._request.root,
@@ -115,7 +118,7 @@ class VirtualEnvironments:
             python=python,
             environment=environment,
             launcher=_Launcher(self._launcher(environment), own),
-            observer=remote.RemoteObserver(self._local, command, python, request, name),
+            observer=remote.RemoteObserver(self._local, variables, python, request, name),
         )
 
 

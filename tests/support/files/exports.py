@@ -1,13 +1,9 @@
 """Exports made as by the command, and readers of them."""
 
-import warnings
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load as load_state
 
 from m5ws import workspace
 from m5ws.checkpoints import resolve
@@ -21,10 +17,10 @@ from m5ws.training.fingerprint import fingerprint
 TOOLS = workspace.export_tools()
 
 
-def export(repo: Repository, text: str, form: str, target: Path, what: str | None = None, **more: Any) -> ExportRecord:
+def export(repo: Repository, text: str, form: str, target: Path, what: str = "weights", **more: Any) -> ExportRecord:
     which = resolve.resolve(repo, text)
     plan = checkpoint_export.plan(repo, which, cast(Any, form), cast(Any, what), TOOLS, **more)
-    checkpoint_export.apply(repo, plan, target, TOOLS)
+    checkpoint_export.apply(repo, plan, target)
     return plan.planned
 
 
@@ -38,19 +34,3 @@ def recorded(repo: Repository, digest: str) -> dict[str, str]:
     assert content.common is not None
     state = cast(dict[str, Any], codec.decode_plain(repo.objects.read(content.common)))
     return cast(dict[str, str], state["fingerprints"])
-
-
-def loaded_by_torch(directory: Path) -> dict[str, torch.Tensor]:
-    """Load a whole checkpoint with torch's own reader, into tensors made from its metadata."""
-    reader = FileSystemReader(directory)
-    metadata = reader.read_metadata()
-    state = {
-        name: torch.empty(item.size, dtype=item.properties.dtype)
-        for name, item in metadata.state_dict_metadata.items()
-        if isinstance(item, TensorStorageMetadata)
-    }
-    assert state.keys() == metadata.state_dict_metadata.keys()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        load_state(cast(Any, state), storage_reader=reader, no_dist=True)
-    return state
