@@ -47,7 +47,7 @@ def _set(data: bytes, *texts: str, name: str = "config.yaml") -> bytes:
         ("optimizer.betas=[0.8, 0.9]", b"  betas: [0.9, 0.95]", b"  betas: [0.8, 0.9]"),
         ("optimizer.betas.1=0.999", b"  betas: [0.9, 0.95]", b"  betas: [0.9, 0.999]"),
         ("seed=null", b"seed: 7   # the seed", b"seed:     # the seed"),
-        ("optimizer.name=on", b"  name: 'adamw'", b"  name: 'on'"),
+        ("optimizer.name=on", b"  name: 'adamw'", b'  name: "on"'),
     ],
 )
 def test_yaml_changes_one_line_alone(override: str, line: bytes, becomes: bytes) -> None:
@@ -148,19 +148,14 @@ def test_any_value_survives_the_round_trip(value: object) -> None:
 @pytest.mark.parametrize(
     ("old", "value", "new"),
     [
-        ("yes", "no", "no"),
-        ("on", "off", "off"),
-        ("[yes, no]", "[no, no]", "[no, no]"),
+        ("yes", "false", "false"),
         ("yes", '"no"', '"no"'),
         ("no", '"no"', '"no"'),
-        ("3e-4", "1e-4", "1e-4"),
-        ("3e-4", "0.5", "5e-1"),
-        ("3e-4", "-12", "-12e0"),
-        ("3.0e-4", "1e-4", "0.0001"),
+        ("3e-4", "1e-4", "0.0001"),
+        ("1", "0777", "777"),
         ("[0.9, 0.95]", "[1e-4, 1e-3]", "[0.0001, 0.001]"),
         ("adamw", "no", '"no"'),
         ("adamw", "12:30", '"12:30"'),
-        ("0777", "0755", "0755"),
         ("auto", "32", "32"),
         ("null", "text", "text"),
     ],
@@ -176,14 +171,12 @@ def test_a_key_that_pyyaml_reads_as_true_can_be_set() -> None:
 @pytest.mark.parametrize(
     ("old", "value", "spelling"),
     [
-        ("yes", "false", "--set key=no"),
         ("yes", "maybe", "--set 'key=\"maybe\"'"),
-        ("true", "no", "--set key=false"),
-        ("1", "0777", "--set key=777. Write --set key=511"),
-        ("3e-4", "[1, 2]", "--set 'key=\"[1, 2]\"'"),
+        ("true", "no", "Booleans are true and false"),
+        ("[yes, no]", "[no, no]", "Booleans are true and false"),
     ],
 )
-def test_a_value_that_readers_see_differently_is_refused_with_its_spelling(old: str, value: str, spelling: str) -> None:
+def test_text_that_would_replace_a_boolean_is_refused_with_its_spelling(old: str, value: str, spelling: str) -> None:
     with pytest.raises(UsageError) as refused:
         _set(f"key: {old}\n".encode(), f"key={value}")
     assert spelling in refused.value.hint
