@@ -201,7 +201,7 @@ def test_old_yaml_readers_read_the_same_value(text: str) -> None:
 
 
 def _publish(repo: Repository, folder: Path) -> str:
-    empty = trees.write_tree(repo.objects, repo.locations, []).digest
+    empty = trees.write_tree(repo.objects, []).digest
     config = planted.tree(repo, folder, {"config.yaml": CONFIG, "model/size.yaml": b"depth: 2\n"})
     return planted.publish(repo, planted.snapshot(empty, config=config), author="a", branch="main", message="base")
 
@@ -216,8 +216,8 @@ def test_a_derived_snapshot_is_annotated_with_its_base(repo: Repository, tmp_pat
     (annotation,) = snapshots.annotations(repo, derived)
     assert (annotation.derived_from, annotation.overrides) == (base, ("depth=3", "optimizer.lr=0.5"))
     assert (annotation.author, annotation.branch, annotation.message) == ("a", "main", None)
-    tree = trees.located(repo.objects, repo.locations, snapshots.load(repo, derived).config)
-    contents = {entry.name: trees.read_file(repo.objects, repo.locations, entry) for entry in tree.entries}
+    tree = trees.load(repo.objects, snapshots.load(repo, derived).config)
+    contents = {entry.name: trees.read_file(repo.objects, entry) for entry in tree.entries}
     assert contents["model/size.yaml"] == b"depth: 3\n"
     assert b"lr: 0.5 " in contents["config.yaml"]
     assert _derive(repo, base, "depth=3", "optimizer.lr=0.5") == derived
@@ -246,7 +246,7 @@ def test_a_key_is_changed_in_the_part_of_a_run_that_has_it(repo: Repository, tmp
 
 
 def test_a_seed_that_no_part_has_is_that_of_the_launch(repo: Repository) -> None:
-    empty = trees.write_tree(repo.objects, repo.locations, []).digest
+    empty = trees.write_tree(repo.objects, []).digest
     base = planted.publish(repo, planted.snapshot(empty, config=empty))
     assert overrides.change(repo, base, LaunchSpec(command=("train.py",)), ["seed=3"])[1].seed == 3
     for text in ("seed=x", "lr=1"):

@@ -84,9 +84,9 @@ def change(
     names = {name for name in after if after[name] != before[name]}
 
     def attempt() -> Digest:
-        tree = trees.located(repo.objects, repo.locations, base.config)
+        tree = trees.load(repo.objects, base.config)
         contents = {entry.path: after[entry.name] for entry in tree.entries if entry.name in names}
-        config = trees.rewrite_tree(repo.objects, repo.locations, tree.entries, contents, [base.config])
+        config = trees.rewrite_tree(repo.objects, tree.entries, contents, tree.packs)
         annotation = _annotation(repo, snapshot_id, applied)
         # Published from here on: the new config tree is durable, and the other objects of the snapshot were before.
         return snapshots.publish(repo, msgspec.structs.replace(base, config=config), annotation)
@@ -96,10 +96,8 @@ def change(
 
 def config_files(repo: Repository, config: Digest) -> dict[str, bytes]:
     """Return the config files of a snapshot by name, from the tree of its config."""
-    tree = trees.located(repo.objects, repo.locations, config)
-    return {
-        entry.name: trees.read_file(repo.objects, repo.locations, entry) for entry in tree.entries if entry.link is None
-    }
+    tree = trees.load(repo.objects, config)
+    return {entry.name: trees.read_file(repo.objects, entry) for entry in tree.entries if entry.link is None}
 
 
 def changed(
