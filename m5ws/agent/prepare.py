@@ -67,8 +67,8 @@ def _list_local_installs(
 def _materialise(repo: Repository, snapshot: Snapshot, work: Path, progress: Progress | None) -> None:
     """Write the snapshot's files to a work directory."""
     parts = dict.fromkeys(snapshot.trees.values())
-    located = [trees.located(repo.objects, repo.locations, tree) for tree in parts]
-    materialise(repo.objects, repo.locations, located, work, progress)
+    located = [trees.load(repo.objects, tree) for tree in parts]
+    materialise(repo.objects, located, work, progress)
 
 
 def _make_output_folders(work: Path, outputs: Sequence[str]) -> None:

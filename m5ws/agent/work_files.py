@@ -74,7 +74,7 @@ def _is_old(directory: Path, older_than_s: float) -> bool:
 def _all_files(repo: Repository, run: str, directory: Path) -> list[Entry]:
     """Return the output files of an attempt and the inputs of its run."""
     snapshot = snapshots.load(repo, runs.load(repo, run).snapshot)
-    inputs = [trees.located(repo.objects, repo.locations, tree) for tree in dict.fromkeys(snapshot.trees.values())]
+    inputs = [trees.load(repo.objects, tree) for tree in dict.fromkeys(snapshot.trees.values())]
     return [*_output_files(repo, run, int(directory.name)), *(entry for tree in inputs for entry in tree.entries)]
 
 
@@ -86,7 +86,7 @@ def _output_files(repo: Repository, run: str, attempt: int) -> list[Entry]:
     content = repo.objects.get_record(outputs.find(repo, run, label)[1].content, Content)
     if content.tree is None:
         return []
-    return list(trees.located(repo.objects, repo.locations, content.tree, content.packing).entries)
+    return list(trees.load(repo.objects, content.tree).entries)
 
 
 def _remove(repo: Repository, directory: Path, stored: list[Entry], *, dry_run: bool) -> RemovedFiles:

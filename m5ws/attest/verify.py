@@ -7,7 +7,7 @@ import msgspec
 
 from m5ws.attest import claims
 from m5ws.attest.claims import StatementProblem
-from m5ws.errors import UNREADABLE, CorruptObject, Misplaced, NotFound
+from m5ws.errors import CorruptObject, Misplaced, NotFound
 from m5ws.progress import Progress
 from m5ws.records import codec
 from m5ws.records.attestation import ChainEnd, CheckpointLine, OutputsLine, Statement, failed_algorithms
@@ -16,17 +16,15 @@ from m5ws.records.checkpoint import Checkpoint
 from m5ws.records.outputs import OutputFiles
 from m5ws.records.run import Run
 from m5ws.records.snapshot import Snapshot
-from m5ws.records.tree import Packing
 from m5ws.records.verdict import Verdict
 from m5ws.repository import bindings, presence
 from m5ws.repository.concurrency import Job, bounded_map
-from m5ws.repository.files import trees
 from m5ws.repository.fsck.records import Records
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.chains import Chain
 from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.objects import key
-from m5ws.repository.references import checkpoints, outputs, runs, snapshots
+from m5ws.repository.references import checkpoints, outputs, runs
 from m5ws.repository.repository import Repository
 from m5ws.reproduce import segments
 
@@ -257,23 +255,10 @@ class _Check:
 
     # --- objects -----------------------------------------------------------------------------------
 
-    def _small_files(self, records: Records) -> None:
-        """Add the packs of the snapshot's small files to `records`, and check that a packing is known."""
-        repo, snapshot = self._repo, self._predicate.snapshot
-        try:
-            packings = [annotation.packings for annotation in snapshots.annotations(repo, snapshot)]
-            for packing in trees.counting(repo.objects, packings, lenient=True):
-                records.walk("snapshot", packing, Packing)
-            for tree in snapshots.load(repo, snapshot).trees.values():
-                trees.located(repo.objects, repo.locations, tree)
-        except UNREADABLE as error:
-            self._find(f"snapshots/{snapshot}", str(error))
-
     def _objects(self, *, read_data: bool) -> tuple[int, int]:
         """Check all objects of snapshot and checkpoints. Return the number of objects read, and of those only found."""
         records = Records(self._repo.objects)
         records.walk("snapshot", self._predicate.snapshot, Snapshot)
-        self._small_files(records)
         for line in self._predicate.checkpoints:
             records.walk(line.name, line.record.name.rpartition("/")[2], Checkpoint)
         for files in self._predicate.outputs:

@@ -106,7 +106,7 @@ def _config(repo: Repository, old: Digest, new: Digest) -> Iterator[InputDiffere
 def _keys(repo: Repository, pair: FilePair) -> dict[Keys, tuple[str | None, str | None]] | None:
     if pair.old is None or pair.new is None or pair.old.mode != pair.new.mode or pair.old.mode == "link":
         return None
-    texts = (trees.read_file(repo.objects, repo.locations, side) for side in (pair.old, pair.new))
+    texts = (trees.read_file(repo.objects, side) for side in (pair.old, pair.new))
     return merge.differing_keys(pair.name, *texts)
 
 
@@ -153,7 +153,7 @@ def _layout(
         places = [element.keys for element in elements if element.file == pair.path and element.keys]
         if not places or pair.old is None or pair.new is None:
             continue
-        before, after = (trees.read_file(repo.objects, repo.locations, side) for side in (pair.old, pair.new))
+        before, after = (trees.read_file(repo.objects, side) for side in (pair.old, pair.new))
         if merge.merged(pair.name, before, after, places) != after:
             change = Change(part="config", name=f"{pair.name} (text)", old=None, new=None, rating="cannot")
             yield ExcludedDifference(

@@ -73,9 +73,7 @@ def publish(repo: Repository, hybrid: Hybrid, good: Run, bad: Run, what: str) ->
     """Publish a hybrid's snapshot, if it is new, and return its id. Raises ObjectDeleted if gc deleted a part of it."""
     digest = repo.objects.put_record(hybrid.snapshot)
     if repo.store.names(f"snapshots/{digest}/"):
-        known = snapshots.load(repo, digest).trees.values()
-        if all(trees.is_found(repo.objects, repo.locations, tree) for tree in known):
-            return digest
+        return digest
     message = f"bisect: run {good.id} with {what or 'nothing'} from run {bad.id}"
     annotation = Annotation(created_s=time.time(), message=message, derived_from=good.snapshot)
     # Published from here on: the trees are durable, and so is everything that they name.
@@ -103,9 +101,7 @@ def _code(
     if taken == files:
         return new
     mixed = {pair.path: pair.new for pair in tree_diff.different(repo, old.tree, new.tree) if pair.path in taken}
-    entries: dict[bytes, Entry | None] = {
-        entry.path: entry for entry in trees.located(repo.objects, repo.locations, old.tree).entries
-    }
+    entries: dict[bytes, Entry | None] = {entry.path: entry for entry in trees.load(repo.objects, old.tree).entries}
     return Code(commit=old.commit, dirty=True, tree=_packed(repo, entries | mixed, {}, (old.tree, new.tree)))
 
 
@@ -116,16 +112,14 @@ def _config(
     taken = [element for element in chosen if element.change.part == "config"]
     if len(taken) in (0, len(keys)):
         return new if taken else old
-    entries: dict[bytes, Entry | None] = {
-        entry.path: entry for entry in trees.located(repo.objects, repo.locations, old).entries
-    }
+    entries: dict[bytes, Entry | None] = {entry.path: entry for entry in trees.load(repo.objects, old).entries}
     texts: dict[bytes, bytes] = {}
     for pair in tree_diff.different(repo, old, new):
         some = [element.keys for element in taken if element.file == pair.path]
         if len(some) == len([element for element in keys if element.file == pair.path]):
             entries[pair.path] = pair.new
         elif some and pair.old is not None and pair.new is not None:
-            before, after = (trees.read_file(repo.objects, repo.locations, side) for side in (pair.old, pair.new))
+            before, after = (trees.read_file(repo.objects, side) for side in (pair.old, pair.new))
             texts[pair.path] = merge.merged(pair.name, before, after, some)
     return _packed(repo, entries, texts, (old, new))
 
@@ -139,7 +133,8 @@ def _packed(
     """Make a tree of entries of two trees durable, some with new content."""
     kept = [entry for _, entry in sorted(entries.items()) if entry is not None]
     _check(kept)
-    return trees.rewrite_tree(repo.objects, repo.locations, kept, texts, sources)
+    packs = [pack for source in sources for pack in trees.load(repo.objects, source).packs]
+    return trees.rewrite_tree(repo.objects, kept, texts, packs)
 
 
 def _check(files: Sequence[Entry]) -> None:

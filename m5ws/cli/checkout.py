@@ -29,11 +29,9 @@ def command(context: click.Context, snapshot: str, directory: Path, as_json: boo
     repo = names.workspace(context).repository()
     kind, record_id = ids.resolve(repo, snapshot)
     snapshot_id = runs.load(repo, record_id).snapshot if kind == "run" else record_id
-    parts = [
-        trees.located(repo.objects, repo.locations, tree) for tree in snapshots.load(repo, snapshot_id).trees.values()
-    ]
+    parts = [trees.load(repo.objects, tree) for tree in snapshots.load(repo, snapshot_id).trees.values()]
     with progress.Bar() as bar:
-        materialise.materialise(repo.objects, repo.locations, parts, directory, bar, read_only=False)
+        materialise.materialise(repo.objects, parts, directory, bar, read_only=False)
     files, size_bytes = sum(len(part.entries) for part in parts), sum(part.size_bytes for part in parts)
     if as_json:
         return output.print_json(

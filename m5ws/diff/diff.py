@@ -122,7 +122,7 @@ def _config(repo: Repository, old: Digest, new: Digest) -> Iterator[Change]:
 
 def _config_file(repo: Repository, pair: FilePair, prefix: str) -> Iterator[Change]:
     before, after = (
-        flatten(pair.name, trees.read_file(repo.objects, repo.locations, side)) if side is not None else None
+        flatten(pair.name, trees.read_file(repo.objects, side)) if side is not None else None
         for side in (pair.old, pair.new)
     )
     if before is None or after is None:

@@ -70,11 +70,7 @@ def patch(repo: Repository, pair: FilePair) -> str:
 
 
 def _entries(repo: Repository, digest: Digest | None) -> dict[bytes, Entry]:
-    return (
-        {}
-        if digest is None
-        else {entry.path: entry for entry in trees.located(repo.objects, repo.locations, digest).entries}
-    )
+    return {} if digest is None else {entry.path: entry for entry in trees.load(repo.objects, digest).entries}
 
 
 def _identity(entry: Entry | None) -> object:
@@ -102,7 +98,7 @@ def _text(repo: Repository, entry: Entry | None) -> str | None:
     """Return a file as text, empty if it is absent, None if it is not text."""
     if entry is None:
         return ""
-    data = trees.read_file(repo.objects, repo.locations, entry)
+    data = trees.read_file(repo.objects, entry)
     if b"\0" in data:
         return None
     try:

@@ -32,7 +32,7 @@ def write(repo: Repository, stored: StoredOutputs, target: Path, progress: Progr
 
 def _write(repo: Repository, tree: Tree, target: Path, progress: Progress | None = None) -> None:
     with fresh_directory.create(target) as made:
-        materialise(repo.objects, repo.locations, [tree], made, progress, read_only=False)
+        materialise(repo.objects, [tree], made, progress, read_only=False)
 
 
 def restore(repo: Repository, stored: StoredOutputs, work: Path) -> str:

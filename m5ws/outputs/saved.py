@@ -110,4 +110,4 @@ def tree_of(repo: Repository, digest: Digest) -> Tree:
     content = repo.objects.get_record(digest, Content)
     if content.tree is None:
         raise NotFound(f"content {digest} has no files")
-    return trees.located(repo.objects, repo.locations, content.tree, content.packing)
+    return trees.load(repo.objects, content.tree)

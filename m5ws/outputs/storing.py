@@ -33,10 +33,8 @@ _PIECE_BYTES = 2**24
 def content(repo: Repository, run: Run, files: Sequence[SourceFile], index: Index | None = None) -> Digest:
     """Store files, and return the digest of the `Content` that lists them. Raises M5Error, OSError."""
     with _masked(files) as stored:
-        written = trees.write_tree(repo.objects, repo.locations, stored, index)
-    return repo.objects.put_record(
-        Content(format="files/1", world=run.spec.nproc or 1, tree=written.digest, packing=written.packing)
-    )
+        written = trees.write_tree(repo.objects, stored, index)
+    return repo.objects.put_record(Content(format="files/1", world=run.spec.nproc or 1, tree=written.digest))
 
 
 @contextmanager

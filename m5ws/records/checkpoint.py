@@ -26,8 +26,8 @@ class Tensor(Record, frozen=True, kw_only=True):
 class Content(Record, tag="content/1", frozen=True, kw_only=True):
     """The state in a checkpoint, without its origin and time: equal states have equal content digests.
 
-    `format` is dcp (tensors by name), deepspeed (tensors by file and path) or files (only `tree`, and the `packing` of
-    its small files). `ranks` has each rank's non-tensor state (RNG, loader, scheduler …) as plain msgpack, `common` the
+    `format` is dcp (tensors by name), deepspeed (tensors by file and path) or files (only `tree`).
+    `ranks` has each rank's non-tensor state (RNG, loader, scheduler …) as plain msgpack, `common` the
     state that is equal on all ranks. `blobs` are opaque byte items by name.
     """
 
@@ -38,7 +38,6 @@ class Content(Record, tag="content/1", frozen=True, kw_only=True):
     common: Slice | None = None
     ranks: tuple[Slice, ...] = ()
     tree: Digest | None = None
-    packing: Digest | None = None
 
 
 class Checkpoint(Record, tag="checkpoint/1", frozen=True, kw_only=True):

@@ -55,10 +55,7 @@ class Snapshot(Record, tag="snapshot/1", frozen=True, kw_only=True):
 
 
 class Annotation(KeyedRecord, tag="annotation/1", frozen=True, kw_only=True):
-    """Message, author and time stored with a snapshot. They do not affect its id.
-
-    `packings` maps the digest of a tree to the digest of its packing.
-    """
+    """Message, author and time stored with a snapshot. They do not affect its id."""
 
     created_s: float
     author: str | None = None
@@ -69,4 +66,3 @@ class Annotation(KeyedRecord, tag="annotation/1", frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     derived_from: Digest | None = None
     overrides: tuple[str, ...] = ()
-    packings: dict[Digest, Digest] = {}

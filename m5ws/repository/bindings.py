@@ -181,12 +181,6 @@ def check_outputs(where: str, digest: Digest, record: OutputFiles, event: Output
         )
 
 
-def check_annotation(key: str, annotation: Annotation, trees: tuple[Digest, ...]) -> None:
-    """Raise Misplaced if an annotation has packings of trees that are not in its snapshot."""
-    if foreign := annotation.packings.keys() - set(trees):
-        raise Misplaced(f"{key} names a packing of tree {min(foreign)}, which is not in the snapshot")
-
-
 def part_of(key: str, garbage: Garbage) -> PlanPart | None:
     """Return a part as it appears in a plan's head, or None if it is empty. Raises CorruptObject if it is malformed."""
     digests = garbage.digests

@@ -10,7 +10,6 @@ from m5ws.errors import NotFound, ObjectExists
 from m5ws.records import codec
 from m5ws.records.store import Format
 from m5ws.repository import gc_plans
-from m5ws.repository.files.locations import PackLocations
 from m5ws.repository.objects import Objects
 from m5ws.store.interface import FORMAT, ObjectStore, RegionAware
 
@@ -18,8 +17,8 @@ from m5ws.store.interface import FORMAT, ObjectStore, RegionAware
 class Repository:
     """A store with its `format`. Use `Repository.open` or `.create`.
 
-    `note` is a warning about the store, for example about its region. `locations` are the packs of small files, for all
-    trees written and snapshots loaded by this process. `patience` overrides how publishing waits for `gc`.
+    `note` is a warning about the store, for example about its region. `patience` overrides how publishing
+    waits for `gc`.
     """
 
     def __init__(self, store: ObjectStore, form: Format, note: str = "") -> None:
@@ -27,7 +26,6 @@ class Repository:
         self.format = form
         self.note = note
         self.objects = Objects(store, form, lambda: gc_plans.read_states(store).done)
-        self.locations = PackLocations(self.objects)
         self.patience: gc_plans.RetryPolicy | None = None
 
     @classmethod
@@ -67,9 +65,7 @@ class Repository:
 
     def with_store(self, store: ObjectStore) -> "Repository":
         """Return the same repository through `store`, which is a cache of its store."""
-        same = Repository(store, self.format, self.note)
-        same.locations = self.locations.of(same.objects)
-        return same
+        return Repository(store, self.format, self.note)
 
     @classmethod
     def for_dry_run(cls, store: ObjectStore, form: Format | None = None) -> "Repository":

@@ -210,5 +210,5 @@ def _look_again(context: CaptureContext, contents: CaptureResult) -> None:
         staged = any(str(file.location).startswith(str(context.staging)) for file in files[:1])
         if staged:
             continue
-        if not trees.is_still(context.repo.objects, context.repo.locations, files, context.index, digest):
+        if not trees.is_still(context.repo.objects, files, context.index, digest):
             raise FileChanged("files were changed while the workspace was captured")

@@ -65,12 +65,12 @@ class CaptureContext(msgspec.Struct, frozen=True, kw_only=True):
         inspection.inspect_content(files, self.settings.secrets.allow)
 
     def write(self, files: Sequence[SourceFile]) -> Written:
-        return trees.write_tree(self.repo.objects, self.repo.locations, files, self.index, self.progress, self.dry_run)
+        return trees.write_tree(self.repo.objects, files, self.index, self.progress, self.dry_run)
 
     def known(self, *parts: Sequence[SourceFile]) -> tuple[Written, ...] | None:
         """Return the stored tree of each of `parts` if no file has changed, else None. Costs a stat per file."""
         recorded = [trees.recorded(self.repo.objects, files, self.index) for files in parts]
-        return trees.present(self.repo.objects, self.repo.locations, recorded)
+        return trees.present(self.repo.objects, recorded)
 
 
 class CaptureResult(msgspec.Struct, kw_only=True):

@@ -14,7 +14,6 @@ from m5ws.errors import CorruptObject, M5Error, UnknownSchema
 from m5ws.filesystem import stamp
 from m5ws.records.base import Digest
 from m5ws.records.snapshot import Dataset
-from m5ws.records.tree import Tree
 from m5ws.repository import concurrency
 from m5ws.repository.files import trees
 from m5ws.repository.files.index import Written
@@ -71,15 +70,13 @@ def write(context: CaptureContext, claim: PinnedPath, verified: Sequence[SourceF
     context.datasets.verify(tracked, verified)
     context.inspect(claim.files)
     before = [os.lstat(file.location) for file in verified]
-    written = trees.write_tree(
-        context.repo.objects, context.repo.locations, claim.files, index, context.progress, context.dry_run
-    )
+    written = trees.write_tree(context.repo.objects, claim.files, index, context.progress, context.dry_run)
     after = [os.lstat(file.location) for file in verified]
     if [*map(stamp, before)] != [*map(stamp, after)]:
         raise FileChanged(f"{os.fsdecode(tracked.path)} was changed while it was captured")
     if context.dry_run:
         return _dataset(tracked, written.digest, written.size_bytes), written
-    tree = _with_mode(context.repo, written.digest, written.packing, tracked)
+    tree = _with_mode(context.repo, written.digest, tracked)
     if whole:
         _remember(context, tracked, written.digest, tree)
     return _dataset(tracked, tree, written.size_bytes), written
@@ -96,11 +93,10 @@ def _known(
     marks = [mark for mark in context.index.marks(_MARK) if mark.startswith(f"{_name(context, tracked)}:")]
     if not marks:
         return None
-    probe = trees.write_tree(context.repo.objects, context.repo.locations, files, context.index, None, dry_run=True)
+    probe = trees.write_tree(context.repo.objects, files, context.index, None, dry_run=True)
     for mark in marks:
         _, seen, tree = mark.rsplit(":", 2)
         if probe.unchanged and seen == probe.digest and context.repo.objects.has(tree):
-            context.repo.locations.add_tree(tree, probe.packing)
             return _dataset(tracked, tree, probe.size_bytes), probe
     return None
 
@@ -114,16 +110,14 @@ def _name(context: CaptureContext, tracked: TrackedDataset) -> str:
     return f"{tracked.path.hex()}:{context.allowed}:{tracked.hash}:{int(tracked.executable)}"
 
 
-def _with_mode(repo: Repository, digest: Digest, packing: Digest | None, tracked: TrackedDataset) -> Digest:
+def _with_mode(repo: Repository, digest: Digest, tracked: TrackedDataset) -> Digest:
     """Return the tree with the mode in the pin: the mode on disk depends on how DVC links its cache."""
     tree = trees.load(repo.objects, digest)
     mode = "exec" if tracked.executable else "file"
     if all(entry.mode == mode for entry in tree.entries):
         return digest
-    entries = tuple(msgspec.structs.replace(entry, mode=mode) for entry in tree.entries)
-    changed = repo.objects.put_record(Tree(entries=entries))
-    repo.locations.add_tree(changed, packing)
-    return changed
+    entries = [msgspec.structs.replace(entry, mode=mode) for entry in tree.entries]
+    return trees.rewrite_tree(repo.objects, entries, {}, tree.packs)
 
 
 def _kept(context: CaptureContext, tracked: TrackedDataset) -> ReusedDataset | None:
@@ -144,7 +138,7 @@ def _whole(repo: Repository, digest: Digest) -> int | None:
     Raises CorruptObject, UnknownSchema.
     """
     try:
-        tree = trees.located(repo.objects, repo.locations, digest)
+        tree = trees.load(repo.objects, digest)
     except (CorruptObject, UnknownSchema):
         raise
     except (M5Error, OSError):

@@ -140,7 +140,7 @@ def _captured(context: CaptureContext, contents: CaptureResult, message: str | N
         determinism=context.settings.determinism,
     )
     snapshot_id = context.repo.objects.digest(codec.encode(snapshot))
-    published = None if message else _published_annotation(context, snapshot_id, snapshot)
+    published = None if message else _published_annotation(context, snapshot_id)
     return CapturedSnapshot(
         id=snapshot_id,
         snapshot=snapshot,
@@ -184,19 +184,15 @@ def _annotation(
     return secret_gate.masked(annotation)
 
 
-def _published_annotation(context: CaptureContext, snapshot_id: Digest, snapshot: Snapshot) -> Annotation | None:
+def _published_annotation(context: CaptureContext, snapshot_id: Digest) -> Annotation | None:
     """Return the newest annotation of a snapshot that this workspace took with the same installed distributions.
 
-    None if its packings are not the current ones: lost packs may have been replaced. An observation of the machine
-    costs more than the rest of an unchanged snapshot, and each attempt of a run makes one anyway.
+    An observation of the machine costs more than the rest of an unchanged snapshot, and each attempt of a run makes
+    one anyway.
     """
     if f"{_installation(context)}:{snapshot_id}" not in context.index.marks(_ANNOTATED):
         return None
     annotations = snapshots.annotations(context.repo, snapshot_id)
-    if not context.dry_run:
-        # Readers begin with the newest annotation.
-        packings = snapshots.packings(context.repo, snapshot)
-        annotations = annotations[-1:] if annotations and annotations[-1].packings == packings else []
     if not annotations:
         return None
     newest = annotations[-1]

@@ -16,7 +16,6 @@ from m5ws.records.outputs import OutputFiles
 from m5ws.records.reasons import JointReason
 from m5ws.records.run import Parent
 from m5ws.records.verdict import JointVerdict, Verdict
-from m5ws.repository.files import trees
 from m5ws.repository.fsck import fsck
 from m5ws.repository.gc import execute, gc
 from m5ws.repository.ledger import ledger
@@ -49,8 +48,7 @@ def _train(repo: Repository, run: str, outcome: str | None = "interrupted", **fi
         name, stored = checkpoints.name(step, 1), checkpoints.load(repo, run, checkpoints.name(step, 1)).content
         saved.append(CheckpointPublished(step=step, name=name, checkpoint=digest, content=stored))
     tree = planted.packed(repo, {b"out/result": draw.randbytes(300)})
-    packing = trees.packing_of(repo.objects, repo.locations, tree)
-    content_digest = repo.objects.put_record(Content(format="files/1", world=1, tree=tree, packing=packing))
+    content_digest = repo.objects.put_record(Content(format="files/1", world=1, tree=tree))
     written = OutputFiles(run=run, snapshot=record.snapshot, attempt=1, moment="final", content=content_digest)
     digest, label = outputs.publish(repo, written), "0001-final"
     planted.append(repo, run, 1, "0", *(Step(step=step, quantities={"loss": "0x1p+0"}) for step in (1, 2)), *saved)

@@ -39,7 +39,7 @@ def _run(repo: Repository, folder: Path, files: dict[str, dict[str, str]], name:
             location.parent.mkdir(parents=True, exist_ok=True)
             location.write_text(text)
             sources.append(SourceFile(path=path.encode(), location=location))
-        return trees.write_tree(repo.objects, repo.locations, sources).digest
+        return trees.write_tree(repo.objects, sources).digest
 
     record = Snapshot(
         code=Code(commit=name * 10, dirty=False, tree=tree("code")),
@@ -107,12 +107,12 @@ def test_each_pair_of_elements_is_from_bad_and_all_else_from_good(
         hybrid = hybrids.make(repo, good, bad, elements, chosen)
         published = hybrids.publish(repo, hybrid, good, bad, "two")
         assert snapshots.load(repo, published) == hybrid.snapshot
-        parts = [trees.located(repo.objects, repo.locations, tree) for tree in hybrid.snapshot.trees.values()]
-        materialise(repo.objects, repo.locations, parts, tmp_path / str(number))
+        parts = [trees.load(repo.objects, tree) for tree in hybrid.snapshot.trees.values()]
+        materialise(repo.objects, parts, tmp_path / str(number))
         again = [
             SourceFile(path=entry.path, location=tmp_path / str(number) / entry.name) for entry in parts[0].entries
         ]
-        assert trees.write_tree(repo.objects, repo.locations, again).digest == hybrid.snapshot.code.tree
+        assert trees.write_tree(repo.objects, again).digest == hybrid.snapshot.code.tree
         _check(tmp_path / str(number), hybrid, {element.name for element in chosen})
 
 
@@ -147,7 +147,7 @@ def test_a_file_that_moved_from_one_part_to_another_is_not_had_twice(repo: Repos
     with pytest.raises(MergeConflict, match="twice"):
         hybrids.make(repo, good, bad, elements, [by_name["data data"]])
     both = hybrids.make(repo, good, bad, elements, [by_name["data data"], by_name["code same.py"]])
-    assert [entry.path for entry in trees.located(repo.objects, repo.locations, both.snapshot.code.tree).entries] == [
+    assert [entry.path for entry in trees.load(repo.objects, both.snapshot.code.tree).entries] == [
         b"gone.py",
         b"train.py",
     ]

@@ -31,7 +31,7 @@ _LIMIT_S = 120.0
 def _pin(repo: Repository, place: Path, script: str) -> str:
     """Publish a snapshot of the workspace with `script` as its train.py."""
     code = planted.tree(repo, place, {"train.py": script})
-    config = trees.write_tree(repo.objects, repo.locations, planted.sources(place, ["config.yaml"])).digest
+    config = trees.write_tree(repo.objects, planted.sources(place, ["config.yaml"])).digest
     return planted.publish(repo, planted.snapshot(code, dirty=True, config=config))
 
 
@@ -243,7 +243,7 @@ def test_a_detached_run_goes_on_by_itself_and_its_logs_can_be_followed(home: Rep
 
 def test_a_detached_run_that_cannot_start_says_why(home: Repository, place: Path) -> None:
     snapshot = _pin(home, place, "print('x')\n")
-    tree = trees.located(home.objects, home.locations, snapshots.load(home, snapshot).code.tree)
+    tree = trees.load(home.objects, snapshots.load(home, snapshot).code.tree)
     pack = tree.entries[0].parts[0].object
     (place / ".m5ws" / "store" / "objects" / pack[:2] / pack).unlink()
     done = _m5(place, "run", snapshot, "--detach", "--", "train.py")

@@ -80,7 +80,7 @@ def store(home: Repository, place: Path, tmp_path: Path) -> dict[str, str]:
         inputs = Code(commit=HOSTILE, dirty=True, tree=code)
         datasets = (hostile(Dataset, tree=code),)
         record = hostile(Snapshot, code=inputs, config=code, tokenizer=hostile(Tokenizer, tree=code), datasets=datasets)
-        said = hostile(Annotation, observed=observed, derived_from=None, packings={})
+        said = hostile(Annotation, observed=observed, derived_from=None)
         ids[name] = snapshots.publish(home, record, said)
     for name, purpose, reproduces in (("run", "train", None), ("replay", "reproduce", "7c1d00000001")):
         run = hostile(

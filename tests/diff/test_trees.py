@@ -47,7 +47,7 @@ def capture(repo: Repository, root: Path, state: dict[bytes, File]) -> Digest:
     sources = [
         SourceFile(path=path, location=Path(os.fsdecode(os.path.join(os.fsencode(root), path)))) for path in state
     ]
-    return trees.write_tree(repo.objects, repo.locations, sources).digest
+    return trees.write_tree(repo.objects, sources).digest
 
 
 def read(root: Path) -> dict[bytes, File]:

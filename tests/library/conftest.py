@@ -98,8 +98,8 @@ def _checkpoint(made: Planted, step: int, attempt: int) -> Event:
 
 def _write_outputs(made: Planted, folder: Path) -> None:
     write(folder, {"results/scores.json": '{"accuracy": 0.5}\n'})
-    tree = trees.write_tree(made.repo.objects, made.repo.locations, planted.sources(folder, ["results/scores.json"]))
-    content = Content(format="files/1", world=1, tree=tree.digest, packing=tree.packing)
+    tree = trees.write_tree(made.repo.objects, planted.sources(folder, ["results/scores.json"]))
+    content = Content(format="files/1", world=1, tree=tree.digest)
     stored = made.repo.objects.put_record(content)
     outputs.publish(
         made.repo, OutputFiles(run=made.run, snapshot=made.snapshot, attempt=2, moment=outputs.FINAL, content=stored)

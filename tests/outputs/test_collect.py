@@ -30,4 +30,4 @@ def test_a_file_that_the_store_forbids_is_named_and_keeps_no_other_from_the_stor
     assert {file.path for file in left.files} == {b"out/kept.txt", b"out/d/kept.txt"}
     (line,) = left.not_kept
     assert Path("out", name).parts[1] in line and "name or depth" in line
-    trees.write_tree(repo.objects, repo.locations, left.files)
+    trees.write_tree(repo.objects, left.files)

@@ -19,7 +19,7 @@ from tests.support.records import planted
 def filled(repo: Repository, tmp_path: Path) -> tuple[Repository, str]:
     """A store with one snapshot and one run with one checkpoint. Returns the store and the snapshot's id."""
     tree = planted.tree(repo, tmp_path, {"a.py": "print(1)\n" * 50})
-    config = trees.write_tree(repo.objects, repo.locations, []).digest
+    config = trees.write_tree(repo.objects, []).digest
     snapshot_id = planted.publish(repo, planted.snapshot(tree, config=config))
     planted.run(repo, "a" * 12, snapshot_id)
     planted.begin(repo, "a" * 12)
@@ -57,7 +57,7 @@ def test_every_single_flipped_bit_is_named(filled: tuple[Repository, str]) -> No
 
 def test_a_truncated_and_a_missing_object_are_told_apart_and_say_whom_they_harm(filled: tuple[Repository, str]) -> None:
     repo, snapshot_id = filled
-    tree = trees.located(repo.objects, repo.locations, snapshots.load(repo, snapshot_id).code.tree)
+    tree = trees.load(repo.objects, snapshots.load(repo, snapshot_id).code.tree)
     where = key(tree.entries[0].parts[0].object)
     path = _path(repo, where)
     data = path.read_bytes()

@@ -60,8 +60,8 @@ def test_a_tree_that_is_written_again_has_the_bytes_of_now(repo: Repository, tmp
             done.append(mapped.act())
             settling.settle(path.parent)
             with Index(tmp_path / "index") as index:
-                found = trees.write_tree(repo.objects, repo.locations, files, index)
-            assert found.digest == trees.write_tree(repo.objects, repo.locations, files).digest, done
+                found = trees.write_tree(repo.objects, files, index)
+            assert found.digest == trees.write_tree(repo.objects, files).digest, done
     finally:
         mapped.close()
 

@@ -28,7 +28,7 @@ def _written(repo: Repository, source: Path) -> tuple[Tree, dict[str, bytes]]:
     """Capture files of every size, some in folders. Return their tree and contents."""
     drawn = random.Random(1)
     contents = {f"{'deep/er/' * (number % 2)}{size}": drawn.randbytes(size) for number, size in enumerate(_SIZES)}
-    return trees.located(repo.objects, repo.locations, planted.tree(repo, source, contents)), contents
+    return trees.load(repo.objects, planted.tree(repo, source, contents)), contents
 
 
 def _read(target: Path) -> dict[str, bytes]:
@@ -52,7 +52,7 @@ def test_files_of_every_size_come_back_from_every_store(tmp_path: Path, kind: st
     repo = Repository.create(_stores(tmp_path)[kind], _SMALL)
     tree, contents = _written(repo, tmp_path / "source")
     for name in ("first", "again"):
-        materialise.materialise(repo.objects, repo.locations, [tree], tmp_path / name)
+        materialise.materialise(repo.objects, [tree], tmp_path / name)
         assert _read(tmp_path / name) == contents
         assert {path.stat().st_mode & 0o777 for path in (tmp_path / name).rglob("*") if path.is_file()} == {0o444}
 
@@ -63,7 +63,7 @@ def test_the_umask_takes_nothing_from_a_mode(repo: Repository, tmp_path: Path) -
     try:
         for read_only, expected in ((True, 0o444), (False, 0o644)):
             target = tmp_path / str(expected)
-            materialise.materialise(repo.objects, repo.locations, [tree], target, read_only=read_only)
+            materialise.materialise(repo.objects, [tree], target, read_only=read_only)
             assert {path.stat().st_mode & 0o777 for path in target.rglob("*") if path.is_file()} == {expected}
     finally:
         os.umask(before)
@@ -73,9 +73,9 @@ def test_once_in_the_cache_nothing_is_asked_of_the_store(tmp_path: Path) -> None
     far = CountingStore(LocalStore(tmp_path / "store"))
     tree, contents = _written(Repository.create(far, _SMALL), tmp_path / "source")
     repo = Repository.open(CachedStore(far, tmp_path / "cache", 2**30))
-    materialise.materialise(repo.objects, repo.locations, [tree], tmp_path / "first")
+    materialise.materialise(repo.objects, [tree], tmp_path / "first")
     far.gone = True
-    materialise.materialise(repo.objects, repo.locations, [tree], tmp_path / "second")
+    materialise.materialise(repo.objects, [tree], tmp_path / "second")
     assert _read(tmp_path / "second") == contents
 
 
@@ -87,9 +87,9 @@ def test_packs_are_read_not_files(tmp_path: Path) -> None:
     for number in range(300):
         (source / f"{number:03d}").write_bytes(b"%d" % number * 20)
     files = [SourceFile(path=path.name.encode(), location=path) for path in source.iterdir()]
-    tree = trees.located(repo.objects, repo.locations, trees.write_tree(repo.objects, repo.locations, files).digest)
+    tree = trees.load(repo.objects, trees.write_tree(repo.objects, files).digest)
     far.gets.clear()
-    materialise.materialise(repo.objects, repo.locations, [tree], tmp_path / "target")
+    materialise.materialise(repo.objects, [tree], tmp_path / "target")
     assert sorted(far.gets) == sorted({key(entry.parts[0].object) for entry in tree.entries})
     assert len(far.gets) < 30
 
@@ -107,7 +107,7 @@ def test_every_damaged_object_is_an_error_that_names_it(tmp_path: Path, kind: st
         ):
             path.write_bytes(wrong)
             with pytest.raises(CorruptObject, match=digest):
-                materialise.materialise(repo.objects, repo.locations, [tree], tmp_path / f"{position}-{number}")
+                materialise.materialise(repo.objects, [tree], tmp_path / f"{position}-{number}")
         path.write_bytes(data)
 
 
@@ -115,7 +115,7 @@ def test_a_file_and_the_store_are_never_one_file(tmp_path: Path) -> None:
     """A write to a checkout, also by root, must not change the store."""
     repo = Repository.create(LocalStore(tmp_path / "store"), _SMALL)
     tree, _ = _written(repo, tmp_path / "source")
-    materialise.materialise(repo.objects, repo.locations, [tree], tmp_path / "target", read_only=False)
+    materialise.materialise(repo.objects, [tree], tmp_path / "target", read_only=False)
     for path in (tmp_path / "target").rglob("*"):
         if path.is_file():
             assert path.stat().st_nlink == 1
@@ -130,7 +130,7 @@ def test_memory_is_bounded_whatever_is_written(tmp_path: Path, monkeypatch: pyte
     repo = Repository.create(LocalStore(tmp_path / "store"), _SMALL)
     (tmp_path / "large").write_bytes(random.Random(2).randbytes(40 * 65536))
     files = [SourceFile(path=b"large", location=tmp_path / "large")]
-    tree = trees.located(repo.objects, repo.locations, trees.write_tree(repo.objects, repo.locations, files).digest)
+    tree = trees.load(repo.objects, trees.write_tree(repo.objects, files).digest)
     begun, most, sizes = 0, 0, []
 
     def progress(what: str, done: int, total: int) -> None:
@@ -146,7 +146,7 @@ def test_memory_is_bounded_whatever_is_written(tmp_path: Path, monkeypatch: pyte
 
     slow = Repository.open(Slow(repo.store))
     begun = 0
-    materialise.materialise(slow.objects, slow.locations, [tree], tmp_path / "target", progress)
+    materialise.materialise(slow.objects, [tree], tmp_path / "target", progress)
     assert sizes[-1] == 40 * 65536 and most <= 4 * 65536
     assert (tmp_path / "target" / "large").read_bytes() == (tmp_path / "large").read_bytes()
 

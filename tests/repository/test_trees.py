@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from m5ws.errors import CorruptObject, NotFound, UsageError
+from m5ws.errors import CorruptObject, UsageError
 from m5ws.records.store import Format
 from m5ws.records.tree import Tree
 from m5ws.repository import buffers
@@ -21,7 +21,7 @@ from m5ws.repository.files.index import Index
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.files.materialise import materialise
 from m5ws.repository.files.writer import FileChanged
-from m5ws.repository.objects import Objects, key
+from m5ws.repository.objects import Objects
 from m5ws.repository.repository import Repository
 from m5ws.store.interface import ObjectStore
 from m5ws.store.local import LocalStore
@@ -52,7 +52,7 @@ def _written(objects: Objects, folder: Path, dry_run: bool = False) -> capture.T
     """Return a writer that has written all files of a folder, but not their tree."""
     writer = capture.TreeWriter(objects, None, dry_run, 0)
     files = sorted(_sources(folder), key=lambda file: file.path)
-    writer.entries(files, [os.lstat(file.location) for file in files], None)
+    writer.write(files, [os.lstat(file.location) for file in files], None)
     return writer
 
 
@@ -74,12 +74,10 @@ def test_files_come_back_as_they_were(tmp_path_factory: pytest.TempPathFactory, 
         path = source / os.fsdecode(name)
         path.write_bytes(data)
         path.chmod(0o755 if executable else 0o644)
-    written = trees.write_tree(repo.objects, repo.locations, _sources(source))
-    materialise(
-        repo.objects, repo.locations, [trees.located(repo.objects, repo.locations, written.digest)], base / "target"
-    )
+    written = trees.write_tree(repo.objects, _sources(source))
+    materialise(repo.objects, [trees.load(repo.objects, written.digest)], base / "target")
     assert _read_back(base / "target") == files
-    again = trees.write_tree(repo.objects, repo.locations, _sources(base / "target"))
+    again = trees.write_tree(repo.objects, _sources(base / "target"))
     assert again.digest == written.digest and again.new_bytes == 0
 
 
@@ -93,9 +91,7 @@ def test_packs_have_a_least_size_and_a_file_more_shifts_few_of_them(tmp_path: Pa
 
     def packs() -> dict[str, int]:
         sizes: dict[str, int] = {}
-        for entry in trees.located(
-            repo.objects, repo.locations, trees.write_tree(repo.objects, repo.locations, _sources(source)).digest
-        ).entries:
+        for entry in trees.load(repo.objects, trees.write_tree(repo.objects, _sources(source)).digest).entries:
             sizes[entry.parts[0].object] = sizes.get(entry.parts[0].object, 0) + entry.size_bytes
         return sizes
 
@@ -144,28 +140,28 @@ def test_the_index_saves_reading_and_sees_every_change(repo: Repository, tmp_pat
         os.utime(path, (1_000_000, 1_000_000))
     settle(source)
     with Index(index) as opened:
-        first = trees.write_tree(repo.objects, repo.locations, _sources(source), opened)
+        first = trees.write_tree(repo.objects, _sources(source), opened)
     with Index(index) as opened:
-        again = trees.write_tree(repo.objects, repo.locations, _sources(source), opened)
+        again = trees.write_tree(repo.objects, _sources(source), opened)
     assert again.digest == first.digest and again.unchanged
     (source / "7").write_bytes(b"x")
     os.utime(source / "7", (1_000_000, 1_000_000))
     with Index(index) as opened:
-        changed = trees.write_tree(repo.objects, repo.locations, _sources(source), opened)
+        changed = trees.write_tree(repo.objects, _sources(source), opened)
     assert changed.digest != first.digest
-    assert trees.write_tree(repo.objects, repo.locations, _sources(source)).digest == changed.digest
+    assert trees.write_tree(repo.objects, _sources(source)).digest == changed.digest
 
 
 def test_a_file_that_never_holds_still_is_an_error(repo: Repository, tmp_path: Path) -> None:
     with pytest.raises(FileChanged):
-        trees.write_tree(repo.objects, repo.locations, [SourceFile(path=b"status", location=Path("/proc/self/stat"))])
+        trees.write_tree(repo.objects, [SourceFile(path=b"status", location=Path("/proc/self/stat"))])
 
 
 def test_a_target_in_use_is_refused(repo: Repository, tmp_path: Path) -> None:
     (tmp_path / "target").mkdir()
     (tmp_path / "target" / "mine").write_text("mine")
     with pytest.raises(UsageError):
-        materialise(repo.objects, repo.locations, [Tree(entries=())], tmp_path / "target")
+        materialise(repo.objects, [Tree(entries=())], tmp_path / "target")
     assert (tmp_path / "target" / "mine").read_text() == "mine"
 
 
@@ -187,12 +183,12 @@ def test_files_are_cut_finer_than_tensors_where_a_store_says_so(tmp_path: Path, 
     form = Format(chunk_bytes=4096, file_chunk_bytes=said, small_bytes=512, pack_bytes=2048)
     Repository.create(LocalStore(tmp_path / "store"), form)
     repo = Repository.open(LocalStore(tmp_path / "store"))
-    objects, locations = repo.objects, repo.locations
+    objects = repo.objects
     (tmp_path / "source").mkdir()
     data = random.Random(1).randbytes(3000)
     (tmp_path / "source" / "large").write_bytes(data)
-    (entry,) = trees.load(objects, trees.write_tree(objects, locations, _sources(tmp_path / "source")).digest).entries
-    assert [part.size_bytes for part in entry.parts] == cut and trees.read_file(objects, locations, entry) == data
+    (entry,) = trees.load(objects, trees.write_tree(objects, _sources(tmp_path / "source")).digest).entries
+    assert [part.size_bytes for part in entry.parts] == cut and trees.read_file(objects, entry) == data
     assert [part.size_bytes for part in buffers.write_parts(objects, [("tensor", data)])["tensor"]] == [3000]
 
 
@@ -206,8 +202,8 @@ def test_another_store_with_the_same_index_is_another_cut(tmp_path: Path) -> Non
         form = Format(chunk_bytes=4096, file_chunk_bytes=said, small_bytes=512, pack_bytes=2048)
         repo = Repository.create(LocalStore(tmp_path / name), form)
         with Index(tmp_path / "index") as index:
-            written = trees.write_tree(repo.objects, repo.locations, files, index)
-            assert trees.is_still(repo.objects, repo.locations, files, index, written.digest)
+            written = trees.write_tree(repo.objects, files, index)
+            assert trees.is_still(repo.objects, files, index, written.digest)
         (entry,) = trees.load(repo.objects, written.digest).entries
         assert len(entry.parts) == (3 if said == 1024 else 1)
 
@@ -227,7 +223,7 @@ def test_chunks_of_several_files_are_sent_at_once(tmp_path: Path) -> None:
         (source / f"{number}").write_bytes(os.urandom(60))
     writer = capture.TreeWriter(objects, None, False, 0)
     files = sorted(_sources(source), key=lambda file: file.path)
-    entries = writer.entries(files, [os.lstat(file.location) for file in files], None)
+    entries = writer.write(files, [os.lstat(file.location) for file in files], None).entries
     assert not meeting._gate.broken
     assert writer.new_bytes == 8 * 60
     assert [objects.read(entry.parts[0]) for entry in entries] == [Path(file.location).read_bytes() for file in files]
@@ -246,7 +242,7 @@ def test_which_chunks_of_unchanged_files_are_there_is_asked_for_all_at_once(tmp_
         (source / change).write_bytes(b"small")
         asked.clear()
         with Index(tmp_path / "index") as index:
-            trees.write_tree(repo.objects, repo.locations, _sources(source), index)
+            trees.write_tree(repo.objects, _sources(source), index)
     assert sum(operation in ("stat", "list") for operation, _ in asked) < 10
 
 
@@ -260,12 +256,12 @@ def test_a_last_look_at_files_that_hold_still_asks_nothing_of_the_store(tmp_path
         (source / f"{size}").write_bytes(os.urandom(size))
     settle(source)
     with Index(tmp_path / "index") as index:
-        written = trees.write_tree(repo.objects, repo.locations, _sources(source), index)
+        written = trees.write_tree(repo.objects, _sources(source), index)
         asked.clear()
-        assert trees.is_still(repo.objects, repo.locations, _sources(source), index, written.digest)
+        assert trees.is_still(repo.objects, _sources(source), index, written.digest)
         assert not asked
         (source / "10").write_bytes(os.urandom(10))
-        assert not trees.is_still(repo.objects, repo.locations, _sources(source), index, written.digest)
+        assert not trees.is_still(repo.objects, _sources(source), index, written.digest)
 
 
 def test_a_rewritten_tree_is_the_tree_of_the_rewritten_files(tmp_path: Path) -> None:
@@ -276,28 +272,10 @@ def test_a_rewritten_tree_is_the_tree_of_the_rewritten_files(tmp_path: Path) -> 
         (source / name).write_bytes(name.encode() * (size // len(name)))
     (source / "script").chmod(0o755)
     (source / "link").symlink_to("kept")
-    before = trees.write_tree(repo.objects, repo.locations, _sources(source)).digest
-    entries = trees.located(repo.objects, repo.locations, before).entries
+    before = trees.write_tree(repo.objects, _sources(source)).digest
+    loaded = trees.load(repo.objects, before)
     new = {b"empty": b"1", b"small": b"x" * 130, b"large": b"", b"script": b"run"}
-    rewritten = trees.rewrite_tree(repo.objects, repo.locations, entries, new, [before])
+    rewritten = trees.rewrite_tree(repo.objects, loaded.entries, new, loaded.packs)
     for path, data in new.items():
         (source / os.fsdecode(path)).write_bytes(data)
-    assert rewritten == trees.write_tree(repo.objects, repo.locations, _sources(source)).digest
-
-
-def test_a_rewritten_tree_uses_no_pack_that_is_missing(tmp_path: Path) -> None:
-    repo = Repository.create(LocalStore(tmp_path / "store"))
-    source = tmp_path / "source"
-    source.mkdir()
-    for name in ("a", "b"):
-        (source / name).write_text(name)
-    one = trees.write_tree(repo.objects, repo.locations, _sources(source)).digest
-    entries = trees.located(repo.objects, repo.locations, one).entries
-    repo.store.delete(key(entries[0].parts[0].object))
-    fresh = Repository.open(repo.store)
-    fresh.locations.add_tree(one, repo.locations.written(one)[0])  # type: ignore[index]
-    with pytest.raises(NotFound):
-        trees.rewrite_tree(fresh.objects, fresh.locations, entries, {b"b": b"new"}, [one])
-    both = trees.rewrite_tree(fresh.objects, fresh.locations, entries, {b"a": b"new", b"b": b"new"}, [one])
-    located = trees.located(fresh.objects, fresh.locations, both).entries
-    assert [trees.read_file(fresh.objects, fresh.locations, entry) for entry in located] == [b"new", b"new"]
+    assert rewritten == trees.write_tree(repo.objects, _sources(source)).digest

@@ -96,9 +96,9 @@ class _Place:
         """Return every byte of a snapshot, read from the store itself and verified."""
         parts = snapshots.load(self.repo, snapshot_id).trees.values()
         return {
-            path_text(entry.path): trees.read_file(self.repo.objects, self.repo.locations, entry)
+            path_text(entry.path): trees.read_file(self.repo.objects, entry)
             for part in parts
-            for entry in trees.located(self.repo.objects, self.repo.locations, part).entries
+            for entry in trees.load(self.repo.objects, part).entries
         }
 
     def judge(self) -> None:

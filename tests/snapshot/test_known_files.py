@@ -67,8 +67,8 @@ def test_objects_that_the_store_lost_are_written_again(places: dict[str, Place])
         captured = place.take()
         assert captured.id == whole.id
         for tree in captured.snapshot.trees.values():
-            for entry in trees.located(place.repo.objects, place.repo.locations, tree).entries:
-                trees.read_file(place.repo.objects, place.repo.locations, entry)
+            for entry in trees.load(place.repo.objects, tree).entries:
+                trees.read_file(place.repo.objects, entry)
 
 
 _WHILE = """

@@ -47,7 +47,7 @@ def _set(data: bytes, *texts: str, name: str = "config.yaml") -> bytes:
         ("optimizer.betas=[0.8, 0.9]", b"  betas: [0.9, 0.95]", b"  betas: [0.8, 0.9]"),
         ("optimizer.betas.1=0.999", b"  betas: [0.9, 0.95]", b"  betas: [0.9, 0.999]"),
         ("seed=null", b"seed: 7   # the seed", b"seed:     # the seed"),
-        ("optimizer.name=on", b"  name: 'adamw'", b"  name: 'on'"),
+        ("optimizer.name=on", b"  name: 'adamw'", b'  name: "on"'),
     ],
 )
 def test_yaml_changes_one_line_alone(override: str, line: bytes, becomes: bytes) -> None:
@@ -148,19 +148,14 @@ def test_any_value_survives_the_round_trip(value: object) -> None:
 @pytest.mark.parametrize(
     ("old", "value", "new"),
     [
-        ("yes", "no", "no"),
-        ("on", "off", "off"),
-        ("[yes, no]", "[no, no]", "[no, no]"),
+        ("yes", "false", "false"),
         ("yes", '"no"', '"no"'),
         ("no", '"no"', '"no"'),
-        ("3e-4", "1e-4", "1e-4"),
-        ("3e-4", "0.5", "5e-1"),
-        ("3e-4", "-12", "-12e0"),
-        ("3.0e-4", "1e-4", "0.0001"),
+        ("3e-4", "1e-4", "0.0001"),
+        ("1", "0777", "777"),
         ("[0.9, 0.95]", "[1e-4, 1e-3]", "[0.0001, 0.001]"),
         ("adamw", "no", '"no"'),
         ("adamw", "12:30", '"12:30"'),
-        ("0777", "0755", "0755"),
         ("auto", "32", "32"),
         ("null", "text", "text"),
     ],
@@ -176,14 +171,12 @@ def test_a_key_that_pyyaml_reads_as_true_can_be_set() -> None:
 @pytest.mark.parametrize(
     ("old", "value", "spelling"),
     [
-        ("yes", "false", "--set key=no"),
         ("yes", "maybe", "--set 'key=\"maybe\"'"),
-        ("true", "no", "--set key=false"),
-        ("1", "0777", "--set key=777. Write --set key=511"),
-        ("3e-4", "[1, 2]", "--set 'key=\"[1, 2]\"'"),
+        ("true", "no", "Booleans are true and false"),
+        ("[yes, no]", "[no, no]", "Booleans are true and false"),
     ],
 )
-def test_a_value_that_readers_see_differently_is_refused_with_its_spelling(old: str, value: str, spelling: str) -> None:
+def test_text_that_would_replace_a_boolean_is_refused_with_its_spelling(old: str, value: str, spelling: str) -> None:
     with pytest.raises(UsageError) as refused:
         _set(f"key: {old}\n".encode(), f"key={value}")
     assert spelling in refused.value.hint
@@ -208,7 +201,7 @@ def test_old_yaml_readers_read_the_same_value(text: str) -> None:
 
 
 def _publish(repo: Repository, folder: Path) -> str:
-    empty = trees.write_tree(repo.objects, repo.locations, []).digest
+    empty = trees.write_tree(repo.objects, []).digest
     config = planted.tree(repo, folder, {"config.yaml": CONFIG, "model/size.yaml": b"depth: 2\n"})
     return planted.publish(repo, planted.snapshot(empty, config=config), author="a", branch="main", message="base")
 
@@ -223,8 +216,8 @@ def test_a_derived_snapshot_is_annotated_with_its_base(repo: Repository, tmp_pat
     (annotation,) = snapshots.annotations(repo, derived)
     assert (annotation.derived_from, annotation.overrides) == (base, ("depth=3", "optimizer.lr=0.5"))
     assert (annotation.author, annotation.branch, annotation.message) == ("a", "main", None)
-    tree = trees.located(repo.objects, repo.locations, snapshots.load(repo, derived).config)
-    contents = {entry.name: trees.read_file(repo.objects, repo.locations, entry) for entry in tree.entries}
+    tree = trees.load(repo.objects, snapshots.load(repo, derived).config)
+    contents = {entry.name: trees.read_file(repo.objects, entry) for entry in tree.entries}
     assert contents["model/size.yaml"] == b"depth: 3\n"
     assert b"lr: 0.5 " in contents["config.yaml"]
     assert _derive(repo, base, "depth=3", "optimizer.lr=0.5") == derived
@@ -253,7 +246,7 @@ def test_a_key_is_changed_in_the_part_of_a_run_that_has_it(repo: Repository, tmp
 
 
 def test_a_seed_that_no_part_has_is_that_of_the_launch(repo: Repository) -> None:
-    empty = trees.write_tree(repo.objects, repo.locations, []).digest
+    empty = trees.write_tree(repo.objects, []).digest
     base = planted.publish(repo, planted.snapshot(empty, config=empty))
     assert overrides.change(repo, base, LaunchSpec(command=("train.py",)), ["seed=3"])[1].seed == 3
     for text in ("seed=x", "lr=1"):

@@ -156,6 +156,6 @@ def test_a_materialised_snapshot_is_the_same_snapshot(
         os.chmod(place, mode)
     repo = Repository.create(LocalStore(base / "store"))
     first = take(root, repo)
-    parts = [trees.located(repo.objects, repo.locations, tree) for tree in first.snapshot.trees.values()]
-    materialise(repo.objects, repo.locations, parts, base / "copy")
+    parts = [trees.load(repo.objects, tree) for tree in first.snapshot.trees.values()]
+    materialise(repo.objects, parts, base / "copy")
     assert take(base / "copy", repo).id == first.id

@@ -40,9 +40,9 @@ def test_a_file_that_changes_meanwhile_is_captured_again(root: Path, repo: Repos
     entries = {
         entry.name: entry
         for tree in captured.snapshot.trees.values()
-        for entry in trees.located(repo.objects, repo.locations, tree).entries
+        for entry in trees.load(repo.objects, tree).entries
     }
-    assert trees.read_file(repo.objects, repo.locations, entries[name]) == b"look 2\n"
+    assert trees.read_file(repo.objects, entries[name]) == b"look 2\n"
 
 
 def test_a_file_that_keeps_changing_is_an_error_and_nothing_is_published(root: Path, repo: Repository) -> None:

@@ -95,13 +95,13 @@ def test_a_dataset_is_pinned_by_both_hashes(root: Path, repo: Repository) -> Non
     assert (dataset.name, dataset.kind, dataset.size_bytes) == ("data", "dvc", 5 + 10 + 256 * 6000)
     assert dataset.hash is not None
     assert dataset.hash in pin
-    entries = trees.located(repo.objects, repo.locations, dataset.tree).entries
+    entries = trees.load(repo.objects, dataset.tree).entries
     assert [(entry.name, entry.mode) for entry in entries] == [
         ("data/a.txt", "file"),
         ("data/run.sh", "file"),
         ("data/sub/b.bin", "file"),
     ]
-    code = [entry.name for entry in trees.located(repo.objects, repo.locations, captured.snapshot.code.tree).entries]
+    code = [entry.name for entry in trees.load(repo.objects, captured.snapshot.code.tree).entries]
     assert code == [".dvc/.gitignore", ".dvc/config", ".dvcignore", ".gitignore", "data.dvc"]
 
 
@@ -111,10 +111,7 @@ def test_a_clone_that_has_not_pulled_gets_the_same_snapshot(root: Path, clone: P
     assert fetched.id == take(root, repo).id
     assert not (clone / "data").exists()
     materialise(
-        second_repo.objects,
-        second_repo.locations,
-        [trees.located(second_repo.objects, second_repo.locations, fetched.snapshot.datasets[0].tree)],
-        root.parent / "out",
+        second_repo.objects, [trees.load(second_repo.objects, fetched.snapshot.datasets[0].tree)], root.parent / "out"
     )
     assert (root.parent / "out" / "data" / "sub" / "b.bin").read_bytes() == bytes(range(256)) * 6000
 
@@ -149,7 +146,7 @@ def test_a_dataset_with_lost_objects_is_fetched_again(
     root: Path, clone: Path, repo: Repository, store: LocalStore
 ) -> None:
     first = take(root, repo)
-    entries = trees.located(repo.objects, repo.locations, first.snapshot.datasets[0].tree).entries
+    entries = trees.load(repo.objects, first.snapshot.datasets[0].tree).entries
     lost = entries[-1].parts[0].object
     (store.root / "objects" / lost[:2] / lost).unlink()
     counting = Counting()
@@ -191,10 +188,7 @@ def test_a_tokenizer_that_dvc_tracks(root: Path, clone: Path, repo: Repository) 
     captured, fetched = take(root, repo, tokenizer=settings), take(clone, repo, tokenizer=settings)
     assert captured.id == fetched.id
     assert captured.snapshot.tokenizer is not None
-    names = {
-        part: [e.name for e in trees.located(repo.objects, repo.locations, t).entries]
-        for part, t in captured.snapshot.trees.items()
-    }
+    names = {part: [e.name for e in trees.load(repo.objects, t).entries] for part, t in captured.snapshot.trees.items()}
     assert (names["tokenizer"], names["data:data"]) == (["data/sub/b.bin"], ["data/a.txt", "data/run.sh"])
     (root / "data" / "sub" / "b.bin").chmod(0o644)
     (root / "data" / "sub" / "b.bin").write_bytes(b"other")
@@ -220,7 +214,7 @@ def test_dvc_can_be_switched_off(root: Path, repo: Repository) -> None:
 def test_without_git_the_cache_is_not_captured(root: Path, repo: Repository) -> None:
     shutil.rmtree(root / ".git")
     captured = take(root, repo)
-    code = [entry.name for entry in trees.located(repo.objects, repo.locations, captured.snapshot.code.tree).entries]
+    code = [entry.name for entry in trees.load(repo.objects, captured.snapshot.code.tree).entries]
     assert code == [".dvc/.gitignore", ".dvc/config", ".dvcignore", ".gitignore", "data.dvc"]
     assert [dataset.name for dataset in captured.snapshot.datasets] == ["data"]
 
@@ -245,6 +239,6 @@ def test_this_projects_own_sample_data(tmp_path: Path, repo: Repository) -> None
     assert not (tmp_path / "clone" / "tests" / "data" / "gettysburg.txt").exists()
     captured = take(tmp_path / "clone", repo)
     (dataset,) = captured.snapshot.datasets
-    (entry,) = trees.located(repo.objects, repo.locations, dataset.tree).entries
+    (entry,) = trees.load(repo.objects, dataset.tree).entries
     assert (dataset.name, dataset.hash) == ("tests/data/gettysburg.txt", "f2f1343e7d4788e45bc7fcf5c4ac8bdd")
-    assert trees.read_file(repo.objects, repo.locations, entry).startswith(b"Four score and seven years ago")
+    assert trees.read_file(repo.objects, entry).startswith(b"Four score and seven years ago")

@@ -34,7 +34,7 @@ def test_a_config_file_that_git_ignores_is_captured_if_it_is_named(root: Path, r
     write(root, {"local.log": "", "real.yaml": "a: 1\n"})
     (root / "link.yaml").symlink_to("real.yaml")
     captured = take(root, repo, make_settings(config={"files": ["local.log", "link.yaml"]}))
-    (link, local) = trees.located(repo.objects, repo.locations, captured.snapshot.config).entries
+    (link, local) = trees.load(repo.objects, captured.snapshot.config).entries
     assert (link.name, link.mode, local.name) == ("link.yaml", "file", "local.log")
     with pytest.raises(NotFound, match=r"absent\.yaml"):
         take(root, repo, make_settings(config={"files": ["absent.yaml"]}))

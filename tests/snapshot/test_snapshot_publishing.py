@@ -5,9 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from m5ws.records.base import Digest
 from m5ws.records.environment import Observed
-from m5ws.records.tree import Packing
 from m5ws.repository.files import trees
 from m5ws.repository.fsck import fsck
 from m5ws.repository.objects import key
@@ -15,7 +13,6 @@ from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from tests.support.faults.settling import settle
-from tests.support.files.small_files import annotate
 from tests.support.workspace.captures import SECRET, Machine, take
 from tests.support.workspace.checkouts import git
 
@@ -25,8 +22,7 @@ def test_the_annotation_has_branch_remote_message_and_environment(root: Path, re
     machine = Machine()
     captured = take(root, repo, machine=machine, message=f"try {SECRET}")
     (annotation,) = snapshots.annotations(repo, captured.id)
-    assert msgspec.structs.replace(annotation, key=None, packings={}) == captured.annotation
-    assert annotation.packings.keys() == {captured.snapshot.code.tree, captured.snapshot.config}
+    assert msgspec.structs.replace(annotation, key=None) == captured.annotation
     assert (annotation.branch, annotation.remote, annotation.message) == (
         "main",
         "https://example.org/r.git",
@@ -61,8 +57,8 @@ def test_a_store_that_was_lost_is_filled_again(root: Path, repo: Repository, sto
     assert take(root, new).id == first.id
     assert first.id in snapshots.ids(new)
     for tree in first.snapshot.trees.values():
-        for entry in trees.located(new.objects, new.locations, tree).entries:
-            trees.read_file(new.objects, new.locations, entry)
+        for entry in trees.load(new.objects, tree).entries:
+            trees.read_file(new.objects, entry)
 
 
 def test_a_snapshot_record_that_was_lost_is_written_again(root: Path, repo: Repository) -> None:
@@ -71,23 +67,3 @@ def test_a_snapshot_record_that_was_lost_is_written_again(root: Path, repo: Repo
     repo.store.delete(key(first.id))
     assert take(root, repo).id == first.id
     assert fsck.check(repo).clean
-
-
-def test_a_false_packing_makes_a_snapshot_unreadable_until_it_is_taken_again(root: Path, repo: Repository) -> None:
-    settle(root)
-    first = take(root, repo)
-    (annotation,) = snapshots.annotations(repo, first.id)
-    false = {tree: repo.objects.put_record(_false(repo, packing)) for tree, packing in annotation.packings.items()}
-    annotate(repo, first.id, false, int(annotation.created_s * 1000) + 1)
-    assert not take(root, repo).annotated
-    for tree in snapshots.load(fresh := Repository.open(repo.store), first.id).trees.values():
-        for entry in trees.located(fresh.objects, fresh.locations, tree).entries:
-            trees.read_file(fresh.objects, fresh.locations, entry)
-    assert take(root, repo).annotated
-
-
-def _false(repo: Repository, packing: Digest) -> Packing:
-    """Return a packing with the same files in packs that do not contain them."""
-    packs = repo.objects.get_record(packing, Packing).packs
-    put = repo.objects.put
-    return Packing(packs=tuple(msgspec.structs.replace(pack, object=put(b"x" * pack.size_bytes)) for pack in packs))

@@ -52,7 +52,7 @@ def test_a_model_cache_of_links_is_pinned_by_content(root: Path, repo: Repositor
     (root / "tok" / "vocab.json").symlink_to(tmp_path / "blobs" / "1")
     captured = take(root, repo, make_settings(tokenizer={"path": "tok"}), probe=Tokenizers())
     assert captured.snapshot.tokenizer is not None
-    (entry,) = trees.located(repo.objects, repo.locations, captured.snapshot.tokenizer.tree).entries
+    (entry,) = trees.load(repo.objects, captured.snapshot.tokenizer.tree).entries
     assert (entry.mode, entry.size_bytes, captured.snapshot.tokenizer.probe_ids) == ("file", 8, None)
     assert any("no tokenizer.json" in note for note in captured.annotation.notes)
 

@@ -12,7 +12,7 @@ import pytest
 
 from m5ws.records.snapshot import Annotation, Snapshot
 from m5ws.records.store import Format
-from m5ws.records.tree import Entry, Pack, Packing, Tree
+from m5ws.records.tree import Entry, Pack, Tree
 from m5ws.repository.fsck import fsck
 from m5ws.repository.fsck.damage import FsckReport
 from m5ws.repository.references import snapshots
@@ -177,9 +177,8 @@ def test_a_pack_whose_end_nothing_names_is_read(server: ScriptedS3, open_filled:
     repo = open_filled()
     pack = repo.objects.put(b"named, and not")
     name = repo.objects.digest(b"named")
-    packing = Packing(packs=(Pack(object=pack, files=bytes.fromhex(name), sizes_bytes=(5,)),))
-    tree = repo.objects.put_record(Tree(entries=(Entry(path=b"a", mode="file", size_bytes=5, digest=name),)))
-    repo.locations.add_tree(tree, repo.objects.put_record(packing))
+    entry = Entry(path=b"a", mode="file", size_bytes=5, digest=name)
+    tree = repo.objects.put_record(Tree(entries=(entry,), packs=(Pack(object=pack, files=1),)))
     record = snapshots.load(repo, snapshots.ids(repo)[0])
     snapshot = msgspec.structs.replace(record, config=tree)
     snapshots.publish(repo, snapshot, Annotation(created_s=1.0))

@@ -17,7 +17,7 @@ from tests.training.test_crash import _RUN, _save
 
 def test_a_checkpoint_that_slept_through_a_grace_period_is_saved_again(tmp_path: Path) -> None:
     repo = Repository.create(LocalStore(tmp_path / "store"))
-    tree = trees.write_tree(repo.objects, repo.locations, list[SourceFile]()).digest
+    tree = trees.write_tree(repo.objects, list[SourceFile]()).digest
     planted.run(repo, _RUN, planted.publish(repo, planted.snapshot(tree)))
 
     def meanwhile() -> None:

@@ -37,16 +37,14 @@ def find(repo: Repository, snapshot: Digest) -> tuple[dict[str, Entry], list[str
 
 def read(repo: Repository, entry: Entry) -> bytes:
     """Return a file's content, verified. Raises NotFound, CorruptObject."""
-    return trees.read_file(repo.objects, repo.locations, entry)
+    return trees.read_file(repo.objects, entry)
 
 
 def _tokenizer(repo: Repository, record: Snapshot) -> Iterator[tuple[str, Entry]]:
     if record.tokenizer is None:
         return
     files = {
-        entry.path: entry
-        for entry in trees.located(repo.objects, repo.locations, record.tokenizer.tree).entries
-        if entry.link is None
+        entry.path: entry for entry in trees.load(repo.objects, record.tokenizer.tree).entries if entry.link is None
     }
     # Paths are relative to the workspace: their common prefix is the tokenizer's folder.
     folder = os.path.commonpath([os.path.dirname(path) for path in files]) if files else b""
@@ -60,7 +58,7 @@ def _shallowest(repo: Repository, record: Snapshot, name: str) -> Entry | None:
         entry.path: entry
         for part, tree in record.trees.items()
         if not part.startswith("data:")
-        for entry in trees.located(repo.objects, repo.locations, tree).entries
+        for entry in trees.load(repo.objects, tree).entries
         if os.path.basename(entry.path) == name.encode() and entry.link is None
     }
     wanted = sorted((len(PurePosixPath(entry.name).parts), path) for path, entry in entries.items())

@@ -97,14 +97,7 @@ def code_writer(repo: Repository, made: Recipe, progress: Progress | None = None
 
     def write(target: Path) -> None:
         if made.code is not None:
-            materialise(
-                repo.objects,
-                repo.locations,
-                [trees.located(repo.objects, repo.locations, made.code)],
-                target,
-                progress,
-                read_only=False,
-            )
+            materialise(repo.objects, [trees.load(repo.objects, made.code)], target, progress, read_only=False)
 
     return write
 
@@ -163,10 +156,8 @@ def _hashes(repo: Repository, locked_by: Sequence[Digest]) -> lock_files.Hashes:
     for snapshot in (snapshots.load(repo, digest) for digest in dict.fromkeys(locked_by)):
         declared = {posixpath.normpath(name) for name in snapshot.declared.locks}
         for digest in dict.fromkeys((snapshot.code.tree, snapshot.config)):
-            for entry in trees.located(repo.objects, repo.locations, digest).entries:
+            for entry in trees.load(repo.objects, digest).entries:
                 if entry.name in declared and entry.link is None:
-                    for key, hashes in lock_files.hashes(
-                        entry.name, trees.read_file(repo.objects, repo.locations, entry)
-                    ).items():
+                    for key, hashes in lock_files.hashes(entry.name, trees.read_file(repo.objects, entry)).items():
                         merged[key] = merged.get(key, frozenset()) | hashes
     return merged

@@ -5,6 +5,7 @@ are too close to the time of reading: a change within the same tick of the clock
 process has mapped writable is not recorded either (`mappings`).
 """
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,8 +22,8 @@ from m5ws.records.tree import Slice
 _FINE_NS = 20_000_000
 _COARSE_NS = 2_000_000_000
 _TREES = 64
-_PACKED_FILES = 2**18
-"""Number of files whose packs are recorded besides those of the newest tree; they take tens of milliseconds to read."""
+_PACKS = 2**14
+"""Number of recorded packs."""
 
 
 def is_settled(seen: Stamp, read_ns: int) -> bool:
@@ -35,18 +36,13 @@ def is_settled(seen: Stamp, read_ns: int) -> bool:
     return max(seen[1], seen[2]) < read_ns - tick_ns
 
 
-PackFiles = tuple[bytes, tuple[int, ...]]
-"""The digests of a pack's files, concatenated, and their sizes in bytes."""
-
-
 class Written(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A tree that is durable (or would be, after a dry run): its digest, its size, and the size of new objects.
 
-    `packing` is the packing of its small files; None if it has none. `unchanged`: it was written before.
+    `unchanged`: it was written before.
     """
 
     digest: Digest
-    packing: Digest | None
     files: int
     size_bytes: int
     new_bytes: int = 0
@@ -61,12 +57,12 @@ class KnownTree(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class _Content(msgspec.Struct, array_like=True):
-    version: Literal[7] = 7
+    version: Literal[8] = 8
     trees: dict[Digest, KnownTree] = {}
     marks: dict[str, set[str]] = {}
     files: dict[bytes, tuple[Stamp, Digest]] = {}
     chunks: dict[bytes, tuple[Stamp, tuple[Slice, ...]]] = {}
-    packs: dict[Digest, PackFiles] = {}
+    packs: dict[bytes, bytes] = {}
 
 
 class Index:
@@ -129,20 +125,20 @@ class Index:
         yield from ((location, *known) for location, known in self._content.files.items())
         yield from ((location, *known) for location, known in self._content.chunks.items())
 
-    def packs(self) -> dict[Digest, PackFiles]:
-        """Return the content of each recorded pack."""
-        return self._content.packs
+    def pack(self, files: bytes) -> Digest | None:
+        """Return the pack of `files`, which are digests joined in the order of the pack, or None."""
+        known = self._content.packs.get(_short(files))
+        return known.hex() if known is not None else None
 
-    def remember_packs(self, packs: dict[Digest, PackFiles]) -> None:
-        """Record the content of `packs`, and keep the most recently used other packs."""
-        room, others = _PACKED_FILES, list[tuple[Digest, PackFiles]]()
-        for digest, content in reversed(self._content.packs.items()):
-            if digest not in packs and (room := room - len(content[1])) >= 0:
-                others.append((digest, content))
-        kept = dict(reversed(others)) | packs
-        if list(kept) != list(self._content.packs):
-            self._content.packs = kept
+    def remember_pack(self, files: bytes, pack: Digest) -> None:
+        """Record the pack of files."""
+        name = _short(files)
+        if self._content.packs.pop(name, None) != bytes.fromhex(pack):
             self._dirty = True
+        # The newest are last.
+        self._content.packs[name] = bytes.fromhex(pack)
+        while len(self._content.packs) > _PACKS:
+            del self._content.packs[next(iter(self._content.packs))]
 
     def tree(self, signature: Digest) -> KnownTree | None:
         """Return the tree written from files with this signature, or None."""
@@ -163,3 +159,7 @@ class Index:
         if self.marks(kind) != marks:
             self._content.marks[kind] = set(marks)
             self._dirty = True
+
+
+def _short(files: bytes) -> bytes:
+    return hashlib.blake2b(files, digest_size=32).digest()

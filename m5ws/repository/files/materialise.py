@@ -18,8 +18,6 @@ from m5ws.records.base import Digest
 from m5ws.records.tree import Entry, Slice, Tree, path_text
 from m5ws.repository.concurrency import Job, bounded_map
 from m5ws.repository.files import verified_copy
-from m5ws.repository.files.locations import PackLocations
-from m5ws.repository.files.trees import read_elsewhere
 from m5ws.repository.files.validation import check_claims, check_paths, is_small
 from m5ws.repository.objects import Objects, key
 from m5ws.store.interface import FileBacked
@@ -32,12 +30,7 @@ class NotWritten(M5Error):
 
 
 def materialise(
-    objects: Objects,
-    locations: PackLocations,
-    trees: Iterable[Tree],
-    target: Path,
-    progress: Progress | None = None,
-    read_only: bool = True,
+    objects: Objects, trees: Iterable[Tree], target: Path, progress: Progress | None = None, read_only: bool = True
 ) -> None:
     """Write `trees`, which have disjoint paths, to `target`, which must be missing or empty.
 
@@ -49,7 +42,7 @@ def materialise(
     check_claims(entries, "to materialise")
     try:
         _prepare(target)
-        _fill(_Writer(objects, locations, target, read_only), entries, target, progress)
+        _fill(_Writer(objects, target, read_only), entries, target, progress)
     except OSError as error:
         raise NotWritten(f"cannot write all files to {target}: {error}") from error
 
@@ -80,9 +73,8 @@ def _prepare(target: Path) -> None:
 class _Writer:
     """Writes the files of a target: one job per pack, and one per chunk to read large files in parallel."""
 
-    def __init__(self, objects: Objects, locations: PackLocations, target: Path, read_only: bool) -> None:
+    def __init__(self, objects: Objects, target: Path, read_only: bool) -> None:
         self._objects = objects
-        self._locations = locations
         self._on_disk = objects.store if isinstance(objects.store, FileBacked) else None
         self._root = os.fspath(target) + "/"
         self._write_bits = 0o222 if read_only else 0
@@ -93,7 +85,7 @@ class _Writer:
         for entry in entries:
             if entry.link is not None:
                 continue
-            if is_small(self._objects, entry) or (len(entry.parts) == 1 and entry.parts[0].object != entry.digest):
+            if is_small(self._objects, entry):
                 packs.setdefault(entry.parts[0].object, []).append(entry)
             else:
                 yield from self._chunks(entry)
@@ -136,11 +128,7 @@ class _Writer:
 
     def _pack(self, pack: Digest, entries: list[Entry]) -> int:
         parts = [entry.parts[0] for entry in entries]
-        try:
-            pieces = self._objects.pieces(pack, parts)
-        except (M5Error, OSError) as trouble:
-            pieces = read_elsewhere(self._objects, self._locations, parts, trouble)
-        for entry, piece in zip(entries, pieces, strict=True):
+        for entry, piece in zip(entries, self._objects.pieces(pack, parts), strict=True):
             self._whole(entry, piece)
         return sum(entry.size_bytes for entry in entries)
 

@@ -88,7 +88,7 @@ def _check_parts(objects: Objects, entries: Iterable[Entry], what: str) -> None:
 
 
 def is_small(objects: Objects, entry: Entry) -> bool:
-    """Return True if an entry is a small file, located by a packing."""
+    """Return True if an entry is a small file, which is in a pack."""
     return entry.mode != "link" and entry.link is None and 0 < entry.size_bytes < objects.format.small_bytes
 
 

@@ -1,7 +1,8 @@
 """One pass over files in path order that makes their bytes durable: the writing half of `trees`.
 
 Digests match the stored bytes: a file is hashed and uploaded from the same read, and read again if its stamp changed.
-Memory is bounded by `_PACKS_IN_FLIGHT` + 1 packs, `_IN_FLIGHT_BYTES` and a chunk.
+A pack that this machine wrote is not made again. Memory is bounded by `_PACKS_IN_FLIGHT` + 1 packs, `_IN_FLIGHT_BYTES`
+and a chunk.
 """
 
 import os
@@ -18,13 +19,13 @@ import msgspec
 from m5ws.errors import M5Error
 from m5ws.filesystem import Stamp, stamp
 from m5ws.progress import Progress
-from m5ws.records import codec
-from m5ws.records.base import Digest, Record
-from m5ws.records.tree import Entry, Pack, Packing, Slice, Tree
-from m5ws.repository import concurrency, presence
-from m5ws.repository.files import mappings, pack_reuse
+from m5ws.records.base import Digest
+from m5ws.records.tree import Entry, Pack, Slice, Tree
+from m5ws.repository import presence
+from m5ws.repository.files import mappings
 from m5ws.repository.files.index import Index
 from m5ws.repository.files.interface import SourceFile
+from m5ws.repository.files.packs import PackGroups
 from m5ws.repository.files.validation import joint_digest
 from m5ws.repository.objects import Objects
 from m5ws.store.interface import Buffer
@@ -35,10 +36,6 @@ _IN_FLIGHT_BYTES = 256 * 2**20
 _PACKS_IN_FLIGHT = 16
 _ASKED_BYTES = 2**20
 """Objects below this size are uploaded without an existence check, which would take as long."""
-_PACK_END = 8
-"""A pack that is no longer small grows by another eighth of `Format.pack_bytes` on average, until its content
-ends it.
-"""
 
 
 class FileChanged(M5Error):
@@ -56,6 +53,19 @@ class _Member(msgspec.Struct):
     data: bytes | None
 
 
+class _Packed(msgspec.Struct):
+    """The files of a pack. Its `object` is from the index, or is being written."""
+
+    members: list[_Member]
+    object: Digest | None
+    writing: Future[Digest] | None = None
+
+    @property
+    def key(self) -> bytes:
+        """The digests of the files."""
+        return bytes.fromhex("".join(member.digest for member in self.members))
+
+
 class _Chunked(msgspec.Struct):
     """A large file that was read with the stamp `seen`, and is being uploaded."""
 
@@ -69,8 +79,7 @@ class _Chunked(msgspec.Struct):
 class TreeWriter:
     """Writes packs and chunks. `needed` maps every object of the tree to its length.
 
-    `mapped` is True if some file can be written to without a trace, so the tree is not recorded as unchanged. Small
-    files in existing packs are left there (`_held`).
+    `mapped` is True if some file can be written to without a trace, so the tree is not recorded as unchanged.
     """
 
     def __init__(self, objects: Objects, index: Index | None, dry_run: bool, began_ns: int) -> None:
@@ -80,12 +89,8 @@ class TreeWriter:
         self._began_ns = began_ns
         self._pool = ThreadPoolExecutor(_PACKS_IN_FLIGHT, thread_name_prefix="m5ws-tree")
         self._counting = threading.Lock()
-        self._pack: list[_Member] = []
-        self._pack_bytes = 0
-        self._packs: list[Future[Pack]] = []
-        self._held: dict[bytes, Pack] = {}
-        self._placed: set[Digest] = set()
-        self._kept: dict[Digest, Pack] = {}
+        self._groups = PackGroups[_Member](objects.format.pack_bytes)
+        self._packs: list[_Packed] = []
         self._chunked: list[_Chunked] = []
         self._sending: deque[Future[Slice]] = deque()
         self._mapped: frozenset[int] | None = None
@@ -106,58 +111,28 @@ class TreeWriter:
                 self.new_bytes += size if new else 0
         return digest
 
-    def entries(
-        self, files: Sequence[SourceFile], stats: Sequence[os.stat_result], progress: Progress | None
-    ) -> tuple[Entry, ...]:
-        """Capture `files`, sorted by path, and return their entries in that order."""
+    def write(self, files: Sequence[SourceFile], stats: Sequence[os.stat_result], progress: Progress | None) -> Tree:
+        """Capture `files`, sorted by path, and return their tree, which is not durable yet."""
         entries: list[Entry] = []
         with self._pool:
             known = self._known_chunks(files, stats)
-            packs = self._known_packs()
-            packed = {name for pack in packs for name in pack.names}
-            waiting = list[_Member]()
             for position, (file, status) in enumerate(zip(files, stats, strict=True)):
                 if progress and position % 256 == 0:
                     progress("capturing files", position, len(files))
                 entry, member = self._capture(file, status, position, known.get(position))
                 entries.append(entry)
-                if member is not None and bytes.fromhex(member.digest) in packed:
-                    # Whether a pack is worth reusing depends on all its files. Otherwise this file is read again.
-                    member.data = None
-                    waiting.append(member)
-                elif member is not None:
-                    self._add(member)
-            if waiting:
-                self._held = pack_reuse.select_packs(
-                    self._objects, packs, {bytes.fromhex(member.digest) for member in waiting}
-                )
-            for member in waiting:
-                self._add(member)
-            self._end_pack()
+                if member is not None:
+                    for group in self._groups.add(member, member.digest, member.size):
+                        self._begin_pack(group)
+            for group in self._groups.end():
+                self._begin_pack(group)
+            self._rewrite_lost()
             for chunked in self._chunked:
                 entries[chunked.position] = self._finished(entries[chunked.position], chunked)
-            for future in self._packs:
-                future.result()
+            packs = tuple(map(self._end_pack, self._packs))
         if progress:
             progress("capturing files", len(files), len(files))
-        return tuple(entries)
-
-    def finish(self, tree: Tree) -> tuple[Digest, Digest | None]:
-        """Make a tree and its packing durable, and return both digests.
-
-        None if it needs no packing. After `entries`.
-        """
-        packs = self._all_packs()
-        records: list[Record] = [tree, *([Packing(packs=packs)] if packs else [])]
-        digest, *packing = concurrency.for_each(lambda record: self.put(codec.encode(record)), records)
-        return digest, packing[0] if packing else None
-
-    def _all_packs(self) -> tuple[Pack, ...]:
-        written = {pack.object: pack for pack in (future.result() for future in self._packs)}
-        packs = tuple(pack for _, pack in sorted((self._kept | written).items()))
-        if self._index is not None and not self._dry_run:
-            self._index.remember_packs({pack.object: (pack.files, pack.sizes_bytes) for pack in packs})
-        return packs
+        return Tree(entries=tuple(entries), packs=packs)
 
     def _capture(
         self, file: SourceFile, status: os.stat_result, position: int, known: tuple[Slice, ...] | None
@@ -205,42 +180,42 @@ class TreeWriter:
         self.mapped = self.mapped or mapped
         return not mapped
 
-    def _add(self, member: _Member) -> None:
-        if member.digest in self._placed:
-            return
-        self._placed.add(member.digest)
-        if (held := self._held.get(bytes.fromhex(member.digest))) is not None:
-            self._kept[held.object] = held
-            with self._counting:
-                self.needed[held.object] = held.size_bytes
-            return
-        if self._pack_bytes + member.size > self._objects.format.pack_bytes:
-            self._end_pack()
-        self._pack.append(member)
-        self._pack_bytes += member.size
-        limit = self._objects.format.pack_bytes
-        if self._pack_bytes >= limit // pack_reuse.LEAST_PACK and _ends_pack(member, limit // _PACK_END):
-            self._end_pack()
+    def _begin_pack(self, members: list[_Member]) -> None:
+        """Start to write a pack, unless this machine wrote it before."""
+        pack = _Packed(members, None)
+        if self._index is not None and (known := self._index.pack(pack.key)) is not None:
+            pack.object = known
+            for member in members:
+                member.data = None
+        else:
+            pack.writing = self._pool.submit(self._write_pack, members)
+        self._packs.append(pack)
+        if len(self._packs) > _PACKS_IN_FLIGHT and (earlier := self._packs[-_PACKS_IN_FLIGHT - 1].writing):
+            earlier.result()
 
-    def _end_pack(self) -> None:
-        if not self._pack:
-            return
-        self._packs.append(self._pool.submit(self._write_pack, self._pack))
-        self._pack, self._pack_bytes = [], 0
-        if len(self._packs) > _PACKS_IN_FLIGHT:
-            self._packs[-_PACKS_IN_FLIGHT - 1].result()
+    def _rewrite_lost(self) -> None:
+        """Start to write the known packs that the store does not have."""
+        known = {pack.object: pack for pack in self._packs if pack.object is not None}
+        sizes = {digest: sum(member.size for member in pack.members) for digest, pack in known.items()}
+        lost = presence.missing(self._objects, sizes, lenient=True) if sizes else set()
+        with self._counting:
+            self.needed.update({digest: size for digest, size in sizes.items() if digest not in lost})
+        for digest in lost:
+            known[digest].writing = self._pool.submit(self._write_pack, known[digest].members)
 
-    def _write_pack(self, members: list[_Member]) -> Pack:
+    def _end_pack(self, pack: _Packed) -> Pack:
+        """Return a pack that is durable, and record it in the index."""
+        digest = pack.writing.result() if pack.writing is not None else pack.object
+        assert digest is not None
+        if self._index is not None and not self._dry_run:
+            self._index.remember_pack(pack.key, digest)
+        return Pack(object=digest, files=len(pack.members))
+
+    def _write_pack(self, members: list[_Member]) -> Digest:
         digest = self.put(b"".join(self._data(member) for member in members))
         for member in members:
             member.data = None
-        names = bytes.fromhex("".join(member.digest for member in members))
-        return Pack(object=digest, files=names, sizes_bytes=tuple(member.size for member in members))
-
-    def _known_packs(self) -> list[Pack]:
-        """Return the packs that this machine has written, from the index."""
-        known = self._index.packs() if self._index is not None else {}
-        return [Pack(object=pack, files=names, sizes_bytes=sizes) for pack, (names, sizes) in known.items()]
+        return digest
 
     def _data(self, member: _Member) -> bytes:
         if member.data is not None:
@@ -309,14 +284,6 @@ class TreeWriter:
         size = sum(part.size_bytes for part in parts)
         digest = joint_digest(self._objects, [part.digest for part in parts])
         return msgspec.structs.replace(entry, size_bytes=size, digest=digest, parts=parts)
-
-
-def _ends_pack(member: _Member, aim_bytes: int) -> bool:
-    """Return True if a pack ends after this file: decided by its content alone, once in `aim_bytes` on average.
-
-    The probability is never 1; otherwise two ways of splitting the same large files would never converge.
-    """
-    return int(member.digest[:8], 16) * aim_bytes < min(member.size, aim_bytes // 2) << 32
 
 
 def _read_steady(location: Path | str) -> tuple[bytes, Stamp]:

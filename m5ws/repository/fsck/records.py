@@ -5,15 +5,14 @@ are found by going up from it, and only if there is damage.
 """
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cached_property
 
 from m5ws.errors import CorruptObject, NotFound, UnknownSchema
 from m5ws.records import codec
 from m5ws.records.base import Digest, Record
-from m5ws.records.checkpoint import Checkpoint, Content
+from m5ws.records.checkpoint import Checkpoint
 from m5ws.records.outputs import OutputFiles
-from m5ws.records.snapshot import Snapshot
 from m5ws.records.tree import Slice
 from m5ws.repository.objects import Objects
 from m5ws.repository.reachability.links import Named, iter_links
@@ -36,8 +35,6 @@ class Records:
         self.least: dict[Digest, int] = {}
         self.exact: dict[Digest, int] = {}
         self.slices: dict[Digest, set[Slice]] = {}
-        self.trees: dict[Digest, tuple[Digest, ...]] = {}
-        self.placed: dict[tuple[Digest, tuple[Digest, ...]], set[Digest]] = {}
         self.made: dict[tuple[str, int], dict[Digest, Checkpoint]] = {}
         self.checkpoints: dict[Digest, Checkpoint | OutputFiles] = {}
 
@@ -58,16 +55,6 @@ class Records:
                 self._claimed.add(claim)
             if new:
                 waiting += self._visit(*claim)
-
-    def lead(self, digest: Digest, other: Digest) -> None:
-        """Add the fact that anything that needs `digest` also needs `other`, although `digest` does not name it."""
-        with self._lock:
-            self._names.setdefault(digest, set()).add(other)
-
-    def place(self, holder: Digest, tree: Digest, packings: Sequence[Digest]) -> None:
-        """Add a tree of a snapshot or content, and the candidates for its packing."""
-        with self._lock:
-            self.placed.setdefault((tree, tuple(dict.fromkeys(packings))), set()).add(holder)
 
     @property
     def needed(self) -> set[Digest]:
@@ -118,10 +105,6 @@ class Records:
                 self.checkpoints[digest] = record
         elif isinstance(record, OutputFiles):
             self.checkpoints[digest] = record
-        elif isinstance(record, Snapshot):
-            self.trees[digest] = tuple(dict.fromkeys(record.trees.values()))
-        elif isinstance(record, Content) and record.tree is not None:
-            self.place(digest, record.tree, [record.packing] if record.packing is not None else [])
         return self._remember(digest, links)
 
     def _remember(self, digest: Digest, targets: Iterable[Named]) -> list[_Claim]:

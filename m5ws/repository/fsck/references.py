@@ -3,7 +3,7 @@
 References are read before objects are listed, so that objects of a concurrent writer exist when they are checked.
 """
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -20,19 +20,17 @@ from m5ws.records.run import Run
 from m5ws.records.snapshot import Annotation, Snapshot
 from m5ws.records.store import Format
 from m5ws.records.summary import AttemptSummary
-from m5ws.records.tree import Packing
 from m5ws.records.verdict import JointVerdict, Verdict
 from m5ws.repository import bindings
 from m5ws.repository import gc_plans as plans
 from m5ws.repository.concurrency import for_each
-from m5ws.repository.files import packings, trees
 from m5ws.repository.fsck import derived
 from m5ws.repository.fsck.damage import Damage, Kind
 from m5ws.repository.fsck.records import Records, unread
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.chains import Chain, first_missing
 from m5ws.repository.ledger.ledger import LAUNCHER
-from m5ws.repository.objects import is_digest, key
+from m5ws.repository.objects import is_digest
 from m5ws.repository.references import checkpoints, notes, outputs, removals, run_index, runs
 from m5ws.repository.references.run_index import AttemptEnd, RunFacts
 from m5ws.repository.repository import Repository
@@ -61,8 +59,6 @@ class References:
         self._repo = repo
         self._records = records
         self._attempts: list[tuple[str, int]] = []
-        self._packings: list[tuple[str, list[dict[Digest, Digest]]]] = []
-        self._annotations: list[tuple[str, str, Annotation]] = []
         self._events: dict[tuple[str, str], list[CheckpointPublished]] = {}
         self._outputs: dict[str, list[OutputsStored]] = {}
         self._heads: dict[str, GcPlan] = {}
@@ -98,24 +94,14 @@ class References:
         _do([partial(self._attempt, *attempt) for attempt in self._attempts], "reading ledgers", progress)
         for run in self._indexed:
             self._index(run)
-        for snapshot, annotated in self._packings:
-            for tree in self._records.trees.get(snapshot, ()):
-                self._records.place(snapshot, tree, [by_tree[tree] for by_tree in annotated if tree in by_tree])
-        placed = self._records.placed.items()
-        _do([partial(self._placed, *pair, holders) for pair, holders in placed], "looking for small files", progress)
         self._bindings()
 
     def _bindings(self) -> None:
-        """Check records against each other: checkpoints against events, annotations against snapshots, parts against
-        plans.
-        """
+        """Check records against each other: checkpoints against events, parts against plans."""
         for where, root, digest, belongs in self.checkpoints:
             if (record := self._records.checkpoints.get(digest)) is not None:
                 self._hold(where, partial(bindings.check, belongs, record, where), root)
                 self._recorded(where, root, digest, belongs, record)
-        for where, snapshot, annotation in self._annotations:
-            if (known := self._records.trees.get(snapshot)) is not None:
-                self._hold(where, partial(bindings.check_annotation, where, annotation, known), f"snapshot {snapshot}")
         for where, plan, part in self._garbage:
             if (head := self._heads.get(plan)) is not None:
                 self._hold(where, partial(bindings.check_part, where, part, head))
@@ -153,23 +139,11 @@ class References:
             self._add("foreign", f"snapshots/{snapshot_id}", "not a snapshot id; move it out of the store")
             return
         root = f"snapshot {snapshot_id}"
-        annotated, unreadable = list[dict[Digest, Digest]](), False
         for name in self._repo.store.names(f"snapshots/{snapshot_id}/"):
             annotation = self._decode(f"snapshots/{snapshot_id}/{name}", Annotation, root)
-            if annotation is None:
-                unreadable = True
-                continue
-            annotated.append(annotation.packings)
-            self._annotations.append((f"snapshots/{snapshot_id}/{name}", snapshot_id, annotation))
-            if annotation.observed is not None:
+            if annotation is not None and annotation.observed is not None:
                 self._records.need(root, annotation.observed)
-        for packing in trees.counting(self._repo.objects, annotated, lenient=True):
-            self._records.walk(root, packing, Packing)
-            self._records.lead(snapshot_id, packing)
         self._records.walk(root, snapshot_id, Snapshot)
-        # A damaged annotation may name further packings, so a missing packing is reported only if all are readable.
-        if not unreadable:
-            self._packings.append((snapshot_id, annotated))
 
     def _run(self, run_id: str) -> None:
         root = f"run {run_id}"
@@ -245,26 +219,6 @@ class References:
             return
         self.checkpoints.append((where, root, digest, where))
         self._records.walk(root, digest, kind)
-
-    # --- trees -------------------------------------------------------------------------------------
-
-    def _placed(self, tree: Digest, candidates: Sequence[Digest], holders: set[Digest]) -> None:
-        """Check that one of the packings lists all small files of a tree. Damaged records are reported elsewhere."""
-        entries = self._read(lambda: trees.load(self._repo.objects, tree).entries)
-        if isinstance(entries, Exception) or not packings.needed(entries):
-            return
-        detail = "no packing lists its small files"
-        for digest in candidates:
-            packing = self._read(partial(self._repo.objects.get_record, digest, Packing))
-            if isinstance(packing, Exception) or isinstance(
-                self._read(partial(packings.check, packing, digest)), Exception
-            ):
-                return
-            filled = self._read(partial(packings.filled, entries, packing, tree, digest))
-            if not isinstance(filled, Exception):
-                return
-            detail = str(filled)
-        self._add("dangling", key(tree), detail, *sorted(set().union(*map(self._records.harms, holders))))
 
     # --- ledgers -----------------------------------------------------------------------------------
 

@@ -21,7 +21,6 @@ from m5ws.records.ledger import AttemptEnded, AttemptStarted
 from m5ws.records.run import Run
 from m5ws.records.verdict import Verdict
 from m5ws.repository import bindings
-from m5ws.repository.files import trees
 from m5ws.repository.ledger import ledger
 from m5ws.repository.reachability.reach import ReachableObjects
 from m5ws.repository.references import checkpoints, outputs, removals, runs, snapshots
@@ -117,12 +116,8 @@ def _reach(repo: Repository, reach: ReachableObjects, where: str, digest: Digest
 
 
 def _snapshot(repo: Repository, reach: ReachableObjects, snapshot: Digest) -> None:
-    annotations = snapshots.annotations(repo, snapshot)
-    for annotation in annotations:
-        if annotation.observed is not None:
-            reach.add(annotation.observed)
-    for packing in trees.counting(repo.objects, [annotation.packings for annotation in annotations]):
-        reach.packing(packing)
+    for annotation in snapshots.annotations(repo, snapshot):
+        reach.annotation(annotation)
     reach.snapshot(snapshot)
 
 

@@ -9,8 +9,8 @@ from m5ws.records.base import Digest, Record
 from m5ws.records.checkpoint import Checkpoint, Content
 from m5ws.records.outputs import OutputFiles
 from m5ws.records.snapshot import Snapshot
-from m5ws.records.tree import Packing, Slice, Tree
-from m5ws.repository.files import packings
+from m5ws.records.tree import Slice, Tree
+from m5ws.repository.files import packs
 from m5ws.repository.files.validation import check
 from m5ws.repository.objects import Objects
 
@@ -24,10 +24,8 @@ def iter_links(objects: Objects, digest: Digest, record: object) -> Iterator[Nam
         yield from ((tree, Tree) for tree in dict.fromkeys(record.trees.values()))
     elif isinstance(record, Tree):
         check(objects, record.entries, digest)
-        for entry in record.entries:
+        for entry in packs.locate(objects, record, digest).entries:
             yield from entry.parts
-    elif isinstance(record, Packing):
-        yield from packings.slices(record, digest)
     elif isinstance(record, Checkpoint | OutputFiles):
         yield record.content, Content
     elif isinstance(record, Content):
@@ -44,5 +42,3 @@ def _of_content(content: Content) -> Iterator[Named]:
         yield content.common
     if content.tree is not None:
         yield content.tree, Tree
-    if content.packing is not None:
-        yield content.packing, Packing

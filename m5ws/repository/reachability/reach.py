@@ -7,7 +7,7 @@ from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Checkpoint, Content
 from m5ws.records.outputs import OutputFiles
 from m5ws.records.snapshot import Annotation, Snapshot
-from m5ws.records.tree import Packing, Slice, Tree
+from m5ws.records.tree import Slice, Tree
 from m5ws.repository.objects import Objects, R
 from m5ws.repository.reachability.links import iter_links
 
@@ -31,11 +31,6 @@ class ReachableObjects:
         """Add the objects that an annotation names, except its snapshot."""
         if annotation.observed is not None:
             self.add(annotation.observed)
-        for packing in annotation.packings.values():
-            self.packing(packing)
-
-    def packing(self, digest: Digest) -> None:
-        self._record(digest, Packing)
 
     def snapshot(self, digest: Digest) -> None:
         self._record(digest, Snapshot)

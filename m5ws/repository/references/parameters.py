@@ -46,11 +46,11 @@ def config(repo: Repository, snapshot_id: Digest) -> dict[str, str]:
 
     A file that cannot be parsed is one parameter: its digest.
     """
-    files = trees.located(repo.objects, repo.locations, snapshots.load(repo, snapshot_id).config).entries
+    files = trees.load(repo.objects, snapshots.load(repo, snapshot_id).config).entries
     values: dict[str, str] = {}
     for entry in files:
         prefix = "" if len(files) == 1 else f"{entry.name}:"
-        flat = flatten(entry.name, trees.read_file(repo.objects, repo.locations, entry))
+        flat = flatten(entry.name, trees.read_file(repo.objects, entry))
         if flat is None:
             values[entry.name] = entry.digest[:_DIGITS]
         else:

@@ -6,16 +6,13 @@ snapshot names, so a visible snapshot is complete (promise 1).
 
 import os
 
-import msgspec
-
 from m5ws import secret_gate
 from m5ws.errors import NotFound
 from m5ws.records.base import Digest
 from m5ws.records.snapshot import Annotation, Snapshot
-from m5ws.repository import bindings, concurrency, presence, publishing
+from m5ws.repository import bindings, concurrency, publishing
 from m5ws.repository.files import trees
 from m5ws.repository.gc_plans import RetryPolicy
-from m5ws.repository.publishing import ObjectDeleted
 from m5ws.repository.reachability.reach import ReachableObjects
 from m5ws.repository.repository import Repository
 
@@ -23,16 +20,11 @@ from m5ws.repository.repository import Repository
 def publish(
     repo: Repository, snapshot: Snapshot, annotation: Annotation, patience: RetryPolicy | None = None
 ) -> Digest:
-    """Publish a snapshot whose trees are durable, and return its id. The packings of the trees are added to the
-    annotation.
+    """Publish a snapshot whose trees are durable, and return its id.
 
     Raises ObjectDeleted if gc has deleted some of the objects: upload and publish all of them again.
     """
-    places = packings(repo, snapshot)
-    if lost := presence.missing(repo.objects, dict.fromkeys(places.values(), 0)):
-        repo.locations.forget_trees()
-        raise ObjectDeleted(f"packing {min(lost)} was written, and is now missing")
-    annotation, digest = msgspec.structs.replace(annotation, packings=places), repo.objects.put_record(snapshot)
+    digest = repo.objects.put_record(snapshot)
     stamp = f"{int(annotation.created_s * 1000):014d}-{os.urandom(4).hex()}"
 
     def needs() -> set[bytes]:
@@ -45,29 +37,15 @@ def publish(
         # Published from here on.
         bindings.create(repo.store, f"snapshots/{digest}/{stamp}", secret_gate.masked(annotation))
 
-    try:
-        publishing.publish(repo, needs, create, patience=patience)
-    except ObjectDeleted:
-        repo.locations.forget_trees()
-        raise
+    publishing.publish(repo, needs, create, patience=patience)
     return digest
 
 
-def packings(repo: Repository, snapshot: Snapshot) -> dict[Digest, Digest]:
-    """Return the packings of a snapshot's trees, written or loaded by `repo`. Raises as `trees.located`."""
-    by_tree = {
-        tree: trees.packing_of(repo.objects, repo.locations, tree) for tree in dict.fromkeys(snapshot.trees.values())
-    }
-    return {tree: packing for tree, packing in by_tree.items() if packing is not None}
-
-
 def load(repo: Repository, snapshot_id: Digest) -> Snapshot:
-    """Return a published snapshot, and prepare its files for `trees.located`. Raises NotFound, CorruptObject."""
+    """Return a published snapshot. Raises NotFound, CorruptObject."""
     if not repo.store.names(f"snapshots/{snapshot_id}/"):
         raise NotFound(f"no snapshot {snapshot_id}")
-    snapshot = repo.objects.get_record(snapshot_id, Snapshot)
-    repo.locations.add_snapshot(snapshot_id, snapshot.trees.values())
-    return snapshot
+    return repo.objects.get_record(snapshot_id, Snapshot)
 
 
 def read_file(repo: Repository, snapshot: Snapshot, path: str) -> bytes | None:
@@ -76,10 +54,7 @@ def read_file(repo: Repository, snapshot: Snapshot, path: str) -> bytes | None:
     for tree in dict.fromkeys(snapshot.trees.values()):
         for entry in trees.load(repo.objects, tree).entries:
             if entry.path == wanted and entry.link is None:
-                located = trees.located(repo.objects, repo.locations, tree).entries
-                return next(
-                    trees.read_file(repo.objects, repo.locations, file) for file in located if file.path == wanted
-                )
+                return trees.read_file(repo.objects, entry)
     return None
 
 

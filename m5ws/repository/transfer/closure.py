@@ -10,11 +10,10 @@ from m5ws.records.checkpoint import Checkpoint
 from m5ws.records.note import Note
 from m5ws.records.outputs import OutputFiles
 from m5ws.records.run import Run
-from m5ws.records.snapshot import Annotation, Snapshot
-from m5ws.records.tree import Packing, Slice
+from m5ws.records.snapshot import Snapshot
+from m5ws.records.tree import Slice
 from m5ws.records.verdict import JointVerdict
-from m5ws.repository import bindings, concurrency
-from m5ws.repository.files import trees
+from m5ws.repository import bindings
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.reachability.links import iter_links
@@ -57,11 +56,7 @@ def references(repo: Repository, kind: Kind, name: str) -> list[str]:
         keys = [f"snapshots/{name}/{annotation}" for annotation in repo.store.names(f"snapshots/{name}/")]
         if not keys:
             raise NotFound(f"no snapshot {name}")
-        # The first annotation publishes the snapshot, so it must be one with packings that the snapshot needs.
-        annotations = concurrency.for_each(lambda key: bindings.record(repo.store, key, Annotation), keys)
-        packings = {key: annotation.packings for key, annotation in zip(keys, annotations, strict=True)}
-        needed = set(trees.counting(repo.objects, packings.values(), lenient=True))
-        return sorted(keys, key=lambda key: not needed.issuperset(packings[key].values()))
+        return keys
     keys = [f"runs/{name}/run"]
     for attempt in ledger.attempts(repo, name):
         # The launcher first: its last event contains the ranks' heads at that time.
@@ -107,12 +102,9 @@ def closure(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
     walked: set[Digest] = set()
     if kind == "snapshot":
         _walk(repo, name, Snapshot, needs, walked)
-        annotations = snapshots.annotations(repo, name)
-        for annotation in annotations:
+        for annotation in snapshots.annotations(repo, name):
             if annotation.observed is not None:
                 _bytes(repo, annotation.observed, needs)
-        for packing in trees.counting(repo.objects, [annotation.packings for annotation in annotations], lenient=True):
-            _walk(repo, packing, Packing, needs, walked)
         return needs
     for attempt in ledger.attempts(repo, name):
         for rank in ledger.ranks(repo, name, attempt):

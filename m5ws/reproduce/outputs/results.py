@@ -200,7 +200,7 @@ def _entries(repo: Repository, digest: Digest | None) -> Sequence[Entry]:
     record = repo.objects.get_record(digest, StoredContent) if digest is not None else None
     if record is None or record.tree is None:
         return ()
-    return trees.located(repo.objects, repo.locations, record.tree, record.packing).entries
+    return trees.load(repo.objects, record.tree).entries
 
 
 def _stored(repo: Repository, entry: Entry) -> Contents:

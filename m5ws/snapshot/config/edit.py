@@ -5,8 +5,7 @@ An invalid file fails the snapshot, with its line, and not the run an hour later
 
 import json
 import re
-from collections.abc import Callable, Iterator, MutableMapping, MutableSequence, Sequence
-from decimal import Decimal
+from collections.abc import Callable, MutableMapping, MutableSequence, Sequence
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
@@ -100,43 +99,18 @@ def below(values: Values, key: str) -> Values:
     return {name[len(key) + 1 :]: value for name, value in values.items() if name == key or name.startswith(f"{key}.")}
 
 
-def with_value(name: str, data: bytes, old: Values, key: str, text: str) -> tuple[bytes, Values] | None:
+def with_value(name: str, data: bytes, old: Values, key: str, text: str) -> tuple[bytes, Values]:
     """Return a file with another value of a key, and its values. `old` are its values before.
 
-    Scripts read YAML by the rules of version 1.1 (PyYAML) or 1.2. None if no style of the value is read as typed by
-    both. A key that they read alike is read alike afterwards; to any other key, each reader sees its own type kept.
+    The value is that of `text` in YAML 1.2. It is written so that PyYAML and other readers of YAML 1.1 read it alike.
     Raises ValueError if the value or the key cannot be in the file.
     """
-    before = [old, *_read_as_1_1(name, data)]
-    typed = readings(text)
-    for value in _spellings(name, text):
-        result = edit(name, data, partial(_assigned, value, name, key))
-        after = [flatten(name, result) or {}, *_read_as_1_1(name, result)]
-        if _is_seen(typed, text, *([below(flat, key) for flat in flats] for flats in (before, after))):
-            return (data, old) if after == before else (result, after[0])
-    return None
-
-
-def number_texts(text: str) -> Iterator[str]:
-    """Yield a text; if all readers see one number, also as `5e-1`, which is text to PyYAML like `3e-4` in many configs.
-
-    Raises ValueError for invalid YAML.
-    """
-    yield text
-    value, *others = readings(text)
-    if types(value) == {"a number"} and "" in value and others == [value]:
-        sign, digits, exponent = Decimal(value[""]).normalize().as_tuple()
-        if isinstance(exponent, int):  # neither infinite nor NaN
-            yield f"{'-' * sign}{''.join(map(str, digits))}e{exponent}"
-
-
-def readings(text: str) -> list[Values]:
-    """Return the value of a text as readers of YAML 1.2 and 1.1 see it. Raises ValueError for invalid YAML."""
-    data = text.encode()
-    values = flatten(_VALUE, data)
-    if values is None:
-        parse(_VALUE, data)
-    return [values or {}, *_read_as_1_1(_VALUE, data)]
+    value = parse(_VALUE, text.encode())
+    result = edit(name, data, partial(_assigned, yaml_styled(value) if _is_yaml(name) else value, name, key))
+    new, new_1_1 = flatten(name, result) or {}, _read_as_1_1(name, result)
+    if below(new_1_1, key) not in ({}, below(new, key)):
+        raise ValueError("readers of YAML 1.1 and 1.2 would read other values")
+    return (data, old) if (new, new_1_1) == (old, _read_as_1_1(name, data)) else (result, new)
 
 
 def types(values: Values) -> set[str]:
@@ -145,39 +119,14 @@ def types(values: Values) -> set[str]:
     return {kinds.get(value[0], "a number") for value in values.values() if value != "null"}
 
 
-def _read_as_1_1(name: str, data: bytes) -> list[Values]:
-    """Return the values that a reader of YAML 1.1 sees; nothing if the file is no YAML, or none of 1.1."""
-    values = flatten(name, data, "1.1") if _is_yaml(name) else None
-    return [values] if values is not None else []
+def seen_types(name: str, data: bytes, old: Values, key: str) -> set[str]:
+    """Return the types of a key's values, as readers of YAML 1.2 and 1.1 see them. `old` are the file's values."""
+    return types(below(old, key)) | types(below(_read_as_1_1(name, data), key))
 
 
-def _is_seen(typed: list[Values], text: str, old: list[Values], new: list[Values]) -> bool:
-    """Return True if each reader sees a typed value as it should.
-
-    Text that replaces a number or a boolean is taken for a mistake, unless it has quotes or refers to another key.
-    """
-    if not new[-1]:
-        # PyYAML reads the key itself as another one, such as `on`.
-        old, new = old[:1], new[:1]
-    for after, own in zip(new, typed, strict=False):
-        if after != own and (types(after) == types(own) or after not in typed):
-            return False
-    if text.strip()[:1] in ("'", '"') or "${" in text:
-        return True
-    if any(before != old[0] for before in old):
-        return all(types(after) <= types(before) for before, after in zip(old, new, strict=True))
-    is_mistake = "" in old[0] and types(new[0]) == {"text"} and types(old[0]) in ({"a number"}, {"a boolean"})
-    return not is_mistake and all(after == new[0] for after in new)
-
-
-def _spellings(name: str, text: str) -> Iterator[object]:
-    """Yield the value of `text`, read as YAML 1.2, in the styles in which a file can have it: first as typed."""
-    from ruamel.yaml import YAML
-
-    if _is_yaml(name):
-        yield YAML(typ="rt", pure=True).load(text)
-    value = parse(_VALUE, text.encode())
-    yield yaml_styled(value) if _is_yaml(name) else value
+def _read_as_1_1(name: str, data: bytes) -> Values:
+    """Return the values that a reader of YAML 1.1 sees; none if the file is no YAML of that version."""
+    return (flatten(name, data, "1.1") or {}) if _is_yaml(name) else {}
 
 
 def _assigned(value: object, name: str, key: str, document: Any) -> Any:

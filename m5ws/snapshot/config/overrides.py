@@ -33,7 +33,6 @@ _FORM = re.compile(
 _HINT = "Write key=value with the key as `m5ws diff` names it (optimizer.lr=0.001), or +key=value for a new one."
 COMMAND, SEED = "command", "seed"
 """Places of keys besides the config files."""
-_BOOLEANS = (("true", "yes", "on"), ("false", "no", "off"))
 
 
 class Override(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,9 +84,9 @@ def change(
     names = {name for name in after if after[name] != before[name]}
 
     def attempt() -> Digest:
-        tree = trees.located(repo.objects, repo.locations, base.config)
+        tree = trees.load(repo.objects, base.config)
         contents = {entry.path: after[entry.name] for entry in tree.entries if entry.name in names}
-        config = trees.rewrite_tree(repo.objects, repo.locations, tree.entries, contents, [base.config])
+        config = trees.rewrite_tree(repo.objects, tree.entries, contents, tree.packs)
         annotation = _annotation(repo, snapshot_id, applied)
         # Published from here on: the new config tree is durable, and the other objects of the snapshot were before.
         return snapshots.publish(repo, msgspec.structs.replace(base, config=config), annotation)
@@ -97,10 +96,8 @@ def change(
 
 def config_files(repo: Repository, config: Digest) -> dict[str, bytes]:
     """Return the config files of a snapshot by name, from the tree of its config."""
-    tree = trees.located(repo.objects, repo.locations, config)
-    return {
-        entry.name: trees.read_file(repo.objects, repo.locations, entry) for entry in tree.entries if entry.link is None
-    }
+    tree = trees.load(repo.objects, config)
+    return {entry.name: trees.read_file(repo.objects, entry) for entry in tree.entries if entry.link is None}
 
 
 def changed(
@@ -186,15 +183,12 @@ def _set(name: str, data: bytes, old: edit.Values, override: Override) -> bytes:
     if not override.add and not edit.below(old, key):
         raise _unknown({name: old}, (), override)
     try:
-        tried = (edit.with_value(name, data, old, key, text) for text in edit.number_texts(override.value))
-        edited = next((made for made in tried if made is not None), None)
+        result, new = edit.with_value(name, data, old, key, override.value)
     except ValueError as error:
         raise UsageError(
             f"{override.label}: the value cannot be in {name}: {error}", hint="Quote text: key='\"text\"'."
         ) from error
-    if edited is None:
-        raise _misread(name, data, old, override)
-    result, new = edited
+    _refuse_text(name, override, edit.seen_types(name, data, old, key), edit.types(edit.below(new, key)))
     differing = {each for each in old.keys() | new.keys() if old.get(each) != new.get(each)}
     shared = {each for each in differing if each != key and not each.startswith(f"{key}.")}
     shared -= {each for each in shared if each in old and each not in new and key.startswith(f"{each}.")}
@@ -206,22 +200,17 @@ def _set(name: str, data: bytes, old: edit.Values, override: Override) -> bytes:
     return result
 
 
-def _misread(name: str, data: bytes, old: edit.Values, override: Override) -> UsageError:
-    """Return the error for a value that a reader would take for another value, or for one of another type."""
-    value, typed = override.value.strip(), edit.readings(override.value)
-    types = edit.types(edit.below(old, override.key))
-    # PyYAML reads `no` as false. Words for the same value are tried, and the numbers that readers see.
-    words = [word for words in _BOOLEANS if value.lower() in words for word in words]
-    words += [each[""] for each in typed if "" in each and edit.types(each) == {"a number"}]
-    usable = [word for word in dict.fromkeys(words) if edit.with_value(name, data, old, override.key, word)]
-    if edit.types(typed[0]) == {"text"} and types in ({"a number"}, {"a boolean"}):
-        problem = f"{override.key} is {types.pop()} in {name}, and {value!r} is text"
-    else:
-        problem = f"readers of YAML 1.1, such as PyYAML, and of YAML 1.2 differ about {override.key} in {name}"
-    text = f"To set text, quote the value: {override.word(json.dumps(value, ensure_ascii=False))}."
-    return UsageError(
-        f"{override.label}: {problem}", hint=" ".join([*(f"Write {override.word(each)}." for each in usable[:2]), text])
-    )
+def _refuse_text(name: str, override: Override, before: set[str], after: set[str]) -> None:
+    """Raise UsageError for text in the place of a number or boolean, unless it has quotes or refers to another key."""
+    value = override.value.strip()
+    replaced = before & {"a number", "a boolean"}
+    if replaced and after == {"text"} and value[:1] not in ("'", '"') and "${" not in value:
+        text = override.word(json.dumps(value, ensure_ascii=False))
+        hint = "Booleans are true and false. " if "a boolean" in replaced else ""
+        raise UsageError(
+            f"{override.label}: {override.key} is {replaced.pop()} in {name}, and {value!r} is text",
+            hint=f"{hint}To set text, quote the value: {text}.",
+        )
 
 
 def _annotation(repo: Repository, snapshot_id: Digest, overrides: tuple[str, ...]) -> Annotation:

@@ -25,7 +25,7 @@ _OBJECTS = "objects/"
 WHOLE_BYTES = 8 * 2**20
 """Objects up to this size are fetched whole when a part is read.
 
-This is the size of a pack, and its other files are read next. Of a larger object only the requested part is fetched.
+A pack is smaller, and its other files are read next. Of a larger object only the requested part is fetched.
 """
 
 _TOUCH_S = 60.0

@@ -40,12 +40,12 @@ def write(store: str, folder: str, seed: str, count: str) -> None:
 
         def attempt(repo: Repository = repo, files: list[SourceFile] = files) -> str:
             with Index(home.with_suffix(".index")) as index:
-                tree = trees.write_tree(repo.objects, repo.locations, files, index).digest
+                tree = trees.write_tree(repo.objects, files, index).digest
             observed = repo.objects.put_record(Observed(facts={"seed": seed}))
             return planted.publish(repo, planted.snapshot(tree), observed=observed)
 
         if draw.random() < 0.3:
-            trees.write_tree(repo.objects, repo.locations, files)
+            trees.write_tree(repo.objects, files)
             continue
         while True:
             try:

@@ -41,12 +41,7 @@ def bring(url: str, cache: str, snapshot_id: str, target: str) -> None:
     """Write the files of a snapshot, as `m5ws run` does."""
     repo = repository(url, cache)
     parts = snapshots.load(repo, snapshot_id).trees.values()
-    materialise.materialise(
-        repo.objects,
-        repo.locations,
-        [trees.located(repo.objects, repo.locations, tree) for tree in parts],
-        Path(target),
-    )
+    materialise.materialise(repo.objects, [trees.load(repo.objects, tree) for tree in parts], Path(target))
 
 
 VERBS = {"materialise": bring, "upload": upload}

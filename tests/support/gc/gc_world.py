@@ -33,7 +33,6 @@ def upload(repo: Repository, contents: Sequence[bytes]) -> Snapshot:
         return planted.snapshot(planted.packed(repo, files))
     entries = [planted.file(repo.objects, path, content) for path, content in files.items()]
     tree = repo.objects.put_record(Tree(entries=tuple(entries)))
-    repo.locations.add_tree(tree, None)
     return planted.snapshot(tree)
 
 

@@ -28,7 +28,6 @@ from m5ws.records.run import LaunchSpec, Run
 from m5ws.records.verdict import JointVerdict, Outcome, Verdict
 from m5ws.repository import bindings, reindex
 from m5ws.repository import gc_plans as plans
-from m5ws.repository.files import trees
 from m5ws.repository.gc import gc
 from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints, notes, outputs, removals, runs
@@ -190,9 +189,7 @@ def _replay(repo: Repository, run: Run, name: str, outcome: Outcome) -> None:
 
 def _copy(repo: Repository, run: Run, number: int) -> None:
     tree = planted.packed(repo, {b"out/a": f"{run.id} {number}".encode()})
-    content = repo.objects.put_record(
-        Content(format="files/1", world=1, tree=tree, packing=trees.packing_of(repo.objects, repo.locations, tree))
-    )
+    content = repo.objects.put_record(Content(format="files/1", world=1, tree=tree))
     made = OutputFiles(run=run.id, snapshot=run.snapshot, attempt=2, moment=f"{number:06d}", content=content)
     outputs.publish(repo, made)
 

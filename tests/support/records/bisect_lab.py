@@ -137,9 +137,9 @@ class Lab:
         for letter in letters:
             (folder / f"{letter}.py").write_text(text)
         sources = [SourceFile(path=f"{letter}.py".encode(), location=folder / f"{letter}.py") for letter in letters]
-        empty = trees.write_tree(repo.objects, repo.locations, []).digest
+        empty = trees.write_tree(repo.objects, []).digest
         record = Snapshot(
-            code=Code(commit=None, dirty=True, tree=trees.write_tree(repo.objects, repo.locations, sources).digest),
+            code=Code(commit=None, dirty=True, tree=trees.write_tree(repo.objects, sources).digest),
             config=empty,
             tokenizer=None,
             datasets=(),

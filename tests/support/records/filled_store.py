@@ -82,11 +82,11 @@ def _files(folder: Path, scale: Scale, draw: random.Random) -> Iterator[SourceFi
 
 
 def _snapshot(repo: Repository, files: list[SourceFile], number: int) -> str:
-    data = trees.write_tree(repo.objects, repo.locations, files)
-    code = trees.write_tree(repo.objects, repo.locations, files[:1]).digest
+    data = trees.write_tree(repo.objects, files)
+    code = trees.write_tree(repo.objects, files[:1]).digest
     snapshot = planted.snapshot(
         code,
-        config=trees.write_tree(repo.objects, repo.locations, []).digest,
+        config=trees.write_tree(repo.objects, []).digest,
         datasets=(Dataset(name="data", kind="files", tree=data.digest, size_bytes=data.size_bytes),),
         declared=Declared(wanted={"number": str(number)}),
     )

@@ -15,7 +15,7 @@ from m5ws.records.environment import Declared, Determinism, Observed
 from m5ws.records.ledger import AttemptStarted, Event
 from m5ws.records.run import LaunchSpec, Run
 from m5ws.records.snapshot import Annotation, Code, Snapshot
-from m5ws.records.tree import Entry, Pack, Packing, Slice, Tree
+from m5ws.records.tree import Entry, Pack, Slice, Tree
 from m5ws.repository.files import trees
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.ledger import ledger
@@ -38,26 +38,20 @@ def file(objects: Objects, path: bytes, data: bytes) -> Entry:
 
 
 def packed(repo: Repository, files: Mapping[bytes, bytes]) -> Digest:
-    """Store small files, each in a pack, with their packing and tree; return the tree's digest."""
-    parts = {path: whole(repo.objects, data) for path, data in files.items() if data}
-    packs = {
-        part.object: Pack(object=part.object, files=bytes.fromhex(part.digest), sizes_bytes=(part.size_bytes,))
-        for part in parts.values()
-    }
-    packing = repo.objects.put_record(Packing(packs=tuple(packs.values()))) if packs else None
+    """Store small files, each in a pack, with their tree; return the tree's digest."""
+    ordered = sorted(files.items())
+    packs = {repo.objects.put(data): None for _, data in ordered if data}
     entries = [
-        Entry(path=path, mode="file", size_bytes=len(data), digest=repo.objects.digest(data))
-        for path, data in sorted(files.items())
+        Entry(path=path, mode="file", size_bytes=len(data), digest=repo.objects.digest(data)) for path, data in ordered
     ]
-    digest = repo.objects.put_record(Tree(entries=tuple(entries)))
-    repo.locations.add_tree(digest, packing)
-    return digest
+    made = Tree(entries=tuple(entries), packs=tuple(Pack(object=pack, files=1) for pack in packs))
+    return repo.objects.put_record(made)
 
 
 def tree(repo: Repository, folder: Path, files: Mapping[str, str | bytes]) -> Digest:
     """Write files below `folder`, store them as a tree, and return its digest."""
     write(folder, files)
-    return trees.write_tree(repo.objects, repo.locations, sources(folder, files)).digest
+    return trees.write_tree(repo.objects, sources(folder, files)).digest
 
 
 def sources(folder: Path, names: Iterable[str]) -> list[SourceFile]:

@@ -71,8 +71,5 @@ def take(
 
 def names(repo: Repository, captured: CapturedSnapshot) -> dict[str, list[str]]:
     """Return the names of the files of each part, without empty parts."""
-    parts = {
-        part: trees.located(repo.objects, repo.locations, tree).entries
-        for part, tree in captured.snapshot.trees.items()
-    }
+    parts = {part: trees.load(repo.objects, tree).entries for part, tree in captured.snapshot.trees.items()}
     return {part: [entry.name for entry in entries] for part, entries in parts.items() if entries}
