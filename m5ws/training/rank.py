@@ -31,7 +31,6 @@ from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
 from m5ws.store.cache.cache import cached
-from m5ws.training.checkpoint import background_save
 from m5ws.training.determinism import apply, portable
 from m5ws.training.observation import watch
 from m5ws.training.runtime import context, facts, imported_copies, imports, isolation, missing_files, script_error
@@ -225,7 +224,7 @@ def _redirect(log: Path) -> None:
 
 def _leave(status: int) -> None:
     """End the process. A running save is left behind: at exit, Python would crash in its thread."""
-    if any(thread.name == background_save.THREAD for thread in threading.enumerate()):
+    if any(thread.name == context.SAVE_THREAD for thread in threading.enumerate()):
         os._exit(status)
     sys.exit(status)
 

@@ -14,7 +14,7 @@ from m5ws.records.ledger import CheckpointPublished, Step
 from m5ws.repository.repository import Repository
 from m5ws.store.interface import Buffer
 from m5ws.store.local import LocalStore
-from m5ws.training.checkpoint.background_save import TooManyFailures
+from m5ws.training.checkpoint.writer import TooManyFailures
 from tests.support.ranks.loops import train
 from tests.support.records import planted
 

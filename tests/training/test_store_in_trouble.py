@@ -25,7 +25,7 @@ from m5ws.store.s3.location import parse
 from m5ws.store.s3.retry import RetryPolicy
 from m5ws.store.s3.store import S3Store
 from m5ws.training.checkpoint import checkpointing
-from m5ws.training.checkpoint.background_save import TooManyFailures
+from m5ws.training.checkpoint.writer import TooManyFailures
 from tests.conftest import loud_skip
 from tests.support.campaigns import soak_page
 from tests.support.faults.troubles import TROUBLES, Directory, Server, file_system

@@ -21,6 +21,9 @@ from m5ws.training.runtime import isolation
 from m5ws.training.runtime.imports import Imports
 from m5ws.training.runtime.stop import StopRequest
 
+SAVE_THREAD = "m5ws-save"
+"""Name of the thread that saves checkpoints in parallel to the training."""
+
 
 @dataclass(frozen=True)
 class ActiveRank:
