@@ -94,7 +94,7 @@ class OutputsStored(Event, tag="outputs", frozen=True, kw_only=True):
 
 NoticeKind = Literal[
     "checkpoint-kept", "checkpoint-waited", "environment", "fork", "inexact-resume", "input-modified", "launch-failed",
-    "left-process", "limit", "loaded", "missing-file", "not-traced", "other-environment", "outputs-not-kept",
+    "left-process", "limit", "missing-file", "not-traced", "other-environment", "outputs-not-kept",
     "outputs-not-stored", "outputs-restored", "resume", "resume-limit", "resume-unchecked", "save-failed", "unplaced"
 ]  # fmt: skip
 """`environment`: it differs from the declared one. `other-environment`: that of a later attempt differs from the first

@@ -121,12 +121,11 @@ def _run(arguments: Sequence[str], active: context.ActiveRank) -> _End:
         return _end_with(128 + signal.SIGINT, interrupt)
     except BaseException as error:
         # The one broad handler of a rank: every error of a script belongs in its log and its ledger.
-        own = script_error.find_worker_error(error)
         # Torch's handler raises errors of loaders. The script has ended, and no error may replace its own.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        if (advice := missing_files.advice(own, active.context)) is not None:
+        if (advice := missing_files.advice(error, active.context)) is not None:
             active.notice("missing-file", secret_scan.masked(advice))
-        return _End(getattr(own, "exit_code", 1), script_error.find_failure(own), own)
+        return _End(getattr(error, "exit_code", 1), script_error.find_failure(error), error)
     return _End(0)
 
 

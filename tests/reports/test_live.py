@@ -134,7 +134,7 @@ def test_steps_that_an_attempt_does_again_replace_those_of_the_one_before(begun:
 def test_a_loss_that_is_not_finite_is_named_and_the_same_notice_of_two_ranks_is_one(begun: Repository) -> None:
     notice = Notice(kind="limit", message="a limit", step=2)
     planted.append(begun, _RUN, 1, "0", _step(1), _step(2, math.inf), _step(3, math.nan), notice)
-    planted.append(begun, _RUN, 1, "1", notice, *(Notice(kind="loaded", message=str(n)) for n in range(9)))
+    planted.append(begun, _RUN, 1, "1", notice, *(Notice(kind="limit", message=str(n)) for n in range(9)))
     state = _live(begun).state()
     assert (state.not_finite, state.notice_count, len(state.notices)) == (2, 10, 5)
 

@@ -43,7 +43,7 @@ from m5ws.repository.repository import Repository
 from m5ws.store import open_store
 from m5ws.tracking.interface import TRACKED, UNTOLD
 from m5ws.tracking.mlflow import migrations, tags
-from m5ws.tracking.mlflow.logged_models import NONE_THERE, made
+from m5ws.tracking.mlflow.logged_models import made
 from m5ws.tracking.mlflow.metrics import Point, Points
 from m5ws.tracking.mlflow.uri import artifacts_dir
 
@@ -274,7 +274,7 @@ def is_refusal(error: Exception) -> bool:
     from mlflow.exceptions import MlflowException
 
     if isinstance(error, MlflowException):
-        return error.error_code in ("INVALID_PARAMETER_VALUE", *NONE_THERE)
+        return bool(error.error_code == "INVALID_PARAMETER_VALUE")
     wrong = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
     return isinstance(error, wrong) and not isinstance(error, OSError)
 

@@ -19,8 +19,6 @@ CHECKPOINT_TAG = "m5ws.checkpoint"
 STEP_TAG = "m5ws.step"
 _READY = "READY"
 _LINKS = 500
-NONE_THERE = ("ENDPOINT_NOT_FOUND", "NOT_IMPLEMENTED")
-"""Error codes of a server older than MLflow 3, which has no models."""
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from m5ws.store import open_store
 from m5ws.tracking.interface import Fetch, LoggedResults
 from m5ws.tracking.mlflow import params, tags
 from m5ws.tracking.mlflow.client import ATTACHED, client, is_missing
-from m5ws.tracking.mlflow.logged_models import CHECKPOINT_TAG, NONE_THERE
+from m5ws.tracking.mlflow.logged_models import CHECKPOINT_TAG
 from m5ws.tracking.mlflow.metrics import PREFIX
 from m5ws.tracking.mlflow.pages import pages
 from m5ws.tracking.mlflow.run_page import find
@@ -66,20 +66,14 @@ def _artifacts(tracking_uri: str, mlflow: Any, mlflow_id: str) -> Iterator[tuple
 
 
 def _models(tracking_uri: str, mlflow: Any, run: Any) -> Iterator[tuple[str, Fetch]]:
-    """Yield the files of the models that a script logged. An MLflow before version 3 has them among the artifacts."""
-    from mlflow.exceptions import MlflowException
-
+    """Yield the files of the models that a script logged."""
     query = f"source_run_id = '{run.info.run_id}'"
     search = lambda token: mlflow.search_logged_models(  # noqa: E731
         [run.info.experiment_id], filter_string=query, page_token=token
     )
-    try:
-        models = [model for model in pages(search) if CHECKPOINT_TAG not in model.tags]
-    except MlflowException as error:
-        if error.error_code in NONE_THERE:
-            return
-        raise
-    for model in models:
+    for model in pages(search):
+        if CHECKPOINT_TAG in model.tags:
+            continue
         for path in _walk(partial(mlflow.list_logged_model_artifacts, model.model_id)):
             yield f"models/{model.name}/{path}", partial(_fetch, tracking_uri, f"{model.artifact_location}/{path}")
 

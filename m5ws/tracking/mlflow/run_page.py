@@ -1,7 +1,8 @@
 """The page of one m5ws run in MLflow. It is found or created, and brought up to date with the ledger.
 
 Every call may be repeated after any kill. Tags, parameters, datasets and status are set to their final values. For
-metrics and checkpoints, MLflow is queried for the progress of an earlier delivery.
+metrics and checkpoints, MLflow is queried for the progress of an earlier delivery. A batch of metrics that was sent
+before is sent again, and MLflow's database has each of its rows once.
 """
 
 import itertools
@@ -40,8 +41,6 @@ class RunPage:
         self._run = client.get_run(run_id)
         self.position = _position(self._run.data.tags.get(DELIVERED_TAG))
         self._status: tuple[str, int | None] = (self._run.info.status, self._run.info.end_time)
-        self._before: Point | None = None
-        self._doubtful = True
         self._models = Models(client, self._run.info.experiment_id, run_id)
 
     def keep(self) -> None:
@@ -87,26 +86,21 @@ class RunPage:
     def send(self, points: Sequence[Point]) -> int:
         """Deliver a batch from the front of `points`, in order, and return the number of points that are done.
 
-        Points up to `position` were delivered before. The first batch after them may be in MLflow already, completely
-        or in part, if its sender was killed before the answer.
+        Points up to `position` were delivered before.
         """
         from mlflow.entities import Metric, RunTag
 
         done = sum(1 for _ in itertools.takewhile(lambda point: point.position <= self.position, points))
-        self._before = points[done - 1] if done else self._before
         batch = list(_batch(points[done:]))
         if not batch:
             return done
-        rows = [(key, point.step, point.time_ms, value) for point in batch for key, value in point.values.items()]
-        if self._doubtful:
-            known = self._known(batch)
-            rows = [row for row in rows if row[:3] not in known]
-        metrics = [Metric(key, value, time_ms, step) for key, step, time_ms, value in rows]
+        metrics = [
+            Metric(key, value, point.time_ms, point.step) for point in batch for key, value in point.values.items()
+        ]
         last = batch[-1].position
-        self._doubtful = True
         # Delivered from here on.
         self._client.log_batch(self.run_id, metrics=metrics, tags=[RunTag(DELIVERED_TAG, _written(last))])
-        self.position, self._before, self._doubtful = last, batch[-1], False
+        self.position = last
         return done + len(batch)
 
     def publish(self, subject: Subject, made: Sequence[RunResult]) -> None:
@@ -120,16 +114,6 @@ class RunPage:
         elif end_ms is not None and (status, end_ms) != self._status:
             self._client.set_terminated(self.run_id, status, end_ms)
         self._status = (status, end_ms)
-
-    def _known(self, batch: Sequence[Point]) -> set[tuple[str, int, int]]:
-        """Return the rows of `batch` in MLflow. Its history is read only if its newest values are not conclusive."""
-        latest = self._client.get_run(self.run_id).data.metrics
-        keys = {key for point in batch for key in point.values}
-        expected = self._before.values if self._before else {}
-        if all(_text(latest.get(key)) == _text(expected.get(key)) for key in keys):
-            return set()
-        metrics = (metric for key in sorted(keys) for metric in self._client.get_metric_history(self.run_id, key))
-        return {(metric.key, metric.step, metric.timestamp) for metric in metrics}
 
     def _set(self, run: Any, tags: Mapping[str, str], params: Mapping[str, str]) -> None:
         """Write tags that differ from MLflow's, and missing parameters. MLflow never changes a parameter."""
@@ -246,7 +230,3 @@ def _of_the_script(key: str, present: Mapping[str, str]) -> bool:
 
 def _number(text: str | None) -> int:
     return int(text) if text and text.isdigit() else 0
-
-
-def _text(value: float | None) -> str:
-    return "absent" if value is None else float(value).hex()

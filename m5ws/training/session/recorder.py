@@ -17,7 +17,7 @@ from m5ws.training.checkpoint import checkpointing
 from m5ws.training.checkpoint.writer import CheckpointWriter
 from m5ws.training.dataloader import BatchDigest, Feed
 from m5ws.training.fingerprint import fingerprint
-from m5ws.training.runtime import collectives, context, facts, isolation
+from m5ws.training.runtime import collectives, context, isolation
 from m5ws.training.runtime.threads import Threads
 from m5ws.training.session import checkpoint_limits, fork, rehearsal, restore
 from m5ws.training.session.checkpoint_limits import StepWatch
@@ -141,14 +141,6 @@ class Recorder:
                 "the data loader has worker processes: a resume does not restore the generators inside them",
             )
 
-    def _report_loaded(self) -> None:
-        """Publish a notice of libraries that the first collectives loaded, such as NCCL's plugin and libfabric."""
-        now = facts.loaded()
-        before = self._active.facts
-        new = [f"{name.removeprefix('loaded.')}: {path}" for name, path in now.items() if path != before.get(name)]
-        if new:
-            self._active.notice("loaded", "; ".join(new), self._first)
-
     # --- every step
 
     def end_of_step(self, step: Step, last: bool) -> None:
@@ -181,7 +173,6 @@ class Recorder:
             self._fingerprint(step.number)
             self._fingerprints.fingerprinted(step.number, time.perf_counter() - began_s)
         if step.number == self._first:
-            self._report_loaded()
             self._active.note_imports()
         if ends:
             self._flush()
