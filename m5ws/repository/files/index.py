@@ -1,12 +1,10 @@
 """Local index of file contents by stamp, so that an unchanged file costs one `lstat`.
 
 The index is disposable: losing it costs time, never correctness. As in git's index, a file is not recorded if its times
-are too close to the time of reading: a change within the same tick of the clock would be invisible. A file that a
-process has mapped writable is not recorded either (`mappings`).
+are too close to the time of reading: a change within the same tick of the clock would be invisible.
 """
 
 import hashlib
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -119,11 +117,6 @@ class Index:
         if is_settled(seen, read_ns):
             self._content.chunks[location] = (seen, chunks)
             self._dirty = True
-
-    def remembered(self) -> Iterator[tuple[bytes, Stamp, Digest | tuple[Slice, ...]]]:
-        """Yield each recorded file: location, stamp, and its digest or, for a large file, its chunks."""
-        yield from ((location, *known) for location, known in self._content.files.items())
-        yield from ((location, *known) for location, known in self._content.chunks.items())
 
     def pack(self, files: bytes) -> Digest | None:
         """Return the pack of `files`, which are digests joined in the order of the pack, or None."""

@@ -52,7 +52,6 @@ class TrackedDataset(msgspec.Struct, frozen=True, kw_only=True):
     hash: str
     size_bytes: int | None = None
     executable: bool = False
-    legacy: bool = False
 
 
 class CommitHistory(Protocol):
