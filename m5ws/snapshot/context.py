@@ -67,10 +67,23 @@ class CaptureContext(msgspec.Struct, frozen=True, kw_only=True):
     def write(self, files: Sequence[SourceFile]) -> Written:
         return trees.write_tree(self.repo.objects, files, self.index, self.progress, self.dry_run)
 
-    def known(self, *parts: Sequence[SourceFile]) -> tuple[Written, ...] | None:
-        """Return the stored tree of each of `parts` if no file has changed, else None. Costs a stat per file."""
+    def passed(self, check: str, *parts: Sequence[SourceFile]) -> tuple[Written, ...] | None:
+        """Return the stored tree of each of `parts` if its files have passed a check and not changed, else None.
+
+        Costs a stat per file.
+        """
         recorded = [trees.recorded(self.repo.objects, files, self.index) for files in parts]
+        if any(tree is None or self._named(check) not in tree.passed for tree in recorded):
+            return None
         return trees.present(self.repo.objects, recorded)
+
+    def mark_passed(self, check: str, *parts: Sequence[SourceFile]) -> None:
+        """Record that the files of `parts`, which are written, have passed a check."""
+        for files in parts:
+            trees.mark_passed(self.repo.objects, files, self.index, self._named(check))
+
+    def _named(self, check: str) -> str:
+        return f"{check}:{self.allowed}"
 
 
 class CaptureResult(msgspec.Struct, kw_only=True):

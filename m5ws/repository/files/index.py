@@ -48,10 +48,14 @@ class Written(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class KnownTree(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A tree written from files with certain stamps, and every object it needs with its length."""
+    """A tree written from files with certain stamps, and every object it needs with its length.
+
+    `passed` has the names of checks that the files have passed.
+    """
 
     tree: Written
     objects: tuple[tuple[Digest, int], ...]
+    passed: tuple[str, ...] = ()
 
 
 class _Content(msgspec.Struct, array_like=True):
@@ -142,6 +146,11 @@ class Index:
     def remember_tree(self, signature: Digest, tree: KnownTree) -> None:
         self._content.trees[signature] = tree
         self._dirty = True
+
+    def pass_tree(self, signature: Digest, check: str) -> None:
+        """Record that the files of a recorded tree have passed a check. Does nothing for another tree."""
+        if (known := self.tree(signature)) is not None and check not in known.passed:
+            self.remember_tree(signature, msgspec.structs.replace(known, passed=(*known.passed, check)))
 
     def marks(self, kind: str) -> frozenset[str]:
         """Return the strings recorded under `kind`."""
