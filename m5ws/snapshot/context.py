@@ -15,10 +15,13 @@ from m5ws.repository.files import trees
 from m5ws.repository.files.index import Index, Written
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.repository import Repository
-from m5ws.snapshot.sources.interface import DatasetSource, SourceControl, SourceState, TokenizerProbe
+from m5ws.snapshot.sources.interface import SourceState
 
 if TYPE_CHECKING:
     from m5ws.snapshot.inspection import InspectedFiles
+    from m5ws.snapshot.sources.dvc import Dvc
+    from m5ws.snapshot.sources.git import Git
+    from m5ws.snapshot.sources.tokenizer import Tokenizers
 
 
 Warn = Callable[[str], None]
@@ -34,9 +37,9 @@ class CaptureContext(msgspec.Struct, frozen=True, kw_only=True):
     root: Path
     settings: Settings
     repo: Repository
-    source: SourceControl
-    datasets: DatasetSource | None
-    probe: TokenizerProbe | None
+    source: "Git"
+    datasets: "Dvc | None"
+    probe: "Tokenizers | None"
     observer: Observer
     index: Index
     staging: Path

@@ -39,7 +39,7 @@ class DatasetModified(M5Error):
 
 
 class Dvc:
-    """`DatasetSource`."""
+    """Datasets that DVC tracks."""
 
     def find(self, root: Path, files: Sequence[bytes]) -> tuple[TrackedDataset, ...]:
         """Return every dataset whose pin (`*.dvc`, `dvc.lock`) is in `files`, which are sorted.

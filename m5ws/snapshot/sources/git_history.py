@@ -25,7 +25,7 @@ _READS_ONLY = {"GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINA
 
 
 class GitHistory:
-    """`CommitHistory` of the repository around `root`."""
+    """Commits of the repository around `root`. A missing commit is part of the result, and not an error."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
