@@ -20,7 +20,6 @@ from m5ws.environment.interface import Observer
 from m5ws.errors import MissingExtra, NotFound, UsageError
 from m5ws.launch.interface import Launcher
 from m5ws.records.store import Format
-from m5ws.snapshot.sources.interface import CommitHistory, DatasetSource, SourceControl, TokenizerProbe
 from m5ws.store.interface import ObjectStore
 from m5ws.tracking.interface import Tracker
 
@@ -29,6 +28,10 @@ if TYPE_CHECKING:
     from m5ws.checkpoints.export.export import Tools
     from m5ws.environment.rebuild.virtual_environments import VirtualEnvironments
     from m5ws.repository.repository import Repository
+    from m5ws.snapshot.sources.dvc import Dvc
+    from m5ws.snapshot.sources.git import Git
+    from m5ws.snapshot.sources.git_history import GitHistory
+    from m5ws.snapshot.sources.tokenizer import Tokenizers
 
 _log = logging.getLogger(__name__)
 FILE, STATE = "m5ws.toml", ".m5ws"
@@ -197,7 +200,7 @@ class Workspace:
                 return Repository.for_dry_run(store, store_format)
             raise NotFound(str(error), hint="`m5ws snapshot` creates it.") from error
 
-    def source(self) -> SourceControl:
+    def source(self) -> "Git":
         from m5ws.snapshot.sources.git import Git
 
         return Git(self.environment)
@@ -211,13 +214,13 @@ class Workspace:
         except GitError:
             return None
 
-    def history(self) -> CommitHistory:
+    def history(self) -> "GitHistory":
         """Return the commit history of the repository around this workspace, which is read on use."""
         from m5ws.snapshot.sources.git_history import GitHistory
 
         return GitHistory(self.root)
 
-    def datasets(self) -> DatasetSource | None:
+    def datasets(self) -> "Dvc | None":
         """Return the source of datasets that DVC tracks; None if `m5ws.toml` disables it."""
         if not self.settings.data.dvc:
             return None
@@ -225,7 +228,7 @@ class Workspace:
 
         return Dvc()
 
-    def tokenizers(self) -> TokenizerProbe:
+    def tokenizers(self) -> "Tokenizers":
         """Return the probe for the token ids of the probe text."""
         from m5ws.snapshot.sources.tokenizer import Tokenizers
 

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -10,8 +11,10 @@ from m5ws.environment.interface import Observer
 from m5ws.launch.interface import Launcher
 from m5ws.records.ledger import AnyEvent
 from m5ws.repository.repository import Repository
-from m5ws.snapshot.sources.interface import CommitHistory
 from m5ws.tracking.interface import Tracker
+
+if TYPE_CHECKING:
+    from m5ws.snapshot.sources.git_history import GitHistory
 
 Watch = Callable[[str, AnyEvent], bool | None]
 """Called with (rank, event), in the order of each rank. If it returns True, the attempt is stopped."""
@@ -33,6 +36,6 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
     work_root: Path
     python: str = sys.executable
     allow_local: tuple[str, ...] = ()
-    history: CommitHistory | None = None
+    history: "GitHistory | None" = None
     keep_work: bool = False
     """Output files stay in the work directories of finished attempts."""

@@ -3,14 +3,12 @@
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output, progress
 
 if TYPE_CHECKING:
     from m5ws.repository.fsck.damage import FsckReport
-    from m5ws.snapshot.rehash import RehashResult
 
 DAMAGED = 1
 
@@ -26,10 +24,7 @@ def command(context: click.Context, read_data: bool, as_json: bool) -> None:
     In a directory, all objects are read. In S3, an object is not read if the server has a checksum of it and its size
     is right; --read-data reads it too.
 
-    The workspace's files are hashed again. A file is stale if its content changed and its time stamps did not, because
-    a snapshot would miss the change.
-
-    Exit status: 0 no damage, 1 something is damaged or stale, 3 the check could not be completed.
+    Exit status: 0 no damage, 1 something is damaged, 3 the check could not be completed.
 
     \b
     Examples:
@@ -37,28 +32,16 @@ def command(context: click.Context, read_data: bool, as_json: bool) -> None:
       m5ws -q fsck --read-data --json
     """
     from m5ws.repository.fsck import fsck
-    from m5ws.snapshot import rehash
 
-    workspace = names.workspace(context)
     # Check the store itself, not this machine's cache of it.
-    repo = workspace.repository(near=False)
+    repo = names.workspace(context).repository(near=False)
     with progress.Bar() as bar:
         report = fsck.check(repo, bar, read_data=read_data)
-        files = rehash.read(repo.objects, workspace.index_path, bar)
     if as_json:
-        output.print_json({**msgspec.structs.asdict(report), "workspace": files})
+        output.print_json(report)
     else:
         _print(report)
-        _print_files(files)
-    context.exit(DAMAGED if files.stale or not report.clean else 0)
-
-
-def _print_files(files: "RehashResult") -> None:
-    for path in files.stale:
-        output.echo(f"stale: {path}: content changed, time stamps did not; run `m5ws snapshot --rehash`")
-    if files.files:
-        whole = f"{len(files.stale)} stale" if files.stale else "no stale files"
-        output.echo(f"{files.files:,} files of the workspace, {output.size(files.size_bytes)}: {whole}")
+    context.exit(0 if report.clean else DAMAGED)
 
 
 def _print(report: "FsckReport") -> None:

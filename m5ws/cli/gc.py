@@ -160,7 +160,7 @@ def _planned(planned: "DeletionPlan", grace: float) -> str:
     stay = f"{plan.kept_objects:,} objects are needed, {plan.young_objects:,} others are younger than --older-than"
     if not plan.objects and not plan.checkpoints and not plan.copies:
         return f"nothing to delete: {stay}"
-    lines = [f"to be deleted: {totals}", f"  {stay}", "", _table(plan), ""]
+    lines = [f"to be deleted: {totals}", f"  {stay}", *(["", _table(plan), ""] if plan.freed else [])]
     if planned.id is None:
         return "\n".join([*lines, "dry run: the plan was not published"])
     when = f"in {output.duration(grace)}" if grace else "now"
@@ -173,8 +173,5 @@ def _totals(record: "GcPlan | GcResult") -> str:
 
 
 def _table(plan: "GcPlan") -> str:
-    freed = [
-        (one.run or "(never published)", f"{one.checkpoints:,}", f"{one.objects:,}", output.size(one.size_bytes))
-        for one in plan.freed
-    ]
-    return output.table(("RUN", "CHECKPOINTS", "OBJECTS", "SIZE"), freed)
+    rows = [(freed.run, f"{freed.checkpoints:,}", f"{freed.copies:,}") for freed in plan.freed]
+    return output.table(("RUN", "CHECKPOINTS", "COPIES"), rows)

@@ -111,7 +111,7 @@ def command(
     workspace = names.workspace(context)
     ports = workspace.ports(workspace.open_repository())
     if context.args:
-        raise _own_command(ports, _original(ports, run), context.args)
+        raise _own_command(ports, _original(ports, run))
     request = _request(workspace, ports, run, policy, given)
     chosen = segments.select(ports.repo, request.original, given)
     ports = environment.ports(workspace, ports, env, request.original, request.snapshot)
@@ -140,25 +140,16 @@ def _request(
     return msgspec.convert(values, ReplayRequest)
 
 
-def _own_command(ports: "Ports", run: str, words: list[str]) -> UsageError:
-    """Return the error for a command after `--`, with the options that change the same arguments."""
-    from m5ws.config.commands import arguments
+def _own_command(ports: "Ports", run: str) -> UsageError:
+    """Return the error for a command after `--`."""
     from m5ws.repository.references import runs
 
     original = runs.load(ports.repo, run)
-    script, _ = arguments.split(original.spec.command)
-    typed = [*script, *words] if words[0].startswith("-") else words
-    old, new = (arguments.parse(command, lambda _: None) for command in (original.spec.command, typed))
-    changed, options = original.spec.command, ""
-    for name, value in new.values.items():
-        if old.values.get(name) != value and (command := arguments.replace(changed, name, value)):
-            changed, options = command, f"{options} --set {shlex.quote(f'command:{name}={value}')}"
-    wanted = (old.values | new.values) if typed is not words else new.values
-    if options and new.script == old.script and arguments.parse(changed, lambda _: None).values == wanted:
-        hint = f"`m5ws reproduce {run}{options}` changes these arguments."
-    else:
-        hint = f"`m5ws run {original.snapshot[:12]} -- {shlex.join(typed)}` starts a new run of the same snapshot."
-    return UsageError(f"reproduce repeats the command of run {run}: {shlex.join(original.spec.command)}", hint=hint)
+    return UsageError(
+        f"reproduce repeats the command of run {run}: {shlex.join(original.spec.command)}",
+        hint="`--set command:NAME=VALUE` changes an argument. "
+        f"`m5ws run {original.snapshot[:12]} -- COMMAND` starts a new run of the same snapshot.",
+    )
 
 
 def _one(workspace: "Workspace", ports: "Ports", request: "ReplayRequest", *, progress: bool, as_json: bool) -> int:

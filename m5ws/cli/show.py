@@ -107,7 +107,6 @@ def _commit(facts: "CommitFacts | None", *, named: bool = False) -> dict[str, st
         **({"commit": commit.id} if named else {}),
         "subject": commit.subject,
         "committed by": f"{commit.author}, {output.moment(commit.authored_s)}",
-        "on": ", ".join(facts.branches) or None,
     }
 
 

@@ -30,7 +30,7 @@ def command(context: click.Context, message: str | None, dry_run: bool, rehash: 
 
     The same inputs give the same id, on any machine and in any directory. Code is every file of the working tree that
     git tracks or would track. Files that look like secrets are refused and listed. A file with unchanged size and time
-    stamps is not read again, unless a process has mapped it for writing.
+    stamps is not read again; --rehash reads it.
 
     \b
     Example:

@@ -13,10 +13,9 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommitFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A commit and the branches that contain it. `missing` is the reason why the local history does not have it."""
+    """A commit. `missing` is the reason why the local history does not have it."""
 
     commit: Commit | None = None
-    branches: tuple[str, ...] = ()
     missing: str | None = None
 
 

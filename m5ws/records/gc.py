@@ -44,16 +44,11 @@ class PlanPart(Record, frozen=True, kw_only=True):
 
 
 class FreedAmount(Record, frozen=True, kw_only=True):
-    """Amounts that a plan frees of one run; without `run`, of objects that were never published.
+    """Numbers of checkpoints of a run, and of copies of its output files, that a plan retires."""
 
-    `copies` counts copies of output files.
-    """
-
-    run: RunId | None
+    run: RunId
     checkpoints: Count
     copies: Count = 0
-    objects: Count
-    size_bytes: Count
 
 
 class GcPlan(KeyedRecord, tag="gc-plan/1", frozen=True, kw_only=True):

@@ -1,27 +1,25 @@
 """Bytes of runs, each with its replays: of everything that they need, and of the part that nothing else needs.
 
-Memory: 20 bytes for each object of the store, and the objects of one run and of a few snapshots at a time.
+Memory: some hundred bytes for each object of the store.
 """
 
-from array import array
-from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import msgspec
 
 from m5ws.progress import Progress
-from m5ws.records.ledger import AttemptStarted
-from m5ws.records.run import Run
-from m5ws.repository.ledger import ledger
+from m5ws.records.base import Digest
 from m5ws.repository.objects import is_digest
-from m5ws.repository.reachability.reach import ReachableObjects
-from m5ws.repository.references import checkpoints, outputs, runs, snapshots
+from m5ws.repository.references import runs, snapshots
 from m5ws.repository.repository import Repository
+from m5ws.repository.transfer import closure
 
-_NOBODY, _SEVERAL = -1, -2
 _SNAPSHOTS = 8
+_OF_SNAPSHOTS, _SEVERAL = "snapshots", "several"
+"""Owners besides runs. A snapshot stays when its runs are gone."""
 
 
 class RunUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,84 +54,59 @@ class StoreUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Objects:
-    """The sizes of all objects, and the one owner of each. An object is known by the first 8 bytes of its digest."""
+    """The sizes of all objects, and the one owner of each that is needed."""
 
     def __init__(self, repo: Repository, progress: Progress) -> None:
-        self._names, self._sizes = array("Q"), array("Q")
+        self.sizes: dict[Digest, int] = {}
+        self._owners: dict[Digest, str] = {}
         prefixes = repo.store.names("objects/")
         for position, prefix in enumerate(prefixes):
             progress("listing objects", position, len(prefixes))
-            stats = ((stat.key.rpartition("/")[2], stat.size_bytes) for stat in repo.store.list(f"objects/{prefix}/"))
-            for name, size_bytes in sorted((int(name[:16], 16), size) for name, size in stats if is_digest(name)):
-                self._names.append(name)
-                self._sizes.append(size_bytes)
-        self._owners = array("i", [_NOBODY]) * len(self._names)
+            for stat in repo.store.list(f"objects/{prefix}/"):
+                if is_digest(name := stat.key.rpartition("/")[2]):
+                    self.sizes[name] = stat.size_bytes
 
-    def own(self, owner: int, digests: Iterable[bytes]) -> int:
+    def own(self, owner: str, digests: Iterable[Digest]) -> int:
         """Note that an owner needs objects, and return their bytes. Missing objects have none."""
-        total = 0
-        for digest in digests:
-            name = int.from_bytes(digest[:8], "big")
-            place = bisect_left(self._names, name)
-            if place < len(self._names) and self._names[place] == name:
-                known = self._owners[place]
-                self._owners[place] = owner if known in (_NOBODY, owner) else _SEVERAL
-                total += self._sizes[place]
-        return total
+        existing = [digest for digest in digests if digest in self.sizes]
+        for digest in existing:
+            self._owners[digest] = owner if self._owners.get(digest, owner) == owner else _SEVERAL
+        return sum(self.sizes[digest] for digest in existing)
 
-    def unique(self, owners: int) -> list[int]:
-        """Return the bytes that each owner alone needs, then those that nobody needs."""
-        sizes = [0] * (owners + 1)
-        for owner, size_bytes in zip(self._owners, self._sizes, strict=True):
-            if owner != _SEVERAL:
-                sizes[owner] += size_bytes
+    def unique(self) -> Counter[str | None]:
+        """Return the bytes that each owner alone needs; None stands for nobody."""
+        sizes: Counter[str | None] = Counter()
+        for digest, size_bytes in self.sizes.items():
+            sizes[self._owners.get(digest)] += size_bytes
         return sizes
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(self._sizes)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 def measure(repo: Repository, progress: Progress | None = None) -> StoreUsage:
-    """Return the bytes of all runs, those with the most unique bytes first. Reads every record, as `gc` does."""
+    """Return the bytes of all runs, those with the most unique bytes first. Reads every record."""
     say = progress or (lambda *_: None)
     objects = _Objects(repo, say)
     names = runs.ids(repo)
-    records = dict.fromkeys(names, 0)
+    records: Counter[str] = Counter()
     for stat in repo.store.list("runs/"):
-        run = stat.key.split("/")[1]
-        records[run] = records.get(run, 0) + stat.size_bytes
-    of_snapshot = lru_cache(_SNAPSHOTS)(partial(_snapshot, repo))
-    # All snapshots are one owner: a snapshot stays when its runs are gone.
+        records[stat.key.split("/")[1]] += stat.size_bytes
+    of_snapshot = lru_cache(_SNAPSHOTS)(lambda snapshot: closure.closure(repo, "snapshot", snapshot).keys())
     for position, snapshot in enumerate(kept := snapshots.ids(repo)):
         say("reading snapshots", position, len(kept))
         # The objects of a damaged one are those of the runs alone; fsck names the damage.
         with suppress(*runs.UNREADABLE):
-            objects.own(len(names), of_snapshot(snapshot))
+            objects.own(_OF_SNAPSHOTS, of_snapshot(snapshot))
     usages = []
     for position, (run, members) in enumerate(_with_replays(repo, names).items()):
         say("reading runs", position, len(names))
-        usages.append(_usage(repo, objects, position, run, members, records, of_snapshot))
-    unique = objects.unique(len(names) + 1)
-    rows = [msgspec.structs.replace(row, unique_bytes=unique[place]) for place, row in enumerate(usages)]
+        usages.append(_usage(repo, objects, run, members, records, of_snapshot))
+    unique = objects.unique()
+    rows = [msgspec.structs.replace(row, unique_bytes=unique[row.run]) for row in usages]
     return StoreUsage(
         runs=tuple(sorted(rows, key=lambda row: (-row.unique_bytes, -row.logical_bytes, row.run))),
-        objects=len(objects),
-        size_bytes=objects.size_bytes,
-        other_bytes=unique[-1] + unique[len(names)],
+        objects=len(objects.sizes),
+        size_bytes=sum(objects.sizes.values()),
+        other_bytes=unique[None] + unique[_OF_SNAPSHOTS],
     )
-
-
-def _snapshot(repo: Repository, snapshot: str) -> frozenset[bytes]:
-    """Return the objects of a snapshot and of its annotations."""
-    reach = ReachableObjects(repo.objects)
-    for annotation in snapshots.annotations(repo, snapshot):
-        reach.annotation(annotation)
-    reach.snapshot(snapshot)
-    return frozenset(reach.digests)
 
 
 def _with_replays(repo: Repository, names: Sequence[str]) -> dict[str, list[str]]:
@@ -150,41 +123,20 @@ def _with_replays(repo: Repository, names: Sequence[str]) -> dict[str, list[str]
 def _usage(
     repo: Repository,
     objects: _Objects,
-    owner: int,
     original: str,
     members: Sequence[str],
     records: Mapping[str, int],
-    of_snapshot: Callable[[str], frozenset[bytes]],
+    of_snapshot: Callable[[Digest], Iterable[Digest]],
 ) -> RunUsage:
     """Return the bytes of a run with its replays."""
-    reach, usage = ReachableObjects(repo.objects), RunUsage(run=original, replays=len(members) - 1)
+    needs, usage = set[Digest](), RunUsage(run=original, replays=len(members) - 1)
     for name in members:
         try:
-            run = _reach_run(repo, reach, name, of_snapshot)
+            run = runs.load(repo, name)
+            needs.update(of_snapshot(run.snapshot), closure.closure(repo, "run", name))
             if name == original:
                 usage = msgspec.structs.replace(usage, name=run.name, created_s=run.created_s)
         except runs.UNREADABLE as error:
             usage = msgspec.structs.replace(usage, problem=str(error))
-    return msgspec.structs.replace(
-        usage, logical_bytes=objects.own(owner, reach.digests), record_bytes=sum(records[name] for name in members)
-    )
-
-
-def _reach_run(
-    repo: Repository, reach: ReachableObjects, run_id: str, of_snapshot: Callable[[str], frozenset[bytes]]
-) -> Run:
-    """Add the objects of a run, and return it."""
-    run = runs.load(repo, run_id)
-    reach.digests |= of_snapshot(run.snapshot)
-    for attempt in ledger.attempts(repo, run_id):
-        first = next(ledger.read(repo, run_id, attempt, ledger.LAUNCHER), None)
-        started = ledger.decode_event(first.events[0]) if first is not None else None
-        if isinstance(started, AttemptStarted):
-            reach.add(started.observed)
-    if run.parent is not None:
-        reach.checkpoint(run.parent.digest)
-    for label in checkpoints.names(repo, run_id):
-        reach.checkpoint(checkpoints.read(repo, run_id, label)[0])
-    for label in outputs.names(repo, run_id):
-        reach.outputs(outputs.find(repo, run_id, label)[0])
-    return run
+    size_bytes = objects.own(original, needs)
+    return msgspec.structs.replace(usage, logical_bytes=size_bytes, record_bytes=sum(records[name] for name in members))

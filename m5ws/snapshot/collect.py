@@ -24,7 +24,8 @@ from m5ws.snapshot.partition import Partition, PinnedPath
 from m5ws.snapshot.sources import pinned_files
 from m5ws.snapshot.sources.interface import SourceState
 
-_CHECKED, _INSPECTED = "checked", "inspected"
+_OWN, _PINNED = "code and config", "pinned by content"
+"""Checks of files (`CaptureContext.passed`)."""
 _PROBED = "tokenizer"
 
 
@@ -97,8 +98,8 @@ def _required(context: CaptureContext, path: bytes) -> tuple[SourceFile, ...]:
 
 def _store_own(context: CaptureContext, divided: Partition, contents: CaptureResult) -> None:
     """Check code and config, and store them."""
-    allowed = context.allowed
-    if (known := _checked(context, divided, allowed)) is None:
+    parts = (divided.code, divided.config)
+    if (written := context.passed(_OWN, *parts)) is None:
         from m5ws.snapshot import inspection
         from m5ws.snapshot.config import edit
 
@@ -108,28 +109,15 @@ def _store_own(context: CaptureContext, divided: Partition, contents: CaptureRes
         )
         for file in divided.config:
             edit.check(file.path.decode("utf-8", "backslashreplace"), Path(file.location).read_bytes())
-        known = (context.write(divided.code), context.write(divided.config))
-        context.index.remember_marks(_CHECKED, {f"{allowed}:{known[0].digest}:{known[1].digest}"})
-    contents.code = contents.add(divided.code, known[0])
-    contents.config = contents.add(divided.config, known[1])
-
-
-def _checked(context: CaptureContext, divided: Partition, allowed: Digest) -> tuple[Written, Written] | None:
-    """Return the stored code and config if the same files were checked and written before, else None."""
-    if not context.index.marks(_CHECKED):
-        return None
-    known = context.known(divided.code, divided.config)
-    if known is None:
-        return None
-    code, config = known
-    mark = f"{allowed}:{code.digest}:{config.digest}"
-    return (code, config) if mark in context.index.marks(_CHECKED) else None
+        written = tuple(map(context.write, parts))
+        context.mark_passed(_OWN, *parts)
+    contents.code, contents.config = (contents.add(*pair) for pair in zip(parts, written, strict=True))
 
 
 def _store_tokenizer(context: CaptureContext, files: tuple[SourceFile, ...] | None, contents: CaptureResult) -> None:
     if files is None:
         return
-    tree = contents.add(files, _write_content(context, b"", files))
+    tree = contents.add(files, _write_content(context, files))
     text = context.settings.tokenizer.probe
     ids = _token_ids(context, files, tree, text, contents) if text else None
     contents.tokenizer = Tokenizer(tree=tree, probe_text=text or None, probe_ids=ids)
@@ -159,17 +147,13 @@ def _token_ids(
     return ids
 
 
-def _write_content(context: CaptureContext, path: bytes, files: Sequence[SourceFile]) -> Written:
-    """Check and store files that are pinned by content under `path`. A tree that passed before is not read again."""
-    name = f"{path.hex()}:"
-    marks = context.index.marks(_INSPECTED)
-    known = context.known(files) if any(mark.startswith(name) for mark in marks) else None
-    if known is not None and f"{name}{context.allowed}:{known[0].digest}" in marks:
+def _write_content(context: CaptureContext, files: Sequence[SourceFile]) -> Written:
+    """Check and store files that are pinned by content. A tree that passed before is not read again."""
+    if (known := context.passed(_PINNED, files)) is not None:
         return known[0]
     context.inspect(files)
     written = context.write(files)
-    others = {mark for mark in marks if not mark.startswith(name)}
-    context.index.remember_marks(_INSPECTED, others | {f"{name}{context.allowed}:{written.digest}"})
+    context.mark_passed(_PINNED, files)
     return written
 
 
@@ -189,7 +173,7 @@ def _dataset(
         dataset, written = datasets.write(context, claim, whole[claim.path])
         contents.add(claim.files, written)
         return dataset
-    written = _write_content(context, claim.path, claim.files)
+    written = _write_content(context, claim.files)
     contents.add(claim.files, written)
     name = os.fsdecode(claim.path)
     return Dataset(name=name, kind="files", tree=written.digest, size_bytes=written.size_bytes)

@@ -15,10 +15,13 @@ from m5ws.repository.files import trees
 from m5ws.repository.files.index import Index, Written
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.repository import Repository
-from m5ws.snapshot.sources.interface import DatasetSource, SourceControl, SourceState, TokenizerProbe
+from m5ws.snapshot.sources.interface import SourceState
 
 if TYPE_CHECKING:
     from m5ws.snapshot.inspection import InspectedFiles
+    from m5ws.snapshot.sources.dvc import Dvc
+    from m5ws.snapshot.sources.git import Git
+    from m5ws.snapshot.sources.tokenizer import Tokenizers
 
 
 Warn = Callable[[str], None]
@@ -34,9 +37,9 @@ class CaptureContext(msgspec.Struct, frozen=True, kw_only=True):
     root: Path
     settings: Settings
     repo: Repository
-    source: SourceControl
-    datasets: DatasetSource | None
-    probe: TokenizerProbe | None
+    source: "Git"
+    datasets: "Dvc | None"
+    probe: "Tokenizers | None"
     observer: Observer
     index: Index
     staging: Path
@@ -67,10 +70,23 @@ class CaptureContext(msgspec.Struct, frozen=True, kw_only=True):
     def write(self, files: Sequence[SourceFile]) -> Written:
         return trees.write_tree(self.repo.objects, files, self.index, self.progress, self.dry_run)
 
-    def known(self, *parts: Sequence[SourceFile]) -> tuple[Written, ...] | None:
-        """Return the stored tree of each of `parts` if no file has changed, else None. Costs a stat per file."""
+    def passed(self, check: str, *parts: Sequence[SourceFile]) -> tuple[Written, ...] | None:
+        """Return the stored tree of each of `parts` if its files have passed a check and not changed, else None.
+
+        Costs a stat per file.
+        """
         recorded = [trees.recorded(self.repo.objects, files, self.index) for files in parts]
+        if any(tree is None or self._named(check) not in tree.passed for tree in recorded):
+            return None
         return trees.present(self.repo.objects, recorded)
+
+    def mark_passed(self, check: str, *parts: Sequence[SourceFile]) -> None:
+        """Record that the files of `parts`, which are written, have passed a check."""
+        for files in parts:
+            trees.mark_passed(self.repo.objects, files, self.index, self._named(check))
+
+    def _named(self, check: str) -> str:
+        return f"{check}:{self.allowed}"
 
 
 class CaptureResult(msgspec.Struct, kw_only=True):

@@ -26,8 +26,6 @@ from m5ws.snapshot.partition import PinnedPath
 from m5ws.snapshot.sources import pinned_files
 from m5ws.snapshot.sources.interface import TrackedDataset
 
-_MARK = "dvc"
-
 
 class ReusedDataset(msgspec.Struct, frozen=True, kw_only=True):
     """A dataset that the store has completely, from an earlier snapshot."""
@@ -61,53 +59,30 @@ def write(context: CaptureContext, claim: PinnedPath, verified: Sequence[SourceF
     """
     tracked = claim.tracked
     assert tracked is not None
+    known = context.passed(tracked.hash, claim.files) if len(verified) == len(claim.files) else None
+    written = known[0] if known is not None else _write_verified(context, tracked, claim.files, verified)
+    tree = written.digest if context.dry_run else _with_mode(context.repo, written.digest, tracked)
+    name = os.fsdecode(tracked.path)
+    return Dataset(name=name, kind="dvc", tree=tree, size_bytes=written.size_bytes, hash=tracked.hash), written
+
+
+def _write_verified(
+    context: CaptureContext, tracked: TrackedDataset, files: Sequence[SourceFile], verified: Sequence[SourceFile]
+) -> Written:
+    """Store files of a dataset, after a comparison of all its files with the pin."""
     assert context.datasets is not None
-    staged = any(str(file.location).startswith(str(context.staging)) for file in claim.files)
-    index = None if staged else context.index
-    whole = len(verified) == len(claim.files)
-    if index is not None and whole and (known := _known(context, tracked, claim.files)) is not None:
-        return known
     context.datasets.verify(tracked, verified)
-    context.inspect(claim.files)
+    context.inspect(files)
     before = [os.lstat(file.location) for file in verified]
-    written = trees.write_tree(context.repo.objects, claim.files, index, context.progress, context.dry_run)
+    staged = any(str(file.location).startswith(str(context.staging)) for file in files)
+    index = None if staged else context.index
+    written = trees.write_tree(context.repo.objects, files, index, context.progress, context.dry_run)
     after = [os.lstat(file.location) for file in verified]
     if [*map(stamp, before)] != [*map(stamp, after)]:
         raise FileChanged(f"{os.fsdecode(tracked.path)} was changed while it was captured")
-    if context.dry_run:
-        return _dataset(tracked, written.digest, written.size_bytes), written
-    tree = _with_mode(context.repo, written.digest, tracked)
-    if whole:
-        _remember(context, tracked, written.digest, tree)
-    return _dataset(tracked, tree, written.size_bytes), written
-
-
-def _dataset(tracked: TrackedDataset, tree: Digest, size_bytes: int) -> Dataset:
-    return Dataset(name=os.fsdecode(tracked.path), kind="dvc", tree=tree, size_bytes=size_bytes, hash=tracked.hash)
-
-
-def _known(
-    context: CaptureContext, tracked: TrackedDataset, files: Sequence[SourceFile]
-) -> tuple[Dataset, Written] | None:
-    """Return the dataset if these files were checked before and have not changed. Costs a stat per file."""
-    marks = [mark for mark in context.index.marks(_MARK) if mark.startswith(f"{_name(context, tracked)}:")]
-    if not marks:
-        return None
-    probe = trees.write_tree(context.repo.objects, files, context.index, None, dry_run=True)
-    for mark in marks:
-        _, seen, tree = mark.rsplit(":", 2)
-        if probe.unchanged and seen == probe.digest and context.repo.objects.has(tree):
-            return _dataset(tracked, tree, probe.size_bytes), probe
-    return None
-
-
-def _remember(context: CaptureContext, tracked: TrackedDataset, seen: Digest, tree: Digest) -> None:
-    marks = {mark for mark in context.index.marks(_MARK) if not mark.startswith(f"{_name(context, tracked)}:")}
-    context.index.remember_marks(_MARK, marks | {f"{_name(context, tracked)}:{seen}:{tree}"})
-
-
-def _name(context: CaptureContext, tracked: TrackedDataset) -> str:
-    return f"{tracked.path.hex()}:{context.allowed}:{tracked.hash}:{int(tracked.executable)}"
+    if len(verified) == len(files):
+        context.mark_passed(tracked.hash, files)
+    return written
 
 
 def _with_mode(repo: Repository, digest: Digest, tracked: TrackedDataset) -> Digest:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -31,7 +32,11 @@ from m5ws.repository.repository import Repository
 from m5ws.snapshot import local_installs
 from m5ws.snapshot.collect import store
 from m5ws.snapshot.context import CaptureContext, CaptureResult, Warn
-from m5ws.snapshot.sources.interface import DatasetSource, SourceControl, TokenizerProbe
+
+if TYPE_CHECKING:
+    from m5ws.snapshot.sources.dvc import Dvc
+    from m5ws.snapshot.sources.git import Git
+    from m5ws.snapshot.sources.tokenizer import Tokenizers
 
 _ATTEMPTS = 3
 _ANNOTATED = "annotated"
@@ -60,9 +65,9 @@ def take(
     root: Path,
     settings: Settings,
     repo: Repository,
-    source: SourceControl,
-    datasets: DatasetSource | None,
-    tokenizer_probe: TokenizerProbe | None,
+    source: "Git",
+    datasets: "Dvc | None",
+    tokenizer_probe: "Tokenizers | None",
     observer: Observer,
     index_path: Path,
     message: str | None = None,

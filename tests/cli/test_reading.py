@@ -127,7 +127,7 @@ def test_show_and_diff_read_the_git_history(m5: Any, home: Repository, place: Pa
     for name in (two, run.id):
         shown = m5("show", name)
         assert f"{second}" in shown.out and "Warm up longer" in shown.out and "Ada, " in shown.out
-        assert m5("show", name, "--json").document["commit"]["branches"] == ["main"]
+        assert m5("show", name, "--json").document["commit"]["commit"]["subject"] == "Warm up longer"
     changed = m5("diff", one, two).out
     assert f"    + {second[:10]} " in changed and "Ada: Warm up longer" in changed
     assert "Ada: Warm up longer" not in m5("diff", one, two, "--brief").out

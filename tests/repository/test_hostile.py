@@ -150,7 +150,7 @@ CLAIMS: dict[str, tuple[Change, str]] = {
 def test_an_entry_that_lies_is_refused(world: World, change: Change, saying: str) -> None:
     entry = plain_entry(world.file(b"a"))
     change(entry)
-    _refused_everywhere(world, world.put(packed({"type": "tree/2", "entries": [entry]})), saying)
+    _refused_everywhere(world, world.put(packed({"type": "tree/3", "entries": [entry]})), saying)
 
 
 def plain_entry(entry: Entry) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def test_a_piece_that_is_not_there_is_an_error_and_takes_no_memory(world: World,
     entry = plain_entry(world.file(b"a"))
     change(entry)
     entry["digest"] = entry["parts"][0]["digest"]
-    snapshot = world.snapshot(world.put(packed({"type": "tree/2", "entries": [entry]})))
+    snapshot = world.snapshot(world.put(packed({"type": "tree/3", "entries": [entry]})))
     lied = entry["parts"][0]["object"]
     world.refused("checkout", snapshot, str(world.out / "target"), saying=lied, status=3)
     written = world.out / "target" / "a"
@@ -281,7 +281,7 @@ BOMBS: dict[str, Callable[[str, str], bytes]] = {
 
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS.keys())
 def test_bytes_that_are_no_tree(world: World, bomb: Callable[[str, str], bytes]) -> None:
-    tree = world.put(bomb("tree/2", "entries"))
+    tree = world.put(bomb("tree/3", "entries"))
     _refused_everywhere(world, tree, tree)
 
 

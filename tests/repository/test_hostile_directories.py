@@ -82,7 +82,7 @@ def test_what_is_no_file_is_no_object(world: World, where: str, thing: Callable[
 
 def _is_tree(world: World, where: str) -> bool:
     data = world.repo.store.get(where)
-    return b"tree/2" in data and b"\xa4path" in data and b"\xc4\x01x" in data
+    return b"tree/3" in data and b"\xa4path" in data and b"\xc4\x01x" in data
 
 
 def test_gc_deletes_nothing_behind_a_link(world: World) -> None:

@@ -1,6 +1,5 @@
 """Pins, hashes, caches and remotes of real DVC."""
 
-import hashlib
 import json
 import os
 import re
@@ -195,16 +194,6 @@ def test_the_executable_bit_is_the_pins(root: Path) -> None:
     dvc(root, "add", "tool")
     assert find(root)[b"tool"].executable
     assert not find(root)[b"one.csv"].executable
-
-
-def test_pins_of_dvc_before_3(root: Path) -> None:
-    """Old pins hash text with Unix line ends, and have no `hash` key."""
-    pin = "outs:\n- md5: {}\n  size: 7\n  path: old.txt\n"
-    (root / "old.txt.dvc").write_text(pin.format(hashlib.md5(b"alpha\n", usedforsecurity=False).hexdigest()))
-    (root / "old.txt").write_bytes(b"alpha\r\n")
-    dataset = find(root)[b"old.txt"]
-    assert dataset.legacy
-    Dvc().verify(dataset, on_disk(root, dataset))
 
 
 @pytest.mark.parametrize(

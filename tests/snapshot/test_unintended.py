@@ -21,7 +21,8 @@ def test_untracked_files_are_named_and_tracked_or_ignored_ones_are_not(
     root: Path, repo: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unintended, "LARGE_BYTES", 1000)
-    write(root, {"large.bin": "x" * 2000, "wandb/tracked.py": ""})
+    monkeypatch.setattr(unintended, "MANY", 3)
+    write(root, {"large.bin": "x" * 2000, "env/tracked.py": "", "src/a.py": "", "src/b.py": "", "src/c.py": ""})
     commit_all(root)
     assert _named(root, repo) == []
     write(
@@ -31,19 +32,20 @@ def test_untracked_files_are_named_and_tracked_or_ignored_ones_are_not(
             "small.bin": "x",
             "env/pyvenv.cfg": "home = /usr/bin",
             "env/lib/a.py": "",
-            "env/lib/wandb/b.py": "",
-            "sub/wandb/run-1/a.txt": "",
-            "sub/wandb/run-1/b.txt": "",
+            "env/lib/b.so": "x" * 2000,
+            "src/d.py": "",
+            "src/weights.bin": "x" * 2000,
             "ignored/model.bin": "x" * 2000,
         },
     )
     with (root / ".gitignore").open("a") as file:
         file.write("\n/ignored/\n")
-    assert _named(root, repo) == ["model.bin", "env/", "sub/wandb/"]
+    assert _named(root, repo) == ["model.bin", "src/weights.bin", "env/"]
 
 
-def test_every_file_counts_without_a_commit(tmp_path: Path, repo: Repository) -> None:
-    write(tmp_path / "plain", {"wandb/run-1/a.txt": "", "train.py": ""})
+def test_every_file_counts_without_a_commit(tmp_path: Path, repo: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unintended, "MANY", 2)
+    write(tmp_path / "plain", {"wandb/run-1/a.txt": "", "wandb/run-2/a.txt": "", "train.py": ""})
     assert _named(tmp_path / "plain", repo) == ["wandb/"]
 
 
@@ -58,7 +60,10 @@ def test_the_file_to_which_this_process_prints_is_named(root: Path, repo: Reposi
         os.close(kept)
 
 
-def test_a_warning_is_given_once_although_a_capture_is_repeated(root: Path, repo: Repository) -> None:
+def test_a_warning_is_given_once_although_a_capture_is_repeated(
+    root: Path, repo: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unintended, "MANY", 1)
     write(root, {"wandb/run-1/a.txt": ""})
     lines: list[str] = []
     taken = captures.take(root, repo, warn=lines.append)

@@ -1,12 +1,10 @@
 """Local index of file contents by stamp, so that an unchanged file costs one `lstat`.
 
 The index is disposable: losing it costs time, never correctness. As in git's index, a file is not recorded if its times
-are too close to the time of reading: a change within the same tick of the clock would be invisible. A file that a
-process has mapped writable is not recorded either (`mappings`).
+are too close to the time of reading: a change within the same tick of the clock would be invisible.
 """
 
 import hashlib
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -50,10 +48,14 @@ class Written(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class KnownTree(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A tree written from files with certain stamps, and every object it needs with its length."""
+    """A tree written from files with certain stamps, and every object it needs with its length.
+
+    `passed` has the names of checks that the files have passed.
+    """
 
     tree: Written
     objects: tuple[tuple[Digest, int], ...]
+    passed: tuple[str, ...] = ()
 
 
 class _Content(msgspec.Struct, array_like=True):
@@ -120,11 +122,6 @@ class Index:
             self._content.chunks[location] = (seen, chunks)
             self._dirty = True
 
-    def remembered(self) -> Iterator[tuple[bytes, Stamp, Digest | tuple[Slice, ...]]]:
-        """Yield each recorded file: location, stamp, and its digest or, for a large file, its chunks."""
-        yield from ((location, *known) for location, known in self._content.files.items())
-        yield from ((location, *known) for location, known in self._content.chunks.items())
-
     def pack(self, files: bytes) -> Digest | None:
         """Return the pack of `files`, which are digests joined in the order of the pack, or None."""
         known = self._content.packs.get(_short(files))
@@ -149,6 +146,11 @@ class Index:
     def remember_tree(self, signature: Digest, tree: KnownTree) -> None:
         self._content.trees[signature] = tree
         self._dirty = True
+
+    def pass_tree(self, signature: Digest, check: str) -> None:
+        """Record that the files of a recorded tree have passed a check. Does nothing for another tree."""
+        if (known := self.tree(signature)) is not None and check not in known.passed:
+            self.remember_tree(signature, msgspec.structs.replace(known, passed=(*known.passed, check)))
 
     def marks(self, kind: str) -> frozenset[str]:
         """Return the strings recorded under `kind`."""

@@ -118,8 +118,17 @@ def is_still(objects: Objects, files: Sequence[SourceFile], index: Index, digest
 
 def recorded(objects: Objects, files: Sequence[SourceFile], index: Index) -> KnownTree | None:
     """Return the tree recorded for `files` with their stamps (`found`, or by `lstat`), or None."""
+    return index.tree(_signature_now(objects, files))
+
+
+def mark_passed(objects: Objects, files: Sequence[SourceFile], index: Index, check: str) -> None:
+    """Record that `files` have passed a check, if their tree is recorded."""
+    index.pass_tree(_signature_now(objects, files), check)
+
+
+def _signature_now(objects: Objects, files: Sequence[SourceFile]) -> Digest:
     ordered = sorted(files, key=lambda file: file.path)
-    return index.tree(_signature(objects, ordered, [file.found or os.lstat(file.location) for file in ordered]))
+    return _signature(objects, ordered, [file.found or os.lstat(file.location) for file in ordered])
 
 
 def present(objects: Objects, known: Sequence[KnownTree | None]) -> tuple[Written, ...] | None:

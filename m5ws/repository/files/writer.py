@@ -22,7 +22,6 @@ from m5ws.progress import Progress
 from m5ws.records.base import Digest
 from m5ws.records.tree import Entry, Pack, Slice, Tree
 from m5ws.repository import presence
-from m5ws.repository.files import mappings
 from m5ws.repository.files.index import Index
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.files.packs import PackGroups
@@ -73,14 +72,10 @@ class _Chunked(msgspec.Struct):
     location: Path | str
     seen: Stamp
     sending: list[Future[Slice]]
-    traced: bool
 
 
 class TreeWriter:
-    """Writes packs and chunks. `needed` maps every object of the tree to its length.
-
-    `mapped` is True if some file can be written to without a trace, so the tree is not recorded as unchanged.
-    """
+    """Writes packs and chunks. `needed` maps every object of the tree to its length."""
 
     def __init__(self, objects: Objects, index: Index | None, dry_run: bool, began_ns: int) -> None:
         self._objects = objects
@@ -93,10 +88,8 @@ class TreeWriter:
         self._packs: list[_Packed] = []
         self._chunked: list[_Chunked] = []
         self._sending: deque[Future[Slice]] = deque()
-        self._mapped: frozenset[int] | None = None
         self.needed: dict[Digest, int] = {}
         self.new_bytes = 0
-        self.mapped = False
 
     def put(self, data: Buffer) -> Digest:
         """Make one object durable; on a dry run, only compute its digest."""
@@ -161,24 +154,13 @@ class TreeWriter:
         known = self._index.file(key, seen) if self._index is not None else None
         if known is not None:
             return _Member(location, known, seen[0], None)
-        traced = self._is_traced(seen)
         data, seen = _read_steady(location)
         if len(data) >= self._objects.format.small_bytes:
             raise FileChanged(f"{location} is being modified")
         digest = self._objects.digest(data)
-        if self._index is not None and traced:
+        if self._index is not None:
             self._index.remember_file(key, seen, digest, self._began_ns)
         return _Member(location, digest, len(data), data)
-
-    def _is_traced(self, seen: Stamp) -> bool:
-        """Return True if later writes to a file change its stamps. Call before reading the file."""
-        if self._index is None:
-            return True
-        if self._mapped is None:
-            self._mapped = mappings.inodes()
-        mapped = seen[3] in self._mapped
-        self.mapped = self.mapped or mapped
-        return not mapped
 
     def _begin_pack(self, members: list[_Member]) -> None:
         """Start to write a pack, unless this machine wrote it before."""
@@ -249,11 +231,10 @@ class TreeWriter:
         for _ in range(_ATTEMPTS):
             with open(location, "rb", buffering=0) as file:
                 before = stamp(os.fstat(file.fileno()))
-                traced = self._is_traced(before)
                 sizes, futures = self._send(file.fileno())
                 after = stamp(os.fstat(file.fileno()))
             if before == after and sum(sizes) == after[0] >= self._objects.format.small_bytes:
-                return _Chunked(position, location, after, futures, traced)
+                return _Chunked(position, location, after, futures)
         raise FileChanged(f"{location} is being modified")
 
     def _send(self, descriptor: int) -> tuple[list[int], list[Future[Slice]]]:
@@ -276,7 +257,7 @@ class TreeWriter:
     def _finished(self, entry: Entry, file: "_Chunked") -> Entry:
         """Return the entry of a large file after all its chunks are in the store."""
         parts = tuple(future.result() for future in file.sending)
-        if self._index is not None and not self._dry_run and file.traced:
+        if self._index is not None and not self._dry_run:
             self._index.remember_chunks(os.fsencode(file.location), file.seen, parts, self._began_ns)
         return self._with_parts(entry, parts)
 

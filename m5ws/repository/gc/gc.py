@@ -2,7 +2,7 @@
 period.
 
 `plan` deletes nothing. docs/format.md, "Deleting", explains why writers may run at any time. Memory: 32 bytes for each
-object that is needed, or that a retired checkpoint leads to. A plan is published in parts.
+object that is needed. A plan is published in parts.
 """
 
 import os
@@ -20,7 +20,6 @@ from m5ws.repository import gc_plans as plans
 from m5ws.repository.gc import roots
 from m5ws.repository.gc.roots import Workers, threads
 from m5ws.repository.objects import is_digest, key
-from m5ws.repository.reachability.reach import ReachableObjects
 from m5ws.repository.repository import Repository
 
 PART_OBJECTS = 2**16
@@ -96,9 +95,7 @@ class _Scan:
         self._say: Progress = progress or (lambda *_: None)
         self._workers = workers
         self._parts: list[PlanPart] = []
-        self._owners: dict[bytes, int] = {}
-        self._objects: dict[int, int] = {}
-        self._bytes: dict[int, int] = {}
+        self._objects = self._bytes = 0
         self._young = 0
 
     def head(self, rules: RetentionRules, older_than_s: float) -> GcPlan:
@@ -106,8 +103,6 @@ class _Scan:
         needed = roots.read(
             self._repo, rules, lambda _, stat: stat.modified_s <= self._cutoff_s, self._say, self._workers
         )
-        runs = sorted({reference.run for reference in needed.retired})
-        self._own(needed.retired, runs, needed.reach)
         references = [needed.retired[at : at + _REFERENCES] for at in range(0, len(needed.retired), _REFERENCES)]
         for number, some in enumerate(references):
             self._emit("retired", number, Retirements(checkpoints=some))
@@ -119,25 +114,13 @@ class _Scan:
             checkpoints=len(needed.retired) - _copies(needed.retired),
             copies=_copies(needed.retired),
             references=len(references),
-            objects=sum(self._objects.values()),
-            size_bytes=sum(self._bytes.values()),
+            objects=self._objects,
+            size_bytes=self._bytes,
             parts=tuple(self._parts),
-            freed=tuple(self._freed(needed.retired, runs)),
+            freed=tuple(_freed(needed.retired)),
             kept_objects=kept,
             young_objects=needed.postponed + self._young,
         )
-
-    def _own(self, retired: tuple[RetiredReference, ...], runs: list[str], needed: ReachableObjects) -> None:
-        """Record the owner of each object that only retired checkpoints lead to: the first run with such a
-        checkpoint.
-        """
-        for position, reference in enumerate(retired):
-            self._say("reading retired checkpoints", position, len(retired))
-            reach = ReachableObjects(self._repo.objects)
-            roots.lead(reach, reference)
-            owner = runs.index(reference.run)
-            for digest in reach.digests - needed.digests:
-                self._owners.setdefault(digest, owner)
 
     def _collect(self, needed: set[bytes], records: set[bytes]) -> None:
         """Emit all objects that are neither needed nor young.
@@ -152,7 +135,8 @@ class _Scan:
                 young, garbage = listed
                 self._young += young
                 for digest, size_bytes in garbage:
-                    self._count(digest, size_bytes)
+                    self._objects += 1
+                    self._bytes += size_bytes
                     digests += digest
                     sizes += size_bytes.to_bytes(8, "little")
                     if len(digests) >= self._part_objects * plans.WIDTH:
@@ -172,11 +156,6 @@ class _Scan:
                 young += 1
         return young, garbage
 
-    def _count(self, digest: bytes, size_bytes: int) -> None:
-        owner = self._owners.get(digest, -1)
-        self._objects[owner] = self._objects.get(owner, 0) + 1
-        self._bytes[owner] = self._bytes.get(owner, 0) + size_bytes
-
     def _end_part(self, digests: bytearray, sizes: bytearray) -> None:
         garbage, number = Garbage(digests=bytes(digests), sizes=bytes(sizes)), len(self._parts)
         self._emit("garbage", number, garbage)
@@ -185,17 +164,12 @@ class _Scan:
         digests.clear()
         sizes.clear()
 
-    def _freed(self, retired: tuple[RetiredReference, ...], runs: list[str]) -> Iterator[FreedAmount]:
-        for owner, run in [*enumerate(runs), (-1, None)]:
-            own = [reference for reference in retired if reference.run == run]
-            if own or self._objects.get(owner):
-                yield FreedAmount(
-                    run=run,
-                    checkpoints=len(own) - _copies(own),
-                    copies=_copies(own),
-                    objects=self._objects.get(owner, 0),
-                    size_bytes=self._bytes.get(owner, 0),
-                )
+
+def _freed(retired: Sequence[RetiredReference]) -> Iterator[FreedAmount]:
+    """Yield the numbers of retired references by run."""
+    for run in sorted({reference.run for reference in retired}):
+        own = [reference for reference in retired if reference.run == run]
+        yield FreedAmount(run=run, checkpoints=len(own) - _copies(own), copies=_copies(own))
 
 
 def _copies(retired: Sequence[RetiredReference]) -> int:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import posixpath
+import shutil
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +20,6 @@ from m5ws.repository.files.interface import SourceFile
 from m5ws.snapshot.sources.interface import TrackedDataset
 
 _THREADS = 8
-_BLOCK_BYTES = 1 << 20
-_TEXT = bytes(range(32, 127)) + b"\n\r\t\f\b"
 
 
 class UnusablePin(M5Error):
@@ -40,7 +39,7 @@ class DatasetModified(M5Error):
 
 
 class Dvc:
-    """`DatasetSource`."""
+    """Datasets that DVC tracks."""
 
     def find(self, root: Path, files: Sequence[bytes]) -> tuple[TrackedDataset, ...]:
         """Return every dataset whose pin (`*.dvc`, `dvc.lock`) is in `files`, which are sorted.
@@ -66,7 +65,7 @@ class Dvc:
     def verify(self, dataset: TrackedDataset, files: Sequence[SourceFile]) -> None:
         """Raise DatasetModified unless the MD5 of every file, and of their list, matches the pin."""
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="m5ws-md5") as pool:
-            digests = list(pool.map(lambda file: _md5(file.location, dataset.legacy), files))
+            digests = list(pool.map(lambda file: _md5(file.location), files))
         if not dataset.hash.endswith(".dir"):
             same = digests == [dataset.hash] and files[0].path == dataset.path
         else:
@@ -150,7 +149,6 @@ def _dataset(pin: bytes, folder: str, out: dict[str, Any]) -> TrackedDataset:
         hash=str(out["md5"]),
         size_bytes=out.get("size"),
         executable=bool(out.get("isexec", False)),
-        legacy="hash" not in out,
     )
 
 
@@ -195,31 +193,13 @@ def _patterns(path: Path) -> list[str]:
 # --- hashes ----------------------------------------------------------------------------------------
 
 
-def _md5(location: str | Path, legacy: bool) -> str:
-    digest = _Md5(legacy)
+def _md5(location: str | Path) -> str:
     with open(location, "rb", buffering=0) as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, _new_md5).hexdigest()
 
 
-class _Md5:
-    """DVC's MD5. Pins of DVC before 3.0 hash text with Unix line ends, and detect text block by block."""
-
-    def __init__(self, legacy: bool) -> None:
-        self._digest = hashlib.md5(usedforsecurity=False)
-        self._legacy = legacy
-
-    def update(self, block: bytes) -> None:
-        """Add the next block. Blocks of a legacy hash are 1 MiB, as in DVC."""
-        self._digest.update(block.replace(b"\r\n", b"\n") if self._legacy and _is_text(block[:512]) else block)
-
-    def hexdigest(self) -> str:
-        return self._digest.hexdigest()
-
-
-def _is_text(block: bytes) -> bool:
-    return b"\0" not in block and len(block.translate(None, _TEXT)) <= 0.30 * len(block)
+def _new_md5() -> "hashlib._Hash":
+    return hashlib.md5(usedforsecurity=False)
 
 
 def _md5_of_list(files: Any) -> str:
@@ -263,7 +243,7 @@ def _copy(index: Any, dataset: TrackedDataset, entry: Any, path: bytes, target: 
             continue
         try:
             system, source = storage.get(entry)
-            if _copy_checked(system, source, location, entry.hash_info.value, dataset.legacy):
+            if _copy_checked(system, source, location, entry.hash_info.value):
                 return SourceFile(path=path, location=location)
         except (FileNotFoundError, ValueError):
             continue
@@ -277,13 +257,10 @@ def _copy(index: Any, dataset: TrackedDataset, entry: Any, path: bytes, target: 
     raise _absent(dataset)
 
 
-def _copy_checked(system: Any, source: str, location: str, md5: str, legacy: bool) -> bool:
-    digest = _Md5(legacy)
+def _copy_checked(system: Any, source: str, location: str, md5: str) -> bool:
     with system.open(source, "rb") as file, open(location, "wb") as copy:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-            copy.write(block)
-    return digest.hexdigest() == md5
+        shutil.copyfileobj(file, copy)
+    return _md5(location) == md5
 
 
 def _absent(dataset: TrackedDataset) -> NotFound:

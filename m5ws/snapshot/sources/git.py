@@ -44,13 +44,16 @@ class _Listing(msgspec.Struct):
 
 
 class Git:
-    """`SourceControl`. Git gets `environment`, without variables that name another repository."""
+    """Reads working trees. Git gets `environment`, without variables that name another repository."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._environment = _kept(environment)
 
     def state(self, root: Path) -> SourceState:
-        """Return the state of the working tree at `root`. Raises GitError."""
+        """Return the state of the working tree at `root`, with files below `root` alone. Raises GitError.
+
+        Without a repository it has every file. It never has `.git` and `.m5ws`.
+        """
         root = Path(os.path.realpath(root))
         if not _in_repository(root):
             return _folder_state(root)

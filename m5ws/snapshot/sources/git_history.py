@@ -21,14 +21,11 @@ if TYPE_CHECKING:
     from git import Repo
 
 _LISTED = 20
-_BRANCHES = 5
-_BRANCHES_S = 2.0
-"""Time limit, in seconds, for the search of branches. With millions of commits it takes longer, and is omitted."""
 _READS_ONLY = {"GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}
 
 
 class GitHistory:
-    """`CommitHistory` of the repository around `root`."""
+    """Commits of the repository around `root`. A missing commit is part of the result, and not an error."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -38,8 +35,7 @@ class GitHistory:
         try:
             with _opened(self._root) as repo:
                 _check(commit)
-                facts = CommitFacts(commit=_commit(repo.commit(commit)), branches=_branches(repo, commit))
-                return secret_gate.masked(facts)
+                return secret_gate.masked(CommitFacts(commit=_commit(repo.commit(commit))))
         except _Missing as error:
             return CommitFacts(missing=str(error))
 
@@ -135,15 +131,3 @@ def _commit(commit: "GitCommit") -> Commit:
         authored_s=float(commit.authored_date),
         subject=subject.decode(errors="replace") if isinstance(subject, bytes) else subject,
     )
-
-
-def _branches(repo: "Repo", commit: str) -> tuple[str, ...]:
-    from git import GitCommandError
-
-    try:
-        listed = repo.git.for_each_ref(
-            "refs/heads", "refs/remotes", contains=commit, format="%(refname:short)", kill_after_timeout=_BRANCHES_S
-        )
-    except GitCommandError:
-        return ()
-    return tuple(listed.split()[:_BRANCHES])

@@ -12,7 +12,7 @@ from m5ws.errors import M5Error, MissingExtra
 
 
 class Tokenizers:
-    """`TokenizerProbe`."""
+    """Computes token ids."""
 
     def version(self) -> str | None:
         """Return `tokenizers` with its version, from its folder's name: an import would take 40 ms."""

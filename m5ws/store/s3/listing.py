@@ -4,13 +4,14 @@ obstore needs a sixteenth of boto3's CPU time for a page, which matters in a sto
 whole folders only, so the rest of a prefix is compared here. A page that fails in obstore is requested by boto3.
 """
 
+import datetime as dt
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import msgspec
 import obstore
 
+from m5ws.store.interface import ChecksummedStat
 from m5ws.store.s3.clients import Connection
 from m5ws.store.s3.retry import Retrier
 from m5ws.store.s3.transfer import translated
@@ -18,59 +19,47 @@ from m5ws.store.s3.transfer import translated
 _PAGE = 1000
 
 
-class ListedObject(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An object, with its whole path in the bucket."""
-
-    path: str
-    size_bytes: int
-    modified_s: float
-    checksum: str | None = None
-    """The algorithm of the whole object's checksum that the server keeps. Only boto3 returns it."""
-
-
 class Listing:
-    """Lists a bucket in key order."""
+    """Lists a bucket in key order. Keys come after the prefix of the store."""
 
     def __init__(self, connection: Connection, requests: Retrier) -> None:
         self._connection = connection
         self._requests = requests
+        self._prefix = connection.location.prefix
 
-    def walk(self, prefix: str, *, checksums: bool = False) -> Iterator[ListedObject]:
-        """Yield every object with a path that starts with `prefix`, in order. With `checksums`, by boto3."""
-        folder, after, more = prefix[: prefix.rfind("/") + 1], "", True
+    def walk(self, prefix: str, *, checksums: bool = False) -> Iterator[ChecksummedStat]:
+        """Yield every object with a key that starts with `prefix`, in order. With `checksums`, by boto3."""
+        folder, after, more = self._prefix + prefix[: prefix.rfind("/") + 1], "", True
         while more:
             page = self._requests.call(f"listing {folder}", partial(self._page, folder, after, checksums))
-            yield from (listed for listed in page if listed.path.startswith(prefix))
+            yield from (listed for listed in page if listed.key.startswith(prefix))
             more = len(page) == _PAGE
-            after = page[-1].path if page else after
+            after = self._prefix + page[-1].key if page else after
 
     def names(self, folder: str) -> tuple[str, ...]:
         """Return the next path components after `folder`, sorted. `folder` is empty or ends in `/`."""
         paths = self._requests.call(f"listing {folder}", partial(self._names, folder))
         return tuple(sorted({path.removeprefix(folder).rstrip("/") for path in paths} - {""}))
 
-    def _page(self, folder: str, after: str, by_boto3: bool, number: int) -> list[ListedObject]:
+    def _page(self, folder: str, after: str, by_boto3: bool, number: int) -> list[ChecksummedStat]:
         """Return the next page. It is full if there may be more."""
         if by_boto3 or number:
             page = self._ask(Prefix=folder, StartAfter=after, MaxKeys=_PAGE)
             if page.get("IsTruncated") and len(page.get("Contents", ())) < _PAGE:
                 return self._filled(page, folder)
-            return _listed(page)
+            return self._listed(page)
         client = self._connection.data(0, reading=True)
         with translated():
             stream = obstore.list(client, folder.rstrip("/") or None, offset=after or None, chunk_size=_PAGE)
-            return [
-                ListedObject(path=item["path"], size_bytes=item["size"], modified_s=item["last_modified"].timestamp())
-                for item in next(iter(stream), ())
-            ]
+            return [self._stat(item["path"], item["size"], item["last_modified"]) for item in next(iter(stream), ())]
 
-    def _filled(self, page: Any, folder: str) -> list[ListedObject]:
+    def _filled(self, page: Any, folder: str) -> list[ChecksummedStat]:
         """Return a page that a server cut short, filled up by further requests."""
-        listed = _listed(page)
+        listed = self._listed(page)
         while page.get("IsTruncated") and len(listed) < _PAGE:
             left = _PAGE - len(listed)
             page = self._ask(Prefix=folder, ContinuationToken=page["NextContinuationToken"], MaxKeys=left)
-            listed += _listed(page)
+            listed += self._listed(page)
         return listed
 
     def _names(self, folder: str, number: int) -> list[str]:
@@ -104,17 +93,15 @@ class Listing:
             raise ValueError(f"a page of {page.get('KeyCount')} keys has {held}")
         return page
 
+    def _listed(self, page: Any) -> list[ChecksummedStat]:
+        return [
+            self._stat(item["Key"], item["Size"], item["LastModified"], _checksum(item))
+            for item in page.get("Contents", ())
+        ]
 
-def _listed(page: Any) -> list[ListedObject]:
-    return [
-        ListedObject(
-            path=item["Key"],
-            size_bytes=item["Size"],
-            modified_s=item["LastModified"].timestamp(),
-            checksum=_checksum(item),
-        )
-        for item in page.get("Contents", ())
-    ]
+    def _stat(self, path: str, size_bytes: int, modified: dt.datetime, checksum: str | None = None) -> ChecksummedStat:
+        key = path.removeprefix(self._prefix)
+        return ChecksummedStat(key=key, size_bytes=size_bytes, modified_s=modified.timestamp(), checksum=checksum)
 
 
 def _checksum(item: Any) -> str | None:

@@ -63,16 +63,10 @@ class S3Store:
         raise ObjectExists(key, existing.size_bytes if existing is not None else None)
 
     def list(self, prefix: str) -> Iterator[ObjectStat]:
-        for listed in self._listing.walk(self.location.prefix + prefix):
-            key = listed.path.removeprefix(self.location.prefix)
-            yield ObjectStat(key=key, size_bytes=listed.size_bytes, modified_s=listed.modified_s)
+        return self._listing.walk(prefix)
 
     def list_with_checksums(self, prefix: str) -> Iterator[ChecksummedStat]:
-        for listed in self._listing.walk(self.location.prefix + prefix, checksums=True):
-            key = listed.path.removeprefix(self.location.prefix)
-            yield ChecksummedStat(
-                key=key, size_bytes=listed.size_bytes, modified_s=listed.modified_s, checksum=listed.checksum
-            )
+        return self._listing.walk(prefix, checksums=True)
 
     def names(self, prefix: str) -> tuple[str, ...]:
         return self._listing.names(self.location.prefix + prefix)

@@ -13,8 +13,9 @@ from m5ws.repository.repository import Repository
 from m5ws.snapshot import snapshot
 from m5ws.snapshot.context import Warn
 from m5ws.snapshot.snapshot import CapturedSnapshot
+from m5ws.snapshot.sources.dvc import Dvc
 from m5ws.snapshot.sources.git import Git
-from m5ws.snapshot.sources.interface import DatasetSource, SourceControl, TokenizerProbe
+from m5ws.snapshot.sources.tokenizer import Tokenizers
 
 SECRET = "gh" + "p_" + "a1B2" * 9
 """Text in the form of a secret."""
@@ -48,9 +49,9 @@ def take(
     settings: Settings | None = None,
     *,
     machine: Machine | None = None,
-    source: SourceControl | None = None,
-    datasets: DatasetSource | None = None,
-    probe: TokenizerProbe | None = None,
+    source: Git | None = None,
+    datasets: Dvc | None = None,
+    probe: Tokenizers | None = None,
     message: str | None = None,
     dry_run: bool = False,
     warn: Warn | None = None,
