@@ -19,6 +19,7 @@ from m5ws.config.settings import Settings, StoreSettings
 from m5ws.environment.interface import Environments, Observer
 from m5ws.errors import MissingExtra, NotFound, UsageError
 from m5ws.launch.interface import Launcher
+from m5ws.records.launch import Observing
 from m5ws.records.store import Format
 from m5ws.snapshot.sources.interface import CommitHistory, DatasetSource, SourceControl, TokenizerProbe
 from m5ws.store.interface import ObjectStore
@@ -231,11 +232,8 @@ class Workspace:
 
         return Tokenizers()
 
-    def observer(self, *, provides: bool = True) -> Observer:
-        """Return the observer of this machine, as this workspace's training processes will see it.
-
-        With `provides`, it records the modules of each distribution. Only attempts need them.
-        """
+    def observer(self) -> Observer:
+        """Return the observer of this machine, as this workspace's training processes will see it."""
         from m5ws.environment.observe import machine
 
         return machine.Machine(
@@ -244,7 +242,7 @@ class Workspace:
             wanted=self.settings.environment.wanted,
             cache=self._user_cache / "machine",
             base=self.environment,
-            provides=provides,
+            provides=False,
         )
 
     def inside(self, image: str) -> bool:
@@ -253,23 +251,20 @@ class Workspace:
 
     def environments(self, *, containers: bool) -> Environments:
         """Return the builder of environments: container images, or virtual environments."""
-        from m5ws.environment.observe.observing import ObserveRequest
         from m5ws.launch import local
 
-        orders = ObserveRequest(
-            root=str(self.root),
-            variable_names=self.settings.environment.variables,
-            cache=str(self._user_cache / "machine"),
-        )
-        folder, launcher, observer = self.environments_dir, local.LocalLauncher, self.observer()
+        folder, launcher, observing = self.environments_dir, local.LocalLauncher, self._observing()
         if not containers:
             from m5ws.environment.rebuild.virtual_environments import VirtualEnvironments
 
-            return VirtualEnvironments(folder, self.environment, launcher, observer, orders)
+            return VirtualEnvironments(folder, self.environment, launcher, observing)
         from m5ws.environment.rebuild.containers import Containers
 
         mounted = tuple(path for path in (self.home, self.store_dir, self.cache_dir) if path is not None)
-        return Containers(folder, mounted, self.environment, launcher, observer, orders)
+        return Containers(folder, mounted, self.environment, launcher, observing)
+
+    def _observing(self) -> Observing:
+        return Observing(root=str(self.root), variables=self.settings.environment.variables)
 
     def launcher(self) -> Launcher:
         from m5ws.launch import local
@@ -292,7 +287,7 @@ class Workspace:
         return Ports(
             repo=repo,
             launcher=self.launcher(),
-            observer=self.observer(),
+            observing=self._observing(),
             tracker=self.tracker(),
             environment=self.environment,
             work_root=self.work_root,

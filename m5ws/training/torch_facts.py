@@ -11,6 +11,7 @@ _NAMES = (
     "torch",
     "torch.cuda",
     "torch.git",
+    "cuda.driver",
     "cudnn",
     "nccl",
     "gpu.model",

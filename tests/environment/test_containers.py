@@ -8,13 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from m5ws.environment.observe.machine import Machine
-from m5ws.environment.observe.observing import ObserveRequest
-from m5ws.environment.observe.remote import NotObserved, RemoteObserver
 from m5ws.environment.rebuild.containers import Container, Containers, NoEngine
 from m5ws.launch.interface import Launcher, Process
 from m5ws.launch.local import LocalLauncher
-from m5ws.records.launch import LaunchRequest
+from m5ws.records.launch import LaunchRequest, Observing
 from m5ws.records.recipe import Recipe
 from tests.support.workspace.checkouts import write
 
@@ -65,8 +62,7 @@ class _RecordingLauncher:
 def _containers(
     folder: Path, environment: Mapping[str, str], launcher: Callable[..., Launcher] = LocalLauncher
 ) -> Containers:
-    machine = Machine(root=folder)
-    return Containers(folder / "kept", (folder,), environment, launcher, machine, ObserveRequest(root=str(folder)))
+    return Containers(folder / "kept", (folder,), environment, launcher, Observing(root=str(folder)))
 
 
 def test_a_launch_gets_the_variables_of_the_host_without_those_about_the_host(tmp_path: Path) -> None:
@@ -142,28 +138,3 @@ def test_without_an_engine_one_error_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(NoEngine, match="podman") as raised:
         _containers(tmp_path, {"PATH": str(tmp_path)}).build(Recipe(python="3.11.7", image=_IMAGE), lambda _: None)
     assert f"M5WS_CONTAINER_IMAGE={_IMAGE}" in raised.value.hint
-
-
-def test_an_environment_without_the_dependencies_of_m5ws_is_named(tmp_path: Path) -> None:
-    def command(words: tuple[str, ...], _: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
-        return (sys.executable, "-I", "-S", *words[1:]), {}
-
-    observer = RemoteObserver(Machine(root=tmp_path), command, "python3", ObserveRequest(root="/"), "container of it")
-    with pytest.raises(NotObserved, match=r"container of it.*No module named") as raised:
-        observer.observe({})
-    assert "pip install" in raised.value.hint
-
-
-def test_an_engine_that_cannot_start_the_container_is_quoted(tmp_path: Path) -> None:
-    said = "print('docker: no daemon\\n\\nRun --help', file=sys.stderr)"
-    program = f"import sys; {said}; sys.exit(125)"
-    observer = RemoteObserver(
-        Machine(root=tmp_path),
-        lambda *_: ((sys.executable, "-I", "-S", "-c", program), {}),
-        "python3",
-        ObserveRequest(root="/"),
-        "container of it",
-    )
-    with pytest.raises(NotObserved, match="docker: no daemon") as raised:
-        observer.observe({})
-    assert "pip install" not in raised.value.hint

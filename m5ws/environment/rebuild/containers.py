@@ -11,14 +11,13 @@ from pathlib import Path
 
 import msgspec
 
-from m5ws.environment.interface import Observer, RebuiltEnvironment
-from m5ws.environment.observe import own_package, remote
+from m5ws.environment.interface import RebuiltEnvironment
+from m5ws.environment.observe import own_package
 from m5ws.environment.observe.hardware import IMAGE_VARIABLE
-from m5ws.environment.observe.observing import ObserveRequest
 from m5ws.errors import M5Error
 from m5ws.launch.interface import Launcher, Process
 from m5ws.progress import Progress
-from m5ws.records.launch import LaunchRequest
+from m5ws.records.launch import LaunchRequest, Observing
 from m5ws.records.recipe import Recipe
 
 ENGINES = ("podman", "docker", "apptainer")
@@ -136,15 +135,13 @@ class Containers:
         mounts: Sequence[Path],
         environment: Mapping[str, str],
         launcher: Callable[[Mapping[str, str]], Launcher],
-        local: Observer,
-        request: ObserveRequest,
+        observing: Observing,
     ) -> None:
         self._folder = folder
         self._mounts = mounts
         self._environment = dict(environment)
         self._launcher = launcher
-        self._local = local
-        self._request = request
+        self._observing = observing
 
     def build(
         self,
@@ -167,20 +164,13 @@ class Containers:
         )
         fixed = {IMAGE_VARIABLE: recipe.image, "PYTHONPATH": str(own), "PYTHONDONTWRITEBYTECODE": "1"}
         variables = _Variables(host=self._environment, fixed=fixed)
-        cwd = str(self._mounts[0])
-
-        def command(words: tuple[str, ...], added: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
-            given = variables.given(added)
-            return container.argv(words, cwd, sorted(given)), self._environment | given
-
-        name = f"{engine} container of {recipe.image}"
         if progress:
             progress(f"asking {engine} for {recipe.image}", 0, 0)
         return RebuiltEnvironment(
             python=_PYTHON,
             environment=self._environment,
             launcher=ContainerLauncher(self._launcher(self._environment), container, variables),
-            observer=remote.RemoteObserver(self._local, command, _PYTHON, self._request, name),
+            observing=msgspec.structs.replace(self._observing, rebuilt=f"{engine} container of {recipe.image}"),
         )
 
 
