@@ -19,6 +19,7 @@ from m5ws.config.settings import Settings, StoreSettings
 from m5ws.environment.interface import Observer
 from m5ws.errors import MissingExtra, NotFound, UsageError
 from m5ws.launch.interface import Launcher
+from m5ws.records.launch import Observing
 from m5ws.records.store import Format
 from m5ws.store.interface import ObjectStore
 from m5ws.tracking.interface import Tracker
@@ -234,11 +235,8 @@ class Workspace:
 
         return Tokenizers()
 
-    def observer(self, *, provides: bool = True) -> Observer:
-        """Return the observer of this machine, as this workspace's training processes will see it.
-
-        With `provides`, it records the modules of each distribution. Only attempts need them.
-        """
+    def observer(self) -> Observer:
+        """Return the observer of this machine, as this workspace's training processes will see it."""
         from m5ws.environment.observe import machine
 
         return machine.Machine(
@@ -247,22 +245,18 @@ class Workspace:
             wanted=self.settings.environment.wanted,
             cache=self._user_cache / "machine",
             base=self.environment,
-            provides=provides,
+            provides=False,
         )
 
     def environments(self) -> "VirtualEnvironments":
         """Return the builder of recorded environments."""
-        from m5ws.environment.observe.observing import ObserveRequest
         from m5ws.environment.rebuild.virtual_environments import VirtualEnvironments
         from m5ws.launch import local
 
-        orders = ObserveRequest(
-            root=str(self.root),
-            variable_names=self.settings.environment.variables,
-            cache=str(self._user_cache / "machine"),
-        )
-        folder, observer = self.environments_dir, self.observer()
-        return VirtualEnvironments(folder, self.environment, local.LocalLauncher, observer, orders)
+        return VirtualEnvironments(self.environments_dir, self.environment, local.LocalLauncher, self._observing())
+
+    def _observing(self) -> Observing:
+        return Observing(root=str(self.root), variables=self.settings.environment.variables)
 
     def launcher(self) -> Launcher:
         from m5ws.launch import local
@@ -285,7 +279,7 @@ class Workspace:
         return Ports(
             repo=repo,
             launcher=self.launcher(),
-            observer=self.observer(),
+            observing=self._observing(),
             tracker=self.tracker(),
             environment=self.environment,
             work_root=self.work_root,

@@ -1,4 +1,4 @@
-"""One node of an attempt: it starts the processes, delivers their events to the ledger, and keeps their results.
+"""One node of an attempt: it admits the processes, delivers their events to the ledger, and keeps their results.
 
 Ranks write only to local spools. Events that the store does not take stay there and are delivered later, in order,
 once. The leader of the attempt (`attempts/leader.py`) sees each event, and decides about the attempt.
@@ -11,7 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from m5ws.agent import stop
+from m5ws.agent import admission, stop
+from m5ws.agent.admission import Waiting
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.delivery import Delivery
 from m5ws.agent.ports import Ports
@@ -26,7 +27,6 @@ from m5ws.work import directories
 from m5ws.work.directories import WorkDirectory
 
 _POLL_S = 0.1
-_BUILDING = "preparing DeepSpeed's operators; the first time in an environment, they are compiled for minutes"
 _STOPPING = "stopping the ranks, which may save a last checkpoint (Ctrl-C again ends them at once)"
 
 Events = list[tuple[str, AnyEvent]]
@@ -54,22 +54,23 @@ class Node:
         ports: Ports,
         plan: AttemptPlan,
         work: WorkDirectory,
+        waiting: Waiting,
         spool: SpoolWriter,
         notify: Notify,
         progress: Progress | None,
     ) -> None:
         self._ports, self._plan, self._work, self._progress = ports, plan, work, progress
-        self._notify = notify
+        self._waiting, self._notify = waiting, notify
         self.results = Results(ports.repo, plan, work.path, spool, notify)
         self.delivery = Delivery(ports.repo, plan.run.id, plan.attempt, Path(plan.context.spool_dir))
 
     def run(self, listen: Listen, poll: Callable[[], None]) -> NodeEnd:
-        """Run the processes to their end. `poll` is called several times a second, and once after the end."""
-        process = None
+        """Run the script to its end. `poll` is called several times a second, and once after the end."""
+        process = self._waiting.process
         try:
             self.results.begin()
-            report(self._progress, _BUILDING if self._plan.request.prepare else "starting the processes")
-            process = self._ports.launcher.launch(self._plan.request)
+            admission.permit(self._ports, self._plan, self._waiting.observed)
+            report(self._progress, "running the script")
             return NodeEnd(exit_code=self._follow(process, listen, poll))
         except KeyboardInterrupt as request:
             report(self._progress, _STOPPING)

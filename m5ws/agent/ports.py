@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from m5ws.environment.interface import Observer
 from m5ws.launch.interface import Launcher
+from m5ws.records.launch import Observing
 from m5ws.records.ledger import AnyEvent
 from m5ws.repository.repository import Repository
 from m5ws.tracking.interface import Tracker
@@ -23,14 +23,15 @@ Watch = Callable[[str, AnyEvent], bool | None]
 class Ports(msgspec.Struct, frozen=True, kw_only=True):
     """The outside world of operations on runs. `tracker` is None if tracking is disabled.
 
-    `python` starts the ranks: this interpreter, or the one of a rebuilt environment. Work directories of attempts are
-    below `work_root`. `allow_local` has name patterns of distributions that ranks may import although no snapshot
-    contains them. `history` has the commits of the repository around the workspace.
+    `python` starts the ranks: this interpreter, or the one of a rebuilt environment. `observing` are the orders for the
+    first rank, which observes its environment. Work directories of attempts are below `work_root`. `allow_local` has
+    name patterns of distributions that ranks may import although no snapshot contains them. `history` has the commits
+    of the repository around the workspace.
     """
 
     repo: Repository
     launcher: Launcher
-    observer: Observer
+    observing: Observing
     tracker: Tracker | None
     environment: Mapping[str, str]
     work_root: Path

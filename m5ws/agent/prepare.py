@@ -1,4 +1,4 @@
-"""The preparation of a node: its work directory and input files, its environment, and the local code it may import."""
+"""The preparation of a node: its work directory and input files, and the context of its ranks."""
 
 import os
 import shutil
@@ -11,29 +11,26 @@ import msgspec
 from m5ws.agent import run_lock
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.ports import Ports
-from m5ws.progress import Progress, report
+from m5ws.progress import Progress
 from m5ws.records import codec
-from m5ws.records.environment import Observed
-from m5ws.records.launch import LocalInstall
+from m5ws.records.launch import Observing
 from m5ws.records.snapshot import Snapshot
 from m5ws.repository.files import trees
 from m5ws.repository.files.materialise import materialise
 from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
-from m5ws.snapshot import local_installs
 from m5ws.work import directories
 from m5ws.work.directories import WorkDirectory
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that is ready: the plan with its work directory, and the observed environment of its ranks."""
+    """A node that is ready: the plan with its work directory."""
 
     plan: AttemptPlan
     work: WorkDirectory
-    observed: Observed
 
 
-def _assign_directory(plan: AttemptPlan, work: WorkDirectory) -> AttemptPlan:
+def _assign_directory(plan: AttemptPlan, work: WorkDirectory, observing: Observing) -> AttemptPlan:
     """Return the plan with a work directory. Processes start in a folder of it, and see no other current directory."""
     seen, request = str(work.seen), plan.request
     start = os.path.normpath(work.seen / plan.run.spec.directory)
@@ -44,24 +41,8 @@ def _assign_directory(plan: AttemptPlan, work: WorkDirectory) -> AttemptPlan:
         environment=request.environment | {"PWD": start},
         unset=(*request.unset, "OLDPWD"),
     )
-    return msgspec.structs.replace(plan, request=request, context=msgspec.structs.replace(plan.context, work_dir=seen))
-
-
-def _list_local_installs(
-    plan: AttemptPlan, observed: Observed, image: str | None, allowed: Sequence[str]
-) -> AttemptPlan:
-    """Return the plan with the distributions that no snapshot contains. `allowed` has patterns of their names.
-
-    The pinned `image` pins its distributions.
-    """
-    is_pinned = image is not None and observed.facts.get("container.image") == image
-    origins = {} if is_pinned else observed.origins or {}
-    refused = local_installs.local(origins, allowed)
-    installs = tuple(
-        LocalInstall(name=name, kind=origin.kind, url=origin.url, allowed=name not in refused)
-        for name, origin in local_installs.local(origins, ()).items()
-    )
-    return msgspec.structs.replace(plan, context=msgspec.structs.replace(plan.context, local_installs=installs))
+    context = msgspec.structs.replace(plan.context, work_dir=seen, observing=observing)
+    return msgspec.structs.replace(plan, request=request, context=context)
 
 
 def _materialise(repo: Repository, snapshot: Snapshot, work: Path, progress: Progress | None) -> None:
@@ -92,22 +73,13 @@ def clear(plan: AttemptPlan) -> None:
 
 
 def prepare(ports: Ports, plan: AttemptPlan, progress: Progress | None) -> Prepared:
-    """Make the work directory with the input files, observe the machine, and write the context of the ranks."""
+    """Make the work directory with the input files, and write the context of the ranks."""
     run, author = plan.run.reproduces or plan.run.id, Path(plan.context.author_dir)
     snapshot = snapshots.load(ports.repo, plan.run.snapshot)
     start, can_mount = plan.run.spec.directory, ports.launcher.can_mount
     work = directories.make(ports.work_root, plan.directory, run, author, can_mount, start)
-    plan = _assign_directory(plan, work)
-    report(progress, "observing this machine, with torch")
-    observed = ports.observer.observe(rank_variables(ports, plan))
-    plan = _list_local_installs(plan, observed, snapshot.declared.image, ports.allow_local)
+    plan = _assign_directory(plan, work, ports.observing)
     _materialise(ports.repo, snapshot, work.path, progress)
     _make_output_folders(work.path, plan.run.spec.outputs)
     (plan.directory / "context").write_bytes(codec.encode(plan.context))
-    return Prepared(plan=plan, work=work, observed=observed)
-
-
-def rank_variables(ports: Ports, plan: AttemptPlan) -> dict[str, str]:
-    """Return all variables of a rank. The observer records only variables of its allow-list, so no secret is kept."""
-    inherited = {name: value for name, value in ports.environment.items() if name not in plan.request.unset}
-    return inherited | plan.request.environment
+    return Prepared(plan=plan, work=work)

@@ -19,14 +19,12 @@ def patience_s(saving: Saving) -> int:
     return math.ceil(saving.deadline_s + GRACE_S)
 
 
-def at_request(process: Process | None, saving: Saving, request: KeyboardInterrupt) -> tuple[str, int]:
+def at_request(process: Process, saving: Saving, request: KeyboardInterrupt) -> tuple[str, int]:
     """Stop the processes as the user asked, and return the signal's name and the exit status.
 
     The ranks may save a last checkpoint. A second request stops the processes at once.
     """
     name = str(request) or signal.SIGINT.name
-    if process is None:
-        return name, 130
     number = signal.SIGINT if name == signal.SIGINT.name else signal.SIGTERM
     try:
         return name, process.stop(patience_s(saving), number)

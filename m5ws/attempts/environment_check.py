@@ -1,14 +1,14 @@
-"""Comparison of the environment with the required one, before an attempt is launched.
+"""Comparison of the observed environment with the required one, before an attempt begins.
 
 Every run requires the versions that its snapshot declares. A resumed run also requires the environment of the attempt
 that it continues. `reproduce` compares by the same rules.
 """
 
-from m5ws.agent import prepare
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.ports import Ports
 from m5ws.environment import drift, recorded, usage
 from m5ws.errors import M5Error
+from m5ws.records.environment import Observed
 from m5ws.records.verdict import Change
 from m5ws.repository.references import checkpoints, snapshots
 from m5ws.wording.changes import title
@@ -29,16 +29,12 @@ _FIRST = (
 """Hint for a new run, which has no environment yet that could be rebuilt."""
 
 
-def differences(ports: Ports, plan: AttemptPlan) -> tuple[Change, ...]:
+def differences(ports: Ports, plan: AttemptPlan, observed: Observed) -> tuple[Change, ...]:
     """Return all differences, the most serious first. Distributions that no rank loaded count as harmless.
 
     A first attempt without declared versions has no required environment.
     """
-    declared = snapshots.load(ports.repo, plan.run.snapshot).declared
-    if plan.attempt == 1 and not declared.wanted and declared.image is None:
-        return ()
-    observed = ports.observer.observe(prepare.rank_variables(ports, plan))
-    unmet = drift.unmet(declared, observed)
+    unmet = drift.unmet(snapshots.load(ports.repo, plan.run.snapshot).declared, observed)
     if plan.attempt == 1:
         return unmet
     continued = _continued(plan)

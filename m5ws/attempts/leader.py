@@ -14,7 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from m5ws.agent import failure, prepare, recovery, run_lock, untracked, work_files
+from m5ws.agent import admission, failure, prepare, recovery, run_lock, untracked, work_files
+from m5ws.agent.admission import Waiting
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.node import Events, Node, NodeEnd
 from m5ws.agent.ports import Ports, Watch
@@ -61,9 +62,11 @@ def execute(
     watch: Watch | None = None,
     progress: Progress | None = None,
     poll: Callable[[], None] = lambda: None,
+    accept: admission.Accept = lambda _: None,
 ) -> AttemptResult:
     """Run one attempt to its end. Raises RunAlive if the run is alive, Fenced if the attempt has begun elsewhere.
 
+    The attempt begins when its environment is known, and `accept` did not raise an error; before, nothing is published.
     `poll` is called several times a second while the ranks run. Ctrl-C (KeyboardInterrupt) stops the ranks and ends the
     attempt as interrupted. Published data stays. Output files of a finished attempt that are in the store are removed
     from its work directory, unless the ports keep them.
@@ -79,9 +82,12 @@ def execute(
         try:
             node = prepare.prepare(ports, plan, progress)
             spool_path = Path(plan.context.spool_dir) / f"{LAUNCHER}.spool"
-            with closing(SpoolWriter(spool_path, genesis(plan.run.id, plan.attempt, LAUNCHER))) as spool:
-                begin.publish(ports.repo, node.plan, node.observed, spool)
-                result = _Attempt(ports, node.plan, node.work, spool, watch, progress).supervise(poll)
+            with (
+                admission.launched(ports, node.plan, accept, progress, poll) as waiting,
+                closing(SpoolWriter(spool_path, genesis(plan.run.id, plan.attempt, LAUNCHER))) as spool,
+            ):
+                begin.publish(ports.repo, node.plan, waiting.observed, spool)
+                result = _Attempt(ports, node.plan, node.work, waiting, spool, watch, progress).supervise(poll)
         finally:
             directories.end(plan.directory)
         if plan.run.spec.outputs and result.outcome == "finished" and result.delivered and not ports.keep_work:
@@ -115,6 +121,7 @@ class _Attempt:
         ports: Ports,
         plan: AttemptPlan,
         work: WorkDirectory,
+        waiting: Waiting,
         spool: SpoolWriter,
         watch: Watch | None,
         progress: Progress | None,
@@ -131,7 +138,7 @@ class _Attempt:
         self._announced = 0
         self._failures = failure.Failures()
         self._repeated = repeated_steps.RepeatedSteps(ports.repo, plan.run.id, plan.attempt)
-        self._node = Node(ports, plan, work, spool, self._notice, progress)
+        self._node = Node(ports, plan, work, waiting, spool, self._notice, progress)
 
     def supervise(self, poll: Callable[[], None]) -> AttemptResult:
         end = self._node.run(self._listen, poll)
@@ -163,8 +170,6 @@ class _Attempt:
             return "interrupted", end.exit_code, EndReason(kind="enough steps")
         if end.exit_code:
             return "failed", end.exit_code, None
-        if not self._has_begun and is_complete:
-            return "failed", 1, EndReason(kind="script not started", command=self._plan.run.spec.command[0])
         if self._plan.context.parent is not None and not self._restored and is_complete:
             # Known not to have restored the parent's checkpoint: it is no fork.
             return "failed", 1, EndReason(kind="fork not restored")

@@ -188,7 +188,7 @@ def execute(
 def _without_control(task: BisectTask, hybrids: HybridRuns, control: Trial) -> BisectReport:
     """Report that GOOD itself cannot be replayed here, so that hybrids would prove nothing."""
     good = task.setup.good.id
-    changes = hybrids.drift_since(task.setup.good)
+    changes = hybrids.drift_in(control)
     reason = f"run {good} cannot be replayed here, so nothing can be compared: its replay {control.reason}"
     if control.answer == "differs":
         reason = (

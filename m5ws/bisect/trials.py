@@ -15,10 +15,12 @@ from m5ws.attempts import leader, planning
 from m5ws.bisect import environments, hybrids
 from m5ws.bisect.ddmin import Answer
 from m5ws.bisect.differences import InputDifference
-from m5ws.environment import drift
+from m5ws.environment import attempt_environments, drift
 from m5ws.errors import M5Error, UsageError
+from m5ws.launch.interface import LaunchFailed
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
+from m5ws.records.environment import Observed
 from m5ws.records.failure import EndReason
 from m5ws.records.ledger import AnyEvent
 from m5ws.records.reasons import Ended
@@ -87,6 +89,14 @@ class BudgetExhausted(M5Error):
     hint = "Repeat the command with a larger --max-runs. Finished runs are reused."
 
 
+class _Known(Exception):
+    """An earlier run has the answer, so the new one does not begin."""
+
+    def __init__(self, trial: Trial) -> None:
+        super().__init__(trial.run)
+        self.trial = trial
+
+
 class HybridRuns:
     """Answers for sets of differences, each cached. At most `limit` of them take a new run.
 
@@ -138,13 +148,12 @@ class HybridRuns:
             ports, plan = self._plan(chosen, ", ".join(taken) if len(taken) < 4 else f"{len(taken)} differences")
         except (MergeConflict, UsageError) as error:
             return Trial(taken=taken, answer="unresolved", reason=f"cannot be made: {error}")
-        if (known := self._known(ports, plan, taken)) is not None:
-            return known
-        if self.runs >= self._limit:
-            raise BudgetExhausted(f"the limit of --max-runs is reached: {self.runs} hybrids were run")
-        self.runs += 1
-        self._listeners.begin(taken, plan.run.id)
-        return self._run(ports, plan, taken)
+        try:
+            return self._run(ports, plan, taken)
+        except _Known as known:
+            return known.trial
+        except LaunchFailed as error:
+            return Trial(taken=taken, answer="unresolved", reason=f"cannot be started: {error}")
 
     def _plan(self, chosen: Collection[InputDifference], what: str) -> tuple[Ports, AttemptPlan]:
         """Publish a hybrid's snapshot. Return the ports of its run, and the plan of its first attempt."""
@@ -190,7 +199,15 @@ class HybridRuns:
             self._listeners.watch(rank, event)
             return comparison.is_decided()
 
-        result = leader.execute(ports, plan, feed, self._listeners.prepare)
+        def accept(observed: Observed) -> None:
+            if (known := self._known(plan, taken, observed)) is not None:
+                raise _Known(known)
+            if self.runs >= self._limit:
+                raise BudgetExhausted(f"the limit of --max-runs is reached: {self.runs} hybrids were run")
+            self.runs += 1
+            self._listeners.begin(taken, plan.run.id)
+
+        result = leader.execute(ports, plan, feed, self._listeners.prepare, accept=accept)
         trial = self._judged(comparison, plan.run, taken, result.outcome, result.reason)
         if result.outcome == "interrupted" and trial.answer == "unresolved":
             raise reproduce.ReplayInterrupted(
@@ -199,8 +216,8 @@ class HybridRuns:
             )
         return trial
 
-    def _known(self, ports: Ports, plan: AttemptPlan, taken: Names) -> Trial | None:
-        """Return the trial of an earlier run, if one is as good as a new one."""
+    def _known(self, plan: AttemptPlan, taken: Names, observed: Observed) -> Trial | None:
+        """Return the trial of an earlier run, if one is as good as a new one in the observed environment."""
         repo = self._ports.repo
         for earlier in runs.readable(repo, runs.replays(repo, plan.run.reproduces or "")):
             if not _as(earlier, plan.run):
@@ -208,7 +225,7 @@ class HybridRuns:
             done = history.load(repo, earlier.id)
             if done.outcome is None or done.attempt != 1:
                 continue
-            if drift.worst(_drift(ports, earlier, plan)) in ("can", "does"):
+            if drift.worst(reproduce.environment_drift(repo, earlier.id, observed)) in ("can", "does"):
                 continue
             comparison = compare.compare_histories(self._side(self._original), self._side(done))
             trial = self._judged(comparison, earlier, taken, done.outcome, done.reason)
@@ -216,13 +233,11 @@ class HybridRuns:
                 return msgspec.structs.replace(trial, known=True)
         return None
 
-    def drift_since(self, earlier: Run) -> tuple[Change, ...]:
-        """Return the drift of GOOD's environment here from the one that a run began in."""
-        try:
-            ports, plan = self._plan((), "nothing")
-        except (MergeConflict, UsageError):
+    def drift_in(self, control: Trial) -> tuple[Change, ...]:
+        """Return the drift of the environment in which GOOD was repeated from GOOD's own."""
+        if control.run is None:
             return ()
-        return _drift(ports, earlier, plan)
+        return attempt_environments.between_first(self._ports.repo, self._setup.good.id, control.run)
 
     def _side(self, done: History) -> History:
         """Return the compared part of a run: with a session, everything up to the decisive step."""
@@ -240,10 +255,6 @@ class HybridRuns:
         why = None if first is not None else _unresolved(self._setup, comparison, outcome, reason)
         answer: Answer = "differs" if first is not None else "same" if why is None else "unresolved"
         return Trial(taken=taken, answer=answer, run=replay.id, first=first, reason=why)
-
-
-def _drift(ports: Ports, earlier: Run, plan: AttemptPlan) -> tuple[Change, ...]:
-    return reproduce.environment_drift(ports, reproduce.ReplayRequest(original=earlier.id), plan)
 
 
 def missing(comparison: Comparison) -> Divergence | None:

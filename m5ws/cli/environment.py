@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from m5ws.agent.attempt_plan import AttemptPlan
     from m5ws.agent.ports import Ports
     from m5ws.progress import Progress
+    from m5ws.records.environment import Observed
     from m5ws.records.recipe import Recipe
     from m5ws.records.verdict import Change
     from m5ws.workspace import Workspace
@@ -76,16 +77,16 @@ def made(
     )
     output.print_note(f"environment: rebuilt, {there.python}")
     return msgspec.structs.replace(
-        given, python=there.python, environment=there.environment, launcher=there.launcher, observer=there.observer
+        given, python=there.python, environment=there.environment, launcher=there.launcher, observing=there.observing
     )
 
 
-def check(given: "Ports", plan: "AttemptPlan", env: Sequence[str]) -> None:
-    """Compare the environment before an attempt is launched. Raises EnvironmentDiffers with `--env fail`."""
+def check(given: "Ports", plan: "AttemptPlan", env: Sequence[str], observed: "Observed") -> None:
+    """Compare the environment before an attempt begins. Raises EnvironmentDiffers with `--env fail`."""
     from m5ws.attempts import environment_check
 
     wanted = policy(env)
-    changes = environment_check.differences(given, plan) if wanted != "ignore" else ()
+    changes = environment_check.differences(given, plan, observed) if wanted != "ignore" else ()
     if changes:
         output.print_note("environment: differs from the one that the run requires")
         output.print_note(_table(changes, "required"))

@@ -45,13 +45,13 @@ def command(context: click.Context, message: str | None, dry_run: bool, rehash: 
 
 
 def take(
-    workspace: "Workspace", repo: "Repository", message: str | None, *, dry_run: bool = False
+    workspace: "Workspace", repo: "Repository", message: str | None, *, dry_run: bool = False, observe: bool = True
 ) -> "CapturedSnapshot":
-    """Take a snapshot of a workspace, and print a summary to stderr. Raises as `snapshot.snapshot` does."""
+    """Take a snapshot of a workspace, and print a summary to stderr. Raises as `snapshot.take` does."""
     from m5ws.library import actions
 
     with progress.Bar() as bar:
-        taken = actions.take_snapshot(workspace, repo, message, bar, _print_warning, dry_run=dry_run)
+        taken = actions.take_snapshot(workspace, repo, message, bar, _print_warning, dry_run=dry_run, observe=observe)
     new = f"{output.size(taken.new_bytes)} new" if taken.new_bytes else "nothing new"
     output.print_note(f"{taken.files:,} files, {output.size(taken.size_bytes)}, {new}")
     for line in taken.annotation.notes:

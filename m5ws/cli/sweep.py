@@ -7,7 +7,7 @@ import click
 from m5ws.cli import environment, sweep_runs
 from m5ws.cli.parameters import names, new_run, start_options
 from m5ws.cli.parameters.script import ScriptCommand
-from m5ws.cli.terminal import attempt, output
+from m5ws.cli.terminal import output
 from m5ws.errors import UsageError
 
 
@@ -70,7 +70,8 @@ def command(
     else:
         base = new_run.from_checkpoint(context, repo, checkpoint, given, restart)
     plan = sweep_runs.plan_new(repo, base, grid)
-    attempt.check_environment(*new_run.plan(workspace, repo, base, env), env)
+    environment.policy(env)
+    new_run.plan(workspace, repo, base, env)
     if dry_run:
         return output.print_json(plan) if as_json else output.echo(sweep_runs.describe(plan))
     options = sweep_runs.SweepOptions(env=env, why=given["why"], progress=not no_progress)

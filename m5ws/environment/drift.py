@@ -22,7 +22,8 @@ Rating = Literal["cannot", "can", "does"]
 _ORDER: tuple[Rating, ...] = ("cannot", "can", "does")
 _ERROR = "torch.error"
 """Fact of an observation that could not start torch: facts that are missing beside it are unknown."""
-_UNSET = "variable."
+VARIABLE = "variable."
+"""Prefix of facts about environment variables."""
 LOADED = "loaded."
 """Prefix of facts whose values are the paths of loaded libraries."""
 _WANTED = {"cuda": "torch.cuda", "efa": "efa.driver", "ofi-nccl": "aws-ofi-nccl", "driver": "gpu.driver"}
@@ -162,7 +163,7 @@ def _facts(pinned: Mapping[str, str | None], observed: Mapping[str, str | None])
         change = rate("environment", name, old, new)
         if alike and (under := _part_rule(portable.RULES, name)) is not None:
             change = msgspec.structs.replace(change, rating=under.rating, detail=under.why)
-        known = name.startswith(_UNSET) or (name in pinned and name in observed)
+        known = name.startswith(VARIABLE) or (name in pinned and name in observed)
         if known or name.startswith("editable.") or change.rating == "cannot":
             yield change
         else:

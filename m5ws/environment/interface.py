@@ -8,6 +8,7 @@ import msgspec
 
 from m5ws.launch.interface import Launcher
 from m5ws.records.environment import Declared, Observed, Origin
+from m5ws.records.launch import Observing
 
 
 class Observer(Protocol):
@@ -27,9 +28,12 @@ class Observer(Protocol):
 
 
 class RebuiltEnvironment(msgspec.Struct, frozen=True, kw_only=True):
-    """A rebuilt environment: its interpreter, the variables that processes inherit, its launcher and observer."""
+    """A rebuilt environment: its interpreter, the variables that processes inherit, and its launcher.
+
+    `observing` has the orders for the first rank in it.
+    """
 
     python: str
     environment: Mapping[str, str]
     launcher: Launcher
-    observer: Observer
+    observing: Observing

@@ -3,10 +3,15 @@
 import signal
 from typing import Protocol
 
+from m5ws.errors import M5Error
 from m5ws.records.launch import LaunchRequest
 
 LEFT_PROCESSES = "left"
 """Name of the file, in the folder of processes, with ids and command lines of processes that outlived the main one."""
+
+
+class LaunchFailed(M5Error):
+    """The processes of an attempt could not be started, or ended before the script began."""
 
 
 class Process(Protocol):
@@ -30,7 +35,7 @@ class Launcher(Protocol):
     """Starts an attempt from a rendered request."""
 
     def launch(self, request: LaunchRequest) -> Process:
-        """Start the processes and return at once."""
+        """Start the processes and return at once. Raises LaunchFailed."""
 
     def can_mount(self, folder: str, path: str) -> bool:
         """Return True if `LaunchRequest.mount` may contain this folder and path."""

@@ -10,17 +10,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from m5ws.errors import M5Error
 from m5ws.launch import child, reaper
-from m5ws.launch.interface import Process
+from m5ws.launch.interface import LaunchFailed, Process
 from m5ws.records.launch import LaunchRequest, open_log
 
 _KILLED_S = 20.0
 """The longest wait for the end of killed processes."""
-
-
-class LaunchFailed(M5Error):
-    """The processes could not be started."""
 
 
 class LocalLauncher:

@@ -22,8 +22,9 @@ def take_snapshot(
     warn: "Warn",
     *,
     dry_run: bool = False,
+    observe: bool = True,
 ) -> "CapturedSnapshot":
-    """Take a snapshot of a workspace; with `dry_run`, publish nothing. Raises as `snapshot.snapshot` does."""
+    """Take a snapshot of a workspace; with `dry_run`, publish nothing. Raises as `snapshot.take` does."""
     from m5ws.snapshot import snapshot
 
     return snapshot.take(
@@ -33,12 +34,13 @@ def take_snapshot(
         workspace.source(),
         workspace.datasets(),
         workspace.tokenizers(),
-        workspace.observer(provides=False),
+        workspace.observer(),
         workspace.index_path,
         message,
         progress,
         warn,
         dry_run,
+        observe,
     )
 
 

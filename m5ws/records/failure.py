@@ -28,7 +28,7 @@ class EndReason(Record, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     kind: Literal[
-        "ranks failed", "status", "stopped", "superseded", "enough steps", "not launched", "script not started",
+        "ranks failed", "status", "stopped", "superseded", "enough steps", "not launched",
         "fork not restored", "killed for a test", "supervisor killed", "unsaved"
     ]  # fmt: skip
     dead: dict[str, int] = {}
@@ -39,5 +39,4 @@ class EndReason(Record, frozen=True, kw_only=True, omit_defaults=True):
     signal: str | None = None
     status: int | None = None
     step: int | None = None
-    command: str | None = None
     problem: str | None = None

@@ -10,6 +10,12 @@ from m5ws.records.base import Count, Digest, Record
 from m5ws.records.environment import Determinism
 from m5ws.records.run import LaunchSpec, Parent
 
+OBSERVED = "observed"
+"""Name of the file, in the folder of spools, with the environment that the first rank observed."""
+
+ADMITTED = "admitted"
+"""Name of the file, in the folder of spools, with the admission of the ranks."""
+
 UNSAVED = "unsaved"
 """Name of the store, in an attempt's directory, for a last checkpoint that could not be saved in the run's store."""
 
@@ -62,16 +68,34 @@ class LocalInstall(Record, frozen=True, kw_only=True):
     allowed: bool = False
 
 
+class Admission(Record, tag="admission/1", frozen=True, kw_only=True):
+    """Permission to begin the script. `local_installs` has code that no snapshot contains."""
+
+    local_installs: tuple[LocalInstall, ...] = ()
+
+
+class Observing(Record, frozen=True, kw_only=True):
+    """Orders for the observation of an environment. `root` is the workspace; code outside it becomes a fact.
+
+    `copy` is a copy of the workspace from which distributions were installed. `variables` are recorded in addition to
+    the built-in ones. `rebuilt` describes a rebuilt environment.
+    """
+
+    root: str = ""
+    copy: str | None = None
+    variables: tuple[str, ...] = ()
+    rebuilt: str | None = None
+
+
 class Context(Record, tag="context/1", frozen=True, kw_only=True):
     """Context of a rank, in the file that M5WS_CONTEXT names. It stays on the machine.
 
-    `work_dir` is empty in a plan. `resume` is the digest of the checkpoint to restore, `parent` its run if that is
-    another one. `saving` has the settings for new checkpoints, `trace` the steps to trace. A replay makes a checkpoint
-    after each step in `checkpoint_at`, and fingerprints after each in `fingerprint_at`, as its original did, and never
-    by the clock. The attempt ends after step `until`, if given. Without `goes_on` no later attempt follows, so an early
-    end makes no checkpoint. The ranks of a script without a session are killed after step `killed_after`, if given, as
-    by a crash. `copies` is the directory of the cache, of at most `copies_bytes`. `local_installs` has code that no
-    snapshot contains.
+    `work_dir` is empty in a plan, and `observing` has no root. `resume` is the digest of the checkpoint to restore,
+    `parent` its run if that is another one. `saving` has the settings for new checkpoints, `trace` the steps to trace.
+    A replay makes a checkpoint after each step in `checkpoint_at`, and fingerprints after each in `fingerprint_at`, as
+    its original did, and never by the clock. The attempt ends after step `until`, if given. Without `goes_on` no later
+    attempt follows, so an early end makes no checkpoint. The ranks of a script without a session are killed after step
+    `killed_after`, if given, as by a crash. `copies` is the directory of the cache, of at most `copies_bytes`.
     """
 
     store: str
@@ -96,7 +120,7 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
     trace: Trace | None = None
     copies: str = ""
     copies_bytes: int = 0
-    local_installs: tuple[LocalInstall, ...] = ()
+    observing: Observing = Observing()
 
 
 class LaunchRequest(Record, tag="launch/1", frozen=True, kw_only=True):

@@ -6,13 +6,13 @@ original, and every compared quantity is equal (promise 8).
 
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from m5ws.agent import prepare, recovery, untracked
+from m5ws.agent import recovery, untracked
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.ports import Ports, Watch
 from m5ws.attempts import leader, planning
@@ -20,11 +20,13 @@ from m5ws.environment import drift, expectation, usage
 from m5ws.environment import recorded as pinned_environment
 from m5ws.errors import M5Error, UsageError
 from m5ws.progress import Progress, report
+from m5ws.records.environment import Observed
 from m5ws.records.ledger import AnyEvent
 from m5ws.records.run import LaunchSpec, Run, Segment
 from m5ws.records.verdict import Change, Divergence, Expectation, Recheck, Verdict
 from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints, runs
+from m5ws.repository.repository import Repository
 from m5ws.reproduce import recheck, refusals
 from m5ws.reproduce.compare import Comparison
 from m5ws.reproduce.explain import explain
@@ -75,10 +77,18 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Announce = Callable[[tuple[Change, ...]], None]
-"""Called with the drift of the environment, before the replay starts."""
+"""Called with the drift of the environment, before the replay begins."""
 
 OnRecheck = Callable[[Divergence, str], None]
 """Called with the first divergence and the id of the second replay, before it starts."""
+
+
+class _Refused(Exception):
+    """A replay does not begin, because its environment can change bits."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict.outcome)
+        self.verdict = verdict
 
 
 class _Listeners(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,15 +149,9 @@ def execute(
     report(progress, "reading the records of the original")
     original = history.load(ports.repo, request.original)
     planned = planning.repeat_fingerprints(planned, original.states.get(0, {}))
+    report(progress, "checking the checkpoints of the original")
     if (hopeless := _hopeless(ports, planned, original)) is not None:
         return publish(ports, home, hopeless)
-    report(progress, "observing this machine, with torch")
-    drifted = environment_drift(ports, request, planned)
-    announce(drifted)
-    report(progress, "checking the checkpoints of the original")
-    expected = expectation_of(ports, planned, drifted)
-    if (refused := _refused(ports, request, planned, original, drifted)) is not None:
-        return publish(ports, home, msgspec.structs.replace(refused, expected=expected))
     part = request.segment
     ends_early = part is not None and part.last < original.last_step
     if part is not None:
@@ -156,7 +160,10 @@ def execute(
     comparison = Comparison(original, (ports.repo, planned.run.id))
     listeners = _Listeners(watch=watch, progress=progress, on_recheck=on_recheck, on_side=on_side)
     on = request.keep_going or request.tolerance is not None
-    result, enough = _replayed(ports, planned, comparison, listeners, keep_going=on)
+    try:
+        result, enough, expected = _replayed(ports, request, planned, comparison, listeners, announce)
+    except _Refused as refused:
+        return publish(ports, home, refused.verdict)
     stopped = result.outcome == "interrupted" and (result.asked or not enough)
     interrupted: str | None = None
     if stopped and not (comparison.is_decided() or comparison.is_exhausted()):
@@ -167,7 +174,7 @@ def execute(
         verdict = msgspec.structs.replace(verdict, course=comparison.course())
     if request.tolerance is not None:
         verdict = tolerance.judge_tolerance(verdict, comparison, request.tolerance)
-    elif verdict.outcome == "diverged" and _repeats_inputs(ports, planned.run):
+    elif verdict.outcome == "diverged" and _repeats_inputs(ports.repo, planned.run):
         if stopped or not request.recheck:
             verdict = recheck.without_recheck(verdict)
         else:
@@ -185,44 +192,54 @@ def execute(
 
 
 def _hopeless(ports: Ports, planned: AttemptPlan, original: history.History) -> Verdict | None:
-    """Return the verdict on the replay of a run without comparable records; None if it has some, or is not over."""
+    """Return the verdict on a replay that would prove nothing: without comparable records, or with foreign ones."""
     if original.outcome in ("failed", "interrupted") and not original.by_steps:
         return refusals.of_failed(ports.repo, planned.run, original.outcome)
     if original.outcome is not None and results.is_nothing(original, ports.tracker, planned.run.reproduces or ""):
         return refusals.of_nothing(ports.repo, planned.run, results.not_kept("original", original))
-    return None
-
-
-def _refused(
-    ports: Ports, request: ReplayRequest, planned: AttemptPlan, original: history.History, drifted: tuple[Change, ...]
-) -> Verdict | None:
-    """Return the verdict on a replay that would prove nothing, by its environment or the original's checkpoints."""
-    if request.env == "fail" and drift.worst(drifted) in ("can", "does"):
-        return refusals.of_environment(ports.repo, planned.run, drifted)
     return refusals.of_checkpoints(ports.repo, planned.run, original)
 
 
 def _replayed(
-    ports: Ports, planned: AttemptPlan, comparison: Comparison, listeners: _Listeners, *, keep_going: bool
-) -> tuple[leader.AttemptResult, bool]:
-    """Execute and compare a replay. Return its result, and True if the comparison needed no more of it."""
+    ports: Ports,
+    request: ReplayRequest,
+    planned: AttemptPlan,
+    comparison: Comparison,
+    listeners: _Listeners,
+    announce: Announce,
+) -> tuple[leader.AttemptResult, bool, Expectation]:
+    """Execute and compare a replay. Raises _Refused before it begins, if its environment can change bits.
+
+    Return its result, True if the comparison needed no more of it, and the expected equality of bits.
+    """
     enough = False
+    drifted: list[Change] = []
+
+    def accept(observed: Observed) -> None:
+        drifted.extend(_drift(ports.repo, planned.run, observed))
+        announce(tuple(drifted))
+        if request.env == "fail" and drift.worst(drifted) in ("can", "does"):
+            verdict = refusals.of_environment(ports.repo, planned.run, drifted)
+            expected = expectation_of(ports, planned, drifted)
+            raise _Refused(msgspec.structs.replace(verdict, expected=expected))
 
     def feed(rank: str, event: AnyEvent) -> bool:
         nonlocal enough
         comparison.feed(rank, event)
-        enough = comparison.is_exhausted() or (comparison.is_decided() and not keep_going)
+        is_complete = not request.keep_going and request.tolerance is None and comparison.is_decided()
+        enough = is_complete or comparison.is_exhausted()
         return bool(listeners.watch and listeners.watch(rank, event)) or enough
 
-    return leader.execute(ports, planned, feed, listeners.progress), enough
+    result = leader.execute(ports, planned, feed, listeners.progress, accept=accept)
+    return result, enough, expectation_of(ports, planned, drifted)
 
 
-def _repeats_inputs(ports: Ports, replay: Run) -> bool:
+def _repeats_inputs(repo: Repository, replay: Run) -> bool:
     """Return True if a replay has the inputs of the original.
 
     A replay with intended changes is expected to differ, so a second one adds nothing.
     """
-    original = runs.load(ports.repo, replay.reproduces or "")
+    original = runs.load(repo, replay.reproduces or "")
     return (replay.snapshot, replay.spec) == (original.snapshot, original.spec)
 
 
@@ -296,7 +313,7 @@ def _explained(
     case = explain.ExplainContext(ports=ports, replay=planned, comparison=comparison, verdict=verdict, first=first)
     explanation, stopped = explain.explain_divergence(case, listeners.watch, listeners.progress, listeners.on_side)
     verdict = msgspec.structs.replace(verdict, explanation=explanation)
-    if _repeats_inputs(ports, planned.run):
+    if _repeats_inputs(ports.repo, planned.run):
         verdict = recheck.judge_traces(verdict, explanation)
     return verdict, "the explanation" if stopped else None
 
@@ -305,30 +322,27 @@ def _home(planned: AttemptPlan) -> Path:
     return planned.directory.parent.parent.parent
 
 
-def environment_drift(ports: Ports, request: ReplayRequest, planned: AttemptPlan) -> tuple[Change, ...]:
-    """Return the drift of this environment from the original's first attempt, under the original's settings.
+def environment_drift(repo: Repository, original: str, observed: Observed) -> tuple[Change, ...]:
+    """Return the drift of the environment of a new attempt from that of a run's first attempt.
 
-    Packages that no rank of the original loaded are rated as harmless. The verdict uses the packages that the replay's
+    Packages that no rank of the run loaded are rated as harmless. A verdict uses the packages that the new attempt's
     ranks loaded.
     """
-    original = runs.load(ports.repo, request.original)
-    unchanged = planning.plan(
-        ports.repo,
-        msgspec.structs.replace(planned.run, snapshot=original.snapshot, spec=original.spec),
-        _home(planned),
-        Path(planned.context.author_dir),
-        ports.environment,
-        ports.tracker,
-        python=ports.python,
-    )
-    observed = ports.observer.observe(prepare.rank_variables(ports, unchanged))
     began = usage.EnvironmentSide(
-        observed=pinned_environment.of_run(ports.repo, original.id), usage=usage.of_run(ports.repo, original.id)
+        observed=pinned_environment.of_run(repo, original), usage=usage.of_run(repo, original)
     )
     return usage.before_launch(began, observed)
 
 
-def expectation_of(ports: Ports, planned: AttemptPlan, drifted: tuple[Change, ...]) -> Expectation:
+def _drift(repo: Repository, replay: Run, observed: Observed) -> tuple[Change, ...]:
+    """Return the drift of a replay's environment. The variables of a replay with other inputs are not compared."""
+    changes = environment_drift(repo, replay.reproduces or "", observed)
+    if _repeats_inputs(repo, replay):
+        return changes
+    return tuple(change for change in changes if not change.name.startswith(drift.VARIABLE))
+
+
+def expectation_of(ports: Ports, planned: AttemptPlan, drifted: Sequence[Change]) -> Expectation:
     """Return the expected equality of bits for the replay's determinism level, hardware and drift."""
     host = expectation.host(ports.repo, planned.run.reproduces or "")
     return expectation.expected(planned.context.determinism, host, socket.gethostname(), drifted)

@@ -31,6 +31,8 @@ Warn = Callable[[str], None]
 class CaptureContext(msgspec.Struct, frozen=True, kw_only=True):
     """Inputs of a capture. `staging` is a folder for fetched datasets; the first fetch makes it.
 
+    With `observe`, a new annotation has the environment of this machine.
+
     `warnings` are those of the capture, each passed to `on_warning` once.
     """
 
@@ -44,6 +46,7 @@ class CaptureContext(msgspec.Struct, frozen=True, kw_only=True):
     index: Index
     staging: Path
     dry_run: bool
+    observe: bool
     progress: Progress | None
     on_warning: Warn | None = None
     warnings: list[str] = []

@@ -74,10 +74,12 @@ def take(
     progress: Progress | None = None,
     warn: Warn | None = None,
     dry_run: bool = False,
+    observe: bool = True,
 ) -> CapturedSnapshot:
     """Make all parts of the workspace at `root` durable, publish the snapshot and return it.
 
-    A published snapshot gets another annotation only with new information. `warn` gets each warning before files are
+    A published snapshot gets another annotation only with new information. With `observe`, that has the environment of
+    this machine; an attempt of a run observes its own. `warn` gets each warning before files are
     stored. A dry run writes nothing to the store, and does not observe the machine. Raises SecretsFound,
     LinksEscapeWorkspace, LfsContentMissing, BadConfigFile, NotFound, DatasetModified, and FileChanged if the workspace
     keeps changing.
@@ -97,6 +99,7 @@ def take(
                 index=index,
                 staging=staging,
                 dry_run=dry_run,
+                observe=observe,
                 progress=progress,
                 on_warning=warn,
             )
@@ -170,11 +173,8 @@ def _annotation(
 ) -> Annotation:
     """Return a new annotation, with secrets masked. The observed environment is made durable."""
     state = contents.state
-    observed = None
+    observed = _observe(context) if context.observe and not context.dry_run else None
     if not context.dry_run:
-        report(context.progress, "observing this machine, with torch")
-        variables = determinism.environment(context.settings.determinism) | context.settings.run.environment
-        observed = context.repo.objects.put_record(context.observer.observe(variables))
         recent = sorted(context.index.marks(_ANNOTATED))[-_ANNOTATED_LIMIT:]
         context.index.remember_marks(_ANNOTATED, {*recent, f"{_installation(context)}:{snapshot_id}"})
     annotation = Annotation(
@@ -189,11 +189,17 @@ def _annotation(
     return secret_gate.masked(annotation)
 
 
+def _observe(context: CaptureContext) -> Digest:
+    """Observe this machine as training processes see it, and return the digest of the stored record."""
+    report(context.progress, "observing this machine, with torch")
+    variables = determinism.environment(context.settings.determinism) | context.settings.run.environment
+    return context.repo.objects.put_record(context.observer.observe(variables))
+
+
 def _published_annotation(context: CaptureContext, snapshot_id: Digest) -> Annotation | None:
     """Return the newest annotation of a snapshot that this workspace took with the same installed distributions.
 
-    An observation of the machine costs more than the rest of an unchanged snapshot, and each attempt of a run makes
-    one anyway.
+    None if it has no environment, and the context demands one.
     """
     if f"{_installation(context)}:{snapshot_id}" not in context.index.marks(_ANNOTATED):
         return None
@@ -201,6 +207,8 @@ def _published_annotation(context: CaptureContext, snapshot_id: Digest) -> Annot
     if not annotations:
         return None
     newest = annotations[-1]
+    if newest.observed is None and context.observe and not context.dry_run:
+        return None
     # Records that gc deleted during a late publication, or that a disk lost, are written again.
     needed = {snapshot_id: 0} | ({newest.observed: 0} if newest.observed is not None else {})
     return newest if not presence.missing(context.repo.objects, needed) else None

@@ -1,8 +1,8 @@
 """`python -m m5ws.training.rank script.py arguments…`: one rank of an attempt; after `--`, any other program.
 
-It prepares the process before the script starts (log, ledger, determinism) and runs the script as Python would. Then it
-records the exit status. It dies with its launcher, so that no attempt outlives its supervisor. All that it changes in
-the process is listed in docs/reference/inside-a-rank.md.
+It prepares the process before the script starts (log, admission, ledger, determinism) and runs the script as Python
+would. Then it records the exit status. It dies with its launcher, so that no attempt outlives its supervisor. All that
+it changes in the process is listed in docs/reference/inside-a-rank.md.
 """
 
 import ctypes
@@ -31,6 +31,7 @@ from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
 from m5ws.store.cache.cache import cached
+from m5ws.training import admission
 from m5ws.training.determinism import apply, portable
 from m5ws.training.observation import watch
 from m5ws.training.runtime import context, facts, imported_copies, imports, isolation, missing_files, script_error
@@ -50,8 +51,9 @@ def main(arguments: Sequence[str]) -> int:
     stop = StopRequest(Path(orders.spool_dir) / "stop", world)
     stop.register()
     _redirect(Path(orders.log_dir) / f"rank-{rank}.log")
+    admitted = admission.wait(orders, rank)
     loads = imports.Imports(Path(orders.spool_dir) / f"{rank}.imports")
-    isolation.watch(orders, loads.note)
+    isolation.watch(orders, admitted.local_installs, loads.note)
     imported_copies.prefer(orders)
     spool = SpoolWriter(Path(orders.spool_dir) / f"{rank}.spool", genesis(orders.run, orders.attempt, str(rank)))
     repo = Repository.open(open_store(orders.store))

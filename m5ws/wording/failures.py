@@ -11,7 +11,6 @@ ENDS = {
     "superseded": "superseded by attempt {attempt} on {host}",
     "enough steps": "stopped by m5ws, because no more steps were needed",
     "not launched": "{problem}",
-    "script not started": "`{command}` did not start the script",
     "fork not restored": "the script did not restore the fork's checkpoint, because it uses no m5ws.session",
     "killed for a test": "killed after step {step}, to test the resume",
     "supervisor killed": "the supervisor was killed",

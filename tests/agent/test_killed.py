@@ -236,7 +236,7 @@ def test_files_that_cannot_be_stored_wait_on_this_machine(
     assert len(_restored(home.repo, tmp_path / "resumed")) == 2 and (directory / DELIVERED).exists()
 
 
-@pytest.mark.parametrize(("stage", "standing"), [("storing", "finished"), ("starting", "failed")])
+@pytest.mark.parametrize(("stage", "standing"), [("storing", "finished"), ("running", "failed")])
 def test_a_run_has_finished_if_m5ws_is_killed_after_the_ranks_ended_well(
     home: _Home, tmp_path: Path, stage: str, standing: str
 ) -> None:

@@ -21,6 +21,6 @@ def _stages(lab: Lab, folder: Path) -> list[str]:
 def test_the_stages_of_an_attempt(repo: Repository, tmp_path: Path) -> None:
     lab = Lab(repo, tmp_path)
     lab.train("a", lambda bad, step: 0.0)
-    assert _stages(lab, tmp_path) == ["observing", "materialising", "starting", "storing", "removing"]
-    lab.ranks.stop_at = lab.ranks.launched + 1
-    assert _stages(lab, tmp_path) == ["observing", "materialising", "starting", "stopping", "storing"]
+    assert _stages(lab, tmp_path) == ["materialising", "starting", "observing", "running", "storing", "removing"]
+    lab.ranks.stop_at = lab.ranks.begun + 1
+    assert _stages(lab, tmp_path) == ["materialising", "starting", "observing", "running", "stopping", "storing"]

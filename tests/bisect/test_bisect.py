@@ -91,7 +91,7 @@ def test_a_good_run_that_does_not_repeat_is_said_first(lab: Lab) -> None:
     lab.ranks.rule = lambda bad, step: 0.5
     report = lab.bisect()
     assert (report.outcome, report.runs, report.causes) == ("not comparable", 1, ())
-    lab.ranks.launched, lab.machine.facts["torch"] = 0, "2.14"
+    lab.ranks.begun, lab.ranks.facts["torch"] = 0, "2.14"
     assert [change.name for change in lab.bisect().here] == ["torch"]
 
 
@@ -113,7 +113,7 @@ def test_where_good_or_bad_does_not_run_there_is_no_answer(lab: Lab) -> None:
 
     lab.ranks.rule = fails
     assert lab.bisect().outcome == "not comparable"
-    lab.machine.facts["torch"] = "2.14"
+    lab.ranks.facts["torch"] = "2.14"
     lab.ranks.rule = lambda bad, step: fails(frozenset("a"), step)
     report = lab.bisect()
     assert (report.outcome, report.runs) == ("not comparable", 1) and "Crash" in report.reason
@@ -127,7 +127,7 @@ def test_what_was_run_is_not_run_again_unless_the_environment_can_change_bits(la
     assert sum(trial.known for trial in whole.trials) == 3 and whole.causes == (("code b.py", "code d.py"),)
     again = lab.bisect()
     assert (again.runs, again.causes, again.reason) == (0, whole.causes, whole.reason)
-    lab.machine.facts["torch"] = "2.14"
+    lab.ranks.facts["torch"] = "2.14"
     assert lab.bisect().runs == len(whole.trials)
 
 
@@ -139,7 +139,7 @@ def test_a_cause_that_was_found_is_told_where_the_runs_are_spent(lab: Lab) -> No
 
 def test_what_was_stopped_is_asked_again(lab: Lab) -> None:
     lab.train("abcd", _differs_if("b"))
-    lab.ranks.launched, lab.ranks.stop_at = 0, 3
+    lab.ranks.begun, lab.ranks.stop_at = 0, 3
     with pytest.raises(reproduce.ReplayInterrupted):
         lab.bisect()
     report = lab.bisect()

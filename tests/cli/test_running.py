@@ -17,7 +17,7 @@ from m5ws.cli.terminal import interrupt
 from m5ws.launch import reaper
 from m5ws.records.failure import EndReason
 from m5ws.repository.files import trees
-from m5ws.repository.references import notes, snapshots
+from m5ws.repository.references import notes, runs, snapshots
 from m5ws.repository.repository import Repository
 from m5ws.runs import state
 from tests.support.ranks.forks import ForkParents
@@ -328,10 +328,12 @@ m5ws.session(model, torch.optim.SGD(model.parameters()), total_steps=1)
         assert (place / f"fetched-{status}" / "out" / "result.txt").read_text() == "42\n"
 
 
-def test_a_launcher_that_starts_no_script_is_a_failed_run(home: Repository, place: Path) -> None:
+def test_a_launcher_that_starts_no_script_begins_no_run(home: Repository, place: Path) -> None:
     write(place, {"train": "print('not a rank')\n", "args.py": ""})
+    before = runs.ids(home)
     done = _here(place, "run", "--json", "--", "python", "train", "args.py")
-    assert "did not start the script" in json.loads(done.stdout)["result"]["reason"]["sentence"]
+    assert done.returncode == 2 and runs.ids(home) == before
+    assert "`python` ended with status 0 before the script began:\nnot a rank\n" in done.stderr
 
 
 def test_a_signal_that_nohup_ignores_interrupts_nothing() -> None:

@@ -78,14 +78,16 @@ def test_editable_installs_outside_the_workspace_are_noted(
     source.mkdir(parents=True)
     monkeypatch.syspath_prepend(str(site_with_editable(tmp_path, source)))
     assert distributions.installed()["my-lib"] == "1.0"
-    assert distributions.outside(root, {}).get("editable.my-lib") == (None if inside else str(source))
+    assert distributions.outside([root], {}, distributions.origins(root)).get("editable.my-lib") == (
+        None if inside else str(source)
+    )
 
 
 def test_folders_on_pythonpath_outside_the_workspace_are_noted(tmp_path: Path) -> None:
     root = tmp_path / "workspace"
     (tmp_path / "other").mkdir()
     value = os.pathsep.join([str(root / "src"), "lib", str(tmp_path / "other"), str(tmp_path / "absent")])
-    facts = distributions.outside(root, {"PYTHONPATH": value})
+    facts = distributions.outside([root], {"PYTHONPATH": value}, {})
     assert facts["python.path.outside"] == str(tmp_path / "other")
 
 

@@ -268,19 +268,6 @@ def test_the_installed_nccl(tmp_path: Path) -> None:
     assert native_libraries.nccl({}, {"LD_LIBRARY_PATH": str(tmp_path / "lib")}, tmp_path) == "2.26.2"
 
 
-def test_the_cuda_version_that_the_driver_serves(tmp_path: Path) -> None:
-    """nvidia-smi is faked: a program that prints the head of its table."""
-    pytest.importorskip("torch")
-    program = write(
-        tmp_path / "bin/nvidia-smi", "#!/bin/sh\necho '| Driver Version: 580.82.07  CUDA Version: 13.0 |'\n"
-    )
-    program.chmod(0o755)
-    write(tmp_path / "proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Kernel Module  580.82.07  Wed\n")
-    environment = without_torch({"PATH": str(program.parent), "PYTHONPATH": str(tmp_path / "site")}, tmp_path)
-    facts = observer(tmp_path, system=tmp_path).observe(environment).facts
-    assert facts["cuda.driver"] == "13.0"
-
-
 def test_the_container_image_is_what_its_starter_says(tmp_path: Path) -> None:
     (tmp_path / ".dockerenv").touch()
     image = f"registry/train@{DIGEST}"

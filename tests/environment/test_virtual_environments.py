@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import time
-import venv
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,16 +14,13 @@ import msgspec
 import pytest
 
 from m5ws.environment.observe import own_package
-from m5ws.environment.observe.machine import Machine
-from m5ws.environment.observe.observing import ObserveRequest
-from m5ws.environment.observe.remote import NotObserved, RemoteObserver
 from m5ws.environment.rebuild import interpreters
 from m5ws.environment.rebuild.interpreters import NoPython
 from m5ws.environment.rebuild.pip import NotInstalled
 from m5ws.environment.rebuild.virtual_environments import VirtualEnvironments
 from m5ws.errors import UsageError
 from m5ws.launch.local import LocalLauncher
-from m5ws.records.launch import LaunchRequest
+from m5ws.records.launch import LaunchRequest, Observing
 from m5ws.records.recipe import Recipe, Requirement
 from tests.support.files import wheels
 from tests.support.workspace.checkouts import write
@@ -59,8 +55,7 @@ class Shop:
 
     def build(self, recipe: Recipe, code: Mapping[str, str] | None = None) -> Path:
         """Return the interpreter of the recipe's environment."""
-        request = ObserveRequest(root=str(self.root))
-        kept = VirtualEnvironments(self.kept, self.environment, LocalLauncher, Machine(root=self.root), request)
+        kept = VirtualEnvironments(self.kept, self.environment, LocalLauncher, Observing(root=str(self.root)))
         return Path(kept.build(recipe, lambda target: write(target, code or {})).python)
 
     @property
@@ -139,9 +134,7 @@ def test_code_of_the_workspace_is_installed_from_the_snapshot(shop: Shop) -> Non
 
 
 def test_m5ws_is_found_whatever_a_run_puts_on_pythonpath(shop: Shop, tmp_path: Path) -> None:
-    kept = VirtualEnvironments(
-        shop.kept, shop.environment, LocalLauncher, Machine(root=shop.root), ObserveRequest(root=str(shop.root))
-    )
+    kept = VirtualEnvironments(shop.kept, shop.environment, LocalLauncher, Observing(root=str(shop.root)))
     made = kept.build(recipe(Requirement(name="greeting", version="1.0")), lambda target: write(target, {}))
     write(
         tmp_path,
@@ -181,7 +174,7 @@ def test_the_interpreter_must_be_of_the_version(shop: Shop) -> None:
 def test_environments_are_not_kept_in_the_workspace(shop: Shop) -> None:
     inside = shop.root / "cache"
     with pytest.raises(UsageError, match=re.escape(str(inside))):
-        VirtualEnvironments(inside, {}, LocalLauncher, Machine(root=shop.root), ObserveRequest(root=str(shop.root)))
+        VirtualEnvironments(inside, {}, LocalLauncher, Observing(root=str(shop.root)))
 
 
 def test_a_copy_of_m5ws_is_m5ws_and_nothing_else(tmp_path: Path) -> None:
@@ -196,12 +189,3 @@ def test_a_copy_of_m5ws_is_m5ws_and_nothing_else(tmp_path: Path) -> None:
     assert own_package.is_copy_of_m5ws(copy)
     (copy / "mine.py").touch()
     assert not own_package.is_copy_of_m5ws(copy)
-
-
-def test_an_environment_without_the_dependencies_of_m5ws_is_named(tmp_path: Path) -> None:
-    venv.create(tmp_path / "bare")
-    python = str(tmp_path / "bare" / "bin" / "python")
-    observer = RemoteObserver(Machine(root=tmp_path), dict, python, ObserveRequest(root="/"), "environment x")
-    with pytest.raises(NotObserved, match=r"environment x.*No module named") as raised:
-        observer.observe({})
-    assert "pip install" in raised.value.hint

@@ -1,6 +1,7 @@
 """The packages that ranks loaded decide whether a changed environment matters, to a replay and to a resumed run."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ _IN_STEPS = """\
 
 
 class _Place:
-    """A workspace, and a folder of installed distributions for its script and its observer."""
+    """A workspace, and a folder of installed distributions for its script."""
 
     def __init__(self, folder: Path) -> None:
         self.site, self.fails = folder / "site", folder / "fails"
@@ -61,7 +62,7 @@ class _Place:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _Place:
     made = _Place(tmp_path)
-    monkeypatch.syspath_prepend(str(made.site))
+    monkeypatch.setenv("PYTHONPATH", str(made.site), prepend=os.pathsep)
     return made
 
 

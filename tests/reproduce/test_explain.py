@@ -1,6 +1,5 @@
 """Explanations from traced replays, and the choice of the traced steps."""
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,11 +8,9 @@ import pytest
 
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.ports import Ports
-from m5ws.launch.interface import Process
-from m5ws.launch.local import LaunchFailed
-from m5ws.records.environment import Declared, Observed, Origin
+from m5ws.launch.interface import LaunchFailed, Process
 from m5ws.records.explanation import Explanation, TracedReplay
-from m5ws.records.launch import LaunchRequest
+from m5ws.records.launch import LaunchRequest, Observing
 from m5ws.records.ledger import State, Step
 from m5ws.records.run import LaunchSpec, Run
 from m5ws.records.trace import TraceEntry
@@ -142,19 +139,6 @@ class Asked:
         raise LaunchFailed("no more is asked for")
 
 
-class Nothing:
-    """An observer without facts."""
-
-    def observe(self, environment: Mapping[str, str]) -> Observed:
-        return Observed()
-
-    def declare(self, root: Path, lock_files: Sequence[str], image: str | None) -> Declared:
-        return Declared()
-
-    def origins(self, image: str | None) -> dict[str, Origin]:
-        return {}
-
-
 def test_the_steps_are_done_again_by_the_interpreter_that_did_them(repo: Repository, tmp_path: Path) -> None:
     """With `--env rebuild` that interpreter is not the one that runs m5ws."""
     pinned = planted.publish(repo, planted.snapshot(planted.tree(repo, tmp_path / "w", {"x.py": ""})))
@@ -165,7 +149,7 @@ def test_the_steps_are_done_again_by_the_interpreter_that_did_them(repo: Reposit
     ports = Ports(
         repo=repo,
         launcher=launcher,
-        observer=Nothing(),
+        observing=Observing(),
         tracker=None,
         environment={},
         work_root=tmp_path / "work",
@@ -184,7 +168,7 @@ def test_the_steps_are_done_again_by_the_interpreter_that_did_them(repo: Reposit
 
 def test_a_store_that_does_not_answer_costs_the_look_and_not_the_verdict(repo: Repository, tmp_path: Path) -> None:
     """The store has nothing of the original."""
-    ports = Ports(repo=repo, launcher=Asked(), observer=Nothing(), tracker=None, environment={}, work_root=tmp_path)
+    ports = Ports(repo=repo, launcher=Asked(), observing=Observing(), tracker=None, environment={}, work_root=tmp_path)
     explanation, stopped = explain_divergence(msgspec.structs.replace(case([0]), ports=ports))
     assert (explanation.place, causes(explanation)) == (None, [("unknown", False)])
     assert "not finished" in explanation.limits[0] and not stopped

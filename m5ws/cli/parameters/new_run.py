@@ -78,7 +78,7 @@ def pin(
     """Return the named snapshot or a new one, and a launch, with changes. Raises as `overrides.change`."""
     from m5ws.snapshot.config import overrides as operation
 
-    snapshot_id = names.find_id(repo, named, "snapshot") if named else take(workspace, repo, message).id
+    snapshot_id = names.find_id(repo, named, "snapshot") if named else take(workspace, repo, message, observe=False).id
     return operation.change(repo, snapshot_id, spec, overrides)
 
 

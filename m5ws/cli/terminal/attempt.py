@@ -1,10 +1,11 @@
 """An attempt on the command line: printed, started in the background, or executed with its progress."""
 
 import shlex
+from functools import partial
 from typing import TYPE_CHECKING
 
 from m5ws.cli import detached, environment
-from m5ws.cli.terminal import interrupt, output, progress, run_end
+from m5ws.cli.terminal import interrupt, output, run_end
 from m5ws.cli.terminal.run_progress import RunProgress
 
 if TYPE_CHECKING:
@@ -15,36 +16,27 @@ if TYPE_CHECKING:
 
 
 def start(workspace: "Workspace", ports: "Ports", plan: "AttemptPlan", given: "StartArguments") -> None:
-    """Print, detach or execute a planned attempt, after a check of the environment.
-
-    Raises EnvironmentDiffers, and as `run_end.report` does.
-    """
-    check_environment(ports, plan, given["env"])
+    """Print, detach or execute a planned attempt. Raises EnvironmentDiffers, and as `run_end.report` does."""
+    environment.policy(given["env"])
     as_json = given["as_json"]
     if given["dry_run"]:
         return output.print_json(plan) if as_json else output.echo(_describe(plan))
     if given["detach"]:
         detached.start(workspace, ports.repo, plan, given["env"])
         return output.print_json({"run": plan.run}) if as_json else output.echo(plan.run.id)
-    return _follow(ports, plan, enabled=not given["no_progress"], as_json=as_json)
+    return _follow(ports, plan, given["env"], enabled=not given["no_progress"], as_json=as_json)
 
 
-def check_environment(ports: "Ports", planned: "AttemptPlan", env: tuple[str, ...]) -> None:
-    """Compare the environment under a progress bar. Raises EnvironmentDiffers."""
-    with progress.Bar() as bar:
-        bar("comparing the environment", 0, 0)
-        environment.check(ports, planned, env)
-
-
-def _follow(ports: "Ports", plan: "AttemptPlan", *, enabled: bool, as_json: bool) -> None:
-    """Execute a plan and report the result. Raises as `run_end.report` does."""
+def _follow(ports: "Ports", plan: "AttemptPlan", env: tuple[str, ...], *, enabled: bool, as_json: bool) -> None:
+    """Execute a plan and report the result. Raises as `start` does."""
     from m5ws.attempts import leader
 
     if not as_json:
         output.echo(plan.run.id)
     log = plan.directory / "logs" / "rank-0.log"
     with interrupt.on_signals(), RunProgress(enabled=enabled, log=log) as shown:
-        result = leader.execute(ports, plan, shown.watch, shown.prepare, shown.poll)
+        accept = partial(environment.check, ports, plan, env)
+        result = leader.execute(ports, plan, shown.watch, shown.prepare, shown.poll, accept)
     if as_json:
         output.print_json({"run": plan.run, "result": result})
     if any((work := plan.directory / "work").glob("*")):

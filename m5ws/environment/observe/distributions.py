@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from email import message_from_string
 from functools import cache
 from importlib import metadata
@@ -91,23 +91,27 @@ def _module(top: str, below: str) -> str | None:
 
 
 def outside(
-    root: Path, environment: Mapping[str, str], known: Mapping[str, Origin] | None = None
+    roots: Sequence[Path], environment: Mapping[str, str], known: Mapping[str, Origin]
 ) -> dict[str, str | None]:
-    """Return facts about code outside the workspace `root` that training may import; `known` are `origins`.
+    """Return facts about code outside the workspace and its copies (`roots`) that training may import.
+
+    `known` are `origins`.
 
     `editable.NAME` is the source folder of an editable install, `python.path.outside` the existing folders on
-    PYTHONPATH, each only if it is outside the workspace. Such code can change under the same version number.
+    PYTHONPATH, each only if it is outside of `roots`. Such code can change under the same version number.
     """
     facts: dict[str, str | None] = {
         f"editable.{name}": unquote(urlsplit(origin.url).path)
-        for name, origin in (origins(root) if known is None else known).items()
+        for name, origin in known.items()
         if origin.kind == "editable" and not origin.inside
     }
     entries = [Path(entry) for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
     folders = [
         str(path)
         for path in entries
-        if path.exists() and not _inside(root / path, root) and not own_package.is_copy_of_m5ws(path)
+        if path.exists()
+        and not any(_inside(roots[0] / path, root) for root in roots)
+        and not own_package.is_copy_of_m5ws(path)
     ]
     return facts | {"python.path.outside": os.pathsep.join(folders) or None}
 

@@ -1,12 +1,13 @@
 """`Observer` of this machine, as training processes see it.
 
-Every fact is read, and none is guessed: an unknown fact is None. This process does not import torch; facts that need
-torch come from a separate process (`torch_facts`). Modules are imported on use, because most snapshots only declare.
+Every fact is read, and none is guessed: an unknown fact is None. Facts that need torch come from a separate process
+(`torch_facts`); in a rank, which has torch, from the rank itself. Modules are imported on use, because most snapshots
+only declare.
 """
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,28 +32,30 @@ _IMAGE_HINT = (
 class Machine:
     """Observes and declares environments. `root` is the workspace; code outside it becomes a fact.
 
-    `copied` is a copy of the workspace from which distributions were installed. `variable_names` are recorded in
-    addition to the built-in ones. `cache` is a directory for facts from torch, `base` the environment that training
-    processes inherit, `system` the root folder of /proc, /sys …. Without `provides` the files of distributions are not
-    listed, which saves a tenth of a second. Raises ConfigError for a variable with the name of a secret.
+    `copies` are copies of the workspace, from which distributions may be installed. `variable_names` are recorded in
+    addition to the built-in ones. `read_torch` returns the facts of a process with torch; without it, a separate
+    process has them, and `cache` is a directory for them. `base` is the environment that training processes inherit,
+    `system` the root folder of /proc, /sys …. Without `provides` the files of distributions are not listed, which
+    saves a tenth of a second. Raises ConfigError for a variable with the name of a secret.
     """
 
     def __init__(
         self,
         *,
         root: Path | None = None,
-        copied: Path | None = None,
+        copies: Sequence[Path] = (),
         variable_names: Sequence[str] = (),
         wanted: Mapping[str, str] | None = None,
+        read_torch: "Callable[[], Facts] | None" = None,
         cache: Path | None = None,
         base: Mapping[str, str] = os.environ,
         system: Path = Path("/"),
         provides: bool = True,
     ) -> None:
-        self._root = root or Path.cwd()
-        self._roots = (self._root, copied) if copied is not None else (self._root,)
+        self._roots = (root or Path.cwd(), *copies)
         self._variables = variables.allowed(variable_names)
         self._wanted = dict(wanted or {})
+        self._read_torch = read_torch
         self._cache = cache
         self._base = base
         self._system = system
@@ -61,18 +64,21 @@ class Machine:
     def observe(self, environment: Mapping[str, str]) -> Observed:
         """Return the observed environment, with `environment` over the variables that processes inherit.
 
-        Facts from torch (versions, vector capability, visible GPUs) come from a separate process, the rest from the
-        system. With a cache, a second call starts no process.
+        With a cache, a second call starts no process.
         """
         from m5ws.environment.observe import distributions, native_libraries, own_package
-        from m5ws.environment.observe.torch_facts import TorchFacts
+        from m5ws.environment.observe.torch_facts import NAMES, TorchFacts
 
         merged = {**self._base, **environment}
         installed = distributions.installed()
         native = self._native(merged) | {"nccl.installed": native_libraries.nccl(installed, merged, self._system)}
-        effective = TorchFacts(self._cache).read(merged, native, installed)
+        effective = (
+            TorchFacts(self._cache).read(merged, native, installed)
+            if self._read_torch is None
+            else dict.fromkeys(NAMES) | self._read_torch()
+        )
         origins = distributions.origins(*self._roots)
-        code = distributions.outside(self._root, merged, origins) | {"m5ws.code": own_package.code()}
+        code = distributions.outside(self._roots, merged, origins) | {"m5ws.code": own_package.code()}
         known = {name: value for name, value in effective.items() if value is not None or name not in native}
         facts = native | known | code | variables.facts(self._variables, merged)
         return Observed(

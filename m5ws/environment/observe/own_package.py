@@ -26,7 +26,6 @@ _NOT_IN_RANKS = frozenset(
         "checkpoints",
         "cli",
         "diff",
-        "environment",
         "launch",
         "projects",
         "reproduce",

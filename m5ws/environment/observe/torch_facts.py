@@ -7,8 +7,6 @@ fact is worse than a slow snapshot.
 
 import json
 import os
-import re
-import shutil
 import site
 import subprocess
 import sys
@@ -88,8 +86,6 @@ class TorchFacts:
         if (cached := self._cached(key)) is not None:
             return cached
         facts = absent | _run(environment)
-        if facts["cuda.driver"] is None and native.get("gpu.driver") is not None:
-            facts["cuda.driver"] = _driver_api(environment)
         if "torch.error" not in facts:
             self._store(key, facts)
         return facts
@@ -134,19 +130,6 @@ def _run(environment: Mapping[str, str]) -> Facts:
         return {"torch.error": f"exit {done.returncode}: {lines[-1] if lines else 'no message'}"}
     printed = (facts for line in reversed(done.stdout.splitlines()) if (facts := _facts(line)) is not None)
     return next(printed, {"torch.error": f"{command[-1]} printed no facts"})
-
-
-def _driver_api(environment: Mapping[str, str]) -> str | None:
-    """Return the newest CUDA version that the driver supports, from the head of nvidia-smi's table."""
-    program = shutil.which("nvidia-smi", path=environment.get("PATH", os.defpath))
-    if program is None:
-        return None
-    try:
-        table = subprocess.run([program], env=dict(environment), capture_output=True, timeout=60.0, check=False).stdout
-    except subprocess.TimeoutExpired:
-        return None
-    match = re.search(rb"CUDA Version:\s*(\d[\d.]*)", table)
-    return match[1].decode() if match else None
 
 
 def _facts(payload: bytes) -> Facts | None:

@@ -18,15 +18,14 @@ import blake3
 import msgspec
 
 from m5ws import locks
-from m5ws.environment.interface import Observer, RebuiltEnvironment
-from m5ws.environment.observe import own_package, remote
-from m5ws.environment.observe.observing import ObserveRequest
+from m5ws.environment.interface import RebuiltEnvironment
+from m5ws.environment.observe import own_package
 from m5ws.environment.rebuild import interpreters, pip
 from m5ws.errors import UsageError
 from m5ws.launch.interface import Launcher, Process
 from m5ws.progress import Progress
 from m5ws.records import codec
-from m5ws.records.launch import LaunchRequest
+from m5ws.records.launch import LaunchRequest, Observing
 from m5ws.records.recipe import Recipe
 
 _COMPLETE = "complete"
@@ -51,17 +50,16 @@ class _Launcher:
 
 
 class VirtualEnvironments:
-    """Environments below `folder`. `request` is for the observer in them; `launcher` makes one for variables."""
+    """Environments below `folder`. `observing` are the orders of the workspace; `launcher` makes one for variables."""
 
     def __init__(
         self,
         folder: Path,
         environment: Mapping[str, str],
         launcher: Callable[[Mapping[str, str]], Launcher],
-        local: Observer,
-        request: ObserveRequest,
+        observing: Observing,
     ) -> None:
-        if folder.resolve().is_relative_to(Path(request.root).resolve()):
+        if folder.resolve().is_relative_to(Path(observing.root).resolve()):
             raise UsageError(
                 f"the folder for environments, {folder}, is inside the workspace",
                 hint="Set XDG_CACHE_HOME to a folder outside: ranks may not load code from the checkout.",
@@ -69,8 +67,7 @@ class VirtualEnvironments:
         self._folder = folder
         self._environment = dict(environment)
         self._launcher = launcher
-        self._local = local
-        self._request = request
+        self._observing = observing
 
     def build(
         self,
@@ -103,22 +100,12 @@ class VirtualEnvironments:
         if "deepspeed" in recipe.names and "TORCH_EXTENSIONS_DIR" not in environment:
             # Operators in the shared folder may be built for another version of torch.
             environment["TORCH_EXTENSIONS_DIR"] = str(place / "extensions")
-
-        def variables(added: Mapping[str, str]) -> dict[str, str]:
-            return environment | _with_own(added, own)
-
-        request = ObserveRequest(
-            root=self._request.root,
-            copied=str(place / "code"),
-            variable_names=self._request.variable_names,
-            cache=self._request.cache,
-        )
         name = f"virtual environment {place.name}"
         return RebuiltEnvironment(
             python=python,
             environment=environment,
             launcher=_Launcher(self._launcher(environment), own),
-            observer=remote.RemoteObserver(self._local, variables, python, request, name),
+            observing=msgspec.structs.replace(self._observing, copy=str(place / "code"), rebuilt=name),
         )
 
 

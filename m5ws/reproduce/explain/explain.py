@@ -14,6 +14,7 @@ from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.ports import Ports, Watch
 from m5ws.attempts import leader, planning
 from m5ws.diff import diff
+from m5ws.environment import drift
 from m5ws.errors import M5Error
 from m5ws.progress import Progress
 from m5ws.records import codec
@@ -120,7 +121,7 @@ def _changed(case: ExplainContext, original: Run) -> bool:
 
 def _variables(verdict: Verdict) -> dict[str, str | None]:
     """Return the environment variables that differ, with the original's values; None for an unset one."""
-    prefix = "variable."
+    prefix = drift.VARIABLE
     return {
         change.name.removeprefix(prefix): change.old
         for change in verdict.changes

@@ -25,7 +25,7 @@ from m5ws.records.checkpoint import Tensor as TensorRecord
 from m5ws.repository.objects import Objects
 from m5ws.training.backends.dcp_reader import PlanReader, RepositoryReader
 from m5ws.training.backends.dcp_writer import PlanWriter, RepositoryWriter, planned_slice
-from m5ws.training.compat.tensors import sharded_like
+from m5ws.training.compat.sharded import sharded_like
 from m5ws.training.runtime import collectives
 from m5ws.training.state import content_check as content_rules
 

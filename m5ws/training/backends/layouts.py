@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, empty
 
 from m5ws.records.checkpoint import Tensor as TensorRecord
 from m5ws.training.backends.base import Plain
-from m5ws.training.compat import tensors
+from m5ws.training.compat import sharded
 from m5ws.training.state import content_check as content_rules
 from m5ws.training.state import subclasses
 from m5ws.training.state.plain_state import RestoreError, StateError
@@ -97,4 +97,4 @@ def as_shard(name: str, parameter: torch.Tensor, local: torch.Tensor, whole: tup
         )
     if not isinstance(parameter, DTensor):
         return local
-    return tensors.sharded_like(parameter, local)
+    return sharded.sharded_like(parameter, local)

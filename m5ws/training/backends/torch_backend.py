@@ -20,7 +20,7 @@ from m5ws.training.backends import ddp, layouts, optimizer_state
 from m5ws.training.backends.base import Layout, Piece, Plain
 from m5ws.training.backends.tensor_names import check_fit, check_same_on_all, module_names, own_name, stored_name
 from m5ws.training.backends.torch_staged import StagedState, check_kinds, differing_replicas, pieces, staged_copy
-from m5ws.training.compat import facts, modules, tensors
+from m5ws.training.compat import facts, modules, sharded
 from m5ws.training.runtime import collectives
 from m5ws.training.state import plain_state as plain
 from m5ws.training.state.plain_state import RestoreError, StateError
@@ -40,7 +40,7 @@ class TorchBackend:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
         objects: Mapping[str, Any] = {},
     ) -> None:
-        facts.require((*modules.NAMED, *tensors.sharded(model), *ddp.facts(model)))
+        facts.require((*modules.NAMED, *sharded.facts_of(model), *ddp.facts(model)))
         self._model = model
         self._optimizers = optimizer_state.as_optimizers(optimizer)
         self._modules = module_names(model)

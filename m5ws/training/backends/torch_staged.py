@@ -15,7 +15,7 @@ from m5ws.errors import M5Error
 from m5ws.repository.objects import Objects
 from m5ws.training.backends import optimizer_state
 from m5ws.training.backends.base import Box, Piece, Plain, Saved, Span
-from m5ws.training.compat import tensors
+from m5ws.training.compat import sharded
 from m5ws.training.runtime import collectives
 from m5ws.training.state import subclasses
 from m5ws.training.state.plain_state import StateError
@@ -121,7 +121,7 @@ def pieces(state: Mapping[str, torch.Tensor]) -> Iterator[Piece]:
         box, count = boxes[layout]
         if box is None:
             continue
-        local = tensors.local_part(tensor)
+        local = sharded.local_part(tensor)
         if local.numel() != count:
             raise StateError(
                 f"a shard of {name} has {local.numel()} elements, where torch would have {count} ({tensor.placements})",
@@ -136,7 +136,7 @@ def _box(name: str, tensor: DTensor) -> Box | None:
         return None
     if any(placement.is_partial() for placement in tensor.placements):
         raise StateError(f"{name} has sums that are not reduced yet ({tensor.placements})")
-    sizes, offsets = tensors.local_box(tensor.shape, tensor.device_mesh, tensor.placements)
+    sizes, offsets = sharded.local_box(tensor.shape, tensor.device_mesh, tensor.placements)
     return Box(tuple(tensor.shape), offsets, sizes)
 
 
@@ -144,9 +144,9 @@ def staged_copy(name: str, tensor: torch.Tensor, copier: Stager) -> torch.Tensor
     """Return the copier's copy of a tensor; of a sharded one, with a copy of this rank's part."""
     if not isinstance(tensor, DTensor):
         return copier.copy(name, tensor)
-    local = tensors.local_part(tensor)
+    local = sharded.local_part(tensor)
     copy = copier.copy(name, local)
-    return tensor if copy is local else tensors.sharded_like(tensor, copy)
+    return tensor if copy is local else sharded.sharded_like(tensor, copy)
 
 
 def check_kinds(state: Mapping[str, torch.Tensor]) -> None:
@@ -171,7 +171,7 @@ def _obstacle(tensor: torch.Tensor) -> str | None:
         return f"of the layout {str(tensor.layout).removeprefix('torch.')}"
     if _BIT_FIELDS.fullmatch(str(tensor.dtype)):
         return f"of {str(tensor.dtype).removeprefix('torch.')}"
-    local = tensors.local_part(tensor) if isinstance(tensor, DTensor) else tensor
+    local = sharded.local_part(tensor) if isinstance(tensor, DTensor) else tensor
     if type(local) not in subclasses.PLAIN and not subclasses.has_bytes(local):
         return f"a {type(local).__module__}.{type(local).__qualname__} without bytes of its own"
     return None

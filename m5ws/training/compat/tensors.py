@@ -1,41 +1,11 @@
-"""Internals of torch's tensors: DTensor's specification, nested values, wrapper classes, leaves of autograd graphs."""
+"""Internals of torch's tensors: nested values, wrapper classes, leaves of autograd graphs."""
 
-from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any, TypeGuard
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement
 from torch.utils import _python_dispatch, _pytree
 
 from m5ws.training.compat.facts import Fact
-
-
-def sharded_like(tensor: DTensor, local: torch.Tensor) -> DTensor:
-    """Return a DTensor with the mesh and placements of `tensor` and another local part, on any device.
-
-    `DTensor.from_local` would move the part to the device of the mesh, and communicate with other ranks.
-    """
-    return DTensor(local, tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
-
-
-def local_part(tensor: DTensor) -> torch.Tensor:
-    """Return this rank's part of a sharded tensor.
-
-    `to_local` does the same without gradients; with them, it adds an operation to autograd's graph, and takes longer.
-    """
-    return tensor._local_tensor
-
-
-def local_box(
-    shape: torch.Size, mesh: DeviceMesh, placements: Sequence[Placement]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the sizes of this rank's part of a sharded tensor, and its offsets in the whole."""
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    sizes, offsets = compute_local_shape_and_global_offset(shape, mesh, placements)
-    return tuple(sizes), tuple(offsets)
 
 
 def tree_leaves(values: Any) -> list[Any]:
@@ -70,32 +40,3 @@ TRACED = (
     Fact("torch", "torch.utils._python_dispatch.is_traceable_wrapper_subclass", lambda: not is_wrapper(torch.empty(0))),
     Fact("torch", "AccumulateGrad.variable in the autograd graph", _has_accumulator),
 )
-
-
-def sharded(model: torch.nn.Module) -> Iterator[Fact]:
-    """Yield the facts about sharded tensors, tried on a model's first one; none if this rank has none."""
-    for tensor in model.parameters():
-        if isinstance(tensor, DTensor) and tensor.device_mesh.get_coordinate() is not None:
-            yield Fact("torch", "DTensor._local_tensor", partial(_has_part, tensor))
-            yield Fact("torch", "DTensor(local_tensor, spec, requires_grad=…)", partial(_is_rebuilt, tensor))
-            name = "torch.distributed.tensor._utils.compute_local_shape_and_global_offset"
-            yield Fact("torch", name, partial(_has_box, tensor))
-            return
-
-
-@torch.no_grad()
-def _has_part(tensor: DTensor) -> bool:
-    return local_part(tensor).data_ptr() == tensor.to_local().data_ptr()
-
-
-@torch.no_grad()
-def _is_rebuilt(tensor: DTensor) -> bool:
-    local = tensor.to_local()
-    rebuilt = sharded_like(tensor, local)
-    return (rebuilt.placements, rebuilt.shape) == (tensor.placements, tensor.shape) and rebuilt.to_local() is local
-
-
-@torch.no_grad()
-def _has_box(tensor: DTensor) -> bool:
-    sizes, offsets = local_box(tensor.shape, tensor.device_mesh, tensor.placements)
-    return sizes == tuple(tensor.to_local().shape) and len(offsets) == tensor.ndim

@@ -3,6 +3,7 @@
 A fact that does not apply here is None, never missing.
 """
 
+import ctypes
 import os
 import platform
 import re
@@ -48,6 +49,7 @@ def versions() -> Facts:
         "torch": str(torch.__version__),
         "torch.cuda": torch.version.cuda,
         "torch.git": git if git and git != "Unknown" else None,
+        "cuda.driver": _driver() if cuda else None,
         "cudnn": _text(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
         "nccl": _nccl() if torch.version.cuda else None,
         "gpu.model": torch.cuda.get_device_name() if cuda else None,
@@ -99,6 +101,19 @@ def _sdpa() -> str:
         "math": torch.backends.cuda.math_sdp_enabled(),  # type: ignore[no-untyped-call]
     }
     return " ".join(name for name, enabled in backends.items() if enabled)
+
+
+def _driver() -> str | None:
+    """Return the newest CUDA version that the loaded driver supports.
+
+    https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VERSION.html
+    """
+    number = ctypes.c_int()
+    try:
+        failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
+    except OSError:
+        return None
+    return None if failed else f"{number.value // 1000}.{number.value % 1000 // 10}"
 
 
 def _nccl() -> str | None:

@@ -7,7 +7,7 @@ imported from that copy (imported_copies.py).
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib import metadata
 from importlib.machinery import ExtensionFileLoader, ModuleSpec, SourceFileLoader
@@ -43,12 +43,13 @@ class _Unpinned(msgspec.Struct, frozen=True):
     places: tuple[str, ...]
 
 
-def watch(context: Context, note: Callable[[str], None]) -> None:
+def watch(context: Context, installs: Sequence[LocalInstall], note: Callable[[str], None]) -> None:
     """Check each module that is loaded from a file from now on, also one that is never in `sys.modules`.
 
-    Loading one that no snapshot contains raises NotIsolated. `note` is called with the name of each module.
+    `installs` has the distributions that no snapshot contains. Loading code that no snapshot contains raises
+    NotIsolated. `note` is called with the name of each module.
     """
-    unpinned = tuple(_Unpinned(install, _places(install)) for install in context.local_installs)
+    unpinned = tuple(_Unpinned(install, _places(install)) for install in installs)
     get_code, create_module = SourceFileLoader.get_code, ExtensionFileLoader.create_module
 
     def loading(loader: SourceFileLoader, fullname: str) -> CodeType | None:

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,9 @@ import msgspec
 from m5ws import workspace
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.attempts import leader, planning
-from m5ws.environment.interface import Observer
 from m5ws.errors import M5Error
 from m5ws.records.determinism import environment
-from m5ws.records.environment import Declared, Determinism, Observed
+from m5ws.records.environment import Determinism
 from m5ws.reproduce import reproduce, segments
 from m5ws.reproduce.segments import JointResult
 from m5ws.snapshot import snapshot
@@ -49,27 +48,6 @@ def length(step):
 """
 
 
-class _Seen:
-    """An `Observer` that observes once for each state of the machine. An observation costs more than a replay here."""
-
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-        self.installed: dict[str, str] = {}
-        self._looked: dict[object, Observed] = {}
-
-    def observe(self, environment: Mapping[str, str]) -> Observed:
-        """Return the observation with these variables, without those that name the attempt."""
-        own = frozenset((name, value) for name, value in environment.items() if name != "M5WS_CONTEXT")
-        state = (own, frozenset(self.installed.items()))
-        if state not in self._looked:
-            self._looked[state] = self._observer.observe(environment)
-        return self._looked[state]
-
-    def declare(self, root: Path, lock_files: Sequence[str], image: str | None) -> Declared:
-        """Return the declaration of the real observer."""
-        return self._observer.declare(root, lock_files, image)
-
-
 class Runs:
     """A workspace, its store, and the processes of its ranks' launcher."""
 
@@ -83,9 +61,8 @@ class Runs:
         self.here = workspace.find(self.root, variables)
         self.repo = self.here.repository(create=True)
         ports = self.here.ports(self.repo)
-        seen = _Seen(ports.observer)
-        self.ports = msgspec.structs.replace(ports, launcher=ForkLauncher(parents, variables), observer=seen)
-        self._seen = seen
+        self.ports = msgspec.structs.replace(ports, launcher=ForkLauncher(parents, variables))
+        self._installed: dict[str, str] = {}
         self.restore()
         here = self.here
         given = (here.source(), here.datasets(), here.tokenizers(), here.observer(), here.index_path)
@@ -93,7 +70,7 @@ class Runs:
 
     def install(self, name: str, version: str, code: str) -> None:
         """Install a version of a distribution in place of any other version."""
-        if version == "1.0" and self._seen.installed.get(name) == version:
+        if version == "1.0" and self._installed.get(name) == version:
             return
         for old in self.site.glob(f"{name}*"):
             shutil.rmtree(old)
@@ -101,7 +78,7 @@ class Runs:
         (self.site / name / "__init__.py").write_text(code)
         folder = self.site / f"{name}-{version}.dist-info"
         folder.mkdir()
-        self._seen.installed[name] = version
+        self._installed[name] = version
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
     def restore(self) -> None:

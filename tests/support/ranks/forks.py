@@ -19,8 +19,7 @@ from types import TracebackType
 import msgspec
 
 from m5ws.launch import child
-from m5ws.launch.interface import Process
-from m5ws.launch.local import LaunchFailed
+from m5ws.launch.interface import LaunchFailed, Process
 from m5ws.records import determinism
 from m5ws.records.environment import Determinism
 from m5ws.records.launch import LaunchRequest

@@ -1,7 +1,8 @@
 """Two runs whose ranks follow a rule of the test, and their bisection, all in the process of the test."""
 
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from m5ws.agent.ports import Ports
@@ -12,9 +13,9 @@ from m5ws.bisect.trials import Trial, TrialListeners
 from m5ws.errors import UsageError
 from m5ws.launch import launch_request
 from m5ws.records import codec
-from m5ws.records.environment import Declared, Determinism, Observed, Origin
+from m5ws.records.environment import Declared, Determinism, Observed
 from m5ws.records.failure import Failure
-from m5ws.records.launch import Context, LaunchRequest
+from m5ws.records.launch import ADMITTED, OBSERVED, Context, LaunchRequest, Observing
 from m5ws.records.ledger import RankEnded, RankStarted, Step
 from m5ws.records.recipe import Recipe
 from m5ws.records.run import LaunchSpec
@@ -35,40 +36,54 @@ class Crash(Exception):
     """The script fails at this step."""
 
 
-class Ended:
-    """A `Process` that has ended."""
+class OneRank:
+    """A `Process` whose one rank follows the rule at once when it is admitted."""
 
     pid = 0
 
-    def __init__(self, status: int) -> None:
-        self._status = status
+    def __init__(self, follow: Callable[[], int], admitted: Path) -> None:
+        self._follow, self._admitted = follow, admitted
+        self._status: int | None = None
 
     def poll(self) -> int | None:
+        if self._status is None and self._admitted.exists():
+            self._status = self._follow()
         return self._status
 
     def stop(self, grace_s: float, number: signal.Signals = signal.SIGTERM) -> int:
+        self._status = 130
         return self._status
 
 
 class Ranks:
-    """A `Launcher` whose one rank follows the rule and ends at once."""
+    """A `Launcher` of such ranks. `facts` and `installed` are the environment that they observe.
+
+    `begun` counts the attempts that began. Ctrl-C comes at the one with the number `stop_at`.
+    """
 
     def __init__(self) -> None:
         self.rule: Rule = lambda bad, step: 0.0
         self.stop_at: int | None = None
         self.session = True
-        self.launched = 0
+        self.begun = 0
+        self.facts: dict[str, str | None] = {"torch": "2.13", "python": "3.11.7"}
         self.installed: dict[str, str] = {}
 
     def can_mount(self, folder: str, path: str) -> bool:
         return False
 
-    def launch(self, request: LaunchRequest) -> Ended:
-        self.launched += 1
-        if self.launched == self.stop_at:
-            raise KeyboardInterrupt
+    def launch(self, request: LaunchRequest) -> OneRank:
         path = request.environment[launch_request.CONTEXT_VARIABLE]
         context = codec.decode(Path(path).read_bytes(), Context, path)
+        observed = Observed(facts=dict(self.facts), distributions=dict(self.installed))
+        Path(context.spool_dir, OBSERVED).write_bytes(codec.encode(observed))
+        return OneRank(partial(self._follow, context), Path(context.spool_dir, ADMITTED))
+
+    def _follow(self, context: Context) -> int:
+        """Write the events of a rank, and return its exit status."""
+        self.begun += 1
+        if self.begun == self.stop_at:
+            raise KeyboardInterrupt
         bad = frozenset(file.stem for file in Path(context.work_dir).glob("*.py") if file.read_text() == "bad")
         bad |= {name for name, version in self.installed.items() if version == "2.0"}
         spool = SpoolWriter(Path(context.spool_dir) / "0.spool", genesis(context.run, context.attempt, "0"))
@@ -78,7 +93,7 @@ class Ranks:
             out = Path(context.work_dir) / "out"
             out.mkdir(exist_ok=True)
             (out / "loss.txt").write_text(str(self.rule(bad, 1)))
-            return Ended(0)
+            return 0
         try:
             for step in range(1, (context.until or _STEPS) + 1):
                 loss = self.rule(bad, step)
@@ -87,38 +102,21 @@ class Ranks:
                 spool.append(Step(step=step, quantities={"loss": loss.hex()}))
         except Crash:
             spool.append(RankEnded(rank=0, failure=Failure(type="Crash")))
-            return Ended(1)
+            return 1
         finally:
             spool.close()
-        return Ended(0)
-
-
-class Machine:
-    """An `Observer` of a machine that a test can change."""
-
-    def __init__(self) -> None:
-        self.facts: dict[str, str | None] = {"torch": "2.13", "python": "3.11.7"}
-        self.installed: dict[str, str] = {}
-
-    def observe(self, environment: Mapping[str, str]) -> Observed:
-        return Observed(facts=dict(self.facts), distributions=dict(self.installed))
-
-    def declare(self, root: Path, lock_files: Sequence[str], image: str | None) -> Declared:
-        return Declared()
-
-    def origins(self, image: str | None) -> dict[str, Origin]:
-        return {}
+        return 0
 
 
 class Lab:
     """Two runs of a rule: GOOD's files contain `good`, BAD's `bad`."""
 
     def __init__(self, repo: Repository, folder: Path) -> None:
-        self.ranks, self.machine = Ranks(), Machine()
+        self.ranks = Ranks()
         self.ports = Ports(
             repo=repo,
             launcher=self.ranks,
-            observer=self.machine,
+            observing=Observing(),
             tracker=None,
             environment={},
             work_root=folder.with_name(f"{folder.name}-work"),
@@ -161,7 +159,7 @@ class Lab:
 
     def install(self, **versions: str) -> None:
         """Set the distributions of the environment in which runs begin."""
-        self.machine.installed = self.ranks.installed = versions
+        self.ranks.installed = versions
 
     def rebuilt(self, recipe: Recipe) -> Ports:
         """Return the ports of runs in a recipe's environment, with the distributions of its requirements."""
@@ -169,7 +167,7 @@ class Lab:
         there = Lab(self.ports.repo, self._folder)
         there.ranks.rule = self.ranks.rule
         there.install(**{requirement.name: requirement.version for requirement in recipe.requirements})
-        if "9.9" in there.machine.installed.values():
+        if "9.9" in there.ranks.installed.values():
             raise UsageError("no such version")
         return there.ports
 
