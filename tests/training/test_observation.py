@@ -192,7 +192,7 @@ def test_a_script_that_trains_nothing_is_no_different(
     assert errors == ended and steps(attempt) == [] and attempt.of(Notice) == []
 
 
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.soak), 3])
 def test_an_engine_of_deepspeed_is_observed_by_its_inner_optimizer(observed: Any, operator: Any, stage: int) -> None:
     script = str(Path(SCRIPT).with_name("observed_deepspeed.py"))
     one, same = (observed(script, str(stage), "3", ranks=2) for _ in range(2))
