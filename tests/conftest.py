@@ -5,9 +5,11 @@ import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 from m5ws.records.launch import STOP_SIGNALS
 from m5ws.repository.repository import Repository
@@ -27,7 +29,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 # The time to draw an example depends on the load of the machine, and not on m5ws.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("few", settings.get_profile("untimed"), max_examples=25)
+settings.register_profile("few", settings.get_profile("untimed"), max_examples=8)
 settings.load_profile("untimed")
 
 
@@ -114,21 +116,40 @@ def loud_skip(reason: str) -> None:
 _SLOWEST = (
     # The first to use DeepSpeed compiles its operators, which takes one to two minutes: the other worker begins with
     # modules that do not wait for them.
-    "training/test_deepspeed.py",
-    "services/test_frameworks.py", "services/test_transcripts.py", "services/test_triton.py",
-    "templates/test_training.py", "flows/test_evidence.py",
+    "training/test_deepspeed.py", "training/test_reshard_deepspeed.py", "training/test_export_deepspeed.py",
+    "services/test_frameworks.py", "flows/test_told_to_end.py", "flows/test_documented_commands.py",
+    "services/test_triton.py", "services/test_mlflow_ui.py", "templates/test_training.py", "flows/test_evidence.py",
     "flows/test_rebuild.py", "environment/test_virtual_environments.py",
     "flows/test_resume.py", "cli/test_running.py", "snapshot/test_known_files.py", "flows/test_reproduce.py",
     "flows/test_explain.py", "flows/test_elsewhere.py", "tracking/test_follower.py",
     "flows/test_segments.py", "training/test_features.py", "environment/test_machine.py", "flows/test_isolation.py",
     "flows/test_environments.py", "flows/test_recheck.py", "training/test_store_in_trouble.py",
-    "snapshot/test_crash.py", "training/test_deepspeed_cpu_adam.py", "training/test_dcp.py", "flows/test_fork.py",
-    "flows/test_bisect.py", "training/test_export_deepspeed.py", "repository/test_bindings.py",
-    "training/test_reshard_deepspeed.py", "contract/test_launchers.py", "contract/test_store.py",
+    "snapshot/test_crash.py", "training/test_dcp.py", "flows/test_fork.py",
+    "flows/test_bisect.py", "repository/test_bindings.py", "contract/test_launchers.py", "contract/test_store.py",
     "tracking/test_crashes.py", "bisect/test_bisect.py", "flows/test_s3_store.py",
     "training/test_portable.py", "flows/test_work_directories.py", "snapshot/test_killed.py",
 )  # fmt: skip
 """Modules that begin first, so that no worker is left with one when all others have ended."""
+
+
+_WITH_DEEPSPEED = frozenset(
+    f"tests/training/test_{name}.py"
+    for name in ("deepspeed", "deepspeed_cpu_adam", "export_deepspeed", "observation", "reshard_deepspeed", "tracing")
+)
+"""Modules that one worker runs: the parent of their ranks imports DeepSpeed, which takes seconds."""
+
+
+class _BySharedParents(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    """`--dist=loadfile`, with the modules of `_WITH_DEEPSPEED` as one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "DeepSpeed" if file in _WITH_DEEPSPEED else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _BySharedParents | None:
+    return _BySharedParents(config, log) if config.option.dist == "loadfile" else None
 
 
 _LONG_MARKS = ("services", "long")

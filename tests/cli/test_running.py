@@ -217,7 +217,6 @@ def test_a_run_that_is_asked_to_end_is_interrupted_cleanly(home: Repository, pla
 
 
 @pytest.mark.long
-@pytest.mark.long
 def test_a_time_limit_that_is_sent_to_all_processes_does_not_kill_torchrun_before_the_ranks(
     home: Repository, place: Path
 ) -> None:
@@ -346,7 +345,7 @@ def test_a_signal_that_nohup_ignores_interrupts_nothing() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGHUP"])
 def test_each_signal_of_a_scheduler_stops_a_run_and_is_named(home: Repository, place: Path, name: str) -> None:
     snapshot = _pin(home, place, "import time\nprint('ready')\ntime.sleep(600)\n")
     with _started(place, snapshot) as (process, run):

@@ -152,9 +152,9 @@ def test_m5ws_is_found_whatever_a_run_puts_on_pythonpath(shop: Shop, tmp_path: P
     assert status == 0, (tmp_path / "log").read_text()
 
 
-@pytest.mark.parametrize("variable", ["PIP_TARGET", "PIP_USER", "PIP_PREFIX"])
-def test_pip_installs_nowhere_else(shop: Shop, tmp_path: Path, variable: str) -> None:
-    shop.environment[variable] = "1" if variable == "PIP_USER" else str(tmp_path / "elsewhere")
+def test_pip_installs_nowhere_else(shop: Shop, tmp_path: Path) -> None:
+    elsewhere = str(tmp_path / "elsewhere")
+    shop.environment |= {"PIP_TARGET": elsewhere, "PIP_PREFIX": elsewhere, "PIP_USER": "1"}
     python = shop.build(recipe(Requirement(name="greeting", version="1.0")))
     assert output(python, "import greeting; print(greeting.TEXT)") == "one"
     assert not (tmp_path / "elsewhere").exists()

@@ -85,7 +85,7 @@ def _plain(workspace: Workspace) -> None:
     workspace.edit("train.py", "dist.destroy_process_group()\n", "")
 
 
-_TRAINERS = [pytest.param(name, marks=[] if name == "fsdp" else pytest.mark.long) for name in ("fsdp", "zero", "plain")]
+_TRAINERS = ["fsdp", pytest.param("plain", marks=pytest.mark.long), pytest.param("zero", marks=pytest.mark.soak)]
 
 
 @pytest.fixture(scope="module", params=_TRAINERS)

@@ -89,7 +89,7 @@ def test_another_number_of_processes(two: tuple[Workspace, str]) -> None:
     assert _causes(explanation)[0] == ("recorded change", True)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_another_number_of_threads(one: tuple[Workspace, str]) -> None:
     workspace, _ = one
     settings = workspace.root / "m5ws.toml"
@@ -104,6 +104,7 @@ def test_another_number_of_threads(one: tuple[Workspace, str]) -> None:
     assert _causes(explanation) == [("recorded change", True)]
 
 
+@pytest.mark.long
 def test_the_original_is_replayed_with_its_own_environment(one: tuple[Workspace, str]) -> None:
     """A variable that the original did not have is unset for its side, so its replay equals it."""
     workspace, run = one

@@ -106,6 +106,7 @@ def test_the_distributions_that_were_pinned_are_installed_again_and_the_replay_r
     assert (after.facts["rebuilt"] or "").startswith("virtual environment ")
 
 
+@pytest.mark.soak
 def test_a_distribution_that_makes_the_difference_is_bisected(trained: Trained) -> None:
     here = trained.here
     wheels.install(trained.python, trained.links, "greeting==2.0")

@@ -10,6 +10,7 @@ import pytest
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
 from tests.support.s3.s3_servers import S3Server
+from tests.support.workspace import command_line
 from tests.support.workspace.workspaces import Workspace, make_workspace
 
 _RUN = 'outputs = ["out"]'
@@ -96,10 +97,8 @@ def test_gc_frees_what_nothing_needs_in_a_bucket(workspace: Workspace, s3_server
     workspace.m5ws("checkout", kept, str(workspace.root.parent / "copy"))
 
 
-def _m5ws(place: Path, *words: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "m5ws", *words], cwd=place, capture_output=True, text=True, check=False
-    )
+def _m5ws(place: Path, *words: str, expect: int = 0) -> "subprocess.CompletedProcess[str]":
+    done = command_line.call("-C", str(place), *words)
     assert done.returncode == expect, done.stderr
     return done
 

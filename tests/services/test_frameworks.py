@@ -196,7 +196,17 @@ def _resume(place: Place, certificate: Any, example: Example) -> str:
     return f"inexact: {verdict['first']['quantity']} of step {verdict['first']['step']}"
 
 
-@pytest.mark.parametrize("example", _WITHOUT_LINE, ids=lambda example: example.name)
+_SAMPLE = ("fabric", "hydra")
+"""Examples without a line that `make test-services` runs: one on two ranks, one with a folder of settings."""
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(example, id=example.name, marks=[pytest.mark.soak] * (example.name not in _SAMPLE))
+        for example in _WITHOUT_LINE
+    ],
+)
 class TestExample:
     def test_it_is_reproduced(self, example: Example, certify: Callable[[Example, Versions], Certified]) -> None:
         place, certificate, result = certify(example, example.versions)

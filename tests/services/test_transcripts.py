@@ -13,7 +13,7 @@ from tests.services.conftest import Versions
 from tests.support.paths import ROOT
 from tests.support.workspace import command_line, transcripts
 
-pytestmark = pytest.mark.services
+pytestmark = pytest.mark.soak
 
 _FOLDER = ROOT / "docs" / "transcripts"
 _PAGES = {"hydra-wandb-src-layout": "hydra", "lightning-ddp": "lightning", "trainer-zero-offload": "hf-trainer"}
@@ -38,9 +38,7 @@ def environment(interpreter: Callable[[Versions], Path]) -> dict[str, str]:
     return command_line.inherited() | _GIT | {"PATH": search, "COLUMNS": "160", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.soak] * ("hydra" not in name)) for name in _PAGES]
-)
+@pytest.mark.parametrize("name", _PAGES)
 def test_a_transcript_is_repeated(name: str, environment: dict[str, str], tmp_path: Path) -> None:
     page = _FOLDER / f"{name}.md"
     root = tmp_path / "mine"

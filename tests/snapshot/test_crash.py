@@ -23,7 +23,7 @@ def _take(workspace: Workspace, repo: Repository, index: Path) -> str:
     return snapshot.take(workspace.root, workspace.settings, repo, *sources, index).id
 
 
-@pytest.mark.parametrize("same_index", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.parametrize("same_index", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_a_snapshot_survives_a_crash_after_every_single_write(tmp_path: Path, same_index: bool) -> None:
     """With the index of the killed call, and without: it must not name objects that never became durable."""
     workspace = find(make_workspace(tmp_path / "w", "plain.py").root)

@@ -1,8 +1,6 @@
 """Objects with a checksum of the S3 server are checked without a download; others are read."""
 
-import base64
 import functools
-import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -204,13 +202,6 @@ def test_another_kind_of_checksum_vouches_for_the_bytes_alone(server: ScriptedS3
     report = fsck.check(repo)
     assert report.clean and [one.checksum for one in report.vouched] == ["CRC64NVME"]
     assert server.count("HEAD") == 0
-
-
-def _overwritten(server: ScriptedS3, where: str) -> None:
-    """Overwrite an object by another program. The server checks the new bytes, and keeps their checksum."""
-    data = _flipped(server.objects[where])
-    server.objects[where] = data
-    server.checksums[where] = "SHA256", base64.b64encode(hashlib.sha256(data).digest()).decode()
 
 
 def test_a_store_that_does_not_answer_is_an_error_and_no_damage(server: ScriptedS3, open_filled: Open) -> None:

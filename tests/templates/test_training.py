@@ -49,7 +49,7 @@ def compiled() -> dict[str, str]:
     return {"TORCH_EXTENSIONS_DIR": str(operator.parents[1])}
 
 
-@pytest.mark.parametrize("template", ["gpt-fsdp", "gpt-deepspeed"])
+@pytest.mark.parametrize("template", ["gpt-fsdp", pytest.param("gpt-deepspeed", marks=pytest.mark.soak)])
 def test_a_template_runs_without_m5ws_around_it(workspace: Make, text: Path, template: str) -> None:
     root = workspace(template)
     call(root, sys.executable, "prepare.py", str(text))
@@ -70,11 +70,16 @@ def check_it_is_reproduced(root: Path, text: Path, change: str, run_m5ws: Callab
     assert verdict["not_compared"] == []
 
 
-@pytest.mark.parametrize(("template", "change"), [("gpt-fsdp", "dtype=bfloat16"), ("gpt-deepspeed", "zero_stage=2")])
+# tests/templates/test_demo.py reproduces gpt-fsdp.
+@pytest.mark.parametrize(
+    ("template", "change"),
+    [pytest.param("gpt-fsdp", "dtype=bfloat16", marks=pytest.mark.soak), ("gpt-deepspeed", "zero_stage=2")],
+)
 def test_a_template_is_reproduced(workspace: Make, text: Path, template: str, change: str) -> None:
     check_it_is_reproduced(workspace(template), text, change, m5ws)
 
 
+@pytest.mark.soak
 def test_another_stage_is_reproduced(workspace: Make, text: Path, fork_parents: ForkParents) -> None:
     with command_line.forked_ranks(fork_parents):
         check_it_is_reproduced(workspace("gpt-deepspeed"), text, "zero_stage=3", m5ws_here)

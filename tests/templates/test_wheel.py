@@ -54,6 +54,7 @@ def installed(wheel: Path) -> Path:
     return unpacked(wheel)
 
 
+@pytest.mark.long
 def test_the_compiled_kernel_comes_with_the_wheel_and_without_it_the_sums_are_the_same(
     wheel: Path, installed: Path, tmp_path: Path
 ) -> None:

@@ -1,5 +1,6 @@
 """A real MLflow database for each test, copied from one that was migrated once."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,18 +13,18 @@ from tests.support.records import mlflow_runs as written
 
 
 @pytest.fixture(scope="session")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty database of the installed MLflow's schema."""
-    directory = tmp_path_factory.mktemp("mlflow")
+def migrated(session_directory: Path) -> Path:
+    """An empty database of the installed MLflow's schema, made by the first worker that needs it."""
+    directory = session_directory / "mlflow"
     Mlflow(f"sqlite:///{directory}/mlflow.db", "tests", "", directory).migrate()
     return directory / "mlflow.db"
 
 
 @pytest.fixture
 def tracker(migrated: Path, tmp_path: Path, repo: Repository) -> Mlflow:
-    database = tmp_path / "mlflow.db"
-    database.write_bytes(migrated.read_bytes())
-    return Mlflow(f"sqlite:///{database}", "tests", repo.store.url, tmp_path / "runs")
+    for path in migrated.parent.glob("mlflow.db*"):
+        shutil.copy(path, tmp_path)
+    return Mlflow(f"sqlite:///{tmp_path}/mlflow.db", "tests", repo.store.url, tmp_path / "runs")
 
 
 @pytest.fixture

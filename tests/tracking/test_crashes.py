@@ -1,8 +1,10 @@
 """A follower that dies after its n-th write to MLflow, for every n: the next one completes the page, once."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from mlflow import MlflowClient
 
 from m5ws.records.run import Run
@@ -75,15 +77,16 @@ def _another(repo: Repository, run: Run) -> Run:
     return other
 
 
-def test_every_write_may_be_the_last(repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient) -> None:
+@pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.soak)])
+def test_every_write_may_be_the_last(
+    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient, stride: int
+) -> None:
     whole = _another(repo, run)
     Follower(tracker.options(whole.id, once=True)).advance(last=True)
     expected = _content(client, whole)
     assert [step for step, _, _ in expected["metrics"]["m5ws/loss"]] == list(range(1, 251))
     assert len(expected["outputs"]) == 2
-    writes = 0
-    while True:
-        writes += 1
+    for writes in itertools.count(1, stride):
         other = _another(repo, run)
         mortal = MortalClient(client, writes)
         try:

@@ -21,7 +21,6 @@ from m5ws.records import exact
 from m5ws.records.run import Run
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
-from m5ws.tracking.interface import TRACKED
 from m5ws.tracking.mlflow import follower as mlflow_follower
 from m5ws.tracking.mlflow.follower import Follower
 from m5ws.tracking.mlflow.run_page import DELIVERED_TAG, find
@@ -37,8 +36,8 @@ def start() -> Iterator[Start]:
     """Starts followers whose standard input this process holds; none is left over."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def begin(tracker: Mlflow, run: Run, once: bool = False) -> subprocess.Popen[bytes]:
-        options = tracker.options(run.id, once=once)
+    def begin(tracker: Mlflow, run: Run) -> subprocess.Popen[bytes]:
+        options = tracker.options(run.id)
         environment = {**os.environ, **options.environment}
         process = subprocess.Popen(options.argv, env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
         started.append(process)
@@ -109,14 +108,12 @@ def test_a_run_that_diverges_is_delivered_to_its_end(
     assert _page(client, run).info.status == "FINISHED"
 
 
-def test_a_finished_run_is_delivered_whole(
-    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient, start: Start
-) -> None:
+def test_a_finished_run_is_delivered_whole(repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient) -> None:
     written.begin(repo, run)
     written.train(repo, run, range(1, 6))
     name = written.checkpoint(repo, run, 5)
     written.end(repo, run)
-    assert _finish(start(tracker, run, once=True)) == 0
+    _deliver(tracker, run)
 
     page = _page(client, run)
     tags = page.data.tags
@@ -184,8 +181,8 @@ def test_it_follows_and_kills_leave_no_gap_and_no_duplicate(
     for _ in range(2):
         follower = start(tracker, run)
         for _ in range(4):
-            written.train(repo, run, range(last + 1, last + 301))
-            last += 300
+            written.train(repo, run, range(last + 1, last + 101))
+            last += 100
             _wake(follower)
         _until(lambda: find(client, run.id) and len(_history(client, run, "m5ws/loss")) > seen)  # noqa: B023
         os.kill(follower.pid, signal.SIGKILL)
@@ -260,25 +257,6 @@ def test_a_script_s_own_page_is_adopted_and_kept_as_it_is(
     assert tracker.logged(run.id).metrics == {"loss": {(1, (0.5).hex())}}
 
 
-def test_mlflow_down_fails_nothing_and_is_caught_up(
-    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient, tmp_path: Path
-) -> None:
-    (tmp_path / "runs" / run.id / "0001").mkdir(parents=True)
-    written.begin(repo, run)
-    written.train(repo, run, range(1, 4))
-    written.end(repo, run)
-    with socket.socket() as taken:  # bound and not listening: every connection is refused
-        taken.bind(("127.0.0.1", 0))
-        following = _elsewhere(repo, tmp_path, taken).follow(run.id)
-        assert not following.close(120)
-    assert "3 steps, from step 1" in following.problem and "m5ws ui --deliver" in following.problem
-    assert not _is_tracked(tmp_path, run)
-    again = tracker.catch_up(run.id)
-    assert again.close(120), again.problem
-    assert again.problem == "" and _is_tracked(tmp_path, run)
-    assert _history(client, run, "m5ws/loss") == _losses(1, 3)
-
-
 def test_mlflow_hanging_is_not_waited_for(repo: Repository, run: Run, tmp_path: Path) -> None:
     written.begin(repo, run)
     written.train(repo, run, range(1, 4))
@@ -292,25 +270,28 @@ def test_mlflow_hanging_is_not_waited_for(repo: Repository, run: Run, tmp_path: 
     assert "3 steps, from step 1" in following.problem
 
 
-def test_two_deliveries_of_one_run_make_one_page(
+def test_two_deliveries_make_one_page_and_the_supervisor_is_not_held_up(
     repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient, tmp_path: Path
 ) -> None:
+    """The supervisor writes more than a stopped follower reads, and another process delivers the run too."""
+    (tmp_path / "runs" / run.id / "0001").mkdir(parents=True)
     written.begin(repo, run)
+    following = tracker.follow(run.id)
+    os.kill(following._process.pid, signal.SIGSTOP)
+    for _ in range(70_000):
+        following.wake()
+    os.kill(following._process.pid, signal.SIGCONT)
     written.train(repo, run, range(1, 4))
     written.end(repo, run)
-    (tmp_path / "runs" / run.id / "0001").mkdir(parents=True)
-    deliveries = [tracker.catch_up(run.id), tracker.follow(run.id), tracker.catch_up(run.id)]
-    assert [delivery.close(120) for delivery in deliveries] == [True] * 3
+    for delivery in (tracker.catch_up(run.id), following):
+        assert delivery.close(120), delivery.problem
+    following.wake()
     assert _page(client, run).info.status == "FINISHED" and _history(client, run, "m5ws/loss") == _losses(1, 3)
 
 
 def _elsewhere(repo: Repository, tmp_path: Path, server: socket.socket) -> Mlflow:
     """Return the tracker of the MLflow on a socket. The run has a directory on this machine."""
     return Mlflow(f"http://127.0.0.1:{server.getsockname()[1]}", "tests", repo.store.url, tmp_path / "runs")
-
-
-def _is_tracked(tmp_path: Path, run: Run) -> bool:
-    return (tmp_path / "runs" / run.id / "0001" / TRACKED).exists()
 
 
 def test_without_news_the_store_is_not_asked(
@@ -325,21 +306,6 @@ def test_without_news_the_store_is_not_asked(
         monkeypatch.setattr(LocalStore, name, lambda _store, key, *_: pytest.fail(f"the store was asked for {key}"))
     follower.advance(look=False)
     assert follower.page_due_s() is None
-
-
-def test_a_supervisor_that_writes_more_than_a_follower_reads_is_not_held_up(
-    repo: Repository, run: Run, tracker: Mlflow, start: Start
-) -> None:
-    written.begin(repo, run)
-    following = tracker.follow(run.id)
-    os.kill(following._process.pid, signal.SIGSTOP)
-    for _ in range(70_000):
-        following.wake()
-    os.kill(following._process.pid, signal.SIGCONT)
-    written.train(repo, run, range(1, 4))
-    written.end(repo, run)
-    assert following.close(120), following.problem
-    following.wake()
 
 
 def test_standard_input_says_when_to_read_and_when_to_end(monkeypatch: pytest.MonkeyPatch) -> None:

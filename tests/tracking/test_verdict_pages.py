@@ -1,4 +1,4 @@
-"""Verdicts on the pages of their runs: delivered by a process in the background, and again after a failure."""
+"""A run and its verdict that MLflow did not take: nothing fails, and a later command delivers them."""
 
 from pathlib import Path
 from typing import Any
@@ -6,11 +6,12 @@ from typing import Any
 from mlflow import MlflowClient
 
 from m5ws.agent import untracked
+from m5ws.agent.delivery import DELIVERED
 from m5ws.records.run import Run
 from m5ws.records.verdict import Verdict
 from m5ws.repository.references import runs
 from m5ws.repository.repository import Repository
-from m5ws.tracking.interface import UNTOLD
+from m5ws.tracking.interface import TRACKED, UNTOLD
 from m5ws.tracking.mlflow.run_page import find
 from m5ws.tracking.mlflow.tracker import Mlflow
 from tests.support.records import mlflow_runs as written
@@ -21,7 +22,7 @@ def _tags(client: MlflowClient, run: Run) -> Any:
     return client.get_run(page).data.tags
 
 
-def test_a_verdict_that_mlflow_did_not_take_is_delivered_later(
+def test_what_mlflow_did_not_take_is_delivered_later(
     repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient, tmp_path: Path
 ) -> None:
     replay = written.publish_run(repo, run.snapshot, reproduces=run.id, purpose="reproduce")
@@ -31,8 +32,15 @@ def test_a_verdict_that_mlflow_did_not_take_is_delivered_later(
         written.end(repo, each)
     runs.publish_verdict(repo, Verdict(run=run.id, replay=replay.id, outcome="reproduced"))
     down = Mlflow("http://127.0.0.1:1", "tests", repo.store.url, tmp_path / "runs")
+    directory = tmp_path / "runs" / replay.id
+    (directory / "0001").mkdir(parents=True)
+    (directory / "0001" / DELIVERED).touch()
     untracked.show_verdict(down, tmp_path, replay.id)
-    assert untracked.catch_up(down, tmp_path) and (tmp_path / "runs" / replay.id / UNTOLD).exists()
+    (problem,) = untracked.catch_up(down, tmp_path)
+    assert "3 steps, from step 1" in problem and "m5ws ui --deliver" in problem
+    assert (directory / UNTOLD).exists() and not (directory / "0001" / TRACKED).exists()
     assert untracked.catch_up(tracker, tmp_path) == []
-    assert not (tmp_path / "runs" / replay.id / UNTOLD).exists()
+    assert not (directory / UNTOLD).exists() and (directory / "0001" / TRACKED).exists()
+    (page,) = find(client, replay.id)
+    assert [metric.step for metric in client.get_metric_history(page, "m5ws/loss")] == [1, 2, 3]
     assert {_tags(client, each)["m5ws.verdict"] for each in (run, replay)} == {"reproduced"}

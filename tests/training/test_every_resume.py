@@ -40,7 +40,7 @@ class _Scale(msgspec.Struct, frozen=True):
 _SOAK = _Scale(200, 200, soak=True)
 _LONG = [pytest.mark.soak, pytest.mark.timeout(4 * 3600)]
 _CASES = [
-    ("fsdp", "0.999", _Scale(6, 12)),
+    ("fsdp", "0.999", _Scale(3, 8)),
     *(
         pytest.param(kind, beta, _SOAK, marks=_LONG)
         for kind in ("fsdp", "zero2", "zero3")

@@ -12,7 +12,7 @@ from tests.support.ranks import forks
 from tests.training.conftest import Runner
 
 HERE = Path(__file__).parent
-ZERO = {"1": (1, "bf16"), "2": (2, "bf16"), "3": (3, "bf16")}
+ZERO = {"1": (1, "bf16"), "3": (3, "bf16")}
 
 
 @pytest.fixture(scope="module")

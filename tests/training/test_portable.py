@@ -55,7 +55,7 @@ def vendors(folder: Path) -> list[dict[str, str]]:
     return found
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.skipif(WIDTH != "AVX512", reason="NOT TESTED: this processor has one vector width alone")
 def test_without_the_level_other_vector_widths_give_other_bits() -> None:
     assert trained("strict").split()[1] != trained("strict", ATEN_CPU_CAPABILITY="avx2").split()[1]
@@ -74,11 +74,9 @@ def test_processors_of_both_vendors_give_equal_bits(tmp_path: Path, dtype: str) 
         assert first != second
 
 
-@pytest.mark.services
+@pytest.mark.soak
 @pytest.mark.skipif(EMULATOR is None, reason="NOT TESTED on an emulated processor: qemu-x86_64 is not installed")
-@pytest.mark.parametrize(
-    ("processor", "dtype"), [pytest.param("Haswell", "float32", marks=pytest.mark.soak), ("EPYC-v2", "bfloat16")]
-)
+@pytest.mark.parametrize(("processor", "dtype"), [("Haswell", "float32"), ("EPYC-v2", "bfloat16")])
 def test_an_emulated_processor_gives_equal_bits(processor: str, dtype: str) -> None:
     assert EMULATOR is not None
     assert trained("portable", dtype, EMULATOR, "-cpu", processor) == trained("portable", dtype)
@@ -129,6 +127,7 @@ def test_a_rank_says_that_it_keeps_the_level(runner: Any) -> None:
     assert (started.facts["cpu.portable"], started.facts["cpu.capability"]) == (portable.BASELINE, "AVX2")
 
 
+@pytest.mark.long
 def test_a_rank_that_cannot_keep_the_level_does_not_start_the_script(runner: Any) -> None:
     runner.determinism = Determinism(level="portable")
     attempt = runner(str(SCRIPTS / "plain.py"), "well", environ={"MKL_CBWR": "AVX2"})

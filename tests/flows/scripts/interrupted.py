@@ -15,8 +15,6 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 folder = Path("elsewhere" if kind == "elsewhere" else "out")
 folder.mkdir(exist_ok=True)
 file, done = folder / "checkpoint.pt", 0
-if kind == "log":
-    print("started", file=(folder / "train.log").open("a"))
 if file.exists() and kind != "beginning":
     saved = torch.load(file)
     model.load_state_dict(saved["model"])
@@ -30,12 +28,12 @@ for step in range(done + 1, steps + 1):
     inputs = torch.randn(4, 6)
     if kind == "undrawn":  # The numbers above are not used.
         inputs = torch.randn(4, 6, generator=torch.Generator().manual_seed(step))
-    if step == {"noise at first": 1, "noise at last": steps}.get(kind):
+    if kind == "noise at last" and step == steps:
         inputs += int.from_bytes(os.urandom(4), "little")
     (model(inputs) - inputs.sum(1, keepdim=True)).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
-    if step == steps or (step % 2 == 0 and kind not in ("late", "log")):
+    if step == steps or (step % 2 == 0 and kind != "late"):
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
         torch.save(state if kind == "undrawn" else {**state, "generator": torch.get_rng_state()}, file)
 if kind == "elsewhere" and len(sys.argv) > 3:

@@ -56,7 +56,7 @@ def several_runs(draw: st.DrawFn) -> list[tuple[int, ...]]:
     return runs
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(several_runs(), st.integers(0, 2**32))
 def test_any_runs_have_the_sums_of_numpy(runs: list[tuple[int, ...]], seed: int) -> None:
     sums_of(runs, random_memory(seed))

@@ -28,10 +28,6 @@ def _zero(stage: int, dtype: str = "bf16", **zero: Any) -> Callable[[int], Made]
     return lambda seed: _trainer(_engine(seed, tiny.config(stage, dtype, **zero)))
 
 
-def _torch_adam(stage: int) -> Callable[[int], Made]:
-    return lambda seed: _trainer(_engine(seed, tiny.config(stage, "bf16", offload=False), torch_adam=True))
-
-
 def _as_plain(seed: int) -> Made:
     """An engine's model and optimizer, given without their engine."""
     engine = _engine(seed, tiny.config(2, "bf16"))
@@ -171,8 +167,7 @@ FEATURES: dict[str, Callable[[int], Made]] = {
     "zero3": _zero(3),
     "zero3_offloaded": _zero(3, offload_param={"device": "cpu", "pin_memory": False}),
     "zero3_shards": _zero(3, zero_hpz_partition_size=2),
-    "zero1_torch": _torch_adam(1),
-    "zero3_torch": _torch_adam(3),
+    "zero3_torch": _more(3, {}),
     "zero2_accumulated": _accumulated,
     "zero3_delayed": _delayed,
     "zero0_fp32": _zero(0, "fp32"),

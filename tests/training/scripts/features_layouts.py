@@ -33,13 +33,10 @@ FEATURES |= {
     "plain_4_layers": lambda seed: _of(GPT(seed, layers=4)),
     "ddp": _ddp,
     "ddp_4_layers": lambda seed: _ddp(seed, layers=4),
-    "ddp_static": lambda seed: _ddp(seed, static_graph=True),
     "ddp_unused": lambda seed: _ddp(seed, find_unused_parameters=True),
-    "ddp_views": lambda seed: _ddp(seed, gradient_as_bucket_view=True, bucket_cap_mb=0.01),
     "fsdp": lambda seed: _of(shard(GPT(seed))),
     "hsdp": lambda seed: _of(shard(GPT(seed), square())),
     "tp": lambda seed: _of(cut(GPT(seed), _line()), rank=0),
-    "tp_sequence": lambda seed: _of(cut(GPT(seed), _line(), sequence=True), rank=0),
 }
 
 
@@ -166,18 +163,17 @@ FEATURES |= {
     "tp_fsdp": _tp_fsdp,
     "tp_sequence_fsdp": lambda seed: _tp_fsdp(seed, sequence=True),
     "tp_fsdp_uneven": lambda seed: _tp_fsdp(seed, width=36, vocabulary=70),
-    "tp_fsdp_tied": lambda seed: _tp_fsdp(seed, tie=True),
 }
 
 
-def _pipeline(seed: int, sharded: bool = False, renamed: bool = False, uneven: bool = False) -> Made:
-    """Two stages of two blocks each; with `renamed`, both have the same names, if `uneven` of other shapes."""
+def _pipeline(seed: int, sharded: bool = False, uneven: bool = False) -> Made:
+    """Two stages of two blocks each; with `uneven`, both have the same names and other shapes."""
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
     mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("pp", "dp"))
     number, model = mesh["pp"].get_local_rank(), GPT(seed, layers=4)
     kept = ("0", "1") if number == 0 else ("2", "3")
-    blocks = {str(at) if renamed else name: model.blocks[name] for at, name in enumerate(kept)}
+    blocks = {str(at) if uneven else name: model.blocks[name] for at, name in enumerate(kept)}
     model.blocks = nn.ModuleDict(blocks)
     if number == 0:
         model.norm = model.head = None
@@ -214,6 +210,5 @@ def _pipeline(seed: int, sharded: bool = False, renamed: bool = False, uneven: b
 FEATURES |= {
     "pipeline": _pipeline,
     "pipeline_fsdp": lambda seed: _pipeline(seed, sharded=True),
-    "pipeline_uneven": lambda seed: _pipeline(seed, renamed=True, uneven=True),
-    "pipeline_renamed": lambda seed: _pipeline(seed, renamed=True),
+    "pipeline_uneven": lambda seed: _pipeline(seed, uneven=True),
 }

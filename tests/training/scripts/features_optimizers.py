@@ -98,7 +98,6 @@ def _own_moments(seed: int) -> Made:
 
 FEATURES |= {
     "fused": lambda seed: _sharded(seed, lambda model: adamw(model, fused=True)),
-    "foreach": lambda seed: _sharded(seed, lambda model: adamw(model, foreach=True)),
     "tensor_lr": lambda seed: _sharded(
         seed, lambda model: torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-2), foreach=False)
     ),
@@ -117,8 +116,6 @@ class Shampoo(torch.optim.Optimizer):
 
     def begun(self, parameter: Any) -> Any:
         factors = {"L": torch.eye(parameter.shape[0]), "R": torch.eye(parameter.shape[1])}
-        if self.form == "flat":
-            return {**factors, "step": 0}
         if self.form == "nested":
             return {"block_0": {"factors": factors, "step": 0}}
         return {"factors": [(factors["L"], factors["R"])], "step": 0}
@@ -133,7 +130,7 @@ class Shampoo(torch.optim.Optimizer):
                 if not state:
                     state |= self.begun(parameter)
                 inner = state.get("block_0", state)
-                held = inner.get("factors", inner)
+                held = inner["factors"]
                 left, right = held[0] if isinstance(held, list) else (held["L"], held["R"])
                 inner["step"] += 1
                 left.add_(full @ full.T)
@@ -150,7 +147,6 @@ def _shampoo(seed: int, form: str, sharded: bool) -> Made:
 
 
 FEATURES |= {
-    "shampoo_flat": lambda seed: _shampoo(seed, "flat", True),
     "shampoo_nested": lambda seed: _shampoo(seed, "nested", True),
     "shampoo_lists": lambda seed: _shampoo(seed, "lists", True),
     "plain_shampoo_nested": lambda seed: _shampoo(seed, "nested", False),

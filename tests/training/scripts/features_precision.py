@@ -3,11 +3,10 @@
 from typing import Any
 
 import torch
-from features import FEATURES, Made, adamw, feature, shard, trainer
+from features import Made, adamw, feature, shard, trainer
 from tiny_gpt import GPT, loss_of
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
-from torch.distributed.tensor import distribute_tensor
 from torch.nn import functional
 
 
@@ -18,23 +17,6 @@ def checkpointed(seed: int) -> Made:
     model = GPT(seed)
     for name, block in model.blocks.items():
         model.blocks[name] = checkpoint_wrapper(block)
-    model = shard(model)
-    return trainer(model, adamw(model))
-
-
-@feature
-def checkpointed_selectively(seed: int) -> Made:
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
-
-    def policy(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        kept = operator is torch.ops.aten.mm.default
-        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
-
-    model = GPT(seed)
-    for name, block in model.blocks.items():
-        contexts = lambda: create_selective_checkpoint_contexts(policy)  # noqa: E731
-        model.blocks[name] = checkpoint_wrapper(block, context_fn=contexts)
     model = shard(model)
     return trainer(model, adamw(model))
 
@@ -54,21 +36,17 @@ def activations_offloaded(seed: int) -> Made:
     return trainer(model, adamw(model), forward=forward)
 
 
-def _delayed(seed: int, whole: bool) -> Made:
-    """Made on no device, and sharded, before it has weights: drawn shard by shard, or each whole and then cut."""
+@feature
+def delayed(seed: int) -> Made:
+    """Made on no device, and sharded, before it has weights."""
     with torch.device("meta"):
         model = GPT(seed)
     model = shard(model)
     model.to_empty(device="cpu")
     torch.manual_seed(seed)
     for parameter in model.parameters():
-        drawn = torch.randn(parameter.shape) * 0.02
-        cut_up = distribute_tensor(drawn, parameter.device_mesh, parameter.placements, src_data_rank=None)
-        parameter.data.copy_(cut_up) if whole else nn.init.normal_(parameter, std=0.02)
+        nn.init.normal_(parameter, std=0.02)
     return trainer(model, adamw(model))
-
-
-FEATURES |= {"delayed": lambda seed: _delayed(seed, False), "delayed_whole": lambda seed: _delayed(seed, True)}
 
 
 @feature
@@ -141,12 +119,6 @@ def bf16(seed: int) -> Made:
 
 
 @feature
-def bf16_weights(seed: int) -> Made:
-    model = shard(GPT(seed).to(torch.bfloat16))
-    return trainer(model, adamw(model))
-
-
-@feature
 def fp16_scaler(seed: int) -> Made:
     model = shard(GPT(seed))
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2)
@@ -167,14 +139,6 @@ def accumulated(seed: int) -> Made:
 @feature
 def cpu_offload(seed: int) -> Made:
     model = shard(GPT(seed), offload_policy=CPUOffloadPolicy(pin_memory=False))
-    return trainer(model, adamw(model))
-
-
-@feature
-def frozen(seed: int) -> Made:
-    model = GPT(seed)
-    model.tok.requires_grad_(False)
-    model = shard(model)
     return trainer(model, adamw(model))
 
 
