@@ -107,12 +107,7 @@ class VirtualEnvironments:
         def variables(added: Mapping[str, str]) -> dict[str, str]:
             return environment | _with_own(added, own)
 
-        request = ObserveRequest(
-            root=self._request.root,
-            copied=str(place / "code"),
-            variable_names=self._request.variable_names,
-            cache=self._request.cache,
-        )
+        request = msgspec.structs.replace(self._request, copied=str(place / "code"))
         name = f"virtual environment {place.name}"
         return RebuiltEnvironment(
             python=python,
