@@ -12,7 +12,6 @@ from functools import lru_cache, partial
 import msgspec
 
 from m5ws.progress import Progress
-from m5ws.records.ledger import AttemptStarted
 from m5ws.records.run import Run
 from m5ws.repository.ledger import ledger
 from m5ws.repository.objects import is_digest
@@ -177,9 +176,7 @@ def _reach_run(
     run = runs.load(repo, run_id)
     reach.digests |= of_snapshot(run.snapshot)
     for attempt in ledger.attempts(repo, run_id):
-        first = next(ledger.read(repo, run_id, attempt, ledger.LAUNCHER), None)
-        started = ledger.decode_event(first.events[0]) if first is not None else None
-        if isinstance(started, AttemptStarted):
+        for started in ledger.node_starts(repo, run_id, attempt):
             reach.add(started.observed)
     if run.parent is not None:
         reach.checkpoint(run.parent.digest)
