@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import m5ws
 from m5ws.attest import claims
-from m5ws.errors import NotFound, UsageError
+from m5ws.errors import CorruptObject, NotFound, UsageError
 from m5ws.records.attestation import (
     ChainEnd,
     CheckpointLine,
@@ -27,7 +27,7 @@ from m5ws.records.run import Run, Segment
 from m5ws.records.verdict import Verdict
 from m5ws.repository import bindings
 from m5ws.repository.ledger import ledger
-from m5ws.repository.ledger.chains import Chain, check_ends
+from m5ws.repository.ledger.chains import Chain, find_faults
 from m5ws.repository.objects import key
 from m5ws.repository.references import checkpoints, outputs, runs
 from m5ws.repository.references.checkpoints import Recorded
@@ -118,7 +118,8 @@ def _chains(repo: Repository, run: str) -> Iterator[tuple[Chain, bool]]:
     """
     for attempt in ledger.attempts(repo, run):
         chains = [Chain(run, attempt, node).follow(repo) for node in ledger.nodes(repo, run, attempt)]
-        check_ends(chains)
+        for fault in find_faults(chains, {}):
+            raise CorruptObject(fault)
         yield from ((chain, chains[0].ended is not None) for chain in chains)
 
 

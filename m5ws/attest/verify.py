@@ -147,13 +147,9 @@ class _Check:
             self._find(line.name, f"its record has step {record.step} of run {record.run}, or another content")
         self._made[line.name] = record
         self._hold(line.name, partial(bindings.check, checkpoints.key(run, name), record))
-        if run != self._predicate.run:
-            return  # A fork's run record contains the digest of its checkpoint, so no reference is needed.
-        try:
-            if key(bindings.line(self._repo.store, checkpoints.key(run, name))) != line.record.name:
-                self._find(line.name, "another checkpoint has this name now")
-        except runs.UNREADABLE as error:
-            self._find(line.name, str(error))
+        # A fork's run record contains the digest of its checkpoint, so no reference is needed.
+        if run == self._predicate.run:
+            self._reference(line, checkpoints.key(run, name))
 
     def _outputs(self, line: OutputsLine) -> None:
         record = self._record(line.record.name, OutputFiles)
@@ -163,9 +159,12 @@ class _Check:
         self._hold(line.name, partial(bindings.check, outputs.key(run, name), record))
         if key(record.content) != line.content.name:
             self._find(line.name, "its record has another content")
+        self._reference(line, outputs.key(run, name))
+
+    def _reference(self, line: CheckpointLine | OutputsLine, where: str) -> None:
         try:
-            if key(bindings.line(self._repo.store, outputs.key(run, name))) != line.record.name:
-                self._find(line.name, "other output files have this name now")
+            if key(bindings.line(self._repo.store, where)) != line.record.name:
+                self._find(line.name, "another record has this name now")
         except runs.UNREADABLE as error:
             self._find(line.name, str(error))
 

@@ -35,7 +35,7 @@ from m5ws.repository.ledger.spool import RankHeads
 from m5ws.repository.references import checkpoints
 from m5ws.repository.repository import Repository
 from m5ws.runs import recorded_steps
-from m5ws.runs.recorded_steps import ChainSeries, JoinedSeries, LiveSeries, R, RecordedChain, SeriesRange
+from m5ws.runs.recorded_steps import JoinedSeries, LiveSeries, R, RecordedChain, SeriesRange
 
 
 class History(msgspec.Struct, kw_only=True):
@@ -256,14 +256,13 @@ def _read(repo: Repository, run: str, attempt: int, history: History, ranks: Col
     origins = None if ranks is None else {*ranks, NODE}
     for node in ledger.nodes(repo, run, attempt):
         chain = RecordedChain(repo, run, attempt, node, origins)
-        parts: dict[tuple[str, type], ChainSeries[Step | State]] = {}
         for batch in ledger.read(repo, run, attempt, node):
             chain.note(batch)
             for origin, raw in batches.events(batch, origins):
                 event = ledger.decode_event(raw)
                 heads.add(origin, bytes(raw))
                 if origin != NODE and history.counts(event):
-                    _note(history, chain, parts, origin, batch.seq, event)
+                    _note(history, chain, origin, batch.seq, event)
                 elif not isinstance(event, Step | State):
                     history.add(origin, event)
                 if isinstance(event, AttemptEnded):
@@ -273,21 +272,10 @@ def _read(repo: Repository, run: str, attempt: int, history: History, ranks: Col
         ledger.check_heads(run, attempt, recorded, heads.by_rank)
 
 
-def _note(
-    history: History,
-    chain: RecordedChain,
-    parts: dict[tuple[str, type], ChainSeries[Step | State]],
-    rank: str,
-    seq: int,
-    event: Step | State,
-) -> None:
+def _note(history: History, chain: RecordedChain, rank: str, seq: int, event: Step | State) -> None:
     """Note where in its chain a step or state is."""
-    kind: type[Step | State] = type(event)
-    if (rank, kind) not in parts:
-        parts[rank, kind] = ChainSeries[Step | State](chain, rank, kind)
-        every = history.steps if isinstance(event, Step) else history.states
-        by_rank = cast("dict[int, Mapping[int, Step | State]]", every)
-        series = by_rank.setdefault(int(rank), JoinedSeries[Step | State]())
-        assert isinstance(series, JoinedSeries)
-        series.parts.append(parts[rank, kind])
-    parts[rank, kind].note(seq, event.step)
+    every = history.steps if isinstance(event, Step) else history.states
+    by_rank = cast("dict[int, Mapping[int, Step | State]]", every)
+    series = by_rank.setdefault(int(rank), JoinedSeries[Step | State]())
+    assert isinstance(series, JoinedSeries)
+    series.note(chain, rank, seq, event)

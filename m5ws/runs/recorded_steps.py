@@ -77,7 +77,7 @@ class ChainSeries(Series[R]):
     """
 
     def __init__(self, chain: RecordedChain, rank: str, kind: type[R]) -> None:
-        self._chain = chain
+        self.chain = chain
         self._rank, self._kind = rank, kind
         self._numbers, self._seqs = array("q"), array("q")
 
@@ -102,7 +102,7 @@ class ChainSeries(Series[R]):
         """Return the newest value of a step. Raises KeyError, CorruptObject."""
         if number not in self:
             raise KeyError(number)
-        values = self._chain.values(self._seqs[bisect_left(self._numbers, number)])
+        values = self.chain.values(self._seqs[bisect_left(self._numbers, number)])
         value = values.get((self._rank, self._kind, number))
         if not isinstance(value, self._kind):
             raise CorruptObject(f"step {number} is not in the ledger any more")
@@ -123,6 +123,12 @@ class JoinedSeries(Series[R]):
 
     def __init__(self) -> None:
         self.parts: list[ChainSeries[R]] = []
+
+    def note(self, chain: RecordedChain, rank: str, seq: int, value: R) -> None:
+        """Note that batch `seq` of a chain has a value. All values of a chain come before those of the next one."""
+        if not self.parts or self.parts[-1].chain is not chain:
+            self.parts.append(ChainSeries(chain, rank, type(value)))
+        self.parts[-1].note(seq, value.step)
 
     def up_to(self, number: int) -> int | None:
         values = (part.up_to(number) for part in self.parts)

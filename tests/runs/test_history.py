@@ -89,7 +89,7 @@ def test_a_history_holds_two_batches_of_a_chain_however_long_it_is(repo: Reposit
         done = history.load(repo, run)
         assert [event.step for event in done.steps[1].values()] == [*range(1, steps + 1)]
         (part,) = done.steps[1].parts  # type: ignore[attr-defined]
-        held.append(sum(map(len, part._chain._held.values())))
+        held.append(sum(map(len, part.chain._held.values())))
     assert held[0] == held[1] <= 2 * 6
 
 

@@ -110,26 +110,21 @@ class Chain:
             self.ended = event
 
 
-def check_ends(chains: Sequence[Chain]) -> None:
-    """Raise CorruptObject if the events of a rank do not end at its head in the last event of the attempt.
+def find_faults(chains: Sequence[Chain], heads: Mapping[Digest, str]) -> Iterator[str]:
+    """Yield the faults of the ends of an attempt's ranks, from the chains of its nodes. None before its end.
 
-    `chains` are those of the nodes. Without an end of the attempt, nothing is checked.
+    `heads` are those in its checkpoints, with the checkpoints' names.
     """
     leader = chains[0]
-    if leader.ended is not None:
+    if leader.ended is None:
+        return
+    try:
         stored = {rank: head for chain in chains for rank, head in chain.heads.by_rank.items()}
         ledger.check_heads(leader.run, leader.attempt, leader.ended.heads, stored)
-
-
-def find_faults(chains: Sequence[Chain], heads: Mapping[Digest, str]) -> Iterator[str]:
-    """Yield the faults of the ends of an attempt's ranks. `heads` are those in its checkpoints, with their names."""
-    leader = chains[0]
-    try:
-        check_ends(chains)
     except CorruptObject as error:
         yield str(error)
     # If an attempt failed, a machine may have died with the last events that checkpoints refer to.
-    if leader.ended is not None and leader.ended.outcome != "failed":
+    if leader.ended.outcome != "failed":
         passed = set[Digest]().union(*(chain.passed for chain in chains))
         for name in sorted({heads[head] for head in heads.keys() - passed}):
             yield f"checkpoint {name} has another ledger head"
