@@ -132,12 +132,12 @@ def test_small_changes_one_after_the_other_send_little_each(tmp_path: Path) -> N
     here, draw = Workspace(tmp_path), random.Random(5)
     here.fill(draw, range(400))
     before, joined = set(here.packing(here.write()).packs), 0
-    for _ in range(40):
+    for _ in range(60):
         here.fill(draw, [draw.randrange(400)])
         packs = set(here.packing(here.write()).packs)
         joined += any(len(pack.sizes_bytes) > 1 for pack in packs - before)
         before |= packs
-    assert 1 <= joined <= 3
+    assert 1 <= joined <= 4
 
 
 def test_what_replaces_a_lost_packing_is_all_that_is_needed_then(tmp_path: Path) -> None:
