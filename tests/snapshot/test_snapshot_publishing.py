@@ -91,3 +91,10 @@ def _false(repo: Repository, packing: Digest) -> Packing:
     packs = repo.objects.get_record(packing, Packing).packs
     put = repo.objects.put
     return Packing(packs=tuple(msgspec.structs.replace(pack, object=put(b"x" * pack.size_bytes)) for pack in packs))
+
+
+def test_a_snapshot_that_a_run_took_is_observed_later(repo: Repository, root: Path) -> None:
+    assert take(root, repo, observe=False).annotation.observed is None
+    assert take(root, repo, observe=False).annotated
+    assert take(root, repo).annotation.observed is not None
+    assert take(root, repo, observe=False).annotation.observed is not None

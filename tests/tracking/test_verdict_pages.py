@@ -10,7 +10,7 @@ from m5ws.records.run import Run
 from m5ws.records.verdict import Verdict
 from m5ws.repository.references import runs
 from m5ws.repository.repository import Repository
-from m5ws.tracking.interface import UNTOLD
+from m5ws.tracking.interface import TRACKED, UNTOLD
 from m5ws.tracking.mlflow.run_page import find
 from m5ws.tracking.mlflow.tracker import Mlflow
 from tests.support.records import mlflow_runs as written
@@ -36,3 +36,14 @@ def test_a_verdict_that_mlflow_did_not_take_is_delivered_later(
     assert untracked.catch_up(tracker, tmp_path) == []
     assert not (tmp_path / "runs" / replay.id / UNTOLD).exists()
     assert {_tags(client, each)["m5ws.verdict"] for each in (run, replay)} == {"reproduced"}
+
+
+def test_the_process_that_delivers_a_run_shows_its_verdict(tracker: Mlflow, tmp_path: Path) -> None:
+    directory = tmp_path / "runs" / "7c1d"
+    (directory / "0001").mkdir(parents=True)
+    started = directory / "mlflow.log"
+    untracked.show_verdict(tracker, tmp_path, "7c1d", is_followed=True)
+    assert (directory / UNTOLD).exists() and not started.exists()
+    (directory / "0001" / TRACKED).touch()
+    untracked.show_verdict(tracker, tmp_path, "7c1d", is_followed=True)
+    assert started.exists()
