@@ -25,6 +25,8 @@ PHRASES = re.compile(
 )
 WHAT = re.compile(r"\bwhat\b(?! (to do|happened|changed|differs))", re.IGNORECASE)
 """The four that are allowed are plain English."""
+TEST_NAME = re.compile(r"_(anew|asked|knows|lies|ones|said|says?|such|tells?|those|told|what|who|whose)(_|\Z)")
+"""The name of a test states its rule as subject, verb and object."""
 WORDS_AT_MOST = 40
 """A sentence has 25 words. Longer ones are lists, mostly: this bound finds those that are not."""
 
@@ -38,6 +40,8 @@ def texts(path: Path) -> Iterator[tuple[int, str, bool]]:
     tree = ast.parse(content)
     docs = set()
     for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            yield node.lineno, node.name, False
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None
             docs |= {first.value} if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) else set()
@@ -75,6 +79,8 @@ def faults(text: str, is_docstring: bool) -> Iterator[str]:
         yield "name the noun that is returned"
     for match in PHRASES.finditer(text):
         yield f"private phrase: {match[0]}"
+    if text.startswith("test_") and (word := TEST_NAME.search(text)) is not None:
+        yield f"a name of a test with {word[1]}"
     bare = re.sub(r"`[^`]*`|\([^)]*\)|\[[^]]*\]", "x", text)
     for sentence in re.split(r"(?<=[.?!:;])\s+", bare):
         if WHAT.search(sentence) and "?" not in sentence:
