@@ -171,8 +171,9 @@ def test_resume_at_restores_an_earlier_copy_and_from_scratch_restores_no_copy(
     assert [row["name"] for row in rows] == ["0001-0-final", "0002-0-final", "0003-0-final"]
     assert "matches 3" in workspace.m5ws("resume", run, "--at", "0", expect=2).stderr
     assert "--copies" in workspace.m5ws("resume", run, "--at", "1999", expect=3).stderr
-    assert "0001-0-final" in workspace.m5ws("resume", run, "--at", "0001", "--dry-run").stdout
-    assert "restores" not in workspace.m5ws("resume", run, "--from-scratch", "--dry-run").stdout
+    assert "\nrestores" in (shown := workspace.m5ws("resume", run, "--at", "0001", "--dry-run").stdout)
+    assert "0001-0-final" in shown
+    assert "\nrestores" not in workspace.m5ws("resume", run, "--from-scratch", "--dry-run").stdout
     workspace.m5ws("resume", run, "--at", "0001-0-f")
     workspace.m5ws("outputs", run, str(tmp_path / "out"))
     assert {path.name for path in (tmp_path / "out" / "out").iterdir()} == {f"step-{step}" for step in range(1, 5)}
