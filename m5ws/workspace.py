@@ -1,8 +1,8 @@
 """The workspace: the directory with `m5ws.toml`, its settings, and the adapters that they select.
 
 This is the only module that reads environment variables (`VARIABLES` lists them) and that chooses adapters. Each
-adapter is imported in the method that makes it, so that a command imports only those that it uses. Every directory
-under `.m5ws` is created at its first write.
+adapter is imported in the method that makes it, so that a command imports only the adapters that it uses. Every
+directory under `.m5ws` is created at its first write.
 """
 
 import logging
@@ -122,7 +122,7 @@ class Workspace:
 
     @property
     def tracking_uri(self) -> str:
-        """The MLflow store: that of `m5ws.toml`, else of MLFLOW_TRACKING_URI, else a file of this workspace."""
+        """The MLflow store: of `m5ws.toml`, else of MLFLOW_TRACKING_URI, else a file of this workspace."""
         own = f"sqlite:///{self.home / 'mlflow.db'}"
         return self.settings.mlflow.tracking_uri or self.environment.get("MLFLOW_TRACKING_URI") or own
 

@@ -171,7 +171,7 @@ MUTATIONS = (
         ("training/test_session.py",),
     ),
     Mutation(
-        "the fingerprints of restored tensors are not compared with the saved ones",
+        "the fingerprints of restored tensors are not compared with the saved fingerprints",
         "m5ws/training/session/restore.py",
         '    checkpointing.verify_fingerprints("tensors", *_on_their_ranks(tensors, saved), restored.step)\n',
         "",

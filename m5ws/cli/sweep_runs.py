@@ -172,7 +172,7 @@ class Supervisor:
     """Starts as many runs at a time as there are shares, and shows their output line by line.
 
     `request` returns the launch of a run. `shares` are the variables for the runs that train at the same time. A run
-    that fails, or that cannot be started, does not stop the others.
+    that fails, or that cannot be started, does not stop the other runs.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class Supervisor:
         self._total = 0
 
     def run(self, planned: "Sequence[SweepRun]") -> list[StartedRun]:
-        """Return the results of runs, in their order. Ctrl-C stops those that run, and starts no more."""
+        """Return the results of runs, in their order. Ctrl-C stops the runs in progress, and starts no more."""
         waiting, self._total = deque(planned), len(planned)
         while waiting or self._running:
             try:
@@ -221,7 +221,7 @@ class Supervisor:
             self._say(run, f"started as run {run.id}")
 
     def _look(self) -> None:
-        """Show new output of the runs, and record those that have ended."""
+        """Show new output of the runs, and record the runs that have ended."""
         for member in tuple(self._running):
             run, process, log, share = member
             exit_code = process.poll()

@@ -1,4 +1,4 @@
-"""Comparison of the environments of attempts. Facts from inside a rank replace those from before its launch."""
+"""Comparison of the environments of attempts. Facts from inside a rank replace facts from before its launch."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence

@@ -30,7 +30,9 @@ _PREFIXES_OF_RANKS = ("TORCHELASTIC_", "PET_", "OMPI_COMM_WORLD_", "PMI_", "MV2_
 
 
 def of_ranks(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the variables of an environment that number ranks, or that launchers and frameworks read as such."""
+    """Return the variables of an environment that number ranks, or that launchers and frameworks read as numbers of
+    ranks.
+    """
     return tuple(sorted(name for name in environment if name in _OF_RANKS or name.startswith(_PREFIXES_OF_RANKS)))
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from m5ws.records.outputs import OutputFiles
 
 _FIRST_WAIT_S, _LAST_WAIT_S = 1.0, 60.0
-"""The time between failed copies doubles from the one to the other."""
+"""The time between failed copies doubles from the first to the last."""
 
 
 class OutputCopier:

@@ -67,4 +67,4 @@ def refuse_other_file(path: Path) -> None:
     if path.is_dir():
         raise UsageError(f"{path} is a folder", hint="Name a file in it.")
     if path.exists() and path.open("rb").read(len(MARK)) != MARK:
-        raise UsageError(f"{path} exists, and is no page of m5ws", hint="Choose another file, or move this one away.")
+        raise UsageError(f"{path} exists, and is no page of m5ws", hint="Choose another file, or move this file away.")

@@ -192,7 +192,7 @@ def execute(
 
 
 def _hopeless(ports: Ports, planned: AttemptPlan, original: history.History) -> Verdict | None:
-    """Return the verdict on a replay that would prove nothing: without comparable records, or with foreign ones."""
+    """Return the verdict on a replay that would prove nothing: without comparable records, or with foreign records."""
     if original.outcome in ("failed", "interrupted") and not original.by_steps:
         return refusals.of_failed(ports.repo, planned.run, original.outcome)
     if original.outcome is not None and results.is_nothing(original, ports.tracker, planned.run.reproduces or ""):
@@ -323,7 +323,7 @@ def _home(planned: AttemptPlan) -> Path:
 
 
 def environment_drift(repo: Repository, original: str, observed: Observed) -> tuple[Change, ...]:
-    """Return the drift of the environment of a new attempt from that of a run's first attempt.
+    """Return the drift of a new attempt's environment from the environment of a run's first attempt.
 
     Packages that no rank of the run loaded are rated as harmless. A verdict uses the packages that the new attempt's
     ranks loaded.

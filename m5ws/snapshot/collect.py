@@ -64,7 +64,7 @@ def _located(context: CaptureContext, state: SourceState) -> list[PinnedPath | d
 
 
 def _claims(context: CaptureContext, located: Sequence[PinnedPath | datasets.ReusedDataset]) -> list[PinnedPath]:
-    """Return every dataset. A tracked one that the store has already is without files."""
+    """Return every dataset. A tracked dataset that the store has already is without files."""
     tracked = [
         item if isinstance(item, PinnedPath) else PinnedPath(path=item.tracked.path, files=(), tracked=item.tracked)
         for item in located

@@ -103,7 +103,7 @@ class Feed:
             self._iterator = iter(self._loader)
 
     def next(self) -> Any:
-        """Return the next batch, from the next epoch if this one is over. Raises EmptyLoader."""
+        """Return the next batch, from the next epoch if this epoch is over. Raises EmptyLoader."""
         self.start()
         assert self._iterator is not None
         try:

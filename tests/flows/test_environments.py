@@ -125,7 +125,7 @@ def test_a_killed_attempt_says_what_it_had_loaded_and_another_one_shows_where_it
     assert f"attempt 2 of run {run}" in place.workspace.m5ws("diff", run, run).stdout
     subject = tags.load(place.workspace.repo, run)
     assert tags.tags(subject)["m5ws.other_environment"] == "attempt 2: distribution.late: 1.0 → 2.0"
-    assert "environment than the first one: distribution.late" in description.describe_run(subject, [])
+    assert "environment than the first attempt: distribution.late" in description.describe_run(subject, [])
 
 
 def _failed(place: _Place) -> Any:

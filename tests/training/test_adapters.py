@@ -94,7 +94,7 @@ _REFUSED = {
     "trainer, stream": (frameworks.use_trainer, {"data": frameworks.Stream()}, "IterableDataset"),
     "trainer, noise": (frameworks.use_trainer, {"data": frameworks.Rows(26, True)}, "draws random numbers"),
     "trainer, ignore_data_skip": (frameworks.use_trainer, {"ignore_data_skip": True}, "ignore_data_skip"),
-    "trainer, two trainings": (frameworks.use_trainer, {"attach": 2}, "second one"),
+    "trainer, two trainings": (frameworks.use_trainer, {"attach": 2}, "second training"),
     "lightning, stream": (frameworks.use_lightning, {"data": DataLoader(frameworks.Stream(), 3)}, "IterableDataset"),
     "lightning, plateau": (frameworks.use_lightning, {"plateau": True}, "ReduceLROnPlateau"),
     "lightning, reloads": (frameworks.use_lightning, {"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders"),

@@ -19,7 +19,7 @@ _MARKS = ("model_type", "architectures")
 
 
 def find(repo: Repository, snapshot: Digest) -> tuple[dict[str, Entry], list[str]]:
-    """Return files of a snapshot by their exported names, and a list of missing ones. Raises CorruptObject."""
+    """Return files of a snapshot by their exported names, and a list of missing files. Raises CorruptObject."""
     try:
         record = snapshots.load(repo, snapshot)
     except NotFound:

@@ -94,7 +94,7 @@ class RunProgress:
             self._bar(what, done, total)
 
     def _begin(self, stage: str) -> None:
-        """Show a stage on a terminal; an empty one is the step."""
+        """Show a stage on a terminal; an empty stage is the step."""
         if stage != self._stage:
             self._stage, self._since_s = stage, self._clock()
         if self._terminal and self._enabled and self._live is None:
@@ -136,7 +136,7 @@ class RunProgress:
                     if not self._terminal and self._clock() >= self._next_s:
                         self._print()
             case Notice() if (event.kind, event.message, event.step) not in self._noticed:
-                # Each rank has the same one.
+                # Each rank has the same notice.
                 self._noticed.add((event.kind, event.message, event.step))
                 where = f" (step {event.step})" if event.step is not None else ""
                 output.warn(f"{event.kind}{where}: {event.message}")

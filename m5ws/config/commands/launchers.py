@@ -37,7 +37,7 @@ _MODULES = {
     "composer.cli": "composer",
     "composer.cli.launcher": "composer",
 }
-"""Modules that are launchers, as their programs. The last one of a program is started in its place."""
+"""Modules that are launchers, as their programs. The last launcher of a program is started in its place."""
 _MODULE_OPTIONS = ("-m", "--module", "--module_mode")
 
 

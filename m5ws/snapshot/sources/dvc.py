@@ -35,7 +35,7 @@ class DatasetModified(M5Error):
         name, pin = os.fsdecode(dataset.path), os.fsdecode(dataset.pin)
         target = pin if pin.endswith(".dvc") else name
         super().__init__(f"{name} differs from its pin {pin}")
-        self.hint = f"`dvc commit {target}` pins the current files; `dvc checkout {target}` restores the pinned ones."
+        self.hint = f"`dvc commit {target}` pins the current files; `dvc checkout {target}` restores the pinned files."
 
 
 class Dvc:
@@ -58,7 +58,7 @@ class Dvc:
         return tuple(sorted(datasets, key=lambda dataset: dataset.path))
 
     def select(self, root: Path, dataset: TrackedDataset, files: Sequence[SourceFile]) -> tuple[SourceFile, ...]:
-        """Return those of `files` that no `.dvcignore` matches."""
+        """Return the `files` that no `.dvcignore` matches."""
         ignored = _ignored(root, dataset.path)
         return tuple(files) if ignored is None else tuple(file for file in files if not ignored(file.path))
 

@@ -68,7 +68,7 @@ class Batches:
             self._training.record(quantities)
 
     def stop(self) -> None:
-        """Make the present step the last one; call this on all ranks in the same step."""
+        """Make the present step the last step; call this on all ranks in the same step."""
         self._is_stopping = True
 
     def begin(self, active: ActiveRank, model: Any, optimizer: Any, scheduler: Any, state: Mapping[str, Any]) -> None:

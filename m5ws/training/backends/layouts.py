@@ -1,7 +1,7 @@
 """The layout of optimizer state, recorded so that a restore can rebuild each tensor.
 
-A tensor has the layout of its parameter or another one. Invariant: if the parameter has its old layout, `like` returns
-the layout that a stored leaf had when it was saved.
+A tensor has the layout of its parameter or another layout. Invariant: if the parameter has its old layout, `like`
+returns the layout that a stored leaf had when it was saved.
 """
 
 from collections.abc import Mapping

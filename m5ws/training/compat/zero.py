@@ -97,7 +97,7 @@ def shape(parameter: Any) -> tuple[int, ...]:
 
 
 def drop_second_copy(parameter: Any) -> None:
-    """Release hpZ's second copy of a parameter, which DeepSpeed itself keeps for a frozen one."""
+    """Release hpZ's second copy of a parameter, which DeepSpeed itself keeps for a frozen parameter."""
     if getattr(parameter, "ds_secondary_tensor", None) is not None:
         parameter.ds_secondary_tensor = None
 

@@ -37,7 +37,7 @@ class RestoreError(M5Error):
 Take = Callable[[str, torch.Tensor], bool]
 """Called with each tensor and its path. True: the tensor is stored elsewhere by that name, and only named here."""
 Shard = Callable[[torch.Tensor, tuple[int, ...] | None], torch.Tensor]
-"""Called with a tensor rebuilt from inner tensors, and the shape of the whole one if it is a rank's part."""
+"""Called with a tensor rebuilt from inner tensors, and the shape of the whole tensor if the tensor is a rank's part."""
 
 
 def encode(value: object, path: str, take: Take | None = None) -> Plain:
