@@ -30,7 +30,7 @@ $(stamp): pyproject.toml constraints.txt hatch_build.py m5ws/training/fingerprin
 	touch $@
 
 demo: $(stamp) ## Train, reproduce and change a small GPT, start to end.
-	$(bin)/m5ws demo $(ARGS)
+	PATH="$(abspath $(bin)):$$PATH" examples/demo.sh $(ARGS)
 
 test: $(stamp) ## Run the tests that need no server, but for tests that take long.
 	$(bin)/python -m pytest -n $(WORKERS) --durations=10 $(ARGS)

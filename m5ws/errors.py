@@ -60,7 +60,7 @@ class UnknownSchema(M5Error):
     """The kind or version of a record is unknown to this m5ws."""
 
     exit_code = 3
-    hint = "A newer version of m5ws probably wrote this record. Upgrade m5ws."
+    hint = "Another version of m5ws wrote this record. Read it with that version."
 
 
 UNREADABLE = (NotFound, CorruptObject, UnknownSchema)

@@ -1,14 +1,13 @@
 """Delivery of data that an attempt left on its machine: after a kill, or if the store or tracker did not answer.
 
 All of it is below `.m5ws/runs`. The next m5ws command in that workspace delivers it, unless the run is alive. A process
-without an attempt's own spools never writes into its chains, because from elsewhere a killed attempt looks like one
+without an attempt's own spools never writes into its ledger, because from elsewhere a killed attempt looks like one
 that is alive. A resume in another workspace of the machine finds the attempt's directory through its work directory.
 """
 
 import logging
 import socket
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -23,10 +22,9 @@ from m5ws.outputs import killed, unrecorded, unsaved
 from m5ws.records import codec
 from m5ws.records.base import Digest
 from m5ws.records.failure import EndReason
-from m5ws.records.ledger import AttemptEnded, AttemptStarted, Event, Notice
+from m5ws.records.ledger import AttemptEnded, Event, Notice
 from m5ws.records.verdict import Verdict
 from m5ws.repository.ledger import ledger
-from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.references import runs
 from m5ws.repository.repository import Repository
 from m5ws.tracking.interface import TRACKED
@@ -62,13 +60,13 @@ def finish(repo: Repository, run: str, attempt: int, directory: Path, opener: un
     complete = False
     if opener is not None and unsaved.waiting(directory):
         complete = unsaved.publish(repo, run, attempt, directory, opener)
-    recorded = ledger.events(repo, run, attempt, LAUNCHER)
-    end = next((event for event in reversed([*recorded]) if isinstance(event, AttemptEnded)), None)
+    end = ledger.ended(repo, run, attempt)
     if end is None:
-        _end_killed(repo, run, attempt, directory, left.heads(), is_stored=opener is not None)
+        left.append(_end_killed(repo, run, attempt, directory, left.heads(), is_stored=opener is not None))
     elif opener is not None:
         if end.outcome == "unsaved" and complete:
-            _end_finished(repo, run, attempt, end.heads)
+            ended = AttemptEnded(time_s=time.time(), outcome="finished", exit_code=0, heads=end.heads)
+            left.append([*unrecorded.events(repo, run, attempt), ended])
             (directory / TRACKED).unlink(missing_ok=True)
         unsaved.remove(directory)
     left.finish()
@@ -76,8 +74,8 @@ def finish(repo: Repository, run: str, attempt: int, directory: Path, opener: un
 
 def _end_killed(
     repo: Repository, run: str, attempt: int, directory: Path, heads: dict[str, Digest], *, is_stored: bool
-) -> None:
-    """Record the end of a killed attempt; with `is_stored`, after its output files are published.
+) -> list[Event]:
+    """Return the last events of a killed attempt; with `is_stored`, after its output files are published.
 
     If its ranks had ended well, the attempt has finished, or is unsaved while its output files wait.
     """
@@ -96,17 +94,7 @@ def _end_killed(
                 reason=None if lacking is None else EndReason(kind="unsaved", problem=lacking),
             )
     # After a kill before this batch, the next recovery begins again, and leaves published files as they are.
-    _append(repo, run, attempt, [*notices, *unrecorded.events(repo, run, attempt), ended])
-
-
-def _end_finished(repo: Repository, run: str, attempt: int, heads: dict[str, Digest]) -> None:
-    """Record that an attempt has finished, because the results that it kept are now stored."""
-    ended = AttemptEnded(time_s=time.time(), outcome="finished", exit_code=0, heads=heads)
-    _append(repo, run, attempt, [*unrecorded.events(repo, run, attempt), ended])
-
-
-def _append(repo: Repository, run: str, attempt: int, events: Sequence[Event]) -> None:
-    ledger.ChainWriter(repo, run, attempt, LAUNCHER).append([codec.encode(event) for event in events])
+    return [*notices, *unrecorded.events(repo, run, attempt), ended]
 
 
 class RemoteAttempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,15 +112,14 @@ def find_remote(repo: Repository, run: str, home: Path) -> RemoteAttempt | None:
     attempt = max(ledger.attempts(repo, run), default=0)
     if not attempt or is_own(repo, run, attempt, home / "runs" / run / f"{attempt:04d}"):
         return None
-    launcher = ledger.events(repo, run, attempt, LAUNCHER)
-    if any(isinstance(event, AttemptEnded) for event in launcher):
+    if ledger.ended(repo, run, attempt) is not None:
         return None
-    host = _find_host(repo, run, attempt) or "an unknown host"
-    last = [max(event.time_s for event in launcher)] if launcher else []
-    for rank in ledger.ranks(repo, run, attempt):
-        batch = next(ledger.backwards(repo, run, attempt, rank), None)
-        last += [ledger.decode_event(event).time_s for event in batch.events] if batch is not None else []
-    return RemoteAttempt(run=run, attempt=attempt, host=host, last_s=max(last, default=0.0))
+    started = ledger.started(repo, run, attempt)
+    last = [next(ledger.backwards(repo, run, attempt, node)) for node in ledger.nodes(repo, run, attempt)]
+    events = [event for batch in last for _, event in ledger.decode(batch)] + ([started] if started is not None else [])
+    host = started.host if started is not None else "an unknown host"
+    last_s = max((event.time_s for event in events), default=0.0)
+    return RemoteAttempt(run=run, attempt=attempt, host=host, last_s=last_s)
 
 
 def refuse_elsewhere(repo: Repository, run: str, home: Path) -> None:
@@ -173,17 +160,12 @@ def deliver_run(
     own = home / "runs" / run
     for run_dir in {attempt.parent for attempt in directories.find_attempts(work_root, run) if attempt.exists()}:
         # In a home directory that machines share, locks may not be shared.
-        is_near = _find_host(repo, run, max(ledger.attempts(repo, run), default=0)) == socket.gethostname()
+        newest = ledger.started(repo, run, max(ledger.attempts(repo, run), default=0))
+        is_near = newest is not None and newest.host == socket.gethostname()
         if is_near and not (own.exists() and run_dir.samefile(own)):
             with suppress(RunAlive):
                 _deliver(repo, run_dir, opener, RANKS_S, notify)
     _deliver(repo, own, opener, RANKS_S, notify)
-
-
-def _find_host(repo: Repository, run: str, attempt: int) -> str | None:
-    """Return the host of an attempt; None if it has not begun."""
-    events = ledger.events(repo, run, attempt, LAUNCHER)
-    return next((event.host for event in events if isinstance(event, AttemptStarted)), None)
 
 
 def _deliver(

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from m5ws import locks
 from m5ws.errors import UsageError
+from m5ws.records import codec
+from m5ws.records.ledger import NODE
 from m5ws.repository.ledger import ledger
-from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.ledger.spool import SpoolReader
 from m5ws.repository.repository import Repository
 
@@ -71,9 +72,9 @@ def is_own(repo: Repository, run: str, attempt: int, directory: Path) -> bool:
 
     Another machine may have begun the attempt after it was planned here, or the directory may be a copy.
     """
-    spooled = SpoolReader(directory / "spool" / f"{LAUNCHER}.spool").read()
-    stored = next(ledger.read(repo, run, attempt, LAUNCHER), None) if spooled else None
-    if stored is None or bytes(stored.events[0]) != spooled[0]:
+    spooled = SpoolReader(directory / "spool" / f"{NODE}.spool").read()
+    stored = ledger.started(repo, run, attempt) if spooled else None
+    if stored is None or codec.encode(stored) != spooled[0]:
         return False
     mark = directory / _OWNER
     return mark.exists() and mark.read_text() == str(mark.stat().st_ino)

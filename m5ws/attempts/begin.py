@@ -10,10 +10,9 @@ from m5ws.errors import Fenced, ObjectExists
 from m5ws.outputs import unrecorded
 from m5ws.records import codec
 from m5ws.records.environment import Observed
-from m5ws.records.ledger import AttemptStarted, Notice
+from m5ws.records.ledger import NODE, AttemptStarted, NodeStarted, Notice
 from m5ws.records.run import Run
 from m5ws.repository.ledger import ledger
-from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.ledger.spool import SpoolWriter
 from m5ws.repository.references import notes, runs, snapshots
 from m5ws.repository.repository import Repository
@@ -41,26 +40,26 @@ def _publish_run(repo: Repository, run: Run) -> None:
 
 
 def publish(repo: Repository, plan: AttemptPlan, observed: Observed, spool: SpoolWriter) -> None:
-    """Publish the run if it is new, and the event that begins the attempt and fences all earlier ones."""
+    """Publish the run if it is new, the event that begins the attempt and fences all earlier ones, and its node."""
     if plan.attempt == 1:
         _publish_run(repo, plan.run)
         if plan.why is not None:
             notes.publish(repo, plan.why)
+    host = socket.gethostname()
     started = AttemptStarted(
-        time_s=time.time(),
-        attempt=plan.attempt,
-        host=socket.gethostname(),
-        observed=(put := partial(repo.objects.put_record, observed))(),
-        inherits=plan.inherits,
-        resume=plan.resume,
+        time_s=time.time(), attempt=plan.attempt, host=host, inherits=plan.inherits, resume=plan.resume
     )
     declared = snapshots.load(repo, plan.run.snapshot).declared
     spool.append(started)
-    writer = ledger.ChainWriter(repo, plan.run.id, plan.attempt, LAUNCHER)
+    writer = ledger.ChainWriter(repo, plan.run.id, plan.attempt)
     if writer.seq:
         raise _fenced(plan)
     # From here on, only the listed checkpoints of earlier attempts are valid.
-    writer.append([codec.encode(started)], repair=put)
+    writer.append({NODE: [codec.encode(started)]})
+    put = partial(repo.objects.put_record, observed)
+    node = NodeStarted(time_s=time.time(), node=0, host=host, observed=put())
+    spool.append(node)
+    writer.append({NODE: [codec.encode(node)]}, repair=put)
     for change in (*drift.unmet(declared, observed), *drift.conflicts(observed)):
         spool.append(Notice(time_s=time.time(), kind="environment", message=describe(change)))
     if (message := attempt_environments.notice(repo, plan.run.id, plan.attempt, observed)) is not None:

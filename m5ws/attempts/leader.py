@@ -23,9 +23,8 @@ from m5ws.attempts import begin, repeated_steps
 from m5ws.errors import M5Error
 from m5ws.progress import Progress, report
 from m5ws.records.failure import EndReason
-from m5ws.records.ledger import AttemptEnded, AttemptStarted, Notice, NoticeKind, RankStarted, State
+from m5ws.records.ledger import NODE, AttemptEnded, AttemptStarted, Notice, NoticeKind, RankStarted, State
 from m5ws.repository.ledger import ledger
-from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.references import checkpoints
 from m5ws.repository.repository import Repository
@@ -81,10 +80,10 @@ def execute(
         prepare.clear(plan)
         try:
             node = prepare.prepare(ports, plan, progress)
-            spool_path = Path(plan.context.spool_dir) / f"{LAUNCHER}.spool"
+            spool_path = Path(plan.context.spool_dir) / f"{NODE}.spool"
             with (
                 admission.launched(ports, node.plan, accept, progress, poll) as waiting,
-                closing(SpoolWriter(spool_path, genesis(plan.run.id, plan.attempt, LAUNCHER))) as spool,
+                closing(SpoolWriter(spool_path, genesis(plan.run.id, plan.attempt, NODE))) as spool,
             ):
                 begin.publish(ports.repo, node.plan, waiting.observed, spool)
                 result = _Attempt(ports, node.plan, node.work, waiting, spool, watch, progress).supervise(poll)

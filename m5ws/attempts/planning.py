@@ -31,7 +31,7 @@ from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints, removals, runs, snapshots
 from m5ws.repository.repository import Repository
 from m5ws.secret_gate import SecretText
-from m5ws.store.interface import CachingStore
+from m5ws.store.cache.cache import CachedStore
 from m5ws.tracking.interface import Tracker
 
 
@@ -222,7 +222,7 @@ def resumed(repo: Repository, run_id: str) -> Run:
 def _context(
     repo: Repository, run: Run, snapshot: Snapshot, attempt: int, directory: Path, author_dir: Path, resume: str | None
 ) -> Context:
-    copies, copies_bytes = repo.store.copies if isinstance(repo.store, CachingStore) else ("", 0)
+    copies, copies_bytes = repo.store.copies if isinstance(repo.store, CachedStore) else ("", 0)
     return Context(
         store=repo.store.url,
         run=run.id,

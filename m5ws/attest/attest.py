@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import m5ws
 from m5ws.attest import claims
-from m5ws.errors import NotFound, UsageError
+from m5ws.errors import CorruptObject, NotFound, UsageError
 from m5ws.records.attestation import (
     ChainEnd,
     CheckpointLine,
@@ -27,8 +27,7 @@ from m5ws.records.run import Run, Segment
 from m5ws.records.verdict import Verdict
 from m5ws.repository import bindings
 from m5ws.repository.ledger import ledger
-from m5ws.repository.ledger.chains import Chain
-from m5ws.repository.ledger.ledger import LAUNCHER
+from m5ws.repository.ledger.chains import Chain, find_faults
 from m5ws.repository.objects import key
 from m5ws.repository.references import checkpoints, outputs, runs
 from m5ws.repository.references.checkpoints import Recorded
@@ -115,23 +114,20 @@ def _segments(repo: Repository, run: str) -> tuple[Segment, ...]:
 def _chains(repo: Repository, run: str) -> Iterator[tuple[Chain, bool]]:
     """Yield every chain of a run, followed to its end, and True if its attempt had ended.
 
-    The launcher's chain comes first. If it has the attempt's end, all events of the ranks are in the store.
+    The chain of node 0 comes first. If it has the attempt's end, all events of the ranks are in the store.
     """
     for attempt in ledger.attempts(repo, run):
-        launcher = Chain(run, attempt, LAUNCHER).follow(repo)
-        ended = launcher.ended is not None
-        yield launcher, ended
-        for rank in ledger.ranks(repo, run, attempt):
-            if rank != LAUNCHER:
-                yield Chain(run, attempt, rank).follow(repo), ended
-        ledger.check_ends(repo, run, attempt)
+        chains = [Chain(run, attempt, node).follow(repo) for node in ledger.nodes(repo, run, attempt)]
+        for fault in find_faults(chains, {}):
+            raise CorruptObject(fault)
+        yield from ((chain, chains[0].ended is not None) for chain in chains)
 
 
 def _end(chain: Chain, *, ended: bool) -> ChainEnd:
     return ChainEnd(
         run=chain.run,
         attempt=chain.attempt,
-        rank=chain.rank,
+        node=chain.node,
         batches=chain.batches,
         events=chain.events,
         head=chain.head,
@@ -169,9 +165,8 @@ def _outputs(repo: Repository, run: str) -> Iterator[OutputsLine]:
 
 def _environments(repo: Repository, chains: Sequence[tuple[Chain, bool]]) -> Iterator[EnvironmentLine]:
     for chain, _ in chains:
-        if chain.rank == LAUNCHER:
-            for observed in chain.observed:
-                yield EnvironmentLine(run=chain.run, attempt=chain.attempt, record=_object(repo, observed))
+        for observed in chain.observed:
+            yield EnvironmentLine(run=chain.run, attempt=chain.attempt, record=_object(repo, observed))
 
 
 def _verdict(repo: Repository, verdict: Verdict) -> VerdictLine:

@@ -11,7 +11,6 @@ from m5ws.attest import ssh_signatures
 from m5ws.attest.ssh_signatures import SignatureCheck
 from m5ws.records.attestation import PAYLOAD_TYPE, Envelope, Predicate, Statement, from_base64, pae
 from m5ws.records.verdict import Verdict
-from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.objects import key
 from m5ws.reproduce.verdict.joint import joint_outcome
 
@@ -79,10 +78,10 @@ def contradictions(statement: Statement) -> list[StatementProblem]:
     needed += [part.name for line in predicate.checkpoints for part in (line.record, line.content)]
     missing = "missing in the statement's list of subjects"
     findings += [StatementProblem(what=name, detail=missing) for name in needed if name not in subjects]
-    places = Counter((line.run, line.attempt, line.rank) for line in predicate.ledgers)
+    places = Counter((line.run, line.attempt, line.node) for line in predicate.ledgers)
     twice = ["runs/{}/ledger/{:04d}/{}".format(*place) for place, count in places.items() if count > 1]
     findings += [StatementProblem(what=name, detail="listed twice") for name in twice]
-    if (predicate.run, 1, LAUNCHER) not in places:
+    if (predicate.run, 1, 0) not in places:
         findings.append(StatementProblem(what=f"run {predicate.run}", detail="its ledger is not listed"))
     return findings + _apart(predicate)
 

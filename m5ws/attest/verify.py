@@ -21,14 +21,13 @@ from m5ws.repository import bindings, presence
 from m5ws.repository.concurrency import Job, bounded_map
 from m5ws.repository.fsck.records import Records
 from m5ws.repository.ledger import ledger
-from m5ws.repository.ledger.chains import Chain
-from m5ws.repository.ledger.ledger import LAUNCHER
+from m5ws.repository.ledger.chains import Chain, find_faults
 from m5ws.repository.objects import key
 from m5ws.repository.references import checkpoints, outputs, runs
 from m5ws.repository.repository import Repository
 from m5ws.reproduce import segments
 
-_Place = tuple[str, int, str]
+_Place = tuple[str, int, int]
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,13 +145,9 @@ class _Check:
             self._find(line.name, f"its record has step {record.step} of run {record.run}, or another content")
         self._made[line.name] = record
         self._hold(line.name, partial(bindings.check, checkpoints.key(run, name), record))
-        if run != self._predicate.run:
-            return  # A fork's run record contains the digest of its checkpoint, so no reference is needed.
-        try:
-            if key(bindings.line(self._repo.store, checkpoints.key(run, name))) != line.record.name:
-                self._find(line.name, "another checkpoint has this name now")
-        except runs.UNREADABLE as error:
-            self._find(line.name, str(error))
+        # A fork's run record contains the digest of its checkpoint, so no reference is needed.
+        if run == self._predicate.run:
+            self._reference(line, checkpoints.key(run, name))
 
     def _outputs(self, line: OutputsLine) -> None:
         record = self._record(line.record.name, OutputFiles)
@@ -162,55 +157,49 @@ class _Check:
         self._hold(line.name, partial(bindings.check, outputs.key(run, name), record))
         if key(record.content) != line.content.name:
             self._find(line.name, "its record has another content")
+        self._reference(line, outputs.key(run, name))
+
+    def _reference(self, line: CheckpointLine | OutputsLine, where: str) -> None:
         try:
-            if key(bindings.line(self._repo.store, outputs.key(run, name))) != line.record.name:
-                self._find(line.name, "other output files have this name now")
+            if key(bindings.line(self._repo.store, where)) != line.record.name:
+                self._find(line.name, "another record has this name now")
         except runs.UNREADABLE as error:
             self._find(line.name, str(error))
 
     # --- ledgers -----------------------------------------------------------------------------------
 
     def _ledgers(self) -> None:
-        lines = {(line.run, line.attempt, line.rank): line for line in self._predicate.ledgers}
-        heads = self._heads()
-        for number, (place, line) in enumerate(lines.items()):
+        lines = {(line.run, line.attempt, line.node): line for line in self._predicate.ledgers}
+        wanted = {head for record in self._made.values() for head in record.ledger.values()}
+        for number, (_, line) in enumerate(lines.items()):
             self._progress("reading ledgers", number, len(lines))
-            self._chain(line, {line.head, *heads.get(place, {})})
-        for place, wanted in heads.items():
-            chain, launcher = self._chains.get(place), self._chains.get((*place[:2], LAUNCHER))
-            ended = launcher.ended if launcher is not None else None
-            if chain is not None and ended is not None and ended.outcome != "failed":
-                for head in wanted.keys() - chain.passed.keys():
-                    self._find(chain.prefix, f"the head in checkpoint {wanted[head]} is missing in this ledger")
-        for run, attempt, rank in list(self._chains):
-            if rank == LAUNCHER:
-                self._ends(run, attempt)
+            self._chain(line, {line.head, *wanted})
+        for run, attempt in dict.fromkeys(place[:2] for place in lines):
+            self._ends(run, attempt)
         self._events()
         for environment in self._predicate.environments:
-            launcher = self._chains.get((environment.run, environment.attempt, LAUNCHER))
-            if launcher is not None and environment.record.name not in map(key, launcher.observed):
-                self._find(environment.record.name, f"{launcher.prefix} has another environment")
+            chains = self._of_attempt(environment.run, environment.attempt)
+            observed = [key(digest) for chain in chains for digest in chain.observed]
+            if chains and environment.record.name not in observed:
+                self._find(environment.record.name, f"{chains[0].prefix} has another environment")
         self._later(lines)
         self._steps()
 
-    def _heads(self) -> dict[_Place, dict[Digest, str]]:
-        """Return, by chain, the heads in checkpoints, each with the checkpoint's name."""
-        heads: dict[_Place, dict[Digest, str]] = {}
-        for name, record in self._made.items():
-            for rank, head in record.ledger.items():
-                heads.setdefault((record.run, record.attempt, rank), {})[head] = name
-        return heads
+    def _of_attempt(self, run: str, attempt: int) -> list[Chain]:
+        """Return the chains of an attempt that could be followed, if that of node 0 is among them."""
+        chains = [chain for place, chain in sorted(self._chains.items()) if place[:2] == (run, attempt)]
+        return chains if chains and chains[0].node == 0 else []
 
     def _chain(self, line: ChainEnd, wanted: set[Digest]) -> None:
         """Follow a chain. It must contain the attested head, and may be longer only if its attempt had not ended."""
-        chain = Chain(line.run, line.attempt, line.rank)
+        chain = Chain(line.run, line.attempt, line.node)
         try:
             chain.follow(self._repo, wanted)
         except runs.UNREADABLE as error:
             self._find(f"{chain.prefix}/{chain.batches:08d}", str(error))
             return
-        self._chains[line.run, line.attempt, line.rank] = chain
-        if chain.passed.get(line.head) != (line.events, line.batches, line.sha256):
+        self._chains[line.run, line.attempt, line.node] = chain
+        if chain.ends.get(line.head) != (line.batches, line.events, line.sha256):
             self._find(chain.prefix, f"the {line.events} attested events are not in this ledger")
         elif chain.events > line.events and line.ended:
             self._find(chain.prefix, f"{chain.events - line.events} events came after the attempt had ended")
@@ -227,12 +216,12 @@ class _Check:
                 self._hold(name, partial(bindings.check_event, event.name, digests[name], made, event))
 
     def _ends(self, run: str, attempt: int) -> None:
-        """Check that each rank's chain ends at the head in the attempt's end event."""
-        ended = self._chains[run, attempt, LAUNCHER].ended
-        for rank, head in ended.heads.items() if ended is not None else ():
-            chain = self._chains.get((run, attempt, rank))
-            if chain is not None and chain.head != head:
-                self._find(chain.prefix, "its last batch is not the one in the attempt's end event")
+        """Compare the ends of ranks with the attempt's end event, and their heads with those in checkpoints."""
+        made = {name: each for name, each in self._made.items() if (each.run, each.attempt) == (run, attempt)}
+        heads = {head: name for name, record in made.items() for head in record.ledger.values()}
+        if chains := self._of_attempt(run, attempt):
+            for fault in find_faults(chains, heads):
+                self._find(chains[0].prefix, fault)
 
     def _later(self, lines: Mapping[_Place, ChainEnd]) -> None:
         """Note attempts that began after the statement. They are no fault."""

@@ -49,7 +49,7 @@ _FIXED_BY_SETTINGS = ("threads", "threads.interop", "deterministic")
 
 
 class BisectPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The differences to test: `alone` one by one, or, if there are many, `groups` before single differences.
+    """The differences to test: `alone` one by one, or, if there are many, halves of all `names`, and smaller parts.
 
     `environment` has observed differences that cannot be taken from either run. `most_runs` is a bound for one cause. A
     test for another cause takes one more run, and its search as many again. `commits` are the commits between the two
@@ -60,7 +60,7 @@ class BisectPlan(msgspec.Struct, frozen=True, kw_only=True):
     bad: str
     first: Divergence
     changes: tuple[Change, ...]
-    groups: tuple[Names, ...]
+    names: Names
     alone: Names
     untried: tuple[ExcludedDifference, ...]
     environment: tuple[Change, ...]
@@ -93,7 +93,6 @@ class BisectTask(msgspec.Struct, frozen=True, kw_only=True):
     """A bisection that is ready to be executed. `plan` is its printable record."""
 
     setup: TrialSetup
-    groups: tuple[tuple[InputDifference, ...], ...]
     plan: BisectPlan
 
 
@@ -109,23 +108,21 @@ def plan(
     rules = output_results.rules(results)
     first, session = first_difference(ports, good, bad, rules)
     elements, untried = differences.list_differences(repo, good, bad, rebuilt=rebuilt)
-    groups = tuple(map(tuple, differences.grouped(elements)))
-    ordered = tuple(element for group in groups for element in group)
     shown = BisectPlan(
         good=good.id,
         bad=bad.id,
         first=first,
-        changes=tuple(element.change for element in ordered),
-        groups=tuple(map(names, groups)),
-        alone=names(ordered) if len(ordered) <= ddmin.FEW else (),
+        changes=tuple(element.change for element in elements),
+        names=names(elements),
+        alone=names(elements) if len(elements) <= ddmin.FEW else (),
         untried=tuple(untried),
         environment=_environment(repo, good, bad, [element.change for element in elements]),
         # The first run is GOOD itself.
-        most_runs=1 + ddmin.most(groups) if ordered else 0,
+        most_runs=1 + ddmin.most(len(elements)) if elements else 0,
         commits=commit_history.describe_commits(repo, ports.history, good.snapshot, bad.snapshot),
     )
-    setup = TrialSetup(good=good, bad=bad, elements=ordered, first=first, session=session, rules=rules)
-    return BisectTask(setup=setup, groups=groups, plan=shown)
+    setup = TrialSetup(good=good, bad=bad, elements=tuple(elements), first=first, session=session, rules=rules)
+    return BisectTask(setup=setup, plan=shown)
 
 
 def first_difference(ports: Ports, good: Run, bad: Run, rules: OutputRules | None = None) -> tuple[Divergence, bool]:
@@ -179,7 +176,7 @@ def execute(
         control = hybrids.trial(frozenset())
         if control.answer != "same":
             return _without_control(task, hybrids, control)
-        for cause in ddmin.causes(task.groups, hybrids.answer):
+        for cause in ddmin.causes(task.setup.elements, hybrids.answer):
             causes.append(cause)  # noqa: PERF402 - earlier causes are kept if the search for the next is cut off
     except BudgetExhausted as spent:
         return _unfinished(task, hybrids, causes, spent)

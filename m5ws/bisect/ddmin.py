@@ -17,55 +17,39 @@ Answer = Literal["same", "differs", "unresolved"]
 T = TypeVar("T", bound=Hashable)
 Item = TypeVar("Item")
 Test = Callable[[frozenset[T]], Answer]
-Groups = Sequence[Sequence[T]]
 
 FEW = 8
 """Up to this number, each element is tested alone first: most divergences have one cause."""
 
 
-def causes(groups: Groups[T], test: Test[T]) -> Iterator[frozenset[T]]:
+def causes(elements: Sequence[T], test: Test[T]) -> Iterator[frozenset[T]]:
     """Yield disjoint 1-minimal sets that differ, until the rest does not; none if all elements together do not.
 
     `test` may get the same set more than once, and should cache its answers. It never gets the empty set, which is
     known to be the same. Elements are tested in order, the likeliest first.
     """
-    rest = [list(group) for group in groups if group]
+    rest = list(elements)
     while rest and (cause := minimise(rest, test)) is not None:
         yield cause
-        left = [[element for element in group if element not in cause] for group in rest]
-        rest = [group for group in left if group]
+        rest = [element for element in rest if element not in cause]
         # If the rest without this cause still differs, there is another cause.
-        if not rest or test(frozenset(_flat(rest))) != "differs":
+        if not rest or test(frozenset(rest)) != "differs":
             return
 
 
-def minimise(groups: Groups[T], test: Test[T]) -> frozenset[T] | None:
-    """Return a 1-minimal set that differs, None if all elements together do not.
-
-    If there are many elements, whole groups are removed first, and then single elements of the rest.
-    """
-    elements = _flat(groups)
+def minimise(elements: Sequence[T], test: Test[T]) -> frozenset[T] | None:
+    """Return a 1-minimal set that differs, None if all elements together do not."""
     if len(elements) <= FEW:
         alone = next((element for element in elements if test(frozenset((element,))) == "differs"), None)
         if alone is not None or len(elements) < 2:
             return None if alone is None else frozenset((alone,))
     if test(frozenset(elements)) != "differs":
         return None
-    if len(elements) > FEW and len(groups) > 1:
-        kept = _ddmin(list(groups), lambda some: test(frozenset(_flat(some))) == "differs")
-        return minimise([_flat(kept)], test)
-    return frozenset(_ddmin(elements, lambda some: test(frozenset(some)) == "differs"))
+    return frozenset(_ddmin(list(elements), lambda some: test(frozenset(some)) == "differs"))
 
 
-def most(groups: Groups[T]) -> int:
-    """Return an upper bound of the number of sets that `minimise` tests, each counted once."""
-    count = len(_flat(groups))
-    if count <= FEW or len(groups) < 2:
-        return _bound(count)
-    return _bound(count) + _bound(len(groups))
-
-
-def _bound(count: int) -> int:
+def most(count: int) -> int:
+    """Return an upper bound of the number of sets that `minimise` tests for `count` elements, each counted once."""
     subsets: int = 2**count - 1
     return min(subsets, count * count + 4 * count + 1)
 
@@ -94,7 +78,3 @@ def _split(items: list[Item], count: int) -> list[list[Item]]:
     """Return `items` in `count` parts, in order, of nearly equal length."""
     ends = [len(items) * number // count for number in range(count + 1)]
     return [items[begin:end] for begin, end in pairwise(ends)]
-
-
-def _flat(groups: Groups[T]) -> list[T]:
-    return [element for group in groups for element in group]

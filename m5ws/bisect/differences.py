@@ -6,7 +6,6 @@ in rebuilt environments, each distribution is an element too.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 
 import msgspec
 
@@ -74,11 +73,6 @@ def list_differences(
         for change in diff.declared(old.declared, new.declared)
     ]
     return elements, [*_unset(good, bad), *declared, *_layout(repo, old, new, elements)]
-
-
-def grouped(elements: Sequence[InputDifference]) -> list[list[InputDifference]]:
-    """Return elements by part, in their order."""
-    return [list(group) for _, group in groupby(elements, key=lambda element: element.change.part)]
 
 
 def _file(part: str, pair: FilePair) -> InputDifference:

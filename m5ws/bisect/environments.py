@@ -48,7 +48,7 @@ def recipe(repo: Repository, good: Run, bad: Run, taken: Collection[Change], sna
     """
     old, new = (recorded.of_run(repo, run.id) for run in (good, bad))
     mixed = _mixed(old, new, {_distribution(change) for change in taken})
-    return rebuild.recipe(repo, good.id, snapshot, mixed, locked_by=(good.snapshot, bad.snapshot))
+    return rebuild.recipe(repo, good.id, snapshot, mixed)
 
 
 def follows(change: Change, taken: Collection[Change]) -> bool:

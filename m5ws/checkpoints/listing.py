@@ -146,8 +146,7 @@ def _recorded(repo: Repository, run: str) -> dict[str, CheckpointPublished]:
     return {
         event.name: event
         for attempt in ledger.attempts(repo, run)
-        for rank in ("0", ledger.LAUNCHER)
-        for event in ledger.events(repo, run, attempt, rank)
+        for event in ledger.published(repo, run, attempt)
         if isinstance(event, CheckpointPublished)
     }
 

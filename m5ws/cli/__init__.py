@@ -57,7 +57,6 @@ COMMANDS = {
     "du": "List the bytes of runs.",
     "gc": "Delete unneeded objects: plan first, delete after a grace period.",
     "ui": "Open MLflow with this workspace's runs.",
-    "demo": "Train, reproduce and change a small GPT.",
     "completion": "Print the completion script for a shell.",
 }
 

@@ -119,7 +119,7 @@ def plan_text(plan: "BisectPlan") -> str:
     if plan.changes:
         lines.append(f"to try, in at most {plan.most_runs:,} runs of {_count(max(plan.first.step, 1), 'step')} each:")
         lines.append(f"  nothing (run {plan.good} itself, repeated)")
-        tried = [(name,) for name in plan.alone] or plan.groups
+        tried: list[tuple[str, ...]] = [(name,) for name in plan.alone] or [plan.names]
         lines += [f"  {_listed(taken)}" for taken in tried]
         if len(plan.changes) > 1:
             lines.append(
@@ -161,7 +161,7 @@ def _count(number: int, noun: str) -> str:
 
 def _taken(taken: Sequence[str], plan: "BisectPlan") -> str:
     """Return the changes taken from BAD, or the changes not taken, whichever list is shorter."""
-    left = [name for group in plan.groups for name in group if name not in taken]
+    left = [name for name in plan.names if name not in taken]
     if taken and not left:
         return "all of it" if len(taken) > 1 else taken[0]
     return f"all but {_listed(left)}" if len(left) < len(taken) else _listed(taken) or "nothing"

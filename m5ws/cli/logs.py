@@ -38,7 +38,6 @@ def command(
     """
     from m5ws.errors import NotFound, UsageError
     from m5ws.repository.ledger import ledger
-    from m5ws.runs import state
 
     if follow and as_json:
         raise UsageError("--follow cannot be combined with --json")
@@ -55,8 +54,7 @@ def command(
 
     def ended() -> bool:
         workspace.open_repository()
-        events = ledger.events(repo, run_id, chosen, ledger.LAUNCHER)
-        return state.fold_attempt(chosen, {ledger.LAUNCHER: events}).standing != "running"
+        return ledger.ended(repo, run_id, chosen) is not None
 
     if as_json:
         texts = {name: path.read_text("utf-8", "replace") for name, path in _files(folder, rank).items()}

@@ -10,7 +10,7 @@ from m5ws.cli import environment
 from m5ws.cli.parameters import names, new_run, segments
 from m5ws.cli.terminal import interrupt, output
 from m5ws.cli.terminal.run_progress import RunProgress
-from m5ws.errors import NotFound, UsageError
+from m5ws.errors import UsageError
 from m5ws.records.verdict import Change
 
 if TYPE_CHECKING:
@@ -73,10 +73,10 @@ def command(
 ) -> None:
     """Repeat a run, and prove that it is the same bit for bit.
 
-    RUN is an id or a unique prefix, an MLflow run id, or the URL of its page. The differences between the original and
-    the present environment are listed, and the run is launched again from its snapshot. Losses, batches, state and
-    checkpoints are compared as they are computed, up to the first divergence: its step, rank, quantity and tensor are
-    printed. With options that change an input, the verdict shows the effect of the change.
+    RUN is a run's id, a unique prefix of it, or the run's name. The differences between the original and the present
+    environment are listed, and the run is launched again from its snapshot. Losses, batches, state and checkpoints are
+    compared as they are computed, up to the first divergence: its step, rank, quantity and tensor are printed. With
+    options that change an input, the verdict shows the effect of the change.
 
     If a replay without changes diverges, it is repeated up to that step. If the two replays differ from each other,
     the run is nondeterministic. If they agree, the original is suspect.
@@ -111,7 +111,7 @@ def command(
     workspace = names.workspace(context)
     ports = workspace.ports(workspace.open_repository())
     if context.args:
-        raise _own_command(ports, _original(ports, run))
+        raise _own_command(ports, names.find_id(ports.repo, run, "run"))
     request = _request(workspace, ports, run, policy, given)
     chosen = segments.select(ports.repo, request.original, given)
     ports = environment.ports(workspace, ports, env, request.original, request.snapshot)
@@ -130,7 +130,7 @@ def _request(
     snapshot = given["snapshot"]
     values = {
         **given,
-        "original": _original(ports, run),
+        "original": names.find_id(ports.repo, run, "run"),
         "env": policy,
         "snapshot": names.find_id(ports.repo, snapshot, "snapshot") if snapshot else None,
         "segment": None,
@@ -188,14 +188,3 @@ def _one(workspace: "Workspace", ports: "Ports", request: "ReplayRequest", *, pr
         if outcome.expected is not None and not outcome.expected.equal:
             output.print_note("hint: `--env warn --tolerance REL` compares values if bits cannot be equal.")
     return outcome.exit_code
-
-
-def _original(ports: "Ports", name: str) -> str:
-    """Return the id of the run with this id prefix, or with this name in the tracker. Raises NotFound."""
-    try:
-        return names.find_id(ports.repo, name, "run")
-    except NotFound:
-        resolved = ports.tracker.resolve(name) if ports.tracker is not None else None
-        if resolved is None:
-            raise
-        return resolved

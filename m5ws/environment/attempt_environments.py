@@ -1,9 +1,8 @@
 """Comparison of the environments of attempts. Facts from inside a rank replace facts from before its launch."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
-from typing import TypeVar
 
 import msgspec
 
@@ -12,8 +11,7 @@ from m5ws.environment.drift import drift, rate
 from m5ws.environment.usage import EnvironmentSide, Usage
 from m5ws.errors import M5Error
 from m5ws.records.environment import Observed
-from m5ws.records.ledger import AttemptStarted, Event, RankStarted
-from m5ws.records.summary import AttemptSummary
+from m5ws.records.ledger import NODE, NodeStarted, RankStarted
 from m5ws.records.verdict import Change
 from m5ws.repository.ledger import ledger, summaries
 from m5ws.repository.repository import Repository
@@ -21,8 +19,6 @@ from m5ws.wording.changes import title
 
 _log = logging.getLogger(__name__)
 _NAMED = 8
-
-E = TypeVar("E", bound=Event)
 
 Attempt = tuple[str, int | None]
 """A run, and the number of its attempt; None for a run that never started."""
@@ -120,36 +116,17 @@ def _on_ranks(change: Change, ranks: Sequence[str], world: int) -> Change:
 
 
 def _by_rank(repo: Repository, run: str, attempt: int | None) -> dict[str, Observed]:
-    """Return the environment of each rank of an attempt. Effective values in a rank replace the launcher's facts.
+    """Return the environment of each rank of an attempt. Effective values in a rank replace the facts of its node.
 
-    If no rank started, the one entry `launcher` has the launcher's facts. Empty without an attempt.
+    If no rank started, the one entry `node` has the facts of the node. Empty without an attempt, or without its node.
     """
-    if attempt is None:
+    events = summaries.load(repo, run, attempt) if attempt is not None else {}
+    node = next((event for event in events.get(NODE, ()) if isinstance(event, NodeStarted)), None)
+    if node is None:
         return {}
-    summary = summaries.load(repo, run, attempt)
-    started = _first(_chain(repo, run, attempt, ledger.LAUNCHER, summary), AttemptStarted)
-    observed = repo.objects.get_record(started.observed, Observed) if started is not None else Observed()
-    seen: dict[str, Observed] = {}
-    for rank in summary.chains if summary is not None else ledger.ranks(repo, run, attempt):
-        chain = _chain(repo, run, attempt, rank, summary)
-        start = _first(chain, RankStarted) if rank != ledger.LAUNCHER else None
-        if start is not None:
+    observed, by_rank = repo.objects.get_record(node.observed, Observed), dict[str, Observed]()
+    for rank, each in events.items():
+        if (start := next((event for event in each if isinstance(event, RankStarted)), None)) is not None:
             facts = observed.facts | start.facts | {"world": str(start.world)}
-            seen[rank] = msgspec.structs.replace(observed, facts=facts)
-    return seen or ({ledger.LAUNCHER: observed} if started is not None else {})
-
-
-def _chain(
-    repo: Repository, run: str, attempt: int, rank: str, summary: AttemptSummary | None
-) -> Iterator[msgspec.Raw]:
-    """Yield the events of a rank, of the attempt's summary if it has one; a ledger is read no further than needed."""
-    if summary is not None:
-        yield from summary.chains.get(rank, ())
-    else:
-        for batch in ledger.read(repo, run, attempt, rank):
-            yield from batch.events
-
-
-def _first(chain: Iterable[msgspec.Raw], kind: type[E]) -> E | None:
-    """Return the first event of a kind."""
-    return next((event for event in map(ledger.decode_event, chain) if isinstance(event, kind)), None)
+            by_rank[rank] = msgspec.structs.replace(observed, facts=facts)
+    return by_rank or {NODE: observed}

@@ -6,10 +6,8 @@ A level guarantees equal bits only on some hardware. Libraries do not count here
 from collections.abc import Sequence
 
 from m5ws.records.environment import Determinism
-from m5ws.records.ledger import AttemptStarted
 from m5ws.records.verdict import Change, Expectation, Hardware
 from m5ws.repository.ledger import ledger
-from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.repository import Repository
 
 _KIND = ("platform", "cpu.model", "cpu.flags", "gpu.model")
@@ -36,9 +34,7 @@ def expected(determinism: Determinism, host: str | None, this_host: str, changes
 
 
 def host(repo: Repository, run: str) -> str | None:
-    """Return the host that launched a run's first attempt, None if the ledger has none."""
+    """Return the host that began a run's first attempt, None if the ledger has none."""
     first = next(iter(ledger.attempts(repo, run)), None)
-    if first is None:
-        return None
-    events = ledger.events(repo, run, first, LAUNCHER)
-    return next((event.host for event in events if isinstance(event, AttemptStarted)), None)
+    started = ledger.started(repo, run, first) if first is not None else None
+    return started.host if started is not None else None

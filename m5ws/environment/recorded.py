@@ -2,9 +2,7 @@
 
 from m5ws.errors import UsageError
 from m5ws.records.environment import Observed
-from m5ws.records.ledger import AttemptStarted
 from m5ws.repository.ledger import ledger
-from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.repository import Repository
 
 
@@ -16,10 +14,8 @@ def of_run(repo: Repository, run: str) -> Observed:
 
 def of_attempt(repo: Repository, run: str, attempt: int) -> Observed:
     """Return the environment before an attempt's launch. Raises UsageError if none was recorded."""
-    first = next(ledger.read(repo, run, attempt, LAUNCHER), None)
-    started = ledger.decode_event(first.events[0]) if first is not None else None
-    if isinstance(started, AttemptStarted):
-        return repo.objects.get_record(started.observed, Observed)
+    if (node := next(ledger.node_starts(repo, run, attempt), None)) is not None:
+        return repo.objects.get_record(node.observed, Observed)
     raise UsageError(
         f"attempt {attempt} of run {run} recorded no environment", hint="A run that never started cannot be replayed."
     )

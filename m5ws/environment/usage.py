@@ -10,9 +10,8 @@ import msgspec
 
 from m5ws.environment import drift
 from m5ws.records.environment import Observed
-from m5ws.records.ledger import AnyEvent, Imported, RankStarted
+from m5ws.records.ledger import NODE, AnyEvent, Imported, RankStarted
 from m5ws.records.verdict import Change
-from m5ws.repository import concurrency
 from m5ws.repository.ledger import ledger, summaries
 from m5ws.repository.repository import Repository
 
@@ -43,12 +42,8 @@ def of_run(repo: Repository, run: str) -> Usage | None:
 
 def of_attempt(repo: Repository, run: str, attempt: int) -> Usage | None:
     """Return the modules and libraries that an attempt's ranks loaded; None unless each started rank recorded them."""
-    summary = summaries.load(repo, run, attempt)
-    if summary is not None:
-        usages = [_used(summaries.events(summary, rank)) for rank in summary.chains if rank != ledger.LAUNCHER]
-    else:
-        ranks = [rank for rank in ledger.ranks(repo, run, attempt) if rank != ledger.LAUNCHER]
-        usages = [*concurrency.for_each(lambda rank: _used(summaries.read(repo, run, attempt, rank).events), ranks)]
+    origins = summaries.load(repo, run, attempt)
+    usages = [_used(events) for origin, events in origins.items() if origin != NODE]
     return None if None in usages else _together(usages)
 
 

@@ -92,7 +92,7 @@ class OutputCopier:
         files = list(before.files)
         for number, file in enumerate(before.files):
             location, seen = os.fsencode(file.location), stamp(collect.status(file))
-            if index.file(location, seen) is None and index.chunks(location, seen) is None:
+            if index.file(location, seen) is None:
                 copy = shutil.copy2(file.location, folder / str(number))
                 files[number] = SourceFile(path=file.path, location=copy)
         after, stamps = self._collect(), before.stamps()

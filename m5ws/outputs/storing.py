@@ -71,13 +71,14 @@ def record(repo: Repository, run: Run, name: str, moment: Outputs, index: Index 
     """
     if not moment.files and not (run.spec.outputs and stored_outputs.names(repo, run.id)):
         return None
-    attempt, _, label = name.partition("-")
+    attempt, node, moment_name = name.split("-")
     files = sorted(moment.files, key=lambda file: file.path)
     return OutputFiles(
         run=run.id,
         snapshot=run.snapshot,
         attempt=int(attempt),
-        moment=label,
+        node=int(node),
+        moment=moment_name,
         content=content(repo, run, files, index),
         modified_ns=tuple(collect.status(file).st_mtime_ns for file in files),
         folders=moment.folders,

@@ -63,9 +63,4 @@ def _missing_outputs(repo: Repository, run: str, attempt: int) -> Iterator[Outpu
 
 
 def _recorded(repo: Repository, run: str, attempt: int) -> set[str]:
-    return {
-        event.name
-        for rank in ("0", ledger.LAUNCHER)
-        for event in ledger.events(repo, run, attempt, rank)
-        if isinstance(event, CheckpointPublished | OutputsStored)
-    }
+    return {event.name for event in ledger.published(repo, run, attempt)}

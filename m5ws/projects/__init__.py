@@ -1,1 +1,1 @@
-"""New workspaces, and the demo."""
+"""New workspaces."""

@@ -32,14 +32,14 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChainEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """State of a rank's ledger: `events` events in `batches` files, whose joined bytes have the digest `sha256`.
+    """State of a node's ledger: `events` events in `batches` files, whose joined bytes have the digest `sha256`.
 
-    `head` is the hash chain after the last event (docs/format.md). `ended`: the chain has the end of the attempt.
+    `head` is the hash chain after the last batch (docs/format.md). `ended`: the chain has the end of the attempt.
     """
 
     run: RunId
     attempt: Count
-    rank: str
+    node: Count
     batches: Count
     events: Count
     head: Digest

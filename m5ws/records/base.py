@@ -19,7 +19,7 @@ RunId = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_-]{1,64}\Z")]
 CheckpointName = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{10}-[0-9]{4,}\Z")]
 
 
-OutputsName = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{4,}-([0-9]{6,}|final)\Z")]
+OutputsName = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{4,}-[0-9]+-([0-9]{6,}|final)\Z")]
 
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]

@@ -8,6 +8,10 @@ import msgspec
 from m5ws.records.base import CheckpointName, Count, Digest, OutputsName, Record
 from m5ws.records.failure import EndReason, Failure
 
+NODE = "node"
+"""Origin of a node's own events, in the place of a rank's number."""
+Origin = Annotated[str, msgspec.Meta(pattern=rf"\A(0|[1-9][0-9]{{0,8}}|{NODE})\Z")]
+
 
 class Event(Record, frozen=True, kw_only=True):
     """Base of ledger events. `time_s` is seconds since the epoch, and is never compared."""
@@ -16,16 +20,23 @@ class Event(Record, frozen=True, kw_only=True):
 
 
 class AttemptStarted(Event, tag="attempt-started", frozen=True, kw_only=True):
-    """First event of an attempt, by the launcher. It fences all earlier attempts.
+    """First event of an attempt, by its leader on `host`. It fences all earlier attempts.
 
     `inherits` names every earlier checkpoint that counts; those that earlier attempts publish later do not.
     """
 
     attempt: Count
     host: str
-    observed: Digest
     inherits: tuple[CheckpointName, ...] = ()
     resume: CheckpointName | None = None
+
+
+class NodeStarted(Event, tag="node-started", frozen=True, kw_only=True):
+    """A node of an attempt has started on `host`, in an `observed` environment. A killed attempt may lack it."""
+
+    node: Count
+    host: str
+    observed: Digest
 
 
 class RankStarted(Event, tag="rank-started", frozen=True, kw_only=True):
@@ -103,7 +114,7 @@ one's. `limit`: a part of the run is not recorded. `inexact-resume`: a resume re
 an observed attempt does not show after which step it continues. `checkpoint-waited`: the training stood still for it.
 """
 Notify = Callable[[NoticeKind, str], None]
-"""Called with the kind and the message of a notice, which it appends to the launcher's chain."""
+"""Called with the kind and the message of a notice, which it appends to the node's own events."""
 
 
 class Notice(Event, tag="notice", frozen=True, kw_only=True):
@@ -173,12 +184,12 @@ class RankEnded(Event, tag="rank-ended", frozen=True, kw_only=True):
 
 
 class AttemptEnded(Event, tag="attempt-ended", frozen=True, kw_only=True):
-    """Last event of an attempt, by the launcher.
+    """Last event of an attempt, by its leader.
 
     `outcome` "unsaved": the ranks did all steps, but the last checkpoint or the output files could not be stored. If
-    they are stored later, a second event of this kind follows, "finished". `heads` has the end of each rank's chain, so
-    that dropped batches at the end of a chain are detected. `logged` is False if no process of the attempt began a run
-    in MLflow.
+    they are stored later, a second event of this kind follows, "finished". `heads` has the head of each rank after its
+    last event, so that dropped events are detected. `logged` is False if no process of the attempt began a run in
+    MLflow.
     """
 
     outcome: Literal["finished", "failed", "interrupted", "unsaved"]
@@ -193,6 +204,7 @@ COMPLETE = frozenset(("finished", "unsaved"))
 
 AnyEvent = (
     AttemptStarted
+    | NodeStarted
     | RankStarted
     | Step
     | State
@@ -211,16 +223,19 @@ AnyEvent = (
 class _ChainedBatch(Record, frozen=True, kw_only=True):
     run: str
     attempt: int
-    rank: str
+    node: int
     seq: int
     previous: Digest
     head: Digest
 
 
 class Batch(_ChainedBatch, tag="ledger/1", frozen=True, kw_only=True):
-    """Consecutive events of one rank, raw. `previous` and `head` are the hash chain before and after them."""
+    """Consecutive events of one node. `previous` and `head` are the hash chain before and after them.
 
-    events: tuple[msgspec.Raw, ...]
+    `events` is a map, as stored, from each origin to its events in order: by origins, so the node's own come last.
+    """
+
+    events: msgspec.Raw
 
 
 COMPRESSED_BYTES = 64 * 2**20
@@ -228,12 +243,12 @@ COMPRESSED_BYTES = 64 * 2**20
 
 
 class CompressedBatch(_ChainedBatch, tag="ledger/2", frozen=True, kw_only=True):
-    """As `Batch`, with compressed events: a zlib stream of all events, joined. `sizes` has the bytes of each event.
+    """As `Batch`, with its map of events as a zlib stream of `size_bytes`.
 
     `digest` is the BLAKE3-256 of the stream, since a stream has bits that do not change the events.
     """
 
-    sizes: tuple[Annotated[int, msgspec.Meta(ge=1, le=COMPRESSED_BYTES)], ...]
+    size_bytes: Annotated[int, msgspec.Meta(ge=1, le=COMPRESSED_BYTES)]
     digest: Digest
     events: bytes
 

@@ -8,7 +8,7 @@ from m5ws.records.base import Count, Digest, Record, RunId
 
 
 class OutputFiles(Record, tag="outputs/1", frozen=True, kw_only=True, omit_defaults=True):
-    """The output files of an attempt at one moment, linked to their run and snapshot; they belong to no step.
+    """The output files of a node of an attempt at one moment, linked to their run and snapshot; they belong to no step.
 
     `moment` is the end of their name: `final` at the end of the attempt, or the number of a copy made while it ran.
     `content` has all files, also the files behind links. A resume gets them with their modification times
@@ -19,6 +19,7 @@ class OutputFiles(Record, tag="outputs/1", frozen=True, kw_only=True, omit_defau
     run: RunId
     snapshot: Digest
     attempt: Count
+    node: Count
     moment: Annotated[str, msgspec.Meta(pattern=r"\A([0-9]{6,}|final)\Z")]
     content: Digest
     modified_ns: tuple[int, ...] = ()

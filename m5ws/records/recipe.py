@@ -15,15 +15,15 @@ _NORMAL = re.compile(
 class Requirement(Record, frozen=True, kw_only=True):
     """One distribution of an exact version.
 
-    It comes from an index, from `url`, or from `path`, a file or folder of the snapshot's code. `hashes` are the
-    accepted SHA-256 of its files, if any are known.
+    It comes from an index, from `url`, or from `path`, a file or folder of the snapshot's code. `hash` is the SHA-256
+    of the archive at `url`, if it is known.
     """
 
     name: str
     version: str
     url: str = ""
     path: str = ""
-    hashes: tuple[str, ...] = ()
+    hash: str | None = None
 
     @property
     def line(self) -> str:
@@ -31,7 +31,7 @@ class Requirement(Record, frozen=True, kw_only=True):
         assert not self.path
         exact = "===" if _NORMAL.fullmatch(self.version) else "=="
         requirement = f"{self.name} @ {self.url}" if self.url else f"{self.name}{exact}{self.version}"
-        return " ".join((requirement, *(f"--hash=sha256:{digest}" for digest in self.hashes)))
+        return f"{requirement} --hash=sha256:{self.hash}" if self.hash else requirement
 
 
 class Recipe(Record, frozen=True, kw_only=True):

@@ -16,7 +16,8 @@ from m5ws.records import codec
 from m5ws.records.base import Digest, Record
 from m5ws.records.store import Format
 from m5ws.records.tree import Slice
-from m5ws.store.interface import Buffer, CachingStore, ObjectStore
+from m5ws.store.cache.cache import CachedStore
+from m5ws.store.interface import Buffer, ObjectStore
 
 R = TypeVar("R", bound=Record)
 _READS = 3
@@ -150,7 +151,7 @@ class Objects:
         """Yield readings of an object: first a cache's copy, if there is one, then the store's."""
         yield self.store.get(*where)
         for _ in range(_READS - 1):
-            yield self.store.refetch(*where) if isinstance(self.store, CachingStore) else self.store.get(*where)
+            yield self.store.refetch(*where) if isinstance(self.store, CachedStore) else self.store.get(*where)
 
     def _cut(self, data: bytes, parts: Sequence[Slice]) -> tuple[list[memoryview], Slice | None]:
         """Return slices of `data`, and the first slice with a checksum mismatch."""

@@ -43,8 +43,6 @@ def _lacked(repo: Repository, run_id: str, known: RunFacts) -> bool:
         return lacked
     for attempt in ledger.attempts(repo, run_id):
         if attempt not in known.losses:
-            ranks = [rank for rank in ledger.ranks(repo, run_id, attempt) if rank != ledger.LAUNCHER]
-            chains = {rank: summaries.read(repo, run_id, attempt, rank) for rank in ranks}
-            run_index.write_ended(repo, run_id, attempt, chains)
+            run_index.write_ended(repo, run_id, attempt, *summaries.read(repo, run_id, attempt))
             lacked = True
     return lacked

@@ -71,6 +71,3 @@ class Repository:
     def for_dry_run(cls, store: ObjectStore, form: Format | None = None) -> "Repository":
         """Return the repository that `create` would make, without writing. For dry runs."""
         return cls(store, form or Format())
-
-
-__all__ = ["Repository"]

@@ -281,10 +281,12 @@ def compare_histories(original: History, replay: History) -> Comparison:
     comparison.replay = replay
     for step, content in replay.contents.items():
         comparison.compare_content(step, content)
-    for by_rank in (replay.states, replay.steps):
-        for rank, events in by_rank.items():
-            for event in events.values():
-                comparison.compare(str(rank), event)
+    # Step by step: the ranks of a node share its batches, and each batch is read once.
+    for step in union([*replay.states.values(), *replay.steps.values()]):
+        for by_rank in (replay.states, replay.steps):
+            for rank, events in by_rank.items():
+                if step in events:
+                    comparison.compare(str(rank), events[step])
     return comparison
 
 

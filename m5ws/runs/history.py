@@ -4,7 +4,7 @@ An attempt that resumes from step k replaces the records of earlier attempts aft
 at the end of the run. Steps and states stay in the ledger until they are compared.
 """
 
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import TypeGuard, cast
 
@@ -15,6 +15,7 @@ from m5ws.records.base import Digest
 from m5ws.records.failure import EndReason
 from m5ws.records.ledger import (
     COMPLETE,
+    NODE,
     AnyEvent,
     AttemptEnded,
     AttemptStarted,
@@ -29,12 +30,12 @@ from m5ws.records.ledger import (
     Step,
 )
 from m5ws.repository import cross_check
-from m5ws.repository.ledger import ledger
-from m5ws.repository.ledger.spool import genesis
+from m5ws.repository.ledger import batches, ledger
+from m5ws.repository.ledger.spool import RankHeads
 from m5ws.repository.references import checkpoints
 from m5ws.repository.repository import Repository
 from m5ws.runs import recorded_steps
-from m5ws.runs.recorded_steps import ChainSeries, JoinedSeries, LiveSeries, R, RecordedChain, SeriesRange
+from m5ws.runs.recorded_steps import JoinedSeries, LiveSeries, R, RecordedChain, SeriesRange
 
 
 class History(msgspec.Struct, kw_only=True):
@@ -228,12 +229,12 @@ def load(
     run: str,
     before_attempt: int | None = None,
     folded: bool = True,
-    ranks: Container[str] | None = None,
+    ranks: Collection[str] | None = None,
 ) -> History:
     """Return the history of a run, or of attempts before `before_attempt`. Raises CorruptObject if a chain is broken.
 
     `folded` becomes the history's.
-    `ranks`: the chains to read besides the launcher's; all of them if it is None.
+    `ranks`: the ranks whose events are taken in besides those of nodes; all of them if it is None.
     Each chain is read and checked once here; steps and states are read again when they are needed.
     """
     history = History(folded=folded)
@@ -248,44 +249,33 @@ def load(
     return history
 
 
-def _read(repo: Repository, run: str, attempt: int, history: History, ranks: Container[str] | None) -> None:
-    """Add an attempt to a history: its launcher's chain first, which has the ends of the others."""
-    ends: dict[str, Digest] = {}
-    heads: dict[str, Digest] = {}
-    for rank in sorted(ledger.ranks(repo, run, attempt), key=lambda rank: rank.isdigit()):
-        if ranks is not None and rank not in ranks and rank != ledger.LAUNCHER:
-            continue
-        chain, parts = RecordedChain(repo, run, attempt, rank), dict[type, ChainSeries[Step | State]]()
-        for batch in ledger.read(repo, run, attempt, rank):
+def _read(repo: Repository, run: str, attempt: int, history: History, ranks: Collection[str] | None) -> None:
+    """Add an attempt to a history, and check the ends of its ranks."""
+    ended: AttemptEnded | None = None
+    heads = RankHeads(run, attempt)
+    origins = None if ranks is None else {*ranks, NODE}
+    for node in ledger.nodes(repo, run, attempt):
+        chain = RecordedChain(repo, run, attempt, node, origins)
+        for batch in ledger.read(repo, run, attempt, node):
             chain.note(batch)
-            heads[rank] = batch.head
-            for event in map(ledger.decode_event, batch.events):
-                if rank.isdigit() and history.counts(event):
-                    _note(history, chain, parts, int(rank), batch.seq, event)
+            for origin, raw in batches.events(batch, origins):
+                event = ledger.decode_event(raw)
+                heads.add(origin, bytes(raw))
+                if origin != NODE and history.counts(event):
+                    _note(history, chain, origin, batch.seq, event)
                 elif not isinstance(event, Step | State):
-                    history.add(rank, event)
-                if isinstance(event, AttemptEnded) and not ends:
-                    ends = event.heads
-    for rank, head in ends.items():
-        if ranks is not None and rank not in ranks:
-            continue
-        ledger.check_end(run, attempt, rank, head, heads.get(rank, genesis(run, attempt, rank)))
+                    history.add(origin, event)
+                if isinstance(event, AttemptEnded):
+                    ended = ended or event
+    if ended is not None:
+        recorded = {rank: head for rank, head in ended.heads.items() if ranks is None or rank in ranks}
+        ledger.check_heads(run, attempt, recorded, heads.by_rank)
 
 
-def _note(
-    history: History,
-    chain: RecordedChain,
-    parts: dict[type, ChainSeries[Step | State]],
-    rank: int,
-    seq: int,
-    event: Step | State,
-) -> None:
+def _note(history: History, chain: RecordedChain, rank: str, seq: int, event: Step | State) -> None:
     """Note where in its chain a step or state is."""
-    kind: type[Step | State] = type(event)
-    if kind not in parts:
-        parts[kind] = ChainSeries[Step | State](chain, kind)
-        every = history.steps if isinstance(event, Step) else history.states
-        series = cast("dict[int, Mapping[int, Step | State]]", every).setdefault(rank, JoinedSeries[Step | State]())
-        assert isinstance(series, JoinedSeries)
-        series.parts.append(parts[kind])
-    parts[kind].note(seq, event.step)
+    every = history.steps if isinstance(event, Step) else history.states
+    by_rank = cast("dict[int, Mapping[int, Step | State]]", every)
+    series = by_rank.setdefault(int(rank), JoinedSeries[Step | State]())
+    assert isinstance(series, JoinedSeries)
+    series.note(chain, rank, seq, event)

@@ -1,13 +1,13 @@
 """Steps and states of one rank by their numbers: of a ledger, which is read as they are needed, and of a live run.
 
-Invariant: a chain takes 16 bytes for each of its values, a number for each of its batches, and two batches.
+Invariant: a node's chain takes 16 bytes for each of its values, a number for each of its batches, and two batches.
 """
 
 from abc import abstractmethod
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import TypeGuard, TypeVar
 
 from m5ws.errors import CorruptObject
@@ -35,27 +35,29 @@ class Series(Mapping[int, R]):
 
 
 class RecordedChain:
-    """One chain whose batches were checked once, read again one batch at a time."""
+    """A node's chain whose batches were checked once, read again one batch at a time for its ranks in `origins`."""
 
-    def __init__(self, repo: Repository, run: str, attempt: int, rank: str) -> None:
-        self._repo, self._chain = repo, (run, attempt, rank)
+    def __init__(
+        self, repo: Repository, run: str, attempt: int, node: int, origins: Container[str] | None = None
+    ) -> None:
+        self._repo, self._chain, self._origins = repo, (run, attempt, node), origins
         self._heads = array("Q")
-        self._held: OrderedDict[int, dict[tuple[type, int], Step | State]] = OrderedDict()
+        self._held: OrderedDict[int, dict[tuple[str, type, int], Step | State]] = OrderedDict()
 
     def note(self, batch: Batch) -> None:
         """Take in the next batch, which was checked against the one before."""
         self._heads.append(_short(batch))
 
-    def values(self, seq: int) -> dict[tuple[type, int], Step | State]:
-        """Return the steps and states of a batch. Raises CorruptObject if it is not the one that was checked."""
+    def values(self, seq: int) -> dict[tuple[str, type, int], Step | State]:
+        """Return the steps and states of a batch by rank. Raises CorruptObject if it has changed since its check."""
         if seq not in self._held:
             while len(self._held) >= _BATCHES:
                 self._held.popitem(last=False)
             batch = ledger.fetch(self._repo, *self._chain, seq)
             if _short(batch) != self._heads[seq]:
                 raise CorruptObject(f"batch {seq} of {'/'.join(map(str, self._chain))} was changed while it was read")
-            events = map(ledger.decode_event, batch.events)
-            self._held[seq] = {(type(event), event.step): event for event in events if counts(event)}
+            events = ledger.decode(batch, self._origins)
+            self._held[seq] = {(rank, type(event), event.step): event for rank, event in events if counts(event)}
         return self._held[seq]
 
 
@@ -69,11 +71,14 @@ def _short(batch: Batch) -> int:
 
 
 class ChainSeries(Series[R]):
-    """The steps, or states, in one chain, each with its batch. `cut` removes those that a later attempt does again."""
+    """The steps, or states, of a rank in one chain, each with its batch.
 
-    def __init__(self, chain: RecordedChain, kind: type[R]) -> None:
-        self._chain = chain
-        self._kind = kind
+    `cut` removes those that a later attempt does again.
+    """
+
+    def __init__(self, chain: RecordedChain, rank: str, kind: type[R]) -> None:
+        self.chain = chain
+        self._rank, self._kind = rank, kind
         self._numbers, self._seqs = array("q"), array("q")
 
     def note(self, seq: int, number: int) -> None:
@@ -97,7 +102,8 @@ class ChainSeries(Series[R]):
         """Return the newest value of a step. Raises KeyError, CorruptObject."""
         if number not in self:
             raise KeyError(number)
-        value = self._chain.values(self._seqs[bisect_left(self._numbers, number)]).get((self._kind, number))
+        values = self.chain.values(self._seqs[bisect_left(self._numbers, number)])
+        value = values.get((self._rank, self._kind, number))
         if not isinstance(value, self._kind):
             raise CorruptObject(f"step {number} is not in the ledger any more")
         return value
@@ -117,6 +123,12 @@ class JoinedSeries(Series[R]):
 
     def __init__(self) -> None:
         self.parts: list[ChainSeries[R]] = []
+
+    def note(self, chain: RecordedChain, rank: str, seq: int, value: R) -> None:
+        """Note that batch `seq` of a chain has a value. All values of a chain come before those of the next one."""
+        if not self.parts or self.parts[-1].chain is not chain:
+            self.parts.append(ChainSeries(chain, rank, type(value)))
+        self.parts[-1].note(seq, value.step)
 
     def up_to(self, number: int) -> int | None:
         values = (part.up_to(number) for part in self.parts)

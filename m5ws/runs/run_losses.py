@@ -1,4 +1,4 @@
-"""Losses of runs in lists: from the run index, and of attempts that have not ended from the ledger of rank 0."""
+"""Losses of runs in lists: from the run index, and of attempts that have not ended from the ledger."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from m5ws.repository.references.run_index import RunFacts
 from m5ws.repository.repository import Repository
 
 _MOST_BATCHES = 256
-"""A running attempt with a longer ledger of rank 0 has no lowest loss until it ends."""
+"""A running attempt with a longer ledger has no lowest loss until it ends."""
 
 
 def of_run(repo: Repository, run_id: str, facts: RunFacts, attempts: int) -> LossRange:
@@ -20,13 +20,13 @@ def of_run(repo: Repository, run_id: str, facts: RunFacts, attempts: int) -> Los
 
 
 def recorded_losses(repo: Repository, run_id: str, attempt: int) -> LossRange:
-    """Return the losses of an attempt from the ledger of rank 0; of a very long one the last loss alone."""
+    """Return the losses of rank 0 in an attempt from its ledger; of a very long one the last loss alone."""
     batches = list[LossRange]()
-    for number, batch in enumerate(ledger.backwards(repo, run_id, attempt, "0")):
+    for number, batch in enumerate(ledger.backwards(repo, run_id, attempt)):
         if number >= _MOST_BATCHES:
             return LossRange(last=_join(batches).last)
         tracker = LossTracker()
-        for event in map(ledger.decode_event, batch.events):
+        for _, event in ledger.decode(batch, ("0",)):
             if isinstance(event, Step):
                 tracker.add(event)
         batches.insert(0, tracker.range)

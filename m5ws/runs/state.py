@@ -1,9 +1,9 @@
 """The state of a run: its ledger, folded. It is computed and never stored, so it always matches the ledger.
 
-The newest attempt's launcher determines the standing, and rank 0 the last step.
+The last event of the newest attempt determines the standing, and rank 0 the last step.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -11,16 +11,17 @@ import msgspec
 from m5ws.records.base import Digest
 from m5ws.records.failure import EndReason, Failure
 from m5ws.records.ledger import (
+    NODE,
     AnyEvent,
     AttemptEnded,
     AttemptStarted,
     CheckpointPublished,
+    NodeStarted,
     Notice,
     RankEnded,
     RankStarted,
     Step,
 )
-from m5ws.repository import concurrency
 from m5ws.repository.ledger import ledger, summaries
 from m5ws.repository.repository import Repository
 
@@ -29,7 +30,7 @@ Standing = Literal["created", "refused", "running", "finished", "failed", "inter
 
 
 class AttemptState(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt. `standing` is "running" until the launcher has recorded the end. Times: seconds since the epoch."""
+    """One attempt. `standing` is "running" until the ledger has the end. Times: seconds since the epoch."""
 
     attempt: int
     standing: Standing = "running"
@@ -98,47 +99,43 @@ def load(repo: Repository, run_id: str) -> RunState:
 
 def attempt_of(repo: Repository, run_id: str, attempt: int) -> AttemptState:
     """Return the state of one attempt; as `load`."""
-    summary = summaries.load(repo, run_id, attempt)
-    if summary is not None:
-        return fold_attempt(attempt, {rank: summaries.events(summary, rank) for rank in summary.chains})
-    ranks = ledger.ranks(repo, run_id, attempt)
-    chains = concurrency.for_each(lambda rank: summaries.read(repo, run_id, attempt, rank).events, ranks)
-    return fold_attempt(attempt, dict(zip(ranks, chains, strict=True)))
+    events = summaries.load(repo, run_id, attempt)
+    return fold_attempt(attempt, ((origin, event) for origin, each in events.items() for event in each))
 
 
 def load_newest(repo: Repository, run_id: str) -> RunState:
     """Return a run's standing and last step, for a list of many runs.
 
-    Only the newest attempt's launcher and the end of rank 0's chain are read. Nothing else is in the state.
+    Only the beginning and the end of the newest attempt are read. Nothing else is in the state.
     """
     newest = max(ledger.attempts(repo, run_id), default=None)
     if newest is None:
         return RunState(run=run_id)
-    chains = {ledger.LAUNCHER: ledger.events(repo, run_id, newest, ledger.LAUNCHER), "0": _last(repo, run_id, newest)}
-    return RunState(run=run_id, attempts=(fold_attempt(newest, chains),))
+    started = ledger.started(repo, run_id, newest)
+    begin = [(NODE, started)] if started is not None else []
+    return RunState(run=run_id, attempts=(fold_attempt(newest, [*begin, *_last(repo, run_id, newest)]),))
 
 
-def _last(repo: Repository, run_id: str, attempt: int) -> list[AnyEvent]:
-    """Return the last events of rank 0, back to its last step at least."""
-    events: list[AnyEvent] = []
-    for batch in ledger.backwards(repo, run_id, attempt, "0"):
-        events = [ledger.decode_event(event) for event in batch.events] + events
-        if any(isinstance(event, Step) for event in events):
+def _last(repo: Repository, run_id: str, attempt: int) -> list[tuple[str, AnyEvent]]:
+    """Return the last events of an attempt, back to the last step of rank 0 at least."""
+    events: list[tuple[str, AnyEvent]] = []
+    for batch in ledger.backwards(repo, run_id, attempt):
+        events = [*ledger.decode(batch, ("0", NODE)), *events]
+        if any(isinstance(event, Step) for _, event in events):
             break
     return events
 
 
-def fold_attempt(attempt: int, chains: Mapping[str, Iterable[AnyEvent]]) -> AttemptState:
-    """Return the state of one attempt from its events by rank."""
+def fold_attempt(attempt: int, events: Iterable[tuple[str, AnyEvent]]) -> AttemptState:
+    """Return the state of one attempt from its events with their origins."""
     state = AttemptState(attempt=attempt)
-    for rank, events in chains.items():
-        for event in events:
-            state = fold(state, rank, event)
+    for origin, event in events:
+        state = fold(state, origin, event)
     return state
 
 
-def fold(state: AttemptState, rank: str, event: AnyEvent) -> AttemptState:
-    """Return `state` after one more event of `rank`."""
+def fold(state: AttemptState, origin: str, event: AnyEvent) -> AttemptState:
+    """Return `state` after one more event."""
     replace = msgspec.structs.replace
     match event:
         case AttemptStarted():
@@ -147,17 +144,18 @@ def fold(state: AttemptState, rank: str, event: AnyEvent) -> AttemptState:
                 state,
                 started_s=event.time_s,
                 host=event.host,
-                observed=event.observed,
                 resume=event.resume,
                 last_step=max(step, state.last_step),
             )
+        case NodeStarted():
+            return replace(state, observed=event.observed)
         case AttemptEnded():
             return replace(
                 state, standing=event.outcome, ended_s=event.time_s, exit_code=event.exit_code, reason=event.reason
             )
         case RankStarted():
             return replace(state, world=event.world)
-        case Step() if rank == "0":
+        case Step() if origin == "0":
             speed = event.tokens / event.seconds if event.seconds > 0 and event.tokens else None
             return replace(
                 state,
@@ -171,6 +169,6 @@ def fold(state: AttemptState, rank: str, event: AnyEvent) -> AttemptState:
         case Notice():
             return replace(state, notices=(*state.notices, event))
         case RankEnded() if event.failure is not None:
-            return replace(state, rank_failures=state.rank_failures | {rank: event.failure})
+            return replace(state, rank_failures=state.rank_failures | {origin: event.failure})
         case _:
             return state

@@ -33,17 +33,14 @@ def store(context: CaptureContext) -> CaptureResult:
     """Make every part durable. Raises FileChanged if anything changed between the first comparison and the last."""
     report(context.progress, "comparing the workspace with its commit")
     state = context.source.state(context.root)
-    located = _located(context, state)
-    claims = _claims(context, located)
+    claims = _claims(context, state)
     tokenizer = _tokenizer_claim(context)
     divided = partition.partition_files(context.root, context.settings, state, tokenizer, claims)
     contents = CaptureResult(state=state, notes=list(state.notes), dirty=divided.dirty)
     context.warn(unintended.warnings(divided.code, state.changed, has_commit=state.commit is not None))
     _store_own(context, divided, contents)
     _store_tokenizer(context, divided.tokenizer, contents)
-    stored = {item.tracked.path: item for item in located if isinstance(item, datasets.ReusedDataset)}
-    whole = {item.path: item.files for item in located if isinstance(item, PinnedPath)}
-    contents.datasets = tuple(_dataset(context, claim, stored, whole, contents) for claim in divided.datasets)
+    contents.datasets = tuple(_dataset(context, claim, contents) for claim in divided.datasets)
     if not contents.unchanged:
         _look_again(context, contents)
     return contents
@@ -52,28 +49,17 @@ def store(context: CaptureContext) -> CaptureResult:
 # --- parts of the workspace --------------------------------------------------------------------------
 
 
-def _located(context: CaptureContext, state: SourceState) -> list[PinnedPath | datasets.ReusedDataset]:
-    """Return every tracked dataset with its files. A dataset that contains the tokenizer is needed as files."""
+def _claims(context: CaptureContext, state: SourceState) -> list[PinnedPath]:
+    """Return every dataset with its files. One that contains the tokenizer is needed as files."""
     path = context.settings.tokenizer.path
     tokenizer = partition.tree_path(path) if path is not None else None
     pins = context.datasets.find(context.root, state.files) if context.datasets is not None else ()
-    return [
+    tracked = [
         datasets.locate(context, pin, reuse=tokenizer is None or not (tokenizer + b"/").startswith(pin.path + b"/"))
         for pin in pins
     ]
-
-
-def _claims(context: CaptureContext, located: Sequence[PinnedPath | datasets.ReusedDataset]) -> list[PinnedPath]:
-    """Return every dataset. A tracked dataset that the store has already is without files."""
-    tracked = [
-        item if isinstance(item, PinnedPath) else PinnedPath(path=item.tracked.path, files=(), tracked=item.tracked)
-        for item in located
-    ]
-    pins = [claim.tracked for claim in tracked if claim.tracked is not None]
-    own = [
-        PinnedPath(path=path, files=_required(context, path)) for path in partition.data_paths(context.settings, pins)
-    ]
-    return [*tracked, *own]
+    own = partition.data_paths(context.settings, pins)
+    return [*tracked, *(PinnedPath(path=path, files=_required(context, path)) for path in own)]
 
 
 def _tokenizer_claim(context: CaptureContext) -> PinnedPath | None:
@@ -157,20 +143,14 @@ def _write_content(context: CaptureContext, files: Sequence[SourceFile]) -> Writ
     return written
 
 
-def _dataset(
-    context: CaptureContext,
-    claim: PinnedPath,
-    kept: dict[bytes, datasets.ReusedDataset],
-    whole: dict[bytes, tuple[SourceFile, ...]],
-    contents: CaptureResult,
-) -> Dataset:
-    if claim.path in kept:
-        reused = kept[claim.path]
-        contents.files += reused.files
-        contents.size_bytes += reused.dataset.size_bytes
-        return reused.dataset
+def _dataset(context: CaptureContext, claim: PinnedPath, contents: CaptureResult) -> Dataset:
+    if claim.stored is not None:
+        dataset, files = claim.stored
+        contents.files += files
+        contents.size_bytes += dataset.size_bytes
+        return dataset
     if claim.tracked is not None:
-        dataset, written = datasets.write(context, claim, whole[claim.path])
+        dataset, written = datasets.write(context, claim)
         contents.add(claim.files, written)
         return dataset
     written = _write_content(context, claim.files)

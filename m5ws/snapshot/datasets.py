@@ -27,40 +27,32 @@ from m5ws.snapshot.sources import pinned_files
 from m5ws.snapshot.sources.interface import TrackedDataset
 
 
-class ReusedDataset(msgspec.Struct, frozen=True, kw_only=True):
-    """A dataset that the store has completely, from an earlier snapshot."""
-
-    tracked: TrackedDataset
-    dataset: Dataset
-    files: int
-
-
-def locate(context: CaptureContext, tracked: TrackedDataset, *, reuse: bool) -> PinnedPath | ReusedDataset:
+def locate(context: CaptureContext, tracked: TrackedDataset, *, reuse: bool) -> PinnedPath:
     """Return the dataset's files, from the working tree or fetched; with `reuse`, the stored dataset if it exists."""
     assert context.datasets is not None
     files = pinned_files.below(context.root, tracked.path) or ()
     chosen = context.datasets.select(context.root, tracked, files)
     if chosen and not any(os.path.islink(file.location) for file in chosen):
-        return PinnedPath(path=tracked.path, files=chosen, tracked=tracked)
-    if reuse and (kept := _kept(context, tracked)) is not None:
-        return kept
+        return PinnedPath(path=tracked.path, files=chosen, tracked=tracked, verified=chosen)
+    if reuse and (stored := _find_stored(context, tracked)) is not None:
+        return PinnedPath(path=tracked.path, files=(), tracked=tracked, stored=stored)
     target = context.staging / context.repo.objects.digest(tracked.path + tracked.hash.encode())
     if target.exists():
         fetched = pinned_files.below(target, tracked.path) or ()
     else:
         fetched = context.datasets.fetch(context.root, tracked, target)
-    return PinnedPath(path=tracked.path, files=fetched, tracked=tracked)
+    return PinnedPath(path=tracked.path, files=fetched, tracked=tracked, verified=fetched)
 
 
-def write(context: CaptureContext, claim: PinnedPath, verified: Sequence[SourceFile]) -> tuple[Dataset, Written]:
-    """Make a tracked dataset durable. `verified` are all its files; `claim` lacks the files of the tokenizer.
+def write(context: CaptureContext, claim: PinnedPath) -> tuple[Dataset, Written]:
+    """Make a tracked dataset durable.
 
     Raises M5Error if the working tree differs from the pin, or contains files that must not be captured.
     """
     tracked = claim.tracked
     assert tracked is not None
-    known = context.passed(tracked.hash, claim.files) if len(verified) == len(claim.files) else None
-    written = known[0] if known is not None else _write_verified(context, tracked, claim.files, verified)
+    known = context.passed(tracked.hash, claim.files) if len(claim.verified) == len(claim.files) else None
+    written = known[0] if known is not None else _write_verified(context, tracked, claim.files, claim.verified)
     tree = written.digest if context.dry_run else _with_mode(context.repo, written.digest, tracked)
     name = os.fsdecode(tracked.path)
     return Dataset(name=name, kind="dvc", tree=tree, size_bytes=written.size_bytes, hash=tracked.hash), written
@@ -95,15 +87,15 @@ def _with_mode(repo: Repository, digest: Digest, tracked: TrackedDataset) -> Dig
     return trees.rewrite_tree(repo.objects, entries, {}, tree.packs)
 
 
-def _kept(context: CaptureContext, tracked: TrackedDataset) -> ReusedDataset | None:
-    """Return the dataset of a published snapshot if the store has all of its objects, else None."""
+def _find_stored(context: CaptureContext, tracked: TrackedDataset) -> tuple[Dataset, int] | None:
+    """Return the dataset of a published snapshot if the store has all of its objects, with its number of files."""
     wanted = ("dvc", os.fsdecode(tracked.path), tracked.hash)
     for snapshot in concurrency.for_each(partial(snapshots.load, context.repo), snapshots.ids(context.repo)):
         for dataset in snapshot.datasets:
             if (dataset.kind, dataset.name, dataset.hash) != wanted:
                 continue
             if (files := _whole(context.repo, dataset.tree)) is not None:
-                return ReusedDataset(tracked=tracked, dataset=dataset, files=files)
+                return dataset, files
     return None
 
 

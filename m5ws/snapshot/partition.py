@@ -13,6 +13,7 @@ import msgspec
 
 from m5ws.config.settings import ConfigSettings, Settings
 from m5ws.errors import ConfigError, NotFound
+from m5ws.records.snapshot import Dataset
 from m5ws.repository.files.interface import SourceFile
 from m5ws.snapshot import patterns
 from m5ws.snapshot.sources.interface import SourceState, TrackedDataset
@@ -21,11 +22,17 @@ _INTERNAL = (b".dvc/cache/", b".dvc/tmp/", b".dvc/config.local")
 
 
 class PinnedPath(msgspec.Struct, frozen=True, kw_only=True):
-    """Files under `path` that are pinned by content, and the dataset if another tool tracks them."""
+    """Files under `path` that are pinned by content, and the dataset if another tool tracks them.
+
+    `stored` is the dataset if the store has it completely, with the number of its files: `files` are empty then.
+    `verified` are all files of a tracked dataset; `files` may lack the files of the tokenizer.
+    """
 
     path: bytes
     files: tuple[SourceFile, ...]
     tracked: TrackedDataset | None = None
+    stored: tuple[Dataset, int] | None = None
+    verified: tuple[SourceFile, ...] = ()
 
     def holds(self, path: bytes) -> bool:
         return path == self.path or path.startswith(self.path + b"/")

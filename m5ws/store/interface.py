@@ -1,7 +1,6 @@
 """Interfaces of stores: bytes under keys, each key written once. Optional capabilities have their own protocols."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -103,22 +102,3 @@ class FileBacked(Protocol):
 
         None if there is no local file. The bytes are not verified, as with `get`.
         """
-
-
-@runtime_checkable
-class CachingStore(Protocol):
-    """A store that keeps copies of objects on this machine's disk: a cache."""
-
-    @property
-    def copies(self) -> tuple[Path, int]:
-        """The directory of the copies, and their maximum total size in bytes."""
-
-    @property
-    def capacity_bytes(self) -> int:
-        """Bytes that fit for certain before the least recently used copies are deleted."""
-
-    def refetch(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        """Delete the copy and read the object from the store itself, as `get`. Raises NotFound."""
-
-    def cached_size(self, key: str) -> int | None:
-        """Return the size of an object's copy and mark it as used; None if there is no copy."""

@@ -69,9 +69,6 @@ class Tracker(Protocol):
     def attach(self, run: str, name: str, data: bytes) -> None:
         """Store a file with a run's page, replacing one of that name. Raises M5Error if the tracker does not answer."""
 
-    def resolve(self, text: str) -> str | None:
-        """Return the run of a tracker's id or page URL, or None. Raises M5Error as above."""
-
     def logged(self, run: str) -> LoggedResults:
         """Return the results that the script of a run logged itself. Raises M5Error."""
 

@@ -1,18 +1,23 @@
 """When the ledger is published: important events at once, steps in larger batches the longer a run takes."""
 
 import contextlib
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from m5ws.agent.delivery import Delivery
-from m5ws.records.ledger import CheckpointPublished, Notice, Step
+from m5ws.records.ledger import NODE, CheckpointPublished, Notice, Step
 from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger.chains import Chain
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.repository import Repository
 from m5ws.store.interface import ObjectStore
 from m5ws.store.local import LocalStore
+from tests.support.stores.memory_store import MemoryStore
 from tests.support.stores.passing_store import PassingStore
 
 _RUN = "a" * 12
@@ -114,8 +119,7 @@ def test_an_outage_is_one_warning_when_it_begins_and_one_when_it_ends(
     is_away = True
 
     def refuse(operation: str, key: str) -> None:
-        # The ledger of rank 0 is stored, that of rank 1 is not.
-        if is_away and operation == "create" and "/1/" in key:
+        if is_away and operation == "create":
             raise OSError("away")
 
     training.delivery = training.through(PassingStore(training.repo.store, refuse))
@@ -145,7 +149,7 @@ def test_ctrl_c_at_any_operation_of_the_store_loses_nothing_and_repeats_nothing(
         after = None if before else lambda key: interrupted("create", key)
         training.delivery = training.through(PassingStore(training.repo.store, before, after))
         with contextlib.suppress(KeyboardInterrupt):
-            for _ in range(3):
+            for _ in range(5):
                 training.step(1.0)
         interrupted_then, left = left < 0, 1000
         for rank in training.ranks:
@@ -156,3 +160,53 @@ def test_ctrl_c_at_any_operation_of_the_store_loses_nothing_and_repeats_nothing(
             break
     assert number > 3, "the store was hardly asked"
     assert not interrupted_then, "the store is asked more often than this test interrupts it"
+
+
+class _Killed(BaseException):
+    """The supervisor is killed."""
+
+
+_ORIGINS = (NODE, "0", "1", "10")
+_DELIVERIES: dict[str, tuple[str, type[BaseException]] | None] = {
+    "delivered": None,
+    "refused": ("before", OSError),
+    "answer lost": ("after", OSError),
+    "killed before a publication": ("before", _Killed),
+    "killed after a publication": ("after", _Killed),
+}
+
+
+@given(st.lists(st.sampled_from([*_ORIGINS, *_DELIVERIES]), max_size=40))
+def test_each_origin_is_delivered_once_and_in_order_whatever_is_killed_when(actions: list[str]) -> None:
+    """Actions are an event of an origin, or a delivery, which may fail or be killed around its publication."""
+    harm: tuple[str, type[BaseException]] | None = None
+
+    def act(moment: str, operation: str = "create") -> None:
+        if harm is not None and harm[0] == moment and operation == "create":
+            raise harm[1]
+
+    repo = Repository.create(MemoryStore())
+    store = PassingStore(repo.store, lambda kind, _: act("before", kind), lambda _: act("after"))
+    through, written = Repository(store, repo.format), {origin: list[int]() for origin in _ORIGINS}
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as spools:
+        path = Path(folder) / "spool"
+        writers = {name: SpoolWriter(path / f"{name}.spool", genesis(_RUN, 1, name)) for name in _ORIGINS}
+        for writer in writers.values():
+            spools.callback(writer.close)
+        delivery = Delivery(through, _RUN, 1, path)
+        for number, action in enumerate(actions):
+            if action in written:
+                written[action].append(number)
+                writers[action].append(Notice(kind="limit", message="", step=number))
+                continue
+            harm = _DELIVERIES[action]
+            try:
+                delivery.deliver(final=True)
+            except _Killed:
+                delivery = Delivery(through, _RUN, 1, path)
+        harm = None
+        delivery.finish()
+        heads = delivery.heads()
+    stored = [(origin, event.step) for origin, event in ledger.read_events(repo, _RUN, 1) if isinstance(event, Notice)]
+    assert {origin: [step for name, step in stored if name == origin] for origin in _ORIGINS} == written
+    assert Chain(_RUN, 1).follow(repo).heads.by_rank == heads

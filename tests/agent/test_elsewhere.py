@@ -12,7 +12,7 @@ import pytest
 from m5ws.agent import recovery, run_lock
 from m5ws.agent.delivery import Delivery
 from m5ws.records.checkpoint import Content
-from m5ws.records.ledger import AttemptEnded, AttemptStarted, Event, RankEnded, RankStarted, Step
+from m5ws.records.ledger import NODE, AttemptEnded, AttemptStarted, Event, RankEnded, RankStarted, Step
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.repository import Repository
@@ -40,9 +40,9 @@ class _Attempt:
         self._spools[rank].append(event)
 
     def begins(self) -> None:
-        started = AttemptStarted(time_s=time.time() - 60, attempt=self.number, host=_HOST, observed="0" * 64)
-        self.says("launcher", started)
-        planted.append(self.repo, _RUN, self.number, ledger.LAUNCHER, started)
+        started = AttemptStarted(time_s=time.time() - 60, attempt=self.number, host=_HOST)
+        self.says(NODE, started)
+        planted.append(self.repo, _RUN, self.number, NODE, started)
 
     def delivers(self) -> None:
         Delivery(self.repo, _RUN, self.number, self.directory / "spool").deliver(final=True)
@@ -92,7 +92,7 @@ def _without_mark(one: Path, other: Path) -> None:
     _copy(one, other)
     for mark in (other / "runs").rglob("owner"):
         mark.unlink()
-    for spool in (other / "runs").rglob("launcher.spool"):
+    for spool in (other / "runs").rglob("node.spool"):
         spool.unlink()
 
 
@@ -145,14 +145,14 @@ def test_an_attempt_that_was_superseded_is_ended_by_its_own_machine_alone(repo: 
     assert later is not None and (later.attempt, later.host) == (2, _HOST)
     assert ledger.successor(repo, _RUN, 2) is None
     recovery.deliver(repo, tmp_path / "here")
-    ends = [isinstance(ledger.events(repo, _RUN, number, "launcher")[-1], AttemptEnded) for number in (1, 2)]
+    ends = [isinstance(ledger.events(repo, _RUN, number, NODE)[-1], AttemptEnded) for number in (1, 2)]
     assert ends == [True, False]
 
 
 def test_who_planned_an_attempt_that_another_began_does_not_own_it(repo: Repository, tmp_path: Path) -> None:
     planted.run(repo, _RUN)
     late = _Attempt(repo, tmp_path / "late")
-    late.says("launcher", AttemptStarted(time_s=time.time() - 61, attempt=1, host=_HOST, observed="0" * 64))
+    late.says(NODE, AttemptStarted(time_s=time.time() - 61, attempt=1, host=_HOST))
     _Attempt(repo, tmp_path / "here").begins()
     before = _ledger(repo)
     recovery.deliver(repo, tmp_path / "late")

@@ -12,8 +12,7 @@ from m5ws.attempts import leader
 from m5ws.attempts import planning as run_plans
 from m5ws.errors import NotFound, UsageError
 from m5ws.outputs import killed, restoring, saved, unsaved
-from m5ws.records.environment import Observed
-from m5ws.records.ledger import AnyEvent, AttemptEnded, AttemptStarted, Notice, OutputsStored
+from m5ws.records.ledger import NODE, AnyEvent, AttemptEnded, AttemptStarted, Notice, OutputsStored
 from m5ws.records.run import LaunchSpec
 from m5ws.repository.fsck import fsck
 from m5ws.repository.ledger import ledger
@@ -55,11 +54,9 @@ class _Home:
         run_lock.mark_directory(directory)
         work = directories.make(self.root, directory, run, self.folder / "checkout", lambda *_: False).path
         write(work, _INPUTS)
-        started = AttemptStarted(
-            attempt=1, host=socket.gethostname(), observed=self.repo.objects.put_record(Observed())
-        )
-        SpoolWriter(directory / "spool" / "launcher.spool", genesis(run, 1, "launcher")).append(started)
-        planted.append(self.repo, run, 1, ledger.LAUNCHER, started)
+        started = AttemptStarted(attempt=1, host=socket.gethostname())
+        SpoolWriter(directory / "spool" / "node.spool", genesis(run, 1, NODE)).append(started)
+        planted.append(self.repo, run, 1, NODE, started)
         if is_launched:
             given = inputs.AttemptInputs(begun_ns=work.stat().st_ctime_ns, stamps=inputs.stamps(work))
             inputs.save(directory, work, given)
@@ -76,7 +73,7 @@ def home(repo: Repository, tmp_path: Path) -> _Home:
 
 
 def _events(repo: Repository) -> list[AnyEvent]:
-    return ledger.events(repo, _RUN, 1, ledger.LAUNCHER)
+    return ledger.events(repo, _RUN, 1, NODE)
 
 
 def _restored(repo: Repository, folder: Path) -> dict[str, str]:
@@ -93,7 +90,7 @@ def _restored(repo: Repository, folder: Path) -> dict[str, str]:
 def _assert_ended_once(repo: Repository) -> None:
     kinds = [type(event) for event in _events(repo)]
     assert (kinds.count(OutputsStored), kinds.count(AttemptEnded)) == (1, 1) and kinds[-1] is AttemptEnded
-    assert stored_outputs.names(repo, _RUN) == ["0001-final"] and fsck.check(repo, read_data=True).damage == ()
+    assert stored_outputs.names(repo, _RUN) == ["0001-0-final"] and fsck.check(repo, read_data=True).damage == ()
 
 
 def test_output_files_of_a_killed_attempt_are_stored_as_at_a_usual_end(home: _Home, tmp_path: Path) -> None:

@@ -11,10 +11,9 @@ from m5ws.agent.delivery import DELIVERED, Delivery
 from m5ws.attempts import repeated_steps
 from m5ws.outputs import unrecorded
 from m5ws.records.checkpoint import Content
-from m5ws.records.ledger import AttemptEnded, AttemptStarted, RankStarted, Step
+from m5ws.records.ledger import NODE, AttemptEnded, AttemptStarted, RankStarted, Step
 from m5ws.records.verdict import Verdict
 from m5ws.repository.fsck import fsck
-from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.objects import key
 from m5ws.repository.references import runs
@@ -31,10 +30,10 @@ def _begun(repo: Repository, home: Path, attempt: int = 1, resume: str | None = 
     directory = home / "runs" / _RUN / f"{attempt:04d}"
     if attempt == 1:
         planted.run(repo, _RUN)
-    started = AttemptStarted(attempt=attempt, host="h", observed="0" * 64, resume=resume)
-    SpoolWriter(directory / "spool" / "launcher.spool", genesis(_RUN, attempt, "launcher")).append(started)
+    started = AttemptStarted(attempt=attempt, host="h", resume=resume)
+    SpoolWriter(directory / "spool" / "node.spool", genesis(_RUN, attempt, NODE)).append(started)
     run_lock.mark_directory(directory)
-    planted.append(repo, _RUN, attempt, ledger.LAUNCHER, started)
+    planted.append(repo, _RUN, attempt, NODE, started)
     return directory
 
 
@@ -117,11 +116,11 @@ def test_a_resume_names_the_live_ranks_of_an_earlier_attempt(tmp_path: Path) -> 
 def test_what_cannot_be_delivered_now_keeps_nobody_from_reading(repo: Repository, tmp_path: Path) -> None:
     directory = _begun(repo, tmp_path)
     _steps(directory, 1, 1, 5)
-    chain = Path(repo.store.url) / f"runs/{_RUN}/ledger/0001/0"
-    chain.write_text("a file where the folder belongs: every create fails")
+    batch = Path(repo.store.url) / f"runs/{_RUN}/ledger/0001/0/00000001"
+    batch.mkdir()  # A folder in the place of the next batch.
     recovery.deliver(repo, tmp_path)
     assert not (directory / DELIVERED).exists()
-    chain.unlink()
+    batch.rmdir()
     recovery.deliver(repo, tmp_path)
     assert state.load(repo, _RUN).last_step == 5
 
@@ -137,7 +136,7 @@ def test_a_dropped_end_of_a_ledger_is_found(repo: Repository, tmp_path: Path) ->
     with open(directory / "spool" / "0.spool", "ab") as file:
         file.write((tmp_path / "more").read_bytes())
     ended = AttemptEnded(outcome="finished", exit_code=0, heads=delivery.heads())
-    planted.append(repo, _RUN, 1, ledger.LAUNCHER, ended)
+    planted.append(repo, _RUN, 1, NODE, ended)
     assert not [one for one in fsck.check(repo).damage if one.kind == "broken-chain"]
     (Path(repo.store.url) / f"runs/{_RUN}/ledger/0001/0/00000001").unlink()
     assert [one.kind for one in fsck.check(repo).damage if one.kind == "broken-chain"] == ["broken-chain"]

@@ -11,14 +11,13 @@ from m5ws.attempts.removal import RunNeeded
 from m5ws.errors import UsageError
 from m5ws.records.checkpoint import Content
 from m5ws.records.gc import RetentionRules
-from m5ws.records.ledger import AttemptEnded, CheckpointPublished, OutputsStored, Step
+from m5ws.records.ledger import NODE, AttemptEnded, CheckpointPublished, OutputsStored, Step
 from m5ws.records.outputs import OutputFiles
 from m5ws.records.reasons import JointReason
 from m5ws.records.run import Parent
 from m5ws.records.verdict import JointVerdict, Verdict
 from m5ws.repository.fsck import fsck
 from m5ws.repository.gc import execute, gc
-from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints, outputs, removals, runs
 from m5ws.repository.repository import Repository
 from m5ws.runs import listing, run_table
@@ -49,13 +48,13 @@ def _train(repo: Repository, run: str, outcome: str | None = "interrupted", **fi
         saved.append(CheckpointPublished(step=step, name=name, checkpoint=digest, content=stored))
     tree = planted.packed(repo, {b"out/result": draw.randbytes(300)})
     content_digest = repo.objects.put_record(Content(format="files/1", world=1, tree=tree))
-    written = OutputFiles(run=run, snapshot=record.snapshot, attempt=1, moment="final", content=content_digest)
-    digest, label = outputs.publish(repo, written), "0001-final"
+    written = OutputFiles(run=run, snapshot=record.snapshot, attempt=1, node=0, moment="final", content=content_digest)
+    digest, label = outputs.publish(repo, written), "0001-0-final"
     planted.append(repo, run, 1, "0", *(Step(step=step, quantities={"loss": "0x1p+0"}) for step in (1, 2)), *saved)
-    planted.append(repo, run, 1, ledger.LAUNCHER, OutputsStored(name=label, record=digest, content=content_digest))
+    planted.append(repo, run, 1, NODE, OutputsStored(name=label, record=digest, content=content_digest))
     if outcome is not None:
         ended = AttemptEnded(outcome=outcome, exit_code=0)  # type: ignore[arg-type]
-        planted.append(repo, run, 1, ledger.LAUNCHER, ended)
+        planted.append(repo, run, 1, NODE, ended)
 
 
 def _remove(repo: Repository, *names: str) -> None:
@@ -79,7 +78,7 @@ def test_gc_deletes_what_a_removed_run_alone_needs_and_leaves_its_records(repo: 
     assert [row.id for row in run_table.newest(repo).rows] == [B]
     assert _collect(repo, tmp_path / "home") > 2 * 900 + 300
     assert checkpoints.names(repo, A) == [] and outputs.names(repo, A) == []
-    assert len(checkpoints.names(repo, B)) == 2 and outputs.names(repo, B) == ["0001-final"]
+    assert len(checkpoints.names(repo, B)) == 2 and outputs.names(repo, B) == ["0001-0-final"]
     view = listing.view_run(repo, A)
     assert view.removal is not None and view.removal.author == "Ada" and view.state.last_step == 2
     assert fsck.check(repo).clean and fsck.check(repo).unreachable == 0

@@ -7,15 +7,15 @@ from m5ws.attest import attest, claims, verify
 from m5ws.errors import NotFound
 from m5ws.records import attestation, codec
 from m5ws.records.attestation import Statement
-from m5ws.records.ledger import AttemptStarted
+from m5ws.records.ledger import NODE, Notice
 from m5ws.records.run import Run, Segment
 from m5ws.records.verdict import Verdict
 from m5ws.repository.fsck import fsck
 from m5ws.repository.ledger import ledger
-from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.objects import key
 from m5ws.repository.references import checkpoints, runs
 from m5ws.repository.repository import Repository
+from tests.support.records import planted
 from tests.support.records.told_run import EVENTS, HARMS, REPLAY, RUN, SAVED, batches, forge_end, made, undone, write
 from tests.support.stores.memory_store import MemoryStore
 
@@ -48,20 +48,20 @@ def _swap(repo: Repository, where: str, data: bytes) -> None:
 
 def test_the_tampered_run_has_as_many_events_as_the_tests_take(repo: Repository) -> None:
     for run in (RUN, REPLAY):
-        assert {rank: sum(map(len, batches(repo, run, rank))) for rank in ledger.ranks(repo, run, 1)} == EVENTS
+        assert {origin: len(ledger.events(repo, run, 1, origin)) for origin in EVENTS} == EVENTS
 
 
 def test_an_untouched_store_holds(repo: Repository, statement: Statement) -> None:
     checked = verify.check(repo, statement, read_data=True)
     assert (checked.findings, checked.notes) == ((), ())
-    assert (checked.chains, checked.events) == (6, 2 * sum(EVENTS.values()))
+    assert (checked.chains, checked.events) == (2, 2 * sum(EVENTS.values()))
     assert claims.contradictions(statement) == [] and fsck.check(repo).clean
     assert statement.predicate.outcome == "reproduced"
 
 
-def _named(findings: list[str], rank: str, run: str = RUN) -> bool:
-    """Return True if a chain, or a batch of it, is among the findings."""
-    where = f"runs/{run}/ledger/0001/{rank}"
+def _named(findings: list[str], run: str = RUN) -> bool:
+    """Return True if a run's chain, or a batch of it, is among the findings."""
+    where = f"runs/{run}/ledger/0001/0"
     return any(finding == where or finding.startswith(f"{where}/") for finding in findings)
 
 
@@ -75,40 +75,40 @@ def test_whatever_is_done_to_any_event_fsck_and_verify_name_its_chain(
             here = batches(repo, run, rank)
             HARMS[harm](here, number)
             write(repo, run, rank, here, forged=False)
-            assert _named(_damage(repo), rank, run), (rank, number)
-            assert _named(_findings(repo, statement), rank, run), (rank, number)
+            assert _named(_damage(repo), run), (rank, number)
+            assert _named(_findings(repo, statement), run), (rank, number)
     assert fsck.check(repo).clean and _findings(repo, statement) == []
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_a_chain_of_a_rank_that_was_computed_anew_does_not_end_where_the_launcher_says(
+def test_a_chain_of_a_rank_that_was_computed_anew_does_not_end_at_its_recorded_head(
     repo: Repository, statement: Statement, harm: str
 ) -> None:
     for rank, number in _EACH:
-        if rank == LAUNCHER:
+        if rank == NODE:
             continue
         with undone(repo):
             here = batches(repo, RUN, rank)
             HARMS[harm](here, number)
             write(repo, RUN, rank, here, forged=True)
-            assert _named(_damage(repo), rank) and _named(_findings(repo, statement), rank), (rank, number)
+            assert _named(_damage(repo)) and _named(_findings(repo, statement)), (rank, number)
 
 
 @pytest.mark.parametrize("harm", HARMS)
 def test_of_a_ledger_that_was_computed_anew_throughout_checkpoints_and_statements_know_better(
     repo: Repository, statement: Statement, harm: str
 ) -> None:
-    """A checkpoint has the ledger's head before it, and a statement has the heads of all chains."""
+    """A checkpoint has the ledger's head before it, and a statement has the head of the chain."""
     for rank, number in _EACH:
         with undone(repo):
             here = batches(repo, RUN, rank)
             HARMS[harm](here, number)
             write(repo, RUN, rank, here, forged=True)
-            if rank != LAUNCHER:
+            if rank != NODE:
                 forge_end(repo, RUN)
-            assert _named(_findings(repo, statement), rank), (rank, number)
-            before = rank != LAUNCHER and number < SAVED and harm != "replayed"
-            assert not before or _named(_damage(repo), rank), (rank, number)
+            assert _named(_findings(repo, statement)), (rank, number)
+            before = rank != NODE and number < SAVED and harm != "replayed"
+            assert not before or _named(_damage(repo)), (rank, number)
 
 
 def test_what_was_computed_anew_after_the_last_checkpoint_a_statement_alone_shows(
@@ -119,7 +119,7 @@ def test_what_was_computed_anew_after_the_last_checkpoint_a_statement_alone_show
     write(repo, RUN, "0", here, forged=True)
     forge_end(repo, RUN)
     assert fsck.check(repo).clean  # See `docs/what-a-verdict-proves.md`.
-    assert _named(_findings(repo, statement), "0")
+    assert _named(_findings(repo, statement))
 
 
 @pytest.mark.parametrize("rank", EVENTS)
@@ -129,12 +129,11 @@ def test_a_ledger_that_was_cut_off_is_found(repo: Repository, statement: Stateme
         with undone(repo):
             here = batches(repo, RUN, rank)
             for _ in range(count):
-                here = [events for events in here if events]
-                here[-1].pop()
+                [events for events in here if events][-1].pop()
             write(repo, RUN, rank, here, forged=True)
-            assert _named(_findings(repo, statement), rank), count
-            # A launcher's chain without its end looks like that of a killed attempt: only a statement shows the cut.
-            assert _named(_damage(repo), rank) is (rank != LAUNCHER or count == EVENTS[rank]), count
+            assert _named(_findings(repo, statement)), count
+            # An attempt without its end looks like a killed one: only a statement shows the cut.
+            assert _named(_damage(repo)) is (rank != NODE or count == EVENTS[rank]), count
 
 
 def test_a_whole_attempt_that_is_gone_is_found_by_verify_and_by_fsck_if_others_follow(
@@ -145,8 +144,7 @@ def test_a_whole_attempt_that_is_gone_is_found_by_verify_and_by_fsck_if_others_f
         repo.store.delete(where)
     assert f"runs/{RUN}/ledger/0001/0" in _findings(repo, statement)
     assert _damage(repo) == []
-    started = AttemptStarted(attempt=2, host="node", observed=_observed(statement))
-    ledger.ChainWriter(repo, RUN, 2, LAUNCHER).append([codec.encode(started)])
+    planted.begin(repo, RUN, 2, _observed(statement))
     assert f"runs/{RUN}/ledger/0001" in _damage(repo)
 
 
@@ -156,20 +154,17 @@ def _observed(statement: Statement) -> str:
 
 
 def test_what_comes_later_is_told_and_no_fault(repo: Repository, statement: Statement) -> None:
-    started = AttemptStarted(attempt=2, host="node", observed=_observed(statement))
-    ledger.ChainWriter(repo, RUN, 2, LAUNCHER).append([codec.encode(started)])
+    planted.begin(repo, RUN, 2, _observed(statement))
     checked = verify.check(repo, statement, read_data=False)
     assert checked.findings == () and "newer attempts: 2" in checked.notes[0]
     later = attest.build(repo, RUN)
-    ledger.ChainWriter(repo, RUN, 2, "0").append([codec.encode(started)])
     assert claims.contradictions(later) == []
-    repo.store.delete(f"runs/{RUN}/ledger/0002/0/00000000")
-    noticed = batches(repo, RUN, LAUNCHER)[-1][0]
-    ledger.ChainWriter(repo, RUN, 2, LAUNCHER).append([noticed])
-    assert verify.check(repo, later, read_data=False).notes == (f"runs/{RUN}/ledger/0002/launcher has 1 newer events",)
+    noticed = Notice(kind="environment", message="another library")
+    planted.append(repo, RUN, 2, NODE, noticed)
+    assert verify.check(repo, later, read_data=False).notes == (f"runs/{RUN}/ledger/0002/0 has 1 newer events",)
     # An attempt that has ended records nothing more.
-    ledger.ChainWriter(repo, RUN, 1, LAUNCHER).append([noticed])
-    assert _findings(repo, statement) == [f"runs/{RUN}/ledger/0001/launcher"]
+    planted.append(repo, RUN, 1, NODE, noticed)
+    assert _findings(repo, statement) == [f"runs/{RUN}/ledger/0001/0"]
 
 
 def test_every_file_that_is_named_and_every_object_behind_it_is_checked(repo: Repository, statement: Statement) -> None:
@@ -239,7 +234,7 @@ def test_a_statement_that_contradicts_itself_is_found_without_a_store(statement:
         (replace(whole, outcome="diverged"), "outcome"),
         (replace(whole, verdicts=()), "verdicts"),
         (replace(whole, ledgers=()), f"run {RUN}"),
-        (replace(whole, ledgers=(*whole.ledgers, whole.ledgers[0])), f"runs/{RUN}/ledger/0001/launcher"),
+        (replace(whole, ledgers=(*whole.ledgers, whole.ledgers[0])), f"runs/{RUN}/ledger/0001/0"),
         (
             replace(whole, segments=(replace(whole.segments[0], checkpoint="0000000003-0001", digest="0" * 64),)),
             "steps 1-3",

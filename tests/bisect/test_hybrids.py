@@ -80,13 +80,6 @@ def test_each_difference_is_one_element_and_what_cannot_be_taken_is_said(
     assert [excluded.change.name for excluded in untried] == ["fingerprint_every", "wanted nccl", "config.yaml (text)"]
 
 
-def test_elements_are_grouped_by_part(repo: Repository, pair: tuple[Run, Run]) -> None:
-    elements, _ = differences.list_differences(repo, *pair)
-    groups = differences.grouped(elements)
-    assert [element for group in groups for element in group] == elements
-    assert [group[0].change.part for group in groups] == list(dict.fromkeys(each.change.part for each in elements))
-
-
 def test_nothing_is_good_and_everything_is_bad(repo: Repository, pair: tuple[Run, Run]) -> None:
     good, bad = pair
     elements, _ = differences.list_differences(repo, *pair)

@@ -13,10 +13,9 @@ from m5ws.cli import main
 from m5ws.records import codec
 from m5ws.records.checkpoint import Content
 from m5ws.records.environment import Declared, Observed
-from m5ws.records.ledger import AttemptEnded, CheckpointPublished, Event, Notice, RankStarted, Step
+from m5ws.records.ledger import NODE, AttemptEnded, CheckpointPublished, Event, Notice, RankStarted, Step
 from m5ws.records.run import LaunchSpec, Run
 from m5ws.records.verdict import Verdict
-from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints, runs
 from m5ws.repository.repository import Repository
 from tests.support.records import planted
@@ -138,4 +137,4 @@ def _train(repo: Repository, run: Run) -> None:
         Notice(time_s=began + 4, kind="input-modified", message="data was changed", step=3),
         AttemptEnded(time_s=began + 65, outcome="finished", exit_code=0),
     ]
-    planted.append(repo, run.id, 1, ledger.LAUNCHER, *ended)
+    planted.append(repo, run.id, 1, NODE, *ended)

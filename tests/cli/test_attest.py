@@ -92,9 +92,7 @@ def test_a_statement_names_what_it_stands_on(m5: Any, made: Any) -> None:
     assert (told["run"], told["snapshot"], told["outcome"]) == (made.run, made.snapshot, "reproduced")
     assert told["verdicts"][0]["found"]["compared"] == {"steps": 3}
     assert told["checkpoints"][0]["name"] == f"{made.run}@0000000003-0001"
-    assert {(line["run"], line["rank"]) for line in told["ledgers"]} == {
-        (run, rank) for run in (made.run, made.replay) for rank in ("0", "launcher")
-    }
+    assert {(line["run"], line["node"]) for line in told["ledgers"]} == {(run, 0) for run in (made.run, made.replay)}
     assert told["segments"] == [{"first": 0, "last": 3, "checkpoint": None, "digest": None}]
     assert f"runs/{made.run}/run" in {one["name"] for one in said["subject"]}
     assert all({"sha256", "blake3"} == one["digest"].keys() for one in said["subject"])

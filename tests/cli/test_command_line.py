@@ -214,7 +214,6 @@ def test_init_with_git_commits_its_files_and_leaves_a_repository_as_it_is(m5: An
         f"{done.document['commit']} Start from gpt-fsdp"
     )
     assert git(tmp_path / "w", "status", "--porcelain") == ""
-    # As `m5ws demo` does in a checkout.
     assert m5("init", "--git", tmp_path / "w" / "sub").status == 0 and git(tmp_path / "w" / "sub", "rev-list", "HEAD")
     git(tmp_path, "init", "-q", "other")
     refused = m5("init", "--git", tmp_path / "other")

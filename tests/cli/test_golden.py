@@ -238,8 +238,6 @@ _SCENES = (
             "init",
             "init --template no-such other",
             "init --store ftp://example.org/store other",
-            "demo .",
-            "demo --text nowhere other",
             "ui",
         ),
     ),

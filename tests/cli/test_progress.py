@@ -122,14 +122,14 @@ def test_the_stage_of_an_attempt_is_live_below_the_output(tmp_path: Path, capsys
         progress.watch("0", RankStarted(rank=0, world=1, pid=1))
         log.write_text("epoch 1\n")
         progress.poll()
-        progress.watch("launcher", Notice(kind="limit", message="[not markup]"))
+        progress.watch("node", Notice(kind="limit", message="[not markup]"))
         err = capsys.readouterr().err
         assert "epoch 1" in err and "limit: [not markup]" in err
         assert "running, without a step yet (4s)" in shown()
         progress.watch("0", Observation(rank=0, after=0))
         progress.watch("0", Step(step=19, quantities={}))
         assert "the script is running, step 19 (4s)" in shown()
-        progress.watch("launcher", AttemptEnded(outcome="finished", exit_code=0))
+        progress.watch("node", AttemptEnded(outcome="finished", exit_code=0))
         assert progress._live is None
         progress.prepare("waiting for MLflow", 0, 0)
         assert "MLflow" in shown()
@@ -152,7 +152,7 @@ def test_steps_elsewhere_are_a_line_now_and_then_and_at_the_end(capsys: pytest.C
             clock.now += 3.0
             progress.watch("1", _step(number))
             progress.watch("0", _step(number, time_s=3.0 * number))
-        progress.watch("launcher", AttemptEnded(outcome="finished", exit_code=0))
+        progress.watch("node", AttemptEnded(outcome="finished", exit_code=0))
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
@@ -166,7 +166,7 @@ def test_steps_elsewhere_are_a_line_now_and_then_and_at_the_end(capsys: pytest.C
 def test_what_a_person_must_see_is_said_even_without_progress(capsys: pytest.CaptureFixture[str]) -> None:
     with RunProgress(enabled=False, terminal=False) as progress:
         progress.watch("0", _step(1))
-        progress.watch("launcher", Notice(kind="inexact-resume", message="loss differs", step=5))
+        progress.watch("node", Notice(kind="inexact-resume", message="loss differs", step=5))
     assert capsys.readouterr().err == "inexact-resume (step 5): loss differs\n"
 
 
@@ -278,7 +278,7 @@ from m5ws.records.ledger import Notice, Observation, Step
 with RunProgress() as progress:
     progress.prepare("materialising", 1, 2)
     progress.watch("0", Step(step=1, quantities={"loss": (1.0).hex()}))
-    progress.watch("launcher", Notice(kind="limit", message="[not markup]"))
+    progress.watch("node", Notice(kind="limit", message="[not markup]"))
     progress.watch("0", Step(step=2, quantities={"loss": (0.5).hex()}))
 """
 

@@ -20,10 +20,10 @@ from m5ws.records import codec
 from m5ws.records import ledger as events
 from m5ws.records.checkpoint import Content
 from m5ws.records.environment import Observed
+from m5ws.records.ledger import NODE
 from m5ws.records.run import Run
 from m5ws.records.snapshot import Annotation, Code, Dataset, Snapshot, Tokenizer
 from m5ws.records.verdict import Verdict
-from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints, runs, snapshots
 from m5ws.repository.repository import Repository
 from tests.support.records import planted
@@ -97,7 +97,7 @@ def store(home: Repository, place: Path, tmp_path: Path) -> dict[str, str]:
         of_rank = (events.RankStarted, events.Step, events.State, events.RankEnded)
         planted.append(home, run.id, 1, "0", *map(hostile, of_rank), point)
         ended = hostile(events.AttemptEnded, outcome="failed", heads={})
-        planted.append(home, run.id, 1, ledger.LAUNCHER, began, hostile(events.Notice), ended)
+        planted.append(home, run.id, 1, NODE, began, hostile(events.Notice), ended)
         logs = place / ".m5ws" / "runs" / run.id / "0001" / "logs"
         logs.mkdir(parents=True)
         (logs / "rank-0.log").write_text(f"{HOSTILE}\n\x1b[31mred\x1b[0m\n")

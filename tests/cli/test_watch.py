@@ -15,9 +15,8 @@ from m5ws.cli import watch
 from m5ws.cli.terminal import live_view
 from m5ws.records.exact import encode
 from m5ws.records.failure import EndReason, Failure
-from m5ws.records.ledger import AttemptEnded, CheckpointPublished, Event, Notice, RankEnded, RankStarted, Step
+from m5ws.records.ledger import NODE, AttemptEnded, CheckpointPublished, Event, Notice, RankEnded, RankStarted, Step
 from m5ws.reports.live import LiveRun, LiveState
-from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints
 from m5ws.repository.repository import Repository
 from m5ws.runs.state import AttemptState
@@ -54,7 +53,7 @@ def ended(running: Repository) -> Repository:
     end = AttemptEnded(
         time_s=_BEGIN_S + 65, outcome="failed", exit_code=1, reason=EndReason(kind="ranks failed", failure=failure)
     )
-    planted.append(running, _RUN, 1, ledger.LAUNCHER, notice, end)
+    planted.append(running, _RUN, 1, NODE, notice, end)
     return running
 
 
@@ -100,7 +99,7 @@ def test_a_run_that_goes_on_is_followed_and_lines_are_few(
         number[0] += 1
         planted.append(running, _RUN, 1, "0", _step(number[0]))
         if number[0] == 110:
-            planted.append(running, _RUN, 1, ledger.LAUNCHER, AttemptEnded(outcome="finished", exit_code=0))
+            planted.append(running, _RUN, 1, NODE, AttemptEnded(outcome="finished", exit_code=0))
 
     live = LiveRun(running, _RUN, lambda number: Path("nowhere", str(number)))
     live.refresh()
@@ -166,7 +165,7 @@ def test_ctrl_c_ends_the_view_and_leaves_the_run_as_it_was(
 def test_a_view_on_a_terminal_ends_with_the_run(running: Repository, place: Path, terminal: tuple[int, int]) -> None:
     process = _start(place, terminal)
     _read_until(terminal[0], "the last after step 50")
-    planted.append(running, _RUN, 1, ledger.LAUNCHER, AttemptEnded(outcome="finished", exit_code=0))
+    planted.append(running, _RUN, 1, NODE, AttemptEnded(outcome="finished", exit_code=0))
     assert "finished" in _read_until(terminal[0], "\x1b[?25h")
     assert process.wait(timeout=60) == 0
     assert process.stderr is not None and process.stderr.read() == b""

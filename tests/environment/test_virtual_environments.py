@@ -78,7 +78,7 @@ def output(python: Path, code: str) -> str:
 
 
 def test_exactly_what_is_named_is_installed_once_and_kept(shop: Shop) -> None:
-    wanted = recipe(Requirement(name="greeting", version="1.0", hashes=(wheels.sha256(shop.one),)))
+    wanted = recipe(Requirement(name="greeting", version="1.0", hash=wheels.sha256(shop.one)))
     with ThreadPoolExecutor(2) as pool:
         python, again = pool.map(shop.build, (wanted, wanted))
     assert output(python, "import greeting; print(greeting.TEXT)") == "one"  # 1.0, not 1.0+other
@@ -100,7 +100,7 @@ def test_exactly_what_is_named_is_installed_once_and_kept(shop: Shop) -> None:
 
 def test_what_cannot_be_installed_is_named_and_leaves_nothing_that_counts(shop: Shop) -> None:
     for wanted, reason in (
-        (Requirement(name="greeting", version="1.0", hashes=("0" * 64,)), "DO NOT MATCH THE HASHES"),
+        (Requirement(name="greeting", version="1.0", hash="0" * 64), "DO NOT MATCH THE HASHES"),
         (Requirement(name="greeting", version="3.0"), "No matching distribution found for greeting===3.0"),
     ):
         with pytest.raises(NotInstalled) as raised:

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from m5ws.records.ledger import AttemptEnded
+from m5ws.records.ledger import NODE, AttemptEnded
 from m5ws.repository.fsck import fsck
 from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints, runs
@@ -200,7 +200,7 @@ def _one_run(places: _Places, whole: tuple[history.History, float], draw: random
         assert places.m5ws(place, "ls")[0] == 0
     assert_equal(whole[0], places.history(run))
     for attempt in ledger.attempts(repo, run):
-        ends = [isinstance(event, AttemptEnded) for event in ledger.events(repo, run, attempt, ledger.LAUNCHER)]
+        ends = [isinstance(event, AttemptEnded) for event in ledger.events(repo, run, attempt, NODE)]
         assert ends[-1] and sum(ends) == 1, (run, attempt)
 
 
@@ -278,7 +278,7 @@ def test_a_living_run_is_looked_at_from_elsewhere_and_taken_over(
     [(status, output)] = ended
     assert status == _SUPERSEDED and "attempt 2" in output and os.uname().nodename in output, output
     assert_equal(whole[0], places.history(run))
-    outcomes = [ledger.events(repo, run, attempt, ledger.LAUNCHER)[-1] for attempt in (1, 2)]
+    outcomes = [ledger.events(repo, run, attempt, NODE)[-1] for attempt in (1, 2)]
     assert [event.outcome for event in outcomes if isinstance(event, AttemptEnded)] == ["interrupted", "finished"]
     assert fsck.check(repo).damage == ()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from m5ws.agent import run_lock
-from m5ws.records.ledger import AttemptEnded
+from m5ws.records.ledger import NODE, AttemptEnded
 from m5ws.repository.ledger import ledger
 from m5ws.repository.references import runs
 from m5ws.repository.repository import Repository
@@ -94,7 +94,7 @@ def test_a_killed_script_finds_the_files_that_plain_python_finds(
         resumes = Workspace(tmp_path / "another")
     # Half a file: the script fails, as it would without m5ws.
     failed = resumes.m5ws("resume", run, expect=1 if moment == "within" else 0).stderr
-    assert ("0001-final" in failed and "--at TIME" in failed) == (moment == "within")
+    assert ("0001-0-final" in failed and "--at TIME" in failed) == (moment == "within")
     assert (moment == "within") == ("BadZipFile" in failed)
     resumes.m5ws("outputs", run, str(tmp_path / "first"), "--attempt", "1")
     plain = tmp_path / "plain"
@@ -113,9 +113,7 @@ def test_a_killed_script_finds_the_files_that_plain_python_finds(
     repo = Repository.open(open_store(str(tmp_path / "store")))
     assert [*runs.ids(repo)] == [run]
     for attempt, outcome in ((1, "failed"), (2, "finished" if moment == "after" else "failed")):
-        ends = [
-            event for event in ledger.events(repo, run, attempt, ledger.LAUNCHER) if isinstance(event, AttemptEnded)
-        ]
+        ends = [event for event in ledger.events(repo, run, attempt, NODE) if isinstance(event, AttemptEnded)]
         assert [end.outcome for end in ends] == [outcome]
 
 

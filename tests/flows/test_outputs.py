@@ -37,7 +37,7 @@ def workspace(tmp_path: Path) -> Workspace:
 
 def test_a_script_is_given_what_it_wrote_and_goes_on(workspace: Workspace, tmp_path: Path) -> None:
     run = workspace.m5ws("run", "--no-progress", expect=1).stdout.strip()
-    assert "output files 0001-final of attempt 1" in workspace.m5ws("resume", run, "--dry-run").stdout
+    assert "output files 0001-0-final of attempt 1" in workspace.m5ws("resume", run, "--dry-run").stdout
     workspace.m5ws("resume", run)
     report = workspace.json("outputs", run, str(tmp_path / "model"))
     assert (report["files"], report["attempt"], report["final"]) == (3, 2, True)
@@ -45,8 +45,8 @@ def test_a_script_is_given_what_it_wrote_and_goes_on(workspace: Workspace, tmp_p
     shown = workspace.m5ws("show", run).stdout
     assert "outputs-restored" in shown and "input-modified" not in shown
     assert [row["name"] for row in workspace.json("outputs", run, "--copies")["outputs"]] == [
-        "0001-final",
-        "0002-final",
+        "0001-0-final",
+        "0002-0-final",
     ]
     verdict = workspace.json("reproduce", run, expect=1)
     # The verdict names the value that counts steps of the last attempt alone, and the resume as its cause.
@@ -108,13 +108,13 @@ def test_output_files_of_a_run_with_steps_are_no_checkpoint(stepped: tuple[Works
     listed = workspace.m5ws("checkpoint", "ls", run).stdout
     assert [line.split()[0] for line in listed.splitlines()[1:]] == ["4", "8", "10"]
     assert [checkpoints.step_of(name) for name in checkpoints.names(workspace.repo, run)] == [4, 8, 10]
-    assert outputs.names(workspace.repo, run) == ["0001-final"]
+    assert outputs.names(workspace.repo, run) == ["0001-0-final"]
     (row,) = workspace.json("outputs", run)["outputs"]
-    assert (row["name"], row["attempt"], row["final"], row["files"]) == ("0001-final", 1, True, 2)
+    assert (row["name"], row["attempt"], row["final"], row["files"]) == ("0001-0-final", 1, True, 2)
     assert "at the end" in workspace.m5ws("outputs", run).stdout
     shown = workspace.json("show", run)
     assert [checkpoint["checkpoint"]["step"] for checkpoint in shown["checkpoints"]] == [4, 8, 10]
-    assert [checkpoint["name"] for checkpoint in shown["outputs"]] == ["0001-final"]
+    assert [checkpoint["name"] for checkpoint in shown["outputs"]] == ["0001-0-final"]
     assert "OUTPUT FILES" in workspace.m5ws("show", run).stdout
     assert "after step 10" in workspace.m5ws("fork", run, "--dry-run").stderr
     assert workspace.json("outputs", run, str(tmp_path / "o"))["final"]
@@ -129,7 +129,7 @@ def test_output_files_never_overrule_the_state(stepped: tuple[Workspace, str]) -
         "weights, optimizer and 10 steps are equal in every bit; 1 other file differs: out/metrics.json"
     )
     statement = attest.build(workspace.repo, run)
-    assert [line.name for line in statement.predicate.outputs] == [f"{run}@0001-final"]
+    assert [line.name for line in statement.predicate.outputs] == [f"{run}@0001-0-final"]
     verdict = workspace.json("reproduce", workspace.train("--", "train.py", "chance"))
     assert verdict["outcome"] == "reproduced"
     assert verdict["sentence"].startswith("weights, optimizer and 10 steps are")
@@ -165,13 +165,13 @@ def test_a_resume_at_a_time_restores_an_earlier_copy_and_from_scratch_restores_n
     run = workspace.m5ws("run", "--no-progress", expect=1).stdout.strip()
     workspace.m5ws("resume", run, expect=1)
     failed = workspace.m5ws("resume", run, expect=1).stderr
-    assert "0002-final" in failed and f"m5ws outputs {run} --copies" in failed and "--at TIME" in failed
+    assert "0002-0-final" in failed and f"m5ws outputs {run} --copies" in failed and "--at TIME" in failed
     (tmp_path / "mark").touch()
     rows = workspace.json("outputs", run, "--copies")["outputs"]
-    assert [row["name"] for row in rows] == ["0001-final", "0002-final", "0003-final"]
+    assert [row["name"] for row in rows] == ["0001-0-final", "0002-0-final", "0003-0-final"]
     assert "matches 3" in workspace.m5ws("resume", run, "--at", "0", expect=2).stderr
     assert "--copies" in workspace.m5ws("resume", run, "--at", "1999", expect=3).stderr
-    assert "0001-final" in workspace.m5ws("resume", run, "--at", "0001", "--dry-run").stdout
+    assert "0001-0-final" in workspace.m5ws("resume", run, "--at", "0001", "--dry-run").stdout
     assert "restores" not in workspace.m5ws("resume", run, "--from-scratch", "--dry-run").stdout
     workspace.m5ws("resume", run, "--at", "0001-f")
     workspace.m5ws("outputs", run, str(tmp_path / "out"))

@@ -10,12 +10,11 @@ from m5ws import workspace
 from m5ws.records import codec
 from m5ws.records.checkpoint import Content
 from m5ws.records.exact import encode
-from m5ws.records.ledger import AttemptEnded, CheckpointPublished, Event, Step
+from m5ws.records.ledger import NODE, AttemptEnded, CheckpointPublished, Event, Step
 from m5ws.records.outputs import OutputFiles
 from m5ws.records.run import LaunchSpec
 from m5ws.records.verdict import Divergence, Verdict
 from m5ws.repository.files import trees
-from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints, outputs, runs
 from m5ws.repository.repository import Repository
 from m5ws.training.backends import dcp
@@ -77,7 +76,7 @@ def _train(made: Planted) -> None:
     planted.begin(made.repo, made.run, 2, time_s=BEGIN_S + 10, resume=resume, inherits=(resume,))
     planted.append(made.repo, made.run, 2, "0", *map(_step, (3, 4)), _checkpoint(made, 4, 2))
     planted.append(made.repo, made.run, 2, "1", *map(_step, (3, 4)))
-    planted.append(made.repo, made.run, 2, ledger.LAUNCHER, AttemptEnded(outcome="finished", exit_code=0))
+    planted.append(made.repo, made.run, 2, NODE, AttemptEnded(outcome="finished", exit_code=0))
 
 
 def _step(step: int) -> Event:
@@ -102,5 +101,6 @@ def _write_outputs(made: Planted, folder: Path) -> None:
     content = Content(format="files/1", world=1, tree=tree.digest)
     stored = made.repo.objects.put_record(content)
     outputs.publish(
-        made.repo, OutputFiles(run=made.run, snapshot=made.snapshot, attempt=2, moment=outputs.FINAL, content=stored)
+        made.repo,
+        OutputFiles(run=made.run, snapshot=made.snapshot, attempt=2, node=0, moment=outputs.FINAL, content=stored),
     )

@@ -13,7 +13,7 @@ from m5ws.outputs import copies, restoring, saved, storing, unrecorded
 from m5ws.outputs.collect import Outputs
 from m5ws.records.base import Digest
 from m5ws.records.gc import RetentionRules
-from m5ws.records.ledger import OutputsStored
+from m5ws.records.ledger import NODE, OutputsStored
 from m5ws.records.outputs import OutputFiles
 from m5ws.records.run import Run
 from m5ws.repository import bindings
@@ -21,7 +21,6 @@ from m5ws.repository.files import index
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.fsck import fsck
 from m5ws.repository.gc import execute, gc, roots
-from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints, outputs, runs
 from m5ws.repository.repository import Repository
 from m5ws.repository.transfer import transfer
@@ -95,16 +94,16 @@ def test_a_copy_without_space_for_its_index_is_made(
     copying = _copying(repo, written, _begun(repo, tmp_path))
     monkeypatch.setattr(index, "write_atomically", full)
     _copy(copying)
-    assert outputs.names(repo, _RUN) == ["0001-000000"]
+    assert outputs.names(repo, _RUN) == ["0001-0-000000"]
 
 
 @pytest.mark.parametrize(
     ("labels", "replaced"),
     [
         ([], []),
-        (["0001-000000", "0001-000001"], ["0001-000000"]),
-        (["0001-000000", "0001-000001", "0001-final", "0002-000000"], ["0001-000000"]),
-        (["0001-000000", "0001-000001", "0002-000000", "0002-final"], ["0001-000000"]),
+        (["0001-0-000000", "0001-0-000001"], ["0001-0-000000"]),
+        (["0001-0-000000", "0001-0-000001", "0001-0-final", "0002-0-000000"], ["0001-0-000000"]),
+        (["0001-0-000000", "0001-0-000001", "0002-0-000000", "0002-0-final"], ["0001-0-000000"]),
     ],
 )
 def test_a_copy_is_replaced_by_a_newer_one_of_its_attempt(labels: list[str], replaced: list[str]) -> None:
@@ -121,7 +120,7 @@ def test_copies_are_made_when_something_changed_and_found_until_the_end(
     (written / "log.txt").write_text("two")
     os.utime(written / "model.bin", (2000.5, 1000.5))
     _copy(copying)
-    assert outputs.names(repo, _RUN) == ["0001-000000", "0001-000001"] and checkpoints.names(repo, _RUN) == []
+    assert outputs.names(repo, _RUN) == ["0001-0-000000", "0001-0-000001"] and checkpoints.names(repo, _RUN) == []
     stored = saved.newest(repo, _RUN)
     assert stored is not None and not stored.final
     restoring.restore(Repository.open(LocalStore(Path(repo.store.url))), stored, tmp_path / "work")
@@ -132,7 +131,7 @@ def test_copies_are_made_when_something_changed_and_found_until_the_end(
     for name in outputs.names(repo, _RUN):
         content = outputs.find(repo, _RUN, name)[1].content
         # Of two copies the newer one alone is needed.
-        assert (bytes.fromhex(content) in needed) == (name == "0001-000001")
+        assert (bytes.fromhex(content) in needed) == (name == "0001-0-000001")
     other = Repository.create(LocalStore(tmp_path / "other"))
     transfer.copy(repo, other, [("run", _RUN)])
     assert outputs.names(other, _RUN) == outputs.names(repo, _RUN)
@@ -149,7 +148,7 @@ def test_nothing_is_copied_without_a_time_or_by_an_attempt_that_was_superseded(r
         pass
     assert outputs.names(repo, _RUN) == []
     assert saved.newest(repo, _RUN) is None
-    copy = OutputFiles(run=_RUN, snapshot="0" * 64, attempt=1, moment="000000", content="0" * 64)
+    copy = OutputFiles(run=_RUN, snapshot="0" * 64, attempt=1, node=0, moment="000000", content="0" * 64)
     with pytest.raises(Fenced):
         outputs.publish(repo, copy)
 
@@ -164,7 +163,13 @@ def _publish(repo: Repository, folder: Path, number: int | None, attempt: int = 
     modified_ns = (path.stat().st_mtime_ns,)
     moment = outputs.FINAL if number is None else f"{number:06d}"
     record = OutputFiles(
-        run=_RUN, snapshot=run.snapshot, attempt=attempt, moment=moment, content=content, modified_ns=modified_ns
+        run=_RUN,
+        snapshot=run.snapshot,
+        attempt=attempt,
+        node=0,
+        moment=moment,
+        content=content,
+        modified_ns=modified_ns,
     )
     outputs.publish(repo, record)
     return content
@@ -196,7 +201,7 @@ def test_gc_retires_copies_that_newer_output_files_replace_and_no_final_one(
 ) -> None:
     copies = [_publish(begun, tmp_path, number) for number in range(3)]
     assert _collect(begun, rules) == (0, 2)
-    assert outputs.names(begun, _RUN) == ["0001-000002"]
+    assert outputs.names(begun, _RUN) == ["0001-0-000002"]
     assert begun.objects.has(copies[2]) and not begun.objects.has(copies[0])
     finals = [_publish(begun, tmp_path, None)]
     planted.begin(begun, _RUN, 2)
@@ -206,7 +211,7 @@ def test_gc_retires_copies_that_newer_output_files_replace_and_no_final_one(
     finals.append(_publish(begun, tmp_path, None, attempt=2))
     assert _collect(begun, rules) == (0, 1)
     assert _collect(begun, rules) == (0, 0)
-    assert outputs.names(begun, _RUN) == ["0001-000002", "0001-final", "0002-000001", "0002-final"]
+    assert outputs.names(begun, _RUN) == ["0001-0-000002", "0001-0-final", "0002-0-000001", "0002-0-final"]
     assert all(map(begun.objects.has, finals))
     report = fsck.check(begun, read_data=True)
     assert report.clean and report.unreachable == 0
@@ -216,9 +221,9 @@ def test_a_copy_that_became_the_newest_since_a_plan_named_it_stays(begun: Reposi
     for number in range(2):
         _publish(begun, tmp_path, number)
     planned = str(gc.plan(begun, RetentionRules(), -60.0).id)
-    begun.store.delete(outputs.key(_RUN, "0001-000001"))
+    begun.store.delete(outputs.key(_RUN, "0001-0-000001"))
     assert execute.execute(begun, planned, "lock", grace_s=0.0).copies == 0
-    assert outputs.names(begun, _RUN) == ["0001-000000"] and fsck.check(begun).clean
+    assert outputs.names(begun, _RUN) == ["0001-0-000000"] and fsck.check(begun).clean
 
 
 def test_an_attempt_that_was_killed_before_it_named_its_output_files_is_told_of_them(
@@ -226,8 +231,8 @@ def test_an_attempt_that_was_killed_before_it_named_its_output_files_is_told_of_
 ) -> None:
     content = _publish(begun, tmp_path, None)
     (event,) = unrecorded.events(begun, _RUN, 1)
-    assert isinstance(event, OutputsStored) and (event.name, event.content) == ("0001-final", content)
-    planted.append(begun, _RUN, 1, ledger.LAUNCHER, event)
+    assert isinstance(event, OutputsStored) and (event.name, event.content) == ("0001-0-final", content)
+    planted.append(begun, _RUN, 1, NODE, event)
     assert [*unrecorded.events(begun, _RUN, 1)] == []
     assert history.load(begun, _RUN).outputs == content
 
@@ -239,9 +244,9 @@ def test_output_files_under_another_key_are_misplaced(begun: Repository, tmp_pat
     for number in (0, 1, None):
         _publish(begun, tmp_path, number, attempt=2)
     stored = OutputsStored(
-        name="0001-final", record=bindings.line(begun.store, outputs.key(_RUN, "0001-final")), content=first
+        name="0001-0-final", record=bindings.line(begun.store, outputs.key(_RUN, "0001-0-final")), content=first
     )
-    planted.append(begun, _RUN, 1, ledger.LAUNCHER, stored)
+    planted.append(begun, _RUN, 1, NODE, stored)
     assert fsck.check(begun).clean
     names = outputs.names(begun, _RUN)
     for one, other in itertools.permutations(names, 2):
@@ -255,25 +260,27 @@ def test_output_files_under_another_key_are_misplaced(begun: Repository, tmp_pat
         assert damage == [("misplaced", outputs.key(_RUN, one))]
         path.write_bytes(before)
     # A record that belongs under the key, and is not the one that the ledger recorded.
-    forged = OutputFiles(run=_RUN, snapshot="0" * 64, attempt=1, moment=outputs.FINAL, content=first)
-    path = root / outputs.key(_RUN, "0001-final")
+    forged = OutputFiles(run=_RUN, snapshot="0" * 64, attempt=1, node=0, moment=outputs.FINAL, content=first)
+    path = root / outputs.key(_RUN, "0001-0-final")
     path.write_text(f"{begun.objects.put_record(forged)}\n")
     (found,) = fsck.check(begun).damage
-    assert (found.kind, found.key) == ("misplaced", outputs.key(_RUN, "0001-final")) and "modified" in found.detail
+    assert (found.kind, found.key) == ("misplaced", outputs.key(_RUN, "0001-0-final")) and "modified" in found.detail
 
 
 def test_output_files_that_the_store_lost_or_exchanged_are_named_and_no_replay_is_compared_with_them(
     begun: Repository, tmp_path: Path
 ) -> None:
-    content, where = _publish(begun, tmp_path, None), outputs.key(_RUN, "0001-final")
-    stored = OutputsStored(name="0001-final", record=bindings.line(begun.store, where), content=content)
-    planted.append(begun, _RUN, 1, ledger.LAUNCHER, stored)
+    content, where = _publish(begun, tmp_path, None), outputs.key(_RUN, "0001-0-final")
+    stored = OutputsStored(name="0001-0-final", record=bindings.line(begun.store, where), content=content)
+    planted.append(begun, _RUN, 1, NODE, stored)
     original = history.load(begun, _RUN)
     assert fsck.check(begun).clean and refusals.foreign_outputs(begun, _RUN, original) is None
     begun.store.delete(where)
     assert [(found.kind, found.key) for found in fsck.check(begun).damage] == [("missing", where)]
     assert "missing in the store" in str(refusals.foreign_outputs(begun, _RUN, original))
     other, snapshot = _publish(begun, tmp_path, 0), runs.load(begun, _RUN).snapshot
-    outputs.publish(begun, OutputFiles(run=_RUN, snapshot=snapshot, attempt=1, moment=outputs.FINAL, content=other))
+    outputs.publish(
+        begun, OutputFiles(run=_RUN, snapshot=snapshot, attempt=1, node=0, moment=outputs.FINAL, content=other)
+    )
     assert [(found.kind, found.key) for found in fsck.check(begun).damage] == [("misplaced", where)]
     assert "was modified" in str(refusals.foreign_outputs(begun, _RUN, original))

@@ -257,7 +257,7 @@ def test_a_copy_has_files_of_one_moment(tmp_path: Path, call: int) -> None:
     tries = 1
     while copier.copy() is not None:
         tries += 1
-    attempts.begin("0001-000000")
+    attempts.begin("0001-0-000000")
     assert [(attempts.work / "out" / name).read_bytes() for name in ("a", "b")] == [b"new", b"new"]
     assert call < 3 or tries > 1
 
@@ -300,12 +300,12 @@ def test_a_record_with_a_path_that_leads_elsewhere_is_refused(tmp_path: Path, pa
     attempts = _Attempts(tmp_path)
     write(attempts.work, {"out/a": "1"})
     killed.store(attempts.repo, _RUN, 1, attempts.directory)
-    record = stored_outputs.find(attempts.repo, _RUN, "0001-final")[1]
+    record = stored_outputs.find(attempts.repo, _RUN, "0001-0-final")[1]
     value = ((path, 0),) if field == "folders" else ((path, b"a"),)
     fields = {name: getattr(record, name) for name in record.__struct_fields__}
     stored_outputs.publish(attempts.repo, type(record)(**fields | {"moment": "000000", field: value}))
     with pytest.raises(CorruptObject):
-        attempts.begin("0001-000000")
+        attempts.begin("0001-0-000000")
     assert not (tmp_path / "2" / "up").exists() and not Path("/absolute").exists()
 
 

@@ -6,10 +6,9 @@ import pytest
 
 from m5ws.errors import UsageError
 from m5ws.records.environment import Observed
-from m5ws.records.ledger import AttemptEnded, Event, State, Step
+from m5ws.records.ledger import NODE, AttemptEnded, Event, State, Step
 from m5ws.records.run import LaunchSpec
 from m5ws.reports import comparison, comparison_page, curves
-from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
 from m5ws.reproduce.compare import compare_histories
 from m5ws.runs import history
@@ -44,7 +43,7 @@ def _attempt(repo: Repository, run: str, attempt: int, losses: list[float], begi
         events.append(State(step=step, tensors={"w": loss.hex()}))
     for rank in ("0", "1"):
         planted.append(repo, run, attempt, rank, *events)
-    planted.append(repo, run, attempt, ledger.LAUNCHER, AttemptEnded(outcome="finished", exit_code=0))
+    planted.append(repo, run, attempt, NODE, AttemptEnded(outcome="finished", exit_code=0))
 
 
 def test_inputs_that_differ_stand_beside_results_and_the_first_step_that_differs(

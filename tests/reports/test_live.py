@@ -9,10 +9,10 @@ import pytest
 
 from m5ws.agent import run_lock
 from m5ws.errors import CorruptObject, NotFound
-from m5ws.records import codec
 from m5ws.records.exact import encode
 from m5ws.records.failure import EndReason, Failure
 from m5ws.records.ledger import (
+    NODE,
     AttemptEnded,
     AttemptStarted,
     CheckpointPublished,
@@ -24,7 +24,6 @@ from m5ws.records.ledger import (
 )
 from m5ws.records.verdict import Divergence, Verdict
 from m5ws.reports.live import LiveRun
-from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.references import checkpoints, runs
 from m5ws.repository.repository import Repository
@@ -92,7 +91,7 @@ def test_a_growing_ledger_is_followed_to_its_end(begun: Repository) -> None:
     live.refresh()
     assert (live.state().checkpoints, live.state().last_checkpoint, live.ended) == (1, 4, False)
     ended = AttemptEnded(time_s=_BEGIN_S + 9, outcome="failed", exit_code=1, reason=reason)
-    planted.append(begun, _RUN, 1, ledger.LAUNCHER, ended)
+    planted.append(begun, _RUN, 1, NODE, ended)
     live.refresh()
     state = live.state()
     assert (live.ended, state.newest.standing, state.newest.reason, state.left_s) == (True, "failed", reason, None)
@@ -104,18 +103,18 @@ def test_a_reading_of_a_long_ledger_reads_only_new_batches(repo: Repository) -> 
     counted = repo.with_store(store)
     planted.run(repo, _RUN)
     planted.begin(repo, _RUN)
-    writer = ledger.ChainWriter(repo, _RUN, 1, "0")
+    writer = planted.AttemptWriter(repo, _RUN, 1)
     for first in range(1, 100_001, 1000):
-        writer.append([codec.encode(step) for step in _steps(first, first + 999)])
+        writer.append("0", *_steps(first, first + 999))
     live = _live(counted)
     assert live.state().newest.last_step == 100_000
     store.gets.clear()
     live.refresh()
-    assert store.gets == [f"runs/{_RUN}/ledger/0001/launcher/00000001", f"runs/{_RUN}/ledger/0001/0/00000100"]
-    writer.append([codec.encode(step) for step in _steps(100_001, 100_003)])
+    assert store.gets == [f"runs/{_RUN}/ledger/0001/0/00000101"]
+    writer.append("0", *_steps(100_001, 100_003))
     store.gets.clear()
     live.refresh()
-    assert [key[-10:] for key in store.gets] == ["r/00000001", "0/00000100", "0/00000101"]
+    assert [key[-10:] for key in store.gets] == ["0/00000101", "0/00000102"]
     assert live.state().newest.last_step == 100_003
 
 
@@ -144,7 +143,7 @@ def test_verdicts_come_with_the_end(begun: Repository) -> None:
     planted.run(begun, _REPLAY, purpose="reproduce", reproduces=_RUN)
     first = Divergence(step=2, rank=0, quantity="loss", original="0x1p+0", replayed="0x1p-1")
     runs.publish_verdict(begun, Verdict(run=_RUN, replay=_REPLAY, outcome="diverged", first=first))
-    planted.append(begun, _RUN, 1, ledger.LAUNCHER, AttemptEnded(outcome="finished", exit_code=0))
+    planted.append(begun, _RUN, 1, NODE, AttemptEnded(outcome="finished", exit_code=0))
     live.refresh()
     assert [verdict.outcome for verdict in live.state().verdicts] == ["diverged"]
 
@@ -154,12 +153,12 @@ def test_a_run_of_this_machine_is_read_from_its_spools_before_the_store_has_its_
 ) -> None:
     planted.run(repo, _RUN)
     directory = tmp_path / "0001"
-    started = AttemptStarted(attempt=1, host="here", observed="0" * 64)
-    spools = {rank: _spool(directory, rank) for rank in ("launcher", "0")}
+    started = AttemptStarted(attempt=1, host="here")
+    spools = {rank: _spool(directory, rank) for rank in ("node", "0")}
     run_lock.mark_directory(directory)
-    spools["launcher"].append(started)
+    spools["node"].append(started)
     spools["0"].append(RankStarted(rank=0, world=1, pid=1))
-    planted.append(repo, _RUN, 1, "launcher", started)
+    planted.append(repo, _RUN, 1, "node", started)
     planted.append(repo, _RUN, 1, "0", RankStarted(rank=0, world=1, pid=1))
     live = _live(repo, tmp_path)
     steps = list(_steps(1, 3))
@@ -174,7 +173,7 @@ def test_a_run_of_this_machine_is_read_from_its_spools_before_the_store_has_its_
     live.refresh()
     assert live.state() == seen
     # A killed supervisor has no end in its spool: the next command writes it to the store.
-    planted.append(repo, _RUN, 1, "launcher", AttemptEnded(outcome="failed", exit_code=137))
+    planted.append(repo, _RUN, 1, "node", AttemptEnded(outcome="failed", exit_code=137))
     live.refresh()
     assert live.ended
 
@@ -189,6 +188,7 @@ def test_a_batch_that_does_not_follow_is_an_error(begun: Repository) -> None:
     planted.append(begun, _REPLAY, 1, "0", _step(1))
     planted.append(begun, _REPLAY, 1, "0", _step(2))
     foreign = begun.store.get(f"runs/{_REPLAY}/ledger/0001/0/00000001")
-    begun.store.create(f"runs/{_RUN}/ledger/0001/0/00000001", foreign)
+    chain = f"runs/{_RUN}/ledger/0001/0/"
+    begun.store.create(f"{chain}{len(begun.store.names(chain)):08d}", foreign)
     with pytest.raises(CorruptObject):
         live.refresh()

@@ -163,9 +163,9 @@ ALL_PAIRS = [pytest.param(2, id="2 pairs"), pytest.param(None, id="all pairs", m
 READERS: dict[str, Callable[[World, str], Commands]] = {
     "snapshots/<id>/<time>-<nonce>": _of_annotation,
     "runs/<run>/run": _of_run,
-    "runs/<run>/ledger/<attempt>/<rank>/<seq>": _of_batch,
+    "runs/<run>/ledger/<attempt>/<node>/<seq>": _of_batch,
     "runs/<run>/checkpoints/<step>-<attempt>": _of_checkpoint,
-    "runs/<run>/outputs/<attempt>-<moment>": _of_copy,
+    "runs/<run>/outputs/<attempt>-<node>-<moment>": _of_copy,
     "runs/<run>/summaries/<attempt>-<batches>": _of_summary,
     "runs/<run>/verdict": _of_verdict,
     "runs/<run>/joint/<time>-<nonce>": _of_joint,

@@ -88,7 +88,7 @@ def test_a_ref_to_nothing_is_named(filled: tuple[Repository, str]) -> None:
 
 def test_a_broken_ledger_and_an_unreadable_record_are_named(filled: tuple[Repository, str]) -> None:
     repo, _ = filled
-    batch = f"runs/{'a' * 12}/ledger/0001/launcher/00000000"
+    batch = f"runs/{'a' * 12}/ledger/0001/0/00000000"
     _path(repo, batch).write_bytes(b"not a batch")
     _path(repo, f"runs/{'a' * 12}/run").write_bytes(b"\x80")
     kinds = {one.kind for one in fsck.check(repo).damage}

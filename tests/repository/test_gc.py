@@ -12,7 +12,7 @@ from m5ws.records import codec
 from m5ws.records.checkpoint import Content
 from m5ws.records.environment import Observed
 from m5ws.records.gc import RetentionRules
-from m5ws.records.ledger import AttemptStarted
+from m5ws.records.ledger import NODE, AttemptStarted, NodeStarted
 from m5ws.records.run import LaunchSpec
 from m5ws.repository import gc_plans, publishing
 from m5ws.repository.fsck import fsck
@@ -147,10 +147,11 @@ def test_an_attempt_whose_beginning_slept_through_a_grace_period_is_whole() -> N
     repo = _filled()
     observed = Observed(facts={"machine": "another"})
     asleep = Repository(SleepingStore(repo.store, f"runs/{RUN}/ledger/", lambda: _collect(repo)), repo.format)
-    started = AttemptStarted(attempt=2, host="h", observed=asleep.objects.put_record(observed))
-    writer = ledger.ChainWriter(asleep, RUN, 2, ledger.LAUNCHER)
-    writer.append([codec.encode(started)], repair=lambda: asleep.objects.put_record(observed))
-    assert writer.seq == 1 and fsck.check(repo).clean
+    planted.append(repo, RUN, 2, NODE, AttemptStarted(attempt=2, host="h"))
+    started = NodeStarted(node=0, host="h", observed=asleep.objects.put_record(observed))
+    writer = ledger.ChainWriter(asleep, RUN, 2)
+    writer.append({NODE: [codec.encode(started)]}, repair=lambda: asleep.objects.put_record(observed))
+    assert writer.seq == 2 and fsck.check(repo).clean
     assert repo.objects.get_record(started.observed, Observed) == observed
 
 

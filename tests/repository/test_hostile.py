@@ -14,9 +14,10 @@ import pytest
 from m5ws.records import codec
 from m5ws.records.ledger import Batch
 from m5ws.records.tree import Entry, Slice, Tree
-from m5ws.repository.ledger.spool import chain, genesis
+from m5ws.repository.ledger.ledger import start_of
+from m5ws.repository.ledger.spool import chain
 from m5ws.repository.references.checkpoints import name
-from tests.support.faults.hostile import RUN, World, packed, plain
+from tests.support.faults.hostile import BATCH, RUN, World, packed, plain
 
 
 def _refused_everywhere(world: World, tree: str, saying: str) -> None:
@@ -313,31 +314,17 @@ def test_bytes_that_are_no_ledger_or_checkpoint(world: World, bomb: Callable[[st
     world.refused("push", run, "--to", str(world.out / "pushed"), saying=checkpoint, status=3)
     (damage,) = world.damage()
     assert checkpoint in damage["key"]
-    batch = world.place(f"runs/{run}/ledger/0001/launcher/00000000", bomb("ledger/1", "events"))
-    world.refused("show", run, saying=f"runs/{run}/ledger/0001/launcher/00000000", status=3)
+    batch = world.place(BATCH, bomb("ledger/1", "events"))
+    world.refused("show", run, saying=BATCH, status=3)
     batch.unlink()
     _ledger(world, bomb("step", "quantities"))
     world.refused("show", run, saying="ledger", status=3)
 
 
-def _ledger(
-    world: World, *events: bytes, run: str = RUN, attempt: int = 1, rank: str = "launcher", **lies: Any
-) -> None:
-    """Publish a batch with a valid chain, except for the fields in `lies`."""
-    head = previous = genesis(run, attempt, rank)
-    for event in events:
-        head = chain(head, event)
-    fields: dict[str, Any] = {
-        "run": run,
-        "attempt": attempt,
-        "rank": rank,
-        "seq": 0,
-        "previous": previous,
-        "head": head,
-    }
-    batch = Batch(**{**fields, **lies}, events=tuple(map(msgspec.Raw, events)))
+def _ledger(world: World, event: bytes) -> None:
+    """Publish a batch of one event of the node, with a valid chain."""
     # Without msgspec, which cannot write invalid msgpack as an event.
-    data = codec.encode(msgspec.structs.replace(batch, events=()))
-    array = b"\xdd" + len(events).to_bytes(4) + b"".join(events)
-    hostile = data.replace(b"\xa6events\x90", b"\xa6events" + array)
-    world.place(f"runs/{RUN}/ledger/{attempt:04d}/{rank}/00000000", hostile)
+    events, previous = b"\x81\xa4node\x91" + event, start_of(RUN, 1, 0)
+    head = chain(previous, events)
+    batch = Batch(run=RUN, attempt=1, node=0, seq=0, previous=previous, head=head, events=msgspec.Raw(b"\xc0"))
+    world.place(BATCH, codec.encode(batch).replace(b"\xa6events\xc0", b"\xa6events" + events))

@@ -61,7 +61,7 @@ def test_what_is_no_file_is_no_object(world: World, where: str, thing: Callable[
     snapshot = world.sound()
     tree = next(stat.key for stat in world.repo.store.list("objects/") if _is_tree(world, stat.key))
     places = {"format": "format", "object": tree, "run": f"runs/{RUN}/run"}
-    place = world.store_dir / places.get(where, f"runs/{RUN}/ledger/0001/launcher/00000000")
+    place = world.store_dir / places.get(where, f"runs/{RUN}/ledger/0001/0/00000000")
     place.unlink()
     thing(place)
     named = "format" if where == "format" else place.name if where == "object" else f"runs/{RUN}"

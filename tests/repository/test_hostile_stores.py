@@ -8,18 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from m5ws.records import codec
 from m5ws.records.environment import Observed
 from m5ws.records.gc import Garbage, GcPlan, PlanPart, RetentionRules, Retirements
-from m5ws.records.ledger import AttemptEnded, AttemptStarted, Batch, Step
+from m5ws.records.ledger import NODE, AttemptEnded, AttemptStarted, Step
 from m5ws.records.snapshot import Annotation
 from m5ws.records.store import Format
-from m5ws.repository.ledger.spool import chain, genesis
 from m5ws.repository.references.checkpoints import name
-from tests.support.faults.hostile import RUN, World, packed, plain
+from tests.support.faults.hostile import BATCH, RUN, World, first_batch, packed, plain
+from tests.support.records import planted
 
 PLAN = "20260101T000000Z-00000000"
 _LABEL = name(1, 1)
@@ -164,7 +163,7 @@ def test_a_name_on_the_command_line_is_only_looked_for(world: World, text: str) 
 
 
 def _attempt(**fields: object) -> dict[str, Any]:
-    return plain(AttemptStarted(attempt=1, host="h", observed="0" * 64)) | fields
+    return plain(AttemptStarted(attempt=1, host="h")) | fields
 
 
 EVENTS: dict[str, dict[str, Any]] = {
@@ -185,17 +184,7 @@ EVENTS: dict[str, dict[str, Any]] = {
 def test_an_event_that_lies(world: World, event: dict[str, Any]) -> None:
     world.sound()
     stored = packed(event)
-    head = genesis(RUN, 1, "launcher")
-    batch = Batch(
-        run=RUN,
-        attempt=1,
-        rank="launcher",
-        seq=0,
-        previous=head,
-        head=chain(head, stored),
-        events=(msgspec.Raw(stored),),
-    )
-    world.place(f"runs/{RUN}/ledger/0001/launcher/00000000", codec.encode(batch))
+    world.place(BATCH, codec.encode(first_batch({NODE: [stored]})))
     for arguments in (("show", RUN), ("push", RUN, "--to", str(world.out / "pushed")), ("gc", "--dry-run")):
         world.refused(*arguments, saying="ledger event", status=3)
     (damage,) = world.damage()
@@ -205,7 +194,8 @@ def test_an_event_that_lies(world: World, event: dict[str, Any]) -> None:
 LIES: dict[str, dict[str, object]] = {
     "another run": {"run": "b" * 12},
     "another attempt": {"attempt": 2},
-    "another rank": {"rank": "../.."},
+    "another node": {"node": 7},
+    "a node that is none": {"node": "../.."},
     "another number": {"seq": 7},
     "a number below zero": {"seq": -1},
     "another beginning": {"previous": "0" * 64},
@@ -217,22 +207,19 @@ LIES: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("lies", LIES.values(), ids=LIES.keys())
 def test_a_batch_that_lies(world: World, lies: dict[str, object]) -> None:
     world.sound()
-    world.batch(AttemptStarted(attempt=1, host="h", observed="0" * 64), lies=lies)
+    world.batch(AttemptStarted(attempt=1, host="h"), lies=lies)
     for arguments in (("show", RUN), ("push", RUN, "--to", str(world.out / "pushed"))):
-        world.refused(*arguments, saying=f"runs/{RUN}/ledger/0001/launcher/00000000", status=3)
+        world.refused(*arguments, saying=BATCH, status=3)
     assert [damage["kind"] for damage in world.damage()] == ["broken-chain"]
 
 
 def test_numbers_that_are_none_are_shown_as_they_are(world: World) -> None:
     snapshot = world.sound()
     quantities = {"loss": "0xzz", "norm": "0x1p99999", "lr": "nan", "x": "-0x"}
-    world.batch(
-        *(Step(time_s=time_s, step=1, quantities=quantities, seconds=5e-324, tokens=2**62) for time_s in TIMES),
-        rank="0",
-    )
-    observed = world.record(Observed())
+    steps = (Step(time_s=time_s, step=1, quantities=quantities, seconds=5e-324, tokens=2**62) for time_s in TIMES)
+    planted.append(world.repo, RUN, 1, "0", *steps)
     ended = AttemptEnded(time_s=float("inf"), outcome="finished", exit_code=0)
-    world.batch(AttemptStarted(time_s=1.0, attempt=1, host="h", observed=observed), ended)
+    planted.append(world.repo, RUN, 1, NODE, ended)
     for arguments in (("show", RUN), ("show", "--json", RUN), ("ls",), ("diff", RUN, snapshot)):
         world.fine(*arguments)
 

@@ -35,31 +35,30 @@ def _spool(path: Path, first: int, last: int) -> SpoolWriter:
 
 
 def test_batches_form_a_chain_that_goes_on(repo: Repository) -> None:
-    ledger.ChainWriter(repo, "r", 1, "0").append(_steps(1, 3))
-    ledger.ChainWriter(repo, "r", 1, "0").append(_steps(4, 5))
+    ledger.ChainWriter(repo, "r", 1).append({"0": _steps(1, 3)})
+    ledger.ChainWriter(repo, "r", 1).append({"0": _steps(4, 5)})
     assert _numbers(repo) == [1, 2, 3, 4, 5]
 
 
 def test_two_writers_of_one_chain_are_told_apart(repo: Repository) -> None:
-    first, second = ledger.ChainWriter(repo, "r", 1, "0"), ledger.ChainWriter(repo, "r", 1, "0")
-    first.append(_steps(1, 1))
+    first, second = ledger.ChainWriter(repo, "r", 1), ledger.ChainWriter(repo, "r", 1)
+    first.append({"0": _steps(1, 1)})
     with pytest.raises(Fenced):
-        second.append(_steps(1, 1))
+        second.append({"0": _steps(1, 1)})
 
 
 @pytest.mark.parametrize("harm", ["drop", "restart"])
 def test_a_batch_follows_the_batch_before_it(repo: Repository, harm: str) -> None:
     for first in (1, 3, 5):
-        ledger.ChainWriter(repo, "r", 1, "0").append(_steps(first, first + 1))
+        ledger.ChainWriter(repo, "r", 1).append({"0": _steps(first, first + 1)})
     prefix = Path(repo.store.url) / "runs/r/ledger/0001/0"
     if harm == "drop":
         (prefix / "00000001").unlink()
     else:
         # Consistent in itself, but as if it were the first batch.
-        batch = list(ledger.read(repo, "r", 1, "0"))[2]
-        head = previous = genesis("r", 1, "0")
-        for event in batch.events:
-            head = chain(head, bytes(event))
+        batch = list(ledger.read(repo, "r", 1))[2]
+        previous = ledger.start_of("r", 1, 0)
+        head = chain(previous, bytes(batch.events))
         (prefix / "00000002").unlink()
         (prefix / "00000002").write_bytes(codec.encode(msgspec.structs.replace(batch, previous=previous, head=head)))
     with pytest.raises(CorruptObject):

@@ -7,12 +7,11 @@ from hypothesis import strategies as st
 from m5ws.errors import NotFound, UsageError
 from m5ws.records.checkpoint import Content
 from m5ws.records.gc import RetentionRules
-from m5ws.records.ledger import AttemptEnded
+from m5ws.records.ledger import NODE, AttemptEnded
 from m5ws.records.tree import Tree
 from m5ws.records.verdict import Divergence, Recheck, Verdict
 from m5ws.repository.fsck import fsck
 from m5ws.repository.gc import roots
-from m5ws.repository.ledger import ledger
 from m5ws.repository.objects import key
 from m5ws.repository.references import checkpoints, runs
 from m5ws.repository.repository import Repository
@@ -81,7 +80,7 @@ def test_what_is_not_there_or_does_not_count_cannot_be_kept(trained: Repository)
 def test_what_a_live_attempt_resumed_from_stays_until_it_has_ended(trained: Repository) -> None:
     planted.begin(trained, RUN, 2, inherits=tuple(_LABELS), resume=_LABELS[3])
     assert 40 not in steps(trained, RetentionRules(last=1))
-    planted.append(trained, RUN, 2, ledger.LAUNCHER, AttemptEnded(outcome="finished", exit_code=0))
+    planted.append(trained, RUN, 2, NODE, AttemptEnded(outcome="finished", exit_code=0))
     assert 40 in steps(trained, RetentionRules(last=1))
 
 

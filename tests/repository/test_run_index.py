@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from m5ws.agent.delivery import Delivery
 from m5ws.errors import UsageError
 from m5ws.records import codec
-from m5ws.records.environment import Observed
 from m5ws.records.ledger import (
+    NODE,
     AnyEvent,
     AttemptEnded,
     AttemptStarted,
@@ -29,11 +29,12 @@ from m5ws.records.ledger import (
     Step,
 )
 from m5ws.records.run import LaunchSpec, Parent, Run
+from m5ws.records.summary import AttemptSummary
 from m5ws.records.verdict import Verdict
-from m5ws.repository import reindex
+from m5ws.repository import bindings, reindex
 from m5ws.repository.fsck import fsck
 from m5ws.repository.ledger import ledger, summaries
-from m5ws.repository.ledger.spool import SpoolWriter, genesis
+from m5ws.repository.ledger.spool import RankHeads, SpoolWriter, genesis
 from m5ws.repository.references import ids, run_index, runs, snapshots
 from m5ws.repository.references.run_index import AttemptEnd, RunCreation, RunFacts
 from m5ws.repository.repository import Repository
@@ -64,19 +65,18 @@ def _run(repo: Repository, run: str, snapshot: str | None = None, **fields: obje
 
 
 def _train(repo: Repository, run: str, steps: int, *ends: Event, attempt: int = 1) -> None:
-    """Publish an attempt with a batch of two ranks for each step, and its launcher's `ends`."""
+    """Publish an attempt with a batch of two ranks for each step, and its `ends`."""
     planted.begin(repo, run, attempt)
+    writer = planted.AttemptWriter(repo, run, attempt)
     for rank in range(2):
-        writer = ledger.ChainWriter(repo, run, attempt, str(rank))
-        begin = [RankStarted(rank=rank, world=2, pid=1, facts={"threads": "1"}), Imported(rank=rank, modules=("m",))]
-        writer.append([codec.encode(event) for event in begin])
+        started = RankStarted(rank=rank, world=2, pid=1, facts={"threads": "1"})
+        writer.append(str(rank), started, Imported(rank=rank, modules=("m",)))
         for step in range(1, steps + 1):
-            found = (Step(step=step, total=90, quantities={"loss": "0x1p+0"}), State(step=step, tensors={"w": "1"}))
-            writer.append([codec.encode(event) for event in found])
-        notice = Notice(kind="limit", message=f"of rank {rank}")
-        writer.append([codec.encode(event) for event in (notice, RankEnded(rank=rank))])
+            state = State(step=step, tensors={"w": "1"})
+            writer.append(str(rank), Step(step=step, total=90, quantities={"loss": "0x1p+0"}), state)
+        writer.append(str(rank), Notice(kind="limit", message=f"of rank {rank}"), RankEnded(rank=rank))
     if ends:
-        planted.append(repo, run, attempt, ledger.LAUNCHER, *ends)
+        planted.append(repo, run, attempt, NODE, *ends)
 
 
 def _requests(repo: Repository) -> tuple[Repository, Counter[str]]:
@@ -201,7 +201,7 @@ def test_a_run_and_what_differs_in_it_are_shown_without_its_steps(repo: Reposito
         view = listing.view_run(Repository.open(counting), run)
         assert [attempt.standing for attempt in view.state.attempts] == ["failed", "finished"]
         assert [notice.message for notice in view.state.notices] == 2 * ["of rank 0", "of rank 1"]
-        assert not [key for key in counting.gets if "/ledger/" in key and ledger.LAUNCHER not in key]
+        assert not [key for key in counting.gets if "/ledger/" in key and not key.endswith("/0/00000000")]
         costs.append(len(counting.gets))
     assert costs[0] == costs[1]
 
@@ -275,7 +275,7 @@ def test_events_after_the_end_are_shown_though_there_is_a_summary_without_them(r
     _run(repo, "a" * 12)
     _train(repo, "a" * 12, 3, AttemptEnded(outcome="unsaved", exit_code=4))
     reindex.fill(repo)
-    planted.append(repo, "a" * 12, 1, ledger.LAUNCHER, _FINISHED)
+    planted.append(repo, "a" * 12, 1, NODE, _FINISHED)
     assert state.load(repo, "a" * 12).standing == "finished"
     assert fsck.check(repo).clean
 
@@ -295,12 +295,11 @@ def test_fsck_names_a_key_and_a_summary_that_do_not_match_the_ledger(repo: Repos
     ]
     for key in false:
         run_index.write(repo, key)
-    where = summaries.key(run, 1, 2)
-    summary = summaries.load(repo, run, 1)
-    assert summary is not None
-    chains = summary.chains | {"0": summary.chains["1"]}
+    where = summaries.key(run, 1, len(repo.store.names(f"runs/{run}/ledger/0001/0/")))
+    summary = bindings.record(repo.store, where, AttemptSummary)
+    events = summary.events | {"0": summary.events["1"]}
     repo.store.delete(where)
-    repo.store.create(where, codec.encode(msgspec.structs.replace(summary, chains=chains)))
+    repo.store.create(where, codec.encode(msgspec.structs.replace(summary, events=events)))
     assert {one.key for one in fsck.check(repo).damage} == {*false, where}
 
 
@@ -311,13 +310,15 @@ def _attempt(repo: Repository, spools: Path, run: Run) -> None:
     """Publish a run, and deliver one attempt of it from its spools, as a supervisor does."""
     if run.id not in runs.ids(repo):
         runs.publish(repo, run)
-    started = AttemptStarted(attempt=1, host="h", observed=repo.objects.put_record(Observed()))
+    started = AttemptStarted(attempt=1, host="h")
     if not ledger.attempts(repo, run.id):
-        ledger.ChainWriter(repo, run.id, 1, ledger.LAUNCHER).append([codec.encode(started)])
-    chains: dict[str, tuple[AnyEvent, ...]] = {
-        ledger.LAUNCHER: (started, _FINISHED),
-        "0": (RankStarted(rank=0, world=1, pid=1), Step(step=1, quantities={}, total=1), RankEnded(rank=0)),
-    }
+        planted.append(repo, run.id, 1, NODE, started)
+    done = (RankStarted(rank=0, world=1, pid=1), Step(step=1, quantities={}, total=1), RankEnded(rank=0))
+    heads = RankHeads(run.id, 1)
+    for stored in map(codec.encode, done):
+        heads.add("0", stored)
+    ended = msgspec.structs.replace(_FINISHED, heads=heads.by_rank)
+    chains: dict[str, tuple[AnyEvent, ...]] = {NODE: (started, ended), "0": done}
     spools.mkdir(parents=True, exist_ok=True)
     for rank, events in chains.items():
         if not (path := spools / f"{rank}.spool").exists():

@@ -61,7 +61,7 @@ def _history(*ranks: list[AnyEvent], outcome: str = "finished") -> History:
     for rank, events in enumerate(ranks):
         for event in events:
             history.add(str(rank), event)
-    history.add("launcher", AttemptEnded(outcome=outcome, exit_code=0))  # type: ignore[arg-type]
+    history.add("node", AttemptEnded(outcome=outcome, exit_code=0))  # type: ignore[arg-type]
     return history
 
 
@@ -94,7 +94,7 @@ def test_a_difference_in_the_state_is_named_with_the_last_equal_state_before_it(
 
 
 def _attempt(number: int) -> AttemptStarted:
-    return AttemptStarted(attempt=number, host="h", observed="0" * 64)
+    return AttemptStarted(attempt=number, host="h")
 
 
 def _resumed(after: int, *, last: int = _LAST, **second: Any) -> History:
@@ -398,8 +398,8 @@ def test_a_resumed_attempt_replaces_what_came_after_its_checkpoint() -> None:
     history = History()
     for event in _events(0, last=5):
         history.add("0", event)
-    history.add("launcher", CheckpointPublished(step=4, name="4-1", checkpoint="c", content="first"))
-    history.add("launcher", AttemptStarted(attempt=2, host="h", observed="o", resume="0000000002-0001"))
+    history.add("node", CheckpointPublished(step=4, name="4-1", checkpoint="c", content="first"))
+    history.add("node", AttemptStarted(attempt=2, host="h", resume="0000000002-0001"))
     assert sorted(history.steps[0]) == [1, 2] and sorted(history.states[0]) == [0, 2] and not history.contents
 
 
@@ -428,12 +428,12 @@ def test_a_checkpoint_that_only_a_stopped_attempt_made_is_listed_and_no_divergen
 
 def test_steps_that_were_lost_with_a_machine_are_listed_and_are_no_divergence() -> None:
     kept = [event for event in _events(0) if getattr(event, "step", 9) > 4]
-    started = [AttemptStarted(attempt=1, host="a", observed="0" * 64)]
-    started.append(AttemptStarted(attempt=2, host="b", observed="0" * 64, resume="0000000004-0001"))
+    started = [AttemptStarted(attempt=1, host="a")]
+    started.append(AttemptStarted(attempt=2, host="b", resume="0000000004-0001"))
     original = History()
-    for rank, event in [*(("launcher", each) for each in started), *(("0", each) for each in kept)]:
+    for rank, event in [*(("node", each) for each in started), *(("0", each) for each in kept)]:
         original.add(rank, event)
-    original.add("launcher", AttemptEnded(outcome="finished", exit_code=0))
+    original.add("node", AttemptEnded(outcome="finished", exit_code=0))
     comparison = _compared(original, _events(0))
     assert comparison.first() is None and comparison.equal["steps"] == 2 and comparison.state_compared()
     assert gaps.lost(comparison) == (Gap(kind="lost steps", ranks="rank 0", steps="1-4"),)

@@ -18,12 +18,12 @@ def _resumed(at: int, *, notice_step: int | None = None) -> Comparison:
     history = History()
     for attempt, steps in ((1, range(1, at + 1)), (2, range(at + 1, 11))):
         resume = f"{at:010d}-0001" if attempt == 2 else None
-        history.add("launcher", AttemptStarted(attempt=attempt, host="h", observed="0" * 64, resume=resume))
+        history.add("node", AttemptStarted(attempt=attempt, host="h", resume=resume))
         for step in steps:
             history.add("0", Step(step=step, quantities={"loss": "0x1p+0"}))
-        history.add("launcher", AttemptEnded(outcome="finished", exit_code=0, heads={}))
+        history.add("node", AttemptEnded(outcome="finished", exit_code=0, heads={}))
     if notice_step is not None:
-        history.add("launcher", Notice(kind="inexact-resume", message="batch differs", step=notice_step))
+        history.add("node", Notice(kind="inexact-resume", message="batch differs", step=notice_step))
     return Comparison(history)
 
 

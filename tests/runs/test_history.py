@@ -7,7 +7,7 @@ import pytest
 
 from m5ws.errors import CorruptObject
 from m5ws.records import codec
-from m5ws.records.ledger import AttemptEnded, Batch, RankStarted, State, Step
+from m5ws.records.ledger import NODE, AttemptEnded, Batch, RankStarted, State, Step
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
 from m5ws.reproduce import compare, gaps
@@ -36,31 +36,31 @@ def _attempt(
     """Publish an attempt that resumes before `steps`; states of every third step come one batch late."""
     resume = f"{steps[0] - 1:010d}-{attempt - 1:04d}" if steps[0] > 1 else None
     planted.begin(repo, run, attempt, resume=resume)
+    writer = planted.AttemptWriter(repo, run, attempt)
     for rank in range(ranks):
-        writer, late = ledger.ChainWriter(repo, run, attempt, str(rank)), list[State]()
-        writer.append([codec.encode(RankStarted(rank=rank, world=ranks, pid=1))])
+        late = list[State]()
+        writer.append(str(rank), RankStarted(rank=rank, world=ranks, pid=1))
         for begin in range(0, len(steps), batch):
             part = steps[begin : begin + batch]
             events = [*late, *(_step(step, rank, attempt) for step in part)]
             late = [State(step=step, generators={"g": f"{step}{attempt}"}) for step in part if step % states == 0]
-            writer.append([codec.encode(event) for event in events])
-        writer.append([codec.encode(event) for event in (State(step=1, restored=True), *late)])
-    planted.append(repo, run, attempt, ledger.LAUNCHER, AttemptEnded(outcome="finished", exit_code=0))
+            writer.append(str(rank), *events)
+        writer.append(str(rank), State(step=1, restored=True), *late)
+    writer.append(NODE, AttemptEnded(outcome="finished", exit_code=0))
 
 
 def _held(repo: Repository, run: str, *, folded: bool = True) -> tuple[dict[int, dict[int, Step]], ...]:
     """Return steps and states of a run by rank, all in memory: the rule in its simplest form."""
     found: tuple[dict[int, dict[int, Step]], ...] = ({}, {})
     for attempt in ledger.attempts(repo, run):
-        start = next(iter(ledger.events(repo, run, attempt, ledger.LAUNCHER)))
+        start = next(iter(ledger.events(repo, run, attempt, NODE)))
         begin = int(start.resume.split("-")[0]) if start.resume else 0  # type: ignore[union-attr]
         for values in (*found[0].values(), *found[1].values()) if folded else ():
             for number in [number for number in values if number > begin]:
                 del values[number]
-        for rank in (name for name in ledger.ranks(repo, run, attempt) if name.isdigit()):
-            for event in ledger.events(repo, run, attempt, rank):
-                if recorded_steps.counts(event):
-                    found[isinstance(event, State)].setdefault(int(rank), {})[event.step] = event  # type: ignore[assignment]
+        for rank, event in ledger.read_events(repo, run, attempt):
+            if recorded_steps.counts(event):
+                found[isinstance(event, State)].setdefault(int(rank), {})[event.step] = event  # type: ignore[assignment]
     return found
 
 
@@ -89,7 +89,7 @@ def test_a_history_holds_two_batches_of_a_chain_however_long_it_is(repo: Reposit
         done = history.load(repo, run)
         assert [event.step for event in done.steps[1].values()] == [*range(1, steps + 1)]
         (part,) = done.steps[1].parts  # type: ignore[attr-defined]
-        held.append(sum(map(len, part._chain._held.values())))
+        held.append(sum(map(len, part.chain._held.values())))
     assert held[0] == held[1] <= 2 * 6
 
 
@@ -109,17 +109,16 @@ def test_a_batch_that_is_exchanged_after_it_was_checked_is_refused(repo: Reposit
     planted.run(repo, RUN)
     _attempt(repo, RUN, range(1, 20))
     done = history.load(repo, RUN)
-    key = f"runs/{RUN}/ledger/0001/0/00000002"
+    key = f"runs/{RUN}/ledger/0001/0/00000003"
     batch = codec.decode(repo.store.get(key), Batch)
     planted.run(repo, OTHER)
-    forged = ledger.ChainWriter(repo, OTHER, 1, "0")
-    forged.append([codec.encode(_step(5, 7))])
+    planted.append(repo, OTHER, 1, "0", _step(5, 7))
     other = codec.decode(repo.store.get(f"runs/{OTHER}/ledger/0001/0/00000000"), Batch)
     repo.store.delete(key)
     repo.store.create(
         key,
         codec.encode(
-            Batch(run=RUN, attempt=1, rank="0", seq=2, previous=other.previous, head=other.head, events=other.events)
+            Batch(run=RUN, attempt=1, node=0, seq=3, previous=other.previous, head=other.head, events=other.events)
         ),
     )
     assert batch.head != other.head
@@ -142,7 +141,7 @@ def test_a_comparison_by_ledger_is_that_of_histories_in_memory(repo: Repository,
     planted.begin(repo, OTHER)
     for rank in range(2):
         told = [_step(step, rank, 1 if differs is None or step < differs else 2) for step in range(1, 61)]
-        ledger.ChainWriter(repo, OTHER, 1, str(rank)).append([codec.encode(event) for event in told])
+        planted.append(repo, OTHER, 1, str(rank), *told)
     steps, states = _held(repo, RUN)
     held = Comparison(History(steps=steps, states=states, outcome="finished"))  # type: ignore[arg-type]
     streamed = Comparison(history.load(repo, RUN), (repo, OTHER))

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from m5ws.records import codec
-from m5ws.records.ledger import AttemptEnded, Event, RankEnded, Step
+from m5ws.records.ledger import NODE, AttemptEnded, Event, RankEnded, Step
 from m5ws.repository import reindex
-from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
 from m5ws.runs import listing, state
 from m5ws.store.local import LocalStore
@@ -26,11 +24,10 @@ def _train(repo: Repository, run_id: str, steps: int, *after: Event) -> None:
     """Publish a run whose rank 0 told each of its steps in a batch of its own, and `after` them in another."""
     planted.run(repo, run_id)
     planted.begin(repo, run_id)
-    rank = ledger.ChainWriter(repo, run_id, 1, "0")
+    writer = planted.AttemptWriter(repo, run_id, 1)
     for step in range(1, steps + 1):
-        rank.append([codec.encode(Step(step=step, total=90, quantities={}, seconds=0.1))])
-    if after:
-        rank.append([codec.encode(event) for event in after])
+        writer.append("0", Step(step=step, total=90, quantities={}, seconds=0.1))
+    writer.append("0", *after)
 
 
 def test_a_long_ledger_costs_a_list_no_more_than_a_short_one(repo: Repository) -> None:
@@ -46,7 +43,7 @@ def test_a_long_ledger_costs_a_list_no_more_than_a_short_one(repo: Repository) -
 
 def test_the_last_step_is_found_before_what_came_after_it(repo: Repository) -> None:
     _train(repo, "a" * 12, 5, RankEnded(rank=0))
-    planted.append(repo, "a" * 12, 1, ledger.LAUNCHER, AttemptEnded(outcome="finished", exit_code=0))
+    planted.append(repo, "a" * 12, 1, NODE, AttemptEnded(outcome="finished", exit_code=0))
     (row,) = listing.list_runs(repo)
     assert (row.last_step, row.total_steps, row.standing) == (5, 90, "finished")
 
@@ -55,9 +52,9 @@ def test_the_last_step_is_found_before_what_came_after_it(repo: Repository) -> N
 def test_an_attempt_that_had_no_step_left_to_do_keeps_the_last_step(repo: Repository, is_indexed: bool) -> None:
     run = "a" * 12
     _train(repo, run, 5)
-    planted.append(repo, run, 1, ledger.LAUNCHER, AttemptEnded(outcome="failed", exit_code=1))
+    planted.append(repo, run, 1, NODE, AttemptEnded(outcome="failed", exit_code=1))
     planted.begin(repo, run, 2)
-    planted.append(repo, run, 2, ledger.LAUNCHER, AttemptEnded(outcome="finished", exit_code=0))
+    planted.append(repo, run, 2, NODE, AttemptEnded(outcome="finished", exit_code=0))
     if is_indexed:
         reindex.fill(repo)
     (row,) = listing.list_runs(repo)

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from m5ws.records.ledger import AttemptEnded, Step
+from m5ws.records.ledger import NODE, AttemptEnded, Step
 from m5ws.records.note import Note
 from m5ws.records.run import LaunchSpec
 from m5ws.records.verdict import Verdict
 from m5ws.repository import reindex
-from m5ws.repository.ledger import ledger
 from m5ws.repository.references import notes, run_index, runs
 from m5ws.repository.repository import Repository
 from m5ws.runs import run_losses, run_table
@@ -46,7 +45,7 @@ def _attempt(
         planted.append(repo, run, attempt, "0", step)
     if outcome is not None:
         ended = AttemptEnded(outcome=outcome, exit_code=0)  # type: ignore[arg-type]
-        planted.append(repo, run, attempt, ledger.LAUNCHER, ended)
+        planted.append(repo, run, attempt, NODE, ended)
 
 
 def test_a_row_has_what_differs_from_the_other_rows_and_nothing_else(repo: Repository, tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_the_plan_of_bisect_lists_the_commits_between_its_runs(root: Path, repo:
         bad="b" * 12,
         first=Divergence(step=1, rank=0, quantity="loss", original="x", replayed="y"),
         changes=(),
-        groups=(),
+        names=(),
         alone=(),
         untried=(),
         environment=(),

@@ -13,8 +13,7 @@ from m5ws.records.store import Format
 from m5ws.records.tree import Slice
 from m5ws.repository.objects import Objects, key
 from m5ws.store.cache import cache
-from m5ws.store.cache.cache import CachedStore, cached
-from m5ws.store.interface import CachingStore, FileBacked
+from m5ws.store.cache.cache import CachedStore
 from m5ws.store.local import LocalStore
 from tests.support.stores.counting_store import CountingStore
 
@@ -45,13 +44,6 @@ def _entry(tmp_path: Path, digest: str) -> Path:
     path = tmp_path / "cache" / key(digest)
     path.chmod(0o644)
     return path
-
-
-def test_it_is_what_the_optional_ports_ask_for(near: CachedStore, far: CountingStore, tmp_path: Path) -> None:
-    directory: object = LocalStore(tmp_path)
-    assert all(isinstance(near, port) for port in (CachingStore, FileBacked))
-    assert isinstance(directory, FileBacked) and not isinstance(directory, CachingStore)
-    assert cached(far, tmp_path / "none", 0) is far
 
 
 def test_an_object_is_fetched_once(far: CountingStore, objects: Objects) -> None:

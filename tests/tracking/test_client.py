@@ -39,38 +39,18 @@ def _tags(client: MlflowClient, run: Run) -> dict[str, str]:
     return dict(client.get_run(only).data.tags)
 
 
-def test_an_mlflow_id_or_url_stands_for_its_run(
-    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
-) -> None:
-    _deliver(tracker, _finished(repo, run))
-    (known,) = find(client, run.id)
-    assert tracker.resolve(known) == run.id
-    assert tracker.resolve(f" http://127.0.0.1:5000/#/experiments/1/runs/{known} ") == run.id
-    assert tracker.resolve(f"https://mlflow.example/x/#/experiments/1/runs/{known}/model-metrics?a=b") == run.id
-    assert tracker.resolve("0" * 32) is None
-    assert tracker.resolve(run.id) is None
-    foreign = client.create_run("0").info.run_id
-    assert tracker.resolve(foreign) is None
-
-
-def test_what_is_no_mlflow_id_asks_nobody() -> None:
-    nobody = Mlflow("http://127.0.0.1:1", "tests", "", Path())
-    for text in ("", "abc", "0123456789ab", "f" * 64, "http://example.org/runs/short"):
-        assert nobody.resolve(text) is None
-
-
 def test_a_tracker_that_is_down_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         uri = f"http://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(TrackerError, match=uri):
-            Mlflow(uri, "tests", "", Path()).resolve("0" * 32)
+            Mlflow(uri, "tests", "", Path()).ui_page()
 
 
 def test_an_embedded_store_is_not_made_by_a_question(tmp_path: Path) -> None:
     nowhere = Mlflow(f"sqlite:///{tmp_path}/no.db", "tests", "", tmp_path)
-    assert nowhere.resolve("0" * 32) is None
+    assert nowhere.ui_page() == ""
     assert nowhere.logged("0" * 12) == LoggedResults()
 
 
@@ -191,10 +171,9 @@ def test_a_verdict_after_two_replays_is_on_all_three_pages(
     )
     runs.publish_verdict(repo, verdict)
     _show(tracker, verdict)
-    told = f"{two.id}: the replays differ first at step 2, rank 0, loss: 0x1.9p+0 → 0x1.ap+0"
     for page in (run, one, two):
         tags = _tags(client, page)
-        assert (tags["m5ws.verdict"], tags["m5ws.verdict.recheck"]) == ("nondeterministic", told)
+        assert tags["m5ws.verdict"] == "nondeterministic"
         assert "two replays of this run differ" in tags["mlflow.note.content"]
         assert "2 of 3 steps differ, the last of them step 3 (loss in 2)" in tags["mlflow.note.content"]
     assert _tags(client, run)["m5ws.replayed_by"] == f"{one.id}, {two.id}"

@@ -6,9 +6,8 @@ import mlflow
 import pytest
 from mlflow import MlflowClient
 
-from m5ws.records.ledger import OutputsStored
+from m5ws.records.ledger import NODE, OutputsStored
 from m5ws.records.run import Parent, Run
-from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
 from m5ws.tracking.mlflow.follower import Follower
 from m5ws.tracking.mlflow.run_page import find
@@ -57,13 +56,13 @@ def test_a_checkpoint_is_found_by_snapshot_and_step_and_can_be_registered(
 def test_output_files_are_a_model_of_no_step(repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient) -> None:
     written.begin(repo, run)
     written.train(repo, run, range(1, 6))
-    stored = OutputsStored(name="0001-final", record="1" * 64, content="2" * 64)
-    planted.append(repo, run.id, 1, ledger.LAUNCHER, stored)
+    stored = OutputsStored(name="0001-0-final", record="1" * 64, content="2" * 64)
+    planted.append(repo, run.id, 1, NODE, stored)
     written.end(repo, run)
     Follower(tracker.options(run.id, once=True)).advance(last=True)
     page = _page(client, run)
     (model,) = client.search_logged_models([page.info.experiment_id])
-    assert (model.name, model.params) == ("outputs-0001-final", {"run": run.id, "outputs": "0001-final"})
+    assert (model.name, model.params) == ("outputs-0001-0-final", {"run": run.id, "outputs": "0001-0-final"})
     assert "m5ws.step" not in model.tags
     assert [one.step for one in page.outputs.model_outputs] == [5]
 

@@ -14,7 +14,7 @@ Told = tuple[int, str, AnyEvent]
 
 
 def _attempt(attempt: int, first: int, last: int, world: int = 2, shift: float = 0.0) -> dict[str, list[AnyEvent]]:
-    chains: dict[str, list[AnyEvent]] = {"launcher": [AttemptStarted(attempt=attempt, host="h", observed="0" * 64)]}
+    chains: dict[str, list[AnyEvent]] = {"node": [AttemptStarted(attempt=attempt, host="h")]}
     for rank in range(world):
         chains[str(rank)] = [RankStarted(rank=rank, world=world, pid=1)]
         chains[str(rank)] += [
@@ -74,7 +74,7 @@ def test_ranks_that_record_nothing_do_not_count_in_the_end() -> None:
     told = _told(1, chains)
     assert _points(told) == []
     ended = AttemptEnded(outcome="finished", exit_code=0)
-    assert [point.values["m5ws/loss"] for point in _points([*told, (1, "launcher", ended)])] == [1.0, 2.0, 3.0]
+    assert [point.values["m5ws/loss"] for point in _points([*told, (1, "node", ended)])] == [1.0, 2.0, 3.0]
 
 
 def test_a_step_that_a_kill_cut_short_is_no_point() -> None:
@@ -95,7 +95,7 @@ def test_a_repeated_step_is_one_point_if_it_is_equal_and_two_if_not() -> None:
 @given(st.data())
 def test_portions_change_nothing(data: st.DataObject) -> None:
     attempts = {1: _attempt(1, 1, 5, world=3), 2: _attempt(2, 4, 8, world=2)}
-    attempts[2]["launcher"].append(AttemptEnded(outcome="finished", exit_code=0))
+    attempts[2]["node"].append(AttemptEnded(outcome="finished", exit_code=0))
     whole = _points([one for attempt, chains in attempts.items() for one in _told(attempt, chains)])
     points = Points()
     found: list[Point] = []

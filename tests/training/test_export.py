@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from m5ws.checkpoints import resolve
+from m5ws.checkpoints import diff, resolve
 from m5ws.checkpoints.export import export as checkpoint_export
 from m5ws.errors import CorruptObject, UsageError
 from m5ws.records.checkpoint import Checkpoint, Content
@@ -181,3 +181,19 @@ def test_a_sharded_training_is_exported_whole(runner: Runner, tiny: str, tmp_pat
     assert any("differ from rank 0's" in line for line in planned.left_out)
     assert {"the scheduler", "the position in the data"} <= set(planned.left_out)
     assert any("noise" in line and "python" in line for line in planned.left_out)
+
+
+def test_checkpoints_of_other_numbers_of_ranks_are_compared_by_the_models_names(runner: Runner, tiny: str) -> None:
+    refs = []
+    for kind, ranks in (("fsdp", 2), ("single", 1)):
+        attempt = runner(tiny, kind, "2", ranks=ranks)
+        assert attempt.status == 0 and attempt.newest is not None, attempt.log()
+        refs.append(resolve.resolve(runner.repo, attempt.newest, counting=False))
+    found = diff.compare(runner.repo, *refs)
+    changed = {change.name: (change.a, change.b) for change in found.tensors}
+    old, new = changed["model.first.weight"]
+    assert old is not None and new is not None and old != new
+    assert old.startswith("float32 [10, 6], ") and new.startswith("float32 [10, 6], ")
+    assert all(None not in sides for name, sides in changed.items() if name.startswith("model."))
+    assert any("the state of single ranks is not compared" in note for note in found.notes)
+    assert diff.compare(runner.repo, refs[0], refs[0]).equal

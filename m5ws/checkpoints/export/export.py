@@ -23,6 +23,7 @@ from m5ws.progress import Progress
 from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Checkpoint, Content
 from m5ws.records.tree import Entry
+from m5ws.repository.files import trees
 from m5ws.repository.objects import Objects
 from m5ws.repository.repository import Repository
 from m5ws.repository.tensors import Layout, PartCache, layout
@@ -139,7 +140,7 @@ def apply(repo: Repository, plan: ExportPlan, target: Path, progress: Progress |
             (folder / name).write_bytes(data)
         for name, entry in plan.companions.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(huggingface.read(repo, entry))
+            (folder / name).write_bytes(trees.read_file(repo.objects, entry))
         origin = msgspec.json.format(msgspec.json.encode(plan.planned), indent=2)
         (folder / ORIGIN).write_bytes(origin + b"\n")
 

@@ -35,11 +35,6 @@ def find(repo: Repository, snapshot: Digest) -> tuple[dict[str, Entry], list[str
     return files, missing
 
 
-def read(repo: Repository, entry: Entry) -> bytes:
-    """Return a file's content, verified. Raises NotFound, CorruptObject."""
-    return trees.read_file(repo.objects, entry)
-
-
 def _tokenizer(repo: Repository, record: Snapshot) -> Iterator[tuple[str, Entry]]:
     if record.tokenizer is None:
         return
@@ -62,14 +57,14 @@ def _shallowest(repo: Repository, record: Snapshot, name: str) -> Entry | None:
         if os.path.basename(entry.path) == name.encode() and entry.link is None
     }
     wanted = sorted((len(PurePosixPath(entry.name).parts), path) for path, entry in entries.items())
-    fitting = [(depth, path) for depth, path in wanted if name != _CONFIGS[0] or _is_model(read(repo, entries[path]))]
+    fitting = [(depth, path) for depth, path in wanted if name != _CONFIGS[0] or _is_model(repo, entries[path])]
     alone = fitting and (len(fitting) == 1 or fitting[0][0] < fitting[1][0])
     return entries[fitting[0][1]] if alone else None
 
 
-def _is_model(data: bytes) -> bool:
+def _is_model(repo: Repository, entry: Entry) -> bool:
     try:
-        document = json.loads(data)
+        document = json.loads(trees.read_file(repo.objects, entry))
     except ValueError:
         return False
     return isinstance(document, dict) and any(mark in document for mark in _MARKS)

@@ -47,8 +47,8 @@ def install(recipe: Recipe, base: Path, place: Path, environment: Mapping[str, s
 
 def _parts(recipe: Recipe) -> list[list[Requirement]]:
     """Return the requirements by call of pip, which checks either all hashes of a call or none."""
-    hashed = [requirement for requirement in recipe.requirements if requirement.hashes]
-    bare = [requirement for requirement in recipe.requirements if not requirement.hashes]
+    hashed = [requirement for requirement in recipe.requirements if requirement.hash]
+    bare = [requirement for requirement in recipe.requirements if not requirement.hash]
     return [part for part in (hashed, bare) if part]
 
 

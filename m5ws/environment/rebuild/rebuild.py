@@ -4,13 +4,11 @@
 before anything is installed. `virtual_environments` builds it; the replay runs there, and its drift is judged as usual.
 """
 
-import posixpath
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from m5ws.environment import recorded
-from m5ws.environment.rebuild import lock_files
 from m5ws.errors import M5Error, NotFound, UsageError
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
@@ -47,17 +45,12 @@ class NotRebuildable(M5Error):
 
 
 def recipe(
-    repo: Repository,
-    run: str,
-    snapshot_id: Digest | None = None,
-    replacement: Observed | None = None,
-    locked_by: Sequence[Digest] = (),
+    repo: Repository, run: str, snapshot_id: Digest | None = None, replacement: Observed | None = None
 ) -> Recipe:
     """Return the recipe of the environment in which `run` began, or of `replacement`.
 
-    Distributions from the workspace are installed from the run's snapshot, or from the replay's `snapshot_id`. Hashes
-    come from lock files in the run's snapshot, or in the snapshots `locked_by`. Raises NotRebuildable, UsageError for a
-    run that is pinned to a container image, NotFound if no environment was recorded.
+    Distributions from the workspace are installed from the run's snapshot, or from the replay's `snapshot_id`. Raises
+    NotRebuildable, UsageError for a run that is pinned to a container image, NotFound if no environment was recorded.
     """
     original = runs.load(repo, run)
     snapshot = snapshots.load(repo, snapshot_id or original.snapshot)
@@ -76,16 +69,15 @@ def recipe(
             hint="Only environments of `m5ws run` can be rebuilt.",
         )
     code = trees.load(repo.objects, snapshot.code.tree)
-    known = _hashes(repo, locked_by or (original.snapshot,))
     requirements, refused = [], dict[str, str]()
     for name, version in sorted(pinned.distributions.items()):
         if name == _M5WS:
             continue
         origin = (pinned.origins or {}).get(name)
-        if why := _strange(name, version, origin) or _refused(origin, code) or _outside(name, pinned):
+        if why := _strange(name, version, origin) or _refused(origin, code):
             refused[f"{name} {version}"] = why
         else:
-            requirements.append(_requirement(name, version, origin, known.get((name, version), frozenset())))
+            requirements.append(_requirement(name, version, origin))
     if refused:
         raise NotRebuildable(run, refused)
     inside = any(requirement.path for requirement in requirements)
@@ -102,16 +94,15 @@ def code_writer(repo: Repository, made: Recipe, progress: Progress | None = None
     return write
 
 
-def _requirement(name: str, version: str, origin: Origin | None, locked: frozenset[str]) -> Requirement:
+def _requirement(name: str, version: str, origin: Origin | None) -> Requirement:
     if origin is None:
-        return Requirement(name=name, version=version, hashes=tuple(sorted(locked)))
+        return Requirement(name=name, version=version)
     if origin.inside:
         return Requirement(name=name, version=version, path=origin.url)
     below = f"#subdirectory={origin.subdirectory}" if origin.subdirectory else ""
     if origin.kind == "vcs":
         return Requirement(name=name, version=version, url=f"{origin.vcs}+{origin.url}@{origin.commit}{below}")
-    hashes = (origin.hash,) if origin.hash else ()
-    return Requirement(name=name, version=version, url=f"{origin.url}{below}", hashes=hashes)
+    return Requirement(name=name, version=version, url=f"{origin.url}{below}", hash=origin.hash)
 
 
 def _strange(name: str, version: str, origin: Origin | None) -> str | None:
@@ -139,25 +130,6 @@ def _refused(origin: Origin | None, code: Tree) -> str | None:
     return None
 
 
-def _outside(name: str, pinned: Observed) -> str | None:
-    """Return the reason for an editable install, of a run without recorded origins."""
-    folder = pinned.facts.get(f"editable.{name}") if pinned.origins is None else None
-    return f"editable install from {folder}, which is not in the snapshot" if folder is not None else None
-
-
 def _holds(entries: tuple[Entry, ...], path: str) -> bool:
     place = path.encode()
     return path == "." or any(entry.path == place or entry.path.startswith(place + b"/") for entry in entries)
-
-
-def _hashes(repo: Repository, locked_by: Sequence[Digest]) -> lock_files.Hashes:
-    """Return the hashes in lock files that snapshots declare, and contain in their code or config."""
-    merged: lock_files.Hashes = {}
-    for snapshot in (snapshots.load(repo, digest) for digest in dict.fromkeys(locked_by)):
-        declared = {posixpath.normpath(name) for name in snapshot.declared.locks}
-        for digest in dict.fromkeys((snapshot.code.tree, snapshot.config)):
-            for entry in trees.load(repo.objects, digest).entries:
-                if entry.name in declared and entry.link is None:
-                    for key, hashes in lock_files.hashes(entry.name, trees.read_file(repo.objects, entry)).items():
-                        merged[key] = merged.get(key, frozenset()) | hashes
-    return merged

@@ -34,6 +34,10 @@ def is_settled(seen: Stamp, read_ns: int) -> bool:
     return max(seen[1], seen[2]) < read_ns - tick_ns
 
 
+FileContent = Digest | tuple[Slice, ...]
+"""The digest of a small file, or the chunks of a large one."""
+
+
 class Written(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A tree that is durable (or would be, after a dry run): its digest, its size, and the size of new objects.
 
@@ -62,8 +66,7 @@ class _Content(msgspec.Struct, array_like=True):
     version: Literal[8] = 8
     trees: dict[Digest, KnownTree] = {}
     marks: dict[str, set[str]] = {}
-    files: dict[bytes, tuple[Stamp, Digest]] = {}
-    chunks: dict[bytes, tuple[Stamp, tuple[Slice, ...]]] = {}
+    files: dict[bytes, tuple[Stamp, FileContent]] = {}
     packs: dict[bytes, bytes] = {}
 
 
@@ -100,26 +103,15 @@ class Index:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(self._path, msgspec.msgpack.encode(self._content))
 
-    def file(self, location: bytes, now: Stamp) -> Digest | None:
-        """Return the digest of an unchanged file, or None."""
+    def file(self, location: bytes, now: Stamp) -> FileContent | None:
+        """Return the content of an unchanged file, or None."""
         known = self._content.files.get(location)
         return known[1] if known is not None and known[0] == now else None
 
-    def remember_file(self, location: bytes, seen: Stamp, digest: Digest, read_ns: int) -> None:
-        """Record the digest of a file, unless a change at the same time could stay hidden."""
+    def remember_file(self, location: bytes, seen: Stamp, content: FileContent, read_ns: int) -> None:
+        """Record the content of a file, unless a change at the same time could stay hidden."""
         if is_settled(seen, read_ns):
-            self._content.files[location] = (seen, digest)
-            self._dirty = True
-
-    def chunks(self, location: bytes, now: Stamp) -> tuple[Slice, ...] | None:
-        """Return the chunks of an unchanged large file, or None."""
-        known = self._content.chunks.get(location)
-        return known[1] if known is not None and known[0] == now else None
-
-    def remember_chunks(self, location: bytes, seen: Stamp, chunks: tuple[Slice, ...], read_ns: int) -> None:
-        """As `remember_file`, for a file split into chunks."""
-        if is_settled(seen, read_ns):
-            self._content.chunks[location] = (seen, chunks)
+            self._content.files[location] = (seen, content)
             self._dirty = True
 
     def pack(self, files: bytes) -> Digest | None:

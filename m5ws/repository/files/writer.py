@@ -152,7 +152,7 @@ class TreeWriter:
     def _small(self, location: Path | str, seen: Stamp) -> _Member:
         key = os.fsencode(location)
         known = self._index.file(key, seen) if self._index is not None else None
-        if known is not None:
+        if isinstance(known, str):
             return _Member(location, known, seen[0], None)
         data, seen = _read_steady(location)
         if len(data) >= self._objects.format.small_bytes:
@@ -218,8 +218,8 @@ class TreeWriter:
         known = dict[int, tuple[Slice, ...]]()
         for position, (file, status) in enumerate(zip(files, stats, strict=True)):
             if stat.S_ISREG(status.st_mode) and status.st_size >= self._objects.format.small_bytes:
-                parts = self._index.chunks(os.fsencode(file.location), stamp(status))
-                known |= {position: parts} if parts is not None else {}
+                parts = self._index.file(os.fsencode(file.location), stamp(status))
+                known |= {position: parts} if isinstance(parts, tuple) else {}
         needs = {part.object: part.size_bytes for parts in known.values() for part in parts}
         lacking = presence.missing(self._objects, needs) if needs else set()
         kept = {position: parts for position, parts in known.items() if lacking.isdisjoint(p.object for p in parts)}
@@ -258,7 +258,7 @@ class TreeWriter:
         """Return the entry of a large file after all its chunks are in the store."""
         parts = tuple(future.result() for future in file.sending)
         if self._index is not None and not self._dry_run:
-            self._index.remember_chunks(os.fsencode(file.location), file.seen, parts, self._began_ns)
+            self._index.remember_file(os.fsencode(file.location), file.seen, parts, self._began_ns)
         return self._with_parts(entry, parts)
 
     def _with_parts(self, entry: Entry, parts: tuple[Slice, ...]) -> Entry:

@@ -28,8 +28,7 @@ from m5ws.repository.fsck import derived
 from m5ws.repository.fsck.damage import Damage, Kind
 from m5ws.repository.fsck.records import Records, unread
 from m5ws.repository.ledger import ledger
-from m5ws.repository.ledger.chains import Chain, first_missing
-from m5ws.repository.ledger.ledger import LAUNCHER
+from m5ws.repository.ledger.chains import Chain, find_faults, first_missing
 from m5ws.repository.objects import is_digest
 from m5ws.repository.references import checkpoints, notes, outputs, removals, run_index, runs
 from m5ws.repository.references.run_index import AttemptEnd, RunFacts
@@ -223,41 +222,28 @@ class References:
     # --- ledgers -----------------------------------------------------------------------------------
 
     def _attempt(self, run_id: str, attempt: int) -> None:
-        """Check all chains of an attempt, the launcher's first: its last event contains the heads of the others."""
+        """Check the chains of an attempt, and the end of each rank against its last event and its checkpoints."""
         root = f"run {run_id}"
         made = self._records.made.get((run_id, attempt), {})
-        launcher = self._chain(Chain(run_id, attempt, LAUNCHER), root)
-        if launcher is not None and not launcher.events:
-            self._add("missing", launcher.prefix, "the launcher's ledger, with which an attempt starts", root)
-        ended = launcher.ended if launcher is not None else None
-        ends = ended.heads if ended is not None else {}
-        ranks = {rank for rank in ledger.ranks(self._repo, run_id, attempt) if rank != LAUNCHER}
-        chains = {LAUNCHER: launcher}
-        for rank in sorted(ranks | ends.keys()):
-            # If an attempt failed, a machine may have died with the last events that checkpoints refer to.
-            lived = ended is not None and ended.outcome != "failed"
-            heads = {record.ledger[rank]: digest for digest, record in made.items() if lived and rank in record.ledger}
-            chain = self._chain(Chain(run_id, attempt, rank), root, heads)
-            chains |= {rank: chain} if rank in ranks else {}
-            if chain is None:
-                continue
-            if ends.get(rank, chain.head) != chain.head:
-                self._add("broken-chain", chain.prefix, "the end of this rank's ledger is missing", root)
-            for digest in sorted(heads[head] for head in heads.keys() - chain.passed.keys()):
-                detail = f"checkpoint {digest} has another ledger head"
-                self._add("broken-chain", chain.prefix, detail, root)
-
-        whole = {rank: chain for rank, chain in chains.items() if chain is not None}
-        if whole.keys() == chains.keys():
-            self._derived(run_id, attempt, whole, root)
-        else:
+        wanted = {head: digest for digest, record in made.items() for head in record.ledger.values()}
+        nodes = sorted({0, *ledger.nodes(self._repo, run_id, attempt)})
+        chains = [self._chain(Chain(run_id, attempt, node), root, wanted) for node in nodes]
+        whole = [chain for chain in chains if chain is not None]
+        if len(whole) < len(chains):
             self._unknown.add((run_id, "ended"))
+            return
+        if not whole[0].is_begun:
+            self._add("missing", whole[0].prefix, "the event that begins the attempt", root)
+        self._derived(whole[0], root)
+        for fault in find_faults(whole, wanted):
+            self._add("broken-chain", whole[0].prefix, fault, root)
 
-    def _derived(self, run_id: str, attempt: int, chains: dict[str, Chain], root: str) -> None:
+    def _derived(self, chain: Chain, root: str) -> None:
         """Compare the summary of an attempt with its ledger, and keep the ends that the index may have of it."""
-        self._ends[(run_id, attempt)] = derived.ends(attempt, chains)
+        run_id, attempt = chain.run, chain.attempt
+        self._ends[(run_id, attempt)] = derived.ends(attempt, chain)
         for where, summary in self._summaries.get((run_id, attempt), {}).items():
-            if not derived.matches(summary, chains):
+            if not derived.matches(summary, chain):
                 self._add("corrupt", where, "it does not match the ledger; delete it", root)
 
     def _index(self, run_id: str) -> None:

@@ -17,7 +17,6 @@ from m5ws.progress import Progress
 from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Checkpoint, Content
 from m5ws.records.gc import RetentionRules, RetiredReference
-from m5ws.records.ledger import AttemptEnded, AttemptStarted
 from m5ws.records.run import Run
 from m5ws.records.verdict import Verdict
 from m5ws.repository import bindings
@@ -240,16 +239,14 @@ def _attempts(repo: Repository, reach: ReachableObjects, run: str) -> set[str]:
 
     Return the checkpoint that the newest one resumed from, if it has not ended.
     """
-    resumed: set[str] = set()
-    for attempt in ledger.attempts(repo, run):
-        resumed.clear()
-        for event in ledger.events(repo, run, attempt, ledger.LAUNCHER):
-            if isinstance(event, AttemptStarted):
-                reach.add(event.observed)
-                resumed.update([event.resume] if event.resume else [])
-            elif isinstance(event, AttemptEnded):
-                resumed.clear()
-    return resumed
+    attempts = ledger.attempts(repo, run)
+    for attempt in attempts:
+        for start in ledger.node_starts(repo, run, attempt):
+            reach.add(start.observed)
+    newest = ledger.started(repo, run, attempts[-1]) if attempts else None
+    if newest is None or newest.resume is None or ledger.ended(repo, run, attempts[-1]) is not None:
+        return set()
+    return {newest.resume}
 
 
 def _past(

@@ -1,47 +1,57 @@
-"""One chain of a ledger, followed to its end, with a check of the order of its events.
+"""The chain of a node, followed to its end, with a check of the order of its events.
 
 A chain whose hashes were all recomputed is consistent in itself. It is compared with the heads in other places: the
 attempt's last event, checkpoints and attestations.
 """
 
 import hashlib
-from collections.abc import Container
+from collections import defaultdict
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 from m5ws.errors import CorruptObject
 from m5ws.records.base import Digest
-from m5ws.records.ledger import AnyEvent, AttemptEnded, AttemptStarted, CheckpointPublished, Notice, OutputsStored
-from m5ws.repository.ledger import ledger
-from m5ws.repository.ledger.ledger import LAUNCHER
-from m5ws.repository.ledger.spool import chain, genesis
-from m5ws.repository.ledger.summaries import ChainSummary
+from m5ws.records.ledger import (
+    NODE,
+    AnyEvent,
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointPublished,
+    NodeStarted,
+    OutputsStored,
+)
+from m5ws.repository.ledger import batches, ledger
+from m5ws.repository.ledger.spool import RankHeads
+from m5ws.repository.ledger.summaries import OriginSummary
 from m5ws.repository.repository import Repository
 
 
 class Chain:
-    """A chain, as far as it was followed. The first `batches` and `events` are valid, and `head` follows the last
-    event.
+    """A chain, as far as it was followed. The first `batches` are valid, and `head` follows the last of them.
 
-    `passed` has the requested heads that the chain contains, each with its position: the number of events, the number
-    of complete batches, and the SHA-256 of the stored bytes of these batches.
+    `heads` has the head of each rank with events. `passed` has the requested heads that the ranks had. `ends` has the
+    number of batches and of events, and the SHA-256 of the stored bytes, at each requested head of the node's chain.
     """
 
-    def __init__(self, run: str, attempt: int, rank: str) -> None:
-        self.run, self.attempt, self.rank = run, attempt, rank
-        self.head = genesis(run, attempt, rank)
+    def __init__(self, run: str, attempt: int, node: int = 0) -> None:
+        self.run, self.attempt, self.node = run, attempt, node
+        self.head = ledger.start_of(run, attempt, node)
+        self.heads = RankHeads(run, attempt)
         self.batches = 0
         self.events = 0
+        self.is_begun = False
         self.ended: AttemptEnded | None = None
         self.observed: list[Digest] = []
         self.published: list[CheckpointPublished] = []
         self.outputs: list[OutputsStored] = []
-        self.passed: dict[Digest, tuple[int, int, str]] = {}
-        self.telling = ChainSummary()
+        self.passed: set[Digest] = set()
+        self.ends: dict[Digest, tuple[int, int, str]] = {}
+        self.telling: defaultdict[str, OriginSummary] = defaultdict(OriginSummary)
         self._bytes = hashlib.sha256()
 
     @property
     def prefix(self) -> str:
         """The key of the chain, for messages."""
-        return f"runs/{self.run}/ledger/{self.attempt:04d}/{self.rank}"
+        return f"runs/{self.run}/ledger/{self.attempt:04d}/{self.node}"
 
     @property
     def sha256(self) -> str:
@@ -53,23 +63,21 @@ class Chain:
 
         Raises CorruptObject, UnknownSchema, OSError; `batches` is then the number of the invalid batch.
         """
-        self._pass(wanted, self.head)
-        for batch in ledger.read(repo, self.run, self.attempt, self.rank, stored=self._bytes.update):
-            head = self.head
-            for raw in batch.events:
-                head = chain(head, bytes(raw))
-                event = ledger.decode_event(raw)
-                self._take(event)
-                self.telling.add(bytes(raw), event)
-                self.events += 1
-                self._pass(wanted, head)
+        for batch in ledger.read(repo, self.run, self.attempt, self.node, stored=self._bytes.update):
+            for origin, raw in batches.events(batch):
+                self._add(origin, bytes(raw), wanted)
             self.head, self.batches = batch.head, self.batches + 1
-            self._pass(wanted, self.head)
+            if self.head in wanted:
+                self.ends[self.head] = (self.batches, self.events, self.sha256)
         return self
 
-    def _pass(self, wanted: Container[Digest], head: Digest) -> None:
-        if head in wanted:
-            self.passed[head] = (self.events, self.batches, self.sha256)
+    def _add(self, origin: str, stored: bytes, wanted: Container[Digest]) -> None:
+        event = ledger.decode_event(stored)
+        self._take(origin, event)
+        self.telling[origin].add(stored, event)
+        self.events += 1
+        if (head := self.heads.add(origin, stored)) is not None and head in wanted:
+            self.passed.add(head)
 
     def _late(self) -> tuple[type, ...]:
         """Return the kinds of events that may follow the attempt's end.
@@ -77,25 +85,49 @@ class Chain:
         Results that were stored late have their own end.
         """
         unsaved = self.ended is not None and self.ended.outcome == "unsaved"
-        return (Notice, CheckpointPublished, OutputsStored, AttemptEnded) if unsaved else (Notice,)
+        return (*ledger.LATE, AttemptEnded) if unsaved else ledger.LATE[:1]
 
-    def _take(self, event: AnyEvent) -> None:
+    def _take(self, origin: str, event: AnyEvent) -> None:
         """Process an event. Raises CorruptObject for an event that is never written at its place."""
         place = f"event {self.events + 1} of {self.prefix}"
-        if isinstance(event, AttemptStarted):
+        if isinstance(event, NodeStarted):
             self.observed.append(event.observed)
         if isinstance(event, CheckpointPublished):
             self.published.append(event)
         if isinstance(event, OutputsStored):
             self.outputs.append(event)
-        if isinstance(event, AttemptStarted) and (self.events or event.attempt != self.attempt):
-            raise CorruptObject(f"{place} begins the attempt, but is not its first event")
+        if isinstance(event, AttemptStarted):
+            if self.events or event.attempt != self.attempt:
+                raise CorruptObject(f"{place} begins the attempt, but is not its first event")
+            self.is_begun = True
         if self.ended is not None and not isinstance(event, self._late()):
             raise CorruptObject(f"{place} comes after the attempt's end")
-        if isinstance(event, AttemptStarted | AttemptEnded) and self.rank != LAUNCHER:
-            raise CorruptObject(f"{place} belongs to the launcher, but is in a rank's chain")
+        if isinstance(event, AttemptStarted | AttemptEnded) and (origin != NODE or self.node):
+            raise CorruptObject(f"{place} belongs to the leader of the attempt, but has origin {origin}")
+        if isinstance(event, NodeStarted) and (origin, event.node) != (NODE, self.node):
+            raise CorruptObject(f"{place} begins another node, or has origin {origin}")
         if isinstance(event, AttemptEnded):
             self.ended = event
+
+
+def find_faults(chains: Sequence[Chain], heads: Mapping[Digest, str]) -> Iterator[str]:
+    """Yield the faults of the ends of an attempt's ranks, from the chains of its nodes. None before its end.
+
+    `heads` are those in its checkpoints, with the checkpoints' names.
+    """
+    leader = chains[0]
+    if leader.ended is None:
+        return
+    try:
+        stored = {rank: head for chain in chains for rank, head in chain.heads.by_rank.items()}
+        ledger.check_heads(leader.run, leader.attempt, leader.ended.heads, stored)
+    except CorruptObject as error:
+        yield str(error)
+    # If an attempt failed, a machine may have died with the last events that checkpoints refer to.
+    if leader.ended.outcome != "failed":
+        passed = set[Digest]().union(*(chain.passed for chain in chains))
+        for name in sorted({heads[head] for head in heads.keys() - passed}):
+            yield f"checkpoint {name} has another ledger head"
 
 
 def first_missing(begun: list[int]) -> int | None:

@@ -1,71 +1,87 @@
-"""The append-only record of a run: batches of events, one chain per rank and attempt.
+"""The append-only record of a run: batches of events, one chain per node and attempt.
 
-Batch n of a rank is published once, under its number. It contains the chain's head before its first and after its last
-event. A missing, reordered, edited or foreign batch breaks the chain, which is an error.
+Batch n of a node is published once, under its number. It contains the chain's head before and after it, and events of
+the node and its ranks, each origin's in order. A missing, reordered, edited or foreign batch breaks the chain, which is
+an error.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
 import msgspec
 
 from m5ws.errors import CorruptObject, Fenced, NotFound, ObjectExists
 from m5ws.records import codec
-from m5ws.records.ledger import AnyEvent, AttemptEnded, AttemptStarted, Batch
+from m5ws.records.base import Digest
+from m5ws.records.ledger import (
+    NODE,
+    AnyEvent,
+    AttemptEnded,
+    AttemptStarted,
+    Batch,
+    CheckpointPublished,
+    NodeStarted,
+    Notice,
+    OutputsStored,
+)
 from m5ws.repository import bindings, concurrency, gc_plans, publishing
 from m5ws.repository.ledger import batches
 from m5ws.repository.ledger.spool import chain, genesis
 from m5ws.repository.repository import Repository
 
-LAUNCHER = "launcher"
-"""The chain of the process that supervises an attempt. Its first event fences all earlier attempts."""
+LATE = (Notice, CheckpointPublished, OutputsStored)
+"""Kinds of events that may follow the end of an attempt."""
 
 
 def is_number(name: str) -> bool:
-    """Return True if a name is of an attempt, a rank or a batch.
+    """Return True if a name is of an attempt, a node or a batch.
 
     `str.isdigit` alone accepts digits that `int` does not.
     """
     return name.isascii() and name.isdigit()
 
 
-def _prefix(run: str, attempt: int, rank: str) -> str:
-    return f"runs/{run}/ledger/{attempt:04d}/{rank}/"
+def start_of(run: str, attempt: int, node: int) -> Digest:
+    """Return the head of a node's chain before its first batch."""
+    return genesis(run, attempt, f"{NODE}/{node}")
+
+
+def _prefix(run: str, attempt: int, node: int) -> str:
+    return f"runs/{run}/ledger/{attempt:04d}/{node}/"
 
 
 class ChainWriter:
-    """Appends batches to one chain, from its end in the store."""
+    """Appends batches to the chain of a node, from its end in the store. `counts` has its events by origin."""
 
-    def __init__(self, repo: Repository, run: str, attempt: int, rank: str) -> None:
+    def __init__(self, repo: Repository, run: str, attempt: int, node: int = 0) -> None:
         self._repo = repo
-        self._run, self._attempt, self._rank = run, attempt, rank
-        self.head = genesis(run, attempt, rank)
+        self._run, self._attempt, self._node = run, attempt, node
+        self.head = start_of(run, attempt, node)
         self.seq = 0
-        self.events = 0
-        for batch in read(repo, run, attempt, rank):
-            self.head, self.seq = batch.head, batch.seq + 1
-            self.events += len(batch.events)
+        self.counts: Counter[str] = Counter()
+        for batch in read(repo, run, attempt, node):
+            self._add(batch)
 
-    def append(self, events: Sequence[bytes], repair: Callable[[], object] | None = None) -> None:
-        """Publish encoded events as the next batch. Raises Fenced if another writer was first.
+    def append(self, events: Mapping[str, Sequence[bytes]], repair: Callable[[], object] | None = None) -> None:
+        """Publish encoded events by origin as the next batch. Raises Fenced if another writer was first.
 
         `repair` uploads the objects that the events name again, if gc has deleted them meanwhile.
         """
+        events = {origin: each for origin, each in events.items() if each}
         if not events:
             return
-        head = self.head
-        for event in events:
-            head = chain(head, event)
+        encoded = batches.encode_events(events)
         batch = Batch(
             run=self._run,
             attempt=self._attempt,
-            rank=self._rank,
+            node=self._node,
             seq=self.seq,
             previous=self.head,
-            head=head,
-            events=tuple(msgspec.Raw(event) for event in events),
+            head=chain(self.head, bytes(encoded)),
+            events=encoded,
         )
-        key = f"{_prefix(self._run, self._attempt, self._rank)}{self.seq:08d}"
+        key = f"{_prefix(self._run, self._attempt, self._node)}{self.seq:08d}"
         data = batches.encode(batch)
 
         def create() -> None:
@@ -76,40 +92,38 @@ class ChainWriter:
                 raise Fenced(f"{key} was written by another process") from error
 
         # Almost all batches name no object, and cost one request.
-        if named := _named(events):
+        if named := _named(events.get(NODE, ())):
             publishing.publish(self._repo, lambda: named, create, repair=repair)
         else:
             create()
-        self.head, self.seq, self.events = head, self.seq + 1, self.events + len(events)
+        self._add(batch)
+
+    def _add(self, batch: Batch) -> None:
+        self.head, self.seq = batch.head, batch.seq + 1
+        self.counts.update(origin for origin, _ in batches.events(batch))
 
 
 def _named(events: Sequence[bytes]) -> set[bytes]:
-    """Return the objects that events refer to: the observed environments."""
-    started = (decode_event(event) for event in events if b"attempt-started" in event)
-    return gc_plans.packed(event.observed for event in started if isinstance(event, AttemptStarted))
+    """Return the objects that a node's own events refer to: the observed environments."""
+    started = (decode_event(event) for event in events if b"node-started" in event)
+    return gc_plans.packed(event.observed for event in started if isinstance(event, NodeStarted))
 
 
 def read(
-    repo: Repository,
-    run: str,
-    attempt: int,
-    rank: str,
-    after: Batch | None = None,
-    stored: Callable[[bytes], object] = lambda _: None,
+    repo: Repository, run: str, attempt: int, node: int = 0, stored: Callable[[bytes], object] = lambda _: None
 ) -> Iterator[Batch]:
-    """Yield a chain's batches, or those after `after`, each checked against the previous one.
+    """Yield a chain's batches, each checked against the previous one.
 
     `stored` is called with the stored bytes of each batch before it is yielded. Raises CorruptObject if the chain is
     broken.
     """
-    prefix = _prefix(run, attempt, rank)
-    head = after.head if after else genesis(run, attempt, rank)
-    seq = after.seq + 1 if after else 0
+    prefix = _prefix(run, attempt, node)
+    head, seq = start_of(run, attempt, node), 0
     present = {name for name in repo.store.names(prefix) if is_number(name)}
     numbers = (f"{number:08d}" for number in itertools.count(seq))
     keys = [f"{prefix}{number}" for number in itertools.takewhile(present.__contains__, numbers)]
-    # Many callers need the first batch only. The others are fetched in parallel.
-    contents = itertools.chain(map(repo.store.get, keys[:1]), concurrency.for_each(repo.store.get, keys[1:]))
+    # Many callers need the first batches only. The others are fetched in parallel.
+    contents = itertools.chain(map(repo.store.get, keys[:2]), concurrency.for_each(repo.store.get, keys[2:]))
     for key, data in zip(keys, contents, strict=True):
         batch = batches.decode(data, key)
         _check(batch, key, head)
@@ -120,51 +134,49 @@ def read(
         raise CorruptObject(f"batch {prefix}{seq:08d} is missing, but later ones exist")
 
 
-def fetch(repo: Repository, run: str, attempt: int, rank: str, seq: int) -> Batch:
-    """Return one batch of a chain, good in itself. Raises NotFound, CorruptObject."""
-    key = f"{_prefix(run, attempt, rank)}{seq:08d}"
+def fetch(repo: Repository, run: str, attempt: int, node: int, seq: int) -> Batch:
+    """Return one batch of a chain, checked by itself. Raises NotFound, CorruptObject."""
+    key = f"{_prefix(run, attempt, node)}{seq:08d}"
     batch = batches.decode(repo.store.get(key), key)
     _check(batch, key, batch.previous)
     return batch
 
 
-def read_newer(repo: Repository, run: str, attempt: int, rank: str, after: Batch | None) -> Iterator[Batch]:
-    """Yield as `read`, for a caller that comes again and again: one request for each batch, and one for the next one.
+def read_newer(repo: Repository, run: str, attempt: int, node: int, after: Batch) -> Iterator[Batch]:
+    """Yield the batches after one, for a caller that comes again and again: a request for each, and one for the next.
 
-    `read` lists all batches of the chain, whatever `after` is. A batch that is missing before later ones is the end.
+    `read` lists all batches of the chain. A batch that is missing before later ones is the end.
     """
-    head, seq = (after.head, after.seq + 1) if after else (genesis(run, attempt, rank), 0)
+    head, seq = after.head, after.seq + 1
     while True:
         try:
-            batch = fetch(repo, run, attempt, rank, seq)
+            batch = fetch(repo, run, attempt, node, seq)
         except NotFound:
             return
-        _check(batch, f"{_prefix(run, attempt, rank)}{seq:08d}", head)
+        _check(batch, f"{_prefix(run, attempt, node)}{seq:08d}", head)
         head, seq = batch.head, seq + 1
         yield batch
 
 
-def backwards(repo: Repository, run: str, attempt: int, rank: str) -> Iterator[Batch]:
+def backwards(repo: Repository, run: str, attempt: int, node: int = 0) -> Iterator[Batch]:
     """Yield a chain's batches from its end, for callers that need only the end of a long chain.
 
     Each batch is checked by itself, not against the previous one. Raises CorruptObject if a batch is missing.
     """
-    prefix = _prefix(run, attempt, rank)
+    prefix = _prefix(run, attempt, node)
     present = sorted(name for name in repo.store.names(prefix) if is_number(name))
     for seq, name in enumerate(present):
         if name != f"{seq:08d}":
             raise CorruptObject(f"batch {prefix}{seq:08d} is missing, but later ones exist")
     for seq in reversed(range(len(present))):
-        yield fetch(repo, run, attempt, rank, seq)
+        yield fetch(repo, run, attempt, node, seq)
 
 
 def _check(batch: Batch, key: str, head: str) -> None:
     bindings.check(key, batch)
     if batch.previous != head:
         raise CorruptObject(f"batch {key} does not follow the batch before it")
-    for event in batch.events:
-        head = chain(head, bytes(event))
-    if batch.head != head:
+    if batch.head != chain(head, bytes(batch.events)):
         raise CorruptObject(f"batch {key} was modified after publication: its events do not match its head")
 
 
@@ -173,28 +185,69 @@ def decode_event(event: bytes | msgspec.Raw) -> AnyEvent:
     return codec.decode(bytes(event), AnyEvent, "ledger event")  # type: ignore[arg-type]
 
 
-def events(repo: Repository, run: str, attempt: int, rank: str) -> list[AnyEvent]:
-    """Return all events of one chain, in order."""
-    return [decode_event(event) for batch in read(repo, run, attempt, rank) for event in batch.events]
+def decode(batch: Batch, origins: Container[str] | None = None) -> Iterator[tuple[str, AnyEvent]]:
+    """Yield the events of a batch with their origins, in the order of each origin; those of `origins` alone if given.
+
+    Raises CorruptObject, UnknownSchema.
+    """
+    yield from ((origin, decode_event(event)) for origin, event in batches.events(batch, origins))
 
 
-def check_ends(repo: Repository, run: str, attempt: int) -> None:
-    """Raise CorruptObject if a rank's chain does not end at the head in the attempt's last event."""
-    ended = next((event for event in events(repo, run, attempt, LAUNCHER) if isinstance(event, AttemptEnded)), None)
-    for rank, head in ended.heads.items() if ended is not None else ():
-        chain_head = genesis(run, attempt, rank)
-        for batch in read(repo, run, attempt, rank):
-            chain_head = batch.head
-        check_end(run, attempt, rank, head, chain_head)
+def read_events(
+    repo: Repository, run: str, attempt: int, origins: Container[str] | None = None
+) -> Iterator[tuple[str, AnyEvent]]:
+    """Yield the events of an attempt with their origins, as `decode`, node by node."""
+    for node in nodes(repo, run, attempt):
+        for batch in read(repo, run, attempt, node):
+            yield from decode(batch, origins)
 
 
-def check_end(run: str, attempt: int, rank: str, head: str, stored: str) -> None:
-    """Raise CorruptObject if a rank's chain does not end where the attempt's end has it."""
-    if stored != head:
-        raise CorruptObject(
-            f"the ledger of rank {rank} in attempt {attempt} of run {run} does not end at its recorded head",
-            hint="Events are missing at its end, or were edited. Run `m5ws fsck` to list all damage.",
-        )
+def events(repo: Repository, run: str, attempt: int, origin: str) -> list[AnyEvent]:
+    """Return all events of one origin, in order."""
+    return [event for _, event in read_events(repo, run, attempt, (origin,))]
+
+
+def published(repo: Repository, run: str, attempt: int) -> Iterator[CheckpointPublished | OutputsStored]:
+    """Yield the events of an attempt about checkpoints and output files. Rank 0 has them, or the leader."""
+    for _, event in read_events(repo, run, attempt, ("0", NODE)):
+        if isinstance(event, CheckpointPublished | OutputsStored):
+            yield event
+
+
+def started(repo: Repository, run: str, attempt: int) -> AttemptStarted | None:
+    """Return the event that begins an attempt, which is the first of its leader; None if it has not begun."""
+    batch = next(read(repo, run, attempt), None)
+    event = next(decode(batch), None) if batch is not None else None
+    return event[1] if event is not None and isinstance(event[1], AttemptStarted) else None
+
+
+def node_starts(repo: Repository, run: str, attempt: int) -> Iterator[NodeStarted]:
+    """Yield the start of each node of an attempt that has one. A ledger is read no further than needed."""
+    for node in nodes(repo, run, attempt):
+        own = (event for batch in read(repo, run, attempt, node) for _, event in decode(batch, (NODE,)))
+        yield from itertools.islice((event for event in own if isinstance(event, NodeStarted)), 1)
+
+
+def ended(repo: Repository, run: str, attempt: int) -> AttemptEnded | None:
+    """Return the last end of an attempt, or None. The ledger is read from its end, and no further than needed."""
+    for batch in backwards(repo, run, attempt):
+        for _, event in reversed([*decode(batch)]):
+            if isinstance(event, AttemptEnded):
+                return event
+            if not isinstance(event, LATE):
+                return None
+    return None
+
+
+def check_heads(run: str, attempt: int, recorded: Mapping[str, Digest], stored: Mapping[str, Digest]) -> None:
+    """Raise CorruptObject unless each rank's events end at its head in the attempt's last event."""
+    for rank in sorted({*recorded, *stored}):
+        start = genesis(run, attempt, rank)
+        if recorded.get(rank, start) != stored.get(rank, start):
+            raise CorruptObject(
+                f"the events of rank {rank} in attempt {attempt} of run {run} do not end at their recorded head",
+                hint="Events are missing, or were edited. Run `m5ws fsck` to list all damage.",
+            )
 
 
 def attempts(repo: Repository, run: str) -> list[int]:
@@ -202,18 +255,13 @@ def attempts(repo: Repository, run: str) -> list[int]:
     return [int(name) for name in repo.store.names(f"runs/{run}/ledger/") if is_number(name)]
 
 
+def nodes(repo: Repository, run: str, attempt: int) -> list[int]:
+    """Return the numbers of the nodes with a chain in an attempt, in order."""
+    names = filter(is_number, repo.store.names(f"runs/{run}/ledger/{attempt:04d}/"))
+    return sorted(int(name) for name in names if name == str(int(name)))
+
+
 def successor(repo: Repository, run: str, attempt: int) -> AttemptStarted | None:
     """Return the first event of the newest attempt after `attempt`, or None if there is none. One request if none."""
     newest = max(attempts(repo, run), default=0)
-    if newest <= attempt:
-        return None
-    batch = next(read(repo, run, newest, LAUNCHER), None)
-    first = decode_event(batch.events[0]) if batch is not None else None
-    return first if isinstance(first, AttemptStarted) else None
-
-
-def ranks(repo: Repository, run: str, attempt: int) -> list[str]:
-    """Return the chains of an attempt: ranks by number, then the launcher."""
-    keys = repo.store.names(f"runs/{run}/ledger/{attempt:04d}/")
-    names = [name for name in keys if is_number(name) or name == LAUNCHER]
-    return sorted(names, key=lambda name: (name == LAUNCHER, 0 if name == LAUNCHER else int(name)))
+    return started(repo, run, newest) if newest > attempt else None

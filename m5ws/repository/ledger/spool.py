@@ -19,24 +19,40 @@ import msgspec
 from m5ws import secret_scan
 from m5ws.records import codec
 from m5ws.records.base import Digest
-from m5ws.records.ledger import Event
+from m5ws.records.ledger import NODE, Event
 
 _log = logging.getLogger(__name__)
 _FRAME = struct.Struct("<II")
 
 
-def genesis(run: str, attempt: int, rank: str) -> Digest:
-    """Return the head of a rank's chain before its first event."""
-    return blake3.blake3(f"{run}/{attempt}/{rank}".encode()).hexdigest()
+def genesis(run: str, attempt: int, origin: str) -> Digest:
+    """Return the head of a rank, or of another origin, before its first event."""
+    return blake3.blake3(f"{run}/{attempt}/{origin}".encode()).hexdigest()
 
 
-def chain(head: Digest, event: bytes) -> Digest:
-    """Return the head after an encoded event."""
-    return blake3.blake3(bytes.fromhex(head) + event).hexdigest()
+def chain(head: Digest, link: bytes) -> Digest:
+    """Return the head after an encoded event, or after the events of a batch."""
+    return blake3.blake3(bytes.fromhex(head) + link).hexdigest()
+
+
+class RankHeads:
+    """The head of each rank of an attempt after its events, which are added in their order."""
+
+    def __init__(self, run: str, attempt: int) -> None:
+        self._run, self._attempt = run, attempt
+        self.by_rank: dict[str, Digest] = {}
+
+    def add(self, origin: str, event: bytes) -> Digest | None:
+        """Add an encoded event, and return the head of its rank; None for an event of the node itself."""
+        if origin == NODE:
+            return None
+        head = self.by_rank.get(origin) or genesis(self._run, self._attempt, origin)
+        self.by_rank[origin] = chain(head, event)
+        return self.by_rank[origin]
 
 
 class _Spooled(NamedTuple):
-    """The chain's head, the events that may not be in the file yet, and the file's size without them."""
+    """The head, the events that may not be in the file yet, and the file's size without them."""
 
     head: Digest
     frames: bytes
@@ -44,7 +60,7 @@ class _Spooled(NamedTuple):
 
 
 class SpoolWriter:
-    """Appends events to a new file. `head` is the chain's head after the last event. Thread-safe.
+    """Appends events to a new file. `head` is the head after the last event. Thread-safe.
 
     Ctrl-C may interrupt an append between any two instructions. The event is then whole or missing: one assignment adds
     it, and the size of the file shows how much of it is written.
@@ -61,7 +77,7 @@ class SpoolWriter:
         return self._spooled.head
 
     def append(self, event: Event) -> Digest:
-        """Write one event, with secrets in its texts masked, and return the chain's head after it.
+        """Write one event, with secrets in its texts masked, and return the head after it.
 
         If the disk is full, the event is kept in memory and written with the next one, so training continues.
         """

@@ -1,20 +1,20 @@
 """Summaries of ended attempts: all events but the many, so that a long attempt is read by a few requests.
 
-A summary is derived from the ledger and counts only while the launcher's chain has the length that is in its key.
+A summary is derived from the ledger and counts only while the chain of node 0 has the length that is in its key.
 Verdicts and attestations rest on the ledger itself.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 import msgspec
 
 from m5ws.errors import NotFound, ObjectExists
-from m5ws.records.ledger import AnyEvent, AttemptEnded, State, Step
+from m5ws.records.ledger import NODE, AnyEvent, AttemptEnded, Event, State, Step
 from m5ws.records.summary import AttemptSummary
 from m5ws.repository import bindings
-from m5ws.repository.ledger import ledger
-from m5ws.repository.ledger.ledger import LAUNCHER
+from m5ws.repository.ledger import batches, ledger
 from m5ws.repository.ledger.losses import LossRange, LossTracker
 from m5ws.repository.repository import Repository
 
@@ -22,16 +22,21 @@ _MOST_BYTES = 32 * 2**20
 """An attempt with more than this has no summary, and is read from its ledger."""
 
 
-class ChainSummary:
-    """The events of one chain that a summary holds: all but states, and of many steps the last."""
+class OriginSummary:
+    """The events of one origin that a summary holds: all but states, and of many steps the last.
+
+    `count` is the number of all of its events.
+    """
 
     def __init__(self) -> None:
+        self.count = 0
         self._events: list[bytes] = []
         self._step: bytes | None = None
         self._losses = LossTracker()
 
-    def add(self, stored: bytes, event: AnyEvent) -> None:
-        """Take in one event, in the order of the chain."""
+    def add(self, stored: bytes, event: Event) -> None:
+        """Take in one event, in the order of the origin."""
+        self.count += 1
         if isinstance(event, Step):
             self._step = stored
             self._losses.add(event)
@@ -56,51 +61,50 @@ class ChainSummary:
 
 
 def key(run: str, attempt: int, batches: int) -> str:
-    """Return the key of a summary that covers `batches` of the launcher's chain."""
+    """Return the key of a summary that covers `batches` of the chain of node 0."""
     return f"runs/{run}/summaries/{attempt:04d}-{batches:08d}"
 
 
-def read(repo: Repository, run: str, attempt: int, rank: str) -> ChainSummary:
-    """Return the events of a chain that belong to a summary, from the ledger. Raises CorruptObject."""
-    summary = ChainSummary()
-    for batch in ledger.read(repo, run, attempt, rank):
-        for raw in batch.events:
-            summary.add(bytes(raw), ledger.decode_event(raw))
-    return summary
+def read(repo: Repository, run: str, attempt: int) -> tuple[dict[str, OriginSummary], int]:
+    """Return the events by origin that belong to a summary, and the number of batches of node 0, from the ledger.
+
+    Raises CorruptObject.
+    """
+    origins, length = defaultdict[str, OriginSummary](OriginSummary), 0
+    for node in ledger.nodes(repo, run, attempt):
+        for batch in ledger.read(repo, run, attempt, node):
+            length += node == 0
+            for origin, raw in batches.events(batch):
+                origins[origin].add(bytes(raw), ledger.decode_event(raw))
+    return origins, length
 
 
-def write(repo: Repository, run: str, attempt: int, ranks: Mapping[str, ChainSummary]) -> AttemptSummary | None:
-    """Store the summary of an attempt that has ended, once; None if it has no end. `ranks` are its ranks' chains."""
-    batches = [*ledger.read(repo, run, attempt, LAUNCHER)]
-    launcher = ChainSummary()
-    for raw in (raw for batch in batches for raw in batch.events):
-        launcher.add(bytes(raw), ledger.decode_event(raw))
-    chains = {rank: telling.stored for rank, telling in ranks.items()} | {LAUNCHER: launcher.stored}
-    summary = AttemptSummary(run=run, attempt=attempt, batches=len(batches), chains=chains)
-    if not any(isinstance(event, AttemptEnded) for event in events(summary, LAUNCHER)):
-        return None
-    where = key(run, attempt, len(batches))
-    if sum(len(bytes(raw)) for chain in chains.values() for raw in chain) <= _MOST_BYTES:
+def write(repo: Repository, run: str, attempt: int, origins: Mapping[str, OriginSummary], length: int) -> bool:
+    """Store the summary of an attempt that has ended, as `read` returns it, once. Return False if it has no end."""
+    if NODE not in origins or not any(isinstance(event, AttemptEnded) for event in origins[NODE].events):
+        return False
+    events = {origin: telling.stored for origin, telling in origins.items()}
+    if sum(len(bytes(raw)) for stored in events.values() for raw in stored) <= _MOST_BYTES:
         with suppress(ObjectExists):
-            bindings.create(repo.store, where, summary)
-    return summary
+            summary = AttemptSummary(run=run, attempt=attempt, batches=length, events=events)
+            bindings.create(repo.store, key(run, attempt, length), summary)
+    return True
 
 
-def load(repo: Repository, run: str, attempt: int) -> AttemptSummary | None:
-    """Return the summary of an attempt as it is now, or None: two requests. Raises CorruptObject, Misplaced."""
-    prefix = f"runs/{run}/ledger/{attempt:04d}/{LAUNCHER}/"
-    batches = sum(map(ledger.is_number, repo.store.names(prefix)))
+def load(repo: Repository, run: str, attempt: int) -> dict[str, list[AnyEvent]]:
+    """Return the events by origin that belong to a summary, from the summary as it is now: two requests.
+
+    They are read from the ledger if there is none. The origins are sorted, so a node's own events come last. Raises
+    CorruptObject, Misplaced.
+    """
+    length = sum(map(ledger.is_number, repo.store.names(f"runs/{run}/ledger/{attempt:04d}/0/")))
     try:
-        return bindings.record(repo.store, key(run, attempt, batches), AttemptSummary)
+        stored = bindings.record(repo.store, key(run, attempt, length), AttemptSummary).events
     except NotFound:
-        return None
+        return {origin: telling.events for origin, telling in sorted(read(repo, run, attempt)[0].items())}
+    return {origin: [*map(ledger.decode_event, events)] for origin, events in stored.items()}
 
 
-def events(summary: AttemptSummary, rank: str) -> list[AnyEvent]:
-    """Return the events of a rank in a summary, in order, the last step at the end."""
-    return [ledger.decode_event(raw) for raw in summary.chains.get(rank, ())]
-
-
-def last_step(chain: Iterable[AnyEvent]) -> Step | None:
+def last_step(events: Iterable[AnyEvent]) -> Step | None:
     """Return the last step among events."""
-    return next((event for event in reversed([*chain]) if isinstance(event, Step)), None)
+    return next((event for event in reversed([*events]) if isinstance(event, Step)), None)

@@ -1,4 +1,4 @@
-"""Reads the ledger of a run as it grows: each event once, each chain in order."""
+"""Reads the ledger of a run as it grows: each event once, in the order of its origin."""
 
 from collections.abc import Iterator
 
@@ -14,11 +14,11 @@ class LedgerTail:
 
     def __init__(self, repo: Repository, run: str) -> None:
         self._repo, self._run = repo, run
-        self._last: dict[tuple[int, str], Batch] = {}
+        self._last: dict[tuple[int, int], Batch] = {}
         self._closed: set[int] = set()
 
     def poll(self) -> Iterator[tuple[int, str, AnyEvent]]:
-        """Yield new events as (attempt, rank, event). Raises CorruptObject where a chain is broken."""
+        """Yield new events as (attempt, origin, event). Raises CorruptObject where a chain is broken."""
         attempts = ledger.attempts(self._repo, self._run)
         for attempt in attempts:
             if attempt not in self._closed:
@@ -27,11 +27,9 @@ class LedgerTail:
         self._closed.update(attempts[:-1])
 
     def _attempt(self, attempt: int) -> Iterator[tuple[int, str, AnyEvent]]:
-        # The launcher first. A reader of its last event then reads all earlier events of the ranks.
-        for rank in sorted(ledger.ranks(self._repo, self._run, attempt), key=lambda rank: rank != ledger.LAUNCHER):
-            last = self._last.get((attempt, rank))
-            read = ledger.read_newer if last is not None else ledger.read
-            for batch in read(self._repo, self._run, attempt, rank, after=last):
-                self._last[attempt, rank] = msgspec.structs.replace(batch, events=())
-                for event in batch.events:
-                    yield attempt, rank, ledger.decode_event(event)
+        for node in ledger.nodes(self._repo, self._run, attempt):
+            last = self._last.get((attempt, node))
+            chain = (self._repo, self._run, attempt, node)
+            for batch in ledger.read(*chain) if last is None else ledger.read_newer(*chain, last):
+                self._last[attempt, node] = msgspec.structs.replace(batch, events=msgspec.Raw())
+                yield from ((attempt, origin, event) for origin, event in ledger.decode(batch))

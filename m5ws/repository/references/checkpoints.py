@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from m5ws.errors import CorruptObject, Fenced, NotFound, ObjectExists, UnknownSchema, UsageError
 from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Checkpoint
-from m5ws.records.ledger import AttemptStarted, CheckpointPublished
+from m5ws.records.ledger import NODE, CheckpointPublished
 from m5ws.repository import bindings, gc_plans, publishing
 from m5ws.repository.ledger import ledger
 from m5ws.repository.reachability.reach import ReachableObjects
@@ -143,11 +143,7 @@ def digest(repo: Repository, run: str, label: str, recorded: Recorded | None = N
 
 
 def _event(repo: Repository, run: str, label: str) -> CheckpointPublished | None:
-    """Return the event about a checkpoint, or None.
-
-    Rank 0 writes it, or the launcher of that attempt or of a later one. Rank 0's chain is the longest, so it is read
-    last, from its end.
-    """
+    """Return the event about a checkpoint, or None. Its attempt has it, or after a kill a later one."""
     try:
         return next((event for event in _published(repo, run, attempt_of(label)) if event.name == label), None)
     except (CorruptObject, UnknownSchema, NotFound):
@@ -155,11 +151,10 @@ def _event(repo: Repository, run: str, label: str) -> CheckpointPublished | None
 
 
 def _published(repo: Repository, run: str, attempt: int) -> Iterator[CheckpointPublished]:
-    later = [number for number in ledger.attempts(repo, run) if number >= attempt]
-    for chain in [*((number, ledger.LAUNCHER) for number in later), (attempt, "0")]:
-        for batch in ledger.backwards(repo, run, *chain):
-            events = map(ledger.decode_event, batch.events)
-            yield from (event for event in events if isinstance(event, CheckpointPublished))
+    for number in ledger.attempts(repo, run):
+        for batch in ledger.backwards(repo, run, number) if number >= attempt else ():
+            events = ledger.decode(batch, ("0", NODE))
+            yield from (event for _, event in events if isinstance(event, CheckpointPublished))
 
 
 def names(repo: Repository, run: str) -> list[str]:
@@ -178,9 +173,8 @@ def valid(repo: Repository, run: str) -> list[str]:
 
 def inherited(repo: Repository, run: str, attempt: int) -> set[str]:
     """Return the earlier checkpoints in an attempt's first event."""
-    first = next(iter(ledger.read(repo, run, attempt, ledger.LAUNCHER)), None)
-    started = ledger.decode_event(first.events[0]) if first else None
-    return set(started.inherits) if isinstance(started, AttemptStarted) else set()
+    started = ledger.started(repo, run, attempt)
+    return set(started.inherits) if started is not None else set()
 
 
 def key(run: str, label: str) -> str:

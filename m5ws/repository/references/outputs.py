@@ -1,7 +1,7 @@
 """Output files of a script, under their own keys: one reference each, with the digest of an `OutputFiles` record.
 
-Their name has the attempt, and `final` or the number of a copy made while the script ran. A ledger names the final
-ones, and `reproduce` compares them. They belong to no step, so no run resumes or forks from them.
+Their name has the attempt, the node, and `final` or the number of a copy made while the script ran. A ledger names the
+final ones, and `reproduce` compares them. They belong to no step, so no run resumes or forks from them.
 """
 
 import re
@@ -28,14 +28,14 @@ def key(run: str, label: str) -> str:
     return prefix(run) + label
 
 
-def name(attempt: int, moment: str = FINAL) -> str:
-    """Return the name of an attempt's output files."""
-    return f"{attempt:04d}-{moment}"
+def name(attempt: int, moment: str = FINAL, node: int = 0) -> str:
+    """Return the name of the output files of a node of an attempt."""
+    return f"{attempt:04d}-{node}-{moment}"
 
 
 def is_name(text: str) -> bool:
     """Return True if `text` has the form of a name of output files."""
-    return re.fullmatch(r"[0-9]{4,}-([0-9]{6,}|final)", text) is not None
+    return re.fullmatch(r"[0-9]{4,}-[0-9]+-([0-9]{6,}|final)", text) is not None
 
 
 def is_final(label: str) -> bool:
@@ -49,13 +49,14 @@ def names(repo: Repository, run: str) -> list[str]:
 
 
 def superseded(labels: list[str]) -> list[str]:
-    """Return the copies that a newer copy of their attempt replaces. Final output files are evidence, and are kept.
+    """Return the copies that a newer copy of their attempt and node replaces.
 
-    The newest copy stays beside the final ones: a kill may have cut these, and `--at` restores the copy.
+    Final output files are evidence, and are kept. The newest copy stays beside the final ones: a kill may have cut
+    these, and `--at` restores the copy.
     """
     copies = [label for label in sorted(labels) if not is_final(label)]
-    newest = {attempt_of(label): label for label in copies}
-    return [label for label in copies if label != newest[attempt_of(label)]]
+    newest = {label.rpartition("-")[0]: label for label in copies}
+    return [label for label in copies if label != newest[label.rpartition("-")[0]]]
 
 
 def attempt_of(label: str) -> int:
@@ -76,7 +77,7 @@ def publish(repo: Repository, files: OutputFiles) -> Digest:
     if max(ledger.attempts(repo, files.run), default=0) > files.attempt:
         raise Fenced(f"attempt {files.attempt} of run {files.run} was superseded")
     record = repo.objects.put_record(files)
-    where = key(files.run, name(files.attempt, files.moment))
+    where = key(files.run, name(files.attempt, files.moment, files.node))
 
     def needs() -> set[bytes]:
         reach = ReachableObjects(repo.objects)

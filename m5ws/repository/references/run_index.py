@@ -15,13 +15,12 @@ from contextlib import suppress
 import msgspec
 
 from m5ws.errors import ObjectExists
-from m5ws.records.ledger import AnyEvent, AttemptEnded, AttemptStarted
+from m5ws.records.ledger import NODE, AnyEvent, AttemptEnded, AttemptStarted
 from m5ws.records.run import Run
 from m5ws.records.verdict import Verdict
 from m5ws.repository.ledger import ledger, summaries
-from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.ledger.losses import LossRange
-from m5ws.repository.ledger.summaries import ChainSummary
+from m5ws.repository.ledger.summaries import OriginSummary
 from m5ws.repository.repository import Repository
 
 PREFIX = "index/"
@@ -79,13 +78,13 @@ def created(run: Run) -> RunCreation:
     )
 
 
-def ended(attempt: int, launcher: list[AnyEvent], rank: ChainSummary | None) -> AttemptEnd | None:
-    """Return the fact of an attempt's end from the launcher's events and rank 0's chain; None while it has none."""
+def ended(attempt: int, node: list[AnyEvent], rank: OriginSummary | None) -> AttemptEnd | None:
+    """Return the fact of an attempt's end from the own events of node 0 and those of rank 0; None while it has none."""
     last = summaries.last_step(rank.events) if rank is not None else None
-    end = next((event for event in reversed(launcher) if isinstance(event, AttemptEnded)), None)
+    end = next((event for event in reversed(node) if isinstance(event, AttemptEnded)), None)
     if end is None:
         return None
-    resumed = next((event.resume for event in launcher if isinstance(event, AttemptStarted)), None)
+    resumed = next((event.resume for event in node if isinstance(event, AttemptStarted)), None)
     begin = int(resumed.partition("-")[0]) if resumed else 0
     return AttemptEnd(
         attempt=attempt,
@@ -230,13 +229,11 @@ def write_verdict(repo: Repository, verdict: Verdict) -> None:
     write(repo, verdict_key(verdict.replay, verdict.outcome))
 
 
-def write_ended(repo: Repository, run: str, attempt: int, ranks: Mapping[str, ChainSummary]) -> None:
-    """Create the summary and the key of an attempt, if its end is published; `ranks` are its ranks' chains."""
-    summary = summaries.write(repo, run, attempt, ranks)
-    if summary is None:
-        return
-    fact = ended(attempt, summaries.events(summary, LAUNCHER), ranks.get("0"))
-    write(repo, ended_key(run, fact) if fact is not None else None)
+def write_ended(repo: Repository, run: str, attempt: int, origins: Mapping[str, OriginSummary], length: int) -> None:
+    """Create the summary and the key of an attempt, if its end is published, from events as in `summaries.read`."""
+    if summaries.write(repo, run, attempt, origins, length):
+        fact = ended(attempt, origins[NODE].events, origins.get("0"))
+        write(repo, ended_key(run, fact) if fact is not None else None)
 
 
 def expected(run: str, record: Run | None, ends: Iterator[AttemptEnd], outcome: str | None) -> set[str]:

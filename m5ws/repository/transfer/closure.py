@@ -7,6 +7,7 @@ from m5ws.errors import NotFound
 from m5ws.records import codec
 from m5ws.records.base import Digest, Record
 from m5ws.records.checkpoint import Checkpoint
+from m5ws.records.ledger import NodeStarted
 from m5ws.records.note import Note
 from m5ws.records.outputs import OutputFiles
 from m5ws.records.run import Run
@@ -15,7 +16,6 @@ from m5ws.records.tree import Slice
 from m5ws.records.verdict import JointVerdict
 from m5ws.repository import bindings
 from m5ws.repository.ledger import ledger
-from m5ws.repository.ledger.ledger import LAUNCHER
 from m5ws.repository.reachability.links import iter_links
 from m5ws.repository.references import checkpoints, notes, outputs, run_index, runs, snapshots
 from m5ws.repository.references.ids import Kind
@@ -59,17 +59,15 @@ def references(repo: Repository, kind: Kind, name: str) -> list[str]:
         return keys
     keys = [f"runs/{name}/run"]
     for attempt in ledger.attempts(repo, name):
-        # The launcher first: its last event contains the ranks' heads at that time.
-        launcher = _batches(repo, name, attempt, LAUNCHER)
-        ranks = [rank for rank in ledger.ranks(repo, name, attempt) if rank != LAUNCHER]
-        keys += launcher[:1]
-        for rank in ranks:
-            keys += _batches(repo, name, attempt, rank)
+        # Listed before the checkpoints, so the copy of a run in progress has all that its events name.
+        nodes = ledger.nodes(repo, name, attempt)
+        batches = [key for node in nodes for key in _batches(repo, name, attempt, node)]
+        keys += batches[:1]
         made = [label for label in checkpoints.names(repo, name) if checkpoints.attempt_of(label) == attempt]
         keys += [f"runs/{name}/checkpoints/{label}" for label in made]
         written = [label for label in outputs.names(repo, name) if outputs.attempt_of(label) == attempt]
         keys += [outputs.key(name, label) for label in written]
-        keys += launcher[1:]
+        keys += batches[1:]
     keys += [checkpoints.pin_key(name, label) for label in checkpoints.kept(repo, name)]
     if runs.verdict(repo, runs.load(repo, name)) is not None:
         keys.append(f"runs/{name}/verdict")
@@ -85,8 +83,8 @@ def references(repo: Repository, kind: Kind, name: str) -> list[str]:
     return [*keys, *joints, *noted, *derived]
 
 
-def _batches(repo: Repository, run: str, attempt: int, rank: str) -> list[str]:
-    prefix = f"runs/{run}/ledger/{attempt:04d}/{rank}/"
+def _batches(repo: Repository, run: str, attempt: int, node: int) -> list[str]:
+    prefix = f"runs/{run}/ledger/{attempt:04d}/{node}/"
     return [prefix + batch for batch in repo.store.names(prefix) if ledger.is_number(batch)]
 
 
@@ -107,10 +105,9 @@ def closure(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
                 _bytes(repo, annotation.observed, needs)
         return needs
     for attempt in ledger.attempts(repo, name):
-        for rank in ledger.ranks(repo, name, attempt):
-            for event in ledger.events(repo, name, attempt, rank):
-                if (observed := getattr(event, "observed", None)) is not None:
-                    _bytes(repo, observed, needs)
+        for _, event in ledger.read_events(repo, name, attempt):
+            if isinstance(event, NodeStarted):
+                _bytes(repo, event.observed, needs)
     if (parent := runs.load(repo, name).parent) is not None:
         where = checkpoints.key(parent.run, parent.checkpoint)
         _walk_checkpoint(repo, where, parent.digest, needs, walked, f"runs/{name}/run")

@@ -15,7 +15,7 @@ from m5ws.repository.objects import key
 from m5ws.repository.references.ids import Kind
 from m5ws.repository.repository import Repository
 from m5ws.repository.transfer import closure
-from m5ws.store.interface import CachingStore
+from m5ws.store.cache.cache import CachedStore
 
 
 class DoesNotFit(M5Error):
@@ -48,7 +48,7 @@ class PrefetchPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan(repo: Repository, kind: Kind, identifier: str) -> PrefetchPlan:
     """Return the plan of a prefetch. It reads the records, which are in the cache afterwards. Raises NotFound."""
-    near = repo.store if isinstance(repo.store, CachingStore) else None
+    near = repo.store if isinstance(repo.store, CachedStore) else None
     needs = closure.start(repo, kind, identifier)
     fetch = {} if near is None else {digest: size for digest, size in needs.items() if not _held(near, digest, size)}
     return PrefetchPlan(
@@ -77,9 +77,7 @@ def apply(repo: Repository, planned: PrefetchPlan, progress: Progress | None = N
         if progress:
             progress("fetching", done, planned.missing_bytes)
     lost = [
-        d
-        for d, size in planned.fetch.items()
-        if isinstance(repo.store, CachingStore) and not _held(repo.store, d, size)
+        d for d, size in planned.fetch.items() if isinstance(repo.store, CachedStore) and not _held(repo.store, d, size)
     ]
     if lost:
         raise M5Error(
@@ -97,7 +95,7 @@ def check(planned: PrefetchPlan) -> None:
         )
 
 
-def _held(near: CachingStore, digest: Digest, size: int) -> bool:
+def _held(near: CachedStore, digest: Digest, size: int) -> bool:
     """Return True if there is a copy. Its bytes are checked when they are used, and replaced after damage."""
     size_bytes = near.cached_size(key(digest))
     return size_bytes is not None and size_bytes >= size

@@ -46,7 +46,7 @@ def cached(store: ObjectStore, directory: Path, limit_bytes: int) -> ObjectStore
 
 
 class CachedStore:
-    """`ObjectStore`, `CachingStore` and `FileBacked` on a store and a directory.
+    """`ObjectStore` and `FileBacked` on a store and a directory.
 
     Any number of processes may share the directory, for any stores, because keys are content-addressed. Created objects
     up to WHOLE_BYTES are cached too: the run that follows a snapshot reads its trees, records and packs. Larger objects
@@ -68,10 +68,12 @@ class CachedStore:
 
     @property
     def copies(self) -> tuple[Path, int]:
+        """The directory of the copies, and their maximum total size in bytes."""
         return self._entries.root, self._limit_bytes
 
     @property
     def capacity_bytes(self) -> int:
+        """Bytes that fit for certain before the least recently used copies are deleted."""
         return self._room.capacity_bytes
 
     # --- reading -----------------------------------------------------------------------------------
@@ -89,12 +91,14 @@ class CachedStore:
             return self._fetch(key, start, length) if data is None else data
 
     def refetch(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        """Delete the copy and read the object from the store itself, as `get`. Raises NotFound."""
         if not key.startswith(_OBJECTS):
             return self._store.get(key, start, length)
         self._drop(key)
         return self._fetch(key, start, length)
 
     def cached_size(self, key: str) -> int | None:
+        """Return the size of an object's copy and mark it as used; None if there is no copy."""
         descriptor = self.descriptor(key)
         if descriptor is None:
             return None

@@ -3,7 +3,6 @@
 MLflow's errors become `TrackerError`. The caller decides on the reaction to a tracker that is down.
 """
 
-import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from m5ws.errors import M5Error, MissingExtra
-from m5ws.tracking.mlflow import migrations, tags
+from m5ws.tracking.mlflow import migrations
 from m5ws.tracking.mlflow.follower import Follower, FollowerOptions, limit_requests
 from m5ws.tracking.mlflow.uri import database
 
 ATTACHED = "m5ws"
 """Folder of a page's artifacts that m5ws wrote."""
-_RUN_ID = re.compile(r"[0-9a-f]{32}")
-_IN_URL = re.compile(r"/runs/([0-9a-f]{32})(?![0-9a-f])")
 
 
 class TrackerError(M5Error):
@@ -26,21 +23,6 @@ class TrackerError(M5Error):
 
     exit_code = 3
     hint = "Check that the server of [mlflow] tracking_uri in m5ws.toml is up."
-
-
-def resolve(tracking_uri: str, text: str) -> str | None:
-    """Return the m5ws run of an MLflow run id or of its page's URL; None if there is none.
-
-    Text of another form causes no request. Raises TrackerError, MissingExtra.
-    """
-    text = text.strip()
-    named = _RUN_ID.fullmatch(text) or _IN_URL.search(text)
-    if named is None or is_missing(tracking_uri):
-        return None
-    with client(tracking_uri) as mlflow:
-        run = _get(mlflow, named.group(named.lastindex or 0))
-        tag = run.data.tags.get(tags.RUN_TAG) if run else None
-        return str(tag) if tag else None
 
 
 def refresh(options: FollowerOptions) -> None:
@@ -94,17 +76,6 @@ def client(tracking_uri: str) -> Iterator[Any]:
         yield MlflowClient(tracking_uri)
     except (MlflowException, RequestException, SQLAlchemyError) as error:
         raise TrackerError(f"MLflow at {tracking_uri}: {error}") from error
-
-
-def _get(mlflow: Any, mlflow_id: str) -> Any:
-    from mlflow.exceptions import MlflowException
-
-    try:
-        return mlflow.get_run(mlflow_id)
-    except MlflowException as error:
-        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-            return None
-        raise
 
 
 def is_missing(tracking_uri: str) -> bool:

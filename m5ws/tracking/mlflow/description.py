@@ -6,10 +6,10 @@ m5ws writes only between two markers. Text around them stays.
 from collections.abc import Sequence
 
 from m5ws.records.note import Note
-from m5ws.records.verdict import Divergence, JointVerdict, Recheck, Verdict
+from m5ws.records.verdict import Divergence, JointVerdict, Verdict
 from m5ws.tracking.mlflow.tags import Subject
 from m5ws.wording.changes import title
-from m5ws.wording.comparisons import describe_problem, label
+from m5ws.wording.comparisons import label
 from m5ws.wording.sentences import describe
 
 BEGIN = "[//]: # (m5ws: written by m5ws, down to its end mark)"
@@ -78,11 +78,7 @@ def verdict_tags(run_id: str, verdicts: Sequence[Verdict], joint: JointVerdict |
     if not verdicts:
         return {}
     newest = verdicts[-1]
-    tags = {
-        "m5ws.verdict": newest.outcome,
-        "m5ws.verdict.first": first(newest.first),
-        "m5ws.verdict.recheck": describe_recheck(newest.recheck),
-    }
+    tags = {"m5ws.verdict": newest.outcome, "m5ws.verdict.first": first(newest.first)}
     replays = [verdict for verdict in verdicts if verdict.run == run_id]
     if replays:
         tags["m5ws.replayed_by"] = _joined([name for verdict in replays for name in verdict.replays])
@@ -107,15 +103,6 @@ def first(divergence: Divergence | None) -> str:
         tensor += f" (at step {divergence.tensor_step})"
     values = f"{divergence.original or 'absent'} → {divergence.replayed or 'absent'}"
     return f"step {divergence.step}, rank {divergence.rank}, {label(divergence)}{tensor}: {values}"
-
-
-def describe_recheck(recheck: Recheck | None) -> str:
-    """Return the result of a second replay in one line."""
-    if recheck is None:
-        return "none"
-    if recheck.first is not None:
-        return f"{recheck.replay}: the replays differ first at {first(recheck.first)}"
-    return f"{recheck.replay or 'not begun'}: {'the replays agree' if recheck.repeats else describe_problem(recheck)}"
 
 
 def _told_together(joint: JointVerdict) -> str:

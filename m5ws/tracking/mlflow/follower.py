@@ -32,6 +32,7 @@ from m5ws.records.ledger import (
     AttemptEnded,
     AttemptStarted,
     CheckpointPublished,
+    NodeStarted,
     Notice,
     OutputsStored,
     RankStarted,
@@ -176,8 +177,8 @@ class Follower:
         self._points.add(attempt, rank, event)
         self._latest_s = max(self._latest_s, event.time_s)
         match event:
-            case RankStarted():
-                self._subject = None  # a rank has recorded its facts
+            case NodeStarted() | RankStarted():
+                self._subject = None  # a node or a rank has recorded its facts
             case AttemptStarted():
                 self._subject = None
                 self._attempt, self._ended = attempt, None

@@ -12,11 +12,11 @@ import msgspec
 
 from m5ws.errors import NotFound
 from m5ws.records.environment import Observed
-from m5ws.records.ledger import AnyEvent, AttemptStarted, Notice, RankStarted
+from m5ws.records.ledger import NODE, Notice, RankStarted
 from m5ws.records.note import Note
 from m5ws.records.run import Run
 from m5ws.records.snapshot import Annotation, Snapshot
-from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger import ledger, summaries
 from m5ws.repository.references import notes, runs, snapshots
 from m5ws.repository.repository import Repository
 
@@ -150,14 +150,12 @@ def _annotation(repo: Repository, run: Run) -> Annotation | None:
 
 
 def _facts(repo: Repository, run_id: str, attempt: int) -> dict[str, str | None]:
-    started = _first(repo, run_id, attempt, ledger.LAUNCHER)
     facts: dict[str, str | None] = {}
-    if isinstance(started, AttemptStarted):
+    for node in ledger.node_starts(repo, run_id, attempt):
         with contextlib.suppress(NotFound):
-            facts |= repo.objects.get_record(started.observed, Observed).facts
-    ranks = [rank for rank in ledger.ranks(repo, run_id, attempt) if rank != ledger.LAUNCHER]
-    rank = _first(repo, run_id, attempt, ranks[0]) if ranks else None
-    if isinstance(rank, RankStarted):
+            facts |= repo.objects.get_record(node.observed, Observed).facts
+    events = (event for _, event in ledger.read_events(repo, run_id, attempt, ("0",)))
+    if (rank := next((event for event in events if isinstance(event, RankStarted)), None)) is not None:
         facts |= {key: value for key, value in rank.facts.items() if value is not None}
     return facts
 
@@ -165,14 +163,9 @@ def _facts(repo: Repository, run_id: str, attempt: int) -> dict[str, str | None]
 def _environments(repo: Repository, run_id: str) -> Iterator[tuple[int, str]]:
     """Yield each attempt that began in another environment than the first attempt, with the differences."""
     for attempt in ledger.attempts(repo, run_id)[1:]:
-        for event in ledger.events(repo, run_id, attempt, ledger.LAUNCHER):
+        for event in summaries.load(repo, run_id, attempt).get(NODE, ()):
             if isinstance(event, Notice) and event.kind == "other-environment":
                 yield attempt, event.message
-
-
-def _first(repo: Repository, run_id: str, attempt: int, rank: str) -> AnyEvent | None:
-    batch = next(ledger.read(repo, run_id, attempt, rank), None)
-    return ledger.decode_event(batch.events[0]) if batch else None
 
 
 def _source(subject: Subject) -> dict[str, str]:

@@ -109,11 +109,6 @@ class Mlflow:
 
         client.attach(self.options(run, once=True), name, data)
 
-    def resolve(self, text: str) -> str | None:
-        from m5ws.tracking.mlflow import client
-
-        return client.resolve(self.tracking_uri, text)
-
     def logged(self, run: str) -> LoggedResults:
         from m5ws.tracking.mlflow import logged_results
 

@@ -47,7 +47,8 @@ def load(repo: Repository, run: str, attempt: int, rank: int) -> Earlier:
     earlier = Earlier()
     steps: dict[int, Step] = {}
     for number in range(1, attempt):
-        is_placed = _add_begin(earlier, itertools.islice(ledger.events(repo, run, number, str(rank)), _FIRST))
+        events = (event for _, event in ledger.read_events(repo, run, number, (str(rank),)))
+        is_placed = _add_begin(earlier, itertools.islice(events, _FIRST))
         newest = itertools.islice(_backwards(repo, run, number, rank, earlier.parts), _SEARCHED)
         steps |= {step.step: step for step in newest if is_placed}
     for step in steps.values():
@@ -116,8 +117,9 @@ def _add_step(earlier: Earlier, step: Step) -> None:
 
 def _backwards(repo: Repository, run: str, attempt: int, rank: int, parts: dict[str, str]) -> Iterator[Step]:
     """Yield the steps of a rank in an attempt, the newest first, and add later descriptions to `parts`."""
-    for batch in ledger.backwards(repo, run, attempt, str(rank)):
-        for event in map(ledger.decode_event, reversed(batch.events)):
+    nodes = ledger.nodes(repo, run, attempt)
+    for batch in (batch for node in nodes for batch in ledger.backwards(repo, run, attempt, node)):
+        for _, event in reversed([*ledger.decode(batch, (str(rank),))]):
             if isinstance(event, Step):
                 yield event
             elif isinstance(event, Observation):

@@ -5,26 +5,24 @@ the model. With one process, every function is the identity.
 """
 
 import os
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
+
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
 
 from m5ws.errors import UsageError
 from m5ws.records import codec
 from m5ws.repository.objects import Objects
 from m5ws.training.state.plain_state import Plain
 
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
 T = TypeVar("T")
 
 
-def new_group() -> "ProcessGroup | None":
+def new_group() -> ProcessGroup | None:
     """Return a gloo group of all ranks, or None for a single process; collective.
 
     Raises UsageError if there are several ranks and torch.distributed is not initialised yet.
     """
-    import torch.distributed as dist
-
     if dist.is_available() and dist.is_initialized():
         return dist.new_group(backend="gloo") if dist.get_world_size() > 1 else None
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -35,24 +33,18 @@ def new_group() -> "ProcessGroup | None":
     return None
 
 
-def rank(group: "ProcessGroup | None") -> int:
+def rank(group: ProcessGroup | None) -> int:
     """Return this process's rank."""
-    import torch.distributed as dist
-
     return 0 if group is None else dist.get_rank(group)
 
 
-def world(group: "ProcessGroup | None") -> int:
+def world(group: ProcessGroup | None) -> int:
     """Return the number of ranks."""
-    import torch.distributed as dist
-
     return 1 if group is None else dist.get_world_size(group)
 
 
-def gather(value: T, group: "ProcessGroup | None") -> list[T]:
+def gather(value: T, group: ProcessGroup | None) -> list[T]:
     """Return every rank's value, in order of ranks; collective."""
-    import torch.distributed as dist
-
     if group is None:
         return [value]
     values: list[T | None] = [None] * dist.get_world_size(group)
@@ -60,15 +52,13 @@ def gather(value: T, group: "ProcessGroup | None") -> list[T]:
     return values  # type: ignore[return-value]
 
 
-def equal_on_all(value: Plain, objects: Objects, group: "ProcessGroup | None") -> bool:
+def equal_on_all(value: Plain, objects: Objects, group: ProcessGroup | None) -> bool:
     """Return True if all ranks have the same plain data; collective."""
     return group is None or len(set(gather(objects.digest(codec.encode_plain(value)), group))) == 1
 
 
-def broadcast(value: T | None, group: "ProcessGroup | None") -> T:
+def broadcast(value: T | None, group: ProcessGroup | None) -> T:
     """Return rank 0's value; collective."""
-    import torch.distributed as dist
-
     box = [value]
     if group is not None:
         dist.broadcast_object_list(box, src=0, group=group)

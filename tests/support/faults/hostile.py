@@ -8,7 +8,7 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,12 +19,14 @@ from m5ws.records import codec
 from m5ws.records.base import Record, SealedRecord
 from m5ws.records.checkpoint import Checkpoint, Content
 from m5ws.records.environment import Observed
-from m5ws.records.ledger import AttemptStarted, Batch, Event
+from m5ws.records.ledger import NODE, AttemptStarted, Batch, Event, NodeStarted
 from m5ws.records.run import LaunchSpec, Run
 from m5ws.records.snapshot import Annotation
 from m5ws.records.store import Format
 from m5ws.records.tree import Entry, Tree
-from m5ws.repository.ledger.spool import chain, genesis
+from m5ws.repository.ledger.batches import encode_events
+from m5ws.repository.ledger.ledger import start_of
+from m5ws.repository.ledger.spool import chain
 from m5ws.repository.references.checkpoints import name
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
@@ -33,6 +35,7 @@ from tests.support.records import planted
 _SCRIPT = Path(__file__).parents[2] / "repository" / "scripts" / "commands.py"
 _PATIENCE_S = 120
 RUN = "a" * 12
+BATCH = f"runs/{RUN}/ledger/0001/0/00000000"
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -187,22 +190,24 @@ class World:
         """Publish a sound snapshot, a run of it and a checkpoint of files; return the snapshot."""
         snapshot = self.snapshot(self.tree(self.file(b"x", b"print(1)")))
         self.run(snapshot)
-        self.batch(AttemptStarted(attempt=1, host="h", observed=self.record(Observed())))
+        node = NodeStarted(node=0, host="h", observed=self.record(Observed()))
+        self.batch(AttemptStarted(attempt=1, host="h"), node)
         content = self.record(Content(format="files/1", world=1, tree=self.tree(self.file(b"out", b"1"))))
         checkpoint = self.record(Checkpoint(run=RUN, snapshot=snapshot, attempt=1, step=1, content=content))
         self.place(f"runs/{RUN}/checkpoints/{name(1, 1)}", f"{checkpoint}\n".encode())
         return snapshot
 
-    def batch(self, *events: Event, rank: str = "launcher", lies: Mapping[str, object] = MappingProxyType({})) -> None:
-        """Publish the first batch of a chain, right except for the fields `lies`."""
-        stored = [codec.encode(event) for event in events]
-        head = previous = genesis(RUN, 1, rank)
-        for event in stored:
-            head = chain(head, event)
-        batch = Batch(
-            run=RUN, attempt=1, rank=rank, seq=0, previous=previous, head=head, events=tuple(map(msgspec.Raw, stored))
-        )
-        self.place(f"runs/{RUN}/ledger/0001/{rank}/00000000", packed(plain(batch) | dict(lies)))
+    def batch(self, *events: Event, lies: Mapping[str, object] = MappingProxyType({})) -> None:
+        """Publish the first batch of the node's own events, right except for the fields `lies`."""
+        batch = first_batch({NODE: [codec.encode(event) for event in events]})
+        self.place(BATCH, packed(plain(batch) | dict(lies)))
+
+
+def first_batch(events: Mapping[str, Sequence[bytes]]) -> Batch:
+    """Return the first batch of the attempt, with events by origin."""
+    previous, stored = start_of(RUN, 1, 0), encode_events(events)
+    head = chain(previous, bytes(stored))
+    return Batch(run=RUN, attempt=1, node=0, seq=0, previous=previous, head=head, events=stored)
 
 
 def plain(record: Record) -> dict[str, Any]:

@@ -18,14 +18,13 @@ from m5ws.records import codec
 from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Checkpoint, Content
 from m5ws.records.environment import Observed
-from m5ws.records.ledger import AttemptStarted
 from m5ws.records.run import LaunchSpec, Run
 from m5ws.records.tree import Slice
-from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints, runs
 from m5ws.repository.repository import Repository
 from m5ws.store.interface import ObjectStore
 from tests.support.gc.gc_world import publish
+from tests.support.records import planted
 from tests.support.stores.sleeping_store import SleepingStore
 
 Wakes = Literal["after the attempt began", "between look and write", "as the attempt begins"]
@@ -74,8 +73,7 @@ class Tries:
     def _begin(self, run: str, attempt: int) -> None:
         """Begin an attempt as `m5ws run` does, with a list of its inherited checkpoints."""
         inherits = tuple(checkpoints.valid(self._new, run))
-        started = AttemptStarted(attempt=attempt, host="here", observed=self._observed, inherits=inherits)
-        ledger.ChainWriter(self._new, run, attempt, ledger.LAUNCHER).append([codec.encode(started)])
+        planted.begin(self._new, run, attempt, self._observed, host="here", inherits=inherits)
 
     def _goes_on(self, run: str) -> None:
         """Act as attempt 2: begin, and save the zombie's step and the next one."""

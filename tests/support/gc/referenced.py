@@ -5,21 +5,10 @@ from pathlib import Path
 
 import msgspec
 
-from m5ws.records import codec
 from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Checkpoint, Content, Shard, Tensor
-from m5ws.records.environment import Observed
 from m5ws.records.gc import GcExecution, GcResult, Keep, RetentionRules
-from m5ws.records.ledger import (
-    AttemptEnded,
-    AttemptStarted,
-    CheckpointPublished,
-    Event,
-    RankEnded,
-    RankStarted,
-    State,
-    Step,
-)
+from m5ws.records.ledger import NODE, AttemptEnded, CheckpointPublished, Event, RankEnded, RankStarted, State, Step
 from m5ws.records.note import Note
 from m5ws.records.outputs import OutputFiles
 from m5ws.records.reasons import JointReason
@@ -29,7 +18,6 @@ from m5ws.records.verdict import JointVerdict, Outcome, Verdict
 from m5ws.repository import bindings, reindex
 from m5ws.repository import gc_plans as plans
 from m5ws.repository.gc import gc
-from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints, notes, outputs, removals, runs
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
@@ -148,15 +136,14 @@ def _train(repo: Repository, run: Run, attempts: int) -> None:
     made: list[str] = []
     for attempt in range(1, attempts + 1):
         planted.begin(repo, run.id, attempt, inherits=tuple(made), resume=made[-1] if made else None)
-        rank = ledger.ChainWriter(repo, run.id, attempt, "0")
+        writer = planted.AttemptWriter(repo, run.id, attempt)
         told: list[Event] = [RankStarted(rank=0, world=1, pid=1)]
         for step in (2 * attempt - 1, 2 * attempt):
-            _append(rank, *told, _step(run, step, 2 * attempts), State(step=step))
-            saved = _save(repo, run, attempt, step, {"0": rank.head})
+            writer.append("0", *told, _step(run, step, 2 * attempts), State(step=step))
+            saved = _save(repo, run, attempt, step, dict(writer.heads.by_rank))
             told, made = [saved], [*made, saved.name]
-        _append(rank, *told, RankEnded(rank=0))
-        ended = AttemptEnded(outcome="interrupted", exit_code=130, heads={"0": rank.head})
-        planted.append(repo, run.id, attempt, ledger.LAUNCHER, ended)
+        writer.append("0", *told, RankEnded(rank=0))
+        writer.append(NODE, AttemptEnded(outcome="interrupted", exit_code=130))
 
 
 def _step(run: Run, step: int, total: int) -> Step:
@@ -174,23 +161,22 @@ def _save(repo: Repository, run: Run, attempt: int, step: int, heads: dict[str, 
 
 
 def _replay(repo: Repository, run: Run, name: str, outcome: Outcome) -> None:
-    """Publish a replay of one step, with one batch per chain, and its verdict."""
+    """Publish a replay of one step, and its verdict."""
     replay = planted.run(
         repo, name, run.snapshot, spec=SPEC, purpose="reproduce", reproduces=run.id, created_s=run.created_s + 10
     )
     saved = _save(repo, replay, 1, 1, {})
-    rank = ledger.ChainWriter(repo, name, 1, "0")
-    _append(rank, RankStarted(rank=0, world=1, pid=1), _step(replay, 1, 1), State(step=1), saved, RankEnded(rank=0))
-    started = AttemptStarted(attempt=1, host="h", observed=repo.objects.put_record(Observed()))
-    ended = AttemptEnded(outcome="finished", exit_code=0, heads={"0": rank.head})
-    planted.append(repo, name, 1, ledger.LAUNCHER, started, ended)
+    planted.begin(repo, name)
+    done = (RankStarted(rank=0, world=1, pid=1), _step(replay, 1, 1), State(step=1), saved, RankEnded(rank=0))
+    planted.append(repo, name, 1, "0", *done)
+    planted.append(repo, name, 1, NODE, AttemptEnded(outcome="finished", exit_code=0))
     runs.publish_verdict(repo, Verdict(run=run.id, replay=name, outcome=outcome, compared={"steps": 2}, created_s=20.0))
 
 
 def _copy(repo: Repository, run: Run, number: int) -> None:
     tree = planted.packed(repo, {b"out/a": f"{run.id} {number}".encode()})
     content = repo.objects.put_record(Content(format="files/1", world=1, tree=tree))
-    made = OutputFiles(run=run.id, snapshot=run.snapshot, attempt=2, moment=f"{number:06d}", content=content)
+    made = OutputFiles(run=run.id, snapshot=run.snapshot, attempt=2, node=0, moment=f"{number:06d}", content=content)
     outputs.publish(repo, made)
 
 
@@ -207,7 +193,3 @@ def plan(repo: Repository) -> None:
         bindings.create(repo.store, plans.executing_key(name), GcExecution(holder=name, host="h"))
     for name in ("20200101T000000Z-00000000", "20200102T000000Z-00000000"):
         bindings.create(repo.store, plans.done_key(name), GcResult(checkpoints=0, objects=0, size_bytes=0, spared=0))
-
-
-def _append(writer: ledger.ChainWriter, *events: Event) -> None:
-    writer.append([codec.encode(event) for event in events])

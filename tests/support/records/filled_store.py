@@ -6,11 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from m5ws.records import codec
 from m5ws.records.checkpoint import Content
 from m5ws.records.environment import Declared, Observed
 from m5ws.records.gc import Keep, RetentionRules
-from m5ws.records.ledger import AttemptEnded, AttemptStarted, Event, RankStarted, Step
+from m5ws.records.ledger import NODE, AttemptEnded, RankStarted, Step
 from m5ws.records.run import LaunchSpec
 from m5ws.records.snapshot import Dataset
 from m5ws.records.verdict import Verdict
@@ -19,7 +18,6 @@ from m5ws.repository import gc_plans as plans
 from m5ws.repository.files import trees
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.gc import execute, gc
-from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints, runs
 from m5ws.repository.repository import Repository
 from tests.support.records import planted
@@ -99,25 +97,18 @@ def _snapshot(repo: Repository, files: list[SourceFile], number: int) -> str:
 def _run(repo: Repository, snapshot: str, scale: Scale, draw: random.Random) -> str:
     spec = LaunchSpec(command=("a.py",), seed=7)
     run = planted.run(repo, draw.randbytes(6).hex(), snapshot, spec=spec, name="first")
-    launcher = ledger.ChainWriter(repo, run.id, 1, ledger.LAUNCHER)
-    observed = repo.objects.put_record(Observed(facts={"kernel": "6.1"}))
-    _append(launcher, AttemptStarted(attempt=1, host="h", observed=observed))
-    ranks = {str(rank): ledger.ChainWriter(repo, run.id, 1, str(rank)) for rank in range(2)}
-    for name, writer in ranks.items():
-        _append(writer, RankStarted(rank=int(name), world=2, pid=1, facts={"threads": "1"}))
+    planted.begin(repo, run.id, observed=repo.objects.put_record(Observed(facts={"kernel": "6.1"})))
+    writer = planted.AttemptWriter(repo, run.id, 1)
+    for rank in range(2):
+        writer.append(str(rank), RankStarted(rank=rank, world=2, pid=1, facts={"threads": "1"}))
     for step in range(1, scale.batches):
-        for writer in ranks.values():
-            _append(writer, Step(step=step, quantities={"loss": draw.random().hex()}, tokens=512))
+        for rank in range(2):
+            writer.append(str(rank), Step(step=step, quantities={"loss": draw.random().hex()}, tokens=512))
     for step in (1, 2):
         saved = buffers.write_parts(
             repo.objects, [("w", draw.randbytes(scale.saved_bytes)), ("rng", draw.randbytes(64))]
         )
         kept = Content(format="dcp/1", world=2, blobs={"w": saved["w"][0]}, ranks=saved["rng"])
         planted.checkpoint(repo, run.id, step, kept)
-    heads = {name: writer.head for name, writer in ranks.items()}
-    _append(launcher, AttemptEnded(outcome="finished", exit_code=0, heads=heads))
+    writer.append(NODE, AttemptEnded(outcome="finished", exit_code=0))
     return run.id
-
-
-def _append(writer: ledger.ChainWriter, event: Event) -> None:
-    writer.append([codec.encode(event)])

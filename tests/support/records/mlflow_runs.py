@@ -6,10 +6,9 @@ from pathlib import Path
 from m5ws.records import codec
 from m5ws.records.checkpoint import Checkpoint, Content
 from m5ws.records.environment import Declared, Observed
-from m5ws.records.ledger import AttemptEnded, AttemptStarted, CheckpointPublished, RankStarted, Step
+from m5ws.records.ledger import NODE, AttemptEnded, CheckpointPublished, RankStarted, Step
 from m5ws.records.run import LaunchSpec, Run
 from m5ws.records.snapshot import Dataset, Tokenizer
-from m5ws.repository.ledger import ledger
 from m5ws.repository.references import runs
 from m5ws.repository.repository import Repository
 from tests.support.records import planted
@@ -78,10 +77,9 @@ def begin(
     resume: str | None = None,
     facts: Mapping[str, str | None] | None = None,
 ) -> None:
-    """Write the first events of an attempt's launcher and ranks."""
+    """Write the first events of an attempt's node and ranks."""
     observed = repo.objects.put_record(Observed(facts=dict(facts or FACTS)))
-    started = AttemptStarted(attempt=attempt, host="node", observed=observed, resume=resume, time_s=_time(attempt, 0))
-    planted.append(repo, run.id, attempt, ledger.LAUNCHER, started)
+    planted.begin(repo, run.id, attempt, observed, resume=resume, time_s=_time(attempt, 0))
     for rank in range(world):
         event = RankStarted(rank=rank, world=world, pid=1, facts={"threads": "2"}, time_s=_time(attempt, 0))
         planted.append(repo, run.id, attempt, str(rank), event)
@@ -129,7 +127,7 @@ def publish_checkpoint(repo: Repository, run: Run, after: int, attempt: int = 1)
 def end(repo: Repository, run: Run, attempt: int = 1, outcome: str = "finished") -> None:
     """Write the last event of an attempt."""
     event = AttemptEnded(outcome=outcome, exit_code=0, time_s=_time(attempt, 5000))  # type: ignore[arg-type]
-    planted.append(repo, run.id, attempt, ledger.LAUNCHER, event)
+    planted.append(repo, run.id, attempt, NODE, event)
 
 
 def _time(attempt: int, number: int) -> float:

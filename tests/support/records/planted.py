@@ -12,13 +12,14 @@ from m5ws.records import codec
 from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Checkpoint, Content
 from m5ws.records.environment import Declared, Determinism, Observed
-from m5ws.records.ledger import AttemptStarted, Event
+from m5ws.records.ledger import NODE, AttemptEnded, AttemptStarted, Event, NodeStarted
 from m5ws.records.run import LaunchSpec, Run
 from m5ws.records.snapshot import Annotation, Code, Snapshot
 from m5ws.records.tree import Entry, Pack, Slice, Tree
 from m5ws.repository.files import trees
 from m5ws.repository.files.interface import SourceFile
-from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger import batches, ledger
+from m5ws.repository.ledger.spool import RankHeads
 from m5ws.repository.objects import Objects
 from m5ws.repository.references import checkpoints, runs, snapshots
 from m5ws.repository.repository import Repository
@@ -86,16 +87,39 @@ def run(repo: Repository, run_id: str, pinned: Digest = "0" * 64, **fields: obje
     return record
 
 
-def append(repo: Repository, run_id: str, attempt: int, rank: str, *events: Event) -> None:
-    """Publish events as the next batch of a chain."""
-    ledger.ChainWriter(repo, run_id, attempt, rank).append([codec.encode(event) for event in events])
+class AttemptWriter:
+    """Publishes events of an attempt, each time as the next batch of its one node. `heads` are those of its ranks."""
+
+    def __init__(self, repo: Repository, run_id: str, attempt: int) -> None:
+        self._writer = ledger.ChainWriter(repo, run_id, attempt)
+        self.heads = RankHeads(run_id, attempt)
+        for batch in ledger.read(repo, run_id, attempt):
+            for origin, event in batches.events(batch):
+                self.heads.add(origin, bytes(event))
+
+    def append(self, origin: str, *events: Event) -> None:
+        """Publish events of one origin. An end of the attempt without heads gets those of its ranks."""
+        stored = [codec.encode(self._filled(event)) for event in events]
+        self._writer.append({origin: stored})
+        for event in stored:
+            self.heads.add(origin, event)
+
+    def _filled(self, event: Event) -> Event:
+        if isinstance(event, AttemptEnded) and not event.heads:
+            return msgspec.structs.replace(event, heads=self.heads.by_rank)
+        return event
+
+
+def append(repo: Repository, run_id: str, attempt: int, origin: str, *events: Event) -> None:
+    """Publish events of an origin as the next batch of an attempt; as `AttemptWriter.append`."""
+    AttemptWriter(repo, run_id, attempt).append(origin, *events)
 
 
 def begin(repo: Repository, run_id: str, attempt: int = 1, observed: Digest | None = None, **fields: object) -> None:
-    """Publish the launcher's first events of an attempt, on a machine without facts unless `observed` has some."""
+    """Publish the first events of an attempt, on a machine without facts unless `observed` has some."""
     seen = observed or repo.objects.put_record(Observed())
-    started = AttemptStarted(attempt=attempt, host="h", observed=seen)
-    append(repo, run_id, attempt, ledger.LAUNCHER, msgspec.structs.replace(started, **fields))
+    started = msgspec.structs.replace(AttemptStarted(attempt=attempt, host="h"), **fields)
+    append(repo, run_id, attempt, NODE, started, NodeStarted(node=0, host="h", observed=seen))
 
 
 def checkpoint(repo: Repository, run_id: str, step: int, content: Content, **fields: object) -> Digest:

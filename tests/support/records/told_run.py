@@ -9,11 +9,12 @@ from m5ws.records import codec
 from m5ws.records.checkpoint import Checkpoint, Content
 from m5ws.records.environment import Observed
 from m5ws.records.ledger import (
+    NODE,
     AttemptEnded,
     AttemptStarted,
-    Batch,
     CheckpointPublished,
     Event,
+    NodeStarted,
     Notice,
     RankEnded,
     RankStarted,
@@ -23,9 +24,10 @@ from m5ws.records.ledger import (
 from m5ws.records.run import LaunchSpec, Run
 from m5ws.records.verdict import Verdict
 from m5ws.repository import buffers
+from m5ws.repository.ledger import batches as stored
 from m5ws.repository.ledger import ledger
-from m5ws.repository.ledger.ledger import LAUNCHER
-from m5ws.repository.ledger.spool import chain, genesis
+from m5ws.repository.ledger.chains import Chain
+from m5ws.repository.ledger.spool import chain
 from m5ws.repository.references import checkpoints, runs
 from m5ws.repository.repository import Repository
 from tests.support.records import planted
@@ -54,32 +56,26 @@ def made() -> Repository:
 
 def _train(repo: Repository, run: Run) -> None:
     observed = repo.objects.put_record(Observed(facts={"python": "3.11.2"}))
-    launcher = ledger.ChainWriter(repo, run.id, 1, LAUNCHER)
-    launcher.append(_stored([AttemptStarted(time_s=1.0, attempt=1, host="node", observed=observed)]))
-    ranks = {rank: ledger.ChainWriter(repo, run.id, 1, str(rank)) for rank in range(2)}
-    for rank, writer in ranks.items():
+    writer = planted.AttemptWriter(repo, run.id, 1)
+    writer.append(NODE, AttemptStarted(time_s=1.0, attempt=1, host="h"))
+    writer.append(NODE, NodeStarted(time_s=1.0, node=0, host="h", observed=observed))
+    for rank in range(2):
         before: list[Event] = [RankStarted(time_s=2.0, rank=rank, world=2, pid=rank + 1)]
         before += [Step(time_s=2.0 + step, step=step, quantities={"loss": (1 / step).hex()}) for step in (1, 2, 3)]
         before.append(State(time_s=6.0, step=3, generators={"torch": f"{rank:064x}"}))
-        writer.append(_stored(before[:2]))
-        writer.append(_stored(before[2:]))
-        assert writer.events == SAVED
+        writer.append(str(rank), *before[:2])
+        writer.append(str(rank), *before[2:])
+        assert len(before) == SAVED
     blob = buffers.write_parts(repo.objects, [("w", b"weights" * 100)])["w"][0]
     content = repo.objects.put_record(Content(format="dcp/1", world=2, blobs={"w": blob}))
-    heads = {str(rank): writer.head for rank, writer in ranks.items()}
+    heads = dict(writer.heads.by_rank)
     checkpoint = Checkpoint(run=run.id, snapshot=run.snapshot, attempt=1, step=3, content=content, ledger=heads)
     digest, name = checkpoints.publish(repo, checkpoint), checkpoints.name(3, 1)
     published = CheckpointPublished(time_s=7.0, step=3, name=name, checkpoint=digest, content=content)
-    ranks[0].append(_stored([published, RankEnded(time_s=8.0, rank=0)]))
-    ranks[1].append(_stored([RankEnded(time_s=8.0, rank=1)]))
-    heads = {str(rank): writer.head for rank, writer in ranks.items()}
+    writer.append("0", published, RankEnded(time_s=8.0, rank=0))
+    writer.append("1", RankEnded(time_s=8.0, rank=1))
     noticed = Notice(time_s=9.0, kind="environment", message="another library")
-    ended = AttemptEnded(time_s=10.0, outcome="finished", exit_code=0, heads=heads)
-    launcher.append(_stored([noticed, ended]))
-
-
-def _stored(events: list[Event]) -> list[bytes]:
-    return [codec.encode(event) for event in events]
+    writer.append(NODE, noticed, AttemptEnded(time_s=10.0, outcome="finished", exit_code=0))
 
 
 @contextmanager
@@ -95,36 +91,43 @@ def undone(repo: Repository) -> Iterator[None]:
 Batches = list[list[bytes]]
 
 
-def batches(repo: Repository, run: str, rank: str) -> Batches:
-    """Return a chain's events by batch, as stored bytes."""
-    return [[bytes(event) for event in batch.events] for batch in ledger.read(repo, run, 1, rank)]
+def batches(repo: Repository, run: str, origin: str) -> Batches:
+    """Return the events of an origin by batch, as stored bytes."""
+    return [[bytes(event) for _, event in stored.events(batch, (origin,))] for batch in ledger.read(repo, run, 1)]
 
 
-def write(repo: Repository, run: str, rank: str, events_by_batch: Batches, *, forged: bool) -> None:
-    """Replace a chain by other events, with the old heads, or, if `forged`, with a consistent new chain."""
-    prefix = f"runs/{run}/ledger/0001/{rank}/"
-    before = list(ledger.read(repo, run, 1, rank))
+def write(repo: Repository, run: str, origin: str, events_by_batch: Batches, *, forged: bool) -> None:
+    """Replace the events of an origin, with the old heads of batches, or, if `forged`, with a consistent new chain.
+
+    A batch without events is left out.
+    """
+    prefix, before = f"runs/{run}/ledger/0001/0/", list(ledger.read(repo, run, 1))
     for name in repo.store.names(prefix):
         repo.store.delete(prefix + name)
-    head = genesis(run, 1, rank)
-    for seq, events in enumerate(filled for filled in events_by_batch if filled):
-        start = head
-        for event in events:
-            head = chain(head, event)
-        previous, last = (start, head) if forged or seq >= len(before) else (before[seq].previous, before[seq].head)
-        raw = tuple(map(msgspec.Raw, events))
-        batch = Batch(run=run, attempt=1, rank=rank, seq=seq, previous=previous, head=last, events=raw)
+    seq, head = 0, ledger.start_of(run, 1, 0)
+    for old, events in zip(before, events_by_batch, strict=True):
+        by_origin: dict[str, list[bytes]] = {origin: events} if events else {}
+        for name, event in stored.events(old):
+            if name != origin:
+                by_origin.setdefault(name, []).append(bytes(event))
+        if not by_origin:
+            continue
+        raw = stored.encode_events(by_origin)
+        batch = msgspec.structs.replace(old, seq=seq, previous=head, head=chain(head, bytes(raw)), events=raw)
+        if not forged:
+            batch = msgspec.structs.replace(batch, previous=before[seq].previous, head=before[seq].head)
         repo.store.create(f"{prefix}{seq:08d}", codec.encode(batch))
+        seq, head = seq + 1, batch.head
 
 
 def forge_end(repo: Repository, run: str) -> None:
-    """Make the launcher's end event have the present heads of the ranks' chains, in a consistent chain."""
-    events_by_batch = batches(repo, run, LAUNCHER)
+    """Make the attempt's last event have the present heads of its ranks, in a consistent chain."""
+    events_by_batch = batches(repo, run, NODE)
     ended = ledger.decode_event(events_by_batch[-1][-1])
     assert isinstance(ended, AttemptEnded)
-    heads = {rank: list(ledger.read(repo, run, 1, rank))[-1].head for rank in ended.heads}
+    heads = Chain(run, 1).follow(repo).heads.by_rank
     events_by_batch[-1][-1] = codec.encode(msgspec.structs.replace(ended, heads=heads))
-    write(repo, run, LAUNCHER, events_by_batch, forged=True)
+    write(repo, run, NODE, events_by_batch, forged=True)
 
 
 def _place(events_by_batch: Batches, number: int) -> tuple[int, int]:
@@ -160,10 +163,11 @@ def reordered(events_by_batch: Batches, number: int) -> None:
 def replayed(events_by_batch: Batches, number: int) -> None:
     """Repeat an event at the end."""
     seq, place = _place(events_by_batch, number)
-    events_by_batch[-1].append(events_by_batch[seq][place])
+    last = [events for events in events_by_batch if events][-1]
+    last.append(events_by_batch[seq][place])
 
 
 HARMS: dict[str, Callable[[Batches, int], None]] = {
     harm.__name__: harm for harm in (edited, dropped, reordered, replayed)
 }
-EVENTS = {LAUNCHER: 3, "0": 7, "1": 6}
+EVENTS = {NODE: 4, "0": 7, "1": 6}

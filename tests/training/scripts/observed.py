@@ -474,18 +474,18 @@ def copied(steps: int) -> None:
     """It waits until the store, its argument, has its steps, and then for a copy of its output files."""
     runs = Path(sys.argv[3]) / "runs"
 
-    def wait_for(more: int, files: str) -> None:
+    def wait_for(files: str, text: bytes = b"") -> None:
         for _ in range(3000):
-            if len([*runs.glob(files)]) >= more:
+            if any(text in file.read_bytes() for file in runs.glob(files)):
                 return
             time.sleep(0.01)
         sys.exit(3)
 
-    wait_for(1, "*/ledger/*/0/*")
+    wait_for("*/ledger/*/0/*", b"rank-started")
     keywords(steps)
-    wait_for(2, "*/ledger/*/0/*")
+    wait_for("*/ledger/*/0/*", b"\xa4type\xa4step")
     Path("out/checkpoint.txt").write_text(str(steps))
-    wait_for(1, "*/outputs/*")
+    wait_for("*/outputs/*")
 
 
 @kind
