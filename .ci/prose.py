@@ -24,7 +24,16 @@ PHRASES = re.compile(
     re.IGNORECASE,
 )
 WHAT = re.compile(r"\bwhat\b(?! (to do|happened|changed|differs))", re.IGNORECASE)
-"""The four that are allowed are plain English."""
+"""The four allowed phrases are plain English."""
+PRONOUNS = re.compile(
+    r"\bthat of\b|\bones\b|\b(those|such|the others?|the one|one of (them|these|those)|(this|that) one(?! of)"
+    r"|(another|each|every|no) one|(an?|the) [\w-]+ one)"
+    r"(?=[.,;:!?)]|\Z| (after|alone|and|are|as it|at|before|below|between|but|by|can|did|do|does|for|from|had|has|have"
+    r"|if|in|is|it|m5ws|may|must|not|of|on|only|or|than|that|they|to|until|was|were|when|where|which|while|who|whose"
+    r"|with|without|x)\b)",
+    re.IGNORECASE,
+)
+"""Words that stand for a noun which the sentence does not name. A noun after "those", "such" or "the other" is fine."""
 WORDS_AT_MOST = 40
 """A sentence has 25 words. Longer ones are lists, mostly: this bound finds those that are not."""
 
@@ -76,6 +85,8 @@ def faults(text: str, is_docstring: bool) -> Iterator[str]:
     for match in PHRASES.finditer(text):
         yield f"private phrase: {match[0]}"
     bare = re.sub(r"`[^`]*`|\([^)]*\)|\[[^]]*\]", "x", text)
+    for match in PRONOUNS.finditer(re.sub(r"\s+", " ", bare)):
+        yield f"name the noun: {match[0]}"
     for sentence in re.split(r"(?<=[.?!:;])\s+", bare):
         if WHAT.search(sentence) and "?" not in sentence:
             yield f"a noun instead of what: {sentence[:60]}"

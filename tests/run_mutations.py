@@ -4,7 +4,7 @@ Called as: run_mutations.py [--only N]. The project's files are copied to a temp
 only in the copy. First the tests must pass there without a fault, or a failing test would prove nothing.
 
 A fault is found when a test fails. A collection error does not count. The table of results is Markdown. The exit
-status is 1 if a fault was not found. The tests are some of those that `make test` runs, by the folder and module of
+status is 1 if a fault was not found. The tests are some of the tests that `make test` runs, by the folder and module of
 the fault.
 """
 

@@ -136,7 +136,7 @@ def refuse_elsewhere(repo: Repository, run: str, home: Path) -> None:
 
 
 def deliver(repo: Repository, home: Path, opener: unsaved.Opener | None = None) -> None:
-    """Deliver the data that runs left on this machine. Skip runs that are alive, and name those with an error.
+    """Deliver the data that runs left on this machine. Skip runs that are alive, and name runs with an error.
 
     `opener` opens the store of a kept last checkpoint. Without it, kept results stay.
     """
@@ -152,7 +152,8 @@ def deliver(repo: Repository, home: Path, opener: unsaved.Opener | None = None) 
 def deliver_run(
     repo: Repository, run: str, home: Path, work_root: Path, opener: unsaved.Opener, notify: Notify | None = None
 ) -> None:
-    """Deliver, before a resume, the data of a run that is in this workspace, or in another one with this `work_root`.
+    """Deliver, before a resume, the data of a run that is in this workspace, or in another workspace with this
+    `work_root`.
 
     The ranks of a killed supervisor get time to end, and `notify` a line about them. Raises RunAlive if the run is
     alive in this workspace, and Undelivered.

@@ -137,7 +137,7 @@ def _end(chain: Chain, *, ended: bool) -> ChainEnd:
 
 
 def _checkpoints(repo: Repository, run: Run, recorded: Recorded) -> Iterator[CheckpointLine]:
-    """Yield the valid checkpoints of a run, after the one that a fork starts from."""
+    """Yield the valid checkpoints of a run, after the checkpoint that a fork starts from."""
     named: list[tuple[str, Digest, Checkpoint]] = []
     if (parent := run.parent) is not None:
         where = checkpoints.key(parent.run, parent.checkpoint)

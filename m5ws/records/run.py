@@ -13,7 +13,7 @@ Starter = Literal["torchrun", "deepspeed", "python", "accelerate", "composer", "
 
 
 class LaunchSpec(Record, frozen=True, kw_only=True):
-    """Launch settings of a run. `diff` and `reproduce` compare those that can change bits.
+    """Launch settings of a run. `diff` and `reproduce` compare the settings that can change bits.
 
     `command` is the command as typed, and `directory` the folder of the snapshot in which it starts. `nproc` is None if
     the command's own launcher chooses the number of processes.

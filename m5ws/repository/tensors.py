@@ -44,7 +44,7 @@ _ITEM_BYTES = {name: size for size, names in _SIZES.items() for name in names}
 
 
 class Box(msgspec.Struct, frozen=True, kw_only=True):
-    """A box of a tensor's grid. Its row-major bytes are those of the concatenated `parts`, after `skip_bytes`."""
+    """A box of a tensor's grid. Its row-major bytes are the bytes of the concatenated `parts`, after `skip_bytes`."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]

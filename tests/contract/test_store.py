@@ -172,7 +172,7 @@ def test_of_many_racing_writers_one_wins(any_open: Open, races: int, request: py
 
 
 def _race(store: ObjectStore, gate: threading.Barrier, writer: int, races: int) -> list[tuple[int, bytes]]:
-    """Race for one key after the other. Return the races won, with the bytes written."""
+    """Race for one key after another. Return the races won, with the bytes written."""
     won = []
     data = b"%d " % writer * (100 + writer)
     try:
@@ -183,7 +183,7 @@ def _race(store: ObjectStore, gate: threading.Barrier, writer: int, races: int) 
                 won.append((race, data))
                 assert store.get(f"refs/{race}") == data
     except BaseException:
-        # No thread waits for a failed one.
+        # No thread waits for a failed thread.
         gate.abort()
         raise
     return won

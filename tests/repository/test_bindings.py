@@ -252,7 +252,7 @@ def test_no_command_complains_of_references_that_are_where_they_belong(
 
 
 def _forge(world: World, key: str, **fields: object) -> None:
-    """Make a reference name a new record: the old one with some fields changed."""
+    """Make a reference name a new record: the old record with some fields changed."""
     _, record = bindings.checkpoint(world.repo.objects, key)
     digest = world.repo.objects.put_record(msgspec.structs.replace(record, **fields))
     world.put(key, f"{digest}\n".encode())

@@ -104,7 +104,7 @@ class KeepsReadTooEarly(PassingStore):
 
 
 class RootsReadTooEarly(PassingStore):
-    """X3 before X1: the roots are those from before the plan was published."""
+    """X3 before X1: the roots are the roots from before the plan was published."""
 
     def create(self, key: str, data: Buffer) -> None:
         if key.endswith(".plan"):
@@ -144,7 +144,7 @@ class LooksBeforeItKeeps(PassingStore):
 
 
 class DoesNotLookAgain(PassingStore):
-    """W5 omitted: the plans after the reference are assumed to be those before it."""
+    """W5 omitted: the plans after the reference are assumed to be the plans before it."""
 
     _last: tuple[str, ...] = ()
 

@@ -42,7 +42,7 @@ def opener(ceph: Ceph, endpoint: str, *, budget_s: float) -> Open:
     """Return a function that opens the S3 store of a new bucket through `endpoint`, each time as another client."""
     bucket = fresh_bucket(connect(ceph.endpoint, ceph.users["admin"]))
     url = f"s3://{bucket}/team/store?endpoint_url={endpoint}&region={REGION}&stall_s={_CLIENT_STALL_S}"
-    # Pauses are short, because the proxy needs none. The number of attempts is the same as with long ones.
+    # Pauses are short, because the proxy needs none. The number of attempts is the same as with long pauses.
     patience = RetryPolicy(budget_s=budget_s, contact_s=budget_s, first_s=0.01, longest_s=0.1)
     return lambda: S3Store(parse(url), patience)
 

@@ -45,7 +45,7 @@ def text(tmp_path: Path) -> Path:
 
 
 def shrink(workspace: Path) -> None:
-    """Make the model of a workspace one that a test has time for."""
+    """Make the model of a workspace small enough for a test."""
     config = workspace / "config.yaml"
     small = {"vocabulary": 400, "length": 32, "layers": 2, "width": 32, "steps": 6, "checkpoint_every": 3}
     lines = [

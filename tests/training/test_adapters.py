@@ -20,7 +20,7 @@ from m5ws.training.state.plain_state import RestoreError
 from tests.training.conftest import SCRIPTS
 
 _RESUMES = 2
-"""Checkpoints from which each training is resumed, of those that it makes after each step."""
+"""Checkpoints from which each training is resumed, of the checkpoints that it makes after each step."""
 
 
 def _load() -> Any:
@@ -124,7 +124,7 @@ def test_a_resume_with_other_data_is_refused(
     again, error = in_process(
         partial(use, data=frameworks.Rows(25)), resume=whole.of(CheckpointPublished)[0].checkpoint
     )
-    assert isinstance(error, RestoreError) and "another one" in str(error)
+    assert isinstance(error, RestoreError) and "next batch differs" in str(error)
     assert again.steps(0) == {}
 
 

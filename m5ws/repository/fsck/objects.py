@@ -81,7 +81,7 @@ class Holdings:
                 self.bad[digest] = "corrupt", f"it has {size} bytes, but a record names {exact}"
 
     def _take_records(self) -> None:
-        """Count records as read. Those with named slices, such as packs, are read again."""
+        """Count records as read. Records with named slices, such as packs, are read again."""
         self.read |= self._records.read & self.sizes.keys() - self._records.slices.keys()
         for digest, trouble in self._records.corrupt.items():
             if digest in self.sizes:

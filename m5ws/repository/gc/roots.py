@@ -62,7 +62,7 @@ def read(
     progress: Progress | None = None,
     workers: Workers = threads,
 ) -> Roots:
-    """Read every root. Raises NotFound, CorruptObject, UnknownSchema for a damaged one."""
+    """Read every root. Raises NotFound, CorruptObject, UnknownSchema for a damaged root."""
     reach = ReachableObjects(repo.objects)
     retired: list[RetiredReference] = []
     postponed: list[RetiredReference] = []
@@ -252,7 +252,7 @@ def _attempts(repo: Repository, reach: ReachableObjects, run: str) -> set[str]:
 def _past(
     repo: Repository, run: str, references: Sequence[RetiredReference], rules: RetentionRules, evidence: set[int]
 ) -> set[str]:
-    """Return the checkpoints that the rules retire: only those that a run could resume from."""
+    """Return the checkpoints that the rules retire: only checkpoints that a run could resume from."""
     valid = set(checkpoints.valid(repo, run))
     resumable = [
         label for reference in references if (label := reference.checkpoint) is not None and _resumable(repo, reference)

@@ -143,7 +143,7 @@ def digest(repo: Repository, run: str, label: str, recorded: Recorded | None = N
 
 
 def _event(repo: Repository, run: str, label: str) -> CheckpointPublished | None:
-    """Return the event about a checkpoint, or None. Its attempt has it, or after a kill a later one."""
+    """Return the event about a checkpoint, or None. Its attempt has it, or after a kill a later attempt."""
     try:
         return next((event for event in _published(repo, run, attempt_of(label)) if event.name == label), None)
     except (CorruptObject, UnknownSchema, NotFound):
@@ -158,7 +158,7 @@ def _published(repo: Repository, run: str, attempt: int) -> Iterator[CheckpointP
 
 
 def names(repo: Repository, run: str) -> list[str]:
-    """Return the names of all published checkpoints in order of steps, fenced ones included."""
+    """Return the names of all published checkpoints in order of steps, fenced checkpoints included."""
     return [label for label in repo.store.names(f"runs/{run}/checkpoints/") if is_name(label)]
 
 

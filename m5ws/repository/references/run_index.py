@@ -27,7 +27,7 @@ PREFIX = "index/"
 _MOST_CHARACTERS = 255
 """Length of the longest file name that all file systems take."""
 _MOST_DIGITS = 10
-"""Length of the longest number in a key: that of the step in a checkpoint's name."""
+"""Length of the longest number in a key: the number of the step in a checkpoint's name."""
 _NONE = "-"
 
 
@@ -54,7 +54,7 @@ class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunFacts(msgspec.Struct, kw_only=True):
-    """Facts of one run in the index; `ended` is the newest attempt that has ended, `losses` are those by attempt."""
+    """Facts of one run in the index; `ended` is the newest attempt that has ended, `losses` are by attempt."""
 
     created: RunCreation | None = None
     ended: AttemptEnd | None = None
@@ -79,7 +79,9 @@ def created(run: Run) -> RunCreation:
 
 
 def ended(attempt: int, node: list[AnyEvent], rank: OriginSummary | None) -> AttemptEnd | None:
-    """Return the fact of an attempt's end from the own events of node 0 and those of rank 0; None while it has none."""
+    """Return the fact of an attempt's end from the own events of node 0 and the events of rank 0; None while it has
+    none.
+    """
     last = summaries.last_step(rank.events) if rank is not None else None
     end = next((event for event in reversed(node) if isinstance(event, AttemptEnded)), None)
     if end is None:

@@ -21,7 +21,7 @@ def tokens() -> torch.Tensor:
 
 
 class Small(nn.Module):
-    """Predicts the next token from the mean of those before it."""
+    """Predicts the next token from the mean of the tokens before."""
 
     def __init__(self, vocabulary: int, hidden: int, dropout: float) -> None:
         super().__init__()

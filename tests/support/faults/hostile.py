@@ -98,7 +98,7 @@ class World:
             canary.write_text("mine")
             os.utime(canary, (1, 1))
         (self.workspace / "m5ws.toml").write_text("[mlflow]\nenabled = false\n")
-        # Every non-empty file is a large one, with its parts in its tree entry.
+        # Every non-empty file is a large file, with its parts in its tree entry.
         self.repo = Repository.create(LocalStore(self.store_dir), Format(small_bytes=1))
         self._commands = commands
 

@@ -227,7 +227,7 @@ class Connection:
         return head.closes or (framing.length is None and not framing.chunked)
 
     async def _final(self, server: Link) -> Head:
-        """Return the head of the final response. Earlier ones (100 Continue) are passed on."""
+        """Return the head of the final response. Earlier heads (100 Continue) are passed on."""
         while (head := await read_head(server.reader)) is not None:
             if head.status >= 200:
                 return head

@@ -17,7 +17,7 @@ def assert_equal(one: History, two: History) -> None:
 
 
 def assert_alike(one: History, two: History) -> None:
-    """Assert that common records are equal; either run may lack records of the other."""
+    """Assert that common records are equal; either run may lack records of the other run."""
     for rank, steps in one.steps.items():
         for number in steps.keys() & two.steps.get(rank, {}).keys():
             ours, theirs = steps[number], two.steps[rank][number]
