@@ -26,7 +26,8 @@ PHRASES = re.compile(
 WHAT = re.compile(r"\bwhat\b(?! (to do|happened|changed|differs))", re.IGNORECASE)
 """The four allowed phrases are plain English."""
 PRONOUNS = re.compile(
-    r"\bthat of\b|\bones\b|\b(those|such|the others?|the one|one of (them|these|those)|(this|that) one(?! of)"
+    r"\bthat of\b|\bones\b|\b(?<!no )one (that|which|whose|with|without)\b"
+    r"|\b(those|such|(the|all|any) others?|the one|one of (them|these|those)|(this|that) one(?! of)"
     r"|(another|each|every|no) one|(an?|the) [\w-]+ one)"
     r"(?=[.,;:!?)]|\Z| (after|alone|and|are|as it|at|before|below|between|but|by|can|did|do|does|for|from|had|has|have"
     r"|if|in|is|it|m5ws|may|must|not|of|on|only|or|than|that|they|to|until|was|were|when|where|which|while|who|whose"

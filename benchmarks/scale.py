@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +28,26 @@ from m5ws.diff import diff
 from m5ws.environment import attempt_environments
 from m5ws.records import codec
 from m5ws.records.environment import Observed
-from m5ws.records.ledger import AttemptEnded, AttemptStarted, Imported, RankEnded, RankStarted, State, Step
+from m5ws.records.ledger import (
+    NODE,
+    AttemptEnded,
+    AttemptStarted,
+    Imported,
+    NodeStarted,
+    RankEnded,
+    RankStarted,
+    State,
+    Step,
+)
 from m5ws.records.run import LaunchSpec, Run
 from m5ws.records.verdict import Verdict
 from m5ws.reports import comparison
 from m5ws.repository import reindex
 from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger.spool import RankHeads
 from m5ws.repository.references import run_index, runs, snapshots
 from m5ws.repository.repository import Repository
-from m5ws.reproduce import compare
+from m5ws.reproduce import compare, gaps
 from m5ws.runs import history, listing, run_table
 from m5ws.store.local import LocalStore
 from tests.support.records import planted
@@ -86,17 +98,25 @@ def _publish(repo: Repository, run: str, snapshot: str, number: int, **fields: A
 
 
 def _attempt(repo: Repository, run: str, steps: int, ranks: int, outcome: str) -> None:
-    launcher = ledger.ChainWriter(repo, run, 1, ledger.LAUNCHER)
-    observed = repo.objects.put_record(Observed())
-    launcher.append([codec.encode(AttemptStarted(attempt=1, host="host", observed=observed))])
-    for rank in range(ranks):
-        writer = ledger.ChainWriter(repo, run, 1, str(rank))
-        start = (RankStarted(rank=rank, world=ranks, pid=1), Imported(rank=rank, modules=("torch",)))
-        writer.append([codec.encode(event) for event in start])
-        for begin in range(1, steps + 1, _BATCH):
-            writer.append(_events(begin, min(begin + _BATCH, steps + 1), steps))
-        writer.append([codec.encode(RankEnded(rank=rank))])
-    launcher.append([codec.encode(AttemptEnded(outcome=outcome, exit_code=0))])  # type: ignore[arg-type]
+    writer, heads = ledger.ChainWriter(repo, run, 1), RankHeads(run, 1)
+
+    def publish(events: Mapping[str, Sequence[bytes]]) -> None:
+        writer.append(events)
+        for origin, stored in ((origin, stored) for origin, each in events.items() for stored in each):
+            heads.add(origin, stored)
+
+    node = NodeStarted(node=0, host="host", observed=repo.objects.put_record(Observed()))
+    publish({NODE: [codec.encode(event) for event in (AttemptStarted(attempt=1, host="host"), node)]})
+    starts = {
+        str(rank): (RankStarted(rank=rank, world=ranks, pid=1), Imported(rank=rank, modules=("torch",)))
+        for rank in range(ranks)
+    }
+    publish({rank: [codec.encode(event) for event in events] for rank, events in starts.items()})
+    for begin in range(1, steps + 1, _BATCH):
+        publish(dict.fromkeys(starts, _events(begin, min(begin + _BATCH, steps + 1), steps)))
+    publish({rank: [codec.encode(RankEnded(rank=int(rank)))] for rank in starts})
+    ended = AttemptEnded(outcome=outcome, exit_code=0, heads=heads.by_rank)  # type: ignore[arg-type]
+    publish({NODE: [codec.encode(ended)]})
 
 
 def _events(begin: int, end: int, total: int) -> list[bytes]:
@@ -130,7 +150,7 @@ def _diff(repo: Repository) -> None:
 def _compared(repo: Repository) -> None:
     found = compare.compare_histories(history.load(repo, A), history.load(repo, B))
     assert found.first() is None
-    assert not found.missing()
+    assert not gaps.missing(found)
 
 
 ROWS = {

@@ -85,6 +85,13 @@ MUTATIONS = (
         ("repository/test_ledger.py", "repository/test_hostile_stores.py"),
     ),
     Mutation(
+        "events that the ledger has are delivered again after a kill",
+        "m5ws/agent/delivery.py",
+        "pending[published.get(origin, 0) :]",
+        "pending",
+        ("agent/test_delivery.py", "repository/test_ledger.py"),
+    ),
+    Mutation(
         "a late rank's checkpoint counts although a newer attempt did not inherit it",
         "m5ws/repository/references/checkpoints.py",
         "        accepted = inherited(",

@@ -24,9 +24,9 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.fsdp import fully_shard
 
 from m5ws.records import codec
-from m5ws.records.environment import Determinism, Observed
+from m5ws.records.environment import Determinism
 from m5ws.records.launch import Context
-from m5ws.records.ledger import AttemptStarted
+from m5ws.records.ledger import NODE, AttemptStarted
 from m5ws.records.run import LaunchSpec, Run
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
@@ -265,8 +265,8 @@ def _begin_run(url: str) -> None:
     if "0" * 12 in repo.store.names("runs/"):
         return
     runs.publish(repo, Run(id="0" * 12, snapshot="0" * 64, spec=LaunchSpec(command=("x",))))
-    started = AttemptStarted(attempt=1, host="h", observed=repo.objects.put_record(Observed()))
-    ledger.ChainWriter(repo, "0" * 12, 1, ledger.LAUNCHER).append([codec.encode(started)])
+    started = AttemptStarted(attempt=1, host="h")
+    ledger.ChainWriter(repo, "0" * 12, 1).append({NODE: [codec.encode(started)]})
 
 
 TOOLS: dict[str, type[Tool]] = {

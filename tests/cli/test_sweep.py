@@ -6,8 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from m5ws.repository.repository import Repository
 from tests.cli.conftest import M5, Made
 from tests.support.records import mlflow_runs as written
 from tests.support.records import planted
+from tests.support.waiting import wait_for
 
 _LIMIT_S = 120.0
 
@@ -218,11 +217,11 @@ def test_an_interrupt_stops_the_running_and_starts_no_more(tmp_path: Path, press
     """
 
     def press() -> None:
-        _until(lambda: all(path.exists() for path in begun))
+        wait_for(lambda: all(path.exists() for path in begun))
         for press in range(1, presses + 1):
             asked = [tmp_path / f"asked-{n}-{press}" for n in range(2)]
             os.kill(os.getpid(), signal.SIGINT)
-            _until(lambda paths=asked: all(path.exists() for path in paths))  # type: ignore[misc]
+            wait_for(lambda paths=asked: all(path.exists() for path in paths))  # type: ignore[misc]
 
     thread = threading.Thread(target=press)
     thread.start()
@@ -274,7 +273,7 @@ def test_a_sweep_that_was_stopped_is_resumed_as_a_whole(
         seen += process.stderr.readlines()
     assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL), "".join(seen)
     states = _states(words, sweep)
-    _until(lambda: _states(words, sweep)["lr=2"] == "interrupted")
+    wait_for(lambda: _states(words, sweep)["lr=2"] == "interrupted")
     assert (states["lr=1"], states["lr=3"]) == ("failed", "not started")
 
     mark.touch()
@@ -297,11 +296,3 @@ def _states(words: list[str], sweep: str) -> dict[str, str]:
     done = subprocess.run([*words, "show", sweep, "--json"], capture_output=True, text=True, check=True)
     runs: list[dict[str, Any]] = json.loads(done.stdout)["runs"]
     return {run["name"]: run["state"] for run in runs}
-
-
-def _until(holds: Callable[[], bool]) -> None:
-    """Wait for a condition that other processes bring about."""
-    deadline = time.monotonic() + _LIMIT_S
-    while not holds():
-        assert time.monotonic() < deadline, "it never came to be"
-        time.sleep(0.05)

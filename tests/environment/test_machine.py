@@ -95,8 +95,9 @@ def test_observing_loads_no_torch(tmp_path: Path) -> None:
 # --- facts from torch --------------------------------------------------------------------------------------------
 
 
-def test_effective_values_come_from_a_process_with_the_environment(tmp_path: Path) -> None:
+def test_effective_values_come_from_a_process_with_the_environment_and_need_no_cache(tmp_path: Path) -> None:
     pytest.importorskip("torch")
+    (tmp_path / "cache").write_text("a file, where the cache cannot be")
     facts = observer(tmp_path).observe({"ATEN_CPU_CAPABILITY": "default"}).facts
     assert "torch.error" not in facts
     # Builds for GPUs name the version of CUDA in one of the two alone.
@@ -133,12 +134,6 @@ def test_whatever_it_depends_on_asks_again(tmp_path: Path, change: str) -> None:
         write(tmp_path / "extensions/py311_cpu/cpu_adam/cpu_adam.so", b"\x7fELF")
     observer(tmp_path, system=system).observe(environment)
     assert started(log) == 2
-
-
-def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
-    (tmp_path / "cache").write_text("a file")
-    pytest.importorskip("torch")
-    assert observer(tmp_path).observe({}).facts["torch"] is not None
 
 
 def test_a_damaged_cache_entry_is_not_used(tmp_path: Path) -> None:

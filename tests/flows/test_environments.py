@@ -85,6 +85,7 @@ def test_a_replay_is_stopped_by_another_version_of_what_was_imported_alone(place
         place.install(name, "1.0")
 
 
+@pytest.mark.long
 def test_what_only_the_replay_imported_can_change_bits(place: _Place) -> None:
     place.workspace.edit(
         "train.py", "import greeting\n", "try:\n    import idle\nexcept ImportError:\n    import greeting\n"

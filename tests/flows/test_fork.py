@@ -46,10 +46,9 @@ def test_a_fork_goes_on_bit_for_bit_and_what_is_changed_counts_at_once(
 
 @pytest.fixture(scope="module")
 def forked(base_runs: BaseRuns, tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, str, str]:
-    """A workspace with a run of one process, and a detached fork of its last checkpoint."""
+    """A workspace with a run of one process, and a fork of its last checkpoint."""
     workspace, run = base_runs.copy("fsdp", 1, tmp_path_factory.mktemp("forked"))
-    fork = workspace.m5ws("fork", run, "--set", "steps=12", "--detach").stdout.strip()
-    workspace.m5ws("logs", "-f", fork)
+    fork = workspace.json("fork", run, "--set", "steps=12")["run"]["id"]
     assert sorted(workspace.history(fork).steps[0]) == [11, 12]
     return workspace, run, fork
 

@@ -173,6 +173,6 @@ def test_a_resume_at_a_time_restores_an_earlier_copy_and_from_scratch_restores_n
     assert "--copies" in workspace.m5ws("resume", run, "--at", "1999", expect=3).stderr
     assert "0001-0-final" in workspace.m5ws("resume", run, "--at", "0001", "--dry-run").stdout
     assert "restores" not in workspace.m5ws("resume", run, "--from-scratch", "--dry-run").stdout
-    workspace.m5ws("resume", run, "--at", "0001-f")
+    workspace.m5ws("resume", run, "--at", "0001-0-f")
     workspace.m5ws("outputs", run, str(tmp_path / "out"))
     assert {path.name for path in (tmp_path / "out" / "out").iterdir()} == {f"step-{step}" for step in range(1, 5)}

@@ -8,6 +8,7 @@ import pytest
 from m5ws.errors import CorruptObject
 from m5ws.records import codec
 from m5ws.records.ledger import NODE, AttemptEnded, Batch, RankStarted, State, Step
+from m5ws.repository.fsck import fsck
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
 from m5ws.reproduce import compare, gaps
@@ -124,6 +125,20 @@ def test_a_batch_that_is_exchanged_after_it_was_checked_is_refused(repo: Reposit
     assert batch.head != other.head
     with pytest.raises(CorruptObject):
         _ = done.steps[0][5]
+
+
+@pytest.mark.parametrize("heads", [("0",), ("0", "1", "2")], ids=["events without a head", "a head without events"])
+def test_ranks_that_do_not_end_at_their_recorded_heads_are_an_error(repo: Repository, heads: tuple[str, ...]) -> None:
+    planted.run(repo, RUN)
+    planted.begin(repo, RUN)
+    writer = planted.AttemptWriter(repo, RUN, 1)
+    for rank in (0, 1):
+        writer.append(str(rank), _step(1, rank))
+    recorded = {rank: writer.heads.by_rank.get(rank, "0" * 64) for rank in heads}
+    writer.append(NODE, AttemptEnded(outcome="finished", exit_code=0, heads=recorded))
+    with pytest.raises(CorruptObject, match=r"rank [12] "):
+        history.load(repo, RUN)
+    assert "broken-chain" in {damage.kind for damage in fsck.check(repo).damage}
 
 
 # --- comparisons ----------------------------------------------------------------------------------------------------

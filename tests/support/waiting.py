@@ -5,16 +5,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-_LIMIT_S = 120.0
+_LIMIT_S = 300.0
 _Value = TypeVar("_Value")
 
 
 def wait_for(condition: Callable[[], _Value | None]) -> _Value:
-    """Return the first true value of a condition. Fail if it has none within two minutes."""
+    """Return the first true value of a condition. Fail if it has none within five minutes."""
     end_s = time.monotonic() + _LIMIT_S
     while not (value := condition()):
         assert time.monotonic() < end_s, "the condition did not become true"
-        time.sleep(0.02)
+        time.sleep(0.05)
     return value
 
 

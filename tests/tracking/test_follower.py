@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from m5ws.tracking.mlflow.run_page import DELIVERED_TAG, find
 from m5ws.tracking.mlflow.tracker import Mlflow
 from tests.support.records import mlflow_runs as written
 from tests.support.records import planted
+from tests.support.waiting import wait_for
 
 Start = Callable[..., subprocess.Popen[bytes]]
 
@@ -63,14 +63,6 @@ def _wake(process: subprocess.Popen[bytes]) -> None:
 def _deliver(tracker: Mlflow, run: Run, *, once: bool = True) -> None:
     """Deliver in this process, as a follower does with --once or at the end of its input."""
     Follower(tracker.options(run.id, once=once)).advance(last=True)
-
-
-def _until(true: Callable[[], object]) -> None:
-    """Wait for a follower. A test that waits in vain fails by the session's time limit."""
-    deadline = time.monotonic() + 90
-    while not true():
-        assert time.monotonic() < deadline, "the follower did not get there"
-        time.sleep(0.05)
 
 
 def _page(client: MlflowClient, run: Run) -> Any:
@@ -184,7 +176,7 @@ def test_it_follows_and_kills_leave_no_gap_and_no_duplicate(
             written.train(repo, run, range(last + 1, last + 101))
             last += 100
             _wake(follower)
-        _until(lambda: find(client, run.id) and len(_history(client, run, "m5ws/loss")) > seen)  # noqa: B023
+        wait_for(lambda: find(client, run.id) and len(_history(client, run, "m5ws/loss")) > seen)  # noqa: B023
         os.kill(follower.pid, signal.SIGKILL)
         follower.wait()
         seen = len(_history(client, run, "m5ws/loss"))

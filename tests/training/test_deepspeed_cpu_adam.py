@@ -228,7 +228,11 @@ def test_a_process_and_its_children_load_from_the_folder(built: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "launched_by", [[], ["-m", "torch.distributed.run", "--standalone"]], ids=["python", "torchrun"]
+    "launched_by",
+    [
+        pytest.param([], marks=pytest.mark.long, id="python"),
+        pytest.param(["-m", "torch.distributed.run", "--standalone"], id="torchrun"),
+    ],
 )
 def test_a_rank_loads_from_the_folder(launched_by: list[str], built: Path, tmp_path: Path) -> None:
     """The preparation of a rank before its script: nothing is compiled, and DeepSpeed knows the folder."""
