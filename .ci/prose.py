@@ -26,9 +26,8 @@ PHRASES = re.compile(
 WHAT = re.compile(r"\bwhat\b(?! (to do|happened|changed|differs))", re.IGNORECASE)
 """The four allowed phrases are plain English."""
 PRONOUNS = re.compile(
-    r"\bthat of\b|\bones\b|\b(?<!no )one (that|which|whose|with|without)\b"
-    r"|\b(those|such|(the|all|any) others?|the one|one of (them|these|those)|(this|that) one(?! of)"
-    r"|(another|each|every|no) one|(an?|the) [\w-]+ one)"
+    r"\b(that of|ones(?!\()|(?<!no )one (that|which|whose|with|without)|(another|each|every|no|(an?|the) [\w-]+) one)\b"
+    r"|\b(those|such|(the|all|any) others?|the one|one of (them|these|those)|(this|that) one(?! of))"
     r"(?=[.,;:!?)]|\Z| (after|alone|and|are|as it|at|before|below|between|but|by|can|did|do|does|for|from|had|has|have"
     r"|if|in|is|it|m5ws|may|must|not|of|on|only|or|than|that|they|to|until|was|were|when|where|which|while|who|whose"
     r"|with|without|x)\b)",
@@ -86,7 +85,7 @@ def faults(text: str, is_docstring: bool) -> Iterator[str]:
     for match in PHRASES.finditer(text):
         yield f"private phrase: {match[0]}"
     bare = re.sub(r"`[^`]*`|\([^)]*\)|\[[^]]*\]", "x", text)
-    for match in PRONOUNS.finditer(re.sub(r"\s+", " ", bare)):
+    for match in PRONOUNS.finditer(re.sub(r"`[^`]*`", "x", " ".join(text.split()))):
         yield f"name the noun: {match[0]}"
     for sentence in re.split(r"(?<=[.?!:;])\s+", bare):
         if WHAT.search(sentence) and "?" not in sentence:

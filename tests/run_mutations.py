@@ -68,7 +68,7 @@ MUTATIONS = (
         ("training/test_crash.py",),
     ),
     Mutation(
-        "of two writers of a key the later one wins",
+        "of two writers of a key the later writer wins",
         "m5ws/store/local.py",
         "        except FileExistsError as error:\n            raise ObjectExists(key) from error\n",
         "        except FileExistsError:\n"

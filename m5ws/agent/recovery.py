@@ -1,8 +1,8 @@
 """Delivery of data that an attempt left on its machine: after a kill, or if the store or tracker did not answer.
 
 All of it is below `.m5ws/runs`. The next m5ws command in that workspace delivers it, unless the run is alive. A process
-without an attempt's own spools never writes into its ledger, because from elsewhere a killed attempt looks like one
-that is alive. A resume in another workspace of the machine finds the attempt's directory through its work directory.
+without an attempt's own spools never writes into its ledger, because from elsewhere a killed attempt looks alive. A
+resume in another workspace of the machine finds the attempt's directory through its work directory.
 """
 
 import logging

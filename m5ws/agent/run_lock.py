@@ -1,6 +1,6 @@
 """The lock of a run on this machine, and the mark of an attempt's own directory.
 
-A supervisor holds the file `lock`, and launched processes hold `ranks` until the last one ends.
+A supervisor holds the file `lock`, and launched processes hold `ranks` until the last process ends.
 """
 
 import os

@@ -17,7 +17,7 @@ _NAMED = 5
 
 
 class EnvironmentDiffers(M5Error):
-    """The environment is not the environment that a run began in, or that its snapshot declares."""
+    """The environment differs from the start of its run, or from the declaration of its snapshot."""
 
     hint = "`--env warn` continues anyway; `m5ws resume RUN --env rebuild` rebuilds the environment of the run."
 

@@ -147,7 +147,7 @@ def plan(
     *,
     from_scratch: bool = False,
 ) -> AttemptPlan:
-    """Return the next attempt of `run`: the first if it is new, else one that resumes. Writes nothing.
+    """Return the next attempt of `run`: the first if the run is new, else a resuming attempt. Writes nothing.
 
     `home` is the workspace's `.m5ws`. Processes inherit `environment`. `saving` and `checkpoint_at` are as in
     `Context`. `python` starts the ranks. `from_scratch`: nothing of the run is restored. Raises NotFound if the store

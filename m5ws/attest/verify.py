@@ -245,7 +245,7 @@ class _Check:
     # --- objects -----------------------------------------------------------------------------------
 
     def _objects(self, *, read_data: bool) -> tuple[int, int]:
-        """Check all objects of snapshot and checkpoints. Return the number of objects read, and of objects found."""
+        """Check all objects of snapshot and checkpoints. Return the numbers of read and of only found objects."""
         records = Records(self._repo.objects)
         records.walk("snapshot", self._predicate.snapshot, Snapshot)
         for line in self._predicate.checkpoints:

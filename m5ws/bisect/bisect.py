@@ -52,8 +52,7 @@ class BisectPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The differences to test: `alone` one by one, or, if there are many, halves of all `names`, and smaller parts.
 
     `environment` has observed differences that cannot be taken from either run. `most_runs` is a bound for one cause. A
-    test for another cause takes one more run, and its search as many again. `commits` are the commits between the two
-    runs.
+    test for another cause takes one more run, and its search as many again. `commits` lie between the two runs.
     """
 
     good: str

@@ -1,4 +1,4 @@
-"""Delta debugging: reduce a set of differences that makes runs differ to one that cannot be reduced further.
+"""Delta debugging: reduce a set of differences that makes runs differ to a set that cannot be reduced further.
 
 The result is 1-minimal: without any one of its elements the runs were not seen to differ. It is the smallest set of all
 if it has one element, or if every superset of a differing set differs too. Other sets may differ as well.

@@ -226,7 +226,7 @@ class Supervisor:
             run, process, log, share = member
             exit_code = process.poll()
             for line in log.read(last=exit_code is not None):
-                # A progress bar writes its states over each other, and the last one counts.
+                # A progress bar writes its states over each other, and the last state counts.
                 text = next((state for state in reversed(line.split("\r")) if state.strip()), "")
                 if text not in ("", run.id):
                     self._say(run, text)

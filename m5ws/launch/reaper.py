@@ -2,8 +2,8 @@
 
 A process whose parent has ended becomes a child of this program (PR_SET_CHILD_SUBREAPER,
 https://man7.org/linux/man-pages/man2/prctl.2.html), also after two forks and in a session of its own. So none escapes.
-The launch has ended when its main process and all others have. A process that outlives the main process is named in the
-file `left`, and ended.
+The launch has ended when its main process and all other processes have. A process that outlives the main process is
+named in the file `left`, and ended.
 
 Ranks have a file in the folder of processes, with a text while a session handles signals. SIGTERM goes to the ranks,
 and SIGINT also to the processes of ranks without a session, as Ctrl-C in a terminal does. Without ranks, both go to the
@@ -69,7 +69,7 @@ class Reaper:
             sys.exit(128 + signal.SIGTERM)
 
     def follow(self, main: int) -> int:
-        """Wait for the process `main`, end all others, and return the wait status of `main`."""
+        """Wait for the process `main`, end all other processes, and return the wait status of `main`."""
         self._main, status = main, 0
         while (ended := os.waitpid(-1, 0))[0] != main:
             pass
@@ -164,7 +164,7 @@ def _send(pid: int, number: int) -> None:
 
 
 def _leave(status: int) -> None:
-    """End this process as the main one ended."""
+    """End this process as the main process ended."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -46,7 +46,7 @@ class FirstDifference(Record, frozen=True, kw_only=True):
 
 
 class Cause(Record, frozen=True, kw_only=True):
-    """A known cause. It is `certain` only if the evidence excludes all others."""
+    """A known cause. It is `certain` only if the evidence excludes all other causes."""
 
     kind: CauseKind
     certain: bool = False

@@ -9,7 +9,9 @@ Trainer = Literal["torchrun", "deepspeed", "python"]
 one process without torchrun's variables."""
 
 Starter = Literal["torchrun", "deepspeed", "python", "accelerate", "composer", "command"]
-"""Program that starts the processes of a run: a trainer, the launcher in the command, or `command` for any other."""
+"""Program that starts the processes of a run: a trainer, the launcher in the command, or `command` for any other
+program.
+"""
 
 
 class LaunchSpec(Record, frozen=True, kw_only=True):

@@ -134,7 +134,7 @@ def compare_replays(
 ) -> Recheck:
     """Return the result of a second replay, which differs from the first at `parted` and from the original at `again`.
 
-    Both replays agree only if the second one shows exactly the difference `found` by the first.
+    Both replays agree only if the second replay shows exactly the difference `found` by the first.
     """
     if parted is not None:
         as_original = again is None and _where(parted) == _where(divergence) and parted.replayed == divergence.original

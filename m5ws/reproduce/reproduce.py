@@ -237,7 +237,7 @@ def _replayed(
 def _repeats_inputs(repo: Repository, replay: Run) -> bool:
     """Return True if a replay has the inputs of the original.
 
-    A replay with intended changes is expected to differ, so a second one adds nothing.
+    A replay with intended changes is expected to differ, so a second replay adds nothing.
     """
     original = runs.load(repo, replay.reproduces or "")
     return (replay.snapshot, replay.spec) == (original.snapshot, original.spec)

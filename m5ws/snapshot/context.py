@@ -33,7 +33,7 @@ class CaptureContext(msgspec.Struct, frozen=True, kw_only=True):
 
     With `observe`, a new annotation has the environment of this machine.
 
-    `warnings` are the warnings of the capture, each passed to `on_warning` once.
+    `warnings` come from the capture, each passed to `on_warning` once.
     """
 
     root: Path

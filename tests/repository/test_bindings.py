@@ -35,7 +35,7 @@ _ORIGINAL = {A: A, B: B, EQUAL: A, DIVERGED: A, OTHER: B}
 
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, World]:
-    """A store without gc plans, and one with plans, which make writers wait."""
+    """A store without gc plans, and a store with plans, which make writers wait."""
     plain, planned = (World(tmp_path_factory.mktemp(name) / "w") for name in ("plain", "planned"))
     referenced.plan(planned.repo)
     _attest(plain)

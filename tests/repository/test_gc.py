@@ -87,7 +87,7 @@ def test_nothing_is_published_where_there_is_nothing_to_delete() -> None:
 def test_what_is_younger_than_asked_stays() -> None:
     repo = _filled()
     young = repo.objects.put(b"young")
-    # The store's clock counts creates: gc's own object is created right after `young`, all others before.
+    # The store's clock counts creates: gc's own object is created right after `young`, all other objects before.
     planned = gc.plan(repo, RetentionRules(), 1.5)
     assert planned.plan.young_objects == 1 and planned.plan.objects > 0
     execute.execute(repo, str(planned.id), "lock", grace_s=0.0)

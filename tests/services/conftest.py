@@ -92,7 +92,7 @@ def forked(interpreter: Callable[[Versions], Path]) -> Iterator[Callable[[Versio
 def interpreter(session_directory: Path) -> Callable[[Versions], Path]:
     """The interpreter of an environment with these packages, on top of the tests' own and `_BELOW`.
 
-    All workers share an environment. It has no pip of its own: `python -m pip` is the pip of the tests' environment.
+    All workers share an environment. It has no pip of its own: `python -m pip` runs pip of the tests' environment.
     """
 
     @cache

@@ -197,7 +197,7 @@ def _resume(place: Place, certificate: Any, example: Example) -> str:
 
 
 _SAMPLE = ("fabric", "hydra")
-"""Examples without a line that `make test-services` runs: one on two ranks, one with a folder of settings."""
+"""Examples without a line that `make test-services` runs: one on two ranks, another has a folder of settings."""
 
 
 @pytest.mark.parametrize(

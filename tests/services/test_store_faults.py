@@ -95,7 +95,7 @@ def campaign(
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5])
 def test_a_sample_of_faults_leaves_nothing_wrong(ceph: Ceph, rate: float) -> None:
-    # A drip here is as fast as the client accepts. A slower one takes a minute until the client gives up.
+    # A drip here is as fast as the client accepts. A slower drip takes a minute until the client gives up.
     result, seen = campaign(ceph, "mixed", rate, operations=100, seed=1, budget_s=20, drip_bytes_s=1 << 15)
     assert result.violations == [], result.line()
     assert result.succeeded and sum(result.by_operation.values()) == 100

@@ -92,7 +92,7 @@ def test_readers_that_are_killed_while_they_fill_harm_nobody(tmp_path: Path, kil
 
 
 def test_a_lock_of_a_killed_process_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A process waiting for a dead one would hang here.
+    # A process waiting for a dead process would hang here.
     monkeypatch.setattr(cache, "_PATIENCE_S", 10**6)
     (digest,) = _far(tmp_path, 1)
     near = CachedStore(LocalStore(tmp_path / "far"), tmp_path / "cache", 2**30)

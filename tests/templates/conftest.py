@@ -34,7 +34,7 @@ def module() -> Iterator[Callable[[str], ModuleType]]:
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    """A folder with some text in two files, and one that is not text."""
+    """A folder with some text in two files, and a file that is not text."""
     folder = tmp_path / "text"
     folder.mkdir()
     lines = [f"{number} bottles of beer on the wall, naïve {number * number} 世界\n" for number in range(3000)]

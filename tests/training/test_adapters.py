@@ -78,7 +78,7 @@ def test_a_resume_at_any_checkpoint_is_exact(
     published = whole.of(CheckpointPublished)
     assert [event.step for event in published] == list(range(1, last + 1))
     assert all("loss" in quantities and "lr" in quantities for quantities, _ in whole.steps(0).values())
-    # Any others in a campaign: `pytest --campaign-seed`.
+    # Other checkpoints in a campaign: `pytest --campaign-seed`.
     draw = random.Random(request.config.getoption("--campaign-seed") or str(settings))
     for event in draw.sample(published, min(_RESUMES, last)):
         torch.rand(event.step)

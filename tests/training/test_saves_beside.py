@@ -1,4 +1,4 @@
-"""Saves in parallel to the training: the saved state is the state of its step, whatever later steps do."""
+"""Saves in parallel to the training: the saved state belongs to its step, whatever later steps do."""
 
 import os
 import signal

@@ -1,6 +1,6 @@
 """A store that is away, full, slow or denies access while a run saves: the run does as configured, and says so.
 
-No checkpoint that was published is ever wrong: the run that goes on from it ends as one that nothing befell.
+No checkpoint that was published is ever wrong: the run that goes on from it ends as a run without trouble.
 """
 
 import os

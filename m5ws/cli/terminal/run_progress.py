@@ -75,7 +75,7 @@ class RunProgress:
         self._try(partial(self._event, rank, event))
 
     def poll(self, *, last: bool = False) -> None:
-        """Print new lines of the script; with `last`, an unfinished one too."""
+        """Print new lines of the script; with `last`, an unfinished line too."""
         if self._log is not None:
             self._try(partial(self._print_output, self._log, last=last))
 
@@ -115,7 +115,7 @@ class RunProgress:
         if lines:
             self._next_bar_s = self._clock() + _LINE_EVERY_S
         for line in lines:
-            # A progress bar writes its states over each other, and the last one counts.
+            # A progress bar writes its states over each other, and the last state counts.
             output.print_note(next((state for state in reversed(line.split("\r")) if state.strip()), ""))
 
     def _event(self, rank: str, event: AnyEvent) -> None:

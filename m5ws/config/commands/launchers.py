@@ -42,7 +42,8 @@ _MODULE_OPTIONS = ("-m", "--module", "--module_mode")
 
 
 class Command(msgspec.Struct, frozen=True):
-    """A command. `launcher` has the words before the script, `script` all others: the script, or `-m` and its module.
+    """A command. `launcher` has the words before the script, `script` the other words: the script, or `-m` and its
+    module.
 
     `starter` is None for a script without a launcher. A program that is no launcher has no `script`.
     """

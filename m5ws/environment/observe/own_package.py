@@ -51,7 +51,7 @@ def code() -> str:
 def copy(folder: Path) -> Path:
     """Return a folder for PYTHONPATH, below `folder`, that contains only this m5ws. It is made once.
 
-    Its entry points are the entry points of the installed m5ws.
+    It has the entry points of the installed m5ws.
     """
     target = folder / f"{NAME}-{_digest(_files())}"
     if target.is_dir():

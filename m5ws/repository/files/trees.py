@@ -60,7 +60,7 @@ def rewrite_tree(
 ) -> Digest:
     """Make a tree of `entries` of loaded trees durable, some with new `contents` by path, and return its digest.
 
-    `packs` are the packs of the loaded trees. A pack with the same files as a pack of the new tree is not read.
+    `packs` belong to the loaded trees. A pack with the same files as a pack of the new tree is not read.
     """
     known = {(pack.object, pack.files) for pack in packs}
     groups = PackGroups[Entry](objects.format.pack_bytes)

@@ -180,7 +180,7 @@ def _sorted_out(
     stats: Mapping[str, ObjectStat],
     may_retire: MayRetire,
 ) -> list[Judged]:
-    """Return the references in `past`, which need not stay, and add all others."""
+    """Return the references in `past`, which need not stay, and add all other references."""
     judged = []
     for reference in references:
         stat = stats.get(key(reference))
@@ -237,7 +237,7 @@ def _retired_meanwhile(repo: Repository, reference: RetiredReference) -> bool:
 def _attempts(repo: Repository, reach: ReachableObjects, run: str) -> set[str]:
     """Add the observed environments of attempts.
 
-    Return the checkpoint that the newest one resumed from, if it has not ended.
+    Return the checkpoint that the newest attempt resumed from, if it has not ended.
     """
     attempts = ledger.attempts(repo, run)
     for attempt in attempts:

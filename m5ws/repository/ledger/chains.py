@@ -113,7 +113,7 @@ class Chain:
 def find_faults(chains: Sequence[Chain], heads: Mapping[Digest, str]) -> Iterator[str]:
     """Yield the faults of the ends of an attempt's ranks, from the chains of its nodes. None before its end.
 
-    `heads` are the heads in its checkpoints, with the checkpoints' names.
+    `heads` come from its checkpoints, with the checkpoints' names.
     """
     leader = chains[0]
     if leader.ended is None:

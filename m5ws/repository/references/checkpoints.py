@@ -114,7 +114,7 @@ def find(repo: Repository, run: str, label: str, recorded: Recorded | None = Non
     """Return a checkpoint's digest and record, checked against its key and its event in the ledger.
 
     `recorded` has all events of the ledger, if the caller has read them. Otherwise the event is looked up, and a
-    damaged ledger counts as one without events. Raises NotFound, CorruptObject, Misplaced.
+    damaged ledger counts as a ledger without events. Raises NotFound, CorruptObject, Misplaced.
     """
     digest, record = read(repo, run, label)
     event = _event(repo, run, label) if recorded is None else recorded.get(label)

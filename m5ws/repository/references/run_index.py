@@ -27,7 +27,7 @@ PREFIX = "index/"
 _MOST_CHARACTERS = 255
 """Length of the longest file name that all file systems take."""
 _MOST_DIGITS = 10
-"""Length of the longest number in a key: the number of the step in a checkpoint's name."""
+"""Length of the longest number in a key: the step in a checkpoint's name."""
 _NONE = "-"
 
 
@@ -137,7 +137,7 @@ def _check(run: str, text: str) -> str:
 
 
 def add(facts: RunFacts, run: str, name: str) -> bool:
-    """Add the fact in a key's name; return False, and add nothing, if the name is not one that m5ws writes."""
+    """Add the fact in a key's name; return False, and add nothing, if m5ws does not write such a name."""
     text, _, check = name.rpartition(".")
     if check != _check(run, text):
         return False

@@ -91,7 +91,7 @@ def _batches(repo: Repository, run: str, attempt: int, node: int) -> list[str]:
 def closure(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
     """Return every object that a snapshot or run needs, with its length in bytes, in the order of publishing.
 
-    A run's objects are the objects of its ledger and checkpoints, and the checkpoint that a fork starts from; `roots`
+    A run's objects belong to its ledger, its checkpoints, and the checkpoint that a fork starts from; `roots`
     returns its other prerequisites. A fork's parent is excluded, because it would add all its checkpoints. Records are
     read and checked. The length of other objects is the minimum that their names need, which is the full length for an
     object named whole. Raises NotFound, CorruptObject.

@@ -97,7 +97,7 @@ def _refuse_foreign(source: Repository, target: Repository) -> None:
 
 
 def _there(source: Repository, target: Repository, name: str) -> bool:
-    """Return True if the target has a reference. Raises Conflict if it has another one under that name."""
+    """Return True if the target has a reference. Raises Conflict if it has another reference under that name."""
     try:
         held = target.store.get(name)
     except NotFound:

@@ -1,8 +1,8 @@
 """Causes of a difference, by rules. Each rule is a small function of the evidence that returns a cause or None.
 
-A cause is *certain* only if the evidence excludes all others. Either the first difference is itself the named cause, or
-two replays on this machine, each equal to its side, differ in recorded changes alone. Of several
-changes, `m5ws bisect` finds the changes that matter.
+A cause is *certain* only if the evidence excludes all other causes. Either the first difference is itself the named
+cause, or two replays on this machine, each equal to its side, differ in recorded changes alone. Of several changes,
+`m5ws bisect` finds the changes that matter.
 """
 
 from collections.abc import Callable, Sequence

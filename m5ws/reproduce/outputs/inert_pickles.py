@@ -96,7 +96,7 @@ class Reader(pickle.Unpickler):
 
 
 def _make_class(title: str, *arguments: Any) -> type[Inert]:
-    """Return the inert class of one that is stored by value. Leaves out the random id."""
+    """Return the inert class of a class that is stored by value. Leaves out the random id."""
     parts = (*arguments[: _TRACKER_ID[title]], *arguments[_TRACKER_ID[title] + 1 :])
     return type("Inert", (Inert,), {"title": str(arguments[1]), "parts": parts})
 

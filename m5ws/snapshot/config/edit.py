@@ -102,7 +102,7 @@ def below(values: Values, key: str) -> Values:
 def with_value(name: str, data: bytes, old: Values, key: str, text: str) -> tuple[bytes, Values]:
     """Return a file with another value of a key, and its values. `old` are its values before.
 
-    The value is the value of `text` in YAML 1.2. It is written so that PyYAML and other readers of YAML 1.1 read it
+    The value is `text`, read as YAML 1.2. It is written so that PyYAML and other readers of YAML 1.1 read it
     alike. Raises ValueError if the value or the key cannot be in the file.
     """
     value = parse(_VALUE, text.encode())

@@ -226,7 +226,7 @@ def _copy_all(repo: Any, root: Path, dataset: TrackedDataset, target: Path) -> t
 
 
 def _component(dataset: TrackedDataset, part: str) -> bytes:
-    """Return one part of a path from DVC's list of files. Raises CorruptObject for one that leaves the target."""
+    """Return one part of a path from DVC's list of files. Raises CorruptObject if the part leaves the target."""
     if part in ("", ".", "..") or "/" in part or "\0" in part:
         raise CorruptObject(f"the list of files of {os.fsdecode(dataset.path)} contains a path with {part!r}")
     return os.fsencode(part)

@@ -20,7 +20,7 @@ _NOTE_CHARACTERS = 500
 
 
 def describe_run(subject: Subject, verdicts: Sequence[Verdict], joint: JointVerdict | None = None) -> str:
-    """Return the description in Markdown. `verdicts` are the verdicts that name the run, oldest first.
+    """Return the description in Markdown. `verdicts` name the run, oldest first.
 
     `joint` is its newest joint verdict.
     """

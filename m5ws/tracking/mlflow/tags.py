@@ -34,9 +34,9 @@ _SHORT = 12
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
-    """A run with its snapshot. `facts` are the facts of its newest attempt, as its ranks observed them.
+    """A run with its snapshot. `facts` belong to its newest attempt, as its ranks observed them.
 
-    `environments`: by attempt, the differences of its environment from the first one's that can change bits.
+    `environments`: by attempt, the differences of its environment from the first attempt's that can change bits.
     """
 
     run: Run

@@ -77,7 +77,7 @@ def like(
 
 
 def as_it_is(state: Mapping[str, torch.Tensor], leaf: str, wanted: LayoutLike) -> torch.Tensor:
-    """Return the live tensor of a leaf. Raises StateError if a rebuilt one would have another layout."""
+    """Return the live tensor of a leaf. Raises StateError if a rebuilt tensor would have another layout."""
     tensor = state[leaf]
     if wanted != (now := _of(tensor, tensor.dtype)):
         raise StateError(f"{leaf} is {now}, and would be restored as {wanted}")

@@ -5,7 +5,7 @@ in which no parameters are updated twice. Steps are numbered from 1. A step that
 forward pass belongs to the next step.
 
 A step is recorded when its last optimizer has been called: before the script can save a checkpoint of it and be killed.
-Which optimizer is the last is known from earlier steps. The first step of a run is recorded when the next one begins.
+Which optimizer is the last is known from earlier steps. The first step of a run is recorded when the next step begins.
 
 The loss of an optimizer is the sum of the scalars on which `backward()` was called since the call of the optimizer
 before.

@@ -44,7 +44,7 @@ class _Unpinned(msgspec.Struct, frozen=True):
 
 
 def watch(context: Context, installs: Sequence[LocalInstall], note: Callable[[str], None]) -> None:
-    """Check each module that is loaded from a file from now on, also one that is never in `sys.modules`.
+    """Check each module that is loaded from a file from now on, also a module that is never in `sys.modules`.
 
     `installs` has the distributions that no snapshot contains. Loading code that no snapshot contains raises
     NotIsolated. `note` is called with the name of each module.

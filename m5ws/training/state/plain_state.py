@@ -1,7 +1,7 @@
 """State of schedulers, loaders and generators as plain data, and back: an explicit codec, no pickle.
 
-Only the types listed here can be stored. Any other is an error that names its path, at the start of the training and
-not at the first restore. Decoded values have the same types and bits. Only a plain dictionary with string keys is
+Only the types listed here can be stored. Any other type is an error that names its path, at the start of the training
+and not at the first restore. Decoded values have the same types and bits. Only a plain dictionary with string keys is
 decoded in the order of its keys (an OrderedDict keeps its own order).
 """
 

@@ -1,8 +1,8 @@
 """The trace of single steps: the values of each module, each backward operation, each gradient and the optimizer, in
 order.
 
-Invariant: a traced step has the same bits as any other. Hooks read and return nothing, draw no random number, and exist
-in no other step. Each rank appends its trace to a file of its own (`records.traces`).
+Invariant: a traced step has the same bits as any other step. Hooks read and return nothing, draw no random number, and
+exist in no other step. Each rank appends its trace to a file of its own (`records.traces`).
 """
 
 import contextlib

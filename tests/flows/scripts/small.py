@@ -41,7 +41,7 @@ class Small(nn.Module):
 
 
 class Loader:
-    """Random windows of the tokens. The next one depends on the loader's state alone, and on no global generator."""
+    """Random windows of the tokens. The next window depends on the loader's state alone, and on no global generator."""
 
     def __init__(self, data: torch.Tensor, batch: int, seed: int) -> None:
         self.data, self.batch = data, batch

@@ -151,7 +151,7 @@ class World:
         return self.repo.objects.put_record(record)
 
     def place(self, key: str, data: bytes) -> Path:
-        """Put bytes under a key, in place of any others."""
+        """Put bytes under a key, in place of any other bytes."""
         path = self.store_dir / key
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():

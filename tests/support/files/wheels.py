@@ -1,7 +1,7 @@
 """Wheels made here, so that real pip installs real distributions without a network.
 
 A borrowed wheel has the name and version of a distribution installed for the tests, and a `.pth` file with the path of
-its files. A virtual environment with torch then costs no more than one without.
+its files. A virtual environment with torch then costs no more than an environment without torch.
 """
 
 import base64

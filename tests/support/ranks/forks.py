@@ -163,7 +163,7 @@ def run(
 ) -> tuple[int, str]:
     """Run the words after `python` to the end, on `ranks` ranks of torchrun if given; return status and output.
 
-    The variables are the variables of a snapshot without determinism settings, and `environment`.
+    The variables are as for a snapshot without determinism settings, and `environment`.
     """
     torchrun = () if ranks is None else ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
     log = log or directory / "launcher.log"

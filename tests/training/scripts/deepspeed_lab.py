@@ -126,7 +126,7 @@ def put(repo: Repository, value: Any) -> Slice:
 
 
 def before(repo: Repository, group: Any, case: str) -> dict[str, Any]:
-    """Save a new engine, and one that was trained for three steps, for other numbers of ranks to load."""
+    """Save a new engine, and an engine after three steps, for other numbers of ranks to load."""
     training = Training(case, group)
     found = {"new": {"content": training.save(repo)[0], **described(training, case)}}
     for number in range(1, 4):
