@@ -35,7 +35,7 @@ PRONOUNS = re.compile(
 )
 """Words that stand for a noun which the sentence does not name. A noun after "those", "such" or "the other" is fine."""
 WORDS_AT_MOST = 40
-"""A sentence has 25 words. Longer ones are lists, mostly: this bound finds those that are not."""
+"""A sentence has 25 words. Longer sentences are mostly lists: this bound finds the sentences that are not."""
 
 
 def texts(path: Path) -> Iterator[tuple[int, str, bool]]:

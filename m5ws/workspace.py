@@ -199,7 +199,7 @@ class Workspace:
         except NotFound as error:
             if for_dry_run:
                 return Repository.for_dry_run(store, store_format)
-            raise NotFound(str(error), hint="`m5ws snapshot` creates it.") from error
+            raise NotFound(str(error), hint="`m5ws snapshot` creates the store.") from error
 
     def source(self) -> "Git":
         from m5ws.snapshot.sources.git import Git
@@ -300,7 +300,7 @@ def find(start: Path, environment: Mapping[str, str] = os.environ) -> Workspace:
         raise NotFound(f"no such directory: {start}", hint="Give `-C` a directory in a workspace.")
     root = next((outer for outer in (folder, *folder.parents) if (outer / FILE).is_file()), None)
     if root is None:
-        raise NotFound(f"no {FILE} in {folder} or above it", hint="`m5ws init` creates a workspace here.")
+        raise NotFound(f"no {FILE} in {folder} or a folder above", hint="`m5ws init` creates a workspace here.")
     if os.fsencode(root).decode("utf-8", "ignore") != str(root):
         raise UsageError(f"the path of the workspace is not UTF-8: {str(root)!a}", hint="Rename its folder.")
     return Workspace(root, reader.read(root / FILE), dict(environment))

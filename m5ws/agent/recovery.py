@@ -131,7 +131,7 @@ def refuse_elsewhere(repo: Repository, run: str, home: Path) -> None:
     raise RunAlive(
         f"run {run} may be alive: attempt {remote.attempt} on {remote.host} has no end, "
         f"and its last sign of life is {ago} (h:mm:ss) old",
-        hint=f"`m5ws resume {run} --take-over` resumes it here, and stops an attempt that is alive.",
+        hint=f"`m5ws resume {run} --take-over` resumes the run here, and stops an attempt that is alive.",
     )
 
 
@@ -188,7 +188,7 @@ def _deliver(
         # Any damage of this directory: no other run depends on it.
         raise Undelivered(
             f"the data that run {run_dir.name} left on this machine cannot be delivered: {str(error) or repr(error)}",
-            hint=f"The next command tries again. If {run_dir} is damaged, move it away: its data is then lost.",
+            hint=f"The next command tries again. If {run_dir} is damaged, move the folder away: its data is then lost.",
         ) from error
 
 

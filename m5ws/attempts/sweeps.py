@@ -52,7 +52,7 @@ def create(repo: Repository, base: Run, axes: Sequence[Axis]) -> Sweep:
             if spec.seed != base.spec.seed and base.parent is not None and "generators" not in base.parent.restart:
                 raise UsageError(
                     f"{OPTION} seed has no effect on a fork, which continues with the generators of its parent",
-                    hint="`--restart generators` sets them back to the seed of each run.",
+                    hint="`--restart generators` sets the generators back to the seed of each run.",
                 )
     return Sweep(id=runs.new_id(), snapshot=base.snapshot, axes=tuple(axes), name=base.name)
 

@@ -67,7 +67,8 @@ class _Check:
     def done(self, *, read_data: bool) -> Verification:
         if "run" not in self._repo.store.names(f"runs/{self._predicate.run}/"):
             raise NotFound(
-                f"run {self._predicate.run} is not in this store", hint="Fetch it from another store with `m5ws pull`."
+                f"run {self._predicate.run} is not in this store",
+                hint="Fetch the run from another store with `m5ws pull`.",
             )
         named = self._statement.named
         for number, subject in enumerate(named):

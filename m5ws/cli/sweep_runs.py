@@ -93,7 +93,7 @@ def plan_resume(repo: "Repository", sweep_id: str) -> SweepPlan:
     assert base.sweep is not None
     left = tuple(run for run in sweeps.list_all(repo, base.sweep) if run.is_waiting)
     if not left:
-        raise UsageError(f"all runs of sweep {sweep_id} have finished", hint=f"`m5ws show {sweep_id}` lists them.")
+        raise UsageError(f"all runs of sweep {sweep_id} have finished", hint=f"`m5ws show {sweep_id}` lists the runs.")
     return SweepPlan(sweep=base.sweep, base=base, runs=left)
 
 

@@ -106,7 +106,7 @@ def plan(ports: Ports, request: ReplayRequest, home: Path, author_dir: Path) -> 
     if not ledger.attempts(ports.repo, original.id):
         raise UsageError(
             f"nothing to compare with: run {original.id} has not started",
-            hint="Start it with `m5ws resume`, or name a run that was trained. `m5ws ls` lists runs.",
+            hint="Start the run with `m5ws resume`, or name a run that was trained. `m5ws ls` lists runs.",
         )
     spec = _spec(original.spec, request)
     snapshot, spec = overrides.change(ports.repo, request.snapshot or original.snapshot, spec, request.overrides)

@@ -89,7 +89,7 @@ def plan(
     """Return the plan of an export. Reads records only. Raises NotFound, CorruptObject, UsageError, MissingExtra."""
     if form == "hf" and what == "all":
         raise UsageError(
-            "--format hf cannot be combined with --tensors all: it holds weights only",
+            "--format hf cannot be combined with --tensors all: hf holds weights only",
             hint="Use --format safetensors --tensors all.",
         )
     record = repo.objects.get_record(which.digest, Checkpoint)

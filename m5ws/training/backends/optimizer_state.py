@@ -39,7 +39,7 @@ def as_optimizers(given: Any) -> tuple[torch.optim.Optimizer, ...]:
         kind = type(optimizer)
         if kind.__module__.partition(".")[0] == "deepspeed":
             raise UsageError(
-                f"the {kind.__name__} is DeepSpeed's: m5ws.session(engine=engine) restores it, with its engine",
+                f"the {kind.__name__} is DeepSpeed's: m5ws.session(engine=engine) restores optimizer and engine",
                 hint="Register the first result of deepspeed.initialize(): m5ws.session(engine=engine, …).",
             )
         if not (hasattr(optimizer, "param_groups") and hasattr(optimizer, "state")):

@@ -287,5 +287,5 @@ def verify_fingerprints(kind: str, restored: Mapping[str, str], saved: Mapping[s
         listed = ", ".join(f"{name} (saved {saved.get(name)}, restored {restored.get(name)})" for name in names[:5])
         raise RestoreError(
             f"the state restored after step {step} differs from the saved state: {len(names)} {kind} differ: {listed}",
-            hint="`m5ws fsck` checks the checkpoint for damage. If it has none, some state is not recorded.",
+            hint="`m5ws fsck` checks the checkpoint for damage. Without damage, some state is not recorded.",
         )

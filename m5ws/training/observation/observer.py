@@ -200,7 +200,9 @@ class Observer:
     def resume_at(self, step: int) -> None:
         """Continue after a step of the run. Raises UsageError after the first step."""
         if self._begun:
-            raise UsageError("m5ws.resumed_at() was called after the first step", hint="Call it before the first step.")
+            raise UsageError(
+                "m5ws.resumed_at() was called after the first step", hint="Call m5ws.resumed_at() earlier."
+            )
         self._resumed_at = step
 
     def finish(self) -> None:

@@ -86,7 +86,7 @@ def _decoded(value: Plain) -> Any:
     decoder = _DECODERS.get(value[_TAG])
     if decoder is None:
         raise RestoreError(
-            f"stored state has an unknown kind {value[_TAG]!r}", hint="A newer m5ws wrote it: upgrade m5ws."
+            f"stored state has an unknown kind {value[_TAG]!r}", hint="A newer m5ws wrote the state: upgrade m5ws."
         )
     return decoder(value)
 

@@ -171,7 +171,9 @@ def _restored(value: Any, tensors: Mapping[str, TensorRecord], make: Callable[[T
         modules.set_state_metadata(module, value["metadata"])
         return module
     if kind not in _CLASSES:
-        raise RestoreError(f"a stored DeepSpeed state has an unknown kind {kind!r}", hint="A newer m5ws wrote it.")
+        raise RestoreError(
+            f"a stored DeepSpeed state has an unknown kind {kind!r}", hint="A newer m5ws wrote the state."
+        )
     instance: Any = object.__new__(_CLASSES[kind])
     vars(instance).update(_restored(value["fields"], tensors, make))
     return instance
