@@ -243,7 +243,6 @@ class Workspace:
             root=self.root,
             variable_names=self.settings.environment.variables,
             wanted=self.settings.environment.wanted,
-            cache=self._user_cache / "machine",
             base=self.environment,
             provides=False,
         )

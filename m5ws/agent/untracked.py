@@ -22,12 +22,17 @@ def patience_s(duration_s: float) -> float:
     return min(duration_s / _SHARE, _LONGEST_S)
 
 
-def show_verdict(tracker: Tracker, home: Path, run: str) -> None:
-    """Show the verdict of a replay, or the joint verdict on a run, in the tracker, in the background."""
+def show_verdict(tracker: Tracker, home: Path, run: str, *, is_followed: bool = False) -> None:
+    """Show the verdict of a replay, or the joint verdict on a run, in the tracker, in the background.
+
+    `is_followed`: a process still delivers the run. It shows the verdict too, unless it has marked the run as tracked.
+    """
+    directory = home / "runs" / run
     try:
-        (home / "runs" / run).mkdir(parents=True, exist_ok=True)
-        (home / "runs" / run / UNTOLD).touch()
-        tracker.catch_up(run)
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / UNTOLD).touch()
+        if not is_followed or any(directory.glob(f"*/{TRACKED}")):
+            tracker.catch_up(run)
     except (M5Error, OSError) as error:
         _log.warning("the tracker lacks the verdict of run %s; `m5ws ui` sends it again: %s", run, error)
 

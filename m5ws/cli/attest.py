@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from m5ws.cli.parameters import names
-from m5ws.cli.terminal import output
+from m5ws.cli.terminal import output, progress
 from m5ws.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,8 +42,10 @@ def command(context: click.Context, run: str, key: Path | None, target: Path | N
 
     if target is not None and target.exists():
         raise UsageError(f"{target} already exists", hint="Choose another --output, or move the file away.")
-    repo = names.workspace(context).open_repository()
-    statement = attest.build(repo, ids.resolve(repo, run, ("run",))[1])
+    with progress.Bar() as bar:
+        bar("reading the evidence of the run", 0, 0)
+        repo = names.workspace(context).open_repository()
+        statement = attest.build(repo, ids.resolve(repo, run, ("run",))[1])
     body = attestation.payload(statement)
     signed: tuple[attestation.Signature, ...] = ()
     if key is not None:

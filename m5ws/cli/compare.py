@@ -44,9 +44,10 @@ def command(context: click.Context, runs: tuple[str, ...], page: Path | None, as
 
     if page is not None:
         pages.refuse_other_file(page)
-    repo = names.workspace(context).open_repository()
-    run_ids = list(dict.fromkeys(run for given in runs for run in names.find_runs(repo, given)))
     with progress.Bar() as bar:
+        bar("reading the records of the runs", 0, 0)
+        repo = names.workspace(context).open_repository()
+        run_ids = list(dict.fromkeys(run for given in runs for run in names.find_runs(repo, given)))
         compared, drawn = comparison.compare(repo, run_ids, bar)
     if page is not None:
         pages.write(page, comparison_page.build(compared, drawn))

@@ -3,7 +3,7 @@
 import click
 
 from m5ws.cli.parameters import names
-from m5ws.cli.terminal import change_text, output
+from m5ws.cli.terminal import change_text, output, progress
 
 
 @click.command("diff")
@@ -31,19 +31,21 @@ def command(context: click.Context, a: str, b: str, brief: bool, as_json: bool) 
 
     workspace = names.workspace(context)
     repo = workspace.open_repository()
-    (kind_a, id_a), (kind_b, id_b) = ids.resolve(repo, a), ids.resolve(repo, b)
-    if kind_a == kind_b == "run":
-        differences = diff.between_runs(repo, id_a, id_b)
-    else:
-        snapshot_a = runs.load(repo, id_a).snapshot if kind_a == "run" else id_a
-        snapshot_b = runs.load(repo, id_b).snapshot if kind_b == "run" else id_b
-        differences = diff.between_snapshots(repo, snapshot_a, snapshot_b)
-    differences = commit_history.detailed(differences, workspace.history())
-    within = {
-        run: attempt_environments.drift_by_attempt(repo, run)
-        for run in dict.fromkeys((id_a, id_b))
-        if kind_a == kind_b == "run"
-    }
+    with progress.Bar() as bar:
+        bar(f"comparing {a} and {b}", 0, 0)
+        (kind_a, id_a), (kind_b, id_b) = ids.resolve(repo, a), ids.resolve(repo, b)
+        if kind_a == kind_b == "run":
+            differences = diff.between_runs(repo, id_a, id_b)
+        else:
+            snapshot_a = runs.load(repo, id_a).snapshot if kind_a == "run" else id_a
+            snapshot_b = runs.load(repo, id_b).snapshot if kind_b == "run" else id_b
+            differences = diff.between_snapshots(repo, snapshot_a, snapshot_b)
+        differences = commit_history.detailed(differences, workspace.history())
+        within = {
+            run: attempt_environments.drift_by_attempt(repo, run)
+            for run in dict.fromkeys((id_a, id_b))
+            if kind_a == kind_b == "run"
+        }
     if as_json:
         return output.print_json({"a": id_a, "b": id_b, "changes": differences, "attempts": within})
     output.echo(*change_text.lines(differences, brief=brief))

@@ -32,10 +32,10 @@ def command(context: click.Context, run: str, text: str, outcome: NoteOutcome | 
     from m5ws.library import actions
 
     workspace = names.workspace(context)
-    repo = workspace.open_repository()
-    written = actions.write_note(workspace, names.find_id(repo, run, "run"), text, outcome=outcome)
     with progress.Bar() as bar:
         bar("storing the note, and showing it in MLflow", 0, 0)
+        repo = workspace.open_repository()
+        written = actions.write_note(workspace, names.find_id(repo, run, "run"), text, outcome=outcome)
         note, problem = actions.publish_note(workspace, repo, written)
     if problem is not None:
         output.warn(f"the store has the note, MLflow does not: {problem}")

@@ -44,9 +44,10 @@ def command(context: click.Context, run: str, target: Path, as_json: bool) -> No
 
     page.refuse_other_file(target)
     workspace = names.workspace(context)
-    repo = workspace.open_repository()
-    run_id = names.find_id(repo, run, "run")
     with progress.Bar() as bar:
+        bar("reading the records of the run", 0, 0)
+        repo = workspace.open_repository()
+        run_id = names.find_id(repo, run, "run")
         content = report.build(repo, run_id, bar)
     data = report_page.build(content)
     page.write(target, data)

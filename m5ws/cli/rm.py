@@ -3,7 +3,7 @@
 import click
 
 from m5ws.cli.parameters import names
-from m5ws.cli.terminal import output
+from m5ws.cli.terminal import output, progress
 from m5ws.errors import UsageError
 
 
@@ -32,12 +32,14 @@ def command(context: click.Context, runs: tuple[str, ...], dry_run: bool, lost: 
 
     workspace = names.workspace(context)
     repo = workspace.open_repository()
-    found = [run for given in runs for run in names.find_runs(repo, given)]
-    if not found:
-        raise UsageError("no run of this sweep has begun and is not removed")
-    planned = removal.plan(repo, found, lost=lost)
-    if not dry_run:
-        removal.remove(repo, planned, workspace.author())
+    with progress.Bar() as bar:
+        bar("reading the records of the runs", 0, 0)
+        found = [run for given in runs for run in names.find_runs(repo, given)]
+        if not found:
+            raise UsageError("no run of this sweep has begun and is not removed")
+        planned = removal.plan(repo, found, lost=lost)
+        if not dry_run:
+            removal.remove(repo, planned, workspace.author())
     if as_json:
         return output.print_json({"removed": planned, "dry_run": dry_run})
     rows = [(row.run, str(row.checkpoints), str(row.outputs), row.name or "") for row in planned]

@@ -7,7 +7,7 @@ import msgspec
 
 from m5ws.cli import outputs
 from m5ws.cli.parameters import names
-from m5ws.cli.terminal import output, verdict
+from m5ws.cli.terminal import output, progress, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,9 +48,11 @@ def command(context: click.Context, name: str, environment: bool, as_json: bool)
         from m5ws.cli import sweep_runs
 
         return sweep_runs.show(repo, record_id, as_json=as_json)
-    view = listing.view_run(repo, record_id) if kind == "run" else listing.view_snapshot(repo, record_id)
-    snapshot = view.run.snapshot if isinstance(view, listing.RunView) else view.id
-    view = msgspec.structs.replace(view, commit=commit_history.facts(repo, workspace.history(), snapshot))
+    with progress.Bar() as bar:
+        bar(f"reading the records of the {kind}", 0, 0)
+        view = listing.view_run(repo, record_id) if kind == "run" else listing.view_snapshot(repo, record_id)
+        snapshot = view.run.snapshot if isinstance(view, listing.RunView) else view.id
+        view = msgspec.structs.replace(view, commit=commit_history.facts(repo, workspace.history(), snapshot))
     if as_json:
         return output.print_json(view)
     output.echo(_run(view) if isinstance(view, listing.RunView) else _snapshot(view))

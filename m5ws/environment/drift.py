@@ -20,8 +20,6 @@ from m5ws.records.verdict import Change
 Rating = Literal["cannot", "can", "does"]
 
 _ORDER: tuple[Rating, ...] = ("cannot", "can", "does")
-_ERROR = "torch.error"
-"""Fact of an observation that could not start torch: facts that are missing beside it are unknown."""
 VARIABLE = "variable."
 """Prefix of facts about environment variables."""
 LOADED = "loaded."
@@ -156,10 +154,7 @@ def unmet(declared: Declared, observed: Observed) -> tuple[Change, ...]:
 
 def _facts(pinned: Mapping[str, str | None], observed: Mapping[str, str | None]) -> Iterator[Change]:
     alike = portable.is_kept(pinned, observed)
-    failed = [facts for facts in (pinned, observed) if facts.get(_ERROR) is not None]
     for name, old, new in _different(pinned, observed):
-        if name != _ERROR and any(facts.get(name) is None for facts in failed):
-            continue  # unknown there, not absent
         change = rate("environment", name, old, new)
         if alike and (under := _part_rule(portable.RULES, name)) is not None:
             change = msgspec.structs.replace(change, rating=under.rating, detail=under.why)

@@ -183,7 +183,7 @@ def execute(
     if request.explain and not stopped and interrupted is None:
         verdict, interrupted = _explained(ports, planned, comparison, verdict, listeners)
     report(progress, "publishing the verdict, also in MLflow" if ports.tracker else "publishing the verdict")
-    publish(ports, home, verdict)
+    publish(ports, home, verdict, is_followed=result.untracked == "")
     if interrupted is not None:
         raise ReplayInterrupted(
             f"{interrupted} was stopped. The first replay {verdict.outcome}: {describe_verdict(verdict)}"
@@ -348,15 +348,18 @@ def expectation_of(ports: Ports, planned: AttemptPlan, drifted: Sequence[Change]
     return expectation.expected(planned.context.determinism, host, socket.gethostname(), drifted)
 
 
-def publish(ports: Ports, home: Path, verdict: Verdict) -> Verdict:
-    """Publish a verdict, also in the tracker, and return it. If the store does not take it, it is delivered later."""
+def publish(ports: Ports, home: Path, verdict: Verdict, *, is_followed: bool = False) -> Verdict:
+    """Publish a verdict, also in the tracker, and return it. If the store does not take it, it is delivered later.
+
+    `is_followed` is as in `untracked.show_verdict`.
+    """
     try:
         runs.publish_verdict(ports.repo, verdict)
     except (M5Error, OSError) as error:
         _log.warning("the verdict could not be published; it is kept and delivered later: %s", error)
         recovery.keep_verdict(home, verdict)
     if ports.tracker is not None:
-        untracked.show_verdict(ports.tracker, home, verdict.replay)
+        untracked.show_verdict(ports.tracker, home, verdict.replay, is_followed=is_followed)
     return verdict
 
 

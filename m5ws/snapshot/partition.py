@@ -85,8 +85,9 @@ def partition_files(
     own = [path for path in state.files if path not in taken and not path.startswith(elsewhere)]
     changed = [path for path in state.changed if path not in left_out and not path.startswith(private)]
     ordered = sorted(claims, key=lambda claim: (claim.tracked is None, claim.path))
+    folder = os.path.join(root, "")
     return Partition(
-        code=tuple(SourceFile(path=path, location=os.path.join(root, os.fsdecode(path))) for path in own),
+        code=tuple(SourceFile(path=path, location=folder + os.fsdecode(path)) for path in own),
         config=config,
         tokenizer=_tokenizer_files(tokenizer, ordered),
         datasets=tuple(_datasets(tokenizer, ordered)),

@@ -191,7 +191,7 @@ def _annotation(
 
 def _observe(context: CaptureContext) -> Digest:
     """Observe this machine as training processes see it, and return the digest of the stored record."""
-    report(context.progress, "observing this machine, with torch")
+    report(context.progress, "observing this machine")
     variables = determinism.environment(context.settings.determinism) | context.settings.run.environment
     return context.repo.objects.put_record(context.observer.observe(variables))
 

@@ -5,6 +5,7 @@ has no limit.
 """
 
 import time
+from importlib import metadata
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,7 @@ from m5ws.filesystem import write_atomically
 from m5ws.records import codec
 from m5ws.records.environment import Observed
 from m5ws.records.launch import ADMITTED, OBSERVED, Admission, Context
-from m5ws.training import torch_facts
+from m5ws.training.runtime.facts import versions
 
 _POLL_S = 0.005
 
@@ -37,8 +38,17 @@ def _observe(context: Context) -> Observed:
         root=Path(orders.root),
         copies=tuple(Path(copy) for copy in (context.work_dir, orders.copy) if copy),
         variable_names=orders.variables,
-        read_torch=torch_facts.facts,
+        read_torch=_read_torch,
     ).observe({})
     if orders.rebuilt is None:
         return observed
     return msgspec.structs.replace(observed, facts=observed.facts | {"rebuilt": orders.rebuilt})
+
+
+def _read_torch() -> dict[str, str | None]:
+    """Return the versions and devices that torch has in this process, and DeepSpeed's version."""
+    try:
+        deepspeed = metadata.version("deepspeed")
+    except metadata.PackageNotFoundError:
+        deepspeed = None
+    return versions() | {"deepspeed": deepspeed}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from m5ws.environment.drift import rules
 from m5ws.environment.observe import hardware, native_libraries, variables
-from m5ws.environment.observe.torch_facts import NAMES
+from m5ws.training.runtime.facts import versions
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "environment.md"
 
@@ -36,7 +36,7 @@ def test_the_rules_are_those_of_the_table() -> None:
 def test_every_fact_is_documented() -> None:
     root = Path("/")
     facts = {**hardware.cpu(root), **hardware.gpu(root), **hardware.container(root, {}), **hardware.aws(root)}
-    for name in {*facts, *native_libraries.network({}, root), *NAMES}:
+    for name in {*facts, *native_libraries.network({}, root), *versions()}:
         assert f"`{name}`" in PAGE.read_text(), name
 
 

@@ -14,7 +14,6 @@ import pytest
 
 from m5ws.environment.observe import hardware, native_libraries, variables
 from m5ws.environment.observe.machine import Machine
-from m5ws.environment.observe.torch_facts import NAMES
 from m5ws.errors import ConfigError
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
@@ -26,39 +25,15 @@ def write(path: Path, content: str | bytes) -> Path:
     return path
 
 
-def observer(tmp_path: Path, cache: Path | None = None, **options: object) -> Machine:
-    return Machine(root=tmp_path, cache=cache or tmp_path / "cache", **options)  # type: ignore[arg-type]
-
-
-@pytest.fixture(scope="module")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache for tests that accept facts from an earlier process with torch."""
-    return tmp_path_factory.mktemp("warm")
-
-
-def counting(tmp_path: Path) -> tuple[dict[str, str], Path]:
-    """Return an environment in which every Python process writes a line to a file, and the file."""
-    log = tmp_path / "started"
-    write(tmp_path / "site" / "sitecustomize.py", f"open({str(log)!r}, 'a').write('x\\n')\n")
-    inherited = os.environ.get("PYTHONPATH", "")
-    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(tmp_path / "site"), inherited)))}, log
-
-
-def without_torch(environment: dict[str, str], tmp_path: Path) -> dict[str, str]:
-    """Return the environment with a torch that cannot be imported: the process with torch ends at once."""
-    write(tmp_path / "site" / "torch.py", "raise ModuleNotFoundError('no torch', name='torch')\n")
-    return environment
-
-
-def started(log: Path) -> int:
-    return len(log.read_text().splitlines()) if log.exists() else 0
+def observer(tmp_path: Path, **options: object) -> Machine:
+    return Machine(root=tmp_path, **options)  # type: ignore[arg-type]
 
 
 # --- this machine ----------------------------------------------------------------------------------------------
 
 
-def test_facts_of_this_machine(tmp_path: Path, warm: Path) -> None:
-    facts = observer(tmp_path, warm).observe({}).facts
+def test_facts_of_this_machine(tmp_path: Path) -> None:
+    facts = observer(tmp_path).observe({}).facts
     assert facts["python"] == platform.python_version()
     assert facts["kernel"] == os.uname().release
     assert facts["cpu.count"] == str(len(os.sched_getaffinity(0)))
@@ -69,14 +44,14 @@ def test_facts_of_this_machine(tmp_path: Path, warm: Path) -> None:
     assert facts["glibc"] == os.confstr("CS_GNU_LIBC_VERSION")
 
 
-def test_what_is_absent_is_recorded_as_absent(tmp_path: Path, warm: Path) -> None:
-    facts = observer(tmp_path, warm).observe({}).facts
+def test_what_is_absent_is_recorded_as_absent(tmp_path: Path) -> None:
+    facts = observer(tmp_path).observe({}).facts
     named = ("gpu.model", "gpu.count", "gpu.driver", "libfabric", "aws-ofi-nccl", "efa.driver", "nccl.installed")
-    assert set(named) | {"container.image", "aws.ami", "aws.instance_type"} | set(NAMES) <= facts.keys()
+    assert set(named) | {"container.image", "aws.ami", "aws.instance_type"} <= facts.keys()
 
 
-def test_distributions_are_those_of_the_interpreter(tmp_path: Path, warm: Path) -> None:
-    versions = observer(tmp_path, warm).observe({}).distributions
+def test_distributions_are_those_of_the_interpreter(tmp_path: Path) -> None:
+    versions = observer(tmp_path).observe({}).distributions
     assert versions["msgspec"] == metadata.version("msgspec")
     assert all(name == name.lower() and "_" not in name for name in versions)
 
@@ -87,76 +62,8 @@ def test_observing_loads_no_torch(tmp_path: Path) -> None:
         f"Machine(root=Path({str(tmp_path)!r})).observe({{}});"
         "print([name for name in ('torch', 'numpy', 'deepspeed', 'mlflow', 'dvc') if name in sys.modules])"
     )
-    environment = without_torch({**os.environ, "PYTHONPATH": str(tmp_path / "site")}, tmp_path)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-# --- facts from torch --------------------------------------------------------------------------------------------
-
-
-def test_effective_values_come_from_a_process_with_the_environment_and_need_no_cache(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    (tmp_path / "cache").write_text("a file, where the cache cannot be")
-    facts = observer(tmp_path).observe({"ATEN_CPU_CAPABILITY": "default"}).facts
-    assert "torch.error" not in facts
-    # Builds for GPUs name the version of CUDA in one of the two alone.
-    assert (facts["torch"] or "").partition("+")[0] == metadata.version("torch").partition("+")[0]
-    assert (facts["cpu.capability"] or "").upper() in ("DEFAULT", "NO AVX")
-    assert facts["variable.ATEN_CPU_CAPABILITY"] == "default"
-
-
-def test_a_second_observation_starts_no_process(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    environment, log = counting(tmp_path)
-    environment = without_torch(environment, tmp_path)
-    first = observer(tmp_path).observe(environment)
-    assert started(log) == 1
-    a_run = {"MLFLOW_RUN_ID": "7c1d", "M5WS_CONTEXT": "/somewhere", "TERM": "dumb"}
-    assert observer(tmp_path).observe(environment | a_run) == first
-    assert started(log) == 1
-
-
-@pytest.mark.parametrize("change", ["variable", "native", "built op"])
-def test_whatever_it_depends_on_asks_again(tmp_path: Path, change: str) -> None:
-    pytest.importorskip("torch")
-    environment, log = counting(tmp_path)
-    environment = without_torch(environment, tmp_path)
-    environment["TORCH_EXTENSIONS_DIR"] = str(tmp_path / "extensions")
-    system = tmp_path / "system"
-    system.mkdir()
-    observer(tmp_path, system=system).observe(environment)
-    if change == "variable":
-        environment["A_NAME_NOBODY_KNOWS"] = "1"
-    elif change == "native":
-        write(system / "proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Kernel Module  580.82.07  Wed\n")
-    else:
-        write(tmp_path / "extensions/py311_cpu/cpu_adam/cpu_adam.so", b"\x7fELF")
-    observer(tmp_path, system=system).observe(environment)
-    assert started(log) == 2
-
-
-def test_a_damaged_cache_entry_is_not_used(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    environment, log = counting(tmp_path)
-    environment = without_torch(environment, tmp_path)
-    first = observer(tmp_path).observe(environment)
-    (entry,) = (tmp_path / "cache").iterdir()
-    entry.write_bytes(entry.read_bytes().replace(b"null", b"nu1l"))
-    assert observer(tmp_path).observe(environment) == first
-    assert started(log) == 2
-
-
-def test_a_process_that_fails_is_named_and_not_remembered(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    write(
-        tmp_path / "site" / "sitecustomize.py",
-        "import os, sys; print('no luck', file=sys.stderr, flush=True); os._exit(3)\n",
-    )
-    facts = observer(tmp_path).observe({"PYTHONPATH": str(tmp_path / "site")}).facts
-    assert facts["torch.error"] == "exit 3: no luck"
-    assert facts["torch"] is None
-    assert not (tmp_path / "cache").exists()
 
 
 # --- environment variables -----------------------------------------------------------------------------------------
@@ -164,7 +71,6 @@ def test_a_process_that_fails_is_named_and_not_remembered(tmp_path: Path) -> Non
 
 def test_only_allowed_variables_are_recorded(tmp_path: Path) -> None:
     environment = {"NCCL_ALGO": "Ring", "MY_SETTING": "a", "AWS_SECRET_ACCESS_KEY": "hunter2", "OTHER": "hunter2"}
-    environment = without_torch(environment | {"PYTHONPATH": str(tmp_path / "site")}, tmp_path)
     machine = observer(tmp_path, variable_names=("MY_SETTING", "UNSET_SETTING"), base={})
     observed = machine.observe(environment)
     assert observed.facts["variable.NCCL_ALGO"] == "Ring"

@@ -67,3 +67,10 @@ def test_a_snapshot_record_that_was_lost_is_written_again(root: Path, repo: Repo
     repo.store.delete(key(first.id))
     assert take(root, repo).id == first.id
     assert fsck.check(repo).clean
+
+
+def test_a_snapshot_that_a_run_took_is_observed_later(repo: Repository, root: Path) -> None:
+    assert take(root, repo, observe=False).annotation.observed is None
+    assert take(root, repo, observe=False).annotated
+    assert take(root, repo).annotation.observed is not None
+    assert take(root, repo, observe=False).annotation.observed is not None

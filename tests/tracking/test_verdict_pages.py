@@ -44,3 +44,14 @@ def test_what_mlflow_did_not_take_is_delivered_later(
     (page,) = find(client, replay.id)
     assert [metric.step for metric in client.get_metric_history(page, "m5ws/loss")] == [1, 2, 3]
     assert {_tags(client, each)["m5ws.verdict"] for each in (run, replay)} == {"reproduced"}
+
+
+def test_the_process_that_delivers_a_run_shows_its_verdict(tracker: Mlflow, tmp_path: Path) -> None:
+    directory = tmp_path / "runs" / "7c1d"
+    (directory / "0001").mkdir(parents=True)
+    started = directory / "mlflow.log"
+    untracked.show_verdict(tracker, tmp_path, "7c1d", is_followed=True)
+    assert (directory / UNTOLD).exists() and not started.exists()
+    (directory / "0001" / TRACKED).touch()
+    untracked.show_verdict(tracker, tmp_path, "7c1d", is_followed=True)
+    assert started.exists()

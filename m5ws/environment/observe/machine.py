@@ -1,8 +1,7 @@
 """`Observer` of this machine, as training processes see it.
 
-Every fact is read, and none is guessed: an unknown fact is None. Facts that need torch come from a separate process
-(`torch_facts`); in a rank, which has torch, from the rank itself. Modules are imported on use, because most snapshots
-only declare.
+Every fact is read, and none is guessed: an unknown fact is None. Facts that need torch are read in ranks, which have
+it. Modules are imported on use, because most snapshots only declare.
 """
 
 import os
@@ -20,7 +19,7 @@ from m5ws.records.base import Digest
 from m5ws.records.environment import Declared, Observed, Origin
 
 if TYPE_CHECKING:
-    from m5ws.environment.observe.torch_facts import Facts
+    from m5ws.environment.observe.hardware import Facts
 
 _IMAGE = re.compile(r"[A-Za-z0-9][\w.:/-]*@sha256:[0-9a-f]{64}")
 _IMAGE_HINT = (
@@ -33,10 +32,10 @@ class Machine:
     """Observes and declares environments. `root` is the workspace; code outside it becomes a fact.
 
     `copies` are copies of the workspace, from which distributions may be installed. `variable_names` are recorded in
-    addition to the built-in variables. `read_torch` returns the facts of a process with torch; without it, a separate
-    process has them, and `cache` is a directory for them. `base` is the environment that training processes inherit,
-    `system` the root folder of /proc, /sys …. Without `provides` the files of distributions are not listed, which
-    saves a tenth of a second. Raises ConfigError for a variable with the name of a secret.
+    addition to the built-in variables. `read_torch` returns the facts from torch; without it, they are not observed.
+    `base` is the environment that training processes inherit, `system` the root folder of /proc, /sys …. Without
+    `provides` the files of distributions are not listed, which saves a tenth of a second. Raises ConfigError for a
+    variable with the name of a secret.
     """
 
     def __init__(
@@ -47,7 +46,6 @@ class Machine:
         variable_names: Sequence[str] = (),
         wanted: Mapping[str, str] | None = None,
         read_torch: "Callable[[], Facts] | None" = None,
-        cache: Path | None = None,
         base: Mapping[str, str] = os.environ,
         system: Path = Path("/"),
         provides: bool = True,
@@ -56,27 +54,18 @@ class Machine:
         self._variables = variables.allowed(variable_names)
         self._wanted = dict(wanted or {})
         self._read_torch = read_torch
-        self._cache = cache
         self._base = base
         self._system = system
         self._provides = provides
 
     def observe(self, environment: Mapping[str, str]) -> Observed:
-        """Return the observed environment, with `environment` over the variables that processes inherit.
-
-        With a cache, a second call starts no process.
-        """
+        """Return the observed environment, with `environment` over the variables that processes inherit."""
         from m5ws.environment.observe import distributions, native_libraries, own_package
-        from m5ws.environment.observe.torch_facts import NAMES, TorchFacts
 
         merged = {**self._base, **environment}
         installed = distributions.installed()
         native = self._native(merged) | {"nccl.installed": native_libraries.nccl(installed, merged, self._system)}
-        effective = (
-            TorchFacts(self._cache).read(merged, native, installed)
-            if self._read_torch is None
-            else dict.fromkeys(NAMES) | self._read_torch()
-        )
+        effective = self._read_torch() if self._read_torch is not None else {}
         origins = distributions.origins(*self._roots)
         code = distributions.outside(self._roots, merged, origins) | {"m5ws.code": own_package.code()}
         known = {name: value for name, value in effective.items() if value is not None or name not in native}

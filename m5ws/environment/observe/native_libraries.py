@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import blake3
@@ -88,9 +89,15 @@ def _find(names: Sequence[str], environment: Mapping[str, str], system: Path) ->
 
 def _cached(names: Sequence[str], system: Path) -> Iterator[Path]:
     """Yield the paths of `names` in the loader's cache; nothing for another `system` than this machine."""
-    program = shutil.which("ldconfig", path="/sbin:/usr/sbin:/usr/bin:/bin")
-    if program is None or system != Path("/"):
-        return
-    listing = subprocess.run([program, "-p"], capture_output=True, text=True, check=False, env={"LC_ALL": "C"}).stdout
-    paths = dict(re.findall(r"^\s*(\S+) \([^)]*\) => (\S+)$", listing, re.MULTILINE))
+    paths = _loader_cache() if system == Path("/") else {}
     yield from (Path(paths[name]) for name in names if name in paths)
+
+
+@cache
+def _loader_cache() -> dict[str, str]:
+    """Return the paths in the loader's cache by name."""
+    program = shutil.which("ldconfig", path="/sbin:/usr/sbin:/usr/bin:/bin")
+    if program is None:
+        return {}
+    listing = subprocess.run([program, "-p"], capture_output=True, text=True, check=False, env={"LC_ALL": "C"}).stdout
+    return dict(re.findall(r"^\s*(\S+) \([^)]*\) => (\S+)$", listing, re.MULTILINE))

@@ -153,6 +153,7 @@ def _place(number: int, ranks: int, port: int) -> dict[str, str]:
         "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "ROLE_WORLD_SIZE": world, "GROUP_WORLD_SIZE": "1",
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_RUN_ID": "forked",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }  # fmt: skip
 
 

@@ -54,6 +54,7 @@ def take(
     probe: Tokenizers | None = None,
     message: str | None = None,
     dry_run: bool = False,
+    observe: bool = True,
     warn: Warn | None = None,
 ) -> CapturedSnapshot:
     """Take a snapshot of `root` with the workspace's index. Raises as `snapshot.take`."""
@@ -67,7 +68,7 @@ def take(
         machine or Machine(),
         root / ".m5ws" / "index",
     )
-    return snapshot.take(*arguments, message=message, warn=warn, dry_run=dry_run)
+    return snapshot.take(*arguments, message=message, warn=warn, dry_run=dry_run, observe=observe)
 
 
 def names(repo: Repository, captured: CapturedSnapshot) -> dict[str, list[str]]:
