@@ -34,6 +34,8 @@ PRONOUNS = re.compile(
     re.IGNORECASE,
 )
 """Words that stand for a noun which the sentence does not name. A noun after "those", "such" or "the other" is fine."""
+TEST_NAME = re.compile(r"_(anew|asked|knows|lies|ones|said|says?|such|tells?|those|told|what|who|whose)(_|\Z)")
+"""The name of a test states its rule as subject, verb and object."""
 WORDS_AT_MOST = 40
 """A sentence has 25 words. Longer sentences are mostly lists: this bound finds the sentences that are not."""
 
@@ -47,6 +49,8 @@ def texts(path: Path) -> Iterator[tuple[int, str, bool]]:
     tree = ast.parse(content)
     docs = set()
     for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            yield node.lineno, node.name, False
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None
             docs |= {first.value} if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) else set()
@@ -84,6 +88,8 @@ def faults(text: str, is_docstring: bool) -> Iterator[str]:
         yield "name the noun that is returned"
     for match in PHRASES.finditer(text):
         yield f"private phrase: {match[0]}"
+    if text.startswith("test_") and (word := TEST_NAME.search(text)) is not None:
+        yield f"a name of a test with {word[1]}"
     bare = re.sub(r"`[^`]*`|\([^)]*\)|\[[^]]*\]", "x", text)
     for match in PRONOUNS.finditer(re.sub(r"`[^`]*`", "x", " ".join(text.split()))):
         yield f"name the noun: {match[0]}"

@@ -63,13 +63,13 @@ def training(tmp_path: Path) -> Iterator[_Training]:
         rank.close()
 
 
-def test_a_short_run_is_told_each_second(training: _Training) -> None:
+def test_events_of_a_short_run_are_delivered_each_second(training: _Training) -> None:
     for _ in range(60):
         training.step(1.0)
         assert training.told() == list(range(1, training.steps + 1))
 
 
-def test_a_day_of_steps_is_some_thousand_batches_and_seen_at_once(training: _Training) -> None:
+def test_a_day_of_steps_makes_fewer_than_2500_batches(training: _Training) -> None:
     for _ in range(86_400 // 5):
         assert training.step(5.0) == 2
     training.delivery.finish()
@@ -89,7 +89,7 @@ def test_steps_wait_a_minute_at_most(training: _Training) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_what_matters_is_told_at_once_with_all_before_it(training: _Training, rank: int) -> None:
+def test_notices_and_checkpoints_are_delivered_at_once_with_earlier_steps(training: _Training, rank: int) -> None:
     training.now_s = 1e6
     for _ in range(3):
         training.step(1.0)
@@ -104,7 +104,7 @@ def test_what_matters_is_told_at_once_with_all_before_it(training: _Training, ra
     assert training.told(1) == [1, 2, 3, 4, 5, 6]
 
 
-def test_much_does_not_wait(training: _Training) -> None:
+def test_many_bytes_of_events_are_delivered_at_once(training: _Training) -> None:
     training.now_s = 1e6
     training.step(1.0)
     for rank in training.ranks:
@@ -113,7 +113,7 @@ def test_much_does_not_wait(training: _Training) -> None:
     assert training.told() == [1, 100, 2]
 
 
-def test_an_outage_is_one_warning_when_it_begins_and_one_when_it_ends(
+def test_an_outage_causes_a_warning_at_its_beginning_and_at_its_end(
     training: _Training, caplog: pytest.LogCaptureFixture
 ) -> None:
     is_away = True

@@ -98,7 +98,7 @@ def _without_mark(one: Path, other: Path) -> None:
 
 @pytest.mark.parametrize("there", [_nothing, _copy, _without_mark])
 @pytest.mark.parametrize("moment", range(_MOMENTS))
-def test_from_elsewhere_nothing_is_written_into_a_living_attempt(
+def test_recovery_in_another_workspace_writes_nothing_into_a_live_attempt(
     repo: Repository, tmp_path: Path, there: Callable[[Path, Path], None], moment: int
 ) -> None:
     here, other = tmp_path / "here", tmp_path / "there"
@@ -126,12 +126,12 @@ def test_from_elsewhere_nothing_is_written_into_a_living_attempt(
         assert recovery.find_remote(repo, _RUN, other) is None
 
 
-def test_the_life_has_as_many_moments_as_are_tried(repo: Repository, tmp_path: Path) -> None:
+def test_the_planted_attempt_has_the_number_of_moments_that_the_tests_try(repo: Repository, tmp_path: Path) -> None:
     planted.run(repo, _RUN)
     assert len(list(_life(_Attempt(repo, tmp_path)))) == _MOMENTS
 
 
-def test_an_attempt_that_was_superseded_is_ended_by_its_own_machine_alone(repo: Repository, tmp_path: Path) -> None:
+def test_a_superseded_attempt_is_ended_by_its_own_machine_alone(repo: Repository, tmp_path: Path) -> None:
     planted.run(repo, _RUN)
     first = _Attempt(repo, tmp_path / "here")
     for _ in _life(first):
@@ -149,7 +149,9 @@ def test_an_attempt_that_was_superseded_is_ended_by_its_own_machine_alone(repo: 
     assert ends == [True, False]
 
 
-def test_who_planned_an_attempt_that_another_began_does_not_own_it(repo: Repository, tmp_path: Path) -> None:
+def test_a_workspace_does_not_own_a_planned_attempt_that_another_workspace_began(
+    repo: Repository, tmp_path: Path
+) -> None:
     planted.run(repo, _RUN)
     late = _Attempt(repo, tmp_path / "late")
     late.says(NODE, AttemptStarted(time_s=time.time() - 61, attempt=1, host=_HOST))
@@ -160,7 +162,7 @@ def test_who_planned_an_attempt_that_another_began_does_not_own_it(repo: Reposit
     assert recovery.find_remote(repo, _RUN, tmp_path / "late") is not None
 
 
-def test_a_moved_workspace_keeps_its_attempts_and_a_copied_one_has_none(repo: Repository, tmp_path: Path) -> None:
+def test_a_moved_workspace_owns_its_attempts_and_a_copied_workspace_owns_none(repo: Repository, tmp_path: Path) -> None:
     planted.run(repo, _RUN)
     attempt = _Attempt(repo, tmp_path / "here")
     attempt.begins()

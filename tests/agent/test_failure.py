@@ -73,7 +73,7 @@ def test_a_single_process_is_rank_0(status: int, words: str) -> None:
     assert _describe(failures, {0: status}) == words, "a process can die after the end of its script"
 
 
-def test_a_rank_that_recorded_its_end_was_not_killed_before_it() -> None:
+def test_a_rank_with_a_recorded_end_does_not_count_as_killed() -> None:
     failures = Failures()
     failures.add(RankEnded(time_s=1.0, rank=0, failure=Failure(type="ValueError", text="no")))
     assert _describe(failures, {0: -signal.SIGABRT}) == "ValueError: no"
@@ -84,7 +84,7 @@ _FAILED = st.integers(-15, -1) | st.integers(1, 255)
 
 
 @given(statuses=st.dictionaries(st.integers(0, 99), st.tuples(_FAILED, st.booleans()), min_size=1))
-def test_statuses_are_those_of_ranks_that_torchrun_did_not_stop(
+def test_statuses_omit_ranks_that_torchrun_stopped(
     tmp_path_factory: pytest.TempPathFactory, statuses: dict[int, tuple[int, bool]]
 ) -> None:
     failures = {rank: ProcessFailure(rank, 1000 + rank, status, "") for rank, (status, _) in statuses.items()}
@@ -98,7 +98,7 @@ def test_statuses_are_those_of_ranks_that_torchrun_did_not_stop(
     assert read_statuses(log) == {rank: status for rank, (status, is_stopped) in statuses.items() if not is_stopped}
 
 
-def test_a_log_without_statuses_has_none(tmp_path: Path) -> None:
+def test_a_log_without_statuses_gives_an_empty_mapping(tmp_path: Path) -> None:
     assert read_statuses(tmp_path / "missing.log") == {}
     (tmp_path / "launcher.log").write_bytes(b"\xff" * (2**20 + 1))
     assert read_statuses(tmp_path / "launcher.log") == {}

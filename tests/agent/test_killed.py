@@ -120,7 +120,7 @@ def _count_writes(folder: Path) -> int:
     return 1000 - dying.lives
 
 
-def test_a_recovery_that_is_killed_at_any_write_is_done_by_the_next(tmp_path: Path) -> None:
+def test_the_next_recovery_completes_a_recovery_killed_at_any_write(tmp_path: Path) -> None:
     writes = _count_writes(tmp_path / "whole")
     assert writes >= 5
     for lives in range(writes):
@@ -138,7 +138,7 @@ def test_a_recovery_that_is_killed_at_any_write_is_done_by_the_next(tmp_path: Pa
         _assert_ended_once(home.repo)
 
 
-def test_a_second_recovery_beside_the_first_does_nothing(home: _Home, tmp_path: Path) -> None:
+def test_a_concurrent_second_recovery_records_no_events(home: _Home, tmp_path: Path) -> None:
     home.start()
     beside: list[int] = []
 
@@ -166,7 +166,7 @@ def test_files_of_a_live_attempt_are_never_stored(home: _Home, tmp_path: Path, w
         assert directories.find(directory) is not None
 
 
-def test_a_resume_in_another_workspace_of_the_machine_stores_them(home: _Home, tmp_path: Path) -> None:
+def test_a_resume_in_another_workspace_of_the_machine_stores_the_output_files(home: _Home, tmp_path: Path) -> None:
     home.start()
     there = tmp_path / "another"
     with pytest.raises(run_lock.RunAlive):
@@ -177,7 +177,7 @@ def test_a_resume_in_another_workspace_of_the_machine_stores_them(home: _Home, t
     _assert_ended_once(home.repo)
 
 
-def test_from_another_host_a_shared_work_directory_is_left_alone(
+def test_recovery_on_another_host_leaves_a_shared_work_directory_unchanged(
     home: _Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home.start()
@@ -196,7 +196,7 @@ def test_an_attempt_that_was_killed_before_its_launch_stores_nothing(home: _Home
 
 
 @pytest.mark.parametrize("record", [b"", b"\x81"])
-def test_a_damaged_record_of_the_inputs_stores_nothing(home: _Home, record: bytes) -> None:
+def test_no_output_files_are_stored_if_the_record_of_inputs_is_damaged(home: _Home, record: bytes) -> None:
     (home.start() / "inputs").write_bytes(record)
     home.deliver()
     assert stored_outputs.names(home.repo, _RUN) == [] and isinstance(_events(home.repo)[-1], AttemptEnded)

@@ -44,7 +44,7 @@ def _steps(directory: Path, attempt: int, first: int, last: int, loss: str = "0x
         spool.append(Step(step=number, quantities={"loss": loss}))
 
 
-def test_an_attempt_whose_supervisor_was_killed_is_delivered_and_ended(repo: Repository, tmp_path: Path) -> None:
+def test_recovery_delivers_and_ends_an_attempt_with_a_killed_supervisor(repo: Repository, tmp_path: Path) -> None:
     directory = _begun(repo, tmp_path)
     _steps(directory, 1, 1, 5)
     recovery.deliver(repo, tmp_path)
@@ -56,7 +56,7 @@ def test_an_attempt_whose_supervisor_was_killed_is_delivered_and_ended(repo: Rep
     assert len(list(repo.store.list("runs/"))) == before
 
 
-def test_the_work_directory_of_a_killed_attempt_is_given_back(repo: Repository, tmp_path: Path) -> None:
+def test_recovery_moves_the_work_directory_of_a_killed_attempt_back(repo: Repository, tmp_path: Path) -> None:
     directory = _begun(repo, tmp_path / "home")
     where = (tmp_path / "root", directory, _RUN, tmp_path / "checkout", lambda *_: False)
     work = directories.make(*where).path
@@ -69,7 +69,7 @@ def test_the_work_directory_of_a_killed_attempt_is_given_back(repo: Repository, 
     assert not (directory / "work").is_symlink() and not work.exists()
 
 
-def test_a_checkpoint_whose_event_was_lost_in_a_kill_is_recorded(repo: Repository, tmp_path: Path) -> None:
+def test_recovery_records_a_published_checkpoint_without_an_event(repo: Repository, tmp_path: Path) -> None:
     directory = _begun(repo, tmp_path)
     _steps(directory, 1, 1, 5)
     content = Content(format="dcp/1", world=1)
@@ -79,7 +79,7 @@ def test_a_checkpoint_whose_event_was_lost_in_a_kill_is_recorded(repo: Repositor
     assert list(unrecorded.events(repo, _RUN, 1)) == []
 
 
-def test_a_damaged_checkpoint_does_not_keep_an_attempt_from_being_ended(repo: Repository, tmp_path: Path) -> None:
+def test_recovery_ends_an_attempt_despite_a_damaged_checkpoint(repo: Repository, tmp_path: Path) -> None:
     directory = _begun(repo, tmp_path)
     _steps(directory, 1, 1, 5)
     record = planted.checkpoint(repo, _RUN, 4, Content(format="dcp/1", world=1))
@@ -89,7 +89,7 @@ def test_a_damaged_checkpoint_does_not_keep_an_attempt_from_being_ended(repo: Re
 
 
 @pytest.mark.parametrize("lock", ["lock", "ranks"])
-def test_a_run_whose_supervisor_or_ranks_are_alive_is_left_alone(repo: Repository, tmp_path: Path, lock: str) -> None:
+def test_recovery_skips_a_run_with_a_live_supervisor_or_live_ranks(repo: Repository, tmp_path: Path, lock: str) -> None:
     directory = _begun(repo, tmp_path)
     _steps(directory, 1, 1, 5)
     with open(directory.parent / lock, "a") as held:
@@ -113,7 +113,7 @@ def test_a_resume_names_the_live_ranks_of_an_earlier_attempt(tmp_path: Path) -> 
     assert len(lines) == 1 and f" {process.pid} " in lines[0]
 
 
-def test_what_cannot_be_delivered_now_keeps_nobody_from_reading(repo: Repository, tmp_path: Path) -> None:
+def test_a_failed_delivery_raises_no_error_and_is_retried_later(repo: Repository, tmp_path: Path) -> None:
     directory = _begun(repo, tmp_path)
     _steps(directory, 1, 1, 5)
     batch = Path(repo.store.url) / f"runs/{_RUN}/ledger/0001/0/00000001"
@@ -142,7 +142,7 @@ def test_a_dropped_end_of_a_ledger_is_found(repo: Repository, tmp_path: Path) ->
     assert [one.kind for one in fsck.check(repo).damage if one.kind == "broken-chain"] == ["broken-chain"]
 
 
-def test_an_inexact_resume_is_seen_after_another_resume_too(repo: Repository, tmp_path: Path) -> None:
+def test_an_inexact_resume_is_detected_after_a_second_resume(repo: Repository, tmp_path: Path) -> None:
     """Attempt 1 reaches step 9. Attempt 2 goes back to 4 and dies at once. Attempt 3 repeats steps of attempt 1."""
     for attempt, last in ((1, 9), (2, 4)):
         directory = _begun(repo, tmp_path, attempt, "0000000004-0001" if attempt > 1 else None)
@@ -153,7 +153,7 @@ def test_an_inexact_resume_is_seen_after_another_resume_too(repo: Repository, tm
     assert "step 7" in watch.compare("0", Step(step=7, quantities={"loss": "0x1p+1"}))[0]
 
 
-def test_a_verdict_that_the_store_did_not_take_is_published_later(repo: Repository, tmp_path: Path) -> None:
+def test_a_kept_verdict_is_published_by_a_later_recovery(repo: Repository, tmp_path: Path) -> None:
     verdict = Verdict(run="b" * 12, replay=_RUN, outcome="reproduced")
     planted.run(repo, _RUN, reproduces="b" * 12)
     recovery.keep_verdict(tmp_path, verdict)
@@ -162,7 +162,7 @@ def test_a_verdict_that_the_store_did_not_take_is_published_later(repo: Reposito
     recovery.deliver(repo, tmp_path)
 
 
-def test_a_damaged_verdict_keeps_no_other_from_being_published(repo: Repository, tmp_path: Path) -> None:
+def test_a_damaged_verdict_does_not_block_other_verdicts(repo: Repository, tmp_path: Path) -> None:
     for replay in (_RUN, "c" * 12):
         planted.run(repo, replay, reproduces="b" * 12)
         recovery.keep_verdict(tmp_path, Verdict(run="b" * 12, replay=replay, outcome="reproduced"))

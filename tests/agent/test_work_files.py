@@ -49,14 +49,14 @@ def _left(directory: Path) -> set[str]:
     return {str(path.relative_to(work)) for path in work.rglob("*") if path.is_symlink() or not path.is_dir()}
 
 
-def test_stored_output_files_of_an_attempt_are_removed_and_nothing_else(repo: Repository, directory: Path) -> None:
+def test_only_stored_output_files_of_an_attempt_are_removed(repo: Repository, directory: Path) -> None:
     (directory / "work" / "out" / "metrics.json").write_text("[]")  # changed since
     removed = work_files.remove_outputs(repo, _RUN, 1, directory)
     assert (removed.files, removed.left) == (3, 5)
     assert _left(directory) == {"out/metrics.json", "train.py", "data/a.txt", *_OTHERS}
 
 
-def test_old_attempts_lose_their_unchanged_inputs_too(repo: Repository, directory: Path, tmp_path: Path) -> None:
+def test_unchanged_inputs_of_old_attempts_are_removed(repo: Repository, directory: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     before = _left(directory)
     planned = work_files.remove_old(repo, home, 0.0, dry_run=True)
@@ -66,7 +66,7 @@ def test_old_attempts_lose_their_unchanged_inputs_too(repo: Repository, director
     assert _left(directory) == {"data/a.txt", *_OTHERS}
 
 
-def test_an_attempt_that_is_alive_or_not_delivered_keeps_all(repo: Repository, directory: Path, tmp_path: Path) -> None:
+def test_a_live_or_undelivered_attempt_keeps_all_files(repo: Repository, directory: Path, tmp_path: Path) -> None:
     before = _left(directory)
     with run_lock.lock_run(directory.parent):
         work_files.remove_old(repo, tmp_path / "home", 0.0)
@@ -92,7 +92,9 @@ def test_an_empty_work_directory_is_removed_on_any_file_system(
     assert not work.is_symlink() and not work.exists() and not home.exists()
 
 
-def test_a_kill_at_any_moment_leaves_all_that_is_not_stored(repo: Repository, directory: Path, tmp_path: Path) -> None:
+def test_a_kill_during_the_removal_leaves_all_files_that_are_not_stored(
+    repo: Repository, directory: Path, tmp_path: Path
+) -> None:
     for moment in range(1, 6):
         status = _killed_at(moment, lambda: work_files.remove_old(repo, tmp_path / "home", 0.0))
         assert status in (0, 9)

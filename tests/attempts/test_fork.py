@@ -52,7 +52,7 @@ def _collect(repo: Repository) -> None:
         execute.execute(repo, plan, "lock", grace_s=0.0)
 
 
-def test_a_fork_goes_on_as_its_parent_but_for_what_is_said(repo: Repository, parent: Run) -> None:
+def test_a_fork_has_the_settings_of_its_parent_except_for_given_options(repo: Repository, parent: Run) -> None:
     same = _fork(repo, f"{parent.id}@8")
     assert (same.snapshot, same.spec) == (parent.snapshot, parent.spec)
     assert same.parent is not None and same.parent.settings == "checkpoint"
@@ -66,7 +66,7 @@ def test_a_fork_goes_on_as_its_parent_but_for_what_is_said(repo: Repository, par
         _fork(repo, parent.id, options=planning.RunOptions(command=("train.py", "--token=ghp_" + "a1B2" * 9)))
 
 
-def test_gc_keeps_what_a_fork_starts_from_and_its_name(repo: Repository, parent: Run) -> None:
+def test_gc_keeps_the_start_checkpoint_of_a_fork_and_the_checkpoint_name(repo: Repository, parent: Run) -> None:
     before = _fork(repo, f"{parent.id}@4")
     runs.publish(repo, before)
     written.begin(repo, before, resume=checkpoints.name(4, 1))
@@ -76,7 +76,7 @@ def test_gc_keeps_what_a_fork_starts_from_and_its_name(repo: Repository, parent:
     assert fsck.check(repo).clean
 
 
-def test_what_gc_retired_meanwhile_is_not_forked(repo: Repository, parent: Run) -> None:
+def test_a_fork_from_a_checkpoint_that_gc_retired_is_not_published(repo: Repository, parent: Run) -> None:
     late = _fork(repo, f"{parent.id}@4")
     _collect(repo)
     with pytest.raises(NotFound):
@@ -84,7 +84,7 @@ def test_what_gc_retired_meanwhile_is_not_forked(repo: Repository, parent: Run) 
     assert fsck.check(repo).clean and late.id not in runs.ids(repo)
 
 
-def test_a_fork_keeps_its_start_without_its_parents_reference(repo: Repository, parent: Run) -> None:
+def test_a_fork_keeps_its_start_checkpoint_without_the_reference_of_its_parent(repo: Repository, parent: Run) -> None:
     record = _fork(repo, f"{parent.id}@4")
     runs.publish(repo, record)
     # A fork that was published after the references were listed has the objects, and not the name.
@@ -94,7 +94,9 @@ def test_a_fork_keeps_its_start_without_its_parents_reference(repo: Repository, 
     assert record.parent is not None and repo.objects.get_record(record.parent.digest, Checkpoint).step == 4
 
 
-def test_a_copy_brings_the_checkpoint_and_not_the_parent(repo: Repository, parent: Run, tmp_path: Path) -> None:
+def test_a_copied_fork_includes_its_start_checkpoint_and_not_its_parent(
+    repo: Repository, parent: Run, tmp_path: Path
+) -> None:
     record = _fork(repo, f"{parent.id}@4")
     runs.publish(repo, record)
     target = Repository.create(LocalStore(tmp_path / "target"))
@@ -109,7 +111,7 @@ def test_a_copy_brings_the_checkpoint_and_not_the_parent(repo: Repository, paren
     assert lineage.chain(target, record)[1] and fsck.check(target).clean
 
 
-def test_records_that_lie_about_where_they_start_are_found_out(repo: Repository, parent: Run, tmp_path: Path) -> None:
+def test_a_fork_record_with_a_false_start_checkpoint_is_refused(repo: Repository, parent: Run, tmp_path: Path) -> None:
     record = _fork(repo, f"{parent.id}@4")
     assert record.parent is not None
     lie = msgspec.structs.replace(record.parent, checkpoint=checkpoints.name(8, 1))
@@ -119,7 +121,7 @@ def test_records_that_lie_about_where_they_start_are_found_out(repo: Repository,
     assert lineage.chain(repo, circle) == ((circle.parent,), False)
 
 
-def test_damage_to_what_a_fork_starts_from_is_named(repo: Repository, parent: Run) -> None:
+def test_fsck_names_the_fork_that_a_missing_start_checkpoint_harms(repo: Repository, parent: Run) -> None:
     record = _fork(repo, f"{parent.id}@4")
     runs.publish(repo, record)
     assert record.parent is not None

@@ -18,7 +18,7 @@ def _stages(lab: Lab, folder: Path) -> list[str]:
     return [stage.partition(" ")[0] for stage in dict.fromkeys(stages)]
 
 
-def test_the_stages_of_an_attempt(repo: Repository, tmp_path: Path) -> None:
+def test_an_attempt_reports_its_stages_in_order(repo: Repository, tmp_path: Path) -> None:
     lab = Lab(repo, tmp_path)
     lab.train("a", lambda bad, step: 0.0)
     assert _stages(lab, tmp_path) == ["materialising", "starting", "observing", "running", "storing", "removing"]

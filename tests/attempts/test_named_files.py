@@ -23,7 +23,7 @@ from tests.support.records import planted
         ("srun", None),
     ],
 )
-def test_a_missing_script_is_refused_with_similar_ones(
+def test_the_error_for_a_missing_script_suggests_a_similar_script(
     repo: Repository, tmp_path: Path, script: str, suggested: str | None
 ) -> None:
     root = tmp_path / "w"

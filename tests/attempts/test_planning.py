@@ -26,7 +26,7 @@ _TOKEN = "hf" + "_" + "aBcDeFgHiJkLmNoPqRsTuVwXyZ012345"
 @pytest.mark.parametrize(
     "command", [("t.py", f"--token={_TOKEN}"), ("t.py", "--db", "postgres://ada:s3cretpassword@host/db")]
 )
-def test_secrets_in_what_a_run_is_told_are_refused(command: tuple[str, ...]) -> None:
+def test_secrets_in_the_command_or_environment_of_a_run_are_refused(command: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match="secret"):
         planning.spec(RunSettings(), planning.RunOptions(command=command))
     with pytest.raises(UsageError, match=r"environment\.WANDB_API_KEY"):
@@ -51,7 +51,7 @@ def test_a_script_that_the_snapshot_does_not_have_is_refused_before_the_launch(
     assert raised.value.hint
 
 
-def test_a_plan_is_a_record_that_writes_nothing(repo: Repository, tmp_path: Path) -> None:
+def test_planning_a_run_writes_nothing(repo: Repository, tmp_path: Path) -> None:
     here = find(make_workspace(tmp_path / "w", "plain.py").root)
     taken = _take(here, repo, tmp_path)
     before = [found.key for found in repo.store.list("")]
@@ -71,7 +71,7 @@ def test_a_plan_is_a_record_that_writes_nothing(repo: Repository, tmp_path: Path
 
 
 @pytest.mark.parametrize("is_new", [True, False])
-def test_only_a_run_that_has_an_environment_is_led_to_its_rebuilding(is_new: bool) -> None:
+def test_only_an_existing_run_gets_the_hint_to_rebuild_its_environment(is_new: bool) -> None:
     change = drift.rate("declared", "image", "registry/train@sha256:0", None)
     with pytest.raises(environment_check.EnvironmentDiffers, match="image") as raised:
         environment_check.refuse((change,), is_new=is_new)
@@ -89,7 +89,7 @@ def test_folders_of_the_workspace_on_pythonpath_are_recorded_with_the_run(tmp_pa
     ("settings", "names"),
     [(RunSettings(trainer="deepspeed"), "DeepSpeed"), (RunSettings(environment={"MKL_CBWR": "AVX2"}), "MKL_CBWR")],
 )
-def test_what_keeps_no_portable_bits_is_refused_before_the_launch(
+def test_settings_without_portable_bits_are_refused_before_the_launch(
     repo: Repository, tmp_path: Path, settings: RunSettings, names: str
 ) -> None:
     workspace = make_workspace(tmp_path / "w", "plain.py")

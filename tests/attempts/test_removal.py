@@ -70,7 +70,9 @@ def _collect(repo: Repository, home: Path) -> int:
         return execute.execute(repo, planned.id, holder, grace_s=0.0).size_bytes
 
 
-def test_gc_deletes_what_a_removed_run_alone_needs_and_leaves_its_records(repo: Repository, tmp_path: Path) -> None:
+def test_gc_deletes_objects_that_only_a_removed_run_needs_and_keeps_its_records(
+    repo: Repository, tmp_path: Path
+) -> None:
     _train(repo, A)
     _train(repo, B)
     assert _collect(repo, tmp_path / "home") == 0
@@ -85,13 +87,13 @@ def test_gc_deletes_what_a_removed_run_alone_needs_and_leaves_its_records(repo: 
     assert _collect(repo, tmp_path / "home") == 0
 
 
-def test_a_young_checkpoint_of_a_removed_run_stays_until_it_is_old_enough(repo: Repository) -> None:
+def test_gc_keeps_a_young_checkpoint_of_a_removed_run(repo: Repository) -> None:
     _train(repo, A)
     _remove(repo, A)
     assert gc.plan(repo, RetentionRules(), 3600.0).id is None
 
 
-def test_a_removed_run_is_neither_resumed_nor_forked_nor_removed_again(repo: Repository) -> None:
+def test_a_removed_run_cannot_be_resumed_forked_or_removed_again(repo: Repository) -> None:
     _train(repo, A)
     digest = checkpoints.digest(repo, A, checkpoints.name(1, 1))
     _remove(repo, A)
@@ -104,7 +106,7 @@ def test_a_removed_run_is_neither_resumed_nor_forked_nor_removed_again(repo: Rep
         removal.plan(repo, [A])
 
 
-def test_what_rests_on_a_run_is_named_and_removed_only_with_it(repo: Repository, tmp_path: Path) -> None:
+def test_dependents_of_a_run_are_named_and_block_its_removal(repo: Repository, tmp_path: Path) -> None:
     _train(repo, A)
     _train(repo, B, purpose="reproduce", reproduces=A)
     with pytest.raises(RunNeeded, match=f"run {B} reproduces {A}"):
@@ -140,7 +142,7 @@ def test_a_run_without_an_end_is_removed_only_if_its_machine_was_lost(repo: Repo
     assert [one.checkpoints for one in removal.plan(repo, [A], lost=True)] == [2]
 
 
-def test_the_run_index_hides_nothing_that_rests_on_a_run_and_ends_none(repo: Repository) -> None:
+def test_a_forged_run_index_hides_no_dependents_and_ends_no_run(repo: Repository) -> None:
     _train(repo, A)
     _train(repo, B, purpose="reproduce", reproduces=A)
     forge_creation(repo, B, reproduces=None)
@@ -158,7 +160,7 @@ def test_the_run_index_hides_nothing_that_rests_on_a_run_and_ends_none(repo: Rep
             removal.plan(repo, [C])
 
 
-def test_a_replay_whose_record_is_damaged_still_needs_its_original(repo: Repository) -> None:
+def test_a_replay_with_a_damaged_record_still_blocks_removal_of_its_original(repo: Repository) -> None:
     _train(repo, A)
     _train(repo, B, purpose="reproduce", reproduces=A)
     repo.store.delete(f"runs/{B}/run")

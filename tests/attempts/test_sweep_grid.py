@@ -18,7 +18,7 @@ from m5ws.errors import UsageError
         ("time=12:30,12:40", "time", ("12:30", "12:40")),
     ],
 )
-def test_an_option_is_a_key_with_its_values(text: str, key: str, values: tuple[str, ...]) -> None:
+def test_a_sweep_option_is_parsed_into_a_key_and_values(text: str, key: str, values: tuple[str, ...]) -> None:
     (axis,) = sweep_grid.parse([text])
     assert (axis.key, axis.values) == (key, values)
 
@@ -41,7 +41,7 @@ def test_an_option_is_a_key_with_its_values(text: str, key: str, values: tuple[s
         ["a=0:32", "b=0:32"],
     ],
 )
-def test_a_grid_that_cannot_be_meant_is_refused(texts: list[str]) -> None:
+def test_an_invalid_sweep_grid_is_refused(texts: list[str]) -> None:
     with pytest.raises(UsageError, match="sweep"):
         sweep_grid.parse(texts)
 

@@ -53,9 +53,7 @@ def test_a_key_belongs_to_the_command_the_config_or_the_seed(repo: Repository, b
     "text",
     ["model.width=32,64", "train.lrr=1,2", "train.lr=1,fast", "seed=0,x", "seed=-1,0", "betas=1,2", "train.lr=[,]"],
 )
-def test_a_key_or_value_that_does_not_fit_is_refused_before_anything_is_written(
-    repo: Repository, base: Run, text: str
-) -> None:
+def test_an_invalid_key_or_value_is_refused_before_the_first_write(repo: Repository, base: Run, text: str) -> None:
     before = {stat.key for stat in repo.store.list("")}
     with pytest.raises(UsageError, match="m5ws sweep"):
         _create(repo, base, text)
@@ -92,7 +90,9 @@ def test_runs_of_a_sweep_start_from_a_checkpoint(repo: Repository, origin: Run) 
     assert listing.list_runs(repo, names=[swept[0].id])[0].sweep == sweep.id
 
 
-def test_a_value_of_the_original_keeps_the_settings_of_the_checkpoint(repo: Repository, origin: Run) -> None:
+def test_a_sweep_run_with_the_original_value_keeps_the_settings_of_the_checkpoint(
+    repo: Repository, origin: Run
+) -> None:
     start = fork.new_run(repo, fork.ForkRequest(checkpoint=f"{origin.id}@8"))
     sweep = _create(repo, start, "lr=1e-3,3e-4")
     second = _publish(repo, sweep, start, 1)
@@ -101,7 +101,7 @@ def test_a_value_of_the_original_keeps_the_settings_of_the_checkpoint(repo: Repo
     assert settings == ["checkpoint", "script"]
 
 
-def test_a_seed_that_would_have_no_effect_is_refused(repo: Repository, origin: Run) -> None:
+def test_a_seed_without_an_effect_is_refused(repo: Repository, origin: Run) -> None:
     for restart in ((), ("generators",)):
         request = fork.ForkRequest(checkpoint=f"{origin.id}@8", restart=restart)
         start = fork.new_run(repo, request)
@@ -112,7 +112,7 @@ def test_a_seed_that_would_have_no_effect_is_refused(repo: Repository, origin: R
                 _create(repo, start, "seed=0:3")
 
 
-def test_any_run_of_a_sweep_describes_all_of_them(repo: Repository, base: Run) -> None:
+def test_any_run_of_a_sweep_describes_the_whole_sweep(repo: Repository, base: Run) -> None:
     sweep = _create(repo, base, "train.lr=1,2", "seed=0:2")
     with pytest.raises(NotFound):
         sweeps.load(repo, sweep.id)

@@ -46,14 +46,14 @@ def _verdict(outcome: Outcome, segment: Segment | None = None) -> Verdict:
         ([_verdict("not comparable")], "not comparable", "the whole run: see the verdict"),
     ],
 )
-def test_verdicts_say_together_what_the_worst_of_them_says_and_no_more_than_is_covered(
+def test_a_joint_verdict_has_the_worst_outcome_and_covers_only_verified_segments(
     found: list[Verdict], outcome: str, reason: str
 ) -> None:
     joint = joint_outcome(found, _PARTS)
     assert joint[0] == outcome and reason in describe(joint[1])
 
 
-def test_segments_that_do_not_begin_where_the_run_did_do_not_reproduce_it() -> None:
+def test_segments_without_the_beginning_of_the_run_do_not_reproduce_the_run() -> None:
     assert joint_outcome([_verdict("sampled", _PARTS[1])], _PARTS[1:])[0] == "sampled"
     assert joint_outcome([_verdict("sampled", _PARTS[1])], [])[0] == "sampled"
 
@@ -65,7 +65,7 @@ def _replay(repo: Repository, name: str, outcome: Outcome, created_s: float, see
     runs.publish_verdict(repo, Verdict(run=RUN, replay=name, outcome=outcome, created_s=created_s))
 
 
-def test_the_newest_verdict_counts_and_the_others_are_told(repo: Repository) -> None:
+def test_the_newest_verdict_counts_and_other_verdicts_are_listed(repo: Repository) -> None:
     _replay(repo, "newer", "diverged", 5.0)
     _replay(repo, "another-seed", "diverged", 6.0, seed=7)
     predicate = attest.build(repo, RUN).predicate
@@ -79,7 +79,7 @@ def test_the_newest_verdict_counts_and_the_others_are_told(repo: Repository) -> 
     assert {entry.outcome for entry in alone.other_verdicts} == {"diverged"}
 
 
-def test_the_run_index_hides_no_verdict_and_adds_none(repo: Repository) -> None:
+def test_a_forged_run_index_hides_and_adds_no_verdict(repo: Repository) -> None:
     _replay(repo, "newer", "diverged", 5.0)
     before = attest.build(repo, RUN)
     forge_creation(repo, "newer", reproduces=None, created_s=0.5)
@@ -87,7 +87,7 @@ def test_the_run_index_hides_no_verdict_and_adds_none(repo: Repository) -> None:
     assert attest.build(repo, RUN) == before and before.predicate.outcome == "diverged"
 
 
-def test_of_a_replay_that_was_done_once_more_the_second_ledger_is_named_too(repo: Repository) -> None:
+def test_an_attestation_names_the_ledger_of_the_second_replay_too(repo: Repository) -> None:
     runs.publish(repo, msgspec.structs.replace(runs.load(repo, REPLAY), id="newer", created_s=5.0))
     again = Recheck(replay=REPLAY, repeats=False)
     verdict = Verdict(run=RUN, replay="newer", outcome="nondeterministic", recheck=again)
@@ -99,7 +99,7 @@ def test_of_a_replay_that_was_done_once_more_the_second_ledger_is_named_too(repo
     assert verify.check(repo, statement, read_data=True).findings == ()
 
 
-def test_a_fork_is_attested_with_the_checkpoint_that_it_starts_from(repo: Repository) -> None:
+def test_an_attestation_of_a_fork_names_its_start_checkpoint(repo: Repository) -> None:
     name = checkpoints.name(3, 1)
     digest = checkpoints.digest(repo, RUN, name)
     parent = Parent(run=RUN, checkpoint=name, step=3, digest=digest)

@@ -46,12 +46,12 @@ def _swap(repo: Repository, where: str, data: bytes) -> None:
     repo.store.create(where, data)
 
 
-def test_the_tampered_run_has_as_many_events_as_the_tests_take(repo: Repository) -> None:
+def test_the_tampered_run_has_the_number_of_events_that_the_tests_expect(repo: Repository) -> None:
     for run in (RUN, REPLAY):
         assert {origin: len(ledger.events(repo, run, 1, origin)) for origin in EVENTS} == EVENTS
 
 
-def test_an_untouched_store_holds(repo: Repository, statement: Statement) -> None:
+def test_verify_and_fsck_find_nothing_in_an_untouched_store(repo: Repository, statement: Statement) -> None:
     checked = verify.check(repo, statement, read_data=True)
     assert (checked.findings, checked.notes) == ((), ())
     assert (checked.chains, checked.events) == (2, 2 * sum(EVENTS.values()))
@@ -67,7 +67,7 @@ def _named(findings: list[str], run: str = RUN) -> bool:
 
 @pytest.mark.parametrize("run", [RUN, REPLAY])
 @pytest.mark.parametrize("harm", HARMS)
-def test_whatever_is_done_to_any_event_fsck_and_verify_name_its_chain(
+def test_fsck_and_verify_name_the_chain_of_any_altered_event(
     repo: Repository, statement: Statement, run: str, harm: str
 ) -> None:
     for rank, number in _EACH:
@@ -81,7 +81,7 @@ def test_whatever_is_done_to_any_event_fsck_and_verify_name_its_chain(
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_a_chain_of_a_rank_that_was_computed_anew_does_not_end_at_its_recorded_head(
+def test_a_recomputed_chain_of_a_rank_does_not_end_at_its_recorded_head(
     repo: Repository, statement: Statement, harm: str
 ) -> None:
     for rank, number in _EACH:
@@ -95,7 +95,7 @@ def test_a_chain_of_a_rank_that_was_computed_anew_does_not_end_at_its_recorded_h
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_of_a_ledger_that_was_computed_anew_throughout_checkpoints_and_statements_know_better(
+def test_checkpoints_and_statements_reveal_a_fully_recomputed_ledger(
     repo: Repository, statement: Statement, harm: str
 ) -> None:
     """A checkpoint has the ledger's head before it, and a statement has the head of the chain."""
@@ -111,7 +111,7 @@ def test_of_a_ledger_that_was_computed_anew_throughout_checkpoints_and_statement
             assert not before or _named(_damage(repo)), (rank, number)
 
 
-def test_what_was_computed_anew_after_the_last_checkpoint_a_statement_alone_shows(
+def test_only_a_statement_reveals_events_recomputed_after_the_last_checkpoint(
     repo: Repository, statement: Statement
 ) -> None:
     here = batches(repo, RUN, "0")
@@ -136,7 +136,7 @@ def test_a_ledger_that_was_cut_off_is_found(repo: Repository, statement: Stateme
             assert _named(_damage(repo)) is (rank != NODE or count == EVENTS[rank]), count
 
 
-def test_a_whole_attempt_that_is_gone_is_found_by_verify_and_by_fsck_if_others_follow(
+def test_verify_finds_any_missing_attempt_and_fsck_a_missing_earlier_attempt(
     repo: Repository, statement: Statement
 ) -> None:
     assert isinstance(repo.store, MemoryStore)
@@ -153,7 +153,7 @@ def _observed(statement: Statement) -> str:
     return statement.predicate.environments[0].record.name.rpartition("/")[2]
 
 
-def test_what_comes_later_is_told_and_no_fault(repo: Repository, statement: Statement) -> None:
+def test_newer_events_are_noted_and_are_no_finding(repo: Repository, statement: Statement) -> None:
     planted.begin(repo, RUN, 2, _observed(statement))
     checked = verify.check(repo, statement, read_data=False)
     assert checked.findings == () and "newer attempts: 2" in checked.notes[0]
@@ -167,7 +167,7 @@ def test_what_comes_later_is_told_and_no_fault(repo: Repository, statement: Stat
     assert _findings(repo, statement) == [f"runs/{RUN}/ledger/0001/0"]
 
 
-def test_every_file_that_is_named_and_every_object_behind_it_is_checked(repo: Repository, statement: Statement) -> None:
+def test_verify_checks_every_named_file_and_every_needed_object(repo: Repository, statement: Statement) -> None:
     assert isinstance(repo.store, MemoryStore)
     named = {subject.name for subject in statement.named}
     assert {
@@ -191,7 +191,7 @@ def test_every_file_that_is_named_and_every_object_behind_it_is_checked(repo: Re
                     assert where in _findings(repo, statement)
 
 
-def test_another_verdict_and_another_run_in_the_store_are_found_though_they_are_sealed(
+def test_verify_finds_a_replaced_verdict_and_a_replaced_run_despite_valid_seals(
     repo: Repository, statement: Statement
 ) -> None:
     verdict, run = runs.verdict(repo, runs.load(repo, REPLAY)), runs.load(repo, REPLAY)
@@ -221,7 +221,7 @@ def test_a_checkpoint_that_was_retired_or_exchanged_is_found(repo: Repository, s
     assert _findings(repo, statement) == [f"{RUN}@{name}"]
 
 
-def test_a_run_that_did_more_than_is_told_is_found(repo: Repository, statement: Statement) -> None:
+def test_verify_finds_a_statement_that_covers_fewer_steps_than_the_run(repo: Repository, statement: Statement) -> None:
     shorter = msgspec.structs.replace(statement.predicate, segments=(Segment(first=0, last=2),))
     assert _findings(repo, msgspec.structs.replace(statement, predicate=shorter)) == ["segments"]
 
@@ -248,7 +248,7 @@ def test_a_statement_that_contradicts_itself_is_found_without_a_store(statement:
     assert claims.contradictions(replace(statement, subject=statement.subject[1:])) != []
 
 
-def test_a_statement_survives_its_encoding_and_is_deterministic(repo: Repository, statement: Statement) -> None:
+def test_a_statement_is_deterministic_and_unchanged_by_its_encoding(repo: Repository, statement: Statement) -> None:
     body = attestation.payload(statement)
     assert attestation.statement(body, "it") == statement
     assert body == attestation.payload(attest.build(repo, RUN))

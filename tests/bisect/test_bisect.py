@@ -35,7 +35,7 @@ def _differs_if(*causes: str, at: int = 3) -> Rule:
         ("abcdefghijklm", ["bl", "f"]),
     ],
 )
-def test_what_makes_the_difference_is_found_and_nothing_else(lab: Lab, letters: str, causes: list[str]) -> None:
+def test_bisect_finds_exactly_the_causes_of_the_difference(lab: Lab, letters: str, causes: list[str]) -> None:
     lab.train(letters, _differs_if(*causes))
     report = lab.bisect()
     assert (report.outcome, report.enough, report.plan.first.step) == ("explained", True, 3)
@@ -59,7 +59,7 @@ def test_a_hybrid_goes_no_further_than_the_first_difference(lab: Lab) -> None:
     assert max(seen) == 4
 
 
-def test_a_set_that_crashes_is_neither_and_what_stays_untold_is_said(lab: Lab) -> None:
+def test_a_crashed_hybrid_is_unresolved_and_the_report_mentions_possible_causes(lab: Lab) -> None:
     def rule(bad: frozenset[str], step: int) -> float:
         if step == 2 and "b" in bad and "a" not in bad:
             raise Crash
@@ -71,7 +71,7 @@ def test_a_set_that_crashes_is_neither_and_what_stays_untold_is_said(lab: Lab) -
     assert report.trials[-1].answer == "unresolved" and "Other causes are possible" in report.reason
 
 
-def test_changes_that_undo_each_other_are_not_called_the_same(lab: Lab) -> None:
+def test_changes_that_cancel_each_other_are_separate_causes(lab: Lab) -> None:
     """Each of two changes alone differs at step 2, both together only at step 5."""
     lab.train("abc", lambda bad, step: float(step >= (2 if len(bad & {"a", "b"}) == 1 else 5)) * len(bad & {"a", "b"}))
     report = lab.bisect()
@@ -80,13 +80,13 @@ def test_changes_that_undo_each_other_are_not_called_the_same(lab: Lab) -> None:
     assert first is not None and first.step == 2
 
 
-def test_a_run_that_ends_early_differs_there(lab: Lab) -> None:
+def test_a_run_that_ends_early_differs_at_its_first_missing_step(lab: Lab) -> None:
     lab.train("ab", lambda bad, step: None if step > 4 and "b" in bad else 0.0)
     report = lab.bisect()
     assert (report.plan.first.step, report.plan.first.quantity, report.causes) == (5, "step", (("code b.py",),))
 
 
-def test_a_good_run_that_does_not_repeat_is_said_first(lab: Lab) -> None:
+def test_a_good_run_that_does_not_repeat_ends_bisect_at_once(lab: Lab) -> None:
     lab.train("abc", _differs_if("a"))
     lab.ranks.rule = lambda bad, step: 0.5
     report = lab.bisect()
@@ -95,7 +95,7 @@ def test_a_good_run_that_does_not_repeat_is_said_first(lab: Lab) -> None:
     assert [change.name for change in lab.bisect().here] == ["torch"]
 
 
-def test_a_difference_that_does_not_come_again_is_not_blamed_on_what_is_pinned(lab: Lab) -> None:
+def test_a_difference_that_does_not_recur_has_no_pinned_cause(lab: Lab) -> None:
     lab.train("abc", _differs_if("a"))
     lab.ranks.rule = lambda bad, step: 0.0
     report = lab.bisect()
@@ -103,7 +103,7 @@ def test_a_difference_that_does_not_come_again_is_not_blamed_on_what_is_pinned(l
     assert len(report.trials) == 1 + 3 + 1 and "nondeterministic" in report.reason
 
 
-def test_where_good_or_bad_does_not_run_there_is_no_answer(lab: Lab) -> None:
+def test_bisect_is_not_comparable_if_the_good_or_the_bad_run_crashes(lab: Lab) -> None:
     lab.train("ab", _differs_if("a"))
 
     def fails(bad: frozenset[str], step: int) -> float:
@@ -119,7 +119,7 @@ def test_where_good_or_bad_does_not_run_there_is_no_answer(lab: Lab) -> None:
     assert (report.outcome, report.runs) == ("not comparable", 1) and "Crash" in report.reason
 
 
-def test_what_was_run_is_not_run_again_unless_the_environment_can_change_bits(lab: Lab) -> None:
+def test_earlier_trials_are_reused_unless_the_environment_can_change_bits(lab: Lab) -> None:
     lab.train("abcd", _differs_if("bd"))
     stopped = lab.bisect(max_runs=3)
     assert (stopped.outcome, stopped.runs, stopped.exit_code) == ("unfinished", 3, 2)
@@ -131,13 +131,13 @@ def test_what_was_run_is_not_run_again_unless_the_environment_can_change_bits(la
     assert lab.bisect().runs == len(whole.trials)
 
 
-def test_a_cause_that_was_found_is_told_where_the_runs_are_spent(lab: Lab) -> None:
+def test_a_cause_found_within_the_run_limit_is_reported(lab: Lab) -> None:
     lab.train("abcd", _differs_if("a"))
     report = lab.bisect(max_runs=2)
     assert (report.outcome, report.causes, report.enough) == ("explained", (("code a.py",),), None)
 
 
-def test_what_was_stopped_is_asked_again(lab: Lab) -> None:
+def test_an_interrupted_trial_is_repeated_by_the_next_bisect(lab: Lab) -> None:
     lab.train("abcd", _differs_if("b"))
     lab.ranks.begun, lab.ranks.stop_at = 0, 3
     with pytest.raises(reproduce.ReplayInterrupted):
@@ -154,7 +154,7 @@ def test_a_replay_of_the_whole_run_is_the_control(lab: Lab) -> None:
     assert lab.bisect().trials[0].known
 
 
-def test_scripts_that_record_nothing_are_compared_by_what_they_write(lab: Lab) -> None:
+def test_scripts_without_recorded_steps_are_compared_by_their_output_files(lab: Lab) -> None:
     lab.ranks.session = False
     lab.train("abc", _differs_if("b", at=1))
     report = lab.bisect()
@@ -174,7 +174,7 @@ def test_runs_without_a_difference_are_refused(lab: Lab) -> None:
         bisect.plan(lab.ports, lab.good, lab.good)
 
 
-def test_runs_with_the_same_inputs_are_not_run_at_all(lab: Lab) -> None:
+def test_runs_with_equal_inputs_need_no_trials(lab: Lab) -> None:
     lab.train("a", lambda bad, step: 0.0)
     lab.ranks.rule = lambda bad, step: float(step)
     lab.bad = lab.again(lab.good)
@@ -198,7 +198,7 @@ def _in_other_environments(lab: Lab, rule: Rule, bad: str = "2.0") -> None:
         (["b"], {("code b.py",)}),
     ],
 )
-def test_distributions_are_told_apart_where_environments_are_rebuilt(
+def test_bisect_separates_distributions_if_environments_are_rebuilt(
     lab: Lab, needs: list[str], causes: set[tuple[str, ...]]
 ) -> None:
     _in_other_environments(lab, lambda bad, step: float(step >= 3 and bool(bad & set(needs))))
@@ -217,7 +217,7 @@ def test_a_file_and_a_distribution_that_matter_only_together_are_found(lab: Lab)
     assert set(report.causes[0]) == {"code a.py", "environment distribution.ruler"} and len(report.causes) == 1
 
 
-def test_an_environment_that_cannot_be_made_is_neither(lab: Lab) -> None:
+def test_a_trial_without_a_buildable_environment_is_unresolved(lab: Lab) -> None:
     _in_other_environments(lab, lambda bad, step: float(step >= 3 and "gauge" in bad), bad="9.9")
     report = lab.bisect(rebuild=True)
     assert report.causes == (("environment distribution.gauge",),) and report.enough is None
@@ -225,7 +225,7 @@ def test_an_environment_that_cannot_be_made_is_neither(lab: Lab) -> None:
     assert unresolved and all("no such version" in (trial.reason or "") for trial in unresolved)
 
 
-def test_without_rebuilding_distributions_are_listed_alone(lab: Lab) -> None:
+def test_different_distributions_are_not_comparable_without_a_rebuild(lab: Lab) -> None:
     _in_other_environments(lab, lambda bad, step: float(step >= 3 and "ruler" in bad))
     report = lab.bisect()
     assert report.outcome == "not comparable", "the distributions installed here are BAD's"

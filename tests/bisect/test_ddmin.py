@@ -52,9 +52,7 @@ def _monotone(draw: st.DrawFn, most: int) -> tuple[list[int], Asked, list[frozen
 
 
 @given(case=_any_answers(), few=st.sampled_from([0, 8]))
-def test_what_is_found_differs_and_without_any_one_element_is_not_seen_to(
-    case: tuple[list[int], Asked], few: int
-) -> None:
+def test_a_minimal_subset_stops_differing_without_any_of_its_elements(case: tuple[list[int], Asked], few: int) -> None:
     elements, test = case
     subset = _minimised(elements, test, few)
     everything = frozenset(elements)
@@ -67,7 +65,7 @@ def test_what_is_found_differs_and_without_any_one_element_is_not_seen_to(
 
 
 @given(case=_monotone(6), few=st.sampled_from([0, 8]))
-def test_where_more_never_undoes_a_difference_no_part_of_what_is_found_differs(
+def test_no_proper_part_of_a_minimal_subset_differs_in_a_monotone_test(
     case: tuple[list[int], Asked, list[frozenset[int]]], few: int
 ) -> None:
     elements, test, made = case
@@ -79,7 +77,7 @@ def test_where_more_never_undoes_a_difference_no_part_of_what_is_found_differs(
 
 
 @given(case=_any_answers())
-def test_a_single_element_that_differs_is_found_where_each_is_tried(case: tuple[list[int], Asked]) -> None:
+def test_a_tried_single_element_that_differs_is_the_minimal_subset(case: tuple[list[int], Asked]) -> None:
     elements, test = case
     subset = ddmin.minimise(elements, test)
     if any(len(chosen) == 1 and answer == "differs" for chosen, answer in test.answers.items()):
@@ -87,7 +85,7 @@ def test_a_single_element_that_differs_is_found_where_each_is_tried(case: tuple[
 
 
 @given(case=_any_answers(), few=st.sampled_from([0, 8]))
-def test_no_more_sets_are_asked_about_than_is_said(case: tuple[list[int], Asked], few: int) -> None:
+def test_ddmin_tests_at_most_as_many_sets_as_its_bound(case: tuple[list[int], Asked], few: int) -> None:
     elements, test = case
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ddmin, "FEW", few)
@@ -96,7 +94,7 @@ def test_no_more_sets_are_asked_about_than_is_said(case: tuple[list[int], Asked]
 
 
 @given(case=_monotone(6))
-def test_causes_are_disjoint_and_without_them_nothing_differs(
+def test_causes_are_disjoint_and_elements_without_causes_do_not_differ(
     case: tuple[list[int], Asked, list[frozenset[int]]],
 ) -> None:
     elements, test, _ = case
@@ -107,7 +105,7 @@ def test_causes_are_disjoint_and_without_them_nothing_differs(
     assert not left or test.answers[left] == "same"
 
 
-def test_two_of_many_that_matter_only_together_are_found_in_few_tests() -> None:
+def test_two_elements_that_matter_only_together_are_found_in_few_tests() -> None:
     elements = list(range(41))
     tested: set[frozenset[int]] = set()
 
@@ -119,7 +117,7 @@ def test_two_of_many_that_matter_only_together_are_found_in_few_tests() -> None:
     assert len(tested) <= 100
 
 
-def test_where_all_of_many_are_needed_the_bound_holds_too() -> None:
+def test_the_bound_holds_if_all_elements_are_needed() -> None:
     everything = frozenset(range(8))
     tested: set[frozenset[int]] = set()
 
@@ -131,7 +129,7 @@ def test_where_all_of_many_are_needed_the_bound_holds_too() -> None:
     assert 8 < len(tested) <= ddmin.most(8)
 
 
-def test_the_likeliest_alone_and_all_others_together_are_enough_for_one_cause() -> None:
+def test_a_cause_that_is_the_likeliest_element_needs_two_tests() -> None:
     tested: list[frozenset[int]] = []
 
     def test(chosen: frozenset[int]) -> Answer:

@@ -59,7 +59,7 @@ def pair(repo: Repository, tmp_path: Path) -> tuple[Run, Run]:
     return good, _run(repo, tmp_path, _BAD, "bad", seed=2, environment={"A": "2", "C": "1"}, fingerprint_every=2)
 
 
-def test_each_difference_is_one_element_and_what_cannot_be_taken_is_said(
+def test_each_difference_is_one_element_and_untried_differences_are_listed(
     repo: Repository, pair: tuple[Run, Run]
 ) -> None:
     elements, untried = differences.list_differences(repo, *pair)
@@ -80,7 +80,9 @@ def test_each_difference_is_one_element_and_what_cannot_be_taken_is_said(
     assert [excluded.change.name for excluded in untried] == ["fingerprint_every", "wanted nccl", "config.yaml (text)"]
 
 
-def test_nothing_is_good_and_everything_is_bad(repo: Repository, pair: tuple[Run, Run]) -> None:
+def test_a_hybrid_without_elements_is_good_and_with_all_elements_is_bad(
+    repo: Repository, pair: tuple[Run, Run]
+) -> None:
     good, bad = pair
     elements, _ = differences.list_differences(repo, *pair)
     nothing = hybrids.make(repo, good, bad, elements, ())
@@ -91,7 +93,7 @@ def test_nothing_is_good_and_everything_is_bad(repo: Repository, pair: tuple[Run
     assert everything.spec == msgspec.structs.replace(bad.spec, fingerprint_every=1)
 
 
-def test_each_pair_of_elements_is_from_bad_and_all_else_from_good(
+def test_a_hybrid_takes_its_elements_from_bad_and_the_rest_from_good(
     repo: Repository, pair: tuple[Run, Run], tmp_path: Path
 ) -> None:
     good, bad = pair
@@ -132,7 +134,7 @@ def _check(work: Path, hybrid: hybrids.Hybrid, taken: set[str]) -> None:
     assert hybrid.snapshot.determinism.threads == (3 if "determinism threads" in taken else 4)
 
 
-def test_a_file_that_moved_from_one_part_to_another_is_not_had_twice(repo: Repository, tmp_path: Path) -> None:
+def test_a_file_that_moved_between_parts_is_in_a_hybrid_only_once(repo: Repository, tmp_path: Path) -> None:
     moved = {**_GOOD, "code": {"train.py": "good"}, "data": {"data/a": "good", "same.py": "same"}}
     good, bad = _run(repo, tmp_path, _GOOD, "good"), _run(repo, tmp_path, moved, "gone")
     elements, _ = differences.list_differences(repo, good, bad)

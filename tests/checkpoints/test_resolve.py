@@ -62,7 +62,9 @@ def _record(repo: Repository, attempt: int, step: int) -> str:
         ("7c1d00000001@0004", 4, 2),
     ],
 )
-def test_what_a_name_stands_for(published: Published, text: str, step: int, attempt: int) -> None:
+def test_checkpoint_names_and_digests_resolve_to_the_checkpoint(
+    published: Published, text: str, step: int, attempt: int
+) -> None:
     checkpoint = resolve(published.repo, text)
     name = checkpoints.name(step, attempt)
     assert (checkpoint.run, checkpoint.name, checkpoint.digest) == (RUN, name, published.digests[name])
@@ -84,13 +86,15 @@ def test_what_a_name_stands_for(published: Published, text: str, step: int, atte
         ("f" * 64, NotFound, ""),
     ],
 )
-def test_what_there_is_not(published: Published, text: str, error: type[M5Error], says: str) -> None:
+def test_an_unknown_checkpoint_name_raises_an_error_with_a_hint(
+    published: Published, text: str, error: type[M5Error], says: str
+) -> None:
     with pytest.raises(error) as caught:
         resolve(published.repo, text)
     assert says in str(caught.value) and caught.value.hint
 
 
-def test_one_that_does_not_count_is_found_only_by_its_whole_name_and_if_asked(published: Published) -> None:
+def test_a_checkpoint_that_does_not_count_resolves_only_by_full_name_on_request(published: Published) -> None:
     name = checkpoints.name(6, 1)
     assert resolve(published.repo, f"{RUN}@6-1", counting=False).name == name
     assert resolve(published.repo, f"{RUN}@6", counting=False).name == checkpoints.name(6, 2)
@@ -105,11 +109,11 @@ def test_a_record_that_was_never_published_has_no_name(published: Published) -> 
         resolve(published.repo, _record(published.repo, 2, 9))
 
 
-def test_steps_are_known_once_each(published: Published) -> None:
+def test_the_list_of_steps_contains_each_step_once(published: Published) -> None:
     assert known(published.repo, RUN) == ["2", "4", "6"]
 
 
-def test_a_run_with_output_files_alone_is_led_to_them(published: Published) -> None:
+def test_a_run_with_only_output_files_gets_a_hint_to_m5ws_outputs(published: Published) -> None:
     with pytest.raises(NotFound) as before:
         resolve(published.repo, "7c1d00000002")
     published.repo.store.create(outputs.key("7c1d00000002", outputs.name(1)), b"")

@@ -67,14 +67,14 @@ def _edit(file: Path, old: bytes, new: bytes) -> None:
 # --- the envelope ----------------------------------------------------------------------------------
 
 
-def test_the_encoding_that_is_signed_is_dsse_s() -> None:
+def test_the_signed_encoding_is_the_dsse_encoding() -> None:
     """The vector of DSSE 1.0.2, protocol.md."""
     encoded = attestation.pae("http://example.com/HelloWorld", b"hello world")
     assert encoded == b"DSSEv1 29 http://example.com/HelloWorld 11 hello world"
     assert attestation.pae("é", b"") == b"DSSEv1 2 \xc3\xa9 0 "
 
 
-def test_both_alphabets_of_base64_are_read_and_nothing_else() -> None:
+def test_both_base64_alphabets_are_read_and_other_text_is_refused() -> None:
     for text in ("+/8=", "-_8="):
         assert attestation.from_base64(text) == b"\xfb\xff"
     for wrong in ("+/8", "+/ 8=", "+/8=\n", "é"):
@@ -82,7 +82,7 @@ def test_both_alphabets_of_base64_are_read_and_nothing_else() -> None:
             attestation.from_base64(wrong)
 
 
-def test_a_statement_names_what_it_stands_on(m5: Any, made: Any) -> None:
+def test_a_statement_names_its_run_verdicts_checkpoints_ledgers_and_segments(m5: Any, made: Any) -> None:
     done = m5("attest", made.run)
     envelope = done.document
     assert (envelope["payloadType"], envelope["signatures"]) == ("application/vnd.in-toto+json", [])
@@ -99,7 +99,7 @@ def test_a_statement_names_what_it_stands_on(m5: Any, made: Any) -> None:
     assert "not signed" in done.err
 
 
-def test_a_replay_is_attested_by_its_own_verdict(m5: Any, made: Any) -> None:
+def test_attesting_a_replay_gives_the_statement_of_its_original_run(m5: Any, made: Any) -> None:
     whole, alone = m5("attest", made.run), m5("attest", made.replay)
     assert whole.document == alone.document
 
@@ -107,7 +107,7 @@ def test_a_replay_is_attested_by_its_own_verdict(m5: Any, made: Any) -> None:
 # --- verify ----------------------------------------------------------------------------------------
 
 
-def test_what_is_not_signed_holds_and_it_is_said_that_nobody_answers_for_it(m5: Any, file: Path, made: Any) -> None:
+def test_an_unsigned_statement_holds_and_is_reported_as_not_signed(m5: Any, file: Path, made: Any) -> None:
     done = m5("verify", file)
     assert done.status == 0
     assert done.out.startswith(f"HOLDS: run {made.run}, reproduced\n")
@@ -115,7 +115,7 @@ def test_what_is_not_signed_holds_and_it_is_said_that_nobody_answers_for_it(m5: 
     assert m5("verify", file, "--read-data").status == 0
 
 
-def test_what_is_signed_holds_for_those_who_allow_the_key(m5: Any, signed: Path, key: Path) -> None:
+def test_a_signed_statement_holds_if_its_key_is_allowed(m5: Any, signed: Path, key: Path) -> None:
     report = m5("verify", signed, "--json").document
     assert report["holds"] and "--allowed-signers" in report["not_checked"][0]
     fingerprint = subprocess.run(["ssh-keygen", "-lf", f"{key}.pub"], capture_output=True, text=True).stdout.split()[1]
@@ -129,14 +129,16 @@ def test_what_is_signed_holds_for_those_who_allow_the_key(m5: Any, signed: Path,
     assert alone["holds"] and alone["store"] is None and alone["signatures"][0]["signer"] == "*@example.org"
 
 
-def test_a_signature_by_another_key_or_none_is_no_signature(m5: Any, signed: Path, file: Path, tmp_path: Path) -> None:
+def test_a_statement_without_a_signature_by_an_allowed_key_does_not_hold(
+    m5: Any, signed: Path, file: Path, tmp_path: Path
+) -> None:
     other = _allowed(_key(tmp_path, "eve"))
     for one, said in ((signed, "none of 1"), (file, "not signed")):
         done = m5("verify", one, "--allowed-signers", other)
         assert done.status == 1 and done.out.startswith("DOES NOT HOLD") and said in done.out
 
 
-def test_a_signature_that_was_made_for_something_else_is_not_good(m5: Any, signed: Path, key: Path) -> None:
+def test_a_signature_for_another_namespace_is_not_good(m5: Any, signed: Path, key: Path) -> None:
     envelope = json.loads(signed.read_text())
     encoded = attestation.pae(envelope["payloadType"], base64.b64decode(envelope["payload"]))
     command = ["ssh-keygen", "-q", "-Y", "sign", "-f", str(key), "-n", "git"]
@@ -158,14 +160,16 @@ def test_a_statement_that_was_edited_has_no_good_signature(m5: Any, signed: Path
         assert m5("verify", signed, *words).status == 1
 
 
-def test_a_statement_that_was_edited_and_is_not_signed_differs_from_the_store(m5: Any, file: Path, made: Any) -> None:
+def test_an_edited_unsigned_statement_differs_from_the_store(m5: Any, file: Path, made: Any) -> None:
     _edit(file, b'"steps":3', b'"steps":4')
     done = m5("verify", file)
     assert done.status == 1
     assert f"runs/{made.replay}/verdict: " in done.out
 
 
-def test_a_store_without_the_run_is_another_store(m5: Any, made: Any, file: Path, place: Path, tmp_path: Path) -> None:
+def test_verify_with_a_store_without_the_run_exits_with_3(
+    m5: Any, made: Any, file: Path, place: Path, tmp_path: Path
+) -> None:
     shutil.rmtree(place / ".m5ws" / "store" / "runs")
     done = m5("verify", file)
     assert done.status == 3 and made.run in done.err
@@ -186,7 +190,9 @@ def test_a_store_without_the_run_is_another_store(m5: Any, made: Any, file: Path
         ("[" * 10000, 2),
     ],
 )
-def test_a_file_that_is_no_statement_is_told(m5: Any, home: Any, tmp_path: Path, text: str, status: int) -> None:
+def test_a_file_without_a_statement_is_an_error_with_a_hint(
+    m5: Any, home: Any, tmp_path: Path, text: str, status: int
+) -> None:
     (tmp_path / "it").write_text(text)
     done = m5("verify", tmp_path / "it")
     assert (done.status, done.out) == (status, "") and "error: " in done.err and "hint: " in done.err
@@ -195,7 +201,7 @@ def test_a_file_that_is_no_statement_is_told(m5: Any, home: Any, tmp_path: Path,
 # --- attest ----------------------------------------------------------------------------------------
 
 
-def test_attest_says_what_it_wrote_and_writes_nothing_over(m5: Any, made: Any, key: Path, tmp_path: Path) -> None:
+def test_attest_reports_the_written_file_and_overwrites_no_file(m5: Any, made: Any, key: Path, tmp_path: Path) -> None:
     target = tmp_path / "it.json"
     told = m5("attest", made.run, "--key", key, "-o", target, "--json").document
     assert (told["file"], told["outcome"], told["verdicts"]) == (str(target), "reproduced", 1)
@@ -205,26 +211,28 @@ def test_attest_says_what_it_wrote_and_writes_nothing_over(m5: Any, made: Any, k
     assert done.status == 2 and target.read_bytes() == before
 
 
-def test_what_cannot_be_attested_is_told(m5: Any, made: Any, home: Any, tmp_path: Path) -> None:
+def test_a_replay_without_a_verdict_cannot_be_attested(m5: Any, made: Any, home: Any, tmp_path: Path) -> None:
     home.store.delete(f"runs/{made.replay}/verdict")
     done = m5("attest", made.run)
     assert done.status == 3 and f"m5ws reproduce {made.run}" in done.err
 
 
-def test_a_key_that_is_none_writes_nothing(m5: Any, made: Any, key: Path, tmp_path: Path) -> None:
+def test_attest_with_an_invalid_key_writes_no_file(m5: Any, made: Any, key: Path, tmp_path: Path) -> None:
     target = tmp_path / "it.json"
     for wrong in (tmp_path / "absent", _allowed(key)):
         done = m5("attest", made.run, "--key", wrong, "-o", target)
         assert done.status == 2 and "ssh-keygen" in done.err and str(wrong) in done.err and not target.exists()
 
 
-def test_without_ssh_keygen_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_error_of_signing_without_ssh_keygen_names_ssh_keygen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(NoSshKeygen, match="ssh-keygen"):
         ssh_signatures.sign(tmp_path / "key", b"")
 
 
-def test_a_fingerprint_is_read_from_no_bytes_that_are_none() -> None:
+def test_bytes_without_a_signature_have_no_key_fingerprint() -> None:
     head = b"-----BEGIN SSH SIGNATURE-----\n"
     for wrong in (b"", head, head + b"!\n", head + base64.b64encode(b"SSHSIG\0\0\0\1\xff\xff\xff\xffkey")):
         assert ssh_signatures.keyid(wrong) == ""

@@ -54,7 +54,7 @@ def two(home: Repository, made: Made) -> tuple[str, str]:
     return _publish(home, made, 4, moved, _PLAIN), _publish(home, made, 6, later, state)
 
 
-def test_ls_says_what_each_added_to_the_store(m5: M5, two: tuple[str, str], made: Made) -> None:
+def test_ls_shows_the_new_bytes_of_each_checkpoint(m5: M5, two: tuple[str, str], made: Made) -> None:
     assert m5("checkpoint", "keep", f"{made.run}@4").status == 0
     rows = {row["step"]: row for row in m5("checkpoint", "ls", made.run, "--json").document["checkpoints"]}
     assert list(rows) == [3, 4, 6]
@@ -68,7 +68,7 @@ def test_ls_says_what_each_added_to_the_store(m5: M5, two: tuple[str, str], made
     assert table[2].endswith("kept")
 
 
-def test_one_that_does_not_count_is_listed_so_and_nothing_uses_it(
+def test_a_checkpoint_that_does_not_count_is_marked_and_never_used(
     m5: M5, two: tuple[str, str], made: Made, home: Repository, tmp_path: Path
 ) -> None:
     inherits = tuple(checkpoints.name(step, 1) for step in (3, 4))
@@ -81,13 +81,15 @@ def test_one_that_does_not_count_is_listed_so_and_nothing_uses_it(
     assert "no: a newer attempt" in m5("checkpoint", "show", f"{made.run}@6-1").out
 
 
-def test_damage_hides_no_other(m5: M5, two: tuple[str, str], made: Made, place: Path) -> None:
+def test_ls_lists_other_checkpoints_beside_a_damaged_checkpoint(
+    m5: M5, two: tuple[str, str], made: Made, place: Path
+) -> None:
     (place / ".m5ws" / "store" / "objects" / two[0][:2] / two[0]).unlink()
     rows = {row["step"]: row["problem"] for row in m5("checkpoint", "ls", made.run, "--json").document["checkpoints"]}
     assert rows[6] is None and "not in the store" in rows[4]
 
 
-def test_show_says_who_made_it_and_what_is_in_it(m5: M5, two: tuple[str, str], made: Made) -> None:
+def test_show_prints_the_origin_tensors_and_state_of_a_checkpoint(m5: M5, two: tuple[str, str], made: Made) -> None:
     done = m5("checkpoint", "show", f"{made.run}@6")
     assert done.status == 0
     for expected in (made.snapshot, two[1], "dcp/1, 1 ranks", "model.moved  float32  2×200", "1.53 MiB", "a" * 64,
@@ -99,7 +101,7 @@ def test_show_says_who_made_it_and_what_is_in_it(m5: M5, two: tuple[str, str], m
     assert {"where": "rank 0", "path": "feed.loader.given", "value": "7"} in shown["state"]
 
 
-def test_show_shortens_a_long_state_unless_asked(m5: M5, made: Made, home: Repository) -> None:
+def test_show_shortens_a_long_state_without_the_state_option(m5: M5, made: Made, home: Repository) -> None:
     _publish(home, made, 8, _BASE[:4], {"feed": {f"value{number:03d}": number for number in range(100)}})
     assert "76 more (--state lists them)" in m5("checkpoint", "show", made.run).out
     assert "value099" in m5("checkpoint", "show", made.run, "--state").out
@@ -124,7 +126,7 @@ def test_diff_names_the_tensors_and_the_state_that_differ(m5: M5, two: tuple[str
     assert [(one["where"], one["path"]) for one in found["state"]] == [("rank 0", "generators.torch")]
 
 
-def test_diff_of_equal_ones_is_status_0(m5: M5, two: tuple[str, str], made: Made, home: Repository) -> None:
+def test_diff_of_equal_checkpoints_exits_with_0(m5: M5, two: tuple[str, str], made: Made, home: Repository) -> None:
     done = m5("checkpoint", "diff", two[0], f"{made.run}@4")
     assert done.status == 0 and "no difference: 2 tensors" in done.out
 

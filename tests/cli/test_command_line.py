@@ -32,7 +32,7 @@ def _loaded(*words: str) -> set[str]:
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
-def test_help_loads_click_and_the_command_line_and_nothing_else_of_ours() -> None:
+def test_help_loads_only_click_and_the_command_line() -> None:
     loaded = _loaded("--help")
     assert {name for name in loaded if name.split(".")[0] == "m5ws"} == {
         "m5ws", "m5ws.cli", "m5ws.cli.lazy_group", "m5ws.errors", "m5ws.version"
@@ -72,9 +72,7 @@ def test_without_a_verb_the_help_is_shown(m5: Any) -> None:
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_without_a_standard_stream_nothing_is_written_to_what_is_opened_in_its_place(
-    m5: Any, place: Path, closed: str
-) -> None:
+def test_commands_with_a_closed_standard_stream_damage_no_file(m5: Any, place: Path, closed: str) -> None:
     shell = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "m5ws"]
     for words in (["snapshot"], ["snapshot"], ["ls"], ["ls", "--json"]):
         assert subprocess.run([*shell, *words], cwd=place, check=False).returncode == 0
@@ -83,12 +81,12 @@ def test_without_a_standard_stream_nothing_is_written_to_what_is_opened_in_its_p
     assert done.status == 0 and "1 snapshots and 0 runs" in done.out
 
 
-def test_a_workspace_is_found_from_below(m5: Any, made: Any, place: Path) -> None:
+def test_a_workspace_is_found_from_a_folder_below_its_root(m5: Any, made: Any, place: Path) -> None:
     (place / "deep").mkdir()
     assert made.run in m5("-C", place / "deep", "ls").out
 
 
-def test_a_bug_shows_its_traceback_and_has_a_status_of_its_own(m5: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_prints_its_traceback_and_exits_with_70(m5: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # A planted bug.
     monkeypatch.setattr("m5ws.projects.init.plan", lambda *_, **__: 1 / 0)
     done = m5("init")
@@ -96,7 +94,7 @@ def test_a_bug_shows_its_traceback_and_has_a_status_of_its_own(m5: Any, monkeypa
     assert "Traceback" in done.err and "bug" in done.err.splitlines()[-2]
 
 
-def test_what_the_system_refuses_is_said_without_a_traceback(m5: Any, place: Path) -> None:
+def test_a_system_error_is_printed_without_a_traceback(m5: Any, place: Path) -> None:
     (place / ".m5ws").write_text("")
     done = m5("snapshot")
     assert done.status == 2
@@ -104,7 +102,7 @@ def test_what_the_system_refuses_is_said_without_a_traceback(m5: Any, place: Pat
     assert "Traceback" in m5("-v", "snapshot").err
 
 
-def test_a_reader_that_leaves_is_no_error(place: Path, made: Any) -> None:
+def test_a_closed_output_pipe_prints_no_error(place: Path, made: Any) -> None:
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(
@@ -163,7 +161,7 @@ def test_completion_describes_runs_and_sweeps(place: Path, home: Repository, mad
     assert sweep.id not in _completed("logs ", place) and sweep.id in _completed("resume 5eeb", place)
 
 
-def test_completion_of_a_store_in_a_bucket_asks_no_server(place: Path) -> None:
+def test_completion_of_a_bucket_store_sends_no_request(place: Path) -> None:
     # No server has this address. A request would take seconds, and end with an error.
     server = "endpoint_url = 'http://192.0.2.1:9'"
     (place / "m5ws.toml").write_text(f"[store]\nurl = 's3://bucket/prefix'\n{server}\n")
@@ -199,7 +197,7 @@ def test_init_makes_a_workspace_that_other_verbs_accept(m5: Any, tmp_path: Path)
     assert m5("-C", root, "fsck").status == 0
 
 
-def test_init_changes_nothing_in_a_git_repository_but_for_its_own_files(m5: Any, tmp_path: Path) -> None:
+def test_init_in_a_git_repository_adds_only_m5ws_toml(m5: Any, tmp_path: Path) -> None:
     (tmp_path / ".gitignore").write_text("mine\n")
     commit_all(tmp_path)
     done = m5("-C", tmp_path, "init")
@@ -208,7 +206,7 @@ def test_init_changes_nothing_in_a_git_repository_but_for_its_own_files(m5: Any,
     assert git(tmp_path, "status", "--porcelain", "-uall") == "?? m5ws.toml"
 
 
-def test_init_with_git_commits_its_files_and_leaves_a_repository_as_it_is(m5: Any, tmp_path: Path) -> None:
+def test_init_with_git_commits_its_files_and_refuses_an_existing_repository(m5: Any, tmp_path: Path) -> None:
     done = m5("init", "--git", "--template", "gpt-fsdp", tmp_path / "w", "--json")
     assert done.status == 0 and git(tmp_path / "w", "log", "--format=%H %s") == (
         f"{done.document['commit']} Start from gpt-fsdp"
@@ -221,7 +219,7 @@ def test_init_with_git_commits_its_files_and_leaves_a_repository_as_it_is(m5: An
     assert not (tmp_path / "other" / "m5ws.toml").exists()
 
 
-def test_init_as_json(m5: Any, tmp_path: Path) -> None:
+def test_init_prints_the_written_files_as_json(m5: Any, tmp_path: Path) -> None:
     document = m5("init", tmp_path / "w", "--json").document
     assert document == {"workspace": str(tmp_path / "w"), "files": ["m5ws.toml"], "kept": []}
 
@@ -229,7 +227,7 @@ def test_init_as_json(m5: Any, tmp_path: Path) -> None:
 # --- ui --------------------------------------------------------------------------------------------
 
 
-def test_ui_says_what_it_would_serve(m5: Any, place: Path) -> None:
+def test_ui_as_json_prints_the_url_and_the_command(m5: Any, place: Path) -> None:
     (place / "m5ws.toml").write_text("")
     document = m5("ui", "--port", "5123", "--json").document
     assert document["url"] == "http://127.0.0.1:5123"
@@ -237,7 +235,7 @@ def test_ui_says_what_it_would_serve(m5: Any, place: Path) -> None:
     assert "5123" in document["command"]
 
 
-def test_ui_of_a_server_that_does_not_answer_is_an_error_with_its_address(m5: Any, place: Path) -> None:
+def test_ui_names_the_address_of_an_unreachable_server(m5: Any, place: Path) -> None:
     (place / "m5ws.toml").write_text("[mlflow]\ntracking_uri = 'http://127.0.0.1:1/'\n")
     done = m5("ui")
     assert done.status == 3 and "MLflow at http://127.0.0.1:1/" in done.err

@@ -16,7 +16,7 @@ def test_runs_are_compared_in_a_table_in_json_and_on_a_page(m5: M5, made: Made, 
     assert document["runs"][1]["outcome"] == "reproduced" and document["inputs"] == []
 
 
-def test_one_run_or_another_file_in_the_place_of_the_page_is_refused(m5: M5, made: Made, place: Path) -> None:
+def test_compare_refuses_a_single_run_and_overwrites_no_other_file(m5: M5, made: Made, place: Path) -> None:
     assert m5("compare", made.run).status == 2
     before = (place / "train.py").read_text()
     done = m5("compare", made.run, made.replay, "--html", place / "train.py")

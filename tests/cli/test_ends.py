@@ -29,7 +29,7 @@ def test_a_library_that_ends_the_process_is_a_bug(
 @pytest.mark.parametrize(
     "error", [PermissionError(errno.EACCES, "Permission denied", "/somewhere"), TimeoutError("timed out")]
 )
-def test_a_condition_of_the_machine_is_one_clear_error(
+def test_a_machine_condition_prints_an_error_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: OSError
 ) -> None:
     _raising(monkeypatch, error)

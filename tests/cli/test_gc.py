@@ -25,7 +25,7 @@ def left(home: Repository, made: Made, place: Path) -> Repository:
     return home
 
 
-def test_it_plans_waits_and_deletes(m5: M5, left: Repository, made: Made) -> None:
+def test_gc_plans_waits_and_deletes(m5: M5, left: Repository, made: Made) -> None:
     old = checkpoints.name(3, 1)
     tried = m5("gc", "--dry-run", "--older-than", "0s")
     assert "1 checkpoints, 2 objects" in tried.out and "dry run" in tried.out
@@ -47,11 +47,11 @@ def test_it_plans_waits_and_deletes(m5: M5, left: Repository, made: Made) -> Non
     assert m5("show", made.run).status == 0 and m5("ls").status == 0
 
 
-def test_what_is_young_is_not_planned(m5: M5, left: Repository) -> None:
+def test_gc_plans_no_young_objects(m5: M5, left: Repository) -> None:
     assert m5("gc", "--json").document["state"] == "nothing"
 
 
-def test_what_is_named_meanwhile_is_spared(m5: M5, left: Repository, made: Made) -> None:
+def test_gc_spares_a_checkpoint_that_was_kept_after_the_plan(m5: M5, left: Repository, made: Made) -> None:
     m5("gc", "--older-than", "0s")
     kept = m5("checkpoint", "keep", f"{made.run}@3", "--json").document
     assert kept == {"run": made.run, "checkpoint": checkpoints.name(3, 1)}
@@ -61,14 +61,14 @@ def test_what_is_named_meanwhile_is_spared(m5: M5, left: Repository, made: Made)
     assert fsck.check(left).clean
 
 
-def test_keep_takes_a_step_a_name_or_the_newest(m5: M5, left: Repository, made: Made) -> None:
+def test_keep_accepts_a_step_a_name_or_the_newest_checkpoint(m5: M5, left: Repository, made: Made) -> None:
     assert checkpoints.name(9, 1) in m5("checkpoint", "keep", made.run).out
     assert m5("checkpoint", "keep", f"{made.run}@{checkpoints.name(3, 1)}").status == 0
     assert checkpoints.kept(left, made.run) == [checkpoints.name(3, 1), checkpoints.name(9, 1)]
     assert m5("checkpoint", "keep", f"{made.run}@7").status == 3
 
 
-def test_a_denied_delete_is_found_before_any_writer_has_to_wait(
+def test_a_denied_delete_is_reported_before_writers_have_to_wait(
     m5: M5, left: Repository, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(store: object, key: str) -> None:
@@ -82,7 +82,7 @@ def test_a_denied_delete_is_found_before_any_writer_has_to_wait(
     assert not gc_plans.read_states(left.store).executing
 
 
-def test_another_workspaces_gc_is_taken_over_only_when_a_person_says_so(m5: M5, left: Repository) -> None:
+def test_gc_of_another_workspace_is_taken_over_only_with_take_over(m5: M5, left: Repository) -> None:
     plan = m5("gc", "--older-than", "0s", "--json").document["plan"]
     bindings.create(left.store, gc_plans.executing_key(plan), GcExecution(holder="another", host="far"))
     refused = m5("gc", "--grace", "0s")
@@ -92,13 +92,13 @@ def test_another_workspaces_gc_is_taken_over_only_when_a_person_says_so(m5: M5, 
     assert m5("gc", "--execute", plan).status == 3
 
 
-def test_two_gcs_of_one_workspace_are_never_at_work_together(m5: M5, left: Repository, place: Path) -> None:
+def test_a_second_gc_in_a_workspace_is_refused_while_the_first_runs(m5: M5, left: Repository, place: Path) -> None:
     with execute.lock_gc(place / ".m5ws"):
         refused = m5("gc")
         assert refused.status == 2 and "another gc" in refused.err
 
 
-def test_old_plans_are_cleared_away_but_what_they_did_stays(m5: M5, left: Repository) -> None:
+def test_old_plans_are_deleted_and_their_done_marks_stay(m5: M5, left: Repository) -> None:
     first = m5("gc", "--older-than", "0s", "--json").document["plan"]
     m5("gc", "--grace", "0s")
     left.objects.put(b"more")

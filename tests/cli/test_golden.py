@@ -55,7 +55,7 @@ _NAMES = [name for name, _, _ in reference.commands()]
 
 
 @pytest.mark.parametrize("name", _NAMES)
-def test_help_is_as_in_its_golden_file(m5: M5, files: golden.Golden, name: str) -> None:
+def test_help_equals_its_golden_file(m5: M5, files: golden.Golden, name: str) -> None:
     done = m5(*name.split()[1:], "--help")
     assert (done.status, done.err) == (0, "")
     files.check(f"help/{_help_file(name)}", done.out)
@@ -329,7 +329,7 @@ def _block(line: str, done: Outcome, known: Mapping[str, str]) -> str:
     return "\n".join([f"$ m5ws {line}", f"status {done.status}", *printed, *_known(done.err, known).splitlines()])
 
 
-def test_errors_are_as_in_their_golden_file(
+def test_errors_equal_their_golden_file(
     m5: M5,
     files: golden.Golden,
     home: Repository,

@@ -24,7 +24,7 @@ def test_notes_are_shown_in_the_order_in_which_they_were_added(m5: M5, made: Mad
     assert notes.annotated_runs(home) == {made.run} and fsck.check(home).clean
 
 
-def test_the_author_is_git_s_user_and_a_folder_without_git_has_none(m5: M5, made: Made, place: Path) -> None:
+def test_the_author_of_a_note_is_the_git_user_and_empty_without_git(m5: M5, made: Made, place: Path) -> None:
     git(place, "config", "user.name", "Ada")
     git(place, "config", "user.email", "ada@example.org")
     assert m5("note", "--json", made.run, "with git").document["author"] == "Ada <ada@example.org>"
@@ -32,7 +32,7 @@ def test_the_author_is_git_s_user_and_a_folder_without_git_has_none(m5: M5, made
     assert m5("note", "--json", made.run, "without").document["author"] is None
 
 
-def test_the_newest_outcome_counts_and_a_note_without_one_changes_nothing(m5: M5, made: Made, home: Repository) -> None:
+def test_the_newest_note_with_an_outcome_decides_the_outcome(m5: M5, made: Made, home: Repository) -> None:
     assert notes.outcome(notes.load(home, made.run)) is None
     for outcome in ("open", "supported"):
         m5("note", made.run, "judged", "--outcome", outcome)
@@ -57,7 +57,7 @@ def test_a_credential_in_a_note_is_masked(m5: M5, made: Made, home: Repository) 
     assert token not in note.text and note.text.startswith("with ")
 
 
-def test_notes_are_copied_with_their_run_and_again_after_another_was_added(
+def test_push_copies_the_notes_of_a_run_and_later_added_notes(
     m5: M5, made: Made, home: Repository, place: Path, tmp_path: Path
 ) -> None:
     target = Workspace(tmp_path / "elsewhere")

@@ -28,7 +28,7 @@ def cache(place: Path, made: Any) -> Path:
     return place / "near"
 
 
-def test_a_checkout_reads_no_object_of_the_store_afterwards(m5: Any, made: Any, cache: Path, place: Path) -> None:
+def test_a_checkout_after_prefetch_reads_no_object_from_the_store(m5: Any, made: Any, cache: Path, place: Path) -> None:
     before = m5("prefetch", made.snapshot, "--dry-run", "--json").document
     assert before["missing"] > 0 and before["missing_bytes"] > 0 and not before["fetched"]
     done = m5("prefetch", made.snapshot, "--json").document
@@ -41,19 +41,19 @@ def test_a_checkout_reads_no_object_of_the_store_afterwards(m5: Any, made: Any, 
     assert m5("checkout", made.changed, place / "other").status == 3
 
 
-def test_it_says_in_words_what_was_missing_and_what_was_fetched(m5: Any, made: Any, cache: Path) -> None:
+def test_prefetch_prints_the_missing_and_the_fetched_objects(m5: Any, made: Any, cache: Path) -> None:
     assert "are missing" in m5("prefetch", made.run, "--dry-run").out
     done = m5("prefetch", made.run)
     assert done.status == 0 and f"run {made.run} needs" in done.out and "were fetched" in done.out
 
 
-def test_a_directory_needs_no_prefetch(m5: Any, made: Any) -> None:
+def test_a_directory_store_needs_no_prefetch(m5: Any, made: Any) -> None:
     done = m5("prefetch", made.run)
     assert done.status == 0 and "nothing to fetch" in done.out
     assert m5("prefetch", made.run, "--json").document["cached"] is False
 
 
-def test_a_limit_that_is_too_small_is_named_before_anything_is_fetched(
+def test_a_cache_limit_that_is_too_small_is_refused_before_any_fetch(
     m5: Any, made: Any, cache: Path, place: Path
 ) -> None:
     (place / "m5ws.toml").write_text("[store]\ncache = 'near'\ncache_limit = 100\n")
@@ -71,7 +71,7 @@ def _blob(repo: Repository, made: Any, step: int) -> str:
     return blob.object
 
 
-def test_a_run_starts_from_its_newest_checkpoint(made: Any, home: Repository) -> None:
+def test_prefetch_of_a_run_includes_only_its_newest_checkpoint(made: Any, home: Repository) -> None:
     older, newest = _blob(home, made, 5), _blob(home, made, 7)
     needs = closure.start(home, "run", made.run)
     assert newest in needs and older not in needs
@@ -79,7 +79,9 @@ def test_a_run_starts_from_its_newest_checkpoint(made: Any, home: Repository) ->
     assert older in closure.closure(home, "run", made.run)
 
 
-def test_all_that_starts_from_a_run_is_in_the_cache(made: Any, home: Repository, tmp_path: Path) -> None:
+def test_prefetch_caches_all_objects_that_a_start_from_the_run_reads(
+    made: Any, home: Repository, tmp_path: Path
+) -> None:
     blob = _blob(home, made, 7)
     far = CountingStore(home.store)
     repo = Repository.open(CachedStore(far, tmp_path / "near", 2**30))
@@ -95,7 +97,9 @@ def test_all_that_starts_from_a_run_is_in_the_cache(made: Any, home: Repository,
     assert runs.load(home, made.run).snapshot == made.snapshot
 
 
-def test_one_that_was_interrupted_goes_on_where_it_stopped(made: Any, home: Repository, tmp_path: Path) -> None:
+def test_an_interrupted_prefetch_continues_with_the_missing_objects(
+    made: Any, home: Repository, tmp_path: Path
+) -> None:
     far = CountingStore(home.store)
     repo = Repository.open(CachedStore(far, tmp_path / "near", 2**30))
     planned = prefetch.plan(repo, "snapshot", made.snapshot)
@@ -117,7 +121,7 @@ def test_a_cache_that_keeps_nothing_is_an_error(made: Any, home: Repository, tmp
         prefetch.apply(repo, prefetch.plan(repo, "snapshot", made.snapshot))
 
 
-def test_fsck_reads_the_store_and_not_its_copies(m5: Any, made: Any, cache: Path, place: Path) -> None:
+def test_fsck_reads_objects_from_the_store_and_not_from_the_cache(m5: Any, made: Any, cache: Path, place: Path) -> None:
     m5("prefetch", made.snapshot)
     repo = workspace.find(place, {}).repository()
     tree = snapshots.load(repo, made.snapshot).code.tree

@@ -15,7 +15,7 @@ def _run(place: Path, argv: list[str], **environment: str) -> "subprocess.Comple
     return subprocess.run(argv, cwd=place, env=os.environ | environment, capture_output=True, text=True, check=False)
 
 
-def test_a_parent_that_ignores_its_children_changes_no_answer(place: Path) -> None:
+def test_an_ignored_sigchld_of_the_parent_changes_no_result(place: Path) -> None:
     """Where SIGCHLD is ignored, the exit status of git is lost, and a failure looks like an empty answer."""
     words = (
         "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"
@@ -37,7 +37,7 @@ def test_a_full_disk_at_stdout_is_an_error(place: Path, words: list[str], unbuff
     assert (done.returncode, done.stderr.count(b"No space left")) == (2, 1), done.stderr
 
 
-def test_without_git_the_error_says_so(place: Path) -> None:
+def test_the_error_of_a_missing_git_names_git(place: Path) -> None:
     refused = _run(place, _SNAPSHOT, PATH="/nowhere")
     assert (refused.returncode, "Install git" in refused.stderr) == (2, True), refused.stderr
 

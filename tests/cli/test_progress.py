@@ -31,14 +31,14 @@ def _step(number: int, *, time_s: float = 0.0, tokens: int = 100, total: int | N
     return Step(time_s=time_s, step=number, quantities=quantities, tokens=tokens, seconds=0.5, total=total)
 
 
-def test_short_work_says_nothing_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_work_prints_no_progress_outside_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with Bar(terminal=False, clock=Clock()) as bar:
         bar("hashing", 1, 2)
         bar("hashing", 2, 2)
     assert capsys.readouterr() == ("", "")
 
 
-def test_long_work_says_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_work_prints_progress_lines_at_intervals(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     with Bar(terminal=False, clock=clock) as bar:
         for done in range(1, 40):
@@ -52,7 +52,7 @@ def test_long_work_says_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) 
     )  # fmt: skip
 
 
-def test_work_that_is_not_counted_is_named_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_work_without_a_count_is_printed_by_name_only(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     with Bar(terminal=False, clock=clock) as bar:
         clock.now = 60.0
@@ -107,7 +107,9 @@ def test_work_that_is_named_once_is_shown_on_a_terminal_after_a_moment(capsys: p
 
 
 @pytest.mark.usefixtures("as_terminal")
-def test_the_stage_of_an_attempt_is_live_below_the_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_live_line_shows_the_stage_of_an_attempt_below_the_output(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     log, clock = tmp_path / "rank-0.log", Clock()
 
     def shown() -> str:
@@ -138,14 +140,14 @@ def test_the_stage_of_an_attempt_is_live_below_the_output(tmp_path: Path, capsys
         assert progress._live is None
 
 
-def test_the_same_notice_of_several_ranks_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_notices_of_several_ranks_are_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     with RunProgress(terminal=False, clock=Clock()) as progress:
         for rank, message in (("0", "a"), ("1", "a"), ("1", "b")):
             progress.watch(rank, Notice(kind="limit", message=message, rank=int(rank)))
     assert capsys.readouterr().err == "limit: a\nlimit: b\n"
 
 
-def test_steps_elsewhere_are_a_line_now_and_then_and_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_outside_a_terminal_are_printed_at_intervals_and_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     with RunProgress(terminal=False, clock=clock) as progress:
         for number in range(1, 11):
@@ -163,7 +165,7 @@ def test_steps_elsewhere_are_a_line_now_and_then_and_at_the_end(capsys: pytest.C
     ]
 
 
-def test_what_a_person_must_see_is_said_even_without_progress(capsys: pytest.CaptureFixture[str]) -> None:
+def test_important_notices_are_printed_even_without_progress(capsys: pytest.CaptureFixture[str]) -> None:
     with RunProgress(enabled=False, terminal=False) as progress:
         progress.watch("0", _step(1))
         progress.watch("node", Notice(kind="inexact-resume", message="loss differs", step=5))
@@ -204,7 +206,7 @@ def test_movements_of_the_cursor_are_left_out_of_followed_output(
     assert LogReader(log, at_end=False).read_bar() == " 5%"
 
 
-def test_secrets_are_masked_in_followed_output_and_a_key_is_waited_for(
+def test_secrets_and_keys_of_several_lines_are_masked_in_followed_output(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "rank-0.log"
@@ -220,7 +222,7 @@ def test_secrets_are_masked_in_followed_output_and_a_key_is_waited_for(
     assert "MIIEvQ" not in err and err.endswith("after\n")
 
 
-def test_steps_of_a_session_end_the_output_and_no_progress_hides_it(
+def test_script_output_is_printed_until_the_first_step_and_hidden_without_progress(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "rank-0.log"
@@ -236,7 +238,7 @@ def test_steps_of_a_session_end_the_output_and_no_progress_hides_it(
     assert capsys.readouterr().err.splitlines() == ["loading", "step 1/10  loss 1  200 tokens/s"]
 
 
-def test_checkpoints_are_lines_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_is_printed_as_a_line_outside_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     event = CheckpointPublished(step=5, name="0000000005-0001", checkpoint="a", content="b")
     with RunProgress(terminal=False) as progress:
         progress.watch("0", event)
@@ -247,7 +249,7 @@ def test_checkpoints_are_lines_elsewhere(capsys: pytest.CaptureFixture[str]) -> 
     ("exact", "shown"),
     [("0x1.8000000000000p+1", "3"), ("-0x1.0p-2", "-0.25"), ("deadbeef", "deadbeef"), ("nan", "nan")],
 )
-def test_numbers_are_short_and_digests_stay(exact: str, shown: str) -> None:
+def test_printed_numbers_are_shortened_and_digests_are_kept(exact: str, shown: str) -> None:
     assert output.number(exact) == shown
 
 
@@ -255,7 +257,7 @@ def test_numbers_are_short_and_digests_stay(exact: str, shown: str) -> None:
     ("size_bytes", "expected"),
     [(0, "0 B"), (999, "999 B"), (1000, "0.977 KiB"), (1536, "1.5 KiB"), (5 * 2**30, "5 GiB"), (3 * 2**50, "3072 TiB")],
 )
-def test_sizes(size_bytes: int, expected: str) -> None:
+def test_size_prints_a_number_of_bytes_with_a_unit(size_bytes: int, expected: str) -> None:
     assert output.size(size_bytes) == expected
 
 
@@ -263,11 +265,11 @@ def test_sizes(size_bytes: int, expected: str) -> None:
     ("seconds", "expected"),
     [(0.2, "0s"), (59.6, "1m 00s"), (3599.0, "59m 59s"), (7260.0, "2h 01m"), (90000.0, "1d 01h")],
 )
-def test_durations(seconds: float, expected: str) -> None:
+def test_duration_prints_seconds_in_readable_units(seconds: float, expected: str) -> None:
     assert output.duration(seconds) == expected
 
 
-def test_paths_that_are_not_text_are_printed_as_json_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+def test_paths_that_are_not_text_can_be_printed_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     output.print_json({"path": b"a\xff/\xc3\xa9", "at": Path("/x")})
     assert capsys.readouterr().out == '{\n  "path": "a\\\\xff/é",\n  "at": "/x"\n}\n'
 
@@ -283,7 +285,7 @@ with RunProgress() as progress:
 """
 
 
-def test_a_terminal_gets_a_live_line_and_a_notice_one_of_its_own() -> None:
+def test_a_terminal_shows_a_live_line_and_notices_on_separate_lines() -> None:
     ours, theirs = pty.openpty()
     with subprocess.Popen([sys.executable, "-c", _LIVE], stdout=subprocess.PIPE, stderr=theirs) as child:
         os.close(theirs)
@@ -305,7 +307,7 @@ def _read(descriptor: int) -> bytes:
         return b""
 
 
-def test_steps_that_are_observed_do_not_end_the_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_observed_steps_do_not_end_followed_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "rank-0.log"
     with RunProgress(log=log, terminal=False) as progress:
         progress.watch("0", Observation(rank=0, after=0))

@@ -11,7 +11,7 @@ from tests.support.records import planted
 from tests.support.workspace.checkouts import git
 
 
-def test_ls_shows_snapshots_and_runs_the_newest_first_and_replays_below_their_originals(m5: Any, made: Any) -> None:
+def test_ls_lists_the_newest_runs_first_and_replays_below_their_originals(m5: Any, made: Any) -> None:
     done = m5("ls")
     assert done.status == 0
     rows = done.out.splitlines()
@@ -24,7 +24,7 @@ def test_ls_shows_snapshots_and_runs_the_newest_first_and_replays_below_their_or
     assert rows[-1].startswith(f"  {made.replay}") and "0.666667" in rows[-1]
 
 
-def test_ls_has_a_limit_and_says_how_many_more_there_are(m5: Any, made: Any) -> None:
+def test_ls_has_a_limit_and_counts_the_hidden_rows(m5: Any, made: Any) -> None:
     done = m5("ls", "--limit", "1")
     assert made.replay in done.out and f"\n{made.run}" not in done.out
     assert "1 older snapshots and 1 older runs" in done.err
@@ -32,7 +32,7 @@ def test_ls_has_a_limit_and_says_how_many_more_there_are(m5: Any, made: Any) -> 
     assert m5("ls", "--limit", "0").err == m5("ls").err == ""
 
 
-def test_ls_can_be_asked_for_one_kind(m5: Any, made: Any) -> None:
+def test_ls_can_list_only_snapshots_or_only_runs(m5: Any, made: Any) -> None:
     assert "SNAPSHOT  " in m5("ls", "--snapshots").out and "RUN" not in m5("ls", "--snapshots").out
     assert m5("ls", "--runs", "--json").document["snapshots"] == []
 
@@ -60,13 +60,13 @@ def test_ls_lists_each_value_of_a_sweep_once(m5: Any, home: Repository, tmp_path
         assert row.count("lr=") == row.count("batch-size=") + row.count("batch_size=") == 1
 
 
-def test_ls_of_an_empty_store_says_how_to_begin(m5: Any, home: Repository) -> None:
+def test_ls_of_an_empty_store_prints_a_hint(m5: Any, home: Repository) -> None:
     done = m5("ls")
     assert (done.status, done.out) == (0, "")
     assert "m5ws snapshot" in done.err
 
 
-def test_a_damaged_snapshot_does_not_hide_the_others(m5: Any, made: Any, place: Path) -> None:
+def test_a_damaged_snapshot_hides_no_other_snapshot(m5: Any, made: Any, place: Path) -> None:
     _object(place, made.changed).unlink()
     done = m5("ls", "--json")
     problems = {row["id"]: row["problem"] for row in done.document["snapshots"]}
@@ -74,7 +74,7 @@ def test_a_damaged_snapshot_does_not_hide_the_others(m5: Any, made: Any, place: 
     assert "not in the store" in problems[made.changed]
 
 
-def test_show_a_snapshot(m5: Any, made: Any) -> None:
+def test_show_prints_a_snapshot_and_its_environment_on_request(m5: Any, made: Any) -> None:
     done = m5("show", made.snapshot[:9])
     assert done.status == 0
     for expected in (f"snapshot {made.snapshot}", "a" * 40, "the first", "Ada", "code", "config", "wanted nccl  2.27",
@@ -86,7 +86,7 @@ def test_show_a_snapshot(m5: Any, made: Any) -> None:
     assert [line for line in environment if line in whole] == [*environment]
 
 
-def test_show_a_run(m5: Any, made: Any) -> None:
+def test_show_prints_the_attempts_checkpoints_and_notices_of_a_run(m5: Any, made: Any) -> None:
     done = m5("show", made.run)
     assert done.status == 0
     for expected in ("finished, step 3 of 3", "attempt 1: finished after 1m 05s", "loss 0.666667", "node",
@@ -94,7 +94,7 @@ def test_show_a_run(m5: Any, made: Any) -> None:
         assert expected in done.out
 
 
-def test_show_a_replay_with_its_verdict(m5: Any, made: Any) -> None:
+def test_show_prints_the_verdict_of_a_replay(m5: Any, made: Any) -> None:
     done = m5("show", made.replay)
     assert f"REPRODUCED: run {made.run}, replayed as {made.replay}" in done.out
     assert "everything that was compared is equal, bit for bit" in done.out
@@ -133,7 +133,7 @@ def test_show_and_diff_read_the_git_history(m5: Any, home: Repository, place: Pa
     assert "Ada: Warm up longer" not in m5("diff", one, two, "--brief").out
 
 
-def test_a_commit_that_is_not_here_fails_neither_show_nor_diff(
+def test_show_and_diff_work_without_the_commit_of_a_snapshot(
     m5: Any, made: Any, home: Repository, tmp_path: Path
 ) -> None:
     shown = m5("show", made.snapshot)
@@ -143,7 +143,7 @@ def test_a_commit_that_is_not_here_fails_neither_show_nor_diff(
     assert found.status == 0 and "the history between the commits is unavailable: the repository does not" in found.out
 
 
-def test_diff_of_the_same_says_so(m5: Any, made: Any) -> None:
+def test_diff_of_equal_runs_prints_no_difference(m5: Any, made: Any) -> None:
     assert m5("diff", made.run, made.replay).out == "no difference\n"
     assert m5("diff", made.run, made.snapshot).out == "no difference\n"
 
@@ -152,7 +152,7 @@ def test_logs_of_all_ranks_name_the_rank(m5: Any, made: Any) -> None:
     assert m5("logs", made.run).out == "[0] zero\n[0] end of zero\n[1] one\n"
 
 
-def test_logs_of_one_rank(m5: Any, made: Any) -> None:
+def test_logs_prints_the_log_of_one_rank(m5: Any, made: Any) -> None:
     assert m5("logs", made.run, "--rank", "1").out == "one\n"
     assert m5("logs", made.run, "--rank", "launcher").out == "launched\n"
     assert m5("logs", made.run, "--json").document["logs"]["0"] == "zero\nend of zero"
@@ -166,11 +166,11 @@ def test_an_empty_log_is_reported(m5: Any, made: Any, place: Path) -> None:
     assert (every.status, every.out, every.err) == (0, "", "the log of all ranks is empty\n")
 
 
-def test_following_logs_of_a_run_that_has_ended_ends(m5: Any, made: Any) -> None:
+def test_following_the_logs_of_an_ended_run_stops(m5: Any, made: Any) -> None:
     assert m5("logs", made.run, "-f", "--rank", "0").out == "zero\nend of zero\n"
 
 
-def test_checkout_writes_the_files_and_they_can_be_changed(m5: Any, made: Any, tmp_path: Path) -> None:
+def test_checkout_writes_all_files_as_writable_files(m5: Any, made: Any, tmp_path: Path) -> None:
     target = tmp_path / "out"
     done = m5("checkout", made.run, target)
     assert done.status == 0 and "2 files" in done.out
@@ -180,7 +180,7 @@ def test_checkout_writes_the_files_and_they_can_be_changed(m5: Any, made: Any, t
     assert document["files"] == 2 and document["snapshot"] == made.snapshot
 
 
-def test_checkout_refuses_a_directory_with_something_in_it(m5: Any, made: Any, tmp_path: Path) -> None:
+def test_checkout_refuses_a_directory_that_is_not_empty(m5: Any, made: Any, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("mine")
     done = m5("checkout", made.snapshot, tmp_path / "out")
@@ -188,7 +188,7 @@ def test_checkout_refuses_a_directory_with_something_in_it(m5: Any, made: Any, t
     assert os.listdir(tmp_path / "out") == ["mine"]
 
 
-def test_fsck_of_a_whole_store(m5: Any, made: Any) -> None:
+def test_fsck_reports_a_whole_store_as_clean(m5: Any, made: Any) -> None:
     done = m5("fsck")
     assert done.status == 0
     assert "no damage" in done.out
@@ -198,7 +198,7 @@ def test_fsck_of_a_whole_store(m5: Any, made: Any) -> None:
     assert m5("fsck", "--read-data", "--json").document == report
 
 
-def test_fsck_names_the_damage_and_what_it_harms(m5: Any, made: Any, place: Path) -> None:
+def test_fsck_names_the_damage_and_the_harmed_snapshot(m5: Any, made: Any, place: Path) -> None:
     target = _object(place, made.changed)
     target.chmod(0o644)
     data = target.read_bytes()

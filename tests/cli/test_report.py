@@ -9,7 +9,7 @@ from m5ws.tracking.mlflow.run_page import find
 from tests.cli.conftest import M5, Made
 
 
-def test_a_report_is_written_and_written_again(m5: M5, made: Made, tmp_path: Path) -> None:
+def test_a_report_can_be_written_twice(m5: M5, made: Made, tmp_path: Path) -> None:
     target = tmp_path / "report.html"
     for _ in range(2):
         done = m5("report", made.run, "-o", target, "--json")
@@ -20,7 +20,7 @@ def test_a_report_is_written_and_written_again(m5: M5, made: Made, tmp_path: Pat
     assert made.replay in target.read_text()
 
 
-def test_another_file_is_not_replaced(m5: M5, made: Made, place: Path) -> None:
+def test_report_does_not_replace_another_file(m5: M5, made: Made, place: Path) -> None:
     before = (place / "train.py").read_text()
     assert m5("report", made.run, "-o", place / "train.py").status == 2
     assert (place / "train.py").read_text() == before
@@ -37,7 +37,7 @@ def test_the_page_is_attached_to_the_run_in_mlflow(m5: M5, made: Made, place: Pa
     assert Path(client.download_artifacts(page, artifact.path)).read_bytes() == (tmp_path / "report.html").read_bytes()
 
 
-def test_an_mlflow_that_does_not_answer_is_a_message(m5: M5, made: Made, place: Path, tmp_path: Path) -> None:
+def test_an_unreachable_mlflow_causes_a_message_and_no_failure(m5: M5, made: Made, place: Path, tmp_path: Path) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"

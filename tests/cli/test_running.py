@@ -60,7 +60,9 @@ print("trained with", *sys.argv[1:])
 _OUTPUTS = "[run]\noutputs = ['out']\n[mlflow]\nenabled = false\n"
 
 
-def test_a_run_is_reproduced_and_a_changed_one_is_told_apart(home: Repository, place: Path) -> None:
+def test_reproduce_confirms_an_equal_replay_and_names_the_changes_of_other_replays(
+    home: Repository, place: Path
+) -> None:
     (place / "m5ws.toml").write_text(_OUTPUTS)
     snapshot = _pin(home, place, _WRITES)
     done = _m5(place, "run", snapshot[:10], "--name", "trial", "--", "train.py", "--lr", "1")
@@ -93,7 +95,7 @@ def test_a_run_is_reproduced_and_a_changed_one_is_told_apart(home: Repository, p
     assert [(one["part"], one["name"]) for one in json.loads(changed.stdout)["changes"]] == [("argument", "lr")]
 
 
-def test_without_a_snapshot_one_is_taken_on_the_spot_with_the_overrides_in_it(place: Path) -> None:
+def test_run_without_a_snapshot_takes_a_snapshot_with_the_overrides(place: Path) -> None:
     (place / "m5ws.toml").write_text("[run]\ncommand = ['train.py']\n[mlflow]\nenabled = false\n")
     (place / "train.py").write_text("print(open('config.yaml').read())\n")
     done = _here(place, "run", "--set", "lr=0.25", "-m", "on the spot", "--why", "a higher rate")
@@ -129,7 +131,7 @@ def test_stored_output_files_leave_the_work_directory_of_a_finished_run(home: Re
     assert (fetched / "out" / "config").exists()
 
 
-def test_a_script_that_fails_is_status_1_and_says_where_its_log_is(home: Repository, place: Path) -> None:
+def test_a_failed_script_exits_with_1_and_prints_a_hint_to_its_log(home: Repository, place: Path) -> None:
     snapshot = _pin(home, place, "raise SystemExit('no data')\n")
     done = _here(place, "run", snapshot, "--json", "--", "train.py")
     assert done.returncode == 1
@@ -166,7 +168,7 @@ dist.all_reduce(torch.ones(1))
     assert ("memory" in message) == (number == signal.SIGKILL)
 
 
-def test_what_a_run_prints_and_fails_with_is_stored_and_shown_without_secrets(home: Repository, place: Path) -> None:
+def test_secrets_in_logs_errors_and_output_files_are_masked(home: Repository, place: Path) -> None:
     secret = "hf" + "_" + "QwErTyUiOpAsDfGhJkLzXcVbNm12345678"
     key = "-----BEGIN PRIVATE " + "KEY-----\n" + "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7\n" * 3
     key += "-----END PRIVATE " + "KEY-----\n"
@@ -203,7 +205,7 @@ raise RuntimeError(f"cannot log in with {{secret}}")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
-def test_a_run_that_is_asked_to_end_is_interrupted_cleanly(home: Repository, place: Path, number: int) -> None:
+def test_a_run_that_gets_a_signal_is_interrupted_cleanly(home: Repository, place: Path, number: int) -> None:
     snapshot = _pin(home, place, "import time\nprint('ready')\ntime.sleep(600)\n")
     with _started(place, snapshot) as (process, run):
         os.kill(process.pid, number)
@@ -216,9 +218,7 @@ def test_a_run_that_is_asked_to_end_is_interrupted_cleanly(home: Repository, pla
 
 
 @pytest.mark.long
-def test_a_time_limit_that_is_sent_to_all_processes_does_not_kill_torchrun_before_the_ranks(
-    home: Repository, place: Path
-) -> None:
+def test_a_scheduler_signal_to_all_processes_does_not_kill_torchrun(home: Repository, place: Path) -> None:
     ignores = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     snapshot = _pin(home, place, f"{ignores}print('ready')\ntime.sleep(2)\nprint('saved')\n")
     with _started(place, snapshot, "--trainer", "torchrun") as (process, run):
@@ -229,7 +229,7 @@ def test_a_time_limit_that_is_sent_to_all_processes_does_not_kill_torchrun_befor
     assert process.returncode == 0 and "saved" in _log(place, run), said
 
 
-def test_a_detached_run_goes_on_by_itself_and_its_logs_can_be_followed(home: Repository, place: Path) -> None:
+def test_a_detached_run_finishes_alone_and_its_logs_can_be_followed(home: Repository, place: Path) -> None:
     snapshot = _pin(home, place, "print('far away')\n")
     done = _m5(place, "run", snapshot, "--detach", "--why", "it is far", "--", "train.py")
     assert done.returncode == 0, done.stderr
@@ -239,7 +239,7 @@ def test_a_detached_run_goes_on_by_itself_and_its_logs_can_be_followed(home: Rep
     wait_for(lambda: json.loads(_m5(place, "show", run, "--json").stdout)["standing"] == "finished")
 
 
-def test_a_detached_run_that_cannot_start_says_why(home: Repository, place: Path) -> None:
+def test_a_detached_run_that_cannot_start_reports_the_reason(home: Repository, place: Path) -> None:
     snapshot = _pin(home, place, "print('x')\n")
     tree = trees.load(home.objects, snapshots.load(home, snapshot).code.tree)
     pack = tree.entries[0].parts[0].object
@@ -298,7 +298,7 @@ def test_a_command_is_recorded_as_typed(place: Path, words: tuple[str, ...]) -> 
 
 
 @pytest.mark.long
-def test_any_other_program_is_one_process_with_log_and_exit_status(home: Repository, place: Path) -> None:
+def test_any_other_program_runs_as_one_process_with_log_and_exit_status(home: Repository, place: Path) -> None:
     (place / "m5ws.toml").write_text("[run]\noutputs = ['out']\n[mlflow]\nenabled = false\n")
     session = """
 import torch, m5ws

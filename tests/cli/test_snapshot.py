@@ -20,7 +20,7 @@ def _store(place: Path) -> list[Path]:
     return sorted(path for path in (place / ".m5ws" / "store").rglob("*") if path.is_file())
 
 
-def test_it_prints_one_digest_and_says_the_rest_on_stderr(m5: Any, place: Path) -> None:
+def test_snapshot_prints_only_the_digest_on_stdout(m5: Any, place: Path) -> None:
     done = m5("snapshot", "-m", "first")
     assert done.status == 0
     assert len(done.out) == 65 and int(done.out, 16)
@@ -29,18 +29,18 @@ def test_it_prints_one_digest_and_says_the_rest_on_stderr(m5: Any, place: Path) 
     assert "first" in m5("ls").out
 
 
-def test_quietly_it_prints_the_digest_alone(m5: Any, place: Path) -> None:
+def test_a_quiet_snapshot_prints_nothing_on_stderr(m5: Any, place: Path) -> None:
     assert m5("-q", "snapshot").err == ""
 
 
-def test_the_same_state_is_the_same_id_here_and_elsewhere(m5: Any, place: Path, tmp_path: Path) -> None:
+def test_equal_files_give_the_same_snapshot_id_in_every_folder(m5: Any, place: Path, tmp_path: Path) -> None:
     first = m5("snapshot").out
     assert m5("snapshot", "-m", "another message").out == first
     shutil.copytree(place, tmp_path / "elsewhere", ignore=shutil.ignore_patterns(".m5ws"))
     assert m5("-C", tmp_path / "elsewhere", "snapshot").out == first
 
 
-def test_a_changed_file_is_another_id(m5: Any, place: Path) -> None:
+def test_a_changed_file_gives_another_snapshot_id(m5: Any, place: Path) -> None:
     first = m5("snapshot").out
     (place / "untracked.py").write_text("new\n")
     assert m5("snapshot").out != first
@@ -53,7 +53,7 @@ def test_a_dry_run_prints_the_id_and_publishes_nothing(m5: Any, place: Path) -> 
     assert m5("snapshot").out == planned.out
 
 
-def test_as_json_it_is_the_record(m5: Any, place: Path) -> None:
+def test_snapshot_as_json_prints_the_record(m5: Any, place: Path) -> None:
     document = m5("snapshot", "--json", "-m", "hi").document
     assert document["snapshot"]["code"]["commit"] is not None
     assert document["annotation"]["message"] == "hi"
@@ -68,7 +68,7 @@ def test_a_secret_is_refused_by_name_with_the_way_out(m5: Any, place: Path) -> N
     assert "abcdef0123456789" not in done.err
 
 
-def test_it_loads_nothing_heavy(place: Path) -> None:
+def test_snapshot_loads_no_heavy_module(place: Path) -> None:
     code = "import sys, json; from m5ws.cli import main; main(sys.argv[1:]); print(json.dumps([*sys.modules]))"
     for words in (["snapshot"], ["snapshot"], ["snapshot", "-m", "again"]):
         argv = [sys.executable, "-c", code, "-C", str(place), *words]
@@ -87,7 +87,7 @@ def test_a_template_is_a_workspace_that_other_verbs_take(m5: Any, tmp_path: Path
     assert m5("-C", tmp_path / "w", "ls").status == 0
 
 
-def test_with_rehash_a_file_is_read_whose_stamps_are_the_old_ones(place: Path) -> None:
+def test_rehash_reads_a_changed_file_with_unchanged_stamps(place: Path) -> None:
     path = place / "untracked.txt"
     path.write_bytes(b"a" * mmap.PAGESIZE)
 

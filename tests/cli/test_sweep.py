@@ -71,14 +71,16 @@ def test_a_dry_run_lists_the_runs_and_starts_none(m5: M5, made: Made, place: Pat
         (("lr=1", "train.py"), "`--`"),
     ],
 )
-def test_an_error_comes_before_anything_starts(m5: M5, made: Made, words: tuple[str, ...], named: str) -> None:
+def test_an_invalid_sweep_is_refused_before_a_run_starts(
+    m5: M5, made: Made, words: tuple[str, ...], named: str
+) -> None:
     done = m5("sweep", "--snapshot", made.snapshot, *words, "--", "train.py")
     assert (done.status, done.out) == (2, "")
     assert done.err.startswith("error: ") and named in done.err
     assert {run["id"] for run in m5("ls", "--json").document["runs"]} == {made.run, made.replay}
 
 
-def test_a_script_that_is_not_there_stops_the_sweep_and_not_each_run(m5: M5, made: Made) -> None:
+def test_a_missing_script_is_reported_once_for_the_whole_sweep(m5: M5, made: Made) -> None:
     done = m5("sweep", "lr=1,2", "--snapshot", made.snapshot, "--", "absent.py")
     assert done.status == 2 and done.err.count("error:") == 1
 
@@ -99,7 +101,7 @@ def swept(home: Repository, made: Made) -> Sweep:
     return grid
 
 
-def test_show_ls_and_compare_know_a_sweep(m5: M5, swept: Sweep, made: Made) -> None:
+def test_show_ls_and_compare_present_the_runs_of_a_sweep(m5: M5, swept: Sweep, made: Made) -> None:
     first, second, third = (run.id for run in sweeps.list_planned(swept))
     shown = m5("show", swept.id[:6])
     assert shown.status == 0 and [line.split()[:2] for line in shown.out.splitlines()[-3:]] == [
@@ -134,7 +136,7 @@ def test_a_sweep_is_removed_with_all_its_runs(m5: M5, swept: Sweep, home: Reposi
     assert {run["state"] for run in m5("show", "--json", swept.id).document["runs"]} == {"removed", "not started"}
 
 
-def test_a_resume_plans_the_runs_that_did_not_finish(m5: M5, swept: Sweep, made: Made) -> None:
+def test_a_resume_of_a_sweep_plans_only_unfinished_runs(m5: M5, swept: Sweep, made: Made) -> None:
     _, second, third = (run.id for run in sweeps.list_planned(swept))
     document = m5("resume", swept.id, "--parallel", "2", "--dry-run", "--json").document
     assert [(run["id"], run["state"]) for run in document["runs"]] == [(second, "failed"), (third, "not started")]
@@ -161,7 +163,7 @@ def _supervisor(folder: Path, script: str, parallel: int) -> command.Supervisor:
     return command.Supervisor(LocalLauncher(os.environ), request, shares, progress=True)
 
 
-def test_a_failed_run_does_not_stop_the_others_and_their_lines_have_their_names(
+def test_a_failed_run_stops_no_other_run_and_output_lines_name_their_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Each has a share of GPUs that no other one has at the time: else `mkdir` would fail.
@@ -182,7 +184,7 @@ def test_a_failed_run_does_not_stop_the_others_and_their_lines_have_their_names(
         (None, None, []),
     ],
 )
-def test_the_gpus_of_a_machine_are_known(
+def test_visible_gpus_are_read_from_the_variable_or_from_nvidia_smi(
     tmp_path: Path, chosen: str | None, listed: int | None, expected: list[str]
 ) -> None:
     lines = "".join(f"GPU {number}: NVIDIA H100 (UUID: GPU-{number})\\n" for number in range(listed or 0))
@@ -196,7 +198,7 @@ def test_the_gpus_of_a_machine_are_known(
 @pytest.mark.parametrize("count", range(9))
 @pytest.mark.parametrize("parallel", [1, 2, 3])
 @pytest.mark.parametrize("nproc", [1, 2])
-def test_shares_of_gpus_are_equal_and_apart_or_there_are_none(count: int, parallel: int, nproc: int) -> None:
+def test_gpu_shares_are_equal_and_disjoint_or_absent(count: int, parallel: int, nproc: int) -> None:
     every = [str(number) for number in range(count)]
     parts = [share.get("CUDA_VISIBLE_DEVICES") for share in gpus.shares(every, parallel, nproc)]
     assert len(parts) == parallel
@@ -209,7 +211,7 @@ def test_shares_of_gpus_are_equal_and_apart_or_there_are_none(count: int, parall
 
 
 @pytest.mark.parametrize("presses", [1, 2])
-def test_an_interrupt_stops_the_running_and_starts_no_more(tmp_path: Path, presses: int) -> None:
+def test_an_interrupt_stops_live_runs_and_starts_no_more_runs(tmp_path: Path, presses: int) -> None:
     begun = [tmp_path / f"begun-{n}" for n in range(2)]
     script = f"""
     n=0; trap 'n=$((n+1)); touch asked-$1-$n; [ $n = {presses} ] && exit 130' TERM

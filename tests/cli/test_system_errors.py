@@ -31,7 +31,7 @@ def test_an_error_of_the_system_has_path_and_remedy(number: int) -> None:
         UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
     ],
 )
-def test_other_errors_are_bugs(error: OSError | UnicodeError) -> None:
+def test_an_unexpected_system_error_has_no_description(error: OSError | UnicodeError) -> None:
     assert system_errors.describe(error) is None
 
 
@@ -44,7 +44,7 @@ def test_text_that_is_not_utf8_is_named() -> None:
     )
 
 
-def test_a_store_that_cannot_be_written_names_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_an_unwritable_store_names_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_arguments: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "tmp" / "0123"))
 
@@ -57,7 +57,7 @@ def test_a_store_that_cannot_be_written_names_itself(tmp_path: Path, monkeypatch
         assert raised.value.errno == errno.ENOSPC and "0123" not in str(raised.value)
 
 
-def test_a_workspace_whose_path_is_not_utf8_is_refused(m5: Any, place: Path, tmp_path: Path) -> None:
+def test_a_workspace_with_a_path_that_is_not_utf8_is_refused(m5: Any, place: Path, tmp_path: Path) -> None:
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/nu\xff"))
     place.rename(folder)
     for words in (("snapshot",), ("run",), ("ls",)):

@@ -105,7 +105,7 @@ def store(home: Repository, place: Path, tmp_path: Path) -> dict[str, str]:
     return ids
 
 
-def test_no_verb_that_reads_lets_a_text_control_the_terminal(
+def test_reading_verbs_escape_terminal_control_characters(
     m5: Any, store: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Repository, place: Path
 ) -> None:
     # As on a terminal. Otherwise click removes colours, and with them the planted text.
@@ -138,7 +138,7 @@ def test_no_verb_that_reads_lets_a_text_control_the_terminal(
         assert RAW.search(OWN_STYLES.sub("", done.out + done.err)) is None, words
 
 
-def test_logs_have_no_colours_and_json_has_them_escaped(m5: Any, store: dict[str, str]) -> None:
+def test_logs_print_no_colours_and_json_escapes_colours(m5: Any, store: dict[str, str]) -> None:
     done = m5("logs", store["run"])
     assert "red\n" in done.out and "\\x1b]0;P" in done.out
     assert m5("logs", store["run"], "--json").document["logs"]["0"].endswith("\x1b[31mred\x1b[0m\n")
@@ -148,12 +148,12 @@ def test_a_cell_of_a_table_is_one_line() -> None:
     assert output.table(("A", "B"), [("x\ny", "1")]).splitlines() == ["A     B", "x\\ny  1"]
 
 
-def test_plain_text_is_printed_as_it_is() -> None:
+def test_plain_text_is_printed_unchanged() -> None:
     text = "".join(map(chr, (*range(32, 127), *range(0xA1, 0x600), 0x200D, 0x1F600))) + "\n\t"
     assert escaped(text.replace("\u061c", "")) == text.replace("\u061c", "")
 
 
-def test_nothing_but_the_one_function_prints() -> None:
+def test_only_the_output_module_prints() -> None:
     """`click.echo` is called in output.py, and where nothing but this package's own help is printed."""
     own = {"output.py", "completion.py", "reference.py"}
     calls = []
@@ -164,7 +164,7 @@ def test_nothing_but_the_one_function_prints() -> None:
     assert calls == ["__init__.py: click.echo(nothing.format_message())"]
 
 
-def test_what_is_planted_is_every_text_of_a_record() -> None:
+def test_the_planted_record_has_hostile_text_in_every_text_field() -> None:
     record = hostile(Verdict)
     assert record.changes[0].name == record.first.quantity == HOSTILE
     assert record.compared == {HOSTILE: 1}

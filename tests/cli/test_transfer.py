@@ -6,7 +6,7 @@ from typing import Any
 from m5ws import workspace
 
 
-def test_a_run_goes_to_another_store_and_comes_back_elsewhere(m5: Any, made: Any, place: Path, tmp_path: Path) -> None:
+def test_a_pushed_run_can_be_pulled_into_another_workspace(m5: Any, made: Any, place: Path, tmp_path: Path) -> None:
     team = tmp_path / "team"
     pushed = m5("push", made.replay[:12], "--to", team, "--json").document
     assert (pushed["runs"], pushed["snapshots"]) == (2, 1)
@@ -23,7 +23,7 @@ def test_a_run_goes_to_another_store_and_comes_back_elsewhere(m5: Any, made: Any
     assert shown[0] == shown[1]
 
 
-def test_what_would_be_copied_is_said_and_no_store_is_made(m5: Any, made: Any, tmp_path: Path) -> None:
+def test_a_dry_push_counts_the_copies_and_creates_no_store(m5: Any, made: Any, tmp_path: Path) -> None:
     done = m5("push", "--all", "--to", tmp_path / "team", "--dry-run")
     assert done.status == 0 and "would be copied" in done.out
     assert not (tmp_path / "team").exists()
@@ -35,13 +35,13 @@ def test_wrong_names_are_refused_before_a_store_is_made(m5: Any, made: Any, tmp_
         assert not (tmp_path / "team").exists()
 
 
-def test_a_store_that_is_not_there_is_not_pulled_from(m5: Any, place: Path, tmp_path: Path) -> None:
+def test_pull_refuses_a_missing_store(m5: Any, place: Path, tmp_path: Path) -> None:
     done = m5("pull", "--all", "--from", tmp_path / "nowhere")
     assert done.status == 3 and str(tmp_path / "nowhere") in done.err
     assert workspace.find(place, {}).home.exists() is False
 
 
-def test_init_with_a_store_that_cannot_be_made_writes_nothing(m5: Any, tmp_path: Path) -> None:
+def test_init_with_an_impossible_store_writes_nothing(m5: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     assert m5("-C", tmp_path, "init", "--store", tmp_path / "file" / "store", "w").status == 2
     assert not (tmp_path / "w").exists()

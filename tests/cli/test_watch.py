@@ -57,7 +57,7 @@ def ended(running: Repository) -> Repository:
     return running
 
 
-def test_the_view_has_all_that_a_run_has_reached(m5: M5, running: Repository) -> None:
+def test_watch_shows_the_step_values_and_checkpoints_of_a_run(m5: M5, running: Repository) -> None:
     lines = m5("watch", _RUN, "--once").out.splitlines()
     assert lines[0] == f"run {_RUN} trial  running, attempt 1 on node, 2 ranks"
     assert lines[1].startswith("step 100/400  4 steps/s  400 tokens/s  1m 15s left  last event ")
@@ -74,7 +74,7 @@ def test_a_run_that_has_ended_is_shown_once_and_the_command_ends(m5: M5, ended: 
         assert text in done.out
 
 
-def test_json_has_the_state(m5: M5, running: Repository) -> None:
+def test_watch_as_json_prints_the_state(m5: M5, running: Repository) -> None:
     document = m5("watch", _RUN, "--json").document
     assert (document["newest"]["standing"], document["newest"]["last_step"], document["steps_per_s"]) == (
         "running",
@@ -84,14 +84,12 @@ def test_json_has_the_state(m5: M5, running: Repository) -> None:
     assert (document["not_finite"], document["last_checkpoint"]) == (60, 50)
 
 
-def test_verdicts_are_in_the_view(m5: M5, made: Made) -> None:
+def test_watch_shows_verdicts(m5: M5, made: Made) -> None:
     assert f"reproduced: replayed as {made.replay}" in m5("watch", made.run).out
     assert f"reproduced: as a replay of {made.run}" in m5("watch", made.replay).out
 
 
-def test_a_run_that_goes_on_is_followed_and_lines_are_few(
-    running: Repository, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_watch_follows_a_live_run_with_few_lines(running: Repository, capsys: pytest.CaptureFixture[str]) -> None:
     clock, number = [0.0], [100]
 
     def pause() -> None:
@@ -148,7 +146,7 @@ def _read_until(descriptor: int, text: str) -> str:
     return shown.decode(errors="replace")
 
 
-def test_ctrl_c_ends_the_view_and_leaves_the_run_as_it_was(
+def test_ctrl_c_ends_the_view_and_changes_nothing_in_the_store(
     running: Repository, place: Path, terminal: tuple[int, int]
 ) -> None:
     before = {stat.key: stat.size_bytes for stat in running.store.list("")}

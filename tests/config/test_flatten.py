@@ -21,7 +21,7 @@ _MULTIPLIED = b"a0: &a0 [1, 2]\n" + b"".join(b"a%d: &a%d [*a%d, *a%d]\n" % (n, n
 """Sixty lines that stand for 2**60 values."""
 
 
-def test_keys_of_yaml() -> None:
+def test_yaml_is_flattened_into_dotted_keys() -> None:
     assert flatten("config.yaml", YAML) == {
         "optimizer.lr": "0.001",
         "optimizer.betas.0": "0.9",
@@ -34,7 +34,7 @@ def test_keys_of_yaml() -> None:
     }
 
 
-def test_the_same_keys_in_toml_and_json() -> None:
+def test_toml_and_json_give_the_same_keys_as_yaml() -> None:
     assert flatten("c.toml", b"[a]\nb = 1\nc = [true]\n") == flatten("c.json", b'{"a": {"b": 1, "c": [true]}}')
 
 
@@ -66,7 +66,7 @@ values = st.recursive(
 
 
 @given(st.dictionaries(st.text("abc", min_size=1, max_size=3), values, max_size=4))
-def test_equal_documents_have_equal_keys_and_each_value_shows(document: dict[str, object]) -> None:
+def test_equal_documents_have_equal_keys_and_readable_values(document: dict[str, object]) -> None:
     text = json.dumps(document)
     keys = flatten("c.json", text.encode())
     assert keys == flatten("c.json", json.dumps(document, indent=2).encode())

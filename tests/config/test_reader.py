@@ -29,7 +29,7 @@ def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
     assert _read(tmp_path, "") == Settings()
 
 
-def test_values_are_read(tmp_path: Path) -> None:
+def test_settings_are_read_from_the_file(tmp_path: Path) -> None:
     settings = _read(tmp_path, "[run]\ncommand = ['train.py', '--fast']\nnproc = 4\n[determinism]\nthreads = 2\n")
     assert settings.run.command == ("train.py", "--fast")
     assert (settings.run.nproc, settings.determinism.threads) == (4, 2)
@@ -101,7 +101,7 @@ def test_bytes_that_are_not_text_are_an_error_not_a_traceback(tmp_path: Path) ->
 
 
 @given(before=st.lists(st.sampled_from(["", "# x", "b = 1", 'c = """\nd = 2\n"""', "e = [\n 1,\n]"]), unique=True))
-def test_the_line_is_where_the_statement_begins(before: list[str]) -> None:
+def test_the_line_of_a_key_is_the_first_line_of_its_statement(before: list[str]) -> None:
     text = "\n".join([*before, "a = [", "  1,", "]", ""])
     assert reader.line_of(text, ("a",)) == text.splitlines().index("a = [") + 1
 

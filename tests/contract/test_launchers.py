@@ -95,7 +95,9 @@ def _probe(launcher: Launchers, directory: Path, ranks: int | None) -> dict[str,
 
 
 @pytest.mark.parametrize("ranks", [None, 2])
-def test_a_process_is_given_what_was_asked_for(launcher: Launchers, tmp_path: Path, ranks: int | None) -> None:
+def test_a_launched_process_gets_the_requested_environment_and_arguments(
+    launcher: Launchers, tmp_path: Path, ranks: int | None
+) -> None:
     place = tmp_path / "place"
     for name, found in _probe(launcher, place, ranks).items():
         variables = found["variables"]
@@ -116,7 +118,7 @@ def test_a_process_is_given_what_was_asked_for(launcher: Launchers, tmp_path: Pa
             assert "RANK" not in variables
 
 
-def test_launches_at_the_same_time_see_folders_of_their_own_at_one_path(launcher: Launchers, tmp_path: Path) -> None:
+def test_parallel_launches_see_their_own_folders_at_the_same_path(launcher: Launchers, tmp_path: Path) -> None:
     place = tmp_path / "place"
     requests = []
     for name in ("one", "two"):
@@ -166,7 +168,7 @@ def test_a_process_with_busy_threads_can_launch(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_forks_are_told_what_torchrun_tells_ranks(parents: ForkParents, tmp_path: Path) -> None:
+def test_forked_ranks_have_the_variables_of_torchrun_ranks(parents: ForkParents, tmp_path: Path) -> None:
     real = _probe(LocalLauncher, tmp_path / "real", 2)
     forked = _probe(lambda inherited: ForkLauncher(parents, inherited), tmp_path / "forked", 2)
     for name, found in real.items():
@@ -193,7 +195,7 @@ _STATUSES = {"3": 3, "raises": 1, "killed": -signal.SIGKILL}
         (None, ("killed",), -signal.SIGKILL),
     ],
 )
-def test_how_it_ended_is_told(
+def test_a_launch_returns_its_exit_status_and_logs_the_status_of_each_rank(
     launcher: Launchers, tmp_path: Path, ranks: int | None, how: tuple[str, ...], status: int
 ) -> None:
     request = _request(tmp_path, "ends.py", *how, ranks=ranks, ENDS=str(tmp_path))
@@ -239,7 +241,7 @@ def _started(launcher: Launchers, request: LaunchRequest, directory: Path) -> tu
     return process, [int(file.read_text()) for file in files]
 
 
-def test_every_rank_is_asked_to_end_and_may_take_its_time(launcher: Launchers, tmp_path: Path) -> None:
+def test_stop_signals_every_rank_and_waits_for_every_rank(launcher: Launchers, tmp_path: Path) -> None:
     process, pids = _started(launcher, _as_rank(tmp_path, "waits", "waits"), tmp_path)
     assert process.stop(_PATIENCE_S) == 0
     assert len(list(tmp_path.glob("*.ended"))) == 2
@@ -256,7 +258,7 @@ def test_sigterm_goes_to_the_rank_and_ctrl_c_to_its_workers_too(
     assert {file.name for file in tmp_path.glob("*.ended")} == asked
 
 
-def test_no_process_outlives_a_launch_and_each_that_would_is_named(launcher: Launchers, tmp_path: Path) -> None:
+def test_no_process_outlives_a_launch_and_each_left_process_is_named(launcher: Launchers, tmp_path: Path) -> None:
     request = _as_rank(tmp_path, "leaves a process", "leaves a process")
     assert wait(launcher(dict(os.environ)).launch(request)) == 0
     pids = [int(file.read_text()) for file in tmp_path.glob("[0-9]")]
@@ -265,7 +267,7 @@ def test_no_process_outlives_a_launch_and_each_that_would_is_named(launcher: Lau
     assert {int(line.split()[0]) for line in left} == set(pids)
 
 
-def test_a_script_that_waits_for_its_own_processes_is_stopped_with_them(launcher: Launchers, tmp_path: Path) -> None:
+def test_a_script_is_stopped_together_with_its_child_processes(launcher: Launchers, tmp_path: Path) -> None:
     request = _as_rank(tmp_path, "spawns")
     process = launcher(dict(os.environ)).launch(_alone(request))
     wait_for(lambda: len(list(tmp_path.glob("[0-9]"))) == 3 or process.poll() is not None)
@@ -282,7 +284,7 @@ def test_ranks_that_do_not_end_in_time_are_killed(launcher: Launchers, tmp_path:
 
 
 @pytest.mark.long
-def test_no_rank_outlives_the_process_that_launched_it(tmp_path: Path) -> None:
+def test_no_rank_outlives_the_launching_process(tmp_path: Path) -> None:
     (tmp_path / "request").write_bytes(codec.encode(_as_rank(tmp_path, "waits", "waits")))
     owner = subprocess.Popen(
         [sys.executable, str(_SCRIPTS / "owner.py"), str(tmp_path / "request")],

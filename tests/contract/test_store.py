@@ -88,7 +88,7 @@ def any_store(any_open: Open) -> ObjectStore:
     return any_open()
 
 
-def test_what_was_created_is_read_back_whole_and_in_ranges(any_store: ObjectStore) -> None:
+def test_a_created_object_is_read_back_whole_and_in_ranges(any_store: ObjectStore) -> None:
     any_store.create("objects/ab/abc", b"0123456789")
     assert any_store.get("objects/ab/abc") == b"0123456789"
     assert any_store.get("objects/ab/abc", 3, 4) == b"3456"
@@ -134,7 +134,7 @@ def test_a_folder_without_objects_has_no_name(any_store: ObjectStore) -> None:
     assert any_store.names("runs/a/") == ()
 
 
-def test_stat_tells_the_size(any_store: ObjectStore) -> None:
+def test_stat_returns_the_size_of_an_object(any_store: ObjectStore) -> None:
     any_store.create("objects/ab/abc", bytes(1234))
     found = any_store.stat("objects/ab/abc")
     assert found is not None and found.size_bytes == 1234 and found.key == "objects/ab/abc"
@@ -147,7 +147,9 @@ def test_a_key_that_could_leave_the_store_is_refused(any_store: ObjectStore, key
 
 
 @pytest.mark.parametrize("races", [3, pytest.param(1000, marks=[pytest.mark.soak, pytest.mark.timeout(2 * 3600)])])
-def test_of_many_racing_writers_one_wins(any_open: Open, races: int, request: pytest.FixtureRequest) -> None:
+def test_exactly_one_of_many_racing_writers_creates_an_object(
+    any_open: Open, races: int, request: pytest.FixtureRequest
+) -> None:
     began_s, name = time.monotonic(), request.node.callspec.params["any_open"]
     # The light server handles one request at a time, so 64 concurrent writers overload it on a busy machine.
     count = 16 if name == "s3" else _WRITERS

@@ -81,7 +81,7 @@ def test_equal_snapshots_do_not_differ(make: Maker) -> None:
     assert between_snapshots(make.repo, make.snapshot(), make.snapshot()) == ()
 
 
-def test_code_is_a_unified_diff(make: Maker) -> None:
+def test_changed_code_is_shown_as_a_unified_diff(make: Maker) -> None:
     changed = {"train.py": b"lr = 2\nprint(lr)\n", "new.py": b"x\n"}
     code = Code(commit="2" * 40, dirty=True, tree=make.tree(changed))
     changes = between_snapshots(make.repo, make.snapshot(), make.snapshot(code=code))
@@ -106,7 +106,7 @@ def test_config_is_compared_by_key(make: Maker) -> None:
     ]
 
 
-def test_keys_of_several_config_files_are_told_apart(make: Maker) -> None:
+def test_keys_of_several_config_files_are_named_with_their_file(make: Maker) -> None:
     old = make.tree(CONFIG | {"more.json": b'{"a": 1}'})
     new = make.tree(CONFIG | {"more.json": b'{"a": 2}', "third.toml": b"x = 1\n"})
     changes = between_snapshots(make.repo, make.snapshot(config=old), make.snapshot(config=new))
@@ -114,7 +114,7 @@ def test_keys_of_several_config_files_are_told_apart(make: Maker) -> None:
     assert (changes[1].name, changes[1].old) == ("third.toml", None)
 
 
-def test_a_config_file_that_differs_in_text_alone_says_so(make: Maker) -> None:
+def test_a_config_file_with_equal_keys_and_other_text_is_marked(make: Maker) -> None:
     config = make.tree({"config.yaml": b"optimizer:\n  lr: 1e-3\nsteps: 10\n"})
     (change,) = between_snapshots(make.repo, make.snapshot(), make.snapshot(config=config))
     assert change.name.startswith("config.yaml (keys and values are equal")
@@ -129,7 +129,7 @@ def test_a_config_file_that_is_not_valid_is_shown_as_text(make: Maker) -> None:
     assert "+optimizer: [" in (change.detail or "")
 
 
-def test_the_tokenizer_by_file_and_by_what_it_gives(make: Maker) -> None:
+def test_tokenizers_are_compared_by_files_and_by_token_ids(make: Maker) -> None:
     tokenizer = Tokenizer(tree=make.tree({"tok.json": b"{1}"}), probe_text="hi you", probe_ids=(1, 3))
     changes = between_snapshots(make.repo, make.snapshot(), make.snapshot(tokenizer=tokenizer))
     assert [change.name for change in changes] == ["tok.json", "probe ids"]
@@ -143,7 +143,7 @@ def test_token_ids_of_different_probe_texts_are_not_compared(make: Maker) -> Non
     assert (change.name, change.rating) == ("probe text", "cannot")
 
 
-def test_a_tokenizer_that_is_gone(make: Maker) -> None:
+def test_a_removed_tokenizer_is_a_difference(make: Maker) -> None:
     (change,) = between_snapshots(make.repo, make.snapshot(), make.snapshot(tokenizer=None))
     assert (change.part, change.name, change.new) == ("tokenizer", "tok.json", None)
 
@@ -158,7 +158,7 @@ def test_data_files_are_named_and_counted(make: Maker) -> None:
     assert (removed, changed) == ("removed 1: data/c.txt", "changed 1: data/a.txt")
 
 
-def test_datasets_of_dvc_show_its_hash(make: Maker) -> None:
+def test_dvc_datasets_are_shown_with_the_dvc_hash(make: Maker) -> None:
     before = make.dataset(DATA, kind="dvc", hash="aa.dir")
     after = make.dataset(DATA | {"data/d.txt": b"d"}, kind="dvc", hash="bb.dir")
     a, b = make.snapshot(datasets=(before,)), make.snapshot(datasets=(after,))
@@ -171,13 +171,13 @@ def test_the_same_files_pinned_in_another_way_cannot_change_bits(make: Maker) ->
     assert change.rating == "cannot"
 
 
-def test_a_dataset_that_is_new(make: Maker) -> None:
+def test_a_new_dataset_is_a_difference(make: Maker) -> None:
     extra = make.dataset({"x": b"1"}, name="extra")
     (change,) = between_snapshots(make.repo, make.snapshot(datasets=()), make.snapshot(datasets=(extra,)))
     assert (change.name, change.old, change.detail) == ("extra", None, "added 1: x")
 
 
-def test_declared_environment_and_determinism(make: Maker) -> None:
+def test_the_declared_environment_and_determinism_are_compared(make: Maker) -> None:
     declared = Declared(locks={"uv.lock": "1" * 64}, image="x@sha256:1", wanted={"nccl": "2.28"})
     changed = make.snapshot(declared=declared, determinism=Determinism(threads=2, nccl_algo=None))
     assert rows(between_snapshots(make.repo, make.snapshot(), changed)) == [
@@ -206,7 +206,7 @@ def test_runs_of_one_snapshot_launched_alike_do_not_differ(make: Maker) -> None:
     assert between_runs(make.repo, a, b) == ()
 
 
-def test_how_runs_were_launched(make: Maker) -> None:
+def test_launch_settings_of_runs_are_compared(make: Maker) -> None:
     spec = LaunchSpec(command=("train.py", "--x"), nproc=3, seed=2, environment={"A": "1"}, fingerprint_every=5)
     a, b = make.run(make.snapshot(), SPEC), make.run(make.snapshot(), spec)
     changes = between_runs(make.repo, a, b)
@@ -268,7 +268,7 @@ def test_snapshots_of_runs_are_compared_too(make: Maker) -> None:
     assert rows(between_runs(make.repo, a, b)) == [("config", "optimizer.lr", "0.001", "0.002")]
 
 
-def test_what_ranks_found_inside_counts_more_than_what_was_seen_before(make: Maker) -> None:
+def test_facts_from_ranks_take_precedence_over_facts_from_before_the_launch(make: Maker) -> None:
     snapshot = make.snapshot()
     a = make.run(snapshot, SPEC, [{"threads": "1"}, {"threads": "1"}], Observed(facts={"threads": "4"}))
     b = make.run(snapshot, SPEC, [{"threads": "2"}, {"threads": "2"}], Observed(facts={"threads": "4"}))
@@ -276,7 +276,7 @@ def test_what_ranks_found_inside_counts_more_than_what_was_seen_before(make: Mak
     assert (change.name, change.old, change.new, change.rating) == ("threads", "1", "2", "does")
 
 
-def test_a_change_on_some_ranks_names_them(make: Maker) -> None:
+def test_a_change_on_some_ranks_names_the_ranks(make: Maker) -> None:
     snapshot = make.snapshot()
     a = make.run(snapshot, SPEC, [{"threads": "1"}] * 3)
     b = make.run(snapshot, SPEC, [{"threads": "1"}, {"threads": "2"}, {"threads": "2"}])
@@ -298,7 +298,7 @@ def test_a_run_that_never_started_cannot_be_compared(make: Maker) -> None:
     assert between_runs(make.repo, b, b) == ()
 
 
-def test_an_attempt_whose_ranks_never_came_up_is_compared_by_what_was_observed(make: Maker) -> None:
+def test_an_attempt_without_started_ranks_is_compared_by_its_observation(make: Maker) -> None:
     snapshot = make.snapshot()
     a = make.run(snapshot, SPEC, [], Observed(distributions={"torch": "2.12"}))
     b = make.run(snapshot, SPEC, [], Observed(distributions={"torch": "2.13"}))

@@ -66,7 +66,7 @@ def read(root: Path) -> dict[bytes, File]:
 
 @settings(max_examples=25)
 @given(states, states)
-def test_the_diff_applied_by_git_gives_the_other_tree(old: dict[bytes, File], new: dict[bytes, File]) -> None:
+def test_the_diff_applied_by_git_gives_the_new_tree(old: dict[bytes, File], new: dict[bytes, File]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         repo = Repository.create(LocalStore(root / "store"))

@@ -36,7 +36,7 @@ def site_with_editable(tmp_path: Path, source: Path) -> Path:
         ("ssh://me:hunter2@host/a.git", "ssh://host/a.git"),
     ],
 )
-def test_where_something_was_installed_from_is_recorded_without_secrets(
+def test_the_install_url_of_a_distribution_is_recorded_without_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, recorded: str
 ) -> None:
     write(tmp_path / "site/a_b-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: a_b\nVersion: 1.0\n")
@@ -46,7 +46,7 @@ def test_where_something_was_installed_from_is_recorded_without_secrets(
     assert distributions.origins(tmp_path)["a-b"].url == recorded
 
 
-def test_a_copy_of_a_folder_that_was_installed_is_known_by_its_files(
+def test_an_installed_copy_of_a_folder_is_identified_by_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     info = tmp_path / "site/tools-1.0.dist-info"
@@ -112,7 +112,9 @@ def test_name_and_version_are_read_from_a_head_of_any_form(
     assert versions == [version]
 
 
-def test_the_private_copies_of_a_package_are_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vendored_copies_of_a_package_are_not_listed_as_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # An import of setuptools appends its own `_vendor` folder to the path.
     for folder, name in (("holder/_vendor", "held-copy"), ("plain/_vendor", "of-the-user")):
         write(
@@ -125,7 +127,7 @@ def test_the_private_copies_of_a_package_are_not_installed(tmp_path: Path, monke
     assert "held-copy" not in installed
 
 
-def test_a_distribution_is_known_by_the_modules_and_folders_that_it_brings(
+def test_a_distribution_is_identified_by_its_modules_and_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed = {

@@ -32,7 +32,7 @@ def rating(part: str, name: str) -> str:
 # --- the table -----------------------------------------------------------------------------------------------------
 
 
-def test_long_values_are_shown_from_where_they_differ() -> None:
+def test_long_values_are_shown_from_their_first_difference() -> None:
     same = " ".join(f"--option{number} {number}" for number in range(30))
     line = title(Change(part="launch", name="command", old=f"t.py {same} --lr 1", new=f"t.py {same} --lr 2 --x"))
     assert "--lr 1 → " in line and line.endswith("--lr 2 --x") and len(line) < 100
@@ -47,7 +47,7 @@ def test_every_rule_has_a_reason_and_a_source() -> None:
         assert entry.source.startswith(("https://", "measured: ", "docs/", "tests/")), entry
 
 
-def test_no_rule_is_hidden_by_an_earlier_one() -> None:
+def test_no_drift_rule_is_hidden_by_an_earlier_rule() -> None:
     for index, entry in enumerate(rules()):
         sample = entry.pattern.replace("*", "zz")
         part = entry.part.replace("*", "zz")
@@ -69,7 +69,7 @@ RATED = {
 
 
 @pytest.mark.parametrize("expected", RATED)
-def test_arithmetic_can_change_bits_measured_facts_do_and_all_else_cannot(expected: str) -> None:
+def test_each_environment_fact_has_its_expected_rating(expected: str) -> None:
     assert {name: rating("environment", name) for name in RATED[expected].split()} == dict.fromkeys(
         RATED[expected].split(), expected
     )
@@ -104,7 +104,7 @@ def test_every_difference_of_two_environments_is_named_once(a: Observed, b: Obse
     assert sorted(change.name for change in drift(a, b)) == expected
 
 
-def test_the_gravest_comes_first() -> None:
+def test_the_gravest_change_comes_first() -> None:
     old: dict[str, str | None] = {"kernel": "5", "threads": "1", "nccl": "2.26"}
     new: dict[str, str | None] = {"kernel": "6", "threads": "2", "nccl": "2.27"}
     changes = drift(Observed(facts=old), Observed(facts=new))
@@ -118,14 +118,14 @@ def test_the_gravest_comes_first() -> None:
     assert worst(()) is None
 
 
-def test_a_fact_that_one_side_never_recorded_is_rated_can() -> None:
+def test_a_fact_recorded_on_one_side_only_is_rated_can() -> None:
     change = one({}, {"threads": "2"})
     assert (change.rating, change.detail) == ("can", "only one side recorded it")
     assert one({"threads": None}, {"threads": "2"}).rating == "does"
     assert one({}, {"rebuilt": "virtual environment 0"}).rating == "cannot"
 
 
-def test_a_variable_that_is_not_there_was_not_set() -> None:
+def test_a_missing_variable_counts_as_not_set() -> None:
     assert one({}, {"variable.MKL_CBWR": "COMPATIBLE"}).rating == "does"
 
 
@@ -149,13 +149,13 @@ def ratings(old: dict[str, str | None], new: dict[str, str | None]) -> dict[str,
     return {change.name: change.rating for change in drift(Observed(facts=old), Observed(facts=new))}
 
 
-def test_another_processor_changes_nothing_where_both_sides_are_portable() -> None:
+def test_another_processor_cannot_change_bits_if_both_sides_are_portable() -> None:
     assert ratings(OLD | KEPT, NEW | KEPT) == {"cpu.model": "cannot", "cpu.flags": "cannot", "threads": "does"}
     assert "level portable" in (one(KEPT | {"cpu.model": "a"}, KEPT | {"cpu.model": "b"}).detail or "")
 
 
 @pytest.mark.parametrize(("old", "new"), [({}, {}), (KEPT, {"cpu.portable": None}), ({"cpu.portable": None},) * 2])
-def test_another_processor_can_change_bits_where_one_side_is_not(
+def test_another_processor_can_change_bits_unless_both_sides_are_portable(
     old: dict[str, str | None], new: dict[str, str | None]
 ) -> None:
     rated = ratings(OLD | old, NEW | new)
@@ -163,7 +163,7 @@ def test_another_processor_can_change_bits_where_one_side_is_not(
     assert rated.get("cpu.portable") == ("does" if old and new != old else None)
 
 
-def test_another_number_of_processors_changes_nothing_where_both_sides_are_portable() -> None:
+def test_the_number_of_processors_cannot_change_bits_if_both_sides_are_portable() -> None:
     assert ratings(KEPT | {"cpu.count": "2"}, KEPT | {"cpu.count": "8"}) == {"cpu.count": "cannot"}
 
 
@@ -173,11 +173,11 @@ def test_another_number_of_processors_changes_nothing_where_both_sides_are_porta
 @pytest.mark.parametrize(
     ("wanted", "met"), [("2.27.5", True), ("2.27", True), ("2", True), ("2.2", False), ("2.28", False)]
 )
-def test_a_wanted_version_is_met_by_a_more_exact_one(wanted: str, met: bool) -> None:
+def test_a_wanted_version_matches_a_more_exact_version(wanted: str, met: bool) -> None:
     assert (unmet(Declared(wanted={"nccl": wanted}), Observed(facts={"nccl": "2.27.5"})) == ()) is met
 
 
-def test_wanted_names() -> None:
+def test_wanted_versions_are_compared_with_facts_and_distributions() -> None:
     facts: dict[str, str | None] = {
         "torch.cuda": "13.0",
         "efa.driver": None,
@@ -189,7 +189,7 @@ def test_wanted_names() -> None:
     assert (change.part, change.name, change.old, change.new) == ("declared", "efa", "2.13", None)
 
 
-def test_the_declared_image_must_be_the_one_it_runs_in() -> None:
+def test_running_outside_the_declared_image_is_a_difference() -> None:
     declared = Declared(image="train@sha256:00")
     assert unmet(declared, Observed(facts={"container.image": "train@sha256:00"})) == ()
     (change,) = unmet(declared, Observed(facts={"container.image": None}))
@@ -232,7 +232,7 @@ def test_one_version_from_two_sources_is_a_difference() -> None:
         ("nccl", "2.27.5", "unrelated", "1", None),
     ],
 )
-def test_a_loaded_library_that_is_not_the_installed_one_is_named(
+def test_a_loaded_library_that_differs_from_the_installed_library_is_named(
     fact: str, loaded: str, distribution: str, installed: str, reported: str | None
 ) -> None:
     observed = Observed(facts={fact: loaded}, distributions={distribution: installed})
@@ -242,6 +242,6 @@ def test_a_loaded_library_that_is_not_the_installed_one_is_named(
     assert not any(change.name.startswith("loaded ") for change in drift(observed, observed))
 
 
-def test_every_pair_has_a_reason_and_a_source() -> None:
+def test_every_pair_of_loaded_and_installed_library_has_a_reason_and_a_source() -> None:
     for pair in pairs():
         assert pair.why and pair.source.startswith("https://"), pair

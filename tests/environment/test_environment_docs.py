@@ -25,11 +25,11 @@ def section(text: str, name: str) -> str:
     return match[1]
 
 
-def test_the_variables_are_those_of_the_code() -> None:
+def test_the_page_lists_the_variables_of_the_code() -> None:
     assert section(PAGE.read_text(), "variables") == variable_list()
 
 
-def test_the_rules_are_those_of_the_table() -> None:
+def test_the_page_lists_the_drift_rules_of_the_code() -> None:
     assert section(PAGE.read_text(), "rules") == rule_table()
 
 

@@ -32,7 +32,7 @@ def observer(tmp_path: Path, **options: object) -> Machine:
 # --- this machine ----------------------------------------------------------------------------------------------
 
 
-def test_facts_of_this_machine(tmp_path: Path) -> None:
+def test_observation_records_the_facts_of_this_machine(tmp_path: Path) -> None:
     facts = observer(tmp_path).observe({}).facts
     assert facts["python"] == platform.python_version()
     assert facts["kernel"] == os.uname().release
@@ -44,13 +44,13 @@ def test_facts_of_this_machine(tmp_path: Path) -> None:
     assert facts["glibc"] == os.confstr("CS_GNU_LIBC_VERSION")
 
 
-def test_what_is_absent_is_recorded_as_absent(tmp_path: Path) -> None:
+def test_absent_facts_are_recorded_as_absent(tmp_path: Path) -> None:
     facts = observer(tmp_path).observe({}).facts
     named = ("gpu.model", "gpu.count", "gpu.driver", "libfabric", "aws-ofi-nccl", "efa.driver", "nccl.installed")
     assert set(named) | {"container.image", "aws.ami", "aws.instance_type"} <= facts.keys()
 
 
-def test_distributions_are_those_of_the_interpreter(tmp_path: Path) -> None:
+def test_observed_distributions_match_the_interpreter(tmp_path: Path) -> None:
     versions = observer(tmp_path).observe({}).distributions
     assert versions["msgspec"] == metadata.version("msgspec")
     assert all(name == name.lower() and "_" not in name for name in versions)
@@ -101,7 +101,7 @@ def test_a_pattern_does_not_record_a_secret() -> None:
 # --- other machines, by the files they have -------------------------------------------------------------------------
 
 
-def test_nvidia_driver_and_gpus(tmp_path: Path) -> None:
+def test_the_nvidia_driver_and_gpus_are_read_from_proc(tmp_path: Path) -> None:
     version = (
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Release Build  (dvs-builder)  Wed\n"
         "GCC version:  gcc version 13.3.0\n"
@@ -112,7 +112,7 @@ def test_nvidia_driver_and_gpus(tmp_path: Path) -> None:
     assert hardware.gpu(tmp_path) == {"gpu.driver": "580.82.07", "gpu.model": "NVIDIA H200", "gpu.count": "2"}
 
 
-def test_efa_libfabric_and_the_nccl_plugin_of_amazon(tmp_path: Path) -> None:
+def test_efa_libfabric_and_nccl_plugin_versions_are_read_from_amazon_folders(tmp_path: Path) -> None:
     write(tmp_path / "sys/module/efa/version", "2.13.0g\n")
     write(tmp_path / "opt/amazon/efa_installed_packages", "# EFA installer version: 1.38.0\n# Debug packages: no\n")
     library = write(tmp_path / "opt/amazon/efa/lib/libfabric.so.1.27.0", b"\x7fELF")
@@ -142,7 +142,7 @@ def test_a_plugin_without_version_is_identified_by_its_bytes(tmp_path: Path) -> 
     assert native_libraries.network({}, tmp_path)["aws-ofi-nccl"] != first
 
 
-def test_ami_and_instance_type_as_cloud_init_wrote_them(tmp_path: Path) -> None:
+def test_the_ami_and_instance_type_are_read_from_cloud_init(tmp_path: Path) -> None:
     data = {"ds": {"meta_data": {"ami-id": "ami-0abc", "instance-type": "p5.48xlarge", "network": {"x": 1}}}}
     write(tmp_path / "run/cloud-init/instance-data.json", json.dumps(data))
     assert hardware.aws(tmp_path) == {"aws.ami": "ami-0abc", "aws.instance_type": "p5.48xlarge"}
@@ -156,12 +156,12 @@ def test_the_firmware_names_the_instance_type_on_ec2_alone(tmp_path: Path, vendo
 
 
 @pytest.mark.parametrize("data", ["", "{", "[]", '{"ds": []}', '{"ds": {"meta_data": 1}}'])
-def test_other_instance_data_is_no_error(tmp_path: Path, data: str) -> None:
+def test_malformed_instance_data_is_no_error(tmp_path: Path, data: str) -> None:
     write(tmp_path / "run/cloud-init/instance-data.json", data)
     assert hardware.aws(tmp_path) == {"aws.ami": None, "aws.instance_type": None}
 
 
-def test_the_installed_nccl(tmp_path: Path) -> None:
+def test_the_installed_nccl_version_comes_from_its_distribution_or_library(tmp_path: Path) -> None:
     assert native_libraries.nccl({"nvidia-nccl-cu13": "2.28.9"}, {}, tmp_path) == "2.28.9 (nvidia-nccl-cu13)"
     assert native_libraries.nccl({}, {}, tmp_path) is None
     library = write(tmp_path / "lib/libnccl.so.2.26.2", b"\x7fELF")
@@ -169,14 +169,14 @@ def test_the_installed_nccl(tmp_path: Path) -> None:
     assert native_libraries.nccl({}, {"LD_LIBRARY_PATH": str(tmp_path / "lib")}, tmp_path) == "2.26.2"
 
 
-def test_the_container_image_is_what_its_starter_says(tmp_path: Path) -> None:
+def test_the_container_image_comes_from_the_variable_of_m5ws(tmp_path: Path) -> None:
     (tmp_path / ".dockerenv").touch()
     image = f"registry/train@{DIGEST}"
     facts = hardware.container(tmp_path, {"M5WS_CONTAINER_IMAGE": image})
     assert facts == {"container": "docker", "container.image": image, "container.image_id": None}
 
 
-def test_podman_notes_its_image(tmp_path: Path) -> None:
+def test_the_podman_image_is_read_from_containerenv(tmp_path: Path) -> None:
     write(tmp_path / "run/.containerenv", 'engine="podman-4.3.1"\nimage="docker.io/library/train:1"\nimageid="fe12"\n')
     facts = hardware.container(tmp_path, {})
     assert facts == {
@@ -186,7 +186,7 @@ def test_podman_notes_its_image(tmp_path: Path) -> None:
     }
 
 
-def test_outside_of_a_container_there_is_none(tmp_path: Path) -> None:
+def test_container_facts_are_absent_outside_a_container(tmp_path: Path) -> None:
     write(tmp_path / "proc/self/cgroup", "0::/user.slice/user-1000.slice/session-2.scope\n")
     assert set(hardware.container(tmp_path, {}).values()) == {None}
 
@@ -216,7 +216,7 @@ def test_lock_files_are_pinned_by_digest(tmp_path: Path) -> None:
     assert declared.wanted == {"nccl": "2.27"}
 
 
-def test_nothing_declared(tmp_path: Path) -> None:
+def test_a_machine_without_declarations_declares_nothing(tmp_path: Path) -> None:
     declared = Machine(root=tmp_path).declare(tmp_path, (), None)
     assert (declared.locks, declared.image, declared.wanted) == ({}, None, {})
 

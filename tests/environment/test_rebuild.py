@@ -36,7 +36,7 @@ def _run(repo: Repository, folder: Path, observed: Observed, declared: Declared 
     return "7c1d00000001"
 
 
-def test_every_distribution_is_asked_for_as_it_was_installed(repo: Repository, tmp_path: Path) -> None:
+def test_a_recipe_requests_each_distribution_from_its_recorded_origin(repo: Repository, tmp_path: Path) -> None:
     observed = Observed(facts={"python": "3.11.7"}, distributions=_VERSIONS, origins=_ORIGINS)
     made = rebuild.recipe(repo, _run(repo, tmp_path / "w", observed))
     assert made.python == "3.11.7"
@@ -51,7 +51,7 @@ def test_every_distribution_is_asked_for_as_it_was_installed(repo: Repository, t
     assert (tmp_path / "code" / "libs" / "mine" / "setup.py").is_file()
 
 
-def test_all_that_cannot_be_installed_again_is_named_at_once(repo: Repository, tmp_path: Path) -> None:
+def test_all_distributions_that_cannot_be_reinstalled_are_named_at_once(repo: Repository, tmp_path: Path) -> None:
     origins = {
         "torch": Origin(kind="conda"),
         "cloned": Origin(kind="directory", url="file:///home/ada/cloned"),
@@ -81,7 +81,7 @@ def test_all_that_cannot_be_installed_again_is_named_at_once(repo: Repository, t
         ({"a": "1"}, {"a": Origin(kind="editable", url="../../outside", inside=True)}),
     ],
 )
-def test_what_others_wrote_gives_pip_no_options(
+def test_recorded_names_and_versions_never_become_options_of_pip(
     repo: Repository, tmp_path: Path, distributions: dict[str, str], origins: dict[str, Origin]
 ) -> None:
     observed = Observed(facts={"python": "3.11.7"}, distributions=distributions, origins=origins)
@@ -114,5 +114,5 @@ def test_a_run_that_never_began_has_no_environment(repo: Repository, tmp_path: P
         ("1.0-final", "=="),
     ],
 )
-def test_a_version_that_can_be_written_otherwise_is_compared_as_a_version(version: str, exact: str) -> None:
+def test_a_version_with_several_spellings_is_compared_as_a_version(version: str, exact: str) -> None:
     assert Requirement(name="a", version=version).line == f"a{exact}{version}"

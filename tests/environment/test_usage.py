@@ -25,7 +25,7 @@ def _rate(old: EnvironmentSide, new: EnvironmentSide) -> dict[str, str]:
 
 
 @given(_environments, _environments, _usages, _usages)
-def test_only_what_is_known_not_to_have_been_loaded_is_harmless(
+def test_only_changes_to_distributions_that_were_not_loaded_are_harmless(
     old: Observed, new: Observed, first: Usage | None, second: Usage | None
 ) -> None:
     before = {change.name.removeprefix("distribution."): change.rating for change in drift(old, new)}
@@ -42,7 +42,7 @@ def test_only_what_is_known_not_to_have_been_loaded_is_harmless(
         assert rating == ("cannot" if harmless else before[name]), name
 
 
-def test_a_part_of_a_shared_folder_is_not_the_other_part() -> None:
+def test_distributions_in_a_shared_folder_are_rated_separately() -> None:
     provides: dict[str, tuple[str, ...]] = {"google-auth": ("google/auth",), "protobuf": ("google/protobuf",)}
     versions = [Observed(distributions=dict.fromkeys(provides, version), provides=provides) for version in "12"]
     ran = Usage(places=frozenset({"google/protobuf"}))
@@ -52,7 +52,7 @@ def test_a_part_of_a_shared_folder_is_not_the_other_part() -> None:
     }
 
 
-def test_a_new_distribution_that_brings_what_was_imported_can_change_bits() -> None:
+def test_a_new_distribution_that_provides_an_imported_module_can_change_bits() -> None:
     old = Observed(distributions={"yaml": "1"}, provides={"yaml": ("yaml",)})
     new = Observed(distributions={"yaml": "1", "other": "1"}, provides={"yaml": ("yaml",), "other": ("yaml",)})
     ran = Usage(places=frozenset({"yaml"}))
@@ -63,7 +63,7 @@ _NETWORK = ["libfabric", "efa.driver", "efa.installer", "aws-ofi-nccl", "variabl
 
 
 @pytest.mark.parametrize("name", _NETWORK)
-def test_the_network_of_a_cloud_counts_where_ranks_loaded_it(name: str) -> None:
+def test_a_cloud_network_fact_counts_if_ranks_loaded_its_library(name: str) -> None:
     old, new = Observed(facts={name: None}), Observed(facts={name: "1"})
     library = "loaded.aws-ofi-nccl" if "ofi" in name.lower() else "loaded.libfabric"
     unused, used = Usage(), Usage(libraries=frozenset({library}))

@@ -77,7 +77,7 @@ def output(python: Path, code: str) -> str:
     return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_exactly_what_is_named_is_installed_once_and_kept(shop: Shop) -> None:
+def test_an_environment_with_exactly_the_named_requirements_is_built_once(shop: Shop) -> None:
     wanted = recipe(Requirement(name="greeting", version="1.0", hash=wheels.sha256(shop.one)))
     with ThreadPoolExecutor(2) as pool:
         python, again = pool.map(shop.build, (wanted, wanted))
@@ -98,7 +98,7 @@ def test_exactly_what_is_named_is_installed_once_and_kept(shop: Shop) -> None:
     assert shop.build(wanted) == python
 
 
-def test_what_cannot_be_installed_is_named_and_leaves_nothing_that_counts(shop: Shop) -> None:
+def test_a_failed_installation_is_explained_and_leaves_no_complete_environment(shop: Shop) -> None:
     for wanted, reason in (
         (Requirement(name="greeting", version="1.0", hash="0" * 64), "DO NOT MATCH THE HASHES"),
         (Requirement(name="greeting", version="3.0"), "No matching distribution found for greeting===3.0"),
@@ -133,7 +133,7 @@ def test_code_of_the_workspace_is_installed_from_the_snapshot(shop: Shop) -> Non
     assert done.stdout.strip() == "the workspace's libs/tools"
 
 
-def test_m5ws_is_found_whatever_a_run_puts_on_pythonpath(shop: Shop, tmp_path: Path) -> None:
+def test_m5ws_can_be_imported_with_any_pythonpath_of_a_run(shop: Shop, tmp_path: Path) -> None:
     kept = VirtualEnvironments(shop.kept, shop.environment, LocalLauncher, Observing(root=str(shop.root)))
     made = kept.build(recipe(Requirement(name="greeting", version="1.0")), lambda target: write(target, {}))
     write(
@@ -152,7 +152,7 @@ def test_m5ws_is_found_whatever_a_run_puts_on_pythonpath(shop: Shop, tmp_path: P
     assert status == 0, (tmp_path / "log").read_text()
 
 
-def test_pip_installs_nowhere_else(shop: Shop, tmp_path: Path) -> None:
+def test_pip_variables_do_not_change_the_installation_folder(shop: Shop, tmp_path: Path) -> None:
     elsewhere = str(tmp_path / "elsewhere")
     shop.environment |= {"PIP_TARGET": elsewhere, "PIP_PREFIX": elsewhere, "PIP_USER": "1"}
     python = shop.build(recipe(Requirement(name="greeting", version="1.0")))
@@ -160,7 +160,7 @@ def test_pip_installs_nowhere_else(shop: Shop, tmp_path: Path) -> None:
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_the_interpreter_must_be_of_the_version(shop: Shop) -> None:
+def test_a_missing_python_version_is_refused_with_a_hint(shop: Shop) -> None:
     with pytest.raises(NoPython, match=r"3\.99\.1.*python3\.99\b") as raised:
         shop.build(recipe(python="3.99.1"))
     assert "pyenv install 3.99.1" in raised.value.hint
@@ -177,7 +177,7 @@ def test_environments_are_not_kept_in_the_workspace(shop: Shop) -> None:
         VirtualEnvironments(inside, {}, LocalLauncher, Observing(root=str(shop.root)))
 
 
-def test_a_copy_of_m5ws_is_m5ws_and_nothing_else(tmp_path: Path) -> None:
+def test_a_copy_of_m5ws_contains_only_m5ws(tmp_path: Path) -> None:
     copy = own_package.copy(tmp_path / "kept")
     assert own_package.copy(tmp_path / "kept") == copy and len(list((tmp_path / "kept").iterdir())) == 1
     code = "from m5ws.environment.observe import own_package as own; print(own.__file__, own.code())"

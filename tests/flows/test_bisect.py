@@ -70,7 +70,7 @@ def _told(report: Any) -> dict[str, str]:
     return {" + ".join(trial["taken"]): trial["answer"] for trial in report["trials"]}
 
 
-def test_the_one_of_four_that_matters_is_named_and_nothing_is_run_twice(trained: tuple[Workspace, str]) -> None:
+def test_bisect_names_the_only_effective_change_of_four_and_repeats_no_run(trained: tuple[Workspace, str]) -> None:
     workspace, good = trained
     _write(workspace.root, learning_rate=0.02, note="second", unused="second", points=" ".join(_POINTS) + " ")
     bad = workspace.train()
@@ -94,7 +94,7 @@ def test_the_one_of_four_that_matters_is_named_and_nothing_is_run_twice(trained:
     assert len(workspace.json("ls", "--runs")["runs"]) == before + 3
 
 
-def test_two_that_matter_only_together_are_found_though_one_does_not_run_alone(trained: tuple[Workspace, str]) -> None:
+def test_bisect_finds_two_changes_that_matter_only_together(trained: tuple[Workspace, str]) -> None:
     workspace, good = trained
     _write(workspace.root, code=_RAMPED, ramp=2.0, note="third")
     bad = workspace.train()
@@ -109,7 +109,7 @@ def test_two_that_matter_only_together_are_found_though_one_does_not_run_alone(t
 
 
 @pytest.mark.long
-def test_what_is_not_pinned_is_not_blamed_on_what_is(trained: tuple[Workspace, str]) -> None:
+def test_an_unpinned_cause_is_not_attributed_to_pinned_changes(trained: tuple[Workspace, str]) -> None:
     workspace, good = trained
     _write(workspace.root, note="fourth")
     tilted = json.loads(workspace.m5ws("run", "--json", environment={"TILT": "0.5"}).stdout)["run"]["id"]

@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.support.workspace.workspaces import make_forgetful, make_workspace
 
 
-def test_every_restore_is_equal_to_not_stopping_and_what_was_certified_is_named(tmp_path: Path) -> None:
+def test_certify_confirms_every_restore_and_names_the_certified_software(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "w", "fsdp.py")
     certificate = workspace.json("certify", "--nproc", "2", "--steps", "4", "--parallel", "2")
     assert (certificate["outcome"], certificate["steps"], certificate["restored"]) == ("certified", 4, [1, 2, 3])
@@ -16,7 +16,7 @@ def test_every_restore_is_equal_to_not_stopping_and_what_was_certified_is_named(
     assert [verdict["compared"]["steps"] for verdict in certificate["verdicts"]] == [6, 4, 2]
 
 
-def test_a_position_in_the_data_that_is_not_saved_is_found_where_it_shows(tmp_path: Path) -> None:
+def test_an_unsaved_data_position_is_found_at_the_first_different_step(tmp_path: Path) -> None:
     workspace = make_forgetful(tmp_path / "w")
     certificate = workspace.json("certify", "--nproc", "1", "--steps", "4", "--restores", "1", expect=1)
     assert certificate["outcome"] == "inexact" and len(certificate["restored"]) == 1
@@ -46,7 +46,7 @@ torch.save(average.state_dict(), "out/average.pt")
 """
 
 
-def test_delivered_tensors_that_a_restore_does_not_continue_are_not_certified(tmp_path: Path) -> None:
+def test_output_tensors_that_a_restore_does_not_continue_prevent_a_certificate(tmp_path: Path) -> None:
     """All recorded steps are equal, and the average of the weights begins again."""
     workspace = make_forgetful(tmp_path / "w", run='outputs = ["out"]')
     (workspace.root / "train.py").write_text(_AVERAGE)

@@ -16,7 +16,7 @@ _SCRIPTS = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "tutorial.md")
 
 @pytest.mark.long
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "tutorial.md"], ids=["readme", "tutorial"])
-def test_the_commands_of_a_page_print_the_lines_that_it_shows(page: Path, tmp_path: Path) -> None:
+def test_documented_commands_print_the_documented_lines(page: Path, tmp_path: Path) -> None:
     root = tmp_path / "mine"
     root.mkdir()
     (root / "train.py").write_text(_SCRIPTS[0])

@@ -211,7 +211,7 @@ _SCALES = [
 
 
 @pytest.mark.parametrize("scale", _SCALES)
-def test_killed_at_random_moments_a_run_goes_on_elsewhere_to_the_same_bits(
+def test_a_run_killed_at_random_moments_resumes_on_another_machine_to_equal_bits(
     places: _Places, whole: tuple[history.History, float], trainer: str, scale: Scale
 ) -> None:
     began_s, seed = time.monotonic(), scale.seed()
@@ -242,7 +242,7 @@ def held(places: _Places, tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.long
-def test_a_living_run_is_looked_at_from_elsewhere_and_taken_over(
+def test_another_machine_can_read_and_take_over_a_live_run(
     places: _Places, held: Path, whole: tuple[history.History, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repo, known = places.repo, set(runs.ids(places.repo))
@@ -300,7 +300,7 @@ def _killed(places: _Places, verb: str, file: Path) -> str:
     return run
 
 
-def test_what_was_lost_with_a_machine_is_named_and_is_no_divergence(
+def test_steps_lost_with_a_machine_are_named_and_are_no_divergence(
     places: _Places, held: Path, whole: tuple[history.History, float]
 ) -> None:
     run = _killed(places, "mute", held.with_name("saved"))
@@ -317,7 +317,7 @@ def test_what_was_lost_with_a_machine_is_named_and_is_no_divergence(
 
 
 @pytest.mark.long
-def test_a_run_is_not_resumed_with_other_libraries_unless_told_so(
+def test_a_run_is_resumed_with_other_libraries_only_with_env_warn(
     places: _Places, held: Path, whole: tuple[history.History, float]
 ) -> None:
     run = _killed(places, "m5ws", held.with_name("saved"))

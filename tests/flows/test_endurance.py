@@ -77,7 +77,7 @@ _SCALES = [_Scale(120), pytest.param(_Scale(2000, soak=True), marks=[pytest.mark
 
 
 @pytest.mark.parametrize("scale", _SCALES)
-def test_what_a_run_holds_is_flat_over_its_checkpoints(tmp_path: Path, scale: _Scale) -> None:
+def test_memory_descriptors_and_threads_of_a_run_do_not_grow_with_checkpoints(tmp_path: Path, scale: _Scale) -> None:
     began_s = time.monotonic()
     workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=1)
     workspace.edit("config.yaml", "steps: 10", f"steps: {scale.checkpoints}")

@@ -71,7 +71,7 @@ def _rated(changes: list[dict[str, Any]]) -> dict[str, tuple[str, str]]:
 
 
 @pytest.mark.long
-def test_a_replay_is_stopped_by_another_version_of_what_was_imported_alone(place: _Place) -> None:
+def test_only_another_version_of_an_imported_distribution_stops_a_replay(place: _Place) -> None:
     run = place.workspace.train()
     assert {"greeting", "late", "inworker", "torch", "m5ws"} <= place.loaded(run, 1)
     place.install("idle", "1.0")
@@ -86,7 +86,7 @@ def test_a_replay_is_stopped_by_another_version_of_what_was_imported_alone(place
 
 
 @pytest.mark.long
-def test_what_only_the_replay_imported_can_change_bits(place: _Place) -> None:
+def test_a_distribution_imported_only_by_the_replay_can_change_bits(place: _Place) -> None:
     place.workspace.edit(
         "train.py", "import greeting\n", "try:\n    import idle\nexcept ImportError:\n    import greeting\n"
     )
@@ -100,7 +100,7 @@ def test_what_only_the_replay_imported_can_change_bits(place: _Place) -> None:
     )
 
 
-def test_a_killed_attempt_says_what_it_had_loaded_and_another_one_shows_where_it_differs(place: _Place) -> None:
+def test_a_killed_attempt_records_its_distributions_and_a_resume_shows_changes(place: _Place) -> None:
     place.fails.touch()
     [run] = [row["id"] for row in _failed(place)]
     assert {"greeting", "late", "inworker"} <= place.loaded(run, 1)
@@ -134,7 +134,7 @@ def _failed(place: _Place) -> Any:
     return place.workspace.json("ls")["runs"]
 
 
-def test_a_run_goes_on_beside_a_new_distribution_that_no_rank_imported(place: _Place) -> None:
+def test_a_run_can_be_resumed_beside_a_new_unused_distribution(place: _Place) -> None:
     place.fails.touch()
     [run] = [row["id"] for row in _failed(place)]
     place.fails.unlink()

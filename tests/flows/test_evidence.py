@@ -282,7 +282,7 @@ def test_each_result_in_mlflow_has_one_status(tmp_path: Path, way: Way) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(14400)
-def test_scripts_at_random(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+def test_random_scripts_get_the_expected_verdicts(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     """A campaign, of `--campaign-count` scripts drawn with `--campaign-seed`."""
     seed = pytestconfig.getoption("--campaign-seed") or random.SystemRandom().randrange(10**6)
     chance, seen = random.Random(seed), list[_Judged]()

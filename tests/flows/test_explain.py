@@ -57,7 +57,7 @@ def _causes(explanation: Any) -> list[tuple[str, bool]]:
 @pytest.mark.parametrize(
     "name", [name if name == "flip_step" else pytest.param(name, marks=pytest.mark.long) for name in EXPECTED]
 )
-def test_what_differs_first_is_named(
+def test_an_explanation_names_the_first_difference_and_its_causes(
     one: tuple[Workspace, str], name: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     recorder, expected = Recorder(monkeypatch), EXPECTED[name]
@@ -84,13 +84,13 @@ def test_two_ranks_name_the_same_module(two: tuple[Workspace, str]) -> None:
     assert _causes(explanation) == [("module setting", True), ("recorded change", True)]
 
 
-def test_another_number_of_processes(two: tuple[Workspace, str]) -> None:
+def test_another_number_of_processes_is_named_as_a_recorded_change(two: tuple[Workspace, str]) -> None:
     explanation = _explained(two, "--nproc", "1")
     assert _causes(explanation)[0] == ("recorded change", True)
 
 
 @pytest.mark.soak
-def test_another_number_of_threads(one: tuple[Workspace, str]) -> None:
+def test_another_number_of_threads_is_named_as_a_recorded_change(one: tuple[Workspace, str]) -> None:
     workspace, _ = one
     settings = workspace.root / "m5ws.toml"
     before = settings.read_text()
@@ -115,7 +115,7 @@ def test_the_original_is_replayed_with_its_own_environment(one: tuple[Workspace,
     assert "module    " in done.stdout
 
 
-def test_two_replays_that_differ_name_the_module_and_its_operations(tmp_path: Path) -> None:
+def test_an_explanation_of_different_replays_names_the_module_and_operations(tmp_path: Path) -> None:
     workspace, run = _workspace(tmp_path, 1, _FAULTS.replace("noise: 0", "noise: 1"))
     verdict = workspace.json("reproduce", run, "--explain", expect=1)
     assert verdict["outcome"] == "nondeterministic"

@@ -14,7 +14,7 @@ from tests.support.workspace.workspaces import Workspace, make_workspace
 
 
 @pytest.mark.parametrize("kind", ["fsdp", pytest.param("zero", marks=pytest.mark.long)])
-def test_a_fork_goes_on_bit_for_bit_and_what_is_changed_counts_at_once(
+def test_a_fork_continues_bit_for_bit_and_changed_settings_apply_at_once(
     kind: str, base_runs: BaseRuns, tmp_path: Path
 ) -> None:
     workspace, run = base_runs.copy(kind, 2, tmp_path)
@@ -53,7 +53,7 @@ def forked(base_runs: BaseRuns, tmp_path_factory: pytest.TempPathFactory) -> tup
     return workspace, run, fork
 
 
-def test_a_fork_of_a_fork_on_more_ranks_tells_its_lineage(forked: tuple[Workspace, str, str]) -> None:
+def test_a_fork_of_a_fork_on_more_ranks_shows_its_lineage(forked: tuple[Workspace, str, str]) -> None:
     workspace, run, first = forked
     second = workspace.json("fork", f"{first}@12", "--set", "steps=13", "--nproc", "2")["run"]["id"]
     history = workspace.history(second)
@@ -67,7 +67,7 @@ def test_a_fork_of_a_fork_on_more_ranks_tells_its_lineage(forked: tuple[Workspac
     assert first in workspace.m5ws("show", run).stdout and f"from {run}@10" in workspace.m5ws("ls").stdout
 
 
-def test_a_script_without_a_session_is_no_fork(forked: tuple[Workspace, str, str]) -> None:
+def test_a_fork_with_a_script_without_a_session_fails(forked: tuple[Workspace, str, str]) -> None:
     workspace, run, _ = forked
     (workspace.root / "plain.py").write_text("print('trained from nothing')\n")
     snapshot = workspace.json("snapshot")["id"]
@@ -75,9 +75,7 @@ def test_a_script_without_a_session_is_no_fork(forked: tuple[Workspace, str, str
     assert "uses no m5ws.session" in failed.stderr
 
 
-def test_a_fork_is_copied_without_its_parent_and_reproduced_there(
-    forked: tuple[Workspace, str, str], tmp_path: Path
-) -> None:
+def test_a_fork_copied_without_its_parent_can_be_reproduced(forked: tuple[Workspace, str, str], tmp_path: Path) -> None:
     workspace, run, fork = forked
     target = Repository.create(LocalStore(tmp_path / "target"))
     transfer.copy(workspace.repo, target, [("run", fork)])

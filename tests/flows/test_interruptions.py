@@ -48,7 +48,7 @@ def test_generators_that_are_not_restored_are_found_at_the_first_step(workspace:
     assert "INEXACT RESUME" in shown and "NOT COMPARABLE" not in shown
 
 
-def test_a_value_that_begins_again_with_a_resume_decides_only_if_it_is_a_named_result(workspace: Workspace) -> None:
+def test_a_value_reset_by_a_resume_decides_only_as_a_named_result(workspace: Workspace) -> None:
     (verdict,) = _certify(workspace, "count", expect=0)["verdicts"]
     assert any((item["name"], item["place"]) == ("out/count.json", "steps") for item in verdict["items"])
     workspace.edit("m5ws.toml", 'outputs = ["out"]', 'outputs = ["out"]\nresults = ["out/count.json:steps"]')
@@ -101,7 +101,7 @@ def test_a_script_that_cannot_resume_is_refused_with_a_remedy(workspace: Workspa
 
 
 @pytest.mark.parametrize(("moment", "left"), [("training (", 0), ("Step", 1), ("resuming", 2)])
-def test_ctrl_c_ends_it_with_the_runs_that_are_left(
+def test_ctrl_c_ends_certify_and_prints_the_remaining_runs(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, moment: str, left: int
 ) -> None:
     note, watch = output.print_note, RunProgress.watch

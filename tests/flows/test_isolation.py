@@ -10,7 +10,7 @@ from tests.support.workspace.workspaces import Workspace, make_workspace
 
 
 @pytest.mark.long
-def test_the_checkout_is_changed_and_the_remote_removed_while_the_run_goes_on(tmp_path: Path) -> None:
+def test_changes_to_the_checkout_and_the_remote_do_not_affect_a_live_run(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "w", "fsdp.py")
     remote = tmp_path / "remote.git"
     git(tmp_path, "init", "--bare", str(remote))
@@ -53,7 +53,7 @@ def test_code_imported_from_the_checkout_is_an_error(tmp_path: Path) -> None:
     assert "helper_from_checkout" in done.stderr and "train.py:3" in done.stderr
 
 
-def test_code_of_the_checkout_is_found_by_whatever_way_it_was_loaded(tmp_path: Path) -> None:
+def test_code_of_the_checkout_that_is_loaded_by_path_is_an_error(tmp_path: Path) -> None:
     """Code loaded by its file's path, and removed from the loaded modules. An import by name gets the run's copy."""
     workspace = make_workspace(tmp_path / "w", "plain.py", nproc=1)
     live = workspace.root / "live_code.py"
@@ -73,7 +73,7 @@ def test_code_of_the_checkout_is_found_by_whatever_way_it_was_loaded(tmp_path: P
     workspace.train()
 
 
-def test_a_run_that_changes_its_inputs_is_noticed(tmp_path: Path) -> None:
+def test_a_run_that_changes_its_inputs_gets_a_notice(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=1)
     workspace.edit(
         "train.py",

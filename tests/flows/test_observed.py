@@ -124,7 +124,7 @@ def test_a_resume_from_the_scripts_own_checkpoint_is_checked(workspace: Workspac
     assert not fault or verdict["first"]["step"] == 4
 
 
-def test_a_verdict_on_an_unplaced_attempt_is_about_the_end_and_names_the_line(
+def test_a_verdict_on_an_unplaced_attempt_judges_files_and_names_the_needed_line(
     workspace: Workspace, tmp_path: Path
 ) -> None:
     words = ("train.py", "resuming", "8", str(tmp_path / "died"), "inexact")

@@ -35,7 +35,7 @@ def workspace(tmp_path: Path) -> Workspace:
     return made
 
 
-def test_a_script_is_given_what_it_wrote_and_goes_on(workspace: Workspace, tmp_path: Path) -> None:
+def test_a_resumed_script_continues_from_its_restored_output_files(workspace: Workspace, tmp_path: Path) -> None:
     run = workspace.m5ws("run", "--no-progress", expect=1).stdout.strip()
     assert "output files 0001-0-final of attempt 1" in workspace.m5ws("resume", run, "--dry-run").stdout
     workspace.m5ws("resume", run)
@@ -73,7 +73,7 @@ def test_a_resume_restores_files_of_a_folder_that_is_declared_later(workspace: W
     assert workspace.m5ws("fsck", "--read-data").returncode == 0
 
 
-def test_a_resume_that_would_begin_again_is_asked_for(workspace: Workspace, tmp_path: Path) -> None:
+def test_a_resume_without_checkpoint_and_output_files_needs_from_scratch(workspace: Workspace, tmp_path: Path) -> None:
     failed = workspace.m5ws("run", "--no-progress", "--", "train.py", "nothing", expect=1)
     run = failed.stdout.strip()
     # The script has printed its exception, and ended with a status.
@@ -155,7 +155,7 @@ for step in range(begun + 1, 5):
 """
 
 
-def test_a_resume_at_a_time_restores_an_earlier_copy_and_from_scratch_restores_none(
+def test_resume_at_restores_an_earlier_copy_and_from_scratch_restores_no_copy(
     workspace: Workspace, tmp_path: Path
 ) -> None:
     """The first attempt leaves whole checkpoints, the third half a checkpoint, on which the script fails."""

@@ -49,7 +49,7 @@ def test_a_file_that_differs_is_named(tmp_path: Path) -> None:
     ]
 
 
-def test_a_run_without_results_is_named_at_its_end_and_not_replayed(tmp_path: Path) -> None:
+def test_a_run_without_results_gets_a_warning_and_is_not_comparable(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "w", "plain.py", nproc=1, run=_RUN)
     (workspace.root / "train.py").write_text(
         "import os\nos.mkdir('made')\nfor name in ('beside.txt', 'made/a', 'made/b'):\n    open(name, 'w').close()\n"
@@ -103,7 +103,7 @@ def test_a_command_starts_in_the_callers_folder_or_in_the_directory_of_the_setti
     assert parameter["standing"] == "finished"
 
 
-def test_a_file_that_the_snapshot_lacks_is_named_after_the_launch_and_output_folders_are_there(tmp_path: Path) -> None:
+def test_a_file_missing_from_the_snapshot_is_named_and_output_folders_exist(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "w", "plain.py", nproc=1, run='outputs = ["out", "logs/metrics.json"]')
     (workspace.root / "ignored").mkdir()
     (workspace.root / "ignored" / "a.txt").write_text("1")
@@ -119,7 +119,7 @@ def test_a_file_that_the_snapshot_lacks_is_named_after_the_launch_and_output_fol
     assert "FileExistsError" in workspace.m5ws("run", expect=1).stderr
 
 
-def test_python_alone_starts_a_script_that_neither_seeds_nor_expects_torchrun(tmp_path: Path) -> None:
+def test_the_python_trainer_runs_an_unseeded_script_in_one_process(tmp_path: Path) -> None:
     workspace = _without_mlflow(tmp_path / "w")
     workspace.edit("train.py", 'if "unseeded" not in', 'assert "RANK" not in os.environ\nif "unseeded" not in')
     run = workspace.train("--trainer", "python", "--", "train.py", "unseeded")

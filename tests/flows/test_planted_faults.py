@@ -77,7 +77,7 @@ _SCALES = [
 
 
 @pytest.mark.parametrize("scale", _SCALES)
-def test_a_planted_fault_is_found_in_its_step_and_only_recorded_causes_are_named(runs: Runs, scale: _Scale) -> None:
+def test_a_planted_fault_is_found_in_its_step_with_only_recorded_causes(runs: Runs, scale: _Scale) -> None:
     seed = scale.seed()
     draw = random.Random(seed)
     counts = {kind: _Count(said=[]) for kind in scale.kinds}
@@ -121,7 +121,7 @@ _MANY = [_Scale(2), pytest.param(_Scale(200, soak=True), marks=[pytest.mark.soak
 
 
 @pytest.mark.parametrize("scale", _MANY)
-def test_of_untouched_runs_none_is_said_to_differ(runs: Runs, scale: _Scale) -> None:
+def test_all_untouched_runs_are_reproduced(runs: Runs, scale: _Scale) -> None:
     began_s, seed = time.monotonic(), scale.seed()
     draw = random.Random(seed)
     resumed = beside = replayed = steps = alarms = 0

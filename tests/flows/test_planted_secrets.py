@@ -56,7 +56,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
 
 
 @pytest.mark.parametrize("words", REFUSED.values(), ids=REFUSED.keys())
-def test_a_text_that_a_run_depends_on_is_refused(workspace: Workspace, words: tuple[str, ...]) -> None:
+def test_a_secret_in_a_text_that_a_run_depends_on_is_refused(workspace: Workspace, words: tuple[str, ...]) -> None:
     done = workspace.m5ws(*words, expect=2)
     assert "secret" in done.stderr and TOKEN not in done.stderr and KEY not in done.stderr
     _check(workspace)
@@ -78,7 +78,7 @@ def test_a_file_with_a_token_in_its_name_or_content_is_refused(workspace: Worksp
     _check(workspace)
 
 
-def test_a_text_that_describes_is_masked(workspace: Workspace) -> None:
+def test_a_secret_in_a_description_is_masked(workspace: Workspace) -> None:
     root = workspace.root
     git(root, "checkout", "-qb", f"try-{TOKEN}")
     git(root, "config", "user.name", f"Ann {TOKEN}")

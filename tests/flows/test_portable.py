@@ -9,7 +9,7 @@ from tests.support.workspace.workspaces import make_workspace
 
 
 @pytest.mark.long
-def test_a_portable_run_is_reproduced_and_what_was_promised_is_said(tmp_path: Path) -> None:
+def test_a_portable_run_is_reproduced_and_its_verdict_names_the_level(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=1)
     settings = workspace.root / "m5ws.toml"
     settings.write_text(settings.read_text() + '\n[determinism]\nlevel = "portable"\n')

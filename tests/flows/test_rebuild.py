@@ -88,9 +88,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return Trained(here, here.m5ws("run", "--no-progress").stdout.strip(), python, links)
 
 
-def test_the_distributions_that_were_pinned_are_installed_again_and_the_replay_runs_among_them(
-    trained: Trained,
-) -> None:
+def test_a_replay_with_env_rebuild_runs_with_the_pinned_distributions(trained: Trained) -> None:
     here, run = trained.here, trained.run
     wheels.install(trained.python, trained.links, "greeting==2.0")
     refused = here.m5ws("reproduce", run, expect=2)
@@ -107,7 +105,7 @@ def test_the_distributions_that_were_pinned_are_installed_again_and_the_replay_r
 
 
 @pytest.mark.soak
-def test_a_distribution_that_makes_the_difference_is_bisected(trained: Trained) -> None:
+def test_bisect_names_the_distribution_that_causes_the_difference(trained: Trained) -> None:
     here = trained.here
     wheels.install(trained.python, trained.links, "greeting==2.0")
     (here.root / "notes.py").write_text("NOTE = 'second'\n")

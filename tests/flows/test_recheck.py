@@ -162,13 +162,13 @@ def test_a_replay_that_keeps_going_counts_the_steps_that_differ(faulty: tuple[Wo
     assert "Without a second replay it is unknown whether the run is deterministic" in verdict["sentence"]
 
 
-def test_where_something_is_changed_on_purpose_there_is_no_second_replay(faulty: tuple[Workspace, str]) -> None:
+def test_a_replay_with_a_requested_change_has_no_second_replay(faulty: tuple[Workspace, str]) -> None:
     verdict = _given(faulty, "--set", "learning_rate=0.02")
     assert verdict["outcome"] == "diverged" and verdict["recheck"] is None
     assert "without a second replay" not in verdict["sentence"]
 
 
-def test_what_is_not_equal_can_be_consistent_within_a_tolerance(tmp_path: Path) -> None:
+def test_unequal_results_are_consistent_within_a_given_tolerance(tmp_path: Path) -> None:
     workspace = _edited(
         tmp_path, ["    if step.number == 5:", f"        {_added('int.from_bytes(os.urandom(4)) / 2**40')}"]
     )

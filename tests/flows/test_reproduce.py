@@ -23,7 +23,7 @@ def _replay(trained: tuple[Workspace, str], *options: str, expect: int | None) -
     return workspace.json("reproduce", run, *options, expect=expect)
 
 
-def test_the_same_again_is_reproduced_in_every_step_state_and_checkpoint(trained: tuple[Workspace, str]) -> None:
+def test_an_unchanged_replay_is_reproduced_in_every_step_state_and_checkpoint(trained: tuple[Workspace, str]) -> None:
     workspace, run = trained
     verdict = _replay(trained, expect=0)
     assert verdict["outcome"] == "reproduced" and verdict["first"] is None and verdict["changes"] == []
@@ -112,7 +112,7 @@ def test_a_changed_thread_count_is_named(trained: tuple[Workspace, str]) -> None
 
 
 @_ONE_WAY
-def test_a_changed_torch_setting_is_not_comparable_until_it_is_allowed(trained: tuple[Workspace, str]) -> None:
+def test_a_changed_torch_setting_is_not_comparable_without_env_warn(trained: tuple[Workspace, str]) -> None:
     """Another vector capability of torch, as on another machine or by a variable."""
     workspace, run = trained
     variables = {"ATEN_CPU_CAPABILITY": "default"}

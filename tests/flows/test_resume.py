@@ -110,7 +110,7 @@ checkpoints.publish = publish
 """
 
 
-def test_a_checkpoint_whose_publisher_is_killed_before_it_says_so_is_linked(tmp_path: Path) -> None:
+def test_a_checkpoint_is_linked_if_its_rank_is_killed_after_publication(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=1)
     workspace.edit("train.py", "\nimport m5ws\n", f"\nimport m5ws\n{_DIES_PUBLISHED}")
     workspace.m5ws("run", expect=1)
@@ -122,7 +122,7 @@ def test_a_checkpoint_whose_publisher_is_killed_before_it_says_so_is_linked(tmp_
     assert (sorted(history.contents), history.begun) == ([4, 8, 10], [(0, 1), (4, 2)])
 
 
-def test_a_resume_that_is_not_exact_is_caught(tmp_path: Path) -> None:
+def test_an_inexact_resume_is_detected(tmp_path: Path) -> None:
     workspace = make_forgetful(tmp_path / "w")
     mark = tmp_path / "mark"
     dies = f"""
@@ -143,7 +143,7 @@ def test_a_resume_that_is_not_exact_is_caught(tmp_path: Path) -> None:
     assert "not exact" in workspace.m5ws("show", run).stdout
 
 
-def test_a_running_run_is_not_resumed_and_ctrl_c_keeps_what_was_published(tmp_path: Path) -> None:
+def test_a_live_run_cannot_be_resumed_and_ctrl_c_keeps_its_checkpoints(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=1)
     workspace.edit("config.yaml", "pause_s: 0.0", "pause_s: 0.2")
     held = tmp_path / "held"

@@ -52,7 +52,9 @@ def test_a_snapshot_is_published_read_and_checked(workspace: Workspace, s3_serve
     assert {stat.key.split("/")[0] for stat in store.list("")} == {"format", "objects", "snapshots"}
 
 
-def test_init_makes_the_store_and_joins_it(tmp_path: Path, s3_server: S3Server, bucket: str) -> None:
+def test_init_creates_a_bucket_store_or_joins_an_existing_store(
+    tmp_path: Path, s3_server: S3Server, bucket: str
+) -> None:
     given = ("--store", f"s3://{bucket}/team", "--endpoint-url", s3_server.endpoint, "--region", "eu-west-1")
     _m5ws(tmp_path, "init", *given, "one")
     made = json.loads(_m5ws(tmp_path / "one", "snapshot", "--json").stdout)["id"]
@@ -69,7 +71,7 @@ def test_init_with_a_store_that_cannot_be_used_writes_nothing(tmp_path: Path, s3
     assert not (tmp_path / "w").exists()
 
 
-def test_a_laptop_s_snapshot_is_pushed_to_the_bucket_and_pulled_elsewhere(
+def test_a_local_snapshot_is_pushed_to_a_bucket_and_pulled_into_another_store(
     tmp_path: Path, s3_server: S3Server, bucket: str
 ) -> None:
     team = s3_server.url(bucket, "team")
@@ -86,7 +88,7 @@ def test_a_laptop_s_snapshot_is_pushed_to_the_bucket_and_pulled_elsewhere(
     assert (tmp_path / "copy" / "big.bin").read_bytes() == bytes(range(256)) * 8192
 
 
-def test_gc_frees_what_nothing_needs_in_a_bucket(workspace: Workspace, s3_server: S3Server, bucket: str) -> None:
+def test_gc_deletes_unneeded_objects_in_a_bucket(workspace: Workspace, s3_server: S3Server, bucket: str) -> None:
     kept = workspace.m5ws("snapshot").stdout.strip()
     repo = Repository.open(open_store(s3_server.url(bucket, "team")))
     left = repo.objects.put(b"left by a writer that was killed")
@@ -111,7 +113,7 @@ def test_a_run_and_its_reproduction_find_the_bucket_in_every_process(workspace: 
     assert verdict["compared"]["files"] == 1 and verdict["compared"]["metrics"] == 1
 
 
-def test_who_joins_from_another_region_is_told_and_works_on(
+def test_joining_from_another_region_prints_a_note_and_succeeds(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workspace.m5ws("snapshot")
@@ -120,7 +122,7 @@ def test_who_joins_from_another_region_is_told_and_works_on(
     assert done.stderr.count("home region is eu-west-1") == 1 and "us-west-2" in done.stderr
 
 
-def test_a_store_is_not_made_in_another_region_by_accident(
+def test_a_store_in_another_region_is_refused_without_a_configured_region(
     workspace: Workspace, s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")
@@ -130,7 +132,7 @@ def test_a_store_is_not_made_in_another_region_by_accident(
     assert "Contents" not in s3_server.client().list_objects_v2(Bucket=bucket)
 
 
-def test_a_bucket_that_is_not_there_is_one_clear_error(workspace: Workspace, bucket: str) -> None:
+def test_a_missing_bucket_is_named_in_the_error(workspace: Workspace, bucket: str) -> None:
     settings = workspace.root / "m5ws.toml"
     settings.write_text(settings.read_text().replace(bucket, "no-such-bucket"))
     for verb in ("ls", "snapshot"):

@@ -32,7 +32,7 @@ def test_a_segment_is_replayed_alone_from_its_checkpoint(trained: tuple[Workspac
     assert replayed.contents == {8: workspace.history(run).contents[8]}
 
 
-def test_all_segments_side_by_side_verify_the_run(trained: tuple[Workspace, str]) -> None:
+def test_all_segments_replayed_in_parallel_verify_the_run(trained: tuple[Workspace, str]) -> None:
     workspace, run = trained
     joint = workspace.json("reproduce", run, "--all-segments", "--parallel", "2")
     assert (joint["outcome"], joint["segments"], joint["of"]) == ("reproduced", 3, 3)
@@ -88,7 +88,7 @@ def small(base_runs: BaseRuns, tmp_path_factory: pytest.TempPathFactory) -> tupl
     return base_runs.copy("fsdp", 1, tmp_path_factory.mktemp("small"))
 
 
-def test_steps_and_samples_can_be_asked_for(small: tuple[Workspace, str]) -> None:
+def test_reproduce_replays_chosen_steps_or_a_random_sample(small: tuple[Workspace, str]) -> None:
     workspace, run = small
     verdict = workspace.json("reproduce", run, "--from", "5", "--to", "8")
     assert (verdict["outcome"], verdict["segment"]["first"], verdict["segment"]["last"]) == ("sampled", 4, 8)
@@ -105,9 +105,7 @@ def test_steps_and_samples_can_be_asked_for(small: tuple[Workspace, str]) -> Non
         assert said in workspace.m5ws("reproduce", run, *words, expect=2).stderr
 
 
-def test_what_segments_say_together_is_attested_and_held_against_the_store(
-    small: tuple[Workspace, str], tmp_path: Path
-) -> None:
+def test_a_joint_verdict_of_segments_is_attested_and_verified(small: tuple[Workspace, str], tmp_path: Path) -> None:
     workspace, run = small
     workspace.json("reproduce", run, "--all-segments", "--parallel", "2")
     file = tmp_path / "verdict.json"
@@ -127,7 +125,7 @@ def test_what_segments_say_together_is_attested_and_held_against_the_store(
     workspace.m5ws("verify", str(file))
 
 
-def test_a_fault_is_found_in_its_segment_alone(small: tuple[Workspace, str], tmp_path: Path) -> None:
+def test_a_fault_is_found_only_in_its_own_segment(small: tuple[Workspace, str], tmp_path: Path) -> None:
     """A weight of the run was changed in its seventh step, and its script does not do that."""
     workspace, _ = small
     fault = tmp_path / "fault"

@@ -29,7 +29,7 @@ _WAITS = """\
 
 
 @pytest.mark.long
-def test_torchrun_waits_for_a_last_checkpoint_that_takes_longer_than_its_own_timeout(tmp_path: Path) -> None:
+def test_torchrun_waits_for_a_last_checkpoint_longer_than_its_own_timeout(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=1)
     workspace.edit("small.py", "    def state_dict(self) -> dict:\n", _SLOW.format(ready=str(ready)))

@@ -111,7 +111,7 @@ def test_a_last_checkpoint_that_was_kept_is_stored_by_the_next_command(unsaved: 
     assert sorted(history.load(unsaved.repo, run).contents) == [4, 8, 10]
 
 
-def test_a_run_whose_last_checkpoint_is_lost_is_resumed(unsaved: _Unsaved) -> None:
+def test_a_run_with_a_lost_last_checkpoint_is_resumed_from_an_earlier_checkpoint(unsaved: _Unsaved) -> None:
     workspace, run = unsaved.workspace, unsaved.run
     for path in (workspace.root / ".m5ws" / "runs" / run / "0001" / UNSAVED).rglob("runs/*/checkpoints/*"):
         path.unlink()
@@ -122,7 +122,7 @@ def test_a_run_whose_last_checkpoint_is_lost_is_resumed(unsaved: _Unsaved) -> No
     assert workspace.m5ws("fsck").returncode == 0
 
 
-def test_a_store_that_is_away_when_the_script_ends_gets_the_ledger_later(tmp_path: Path) -> None:
+def test_a_store_that_is_unavailable_at_the_end_gets_the_ledger_later(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=1)
     workspace.edit(
         "train.py",
@@ -137,7 +137,7 @@ def test_a_store_that_is_away_when_the_script_ends_gets_the_ledger_later(tmp_pat
     assert "attempt 1: finished" in workspace.m5ws("show", run).stdout
 
 
-def test_output_files_that_the_store_did_not_take_are_stored_later(
+def test_output_files_that_could_not_be_stored_are_stored_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workspace = make_workspace(tmp_path / "w", "plain.py", nproc=1, run='outputs = ["out"]')

@@ -99,7 +99,7 @@ def _at_the_same_time(workspace: Workspace, run: str, folder: Path) -> Iterator[
     directories.remove(folder / "attempt")
 
 
-def test_a_script_that_looks_upwards_does_not_find_the_checkout(tmp_path: Path, mounted: bool) -> None:
+def test_a_script_finds_no_file_of_the_checkout_in_its_parent_folders(tmp_path: Path, mounted: bool) -> None:
     workspace = _workspace(tmp_path / "w", _UPWARDS)
     (workspace.root / "local.env").write_text("SCALE=2\n")
     with (workspace.root / ".gitignore").open("a") as ignored:
@@ -116,7 +116,7 @@ def test_a_script_that_looks_upwards_does_not_find_the_checkout(tmp_path: Path, 
     assert workspace.json("reproduce", run)["outcome"] == "reproduced"
 
 
-def test_a_run_and_its_replay_are_at_one_path(tmp_path: Path, mounted: bool) -> None:
+def test_a_run_and_its_replay_have_the_same_work_directory(tmp_path: Path, mounted: bool) -> None:
     workspace = _workspace(tmp_path / "w", _PLACES)
     workspace.edit("m5ws.toml", "[run]", "[run]\nkeep_work = true")
     run = workspace.train()
@@ -135,7 +135,7 @@ def _numbers(path: str) -> str:
     return Path(path).parent.name.removeprefix("m5ws-")
 
 
-def test_a_replay_beside_another_one_has_its_path_only_if_it_is_mounted(tmp_path: Path, mounted: bool) -> None:
+def test_parallel_replays_share_a_path_only_if_work_directories_are_mounted(tmp_path: Path, mounted: bool) -> None:
     workspace = _workspace(tmp_path / "w", _PLACES)
     run = workspace.train()
     with _at_the_same_time(workspace, run, tmp_path / "other"):
@@ -147,7 +147,7 @@ def test_a_replay_beside_another_one_has_its_path_only_if_it_is_mounted(tmp_path
     assert len(places[0]) == len(places[1]) and (places[0] == places[1]) is mounted
 
 
-def test_another_workspace_of_the_store_has_the_same_path(tmp_path: Path, mounted: bool) -> None:
+def test_a_replay_in_another_workspace_of_the_store_has_the_same_path(tmp_path: Path, mounted: bool) -> None:
     first = _workspace(tmp_path / "a", _PLACES)
     with (first.root / "m5ws.toml").open("a") as settings:
         settings.write(f'\n[store]\nurl = "{tmp_path / "store"}"\n')
@@ -159,7 +159,7 @@ def test_another_workspace_of_the_store_has_the_same_path(tmp_path: Path, mounte
     assert (verdict["outcome"], verdict["compared"]["files"]) == ("reproduced", 6)
 
 
-def test_a_resumed_attempt_is_where_the_first_was(tmp_path: Path, mounted: bool) -> None:
+def test_a_resumed_attempt_has_the_work_directory_of_the_first_attempt(tmp_path: Path, mounted: bool) -> None:
     workspace = _workspace(tmp_path / "w", _TWICE)
     run = workspace.m5ws("run", "--no-progress", expect=1).stdout.strip()
     with _at_the_same_time(workspace, runs.new_id(), tmp_path / "other"):

@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.support.workspace.workspaces import make_workspace
 
 
-def test_another_number_of_ranks_starts_alike_and_parts_by_the_order_of_reduction(tmp_path: Path) -> None:
+def test_another_number_of_ranks_starts_with_equal_state_and_diverges_later(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "w", "worlds.py", nproc=2)
     run = workspace.train()
     start = workspace.history(run).states[0][0]

@@ -62,7 +62,7 @@ def test_a_workspace_is_found_from_a_folder_below_it(
     assert len(m5ws.Workspace().runs()) == 2
 
 
-def test_runs_are_those_of_the_command(planted_workspace: Planted, workspace: m5ws.Workspace) -> None:
+def test_runs_equal_the_rows_of_the_ls_command(planted_workspace: Planted, workspace: m5ws.Workspace) -> None:
     document = json.loads(command_line.call("-C", str(planted_workspace.root), "ls", "--runs", "--json").stdout)
     assert [run.id for run in workspace.runs()] == [row["id"] for row in document["runs"]]
     assert [run.id for run in workspace.runs("reproduces is null", limit=1)] == [planted_workspace.run]
@@ -99,7 +99,7 @@ def test_a_snapshot_has_the_id_that_the_command_prints(tmp_path: Path) -> None:
     assert shown["annotations"][0]["message"] == "from a notebook"
 
 
-def test_errors_are_those_of_the_commands(
+def test_library_errors_have_the_types_of_command_errors(
     planted_workspace: Planted, workspace: m5ws.Workspace, tmp_path: Path
 ) -> None:
     cases: list[tuple[type[M5Error], object]] = [
@@ -126,7 +126,7 @@ def test_errors_are_those_of_the_commands(
 # --- a run
 
 
-def test_the_properties_of_a_run(planted_workspace: Planted, run: m5ws.Run) -> None:
+def test_the_properties_of_a_run_match_its_records(planted_workspace: Planted, run: m5ws.Run) -> None:
     assert (run.id, run.name, run.state) == (planted_workspace.run, "baseline", "finished")
     assert (run.step, run.total_steps, run.loss, run.lowest_loss) == (4, 4, 0.5, 0.5)
     assert (run.snapshot, run.reproduces) == (planted_workspace.snapshot, None)
@@ -135,7 +135,7 @@ def test_the_properties_of_a_run(planted_workspace: Planted, run: m5ws.Run) -> N
     assert run.parameters["launch.seed"] == "7"
 
 
-def test_a_run_shows_itself_and_its_name_does_not_control_the_terminal(
+def test_the_repr_of_a_run_escapes_control_characters(
     planted_workspace: Planted, workspace: m5ws.Workspace, run: m5ws.Run
 ) -> None:
     assert repr(run) == "<m5ws.Run 7c1d00000001 'baseline': finished, step 4 of 4>"
@@ -144,7 +144,7 @@ def test_a_run_shows_itself_and_its_name_does_not_control_the_terminal(
     assert "\x1b" not in repr(hostile) and "\u202e" not in repr(hostile)
 
 
-def test_steps_are_those_of_the_last_attempt_that_did_them_and_exact(run: m5ws.Run) -> None:
+def test_steps_come_from_the_last_attempt_and_are_exact(run: m5ws.Run) -> None:
     steps = run.steps()
     assert [row["step"] for row in steps] == [1, 2, 3, 4]
     assert [row["loss"] for row in steps[:2]] == [loss(1), loss(2)] and steps[2]["loss"] != steps[2]["loss"]
@@ -161,12 +161,14 @@ def test_metrics_are_a_data_frame_by_step(run: m5ws.Run) -> None:
     assert run.metrics(rank=5).empty and run.metrics(rank=5).index.name == "step"
 
 
-def test_metrics_are_the_steps_without_pandas(run: m5ws.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_are_a_list_of_steps_without_pandas(run: m5ws.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     assert run.metrics(rank=1)[1] == run.steps(rank=1)[1]
 
 
-def test_checkpoints_are_loaded_at_a_step_or_the_newest(planted_workspace: Planted, run: m5ws.Run) -> None:
+def test_a_run_loads_its_newest_checkpoint_or_the_checkpoint_at_a_step(
+    planted_workspace: Planted, run: m5ws.Run
+) -> None:
     assert [(one.step, one.attempt, one.counts) for one in run.checkpoints()] == [(2, 1, True), (4, 2, True)]
     for step, tensors in ((2, run.load("model", step=2)), (4, run.load())):
         expected = planted_workspace.weights[step]
@@ -204,14 +206,14 @@ def test_verdicts_name_the_run_and_its_replay(planted_workspace: Planted, worksp
         assert verdict.first is not None and verdict.first.step == 4
 
 
-def test_a_note_is_that_of_the_command(planted_workspace: Planted, run: m5ws.Run) -> None:
+def test_a_note_of_the_library_equals_a_note_of_the_command(planted_workspace: Planted, run: m5ws.Run) -> None:
     token = "ghp_" + "a1B2c3D4e5F6" * 3
     written = run.note(f"with {token}", outcome="refuted")
     assert written == notes.load(planted_workspace.repo, run.id)[0] == run.notes()[0]
     assert token not in written.text and written.outcome == "refuted"
 
 
-def test_a_damaged_run_hides_no_other(planted_workspace: Planted, workspace: m5ws.Workspace) -> None:
+def test_a_damaged_run_hides_no_other_run(planted_workspace: Planted, workspace: m5ws.Workspace) -> None:
     path = planted_workspace.root / ".m5ws" / "store" / "runs" / "ba5e00000003" / "run"
     path.parent.mkdir()
     path.write_bytes(b"no record")

@@ -94,7 +94,7 @@ def _fields() -> dict[str, list[str]]:
     return {row[0].split()[0]: re.findall(r"`(\w+)`", re.sub(r"\([^)]*\)", "", row[1])) for row in _cells("Records")}
 
 
-def test_signatures_are_those_of_the_golden_file(pytestconfig: pytest.Config) -> None:
+def test_public_signatures_equal_the_golden_file(pytestconfig: pytest.Config) -> None:
     """A difference is a change of the public interface: the page's section on stability has the rules."""
     update = bool(pytestconfig.getoption(golden.FLAG))
     files = golden.Golden(update=update, regenerate=f"pytest {golden.FLAG} tests/library/test_page.py")

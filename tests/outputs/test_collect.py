@@ -10,7 +10,7 @@ from m5ws.repository.repository import Repository
 from tests.support.workspace.checkouts import write
 
 
-def test_many_files_of_a_folder_are_one_line_and_few_are_named(tmp_path: Path) -> None:
+def test_many_undeclared_files_of_a_folder_are_described_together(tmp_path: Path) -> None:
     work = tmp_path / "work"
     write(work, {f"wandb/run-1/files/{number:02d}.json": "x" for number in range(31)})
     write(work, {"logs/a.txt": "", "logs/b.txt": "", "notes.txt": "", "out/kept.txt": "", "model.pt": ""})
@@ -22,7 +22,7 @@ def test_many_files_of_a_folder_are_one_line_and_few_are_named(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", [".git/config", ".m5ws/a", "a/.GIT /b", "d/" * 256 + "f"])
-def test_a_file_that_the_store_forbids_is_named_and_keeps_no_other_from_the_store(
+def test_a_file_that_the_store_forbids_is_named_and_blocks_no_other_file(
     tmp_path: Path, repo: Repository, name: str
 ) -> None:
     write(tmp_path, {f"out/{name}": "x", "out/kept.txt": "", "out/d/kept.txt": ""})

@@ -85,7 +85,7 @@ def test_each_settled_file_is_uploaded_once(repo: Repository, written: Path, tmp
     assert (tmp_path / "work" / "out" / "step-0.pt").read_bytes() == b"3" * large
 
 
-def test_a_copy_without_space_for_its_index_is_made(
+def test_a_copy_is_published_despite_a_full_disk_for_its_index(
     repo: Repository, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -106,11 +106,11 @@ def test_a_copy_without_space_for_its_index_is_made(
         (["0001-0-000000", "0001-0-000001", "0002-0-000000", "0002-0-final"], ["0001-0-000000"]),
     ],
 )
-def test_a_copy_is_replaced_by_a_newer_one_of_its_attempt(labels: list[str], replaced: list[str]) -> None:
+def test_a_newer_copy_replaces_earlier_copies_of_its_attempt(labels: list[str], replaced: list[str]) -> None:
     assert outputs.superseded(labels[::-1]) == replaced
 
 
-def test_copies_are_made_when_something_changed_and_found_until_the_end(
+def test_a_copy_is_made_after_a_change_and_the_newest_copy_is_restored(
     repo: Repository, written: Path, tmp_path: Path
 ) -> None:
     run = _begun(repo, tmp_path)
@@ -138,7 +138,7 @@ def test_copies_are_made_when_something_changed_and_found_until_the_end(
     assert [one.key for one in fsck.check(other, read_data=True).damage if "outputs" in one.key] == []
 
 
-def test_nothing_is_copied_without_a_time_or_by_an_attempt_that_was_superseded(repo: Repository, written: Path) -> None:
+def test_no_copy_is_made_without_an_interval_or_by_a_superseded_attempt(repo: Repository, written: Path) -> None:
     run = planted.run(repo, _RUN)
     for attempt in (1, 2):
         planted.begin(repo, _RUN, attempt)
@@ -196,7 +196,7 @@ def _collect(repo: Repository, rules: RetentionRules) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("rules", [RetentionRules(), RetentionRules(last=1)])
-def test_gc_retires_copies_that_newer_output_files_replace_and_no_final_one(
+def test_gc_retires_replaced_copies_and_keeps_final_output_files(
     begun: Repository, tmp_path: Path, rules: RetentionRules
 ) -> None:
     copies = [_publish(begun, tmp_path, number) for number in range(3)]
@@ -217,7 +217,7 @@ def test_gc_retires_copies_that_newer_output_files_replace_and_no_final_one(
     assert report.clean and report.unreachable == 0
 
 
-def test_a_copy_that_became_the_newest_since_a_plan_named_it_stays(begun: Repository, tmp_path: Path) -> None:
+def test_gc_keeps_a_planned_copy_that_became_the_newest_copy(begun: Repository, tmp_path: Path) -> None:
     for number in range(2):
         _publish(begun, tmp_path, number)
     planned = str(gc.plan(begun, RetentionRules(), -60.0).id)
@@ -226,9 +226,7 @@ def test_a_copy_that_became_the_newest_since_a_plan_named_it_stays(begun: Reposi
     assert outputs.names(begun, _RUN) == ["0001-0-000000"] and fsck.check(begun).clean
 
 
-def test_an_attempt_that_was_killed_before_it_named_its_output_files_is_told_of_them(
-    begun: Repository, tmp_path: Path
-) -> None:
+def test_published_output_files_of_a_killed_attempt_are_recorded_later(begun: Repository, tmp_path: Path) -> None:
     content = _publish(begun, tmp_path, None)
     (event,) = unrecorded.events(begun, _RUN, 1)
     assert isinstance(event, OutputsStored) and (event.name, event.content) == ("0001-0-final", content)
@@ -267,9 +265,7 @@ def test_output_files_under_another_key_are_misplaced(begun: Repository, tmp_pat
     assert (found.kind, found.key) == ("misplaced", outputs.key(_RUN, "0001-0-final")) and "modified" in found.detail
 
 
-def test_output_files_that_the_store_lost_or_exchanged_are_named_and_no_replay_is_compared_with_them(
-    begun: Repository, tmp_path: Path
-) -> None:
+def test_lost_or_exchanged_output_files_are_reported_and_block_a_comparison(begun: Repository, tmp_path: Path) -> None:
     content, where = _publish(begun, tmp_path, None), outputs.key(_RUN, "0001-0-final")
     stored = OutputsStored(name="0001-0-final", record=bindings.line(begun.store, where), content=content)
     planted.append(begun, _RUN, 1, NODE, stored)

@@ -209,9 +209,7 @@ def _change(attempts: _Attempts, change: tuple[str, ...], content: bytes) -> Cha
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.lists(_CHANGES, max_size=6), _CHANGES, st.integers(0, 3)), min_size=1, max_size=3))
-def test_a_resume_restores_one_whole_copy_whatever_a_script_does(
-    attempts_of: list[tuple[list[tuple[str, ...]], tuple[str, ...], int]],
-) -> None:
+def test_resume_restores_one_whole_copy(attempts_of: list[tuple[list[tuple[str, ...]], tuple[str, ...], int]]) -> None:
     """Each attempt makes changes and is killed in its last one. By its name, each copy is restored as it was."""
     with TemporaryDirectory() as folder:
         attempts, number = _Attempts(Path(folder)), itertools.count()
@@ -296,7 +294,7 @@ def test_a_restore_writes_nothing_outside_of_the_work_directory(tmp_path: Path) 
 
 @pytest.mark.parametrize("path", [b"out/../../up", b"/absolute", b"..", b"out//x"])
 @pytest.mark.parametrize("field", ["folders", "links"])
-def test_a_record_with_a_path_that_leads_elsewhere_is_refused(tmp_path: Path, path: bytes, field: str) -> None:
+def test_a_record_with_a_path_outside_the_work_directory_is_refused(tmp_path: Path, path: bytes, field: str) -> None:
     attempts = _Attempts(tmp_path)
     write(attempts.work, {"out/a": "1"})
     killed.store(attempts.repo, _RUN, 1, attempts.directory)
@@ -309,7 +307,7 @@ def test_a_record_with_a_path_that_leads_elsewhere_is_refused(tmp_path: Path, pa
     assert not (tmp_path / "2" / "up").exists() and not Path("/absolute").exists()
 
 
-def test_the_content_behind_a_link_out_of_the_outputs_is_restored_in_its_place(tmp_path: Path) -> None:
+def test_a_link_out_of_the_outputs_is_restored_as_its_content(tmp_path: Path) -> None:
     attempts = _Attempts(tmp_path)
     write(attempts.work, {"kept/weights": "1"})
     write(tmp_path, {"old/data": "2"})

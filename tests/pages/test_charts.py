@@ -15,7 +15,7 @@ _VALUES = st.floats(allow_nan=True, allow_infinity=True)
 @given(st.lists(_VALUES, min_size=1, max_size=30))
 @example([sys.float_info.max])
 @example([-sys.float_info.max])
-def test_any_values_are_drawn_within_the_chart_and_those_that_are_not_finite_are_left_out(values: list[float]) -> None:
+def test_finite_values_are_drawn_within_the_chart_and_other_values_are_omitted(values: list[float]) -> None:
     chart = charts.draw("loss", [("a", list(enumerate(values)))])
     finite = sum(map(math.isfinite, values))
     assert (chart is None) == (finite == 0)
@@ -24,7 +24,7 @@ def test_any_values_are_drawn_within_the_chart_and_those_that_are_not_finite_are
     assert all(0 <= x <= 720 and 0 <= y <= 260 for x, y in places)
 
 
-def test_fifty_lines_have_fifty_looks() -> None:
+def test_fifty_lines_have_fifty_different_styles() -> None:
     chart = charts.draw("loss", [(f"run {number}", [(1, 1.0), (2, number)]) for number in range(50)])
     assert chart is not None and len({(line.colour, line.dash) for line in chart.lines}) == 50
 

@@ -20,7 +20,7 @@ _HOSTILE = st.one_of(
 
 
 @given(_HOSTILE, _HOSTILE)
-def test_a_text_and_an_attribute_are_read_back_as_they_are_and_as_nothing_else(text: str, value: str) -> None:
+def test_texts_and_attributes_are_escaped_in_a_page(text: str, value: str) -> None:
     template = (
         '{% macro b(x) %}<b>{{ x }}</b>{% endmacro %}<p title="{{ value }}">{{ text }}{{ b(text) }}{{ absent }}</p>'
     )
@@ -39,7 +39,7 @@ def test_absent_values_have_no_rows_and_unknown_names_are_errors() -> None:
         template.render()
 
 
-def test_a_page_is_replaced_and_no_other_file(tmp_path: Path) -> None:
+def test_writing_a_page_replaces_a_page_and_no_other_file(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     for title in ("one", "two"):
         page.write(path, f"{page.MARK.decode()}{title}")

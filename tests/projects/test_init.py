@@ -51,12 +51,12 @@ def test_a_template_is_copied_with_its_links_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_only_what_has_a_configuration_is_a_template() -> None:
+def test_only_a_folder_with_a_configuration_is_a_template() -> None:
     assert init.templates() == ["small"]
 
 
 @pytest.mark.usefixtures("folder")
-def test_an_unknown_template_is_named_with_those_that_are_known(tmp_path: Path) -> None:
+def test_an_unknown_template_is_refused_with_a_list_of_templates(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="'small'") as caught:
         init.plan(tmp_path / "w", "smal")
     assert "small" in caught.value.hint
@@ -76,7 +76,7 @@ def test_every_file_in_the_way_is_named_and_nothing_changes(tmp_path: Path) -> N
     assert _files(root) == before
 
 
-def test_a_workspace_that_exists_is_named_with_its_store(tmp_path: Path) -> None:
+def test_init_of_an_existing_workspace_is_refused_with_the_name_of_its_store(tmp_path: Path) -> None:
     init.apply(init.plan(tmp_path, store={"url": "s3://team/m5ws"}))
     before = _files(tmp_path)
     with pytest.raises(init.WorkspaceExists, match="s3://team/m5ws"):
@@ -85,7 +85,7 @@ def test_a_workspace_that_exists_is_named_with_its_store(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("folder")
-def test_an_ignore_file_of_the_users_stays(tmp_path: Path) -> None:
+def test_init_keeps_an_existing_ignore_file(tmp_path: Path) -> None:
     root = tmp_path / "w"
     root.mkdir()
     (root / ".gitignore").write_text("mine\n")

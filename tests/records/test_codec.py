@@ -44,6 +44,6 @@ print(ends)
 """
 
 
-def test_threads_may_decode_a_kind_of_record_for_the_first_time_at_once() -> None:
+def test_threads_can_decode_a_record_type_for_the_first_time_in_parallel() -> None:
     done = subprocess.run([sys.executable, "-c", _FIRST_USE], capture_output=True, text=True, check=True)
     assert done.stdout == "{0}\n", done.stderr

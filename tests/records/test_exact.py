@@ -13,7 +13,7 @@ from m5ws.reproduce.distances import relative
 
 
 @given(bits=st.integers(0, 2**64 - 1) | st.sampled_from([0x7FF8 << 48, 0xFFF8 << 48, 0x7FF0 << 48, 0xFFF0 << 48]))
-def test_every_float_survives_the_round_trip_and_every_reader_accepts_it(bits: int) -> None:
+def test_every_float_survives_encoding_and_is_accepted_by_every_reader(bits: int) -> None:
     data = bits.to_bytes(8, "big")
     value = struct.unpack(">d", data)[0]
     text = exact.encode(value)
@@ -24,6 +24,6 @@ def test_every_float_survives_the_round_trip_and_every_reader_accepts_it(bits: i
 
 
 @pytest.mark.parametrize("text", ["nan:", "nan:00", "nan:3ff0000000000000", "nan:zz", "x"])
-def test_other_text_is_no_number(text: str) -> None:
+def test_text_that_is_no_exact_number_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         exact.decode(text)

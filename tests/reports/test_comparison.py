@@ -65,7 +65,7 @@ def test_inputs_that_differ_stand_beside_results_and_the_first_step_that_differs
     assert "step 2, loss" in reader.text and "none in 3 common steps" in reader.text
 
 
-def test_a_step_that_a_later_attempt_did_again_counts_as_it_was_done_last(repo: Repository, tmp_path: Path) -> None:
+def test_a_repeated_step_counts_with_the_value_of_the_later_attempt(repo: Repository, tmp_path: Path) -> None:
     first = _run(repo, tmp_path, 1, [3.0, 2.0, 9.0])
     _attempt(repo, first, 2, [1.0, 0.5], begin=2)
     done = history.load(repo, first)
@@ -82,7 +82,7 @@ def test_ledgers_of_other_ranks_are_not_read(repo: Repository, tmp_path: Path) -
     assert not [key for key in counting.gets if "/0001/1/" in key]
 
 
-def test_the_same_run_twice_and_a_single_one_are_refused(repo: Repository, tmp_path: Path) -> None:
+def test_a_comparison_of_a_single_run_or_too_many_runs_is_refused(repo: Repository, tmp_path: Path) -> None:
     run = _run(repo, tmp_path, 1, [1.0])
     for names in ([run], [run, run], [f"{number:012x}" for number in range(51)]):
         with pytest.raises(UsageError):

@@ -34,7 +34,7 @@ def test_a_long_curve_keeps_its_lowest_highest_and_last_points_in_order(length: 
     assert {low, high, length - 1} <= {step for step, _ in points}
 
 
-def test_a_value_that_is_no_number_stays_and_a_text_has_no_curve() -> None:
+def test_nan_values_stay_in_a_curve_and_texts_have_no_curve() -> None:
     quantities = {"loss": "nan:7ff8000000000000", "note": "text"}
     found = curves.of_steps({step: Step(step=step, quantities=quantities) for step in range(1, 4)})
     assert found.keys() == {"loss"} and all(math.isnan(value) for _, value in found["loss"])

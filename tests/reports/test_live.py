@@ -59,7 +59,7 @@ def _live(repo: Repository, attempts: str | os.PathLike[str] = "/nowhere") -> Li
     return live
 
 
-def test_a_run_without_an_attempt_is_created_and_an_unknown_one_an_error(repo: Repository) -> None:
+def test_a_run_without_an_attempt_is_created_and_an_unknown_run_is_an_error(repo: Repository) -> None:
     with pytest.raises(NotFound):
         _live(repo)
     planted.run(repo, _RUN)
@@ -118,7 +118,7 @@ def test_a_reading_of_a_long_ledger_reads_only_new_batches(repo: Repository) -> 
     assert live.state().newest.last_step == 100_003
 
 
-def test_steps_that_an_attempt_does_again_replace_those_of_the_one_before(begun: Repository) -> None:
+def test_repeated_steps_replace_the_steps_of_the_earlier_attempt(begun: Repository) -> None:
     planted.append(begun, _RUN, 1, "0", *_steps(1, 3), _step(4, math.nan), _step(5, math.nan))
     live = _live(begun)
     assert (live.state().not_finite, live.state().newest.last_step) == (4, 5)
@@ -130,7 +130,7 @@ def test_steps_that_an_attempt_does_again_replace_those_of_the_one_before(begun:
     assert _live(begun).state() == state, "read at once, it is the same"
 
 
-def test_a_loss_that_is_not_finite_is_named_and_the_same_notice_of_two_ranks_is_one(begun: Repository) -> None:
+def test_a_loss_that_is_not_finite_is_named_and_equal_notices_count_once(begun: Repository) -> None:
     notice = Notice(kind="limit", message="a limit", step=2)
     planted.append(begun, _RUN, 1, "0", _step(1), _step(2, math.inf), _step(3, math.nan), notice)
     planted.append(begun, _RUN, 1, "1", notice, *(Notice(kind="limit", message=str(n)) for n in range(9)))
@@ -138,7 +138,7 @@ def test_a_loss_that_is_not_finite_is_named_and_the_same_notice_of_two_ranks_is_
     assert (state.not_finite, state.notice_count, len(state.notices)) == (2, 10, 5)
 
 
-def test_verdicts_come_with_the_end(begun: Repository) -> None:
+def test_verdicts_are_read_after_the_end_of_a_run(begun: Repository) -> None:
     live = _live(begun)
     planted.run(begun, _REPLAY, purpose="reproduce", reproduces=_RUN)
     first = Divergence(step=2, rank=0, quantity="loss", original="0x1p+0", replayed="0x1p-1")
@@ -148,9 +148,7 @@ def test_verdicts_come_with_the_end(begun: Repository) -> None:
     assert [verdict.outcome for verdict in live.state().verdicts] == ["diverged"]
 
 
-def test_a_run_of_this_machine_is_read_from_its_spools_before_the_store_has_its_steps(
-    repo: Repository, tmp_path: Path
-) -> None:
+def test_a_local_run_is_read_from_its_spools_before_delivery(repo: Repository, tmp_path: Path) -> None:
     planted.run(repo, _RUN)
     directory = tmp_path / "0001"
     started = AttemptStarted(attempt=1, host="here")
@@ -182,7 +180,7 @@ def _spool(directory: Path, rank: str) -> SpoolWriter:
     return SpoolWriter(directory / "spool" / f"{rank}.spool", genesis(_RUN, 1, rank))
 
 
-def test_a_batch_that_does_not_follow_is_an_error(begun: Repository) -> None:
+def test_a_batch_that_breaks_the_chain_is_an_error(begun: Repository) -> None:
     live = _live(begun)
     planted.run(begun, _REPLAY)
     planted.append(begun, _REPLAY, 1, "0", _step(1))

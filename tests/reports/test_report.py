@@ -55,7 +55,7 @@ def test_a_report_has_inputs_verdicts_curves_and_lineage(repo: Repository, built
     assert len(built.curves) == 3 and built.curves[0].points == built.curves[1].points
 
 
-def test_the_report_on_a_replay_has_its_original(repo: Repository, built: RunReport) -> None:
+def test_the_report_on_a_replay_includes_its_original(repo: Repository, built: RunReport) -> None:
     for row in built.view.replays:
         found = report.build(repo, row.id)
         assert found.curves[0].run == built.view.run.id
@@ -73,7 +73,7 @@ def test_a_page_loads_nothing_and_forbids_scripts(built: RunReport) -> None:
     assert policy == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-def test_a_damaged_ledger_of_a_replay_leaves_its_curve_out(repo: Repository, built: RunReport, tmp_path: Path) -> None:
+def test_a_replay_with_a_damaged_ledger_has_no_curve(repo: Repository, built: RunReport, tmp_path: Path) -> None:
     other = Repository.create(LocalStore(tmp_path / "store", durable=False))
     _, replay, _ = reported.publish(other, tmp_path / "files")
     key = f"runs/{replay.id}/ledger/0001/0/00000001"
@@ -93,7 +93,7 @@ def test_a_report_reads_the_chains_of_rank_0_alone(repo: Repository) -> None:
     assert len(steps) <= 3
 
 
-def test_hostile_texts_from_the_store_are_shown_as_they_are(tmp_path: Path) -> None:
+def test_hostile_texts_from_the_store_are_escaped_in_a_report(tmp_path: Path) -> None:
     repo = Repository.create(LocalStore(tmp_path / "store", durable=False))
     reported.publish(repo, tmp_path / "files", steps=3, text=_HOSTILE)
     harmless = Repository.create(LocalStore(tmp_path / "other", durable=False))

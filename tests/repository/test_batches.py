@@ -56,7 +56,9 @@ def _with_stream(stream: bytes, size_bytes: int | None = None) -> bytes:
 
 
 @pytest.mark.parametrize(("tensors", "kind"), [(0, Batch), (100, Batch), (500, CompressedBatch)])
-def test_a_large_batch_is_compressed_and_a_small_one_is_not(tensors: int, kind: type[Batch | CompressedBatch]) -> None:
+def test_a_large_batch_is_compressed_and_a_small_batch_is_not(
+    tensors: int, kind: type[Batch | CompressedBatch]
+) -> None:
     batch = _batch(_step(1), _state(1, tensors), _step(2))
     stored = batches.encode(batch)
     assert isinstance(codec.decode(stored, kind), kind)

@@ -206,7 +206,7 @@ def _pairs(world: World, pattern: str, most: int | None) -> list[tuple[str, str]
 
 @pytest.mark.parametrize(("world", "pattern"), [(one, one) for one in BOUND], ids=BOUND, indirect=["world"])
 @pytest.mark.parametrize("most", ALL_PAIRS)
-def test_fsck_reports_both_of_two_references_that_were_exchanged(world: World, pattern: str, most: int | None) -> None:
+def test_fsck_reports_both_exchanged_references(world: World, pattern: str, most: int | None) -> None:
     for one, other in _pairs(world, pattern, most):
         world.swap(one, other)
         found = [key for key in (one, other) if not _reported(world, key)]
@@ -216,7 +216,7 @@ def test_fsck_reports_both_of_two_references_that_were_exchanged(world: World, p
 
 @pytest.mark.parametrize(("world", "pattern"), [(one, one) for one in BOUND], ids=BOUND, indirect=["world"])
 @pytest.mark.parametrize("most", ALL_PAIRS)
-def test_each_command_that_reads_a_reference_reports_another_one_in_its_place(
+def test_each_command_that_reads_a_reference_reports_an_exchanged_reference(
     world: World, pattern: str, most: int | None, tmp_path: Path
 ) -> None:
     for one, other in (pair for some in _pairs(world, pattern, most) for pair in (some, some[::-1])):
@@ -238,9 +238,7 @@ def _asked(world: World, arguments: tuple[str, ...], scratch: Path) -> str:
 
 
 @pytest.mark.parametrize(("world", "pattern"), [(one, one) for one in BOUND], ids=BOUND, indirect=["world"])
-def test_no_command_complains_of_references_that_are_where_they_belong(
-    world: World, pattern: str, tmp_path: Path
-) -> None:
+def test_no_command_reports_a_correct_reference(world: World, pattern: str, tmp_path: Path) -> None:
     commands = {arguments for key in world.of(ROWS[pattern]) for arguments in READERS[pattern](world, key)}
     for number, arguments in enumerate(sorted(commands)):
         told = _asked(world, arguments, tmp_path / f"{number}")
@@ -259,9 +257,7 @@ def _forge(world: World, key: str, **fields: object) -> None:
 
 
 @pytest.mark.parametrize("run", [A, B])
-def test_a_checkpoint_with_another_content_under_its_own_name_is_reported_by_all_who_use_it(
-    world: World, run: str
-) -> None:
+def test_each_command_that_uses_a_checkpoint_reports_exchanged_content(world: World, run: str) -> None:
     label = checkpoints.valid(world.repo, run)[-1]
     key = checkpoints.key(run, label)
     content = checkpoints.load(world.repo, EQUAL, checkpoints.name(1, 1)).content
@@ -275,9 +271,7 @@ def test_a_checkpoint_with_another_content_under_its_own_name_is_reported_by_all
 
 
 @pytest.mark.parametrize("segment", [None, Segment(first=1, last=2)])
-def test_no_replay_is_begun_of_steps_whose_checkpoints_are_not_the_run_s_own(
-    world: World, segment: Segment | None
-) -> None:
+def test_a_replay_of_steps_with_foreign_checkpoints_is_refused(world: World, segment: Segment | None) -> None:
     replay = msgspec.structs.replace(runs.load(world.repo, EQUAL), segment=segment)
     labels = checkpoints.names(world.repo, A)
     for label, other in itertools.permutations(labels, 2):
@@ -289,7 +283,7 @@ def test_no_replay_is_begun_of_steps_whose_checkpoints_are_not_the_run_s_own(
     assert refusals.foreign_checkpoint(world.repo, replay, history.load(world.repo, A)) is None
 
 
-def test_a_verdict_of_an_equal_replay_under_one_that_diverged_is_nowhere_taken_for_its_own(world: World) -> None:
+def test_a_verdict_stored_under_another_replay_is_never_used(world: World) -> None:
     world.put(f"runs/{DIVERGED}/verdict", world.get(f"runs/{EQUAL}/verdict"))
     (row,) = [line for line in _call(world, "ls", "--runs").splitlines() if line.lstrip().startswith(DIVERGED)]
     assert "reproduced" not in row
@@ -299,7 +293,7 @@ def test_a_verdict_of_an_equal_replay_under_one_that_diverged_is_nowhere_taken_f
     assert _call(world, "show", OTHER).startswith("0")
 
 
-def test_a_verdict_on_another_run_than_its_replay_reproduces_is_misplaced(world: World) -> None:
+def test_a_verdict_on_a_run_that_its_replay_does_not_reproduce_is_misplaced(world: World) -> None:
     verdict = Verdict(run=B, replay=DIVERGED, outcome="reproduced")
     world.put(f"runs/{DIVERGED}/verdict", codec.encode(verdict))
     with pytest.raises(Misplaced, match=f"run {B}"):
@@ -307,7 +301,7 @@ def test_a_verdict_on_another_run_than_its_replay_reproduces_is_misplaced(world:
     assert _reported(world, f"runs/{DIVERGED}/verdict")
 
 
-def test_a_fork_of_another_checkpoint_than_it_names_is_misplaced(world: World) -> None:
+def test_a_fork_with_the_digest_of_another_checkpoint_is_misplaced(world: World) -> None:
     digest = checkpoints.digest(world.repo, A, checkpoints.name(2, 1))
     for label, held in ((checkpoints.name(2, 1), True), (checkpoints.name(1, 1), False)):
         parent = Parent(run=A, checkpoint=label, step=checkpoints.step_of(label), digest=digest)
@@ -319,7 +313,7 @@ def test_a_fork_of_another_checkpoint_than_it_names_is_misplaced(world: World) -
 
 
 @pytest.mark.parametrize("world", ["gc/"], indirect=True)
-def test_a_part_of_a_plan_that_says_nothing_true_is_named(world: World) -> None:
+def test_fsck_names_false_parts_of_a_plan(world: World) -> None:
     (one, *_) = world.of(ROWS["gc/<plan>/garbage/<n>"])
     sound = bindings.record(world.repo.store, one, Garbage)
     strange = one.rpartition("/")[0] + "/x"
@@ -338,7 +332,7 @@ def _counted(world: World, work: Callable[[Repository], object]) -> list[str]:
     return store.gets[1:]
 
 
-def test_a_record_that_is_read_anyway_is_checked_without_another_request(world: World) -> None:
+def test_the_check_of_a_read_record_sends_no_additional_request(world: World) -> None:
     run, label = runs.load(world.repo, A), checkpoints.name(3, 2)
     recorded = history.load(world.repo, A).published
     replay = runs.load(world.repo, EQUAL)
@@ -348,7 +342,7 @@ def test_a_record_that_is_read_anyway_is_checked_without_another_request(world: 
     assert set(recorded) == set(checkpoints.names(world.repo, A))
 
 
-def test_fsck_reads_no_key_more_often_than_it_must(world: World) -> None:
+def test_fsck_reads_each_reference_once(world: World) -> None:
     """References are read once; records and packs that are also objects, twice."""
     gets = _counted(world, fsck.check)
     often = {key for key in gets if gets.count(key) > 1 and not key.startswith("objects/")}
@@ -356,7 +350,7 @@ def test_fsck_reads_no_key_more_often_than_it_must(world: World) -> None:
     assert len(gets) < 4 * len(world.keys)
 
 
-def test_no_module_decodes_a_reference_by_itself() -> None:
+def test_only_the_bindings_module_decodes_references() -> None:
     """Except for the ledger, whose batches `bindings.check` checks, and for objects, which their names check."""
     package = Path(bindings.__file__).parents[1]
     direct = re.compile(r"decode\([^\n]*store\.get")

@@ -55,7 +55,9 @@ def test_every_single_flipped_bit_is_named(filled: tuple[Repository, str]) -> No
     assert fsck.check(repo).clean
 
 
-def test_a_truncated_and_a_missing_object_are_told_apart_and_say_whom_they_harm(filled: tuple[Repository, str]) -> None:
+def test_fsck_distinguishes_truncated_from_missing_objects_and_names_the_harmed_run(
+    filled: tuple[Repository, str],
+) -> None:
     repo, snapshot_id = filled
     tree = trees.load(repo.objects, snapshots.load(repo, snapshot_id).code.tree)
     where = key(tree.entries[0].parts[0].object)
@@ -71,7 +73,7 @@ def test_a_truncated_and_a_missing_object_are_told_apart_and_say_whom_they_harm(
     assert damage.harms == (f"run {'a' * 12}", f"snapshot {snapshot_id}")
 
 
-def test_a_ref_to_nothing_is_named(filled: tuple[Repository, str]) -> None:
+def test_a_reference_to_a_missing_object_is_named(filled: tuple[Repository, str]) -> None:
     repo, _ = filled
     where = f"runs/{'a' * 12}/checkpoints/{checkpoints.name(9, 1)}"
     repo.store.create(where, b"0" * 64 + b"\n")

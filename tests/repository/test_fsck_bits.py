@@ -36,7 +36,7 @@ def _filled(folder: Path, scale: Scale, seed: int) -> Repository:
     return repo
 
 
-def test_a_flipped_bit_is_named_whatever_it_is_in(tmp_path: Path) -> None:
+def test_a_flipped_bit_in_any_kind_of_file_is_named(tmp_path: Path) -> None:
     repo, draw, tally = _filled(tmp_path, Scale(), seed=1), random.Random(1), Tally()
     bits = Bits(repo)
     for _ in range(60):

@@ -56,7 +56,7 @@ def _filled() -> Repository:
 
 
 @pytest.mark.parametrize("part_objects", [1, 2, 100])
-def test_a_plan_names_exactly_what_nothing_needs_in_parts_of_bounded_size(part_objects: int) -> None:
+def test_a_plan_lists_exactly_the_unneeded_objects_in_bounded_parts(part_objects: int) -> None:
     repo = _filled()
     unreachable = fsck.check(repo).unreachable
     planned = gc.plan(repo, RetentionRules(last=2), 0.0, part_objects=part_objects)
@@ -76,7 +76,7 @@ def test_a_plan_names_exactly_what_nothing_needs_in_parts_of_bounded_size(part_o
     assert [(one.run, one.checkpoints, one.copies) for one in head.freed] == [(RUN, 1, 0)]
 
 
-def test_nothing_is_published_where_there_is_nothing_to_delete() -> None:
+def test_no_plan_is_published_if_nothing_can_be_deleted() -> None:
     repo = _filled()
     _collect(repo)
     before = repo.store.names("gc/")
@@ -84,7 +84,7 @@ def test_nothing_is_published_where_there_is_nothing_to_delete() -> None:
     assert gc_plans.read_states(repo.store).open == frozenset() and set(before) <= set(repo.store.names("gc/"))
 
 
-def test_what_is_younger_than_asked_stays() -> None:
+def test_objects_younger_than_the_given_age_stay() -> None:
     repo = _filled()
     young = repo.objects.put(b"young")
     # The store's clock counts creates: gc's own object is created right after `young`, all other objects before.
@@ -143,7 +143,7 @@ def test_a_writer_that_slept_through_a_grace_period_repairs_its_snapshot(tmp_pat
     assert fsck.check(repo).clean
 
 
-def test_an_attempt_whose_beginning_slept_through_a_grace_period_is_whole() -> None:
+def test_an_attempt_that_begins_during_a_deletion_restores_its_objects() -> None:
     repo = _filled()
     observed = Observed(facts={"machine": "another"})
     asleep = Repository(SleepingStore(repo.store, f"runs/{RUN}/ledger/", lambda: _collect(repo)), repo.format)
@@ -155,7 +155,7 @@ def test_an_attempt_whose_beginning_slept_through_a_grace_period_is_whole() -> N
     assert repo.objects.get_record(started.observed, Observed) == observed
 
 
-def test_a_writer_does_not_wait_for_ever_and_loses_nothing() -> None:
+def test_a_writer_gives_up_after_its_time_limit_and_publishes_nothing() -> None:
     repo = _filled()
     plan = str(gc.plan(repo, RetentionRules(), 0.0).id)
     repo.store.create(gc_plans.executing_key(plan), b"never ends")
@@ -170,7 +170,7 @@ def test_a_writer_does_not_wait_for_ever_and_loses_nothing() -> None:
     publish(other, [b"quite new"])
 
 
-def test_without_plans_a_publication_asks_three_times_for_their_names() -> None:
+def test_a_publication_without_plans_lists_the_plan_folder_three_times() -> None:
     asked: list[str] = []
 
     class Asked(MemoryStore):
@@ -182,7 +182,7 @@ def test_without_plans_a_publication_asks_three_times_for_their_names() -> None:
     assert asked.count("gc/") == 3
 
 
-def test_a_lost_part_of_a_plan_makes_a_writer_look_at_everything() -> None:
+def test_a_writer_checks_every_object_if_a_part_of_a_plan_is_lost() -> None:
     repo = _filled()
     writer = Repository(repo.store, repo.format)
     needed = upload(writer, [b"left"])

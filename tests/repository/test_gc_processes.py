@@ -63,7 +63,7 @@ _SOAK = (pytest.mark.soak, pytest.mark.timeout(7200))
 
 
 @pytest.mark.parametrize(("times", "each", "rounds"), [(1, 6, 12), pytest.param(20, 60, 200, marks=_SOAK)])
-def test_eight_processes_snapshot_while_gc_deletes(tmp_path: Path, times: int, each: int, rounds: int) -> None:
+def test_gc_beside_eight_snapshot_processes_loses_no_object(tmp_path: Path, times: int, each: int, rounds: int) -> None:
     for number in range(times):
         _beside_writers(tmp_path / str(number), each, rounds)
 
@@ -99,5 +99,5 @@ def _leave_garbage(repo: Repository, kills: Kills) -> None:
 
 
 @pytest.mark.parametrize("scale", [Scale(12), pytest.param(Scale(500, soak=True), marks=_SOAK)])
-def test_gc_is_killed_at_random_moments(tmp_path: Path, scale: Scale) -> None:
+def test_gc_killed_at_random_moments_loses_no_object(tmp_path: Path, scale: Scale) -> None:
     _killed(tmp_path, scale)

@@ -73,7 +73,7 @@ def _all_whole(world: World) -> None:
 
 @pytest.mark.parametrize("graceful", [True, False])
 @pytest.mark.parametrize("seed", range(40))
-def test_nothing_that_was_published_is_lost(seed: int, graceful: bool) -> None:
+def test_gc_deletes_no_published_object(seed: int, graceful: bool) -> None:
     world = World(packed=seed % 2 == 0)
     _schedule(seed, world, graceful=graceful)
     world.ends_well()
@@ -82,7 +82,7 @@ def test_nothing_that_was_published_is_lost(seed: int, graceful: bool) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("graceful", [True, False])
-def test_nothing_that_was_published_is_lost_in_thousands_of_schedules(graceful: bool) -> None:
+def test_gc_deletes_no_published_object_in_thousands_of_schedules(graceful: bool) -> None:
     for seed in range(100, 5100):
         world = World(packed=seed % 2 == 0)
         _schedule(seed, world, graceful=graceful)

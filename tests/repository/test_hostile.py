@@ -67,7 +67,7 @@ PATHS = {
 
 
 @pytest.mark.parametrize("path", PATHS.values(), ids=PATHS.keys())
-def test_a_path_that_could_be_another_place_is_refused(world: World, path: bytes) -> None:
+def test_a_path_that_could_leave_the_target_is_refused(world: World, path: bytes) -> None:
     _refused_everywhere(world, world.tree(world.file(path)), "forbidden path")
 
 
@@ -92,7 +92,7 @@ def test_paths_that_clash_are_refused(world: World, saying: str, make: Make) -> 
     _refused_everywhere(world, world.tree(*make(world)), saying)
 
 
-def test_parts_of_a_snapshot_cannot_clash_either(world: World) -> None:
+def test_parts_of_a_snapshot_with_clashing_paths_are_refused(world: World) -> None:
     code, config = world.tree(world.link(b"src", bytes(world.victim))), world.tree(world.file(b"src/new"))
     for number, snapshot in enumerate((world.snapshot(code, config), world.snapshot(config, config))):
         world.refused("checkout", snapshot, str(world.out / str(number)), saying=("both as", "twice")[number])
@@ -148,7 +148,7 @@ CLAIMS: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize(("change", "saying"), CLAIMS.values(), ids=CLAIMS.keys())
-def test_an_entry_that_lies_is_refused(world: World, change: Change, saying: str) -> None:
+def test_a_false_tree_entry_is_refused(world: World, change: Change, saying: str) -> None:
     entry = plain_entry(world.file(b"a"))
     change(entry)
     _refused_everywhere(world, world.put(packed({"type": "tree/3", "entries": [entry]})), saying)
@@ -169,7 +169,7 @@ PIECES: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("change", PIECES.values(), ids=PIECES.keys())
-def test_a_piece_that_is_not_there_is_an_error_and_takes_no_memory(world: World, change: Change) -> None:
+def test_a_missing_part_of_a_file_is_an_error_and_uses_no_memory(world: World, change: Change) -> None:
     entry = plain_entry(world.file(b"a"))
     change(entry)
     entry["digest"] = entry["parts"][0]["digest"]
@@ -204,7 +204,7 @@ HARMLESS: dict[str, Make] = {
 
 
 @pytest.mark.parametrize("make", HARMLESS.values(), ids=HARMLESS.keys())
-def test_what_is_only_strange_is_written_into_the_target_as_it_is(world: World, make: Make) -> None:
+def test_strange_but_valid_entries_are_written_unchanged(world: World, make: Make) -> None:
     entries = make(world)
     snapshot = world.snapshot(world.tree(*entries))
     target = world.out / "target"
@@ -221,7 +221,7 @@ def test_what_is_only_strange_is_written_into_the_target_as_it_is(world: World, 
     assert world.damage() == []
 
 
-def test_parts_that_overlap_in_their_object_are_what_they_say(world: World) -> None:
+def test_overlapping_parts_of_an_object_are_read_correctly(world: World) -> None:
     data = b"0123456789"
     digest = world.put(data)
     parts = [
@@ -281,7 +281,7 @@ BOMBS: dict[str, Callable[[str, str], bytes]] = {
 
 
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS.keys())
-def test_bytes_that_are_no_tree(world: World, bomb: Callable[[str, str], bytes]) -> None:
+def test_bytes_that_are_no_tree_are_refused(world: World, bomb: Callable[[str, str], bytes]) -> None:
     tree = world.put(bomb("tree/3", "entries"))
     _refused_everywhere(world, tree, tree)
 
@@ -291,7 +291,9 @@ _FEW = dict(list(BOMBS.items())[::4])
 
 
 @pytest.mark.parametrize("bomb", _FEW.values(), ids=_FEW.keys())
-def test_bytes_that_are_no_snapshot_run_or_annotation(world: World, bomb: Callable[[str, str], bytes]) -> None:
+def test_bytes_that_are_no_snapshot_run_or_annotation_are_refused(
+    world: World, bomb: Callable[[str, str], bytes]
+) -> None:
     snapshot = world.publish(world.put(bomb("snapshot/1", "datasets")))
     world.refused("show", snapshot, saying=snapshot, status=3)
     world.refused("checkout", snapshot, str(world.out / "target"), saying=snapshot, status=3)
@@ -307,7 +309,7 @@ def test_bytes_that_are_no_snapshot_run_or_annotation(world: World, bomb: Callab
 
 
 @pytest.mark.parametrize("bomb", _FEW.values(), ids=_FEW.keys())
-def test_bytes_that_are_no_ledger_or_checkpoint(world: World, bomb: Callable[[str, str], bytes]) -> None:
+def test_bytes_that_are_no_ledger_or_checkpoint_are_refused(world: World, bomb: Callable[[str, str], bytes]) -> None:
     run = world.run(world.snapshot(world.tree()))
     checkpoint = world.put(bomb("checkpoint/1", "ledger"))
     world.place(f"runs/{run}/checkpoints/{name(1, 1)}", f"{checkpoint}\n".encode())

@@ -57,7 +57,9 @@ THINGS: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize("thing", THINGS.values(), ids=THINGS.keys())
 @pytest.mark.parametrize("where", ["format", "object", "run", "batch"])
-def test_what_is_no_file_is_no_object(world: World, where: str, thing: Callable[[Path], None]) -> None:
+def test_a_special_file_in_place_of_a_stored_file_is_refused(
+    world: World, where: str, thing: Callable[[Path], None]
+) -> None:
     snapshot = world.sound()
     tree = next(stat.key for stat in world.repo.store.list("objects/") if _is_tree(world, stat.key))
     places = {"format": "format", "object": tree, "run": f"runs/{RUN}/run"}
@@ -160,7 +162,9 @@ def _seen(target: Path) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(("make", "saying"), TARGETS.values(), ids=TARGETS.keys())
-def test_a_target_that_is_something_else(world: World, make: Callable[[Path], object], saying: str) -> None:
+def test_checkout_refuses_a_target_that_is_no_empty_folder(
+    world: World, make: Callable[[Path], object], saying: str
+) -> None:
     snapshot = world.sound()
     target = world.out / "target"
     make(target)
@@ -170,7 +174,7 @@ def test_a_target_that_is_something_else(world: World, make: Callable[[Path], ob
 
 
 @pytest.mark.parametrize("target", ["/proc/hostile", "/dev/null/x", "format"])
-def test_a_target_that_cannot_be_made(world: World, target: str) -> None:
+def test_a_target_that_cannot_be_created_is_named_in_the_error(world: World, target: str) -> None:
     snapshot = world.sound()
     place = str(world.store_dir / "format" / "x") if target == "format" else target
     world.refused("checkout", snapshot, place, saying=place, status=2)

@@ -24,7 +24,7 @@ PLAN = "20260101T000000Z-00000000"
 _LABEL = name(1, 1)
 
 
-def test_a_sound_store_is_fine(world: World) -> None:
+def test_every_command_accepts_a_sound_store(world: World) -> None:
     snapshot = world.sound()
     assert world.damage() == []
     for arguments in (("show", snapshot), ("show", RUN), ("push", "--all", "--to", str(world.out / "pushed")), ("ls",)):
@@ -46,7 +46,7 @@ JUNK: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("junk", JUNK.values(), ids=JUNK.keys())
-def test_a_reference_that_holds_no_digest(world: World, junk: bytes) -> None:
+def test_a_reference_without_a_valid_digest_is_refused(world: World, junk: bytes) -> None:
     world.sound()
     where = f"runs/{RUN}/checkpoints/{_LABEL}"
     world.place(where, junk)
@@ -81,7 +81,7 @@ RUNS: dict[str, tuple[dict[str, object], str]] = {
 
 
 @pytest.mark.parametrize(("fields", "saying"), RUNS.values(), ids=RUNS.keys())
-def test_a_run_that_lies(world: World, fields: dict[str, object], saying: str) -> None:
+def test_a_run_record_with_false_fields_is_refused(world: World, fields: dict[str, object], saying: str) -> None:
     world.sound()
     good = world.run(world.snapshot(world.tree()), "c" * 12)
     world.run("1" * 64, lies=fields)
@@ -91,7 +91,7 @@ def test_a_run_that_lies(world: World, fields: dict[str, object], saying: str) -
     assert RUN in world.fine("ls") and good in world.fine("show", good)
 
 
-def test_runs_that_repeat_themselves_and_each_other_come_to_an_end(world: World) -> None:
+def test_push_of_circular_and_long_replay_chains_ends(world: World) -> None:
     snapshot = world.sound()
     world.run(snapshot, lies={"reproduces": RUN})
     world.run(snapshot, "b" * 12, {"reproduces": "c" * 12})
@@ -105,7 +105,7 @@ def test_runs_that_repeat_themselves_and_each_other_come_to_an_end(world: World)
 TIMES = (float("nan"), float("inf"), -1e300, 1e18)
 
 
-def test_times_that_are_none_are_shown_as_they_are(world: World) -> None:
+def test_invalid_times_are_shown_without_an_error(world: World) -> None:
     snapshot = world.sound()
     for number, time_s in enumerate(TIMES):
         run = world.run(snapshot, f"{number:012x}", {"created_s": time_s})
@@ -128,7 +128,7 @@ NAMES: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("foreign", NAMES.values(), ids=NAMES.keys())
-def test_names_that_m5ws_did_not_write_are_named_and_hide_nothing(world: World, foreign: bytes) -> None:
+def test_foreign_names_in_a_store_are_reported_and_hide_nothing(world: World, foreign: bytes) -> None:
     snapshot = world.sound()
     places = (
         "runs",
@@ -150,7 +150,7 @@ def test_names_that_m5ws_did_not_write_are_named_and_hide_nothing(world: World, 
 
 
 @pytest.mark.parametrize("text", ["../x", "runs/../x", f"{RUN}/../../victim", "/etc", "..", "%2e%2e", "a\0b", "\udcff"])
-def test_a_name_on_the_command_line_is_only_looked_for(world: World, text: str) -> None:
+def test_an_unknown_name_on_the_command_line_is_refused_and_writes_nothing(world: World, text: str) -> None:
     world.sound()
     for verb in (("show",), ("checkout",), ("push", "--to", str(world.out / "pushed"))):
         rest = (str(world.out / "target"),) if verb == ("checkout",) else ()
@@ -181,7 +181,7 @@ EVENTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS.keys())
-def test_an_event_that_lies(world: World, event: dict[str, Any]) -> None:
+def test_a_false_event_is_refused_as_a_broken_chain(world: World, event: dict[str, Any]) -> None:
     world.sound()
     stored = packed(event)
     world.place(BATCH, codec.encode(first_batch({NODE: [stored]})))
@@ -205,7 +205,7 @@ LIES: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("lies", LIES.values(), ids=LIES.keys())
-def test_a_batch_that_lies(world: World, lies: dict[str, object]) -> None:
+def test_a_false_batch_is_refused_as_a_broken_chain(world: World, lies: dict[str, object]) -> None:
     world.sound()
     world.batch(AttemptStarted(attempt=1, host="h"), lies=lies)
     for arguments in (("show", RUN), ("push", RUN, "--to", str(world.out / "pushed"))):
@@ -213,7 +213,7 @@ def test_a_batch_that_lies(world: World, lies: dict[str, object]) -> None:
     assert [damage["kind"] for damage in world.damage()] == ["broken-chain"]
 
 
-def test_numbers_that_are_none_are_shown_as_they_are(world: World) -> None:
+def test_invalid_numbers_are_shown_without_an_error(world: World) -> None:
     snapshot = world.sound()
     quantities = {"loss": "0xzz", "norm": "0x1p99999", "lr": "nan", "x": "-0x"}
     steps = (Step(time_s=time_s, step=1, quantities=quantities, seconds=5e-324, tokens=2**62) for time_s in TIMES)
@@ -248,7 +248,7 @@ def _plan(world: World, digests: bytes, **fields: object) -> None:
     world.place(key, codec.sealed(packed(plain(head) | fields)))
 
 
-def test_a_plan_that_names_all_that_is_alive_deletes_none_of_it(world: World) -> None:
+def test_a_plan_that_lists_needed_objects_deletes_no_needed_object(world: World) -> None:
     world.sound()
     alive = sorted(stat.key for stat in world.repo.store.list("objects/"))
     _plan(world, b"".join(bytes.fromhex(where[-64:]) for where in alive))
@@ -282,7 +282,7 @@ def _retire(world: World, reference: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(("plant", "saying"), PLANS.values(), ids=PLANS.keys())
-def test_a_plan_that_lies_deletes_nothing(world: World, plant: Callable[[World], object], saying: str) -> None:
+def test_a_false_plan_deletes_nothing(world: World, plant: Callable[[World], object], saying: str) -> None:
     world.sound()
     before = sorted(stat.key for stat in world.repo.store.list("objects/"))
     references = sorted(stat.key for stat in world.repo.store.list("runs/"))
@@ -311,7 +311,7 @@ FORMATS: dict[str, object] = {
 
 
 @pytest.mark.parametrize("fields", FORMATS.values(), ids=FORMATS.keys())
-def test_an_absurd_format(world: World, fields: dict[str, object]) -> None:
+def test_an_absurd_format_record_is_refused(world: World, fields: dict[str, object]) -> None:
     snapshot = world.sound()
     world.place("format", codec.sealed(packed(plain(Format()) | fields)))
     verbs = (("ls",), ("show", snapshot), ("fsck",), ("gc",), ("checkout", snapshot, str(world.out / "target")))

@@ -24,7 +24,7 @@ def named(repo: Repository) -> Repository:
     ("text", "run"),
     [(_BASE, _BASE), ("7c1d00000002", _OTHER), ("Base line", _BASE), (" base LINE ", _BASE), ("base", _OTHER)],
 )
-def test_a_run_has_an_id_a_prefix_and_a_name(named: Repository, text: str, run: str) -> None:
+def test_a_run_is_found_by_its_id_prefix_or_name(named: Repository, text: str, run: str) -> None:
     assert ids.resolve(named, text) == ids.resolve(named, text, ("run",)) == ("run", run)
 
 
@@ -33,13 +33,13 @@ def test_a_prefix_of_an_id_comes_before_a_name(named: Repository) -> None:
     assert ids.resolve(named, "ba5e") == ("run", _HEX)
 
 
-def test_a_part_of_a_name_is_no_name_and_a_run_is_no_snapshot(named: Repository) -> None:
+def test_a_part_of_a_name_or_another_kind_of_record_is_not_found(named: Repository) -> None:
     for text, kinds in (("Base", ("snapshot",)), ("line", ("run",)), ("", ("run",))):
         with pytest.raises(NotFound):
             ids.resolve(named, text, kinds)  # type: ignore[arg-type]
 
 
-def test_a_name_of_two_runs_is_ambiguous_until_one_is_removed(named: Repository) -> None:
+def test_a_name_of_two_runs_is_ambiguous_until_one_run_is_removed(named: Repository) -> None:
     planted.run(named, "c0de00000004", name="base", created_s=4.0)
     with pytest.raises(AmbiguousId, match=f"c0de00000004, run {_OTHER}"):
         ids.resolve(named, "base")
@@ -47,6 +47,6 @@ def test_a_name_of_two_runs_is_ambiguous_until_one_is_removed(named: Repository)
     assert ids.resolve(named, "base") == ("run", _OTHER)
 
 
-def test_a_name_is_that_of_the_original_and_not_of_its_replays(named: Repository) -> None:
+def test_a_name_resolves_to_the_original_and_not_to_its_replays(named: Repository) -> None:
     planted.run(named, "c0de00000004", name="base", reproduces=_OTHER, purpose="reproduce", created_s=4.0)
     assert ids.resolve(named, "base") == ("run", _OTHER)

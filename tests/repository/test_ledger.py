@@ -34,13 +34,13 @@ def _spool(path: Path, first: int, last: int) -> SpoolWriter:
     return writer
 
 
-def test_batches_form_a_chain_that_goes_on(repo: Repository) -> None:
+def test_a_new_writer_continues_the_chain(repo: Repository) -> None:
     ledger.ChainWriter(repo, "r", 1).append({"0": _steps(1, 3)})
     ledger.ChainWriter(repo, "r", 1).append({"0": _steps(4, 5)})
     assert _numbers(repo) == [1, 2, 3, 4, 5]
 
 
-def test_two_writers_of_one_chain_are_told_apart(repo: Repository) -> None:
+def test_a_second_writer_of_a_chain_is_fenced(repo: Repository) -> None:
     first, second = ledger.ChainWriter(repo, "r", 1), ledger.ChainWriter(repo, "r", 1)
     first.append({"0": _steps(1, 1)})
     with pytest.raises(Fenced):
@@ -48,7 +48,7 @@ def test_two_writers_of_one_chain_are_told_apart(repo: Repository) -> None:
 
 
 @pytest.mark.parametrize("harm", ["drop", "restart"])
-def test_a_batch_follows_the_batch_before_it(repo: Repository, harm: str) -> None:
+def test_a_missing_or_replaced_batch_breaks_the_chain(repo: Repository, harm: str) -> None:
     for first in (1, 3, 5):
         ledger.ChainWriter(repo, "r", 1).append({"0": _steps(first, first + 1)})
     prefix = Path(repo.store.url) / "runs/r/ledger/0001/0"

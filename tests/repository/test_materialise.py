@@ -48,7 +48,7 @@ def _stores(base: Path) -> dict[str, ObjectStore]:
 
 
 @pytest.mark.parametrize("kind", ["directory", "far", "cache", "cache-too-small"])
-def test_files_of_every_size_come_back_from_every_store(tmp_path: Path, kind: str) -> None:
+def test_files_of_every_size_are_restored_from_every_store(tmp_path: Path, kind: str) -> None:
     repo = Repository.create(_stores(tmp_path)[kind], _SMALL)
     tree, contents = _written(repo, tmp_path / "source")
     for name in ("first", "again"):
@@ -57,7 +57,7 @@ def test_files_of_every_size_come_back_from_every_store(tmp_path: Path, kind: st
         assert {path.stat().st_mode & 0o777 for path in (tmp_path / name).rglob("*") if path.is_file()} == {0o444}
 
 
-def test_the_umask_takes_nothing_from_a_mode(repo: Repository, tmp_path: Path) -> None:
+def test_the_umask_does_not_change_the_mode_of_restored_files(repo: Repository, tmp_path: Path) -> None:
     tree, _ = _written(repo, tmp_path / "source")
     before = os.umask(0o077)
     try:
@@ -69,7 +69,7 @@ def test_the_umask_takes_nothing_from_a_mode(repo: Repository, tmp_path: Path) -
         os.umask(before)
 
 
-def test_once_in_the_cache_nothing_is_asked_of_the_store(tmp_path: Path) -> None:
+def test_a_second_restore_reads_only_the_cache(tmp_path: Path) -> None:
     far = CountingStore(LocalStore(tmp_path / "store"))
     tree, contents = _written(Repository.create(far, _SMALL), tmp_path / "source")
     repo = Repository.open(CachedStore(far, tmp_path / "cache", 2**30))
@@ -79,7 +79,7 @@ def test_once_in_the_cache_nothing_is_asked_of_the_store(tmp_path: Path) -> None
     assert _read(tmp_path / "second") == contents
 
 
-def test_packs_are_read_not_files(tmp_path: Path) -> None:
+def test_restoring_many_small_files_reads_few_packs(tmp_path: Path) -> None:
     far = CountingStore(LocalStore(tmp_path / "store"))
     repo = Repository.create(far)
     source = tmp_path / "source"
@@ -95,7 +95,7 @@ def test_packs_are_read_not_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["directory", "far"])
-def test_every_damaged_object_is_an_error_that_names_it(tmp_path: Path, kind: str) -> None:
+def test_every_damaged_object_is_named_in_an_error(tmp_path: Path, kind: str) -> None:
     repo = Repository.create(_stores(tmp_path)[kind], _SMALL)
     tree, _ = _written(repo, tmp_path / "source")
     for position, digest in enumerate({part.object for entry in tree.entries for part in entry.parts}):
@@ -111,7 +111,7 @@ def test_every_damaged_object_is_an_error_that_names_it(tmp_path: Path, kind: st
         path.write_bytes(data)
 
 
-def test_a_file_and_the_store_are_never_one_file(tmp_path: Path) -> None:
+def test_restored_files_share_no_inode_with_the_store(tmp_path: Path) -> None:
     """A write to a checkout, also by root, must not change the store."""
     repo = Repository.create(LocalStore(tmp_path / "store"), _SMALL)
     tree, _ = _written(repo, tmp_path / "source")
@@ -124,7 +124,7 @@ def test_a_file_and_the_store_are_never_one_file(tmp_path: Path) -> None:
         assert repo.objects.get(digest)
 
 
-def test_memory_is_bounded_whatever_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_stays_bounded_while_a_large_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that records the number of concurrent reads."""
     monkeypatch.setattr(concurrency, "_BUDGET_BYTES", 3 * 65536)
     repo = Repository.create(LocalStore(tmp_path / "store"), _SMALL)

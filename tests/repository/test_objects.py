@@ -8,7 +8,7 @@ from m5ws.store.local import LocalStore
 from tests.support.stores.passing_store import PassingStore
 
 
-def test_what_was_seen_to_be_there_is_remembered_up_to_a_limit(
+def test_a_limited_number_of_stored_objects_is_remembered(
     store: LocalStore, repo: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(objects, "_SEEN_MOST", 4)

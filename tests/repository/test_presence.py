@@ -64,7 +64,9 @@ def _ask(held: dict[str, int], needs: dict[str, int]) -> tuple[set[str], int]:
 
 @settings(max_examples=200)
 @given(st.sets(st.integers(0, 5000)), st.sets(st.integers(0, 5000)), st.integers(1, 40))
-def test_it_says_what_asking_for_each_would_say(held: set[int], needed: set[int], factor: int) -> None:
+def test_missing_objects_are_the_needed_objects_that_are_not_stored(
+    held: set[int], needed: set[int], factor: int
+) -> None:
     names = _digests(0, 5001)
     # Under few prefixes, so that listings are used too.
     short = [f"{number % factor:02x}{name[2:]}" for number, name in enumerate(names)]
@@ -74,7 +76,7 @@ def test_it_says_what_asking_for_each_would_say(held: set[int], needed: set[int]
     assert found == needs.keys() - there.keys()
 
 
-def test_another_length_is_damage() -> None:
+def test_an_object_with_another_length_is_damage() -> None:
     for count in (1, 3000):
         digests = _digests(0, count)
         with pytest.raises(CorruptObject, match=f"{digests[0]}.* 6 bytes .*7"):
@@ -85,7 +87,7 @@ def test_another_length_is_damage() -> None:
     ("held", "needed", "most"),
     [(0, 10_000, 256), (10_000, 10_000, 256), (200_000, 10_000, 512), (300_000, 100, 106), (300_000, 3_000, 3_800)],
 )
-def test_the_number_of_requests_is_bounded(held: int, needed: int, most: int) -> None:
+def test_the_number_of_presence_requests_is_bounded(held: int, needed: int, most: int) -> None:
     there, needs = dict.fromkeys(_digests(0, held), 7), dict.fromkeys(_digests(held - needed // 2, needed), 7)
     found, requests = _ask(there, needs)
     assert found == needs.keys() - there.keys()

@@ -44,7 +44,9 @@ def steps(repo: Repository, rules: RetentionRules) -> list[int]:
 
 
 @given(count=st.integers(0, 20), last=st.none() | st.integers(1, 25), every=st.none() | st.integers(1, 50))
-def test_the_newest_is_always_kept_and_no_rule_keeps_all(count: int, last: int | None, every: int | None) -> None:
+def test_the_newest_checkpoint_is_always_kept_and_all_checkpoints_without_rules(
+    count: int, last: int | None, every: int | None
+) -> None:
     labels = [checkpoints.name(10 * number, 1) for number in range(1, count + 1)]
     kept = roots.retained(labels, RetentionRules(last=last, every=every))
     assert set(labels[-1:]) <= kept <= set(labels)
@@ -54,11 +56,11 @@ def test_the_newest_is_always_kept_and_no_rule_keeps_all(count: int, last: int |
     assert all(every is None or checkpoints.step_of(label) % every or label in kept for label in labels)
 
 
-def test_the_last_and_every_nth_stay(trained: Repository) -> None:
+def test_rules_keep_the_last_and_every_nth_checkpoint(trained: Repository) -> None:
     assert steps(trained, RetentionRules(last=2, every=40)) == [10, 20, 30, 50, 60, 70]
 
 
-def test_what_is_kept_by_name_stays_and_fsck_knows_it(trained: Repository) -> None:
+def test_a_checkpoint_kept_by_name_stays_and_fsck_reports_its_loss(trained: Repository) -> None:
     checkpoints.keep(trained, RUN, _LABELS[0])
     checkpoints.keep(trained, RUN, _LABELS[0])
     assert steps(trained, RetentionRules(last=8)) == [20]
@@ -69,7 +71,7 @@ def test_what_is_kept_by_name_stays_and_fsck_knows_it(trained: Repository) -> No
     assert ("dangling", pin) in {(one.kind, one.key) for one in fsck.check(trained).damage}
 
 
-def test_what_is_not_there_or_does_not_count_cannot_be_kept(trained: Repository) -> None:
+def test_a_missing_or_superseded_checkpoint_cannot_be_kept(trained: Repository) -> None:
     with pytest.raises(NotFound):
         checkpoints.keep(trained, RUN, checkpoints.name(7, 1))
     planted.begin(trained, RUN, 2)
@@ -77,7 +79,7 @@ def test_what_is_not_there_or_does_not_count_cannot_be_kept(trained: Repository)
         checkpoints.keep(trained, RUN, _LABELS[0])
 
 
-def test_what_a_live_attempt_resumed_from_stays_until_it_has_ended(trained: Repository) -> None:
+def test_the_start_checkpoint_of_a_live_attempt_stays_until_the_attempt_ends(trained: Repository) -> None:
     planted.begin(trained, RUN, 2, inherits=tuple(_LABELS), resume=_LABELS[3])
     assert 40 not in steps(trained, RetentionRules(last=1))
     planted.append(trained, RUN, 2, NODE, AttemptEnded(outcome="finished", exit_code=0))
@@ -98,7 +100,7 @@ def test_the_evidence_of_a_divergence_stays(trained: Repository) -> None:
     assert {20, 30}.isdisjoint(steps(trained, RetentionRules(last=1)))
 
 
-def test_a_replay_is_copied_with_the_second_one_that_its_verdict_rests_on(trained: Repository) -> None:
+def test_a_replay_is_copied_with_the_second_replay_of_its_verdict(trained: Repository) -> None:
     snapshot = runs.load(trained, RUN).snapshot
     for name in ("b" * 12, "c" * 12):
         planted.run(trained, name, snapshot, reproduces=RUN)
@@ -110,7 +112,7 @@ def test_a_replay_is_copied_with_the_second_one_that_its_verdict_rests_on(traine
         assert [one.replays for one in runs.verdicts(trained, name)] == [("b" * 12, "c" * 12)]
 
 
-def test_nothing_is_said_of_a_store_that_is_damaged(trained: Repository) -> None:
+def test_reading_the_roots_of_a_damaged_store_is_an_error(trained: Repository) -> None:
     trained.store.delete(key(checkpoints.digest(trained, RUN, _LABELS[0])))
     with pytest.raises(NotFound):
         roots.read(trained, RetentionRules(), lambda *_: True)

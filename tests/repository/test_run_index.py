@@ -105,7 +105,7 @@ def _forget(repo: Repository) -> None:
     _MAYBE,
     st.none() | st.text(max_size=20).filter(str.isprintable),
 )
-def test_facts_are_read_back_from_the_names_that_they_are_written_as(
+def test_index_names_are_parsed_back_into_the_written_facts(
     run: str, created_s: float, snapshot: str, reproduces: str | None, parent: str | None, name: str | None
 ) -> None:
     none = {"-"} & {reproduces, parent}
@@ -119,7 +119,7 @@ def test_facts_are_read_back_from_the_names_that_they_are_written_as(
 
 @pytest.mark.parametrize("total", [None, 90])
 @pytest.mark.parametrize("outcome", ["finished", "failed", "interrupted", "unsaved"])
-def test_ends_are_read_back_and_a_finished_one_replaces_an_unsaved_one(outcome: str, total: int | None) -> None:
+def test_attempt_ends_are_read_back_and_a_final_end_replaces_an_earlier_end(outcome: str, total: int | None) -> None:
     final = AttemptEnd(attempt=2, is_final=True, outcome="finished", last_step=9, total_steps=total)
     end = AttemptEnd(attempt=2, is_final=outcome == "finished", outcome=outcome, last_step=9, total_steps=total)
     for order in ((end, final), (final, end)):
@@ -129,7 +129,7 @@ def test_ends_are_read_back_and_a_finished_one_replaces_an_unsaved_one(outcome: 
         assert facts.ended == final
 
 
-def test_a_name_of_another_run_or_with_another_fact_counts_for_nothing() -> None:
+def test_an_index_name_with_a_false_run_or_fact_is_ignored() -> None:
     key = run_index.ended_key("a", AttemptEnd(attempt=1, is_final=True, outcome="finished", last_step=7)) or ""
     name = key.rpartition("/")[2]
     for run, text in (("b", name), ("a", name.replace(".7.", ".8.")), ("a", "ended"), ("a", "")):
@@ -137,7 +137,7 @@ def test_a_name_of_another_run_or_with_another_fact_counts_for_nothing() -> None
 
 
 @pytest.mark.parametrize("number", ["9" * 11, "9" * 150, "-5", "1_0", "١٢", ""])
-def test_a_number_that_no_writer_has_makes_a_name_foreign(repo: Repository, number: str) -> None:
+def test_an_index_name_with_an_impossible_number_is_foreign(repo: Repository, number: str) -> None:
     _run(repo, "a" * 12)
     _train(repo, "a" * 12, 2, _FINISHED)
     rows = run_table.newest(repo).rows
@@ -152,7 +152,7 @@ def test_a_number_that_no_writer_has_makes_a_name_foreign(repo: Repository, numb
 
 
 @pytest.mark.parametrize("time_s", [math.nan, math.inf, -math.inf, -1.0])
-def test_a_time_that_is_none_makes_a_name_foreign(repo: Repository, time_s: float) -> None:
+def test_an_index_name_with_an_invalid_time_is_foreign(repo: Repository, time_s: float) -> None:
     text = f"created.{struct.pack('>d', time_s).hex()}.{'0' * 64}.-.-.-"
     assert not run_index.add(RunFacts(), "a" * 12, forged_key("a" * 12, text).rpartition("/")[2])
     _run(repo, "a" * 12, created_s=time_s)
@@ -177,7 +177,7 @@ def test_a_run_with_a_long_name_has_no_key_and_is_read(repo: Repository) -> None
 # --- requests -------------------------------------------------------------------------------------------------------
 
 
-def test_a_list_of_finished_runs_costs_two_listings_whatever_their_number(repo: Repository) -> None:
+def test_a_list_of_any_number_of_finished_runs_costs_two_listings(repo: Repository) -> None:
     costs = []
     for number in range(12):
         _run(repo, f"{number:012x}", created_s=float(number), name=f"run {number}")
@@ -189,7 +189,7 @@ def test_a_list_of_finished_runs_costs_two_listings_whatever_their_number(repo: 
     assert costs[0] == costs[-1] == {"list": 1, "names": 1}
 
 
-def test_a_run_and_what_differs_in_it_are_shown_without_its_steps(repo: Repository) -> None:
+def test_show_of_a_finished_run_reads_no_steps(repo: Repository) -> None:
     costs = []
     for run, steps in (("a" * 12, 2), ("b" * 12, 40)):
         _run(repo, run)
@@ -206,7 +206,7 @@ def test_a_run_and_what_differs_in_it_are_shown_without_its_steps(repo: Reposito
     assert costs[0] == costs[1]
 
 
-def test_replays_verdicts_and_forks_are_those_of_the_records_whatever_the_index_has(repo: Repository) -> None:
+def test_replays_verdicts_and_forks_come_from_the_records_despite_a_false_index(repo: Repository) -> None:
     original = _run(repo, "a" * 12, created_s=1.0)
     for number in range(8):
         _run(repo, f"{number:012x}", original.snapshot, created_s=2.0, name=f"plain{number}")
@@ -250,7 +250,7 @@ def _rich(repo: Repository) -> None:
         runs.publish_verdict(repo, Verdict(run="c" * 12, replay=name, outcome=outcome))  # type: ignore[arg-type]
 
 
-def test_rows_and_views_are_the_same_without_the_index_and_when_it_was_made_again(repo: Repository) -> None:
+def test_rows_and_views_are_equal_without_an_index_and_with_a_rebuilt_index(repo: Repository) -> None:
     _rich(repo)
     reindex.fill(repo)
     before = listing.list_runs(repo), [listing.view_run(repo, run) for run in runs.ids(repo)]
@@ -261,7 +261,7 @@ def test_rows_and_views_are_the_same_without_the_index_and_when_it_was_made_agai
     assert fsck.check(repo).clean
 
 
-def test_an_attempt_that_began_after_a_failed_one_is_shown(repo: Repository) -> None:
+def test_an_attempt_that_began_after_a_failed_attempt_is_shown(repo: Repository) -> None:
     _run(repo, "a" * 12)
     _train(repo, "a" * 12, 3, AttemptEnded(outcome="failed", exit_code=1))
     reindex.fill(repo)
@@ -271,7 +271,7 @@ def test_an_attempt_that_began_after_a_failed_one_is_shown(repo: Repository) -> 
     assert (row.standing, row.attempts, row.last_step) == ("running", 2, 5)
 
 
-def test_events_after_the_end_are_shown_though_there_is_a_summary_without_them(repo: Repository) -> None:
+def test_events_after_a_summarised_end_are_shown(repo: Repository) -> None:
     _run(repo, "a" * 12)
     _train(repo, "a" * 12, 3, AttemptEnded(outcome="unsaved", exit_code=4))
     reindex.fill(repo)
@@ -280,7 +280,7 @@ def test_events_after_the_end_are_shown_though_there_is_a_summary_without_them(r
     assert fsck.check(repo).clean
 
 
-def test_fsck_names_a_key_and_a_summary_that_do_not_match_the_ledger(repo: Repository) -> None:
+def test_fsck_names_false_index_keys_and_false_summaries(repo: Repository) -> None:
     _rich(repo)
     reindex.fill(repo)
     run = f"{1:012x}"
@@ -337,7 +337,7 @@ def _lives(tmp_path: Path) -> Iterator[tuple[Repository, Repository, Path]]:
         yield whole, Repository.open(DyingStore(store, lives)), tmp_path / f"spools-{lives}" / "spool"
 
 
-def test_after_a_kill_at_each_write_the_list_is_right_and_the_next_delivery_completes_the_index(tmp_path: Path) -> None:
+def test_the_next_delivery_completes_the_index_after_a_kill_at_any_write(tmp_path: Path) -> None:
     deaths = 0
     for whole, dying, spools in _lives(tmp_path):
         other = runs.load(whole, "b" * 12)

@@ -70,7 +70,7 @@ def test_any_boxes_and_parts_give_the_bytes_of_the_whole(
     assert reader.read(start, end) == expected[start:end]
 
 
-def test_a_tensor_in_a_row_of_others_is_cut_out_of_their_parts(repo: Repository) -> None:
+def test_a_tensor_inside_a_flat_buffer_is_cut_out_of_the_shared_parts(repo: Repository) -> None:
     flat = np.arange(40, dtype=np.float32)
     parts = stored(repo, flat.tobytes(), [50, 100])
     spans = (

@@ -43,14 +43,14 @@ def _everything(repo: Repository) -> dict[str, bytes]:
     return {found.key: repo.store.get(found.key) for found in repo.store.list("")}
 
 
-def test_a_run_arrives_with_all_that_it_needs(repo: Repository, other: Repository, run: str) -> None:
+def test_copy_transfers_a_run_with_all_needed_objects(repo: Repository, other: Repository, run: str) -> None:
     copied = transfer.copy(repo, other, [(_RUN, run)])
     assert _everything(other) == _everything(repo)
     assert fsck.check(other).clean
     assert (copied.runs, copied.snapshots, copied.new_objects) == (1, 1, copied.objects)
 
 
-def test_what_is_there_is_not_copied_again(repo: Repository, other: Repository, run: str) -> None:
+def test_copy_skips_existing_objects(repo: Repository, other: Repository, run: str) -> None:
     transfer.copy(repo, other, [("snapshot", runs.load(repo, run).snapshot)])
     copied = transfer.copy(repo, other, [(_RUN, run)])
     assert 0 < copied.new_objects < copied.objects
@@ -58,13 +58,13 @@ def test_what_is_there_is_not_copied_again(repo: Repository, other: Repository, 
     assert (again.new_objects, again.new_bytes, again.references) == (0, 0, 0)
 
 
-def test_a_dry_run_says_the_same_and_copies_nothing(repo: Repository, other: Repository, run: str) -> None:
+def test_a_dry_run_returns_the_same_counts_and_copies_nothing(repo: Repository, other: Repository, run: str) -> None:
     planned = transfer.copy(repo, other, [(_RUN, run)], dry_run=True)
     assert list(_everything(other)) == ["format"]
     assert transfer.copy(repo, other, [(_RUN, run)]) == planned
 
 
-def test_a_crash_after_every_single_write_leaves_what_is_whole(
+def test_a_crash_after_any_write_leaves_a_clean_target_store(
     repo: Repository, other: Repository, run: str, tmp_path: Path
 ) -> None:
     for lives in range(1000):
@@ -102,13 +102,13 @@ def test_a_run_that_was_continued_in_both_stores_is_a_conflict(repo: Repository,
     assert _everything(other) == before
 
 
-def test_stores_of_different_formats_do_not_mix(repo: Repository, run: str, tmp_path: Path) -> None:
+def test_copying_between_stores_of_different_formats_is_refused(repo: Repository, run: str, tmp_path: Path) -> None:
     other = Repository.create(LocalStore(tmp_path / "sha"), Format(pack_bytes=4096))
     with pytest.raises(UsageError, match="pack_bytes=4096"):
         transfer.copy(repo, other, [(_RUN, run)])
 
 
-def test_what_is_kept_for_ever_here_is_kept_there(repo: Repository, other: Repository, run: str) -> None:
+def test_a_kept_checkpoint_is_kept_in_the_target_store_too(repo: Repository, other: Repository, run: str) -> None:
     planted.checkpoint(repo, run, 3, Content(format="files/1", world=1))
     checkpoints.keep(repo, run, checkpoints.name(3, 1))
     transfer.copy(repo, other, [(_RUN, run)])

@@ -65,7 +65,7 @@ def _read_back(folder: Path) -> dict[bytes, tuple[bytes, bool]]:
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(files=_files)
-def test_files_come_back_as_they_were(tmp_path_factory: pytest.TempPathFactory, files: dict) -> None:  # type: ignore[type-arg]
+def test_materialised_files_equal_the_source_files(tmp_path_factory: pytest.TempPathFactory, files: dict) -> None:  # type: ignore[type-arg]
     base = tmp_path_factory.mktemp("trees")
     repo = Repository.create(LocalStore(base / "store"), _SMALL)
     source = base / "source"
@@ -81,7 +81,7 @@ def test_files_come_back_as_they_were(tmp_path_factory: pytest.TempPathFactory, 
     assert again.digest == written.digest and again.new_bytes == 0
 
 
-def test_packs_have_a_least_size_and_a_file_more_shifts_few_of_them(tmp_path: Path) -> None:
+def test_packs_have_a_minimum_size_and_a_new_file_changes_few_packs(tmp_path: Path) -> None:
     form = Format(pack_bytes=1 << 16)
     repo = Repository.create(LocalStore(tmp_path / "store"), form)
     source = tmp_path / "source"
@@ -104,7 +104,7 @@ def test_packs_have_a_least_size_and_a_file_more_shifts_few_of_them(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("least", "most"), [(100, 300), (260, 500), (300, 301), (600, 1000)])
-def test_ways_of_cutting_come_together_again_whatever_the_size_of_files(tmp_path: Path, least: int, most: int) -> None:
+def test_pack_boundaries_realign_after_a_change_for_any_file_sizes(tmp_path: Path, least: int, most: int) -> None:
     """Sizes in 1,024ths of the defaults, up to the largest small file."""
     repo = Repository.create(
         LocalStore(tmp_path / "store"),
@@ -121,7 +121,7 @@ def test_ways_of_cutting_come_together_again_whatever_the_size_of_files(tmp_path
     assert least <= after.new_bytes <= before.new_bytes / 10
 
 
-def test_what_is_new_is_counted_once_however_many_files_hold_it(tmp_path: Path) -> None:
+def test_new_bytes_of_equal_chunks_are_counted_once(tmp_path: Path) -> None:
     repo = Repository.create(LocalStore(tmp_path / "store"), _SMALL)
     source = tmp_path / "source"
     source.mkdir()
@@ -152,7 +152,7 @@ def test_the_index_saves_reading_and_sees_every_change(repo: Repository, tmp_pat
     assert trees.write_tree(repo.objects, _sources(source)).digest == changed.digest
 
 
-def test_a_file_that_never_holds_still_is_an_error(repo: Repository, tmp_path: Path) -> None:
+def test_a_file_that_keeps_changing_is_an_error(repo: Repository, tmp_path: Path) -> None:
     with pytest.raises(FileChanged):
         trees.write_tree(repo.objects, [SourceFile(path=b"status", location=Path("/proc/self/stat"))])
 
@@ -179,7 +179,7 @@ class _Meeting(PassingStore):
 
 
 @pytest.mark.parametrize(("said", "cut"), [(1024, [1024, 1024, 952]), (4096, [3000])])
-def test_files_are_cut_finer_than_tensors_where_a_store_says_so(tmp_path: Path, said: int, cut: list[int]) -> None:
+def test_files_are_cut_by_the_file_chunk_size_of_the_store(tmp_path: Path, said: int, cut: list[int]) -> None:
     form = Format(chunk_bytes=4096, file_chunk_bytes=said, small_bytes=512, pack_bytes=2048)
     Repository.create(LocalStore(tmp_path / "store"), form)
     repo = Repository.open(LocalStore(tmp_path / "store"))
@@ -192,7 +192,7 @@ def test_files_are_cut_finer_than_tensors_where_a_store_says_so(tmp_path: Path, 
     assert [part.size_bytes for part in buffers.write_parts(objects, [("tensor", data)])["tensor"]] == [3000]
 
 
-def test_another_store_with_the_same_index_is_another_cut(tmp_path: Path) -> None:
+def test_the_index_of_another_store_does_not_affect_the_cut_of_files(tmp_path: Path) -> None:
     """In a workspace with a replaced store, the objects of the old store do not count."""
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "large").write_bytes(random.Random(1).randbytes(3000))
@@ -213,7 +213,7 @@ def test_a_new_store_cuts_files_finer_than_tensors(tmp_path: Path) -> None:
     assert form.small_bytes < form.file_chunk_bytes < form.chunk_bytes
 
 
-def test_chunks_of_several_files_are_sent_at_once(tmp_path: Path) -> None:
+def test_chunks_of_several_files_are_uploaded_in_parallel(tmp_path: Path) -> None:
     """Files of one chunk each, like most shards of a dataset. One after another they would wait for ever."""
     meeting = _Meeting(LocalStore(tmp_path / "store"))
     objects = Objects(meeting, _SMALL)
@@ -229,7 +229,7 @@ def test_chunks_of_several_files_are_sent_at_once(tmp_path: Path) -> None:
     assert [objects.read(entry.parts[0]) for entry in entries] == [Path(file.location).read_bytes() for file in files]
 
 
-def test_which_chunks_of_unchanged_files_are_there_is_asked_for_all_at_once(tmp_path: Path) -> None:
+def test_the_presence_of_unchanged_chunks_is_checked_in_few_requests(tmp_path: Path) -> None:
     asked: list[tuple[str, str]] = []
     store = PassingStore(LocalStore(tmp_path / "store"), lambda operation, key: asked.append((operation, key)))
     repo = Repository.create(store, _SMALL)
@@ -246,7 +246,7 @@ def test_which_chunks_of_unchanged_files_are_there_is_asked_for_all_at_once(tmp_
     assert sum(operation in ("stat", "list") for operation, _ in asked) < 10
 
 
-def test_a_last_look_at_files_that_hold_still_asks_nothing_of_the_store(tmp_path: Path) -> None:
+def test_a_final_check_of_unchanged_files_sends_no_request(tmp_path: Path) -> None:
     asked: list[tuple[str, str]] = []
     store = PassingStore(LocalStore(tmp_path / "store"), lambda operation, key: asked.append((operation, key)))
     repo = Repository.create(store, _SMALL)

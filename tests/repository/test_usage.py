@@ -56,7 +56,7 @@ def test_a_run_is_counted_with_its_replays(repo: Repository) -> None:
     assert whole.unique_bytes > 5000 and alone.unique_bytes > 4000
 
 
-def test_a_damaged_run_is_named_and_the_others_are_measured(repo: Repository) -> None:
+def test_a_damaged_run_is_named_and_other_runs_are_measured(repo: Repository) -> None:
     for run in ("a" * 12, "b" * 12):
         planted.run(repo, run, planted.publish(repo, planted.snapshot(planted.packed(repo, {b"x": b"y"}))))
         _save(repo, run, 1, run.encode() * 100)

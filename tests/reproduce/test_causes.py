@@ -62,7 +62,7 @@ def test_without_evidence_the_cause_is_unknown() -> None:
     assert kinds(evidence("loss", "loss", KERNEL, controlled=True)) == [("unknown", False)]
 
 
-def test_the_order_of_data() -> None:
+def test_another_order_of_equal_samples_is_the_cause_data_order() -> None:
     rows = {"batch": "x", "sample 0": "p", "sample 1": "q"}
     turned = {"batch": "y", "sample 0": "q", "sample 1": "p"}
     one = [TraceEntry(step=3, kind="batch", given=rows)]
@@ -74,7 +74,7 @@ def test_the_order_of_data() -> None:
     assert kinds(evidence("batch", "batch", data, batches=("a", "c"))) == [("recorded change", False)]
 
 
-def test_a_generator_that_a_dropout_draws_from_next() -> None:
+def test_a_dropout_that_draws_next_explains_a_generator_difference() -> None:
     two = [
         TraceEntry(step=3, kind="enter", name="block.drop", given={"generator torch": "y"}),
         TraceEntry(
@@ -87,7 +87,7 @@ def test_a_generator_that_a_dropout_draws_from_next() -> None:
     assert kinds(evidence("random numbers", "generator torch")) == [("random numbers", False)]
 
 
-def test_a_module_with_other_settings() -> None:
+def test_changed_settings_of_a_module_explain_its_output() -> None:
     norm = "torch.nn.modules.normalization.LayerNorm"
     for what, changed, is_certain in (
         ("torch.nn.modules.dropout.Dropout(p=0.1)", "torch.nn.modules.dropout.Dropout(p=0.3)", True),
@@ -102,7 +102,7 @@ def test_a_module_with_other_settings() -> None:
     ]
 
 
-def test_a_kernel_is_certain_only_where_torch_names_it() -> None:
+def test_a_nondeterministic_kernel_is_certain_only_with_a_warning_of_torch() -> None:
     left = TraceEntry(step=3, kind="leave", name="block.drop", op="IndexAddBackward0", made={"output 0": "x"})
     right = msgspec.structs.replace(left, made={"output 0": "y"})
     warned = TraceEntry(step=3, kind="warning", name="block.drop", op="index_add_cuda_ does not have a deterministic …")
@@ -128,6 +128,6 @@ def test_recorded_changes_are_certain_only_if_the_experiment_was_controlled(
     assert all(any(change.name in line for line in cause.evidence) for change in able[:4])
 
 
-def test_an_optimizer_with_other_settings_and_not_with_other_gradients() -> None:
+def test_changed_optimizer_settings_are_a_cause_and_changed_gradients_are_not() -> None:
     assert kinds(evidence("optimizer", "setting lr of group 0")) == [("optimizer setting", True)]
     assert kinds(evidence("optimizer", "gradient of layer.weight")) == [("unknown", False)]

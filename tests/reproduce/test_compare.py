@@ -73,7 +73,7 @@ def _compared(original: History, *ranks: list[AnyEvent]) -> Comparison:
     return comparison
 
 
-def test_a_difference_in_the_state_is_named_with_the_last_equal_state_before_it() -> None:
+def test_a_state_difference_is_named_with_the_last_equal_state() -> None:
     original = _history(_events(0), _events(1))
     changed = _compared(original, _events(0, tensors={4: {"model.a": "x"}}), _events(1)).first()
     assert changed is not None and (changed.step, changed.equal_after) == (4, 2)
@@ -112,7 +112,7 @@ def _ended(history: History, weights: dict[str, str], *, unread: tuple[str, ...]
 
 
 @pytest.mark.parametrize("side", ["original", "replay"])
-def test_steps_of_an_unplaced_attempt_are_not_judged_and_its_end_is(side: str) -> None:
+def test_only_the_end_of_an_unplaced_attempt_is_judged(side: str) -> None:
     for end, differs in (("1", False), ("2", True)):
         first: list[AnyEvent] = [_attempt(1), Observation(rank=0, after=0), *_events(0, last=4)]
         second: list[AnyEvent] = [_attempt(2), Observation(rank=0, unplaced=True), *_events(0, loss={1: "x", 3: "y"})]
@@ -130,7 +130,7 @@ def test_steps_of_an_unplaced_attempt_are_not_judged_and_its_end_is(side: str) -
     assert again.without_place == ()
 
 
-def test_ranks_with_different_places_prove_none() -> None:
+def test_ranks_with_different_places_leave_an_attempt_without_a_place() -> None:
     places: list[list[AnyEvent]] = [[_attempt(2), Observation(rank=0, after=2)], [Observation(rank=1, after=3)]]
     history = _history(*([*_events(rank), *place] for rank, place in enumerate(places)))
     assert history.without_place == (2,) and history.begun == []
@@ -160,7 +160,7 @@ _WEIGHTS = st.dictionaries(
 
 
 @given(_WEIGHTS, _WEIGHTS, st.booleans(), st.sampled_from([(), ("SGD, 2 tensors, 9 elements",)]))
-def test_weights_at_the_end_are_compared_by_name_and_those_of_one_side_are_named(
+def test_final_weights_are_compared_by_name_and_unmatched_names_are_listed(
     ours: dict[str, str], theirs: dict[str, str], resumed: bool, unread: tuple[str, ...]
 ) -> None:
     original = _ended(_resumed(3) if resumed else _history([_attempt(1), *_events(0)]), ours, unread=unread)
@@ -174,7 +174,7 @@ def test_weights_at_the_end_are_compared_by_name_and_those_of_one_side_are_named
     assert any(gaps.doubts(comparison)) == bool(comparison.unlike_ends())
 
 
-def test_a_segment_does_not_reach_the_end_of_the_script() -> None:
+def test_only_a_segment_with_the_last_step_has_final_weights() -> None:
     original = _ended(_history(_events(0)), {"model.a": "1"})
     assert original.within(0, 4).weights == {} and original.within(2, _LAST).weights == {0: {"model.a": "1"}}
 
@@ -188,7 +188,7 @@ def test_a_segment_does_not_reach_the_end_of_the_script() -> None:
         ({"generator": {4: "x"}}, None),
     ],
 )
-def test_a_resumed_observed_run_is_judged_by_all_but_its_generators(
+def test_a_resumed_observed_run_is_judged_by_everything_except_generators(
     changed: dict[str, Any], judged: tuple[str, int] | None
 ) -> None:
     whole = _ended(_history([_attempt(1), Observation(rank=0, after=0), *_events(0)]), {})
@@ -204,7 +204,7 @@ def test_a_resumed_observed_run_is_judged_by_all_but_its_generators(
 
 @pytest.mark.parametrize("name", ["loss", "loss2", "batch", "output", "lr", "grad_norm"])
 @pytest.mark.parametrize("passes", [1, 2])
-def test_values_of_passes_are_compared_in_a_resumed_run_if_both_sides_did_as_many(name: str, passes: int) -> None:
+def test_pass_values_of_a_resumed_run_are_compared_if_the_pass_counts_are_equal(name: str, passes: int) -> None:
     def step(value: str, passes: int) -> Step:
         batch, digests = (value if name == "batch" else "b"), {"output": value if name == "output" else "o"}
         quantities = dict.fromkeys({"loss", "loss2", "lr", "grad_norm"} - {name}, "q")
@@ -263,7 +263,7 @@ def _changed(rank: int, changes: dict[tuple[int, str, int], str]) -> list[AnyEve
     st.booleans(),
     st.booleans(),
 )
-def test_the_first_difference_is_that_of_the_lowest_step_the_first_cause_and_the_lowest_rank(
+def test_the_first_difference_has_the_lowest_step_first_cause_and_lowest_rank(
     changes: dict[tuple[int, str, int], str], lacking: str, is_replay: bool, is_reversed: bool
 ) -> None:
     changes |= {(3, lacking, 1): _LACKING} if lacking else {}
@@ -299,7 +299,7 @@ def _settles_after(original: History, events: list[AnyEvent]) -> tuple[AnyEvent,
     raise AssertionError("never")
 
 
-def test_a_state_recorded_after_the_step_that_differs_is_waited_for_and_names_the_tensor() -> None:
+def test_a_comparison_waits_for_the_state_of_a_differing_step() -> None:
     replay = _events(0, loss={4: "x"}, tensors={4: {"model.b": "other"}})
     last, comparison = _settles_after(_history(_events(0)), replay)
     assert isinstance(last, State) and last.step == 4
@@ -307,7 +307,7 @@ def test_a_state_recorded_after_the_step_that_differs_is_waited_for_and_names_th
     assert first is not None and (first.tensor, first.tensor_step, first.tensors_differ) == ("model.b", 4, 1)
 
 
-def test_a_state_of_a_later_step_is_not_waited_for_but_named_if_it_comes() -> None:
+def test_a_comparison_does_not_wait_for_the_state_of_a_later_step() -> None:
     replay = _events(0, loss={3: "x"}, tensors={4: {"model.b": "other"}, 6: {"model.a": "other"}})
     last, comparison = _settles_after(_history(_events(0)), replay)
     assert isinstance(last, Step) and last.step == 3
@@ -317,7 +317,7 @@ def test_a_state_of_a_later_step_is_not_waited_for_but_named_if_it_comes() -> No
     assert first is not None and (first.step, first.tensor, first.tensor_step) == (3, "model.b", 4)
 
 
-def test_a_state_saved_beside_the_training_is_waited_for_and_may_differ_before() -> None:
+def test_a_comparison_waits_for_a_late_state_that_may_differ_earlier() -> None:
     """The save of the checkpoint after step 4 still runs when step 5 is seen to differ."""
     replay = _events(0, loss={5: "x"}, tensors={4: {"model.b": "other"}})
     late = next(event for event in replay if isinstance(event, State) and event.step == 4)
@@ -329,20 +329,20 @@ def test_a_state_saved_beside_the_training_is_waited_for_and_may_differ_before()
     assert first is not None and (first.step, label(first)) == (4, "tensor model.b")
 
 
-def test_a_replay_on_fewer_ranks_waits_for_none_that_it_has_not() -> None:
+def test_a_comparison_does_not_wait_for_ranks_that_the_replay_lacks() -> None:
     original = _history(_events(0), _events(1))
     replay = [RankStarted(rank=0, world=1, pid=1), *_events(0, loss={2: "x"})[1:]]
     last, _ = _settles_after(original, replay)
     assert isinstance(last, State) and last.step == 2
 
 
-def test_a_rank_that_the_replay_does_not_have_is_missing() -> None:
+def test_steps_of_a_rank_that_the_replay_lacks_are_missing() -> None:
     comparison = _compared(_history(_events(0), _events(1)), _events(0))
     assert comparison.first() is None and not comparison.state_compared()
     assert gaps.missing(comparison) == (Gap(kind="missing steps", ranks="rank 1", steps="1-6"),)
 
 
-def test_a_segment_is_what_comes_after_its_first_step_up_to_its_last() -> None:
+def test_a_segment_excludes_its_first_step_and_includes_its_last_step() -> None:
     original = _history(_events(0))
     original.contents.update({2: "before", 4: "content"})
     segment = original.within(2, 4)
@@ -351,7 +351,7 @@ def test_a_segment_is_what_comes_after_its_first_step_up_to_its_last() -> None:
     )
 
 
-def test_reproduced_is_only_what_was_compared_in_steps_and_state() -> None:
+def test_only_a_replay_with_equal_steps_and_states_is_reproduced() -> None:
     losses: list[AnyEvent] = [event for event in _events(0) if not isinstance(event, State)]
     for events, outcome in ((_events(0), "reproduced"), (losses, "not comparable"), ([], "not comparable")):
         comparison = _compared(_history(events), events)
@@ -359,7 +359,7 @@ def test_reproduced_is_only_what_was_compared_in_steps_and_state() -> None:
         assert judgement.judge_equal(comparison, _FINISHED, OutputReport())[0] == outcome
 
 
-def test_state_that_only_one_rank_lacks_is_no_evidence() -> None:
+def test_a_state_missing_on_one_rank_is_no_evidence() -> None:
     """The generators of rank 1 were never compared."""
     silent: list[AnyEvent] = [event for event in _events(1) if not isinstance(event, State)]
     comparison = _compared(_history(_events(0), _events(1)), _events(0), silent)
@@ -375,7 +375,7 @@ def test_an_original_without_steps_is_never_exhausted() -> None:
     assert not comparison.is_exhausted() and not comparison.state_compared()
 
 
-def test_a_replay_that_stops_early_is_missing_something() -> None:
+def test_a_replay_that_stops_early_has_missing_steps() -> None:
     comparison = _compared(_history(_events(0)), _events(0, last=3))
     assert comparison.first() is None
     assert gaps.missing(comparison) == (Gap(kind="missing steps", ranks="rank 0", steps="4-6"),)
@@ -383,7 +383,7 @@ def test_a_replay_that_stops_early_is_missing_something() -> None:
     assert not comparison.state_compared()
 
 
-def test_an_original_that_was_interrupted_is_compared_as_far_as_it_goes() -> None:
+def test_an_interrupted_original_is_compared_up_to_its_last_step() -> None:
     original = _history(_events(0, last=4), outcome="interrupted")
     comparison = Comparison(original)
     for event in _events(0):
@@ -394,7 +394,7 @@ def test_an_original_that_was_interrupted_is_compared_as_far_as_it_goes() -> Non
     assert comparison.equal["steps"] == 4
 
 
-def test_a_resumed_attempt_replaces_what_came_after_its_checkpoint() -> None:
+def test_a_resumed_attempt_replaces_the_steps_after_its_checkpoint() -> None:
     history = History()
     for event in _events(0, last=5):
         history.add("0", event)

@@ -67,7 +67,7 @@ def case(states: list[int], step: int = STEP) -> ExplainContext:
         ([0], 0, (1, 1)),
     ],
 )
-def test_the_steps_after_the_last_state_that_is_equal(states: list[int], step: int, expected: tuple[int, int]) -> None:
+def test_the_traced_steps_follow_the_last_equal_state(states: list[int], step: int, expected: tuple[int, int]) -> None:
     assert window(case(states, step)) == expected
 
 
@@ -90,7 +90,7 @@ def causes(explanation: Explanation) -> list[tuple[str, bool]]:
     return [(cause.kind, cause.certain) for cause in explanation.causes]
 
 
-def test_two_replays_of_the_same_that_differ_come_first() -> None:
+def test_a_difference_between_two_replays_is_explained_first() -> None:
     context = case(list(range(STEP)))
     explanation = combine_sides(
         context, (STEP, STEP), looked("replay", "o"), looked("again", "other"), none("original")
@@ -101,7 +101,7 @@ def test_two_replays_of_the_same_that_differ_come_first() -> None:
     assert "IndexAdd of mix" in explanation.causes[0].evidence[0]
 
 
-def test_without_the_original_its_ledger_is_held_against_the_replay() -> None:
+def test_the_ledger_of_an_original_without_a_trace_is_compared_with_the_replay() -> None:
     context = case(list(range(STEP)))
     explanation = combine_sides(context, (STEP, STEP), looked("replay", "o"), looked("again", "o"), none("original"))
     assert (explanation.between, explanation.repeats) == ("record and replay", True)
@@ -118,7 +118,7 @@ def test_a_replay_that_is_equal_now_shows_nothing_and_has_no_cause() -> None:
     assert causes(explanation) == [("unknown", False)]
 
 
-def test_nothing_that_could_be_replayed() -> None:
+def test_an_explanation_without_any_replay_has_no_place() -> None:
     context = case(list(range(STEP)))
     explanation = combine_sides(context, (STEP, STEP), none("replay"), none("again"), none("original"))
     assert (explanation.place, explanation.repeats) == (None, None) and explanation.replays == ()
@@ -139,7 +139,7 @@ class Asked:
         raise LaunchFailed("no more is asked for")
 
 
-def test_the_steps_are_done_again_by_the_interpreter_that_did_them(repo: Repository, tmp_path: Path) -> None:
+def test_traced_steps_run_with_the_interpreter_of_the_replay(repo: Repository, tmp_path: Path) -> None:
     """With `--env rebuild` that interpreter is not the interpreter that runs m5ws."""
     pinned = planted.publish(repo, planted.snapshot(planted.tree(repo, tmp_path / "w", {"x.py": ""})))
     planted.run(repo, "a" * 12, pinned)
@@ -166,7 +166,7 @@ def test_the_steps_are_done_again_by_the_interpreter_that_did_them(repo: Reposit
     assert [request.argv[0] for request in launcher.requests] == ["/rebuilt/bin/python"], explanation
 
 
-def test_a_store_that_does_not_answer_costs_the_look_and_not_the_verdict(repo: Repository, tmp_path: Path) -> None:
+def test_an_unavailable_store_prevents_the_explanation_and_keeps_the_verdict(repo: Repository, tmp_path: Path) -> None:
     """The store has nothing of the original."""
     ports = Ports(repo=repo, launcher=Asked(), observing=Observing(), tracker=None, environment={}, work_root=tmp_path)
     explanation, stopped = explain_divergence(msgspec.structs.replace(case([0]), ports=ports))

@@ -86,7 +86,7 @@ def from_(position: int, what: str = "given", name: str = "input 0") -> list[Tra
         (from_(13, name="setting lr of group 0"), "optimizer", None, "setting lr of group 0", False),
     ],
 )
-def test_what_differs_of_equal_things_is_named(
+def test_the_place_of_the_first_traced_difference_is_named(
     changed: list[TraceEntry], phase: str, module: str | None, quantity: str, alone: bool
 ) -> None:
     difference = place(changed, loss="other", tensors="other")
@@ -100,7 +100,7 @@ def test_what_differs_of_equal_things_is_named(
     assert difference.words and difference.step == 3
 
 
-def test_what_was_recorded_is_named_where_nothing_that_was_seen_differs() -> None:
+def test_recorded_values_locate_a_difference_if_traces_are_equal() -> None:
     loss, state = place(passed(), loss="other", tensors="other"), place(passed(), tensors="other")
     assert loss is not None and (loss.phase, loss.quantity) == ("loss", "loss")
     assert state is not None and (state.phase, state.tensor, state.module) == (
@@ -118,7 +118,7 @@ def test_equal_steps_have_no_place() -> None:
     assert place(passed()) is None
 
 
-def test_other_operations_are_no_comparison_of_values() -> None:
+def test_different_operations_are_located_without_a_comparison_of_values() -> None:
     rows = passed()
     rows[10] = msgspec.structs.replace(rows[10], op="Gelu")
     difference = place(rows)
@@ -128,7 +128,7 @@ def test_other_operations_are_no_comparison_of_values() -> None:
     assert shorter is not None and shorter.phase == "operations" and shorter.replayed is None
 
 
-def test_a_warning_shifts_nothing_and_a_cut_ends_the_comparison() -> None:
+def test_a_trace_warning_is_ignored_and_a_cut_ends_the_comparison() -> None:
     rows = passed()
     rows.insert(4, TraceEntry(step=3, kind="warning", op="says torch"))
     assert place(rows) is None
@@ -139,7 +139,7 @@ def test_a_warning_shifts_nothing_and_a_cut_ends_the_comparison() -> None:
     assert difference is None
 
 
-def test_the_loss_comes_before_the_norm_of_its_gradients() -> None:
+def test_a_loss_difference_is_named_before_a_gradient_norm_difference() -> None:
     original, replayed = history(), history()
     original.add("0", Step(step=3, quantities={"grad_norm": "n", "loss": "l", "lr": "r"}))
     replayed.add("0", Step(step=3, quantities={"grad_norm": "other", "loss": "other", "lr": "r"}))

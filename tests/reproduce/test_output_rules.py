@@ -167,7 +167,7 @@ def _cases(place: _Place) -> Iterable[_Case]:
 
 
 @pytest.mark.parametrize("place", _PLACES, ids=lambda place: place.name)
-def test_each_place_has_the_effect_of_its_rule(place: _Place) -> None:
+def test_each_result_place_decides_by_its_output_rule(place: _Place) -> None:
     for case, has_steps, strict in itertools.product(_cases(place), (False, True), (False, True)):
         _check((case,), has_steps=has_steps, strict=strict)
 
@@ -179,7 +179,7 @@ def test_each_place_has_the_effect_of_its_rule(place: _Place) -> None:
     st.booleans(),
     st.booleans(),
 )
-def test_several_places_have_the_effects_of_their_rules(cases: list[_Case], has_steps: bool, strict: bool) -> None:
+def test_several_result_places_decide_by_their_output_rules(cases: list[_Case], has_steps: bool, strict: bool) -> None:
     _check(tuple(cases), has_steps=has_steps, strict=strict)
 
 
@@ -219,7 +219,7 @@ def test_tensors_under_other_keys_are_equal_and_their_keys_are_listed() -> None:
     assert output_files.compare((old, other), OutputRules(), has_steps=False).first is not None
 
 
-def test_a_pattern_pairs_one_file_on_each_side_whatever_their_names() -> None:
+def test_a_pattern_pairs_one_file_of_each_side_with_different_names() -> None:
     names = ("out/2026-11-24/18-22-30/m.pt", "out/2026-11-25/09-00-00/m.pt")
     data = [_saved({"w": torch.full((3,), value)}) for value in (1.0, 2.0)]
     for new, status in zip(data, ("equal", "differs"), strict=True):
@@ -280,7 +280,7 @@ def test_results_of_a_run_that_did_not_end_are_listed_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "metric:", "/abs", "../up", "out/a.json:", "out/model.pt:w", "~/a"])
-def test_a_pattern_that_can_name_nothing_is_refused(text: str) -> None:
+def test_an_invalid_result_pattern_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"is|has|names"):
         result_patterns.parse(text)
     assert repr(text) in (result_patterns.describe_fault([text]) or "")
@@ -291,7 +291,7 @@ def test_all_spellings_of_a_path_name_the_same_file(text: str) -> None:
     assert result_patterns.parse(text).find(["out/a.json", "out/b.json"]) == ["out/a.json"]
 
 
-def test_an_empty_value_is_shown_as_another_than_an_absent_one() -> None:
+def test_an_empty_value_is_shown_differently_from_an_absent_value() -> None:
     item = ComparedItem(kind="file", name="m.csv", status="differs", place="1.loss", original="", replayed=None)
     assert describe(item) == 'file m.csv: 1.loss "" → absent'
 

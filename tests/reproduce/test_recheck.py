@@ -25,7 +25,7 @@ _DIVERGED = Verdict(run="a" * 12, replay="b" * 12, outcome="diverged", first=_FI
 _KERNEL, _LR = rate("environment", "kernel", "6.1", "6.2"), rate("config", "lr", "1", "2")
 
 
-def test_replays_that_differ_say_nothing_of_the_original() -> None:
+def test_two_replays_that_differ_give_the_verdict_nondeterministic() -> None:
     parted = Divergence(step=5, rank=0, quantity="loss", original="0x1.1p+0", replayed="0x1p+0")
     judged = recheck.judge_recheck(_DIVERGED, Recheck(replay="c" * 12, repeats=False, first=parted, as_original=True))
     assert judged.outcome == "nondeterministic" and judged.replays == ("b" * 12, "c" * 12)
@@ -34,7 +34,7 @@ def test_replays_that_differ_say_nothing_of_the_original() -> None:
 
 
 @pytest.mark.parametrize("changes", [(), (_KERNEL,), (_LR,)])
-def test_replays_that_agree_leave_the_reason_and_a_change_explains_the_difference(changes: tuple[Change, ...]) -> None:
+def test_equal_replays_keep_the_reason_and_a_change_explains_the_difference(changes: tuple[Change, ...]) -> None:
     verdict = msgspec.structs.replace(_DIVERGED, changes=changes)
     judged = recheck.judge_recheck(verdict, Recheck(replay="c" * 12, repeats=True))
     agree = "two replays agree with each other and differ from the original"
@@ -42,7 +42,7 @@ def test_replays_that_agree_leave_the_reason_and_a_change_explains_the_differenc
     assert recheck.is_unexplained(verdict) == (_LR not in changes)
 
 
-def test_a_replay_from_the_start_that_is_equal_blames_the_restore_and_not_the_original() -> None:
+def test_an_equal_replay_from_the_start_gives_the_reason_inexact_restore() -> None:
     agree = Recheck(replay="c" * 12, repeats=True, start="d" * 12, start_equal=True)
     judged = recheck.judge_recheck(_DIVERGED, agree)
     assert judged.outcome == "not comparable" and judged.replays == ("b" * 12, "c" * 12, "d" * 12)
@@ -53,7 +53,7 @@ def test_a_replay_from_the_start_that_is_equal_blames_the_restore_and_not_the_or
         assert ("from the start" in describe(judged)) == (equal is False)
 
 
-def test_only_what_began_with_a_checkpoint_of_the_run_is_replayed_from_the_start() -> None:
+def test_only_a_segment_that_began_with_a_checkpoint_is_replayed_from_the_start() -> None:
     original = msgspec.structs.replace(_run(), id="a" * 12)
     given = Segment(first=3, last=9, checkpoint="0000000003-0001", digest="1" * 64)
     assert recheck.segment_from_start(original, _run(given), _FIRST) == Segment(first=0, last=5)
@@ -61,7 +61,7 @@ def test_only_what_began_with_a_checkpoint_of_the_run_is_replayed_from_the_start
     assert recheck.segment_from_start(original, _run(), _FIRST) is None
 
 
-def test_a_second_replay_that_tells_nothing_takes_nothing_away() -> None:
+def test_a_failed_second_replay_keeps_the_first_verdict() -> None:
     judged = recheck.judge_recheck(_DIVERGED, Recheck(problem="no space left"))
     assert judged.outcome == "diverged" and judged.replays == ("b" * 12,)
     assert describe(judged).startswith(describe(_DIVERGED)) and "no space left" in describe(judged)
@@ -73,7 +73,7 @@ def _result(outcome: str) -> leader.AttemptResult:
     )
 
 
-def test_that_replays_agree_is_said_only_of_what_was_seen_again() -> None:
+def test_replays_agree_only_if_the_same_difference_was_recorded_again() -> None:
     earlier = msgspec.structs.replace(_FIRST, step=4)
     assert recheck.compare_replays(_FIRST, None, _FIRST, _result("finished")).repeats is True
     for again, outcome, why in (
@@ -84,7 +84,7 @@ def test_that_replays_agree_is_said_only_of_what_was_seen_again() -> None:
         assert second.repeats is None and why in describe_problem(second)
 
 
-def test_a_second_replay_that_is_equal_to_the_original_is_told_from_a_third_result() -> None:
+def test_a_second_replay_equal_to_the_original_is_distinguished_from_a_third_result() -> None:
     back = msgspec.structs.replace(_FIRST, original=_FIRST.replayed, replayed=_FIRST.original)
     assert recheck.compare_replays(_FIRST, back, None, _result("finished")).as_original
     third = msgspec.structs.replace(_FIRST, original=_FIRST.replayed, replayed="0x1.2p+0")

@@ -8,7 +8,7 @@ from tests.support.records.recorded_traces import EXPECTED
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_the_place_and_the_causes_are_found_in_what_was_seen(name: str) -> None:
+def test_recorded_traces_give_the_expected_place_and_causes(name: str) -> None:
     place, causes = recorded_traces.load(name).judged()
     assert place is not None
     assert (place.phase, place.module, place.quantity, place.step) == EXPECTED[name].place
@@ -18,7 +18,7 @@ def test_the_place_and_the_causes_are_found_in_what_was_seen(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_what_is_equal_parts_nowhere(name: str) -> None:
+def test_equal_traces_have_no_place_and_no_causes(name: str) -> None:
     recorded = recorded_traces.load(name)
     same = msgspec.structs.replace(recorded.evidence, two=recorded.evidence.one)
     assert msgspec.structs.replace(recorded, evidence=same).judged() == (None, ())

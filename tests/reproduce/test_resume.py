@@ -28,7 +28,7 @@ def _resumed(at: int, *, notice_step: int | None = None) -> Comparison:
 
 
 @given(st.integers(1, 9), st.integers(1, 10), st.none() | st.integers(1, 10), st.integers(0, 9))
-def test_a_resume_explains_a_difference_in_the_two_steps_after_it(
+def test_a_resume_explains_a_difference_in_the_next_two_steps(
     at: int, step: int, notice_step: int | None, begin: int
 ) -> None:
     first = Divergence(step=step, rank=0, quantity="loss", original="a", replayed="b")

@@ -202,7 +202,7 @@ def _model_class(factor: float) -> type[torch.nn.Module]:
     return Model
 
 
-def test_a_model_whose_class_is_stored_by_value_is_compared_without_the_random_id_of_the_class() -> None:
+def test_a_model_with_a_pickled_class_is_compared_without_the_class_id() -> None:
     cloudpickle = pytest.importorskip("cloudpickle")
 
     def saved(factor: float) -> tuple[bytes, tensor_files.FileParts]:
@@ -256,7 +256,7 @@ _nested = st.recursive(st.integers() | st.text(), lambda inner: st.lists(inner, 
 
 
 @given(_nested, _nested)
-def test_two_values_have_equal_parts_only_if_they_are_equal(one: object, two: object) -> None:
+def test_only_equal_values_have_equal_parts(one: object, two: object) -> None:
     def parts(value: object) -> dict[str, str]:
         return tensor_files.read(io.BytesIO(pickle.dumps(value))).values
 

@@ -36,7 +36,7 @@ def _compared(original: list[Step], replayed: list[Step]) -> Comparison:
     return comparison
 
 
-def test_the_value_that_lies_furthest_is_named() -> None:
+def test_the_value_with_the_largest_difference_is_named() -> None:
     original = [_step(1, 2.0, grad_norm=1.0), _step(2, 1.0, grad_norm=1.0)]
     replayed = [_step(1, 2.0, grad_norm=1.001), _step(2, 0.99, grad_norm=1.0)]
     close = judge_tolerance(DIVERGED, _compared(original, replayed), 0.0101)
@@ -59,24 +59,24 @@ def test_the_value_that_lies_furthest_is_named() -> None:
         ([_step(1, 2.0), _step(2, math.inf)], "above the tolerance 1"),
     ],
 )
-def test_what_is_not_the_same_work_is_within_no_tolerance(replayed: list[Step], why: str) -> None:
+def test_replays_with_different_work_are_within_no_tolerance(replayed: list[Step], why: str) -> None:
     verdict = judge_tolerance(DIVERGED, _compared([_step(1, 2.0), _step(2, 1.0)], replayed), 1.0)
     assert verdict.outcome == "diverged" and why in describe(verdict)
 
 
-def test_a_nan_of_the_same_bits_is_equal_and_no_other_value_is_near_it() -> None:
+def test_a_nan_equals_only_a_nan_with_the_same_bits() -> None:
     nan, payload = exact.encode(math.nan), "nan:7ff8000000000001"
     assert relative(nan, nan) == 0.0
     assert relative(nan, payload) == relative(nan, (1.0).hex()) == math.inf
 
 
 @given(st.integers(0, 2**64 - 1))
-def test_exact_text_has_every_bit(bits: int) -> None:
+def test_exact_text_preserves_every_bit(bits: int) -> None:
     (value,) = struct.unpack(">d", bits.to_bytes(8, "big"))
     assert struct.pack(">d", exact.decode(exact.encode(value))) == bits.to_bytes(8, "big")
 
 
-def test_what_is_equal_stays_reproduced() -> None:
+def test_an_equal_replay_stays_reproduced_with_a_tolerance() -> None:
     equal = Verdict(run="a" * 12, replay="b" * 12, outcome="reproduced")
     assert judge_tolerance(equal, _compared([_step(1, 2.0)], [_step(1, 2.0)]), 1e-9) is equal
 

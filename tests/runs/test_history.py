@@ -67,7 +67,7 @@ def _held(repo: Repository, run: str, *, folded: bool = True) -> tuple[dict[int,
 
 @pytest.mark.parametrize("folded", [True, False])
 @pytest.mark.parametrize("begins", [(1,), (1, 8), (1, 8, 5), (1, 12, 20)])
-def test_a_history_has_what_all_events_in_memory_have(repo: Repository, begins: tuple[int, ...], folded: bool) -> None:
+def test_a_history_equals_the_events_held_in_memory(repo: Repository, begins: tuple[int, ...], folded: bool) -> None:
     planted.run(repo, RUN)
     for attempt, begin in enumerate(begins, 1):
         _attempt(repo, RUN, range(begin, begin + 14 - attempt), attempt)
@@ -82,7 +82,7 @@ def test_a_history_has_what_all_events_in_memory_have(repo: Repository, begins: 
         assert {**part} == {step: event for step, event in steps[1].items() if first < step <= end}
 
 
-def test_a_history_holds_two_batches_of_a_chain_however_long_it_is(repo: Repository) -> None:
+def test_a_history_holds_two_batches_of_a_chain_of_any_length(repo: Repository) -> None:
     held = []
     for run, steps in ((RUN, 40), (OTHER, 400)):
         planted.run(repo, run)
@@ -94,7 +94,7 @@ def test_a_history_holds_two_batches_of_a_chain_however_long_it_is(repo: Reposit
     assert held[0] == held[1] <= 2 * 6
 
 
-def test_steps_in_order_cost_each_batch_once(repo: Repository) -> None:
+def test_reading_steps_in_order_reads_each_batch_once(repo: Repository) -> None:
     planted.run(repo, RUN)
     _attempt(repo, RUN, range(1, 101))
     counting = CountingStore(repo.store)
@@ -106,7 +106,7 @@ def test_steps_in_order_cost_each_batch_once(repo: Repository) -> None:
     assert max(Counter(counting.gets).values()) == 1
 
 
-def test_a_batch_that_is_exchanged_after_it_was_checked_is_refused(repo: Repository) -> None:
+def test_a_batch_exchanged_after_its_check_is_refused(repo: Repository) -> None:
     planted.run(repo, RUN)
     _attempt(repo, RUN, range(1, 20))
     done = history.load(repo, RUN)
@@ -149,7 +149,7 @@ def _events(repo: Repository, run: str) -> list[tuple[str, object]]:
 
 
 @pytest.mark.parametrize("differs", [None, 1, 30, 60])
-def test_a_comparison_by_ledger_is_that_of_histories_in_memory(repo: Repository, differs: int | None) -> None:
+def test_a_comparison_by_ledger_equals_a_comparison_in_memory(repo: Repository, differs: int | None) -> None:
     for run in (RUN, OTHER):
         planted.run(repo, run)
     _attempt(repo, RUN, range(1, 61))

@@ -30,7 +30,7 @@ def _train(repo: Repository, run_id: str, steps: int, *after: Event) -> None:
     writer.append("0", *after)
 
 
-def test_a_long_ledger_costs_a_list_no_more_than_a_short_one(repo: Repository) -> None:
+def test_listing_a_run_with_a_long_ledger_costs_no_more_reads(repo: Repository) -> None:
     read = []
     for run_id, steps in (("a" * 12, 3), ("b" * 12, 60)):
         _train(repo, run_id, steps)
@@ -41,7 +41,7 @@ def test_a_long_ledger_costs_a_list_no_more_than_a_short_one(repo: Repository) -
     assert read[0] == read[1]
 
 
-def test_the_last_step_is_found_before_what_came_after_it(repo: Repository) -> None:
+def test_the_last_step_is_found_before_later_events(repo: Repository) -> None:
     _train(repo, "a" * 12, 5, RankEnded(rank=0))
     planted.append(repo, "a" * 12, 1, NODE, AttemptEnded(outcome="finished", exit_code=0))
     (row,) = listing.list_runs(repo)
@@ -49,7 +49,7 @@ def test_the_last_step_is_found_before_what_came_after_it(repo: Repository) -> N
 
 
 @pytest.mark.parametrize("is_indexed", [True, False])
-def test_an_attempt_that_had_no_step_left_to_do_keeps_the_last_step(repo: Repository, is_indexed: bool) -> None:
+def test_an_attempt_without_steps_keeps_the_last_step_of_the_run(repo: Repository, is_indexed: bool) -> None:
     run = "a" * 12
     _train(repo, run, 5)
     planted.append(repo, run, 1, NODE, AttemptEnded(outcome="failed", exit_code=1))
@@ -62,7 +62,7 @@ def test_an_attempt_that_had_no_step_left_to_do_keeps_the_last_step(repo: Reposi
     assert state.load(repo, run).last_step == 5
 
 
-def test_a_run_that_has_lost_a_batch_is_listed_as_damaged_beside_the_others(repo: Repository) -> None:
+def test_a_run_with_a_missing_batch_is_listed_as_damaged_beside_other_runs(repo: Repository) -> None:
     _train(repo, "a" * 12, 5)
     _train(repo, "b" * 12, 5)
     repo.store.delete(f"runs/{'a' * 12}/ledger/0001/0/00000002")
@@ -70,7 +70,7 @@ def test_a_run_that_has_lost_a_batch_is_listed_as_damaged_beside_the_others(repo
     assert "00000002 is missing" in (rows["a" * 12].problem or "") and rows["b" * 12].problem is None
 
 
-def test_runs_are_read_many_at_a_time(repo: Repository) -> None:
+def test_runs_are_read_in_parallel(repo: Repository) -> None:
     """Each run's record is handed out once eight are asked for, so one after the other would get none."""
     for number in range(8):
         planted.run(repo, f"{number:012x}")

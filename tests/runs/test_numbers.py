@@ -9,7 +9,7 @@ NUMBERS = st.lists(st.integers(0, 30), max_size=30)
 
 
 @given(NUMBERS, st.integers(0, 31), st.booleans())
-def test_they_are_the_set_of_what_was_added(added: list[int], end: int, ordered: bool) -> None:
+def test_numbers_equal_the_set_of_added_numbers(added: list[int], end: int, ordered: bool) -> None:
     found, wanted = Numbers(sorted(added) if ordered else added), set(added)
     for _ in range(2):
         assert list(found) == sorted(wanted) and len(found) == len(wanted)
@@ -24,7 +24,7 @@ def test_they_are_the_set_of_what_was_added(added: list[int], end: int, ordered:
 
 
 @given(NUMBERS, NUMBERS)
-def test_unions_and_common_numbers_are_those_of_sets(one: list[int], other: list[int]) -> None:
+def test_unions_and_common_numbers_equal_set_operations(one: list[int], other: list[int]) -> None:
     both = Numbers(one), Numbers(other)
     assert list(union(both)) == sorted({*one, *other})
     assert common(*both) == len(set(one) & set(other))

@@ -48,7 +48,7 @@ def _attempt(
         planted.append(repo, run, attempt, NODE, ended)
 
 
-def test_a_row_has_what_differs_from_the_other_rows_and_nothing_else(repo: Repository, tmp_path: Path) -> None:
+def test_a_row_lists_only_its_differences_from_other_rows(repo: Repository, tmp_path: Path) -> None:
     first = _run(repo, tmp_path, 1)
     second = _run(repo, tmp_path, 2, "0.2", spec=LaunchSpec(command=("train.py",), seed=4))
     rows = {row.id: row for row in run_table.newest(repo).rows}
@@ -75,7 +75,7 @@ def test_replays_follow_their_originals_and_a_circle_of_replays_hides_nothing(re
     assert [int(row.id, 16) for row in table.rows] == [7, 6, 5, 4] and table.more == 3
 
 
-def test_the_last_and_the_lowest_loss_are_those_of_all_attempts(repo: Repository, tmp_path: Path) -> None:
+def test_the_last_and_the_lowest_loss_cover_all_attempts(repo: Repository, tmp_path: Path) -> None:
     run = planted.run(repo, "a" * 12, created_s=1.0).id
     _attempt(repo, run, 1, [3.0, 0.5, math.nan], "failed")
     _attempt(repo, run, 2, [2.0, 1.0], None)
@@ -91,7 +91,7 @@ def test_the_last_and_the_lowest_loss_are_those_of_all_attempts(repo: Repository
     assert rows[other].loss == 4.0 and rows["c" * 12].loss is None
 
 
-def test_a_long_attempt_without_an_end_has_its_last_loss_alone(
+def test_a_long_attempt_without_an_end_has_only_its_last_loss(
     repo: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = planted.run(repo, "a" * 12).id
@@ -102,7 +102,7 @@ def test_a_long_attempt_without_an_end_has_its_last_loss_alone(
     assert (found.last, found.lowest) == (4.0, None)
 
 
-def test_a_list_reads_the_shown_runs_alone(repo: Repository, tmp_path: Path) -> None:
+def test_a_list_reads_only_the_shown_runs(repo: Repository, tmp_path: Path) -> None:
     for number in range(1, 31):
         _run(repo, tmp_path, number, name=f"run {number}")
     replay = _run(repo, tmp_path, 31, purpose="reproduce", reproduces=f"{1:012x}")

@@ -68,7 +68,7 @@ def test_a_condition_selects_runs_by_their_facts_and_parameters(condition: str, 
         "\x00",
     ],
 )
-def test_a_condition_that_is_no_condition_over_the_table_is_refused(condition: str) -> None:
+def test_an_invalid_condition_is_refused(condition: str) -> None:
     with pytest.raises(UsageError, match="condition"):
         where.matching(_RUNS, condition, _NOW_S)
 

@@ -11,7 +11,7 @@ from tests.support.s3.s3_client import answer_of, connect, fresh_bucket
 pytestmark = pytest.mark.services
 
 
-def test_only_users_that_it_knows_are_let_in(ceph: Ceph) -> None:
+def test_ceph_accepts_only_registered_users(ceph: Ceph) -> None:
     admin, researcher = (connect(ceph.endpoint, ceph.users[name]) for name in ("admin", "researcher"))
     bucket = fresh_bucket(admin)
     assert answer_of(admin.put_object, Bucket=bucket, Key="k", Body=b"1") == "ok"
@@ -20,7 +20,7 @@ def test_only_users_that_it_knows_are_let_in(ceph: Ceph) -> None:
     assert answer_of(connect(ceph.endpoint, stranger).list_buckets) == "403 SignatureDoesNotMatch"
 
 
-def test_a_signature_holds_on_the_way_through_the_proxies(ceph: Ceph) -> None:
+def test_a_signature_stays_valid_through_the_proxies(ceph: Ceph) -> None:
     with FaultProxy(f"127.0.0.1:{ceph.port}") as proxy, DelayLine(f"127.0.0.1:{proxy.port}", 5) as line:
         admin, data = connect(line.endpoint, ceph.users["admin"]), bytes(range(256)) * 1000
         bucket = fresh_bucket(connect(ceph.endpoint, ceph.users["admin"]))

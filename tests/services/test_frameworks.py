@@ -208,7 +208,9 @@ _SAMPLE = ("fabric", "hydra")
     ],
 )
 class TestExample:
-    def test_it_is_reproduced(self, example: Example, certify: Callable[[Example, Versions], Certified]) -> None:
+    def test_an_example_is_reproduced(
+        self, example: Example, certify: Callable[[Example, Versions], Certified]
+    ) -> None:
         place, certificate, result = certify(example, example.versions)
         # By new processes, as users start them.
         launched = msgspec.structs.replace(place, run=_program(place.python))
@@ -243,7 +245,7 @@ class TestExample:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("example", _WITH_PREVIOUS, ids=lambda example: example.name)
-def test_a_resume_with_the_previous_version(
+def test_a_run_resumes_with_the_previous_framework_version(
     example: Example, certify: Callable[[Example, Versions], Certified]
 ) -> None:
     place, certificate, result = certify(example, example.previous)
@@ -354,13 +356,13 @@ class TestLine:
         result.diverged = f"step {verdict['first']['step']}"
 
     @pytest.mark.soak
-    def test_a_resume_with_the_previous_version(self, example: Example, uninterrupted: Trained) -> None:
+    def test_a_run_resumes_with_the_previous_framework_version(self, example: Example, uninterrupted: Trained) -> None:
         place, result = uninterrupted(example, example.previous)
         _kill_and_resume(place, example, _KILLS[0], "killed")
         result.resume = "exact"
 
     @pytest.mark.soak
-    def test_ten_kills_of_all_processes(
+    def test_a_run_resumes_exactly_after_each_of_ten_random_kills(
         self, example: Example, uninterrupted: Trained, request: pytest.FixtureRequest
     ) -> None:
         place, _ = uninterrupted(example, example.versions)
@@ -374,14 +376,16 @@ class TestLine:
 
 
 @pytest.mark.parametrize("versions", ["frameworks", pytest.param("previous_frameworks", marks=pytest.mark.soak)])
-def test_the_adapters_with_the_installed_versions(versions: Versions, interpreter: Callable[[Versions], Path]) -> None:
+def test_the_adapter_tests_pass_with_the_installed_versions(
+    versions: Versions, interpreter: Callable[[Versions], Path]
+) -> None:
     command = [str(interpreter(versions)), "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider"]
     command.append("tests/training/test_adapters.py")
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0 and "skipped" not in done.stdout, done.stdout[-6000:]
 
 
-def test_the_documentation_has_these_results(results: Results, request: pytest.FixtureRequest) -> None:
+def test_the_documentation_contains_the_measured_results(results: Results, request: pytest.FixtureRequest) -> None:
     """Each row that was measured here. `make soak` measures the rows of previous versions."""
     page = _PAGE.read_text()
     begin, end = "<!-- results: begin -->\n", "<!-- results: end -->\n"

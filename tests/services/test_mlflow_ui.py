@@ -194,7 +194,7 @@ def test_every_pin_is_one_line_on_the_comparison_page(site: Site, browser: Brows
     assert {name: heights[name] for name in PINS} == dict.fromkeys(PINS, heights["m5ws.attempt"])
 
 
-def test_show_diff_only_leaves_what_differs(site: Site, browser: Browser) -> None:
+def test_show_diff_only_leaves_the_rows_that_differ(site: Site, browser: Browser) -> None:
     _compare(browser, site, site.original, site.diverged)
     _show_diff_only(browser, "Tags")
     _show_diff_only(browser, "Parameters")
@@ -218,7 +218,7 @@ def test_an_equal_replay_differs_in_nothing_that_was_pinned(site: Site, browser:
     assert _rows(browser, "Parameters") == {}
 
 
-def test_a_run_s_page_says_the_verdict(site: Site, browser: Browser) -> None:
+def test_the_page_of_a_run_shows_the_verdict(site: Site, browser: Browser) -> None:
     browser.open(f"{site.url}/#/experiments/{site.experiment}/runs/{site.diverged}")
     browser.until("document.body?.innerText.includes('The first difference is lr at step 1 on rank 0')")
     text = browser.evaluate("document.body.innerText")
@@ -228,7 +228,7 @@ def test_a_run_s_page_says_the_verdict(site: Site, browser: Browser) -> None:
     _picture(browser, "mlflow-run")
 
 
-def test_the_loss_is_drawn_over_its_steps(site: Site, browser: Browser) -> None:
+def test_the_loss_is_drawn_over_steps(site: Site, browser: Browser) -> None:
     browser.open(f"{site.url}/#/experiments/{site.experiment}/runs/{site.original}/model-metrics")
     browser.until(
         "document.body?.innerText.includes('m5ws/loss') && document.querySelector('.main-svg .scatterlayer path')"

@@ -63,7 +63,7 @@ def _picture(browser: Browser, name: str, height: int) -> None:
         assert path.stat().st_size < 300_000
 
 
-def test_a_report_can_be_read_and_shows_where_a_replay_differs(browser: Browser, tmp_path: Path) -> None:
+def test_a_report_is_readable_and_shows_the_first_difference_of_a_replay(browser: Browser, tmp_path: Path) -> None:
     repo = Repository.create(LocalStore(tmp_path / "store", durable=False))
     original, _, changed = reported.publish(repo, tmp_path / "files")
     _open(browser, tmp_path / "report.html", report_page.build(report.build(repo, original.id)))
@@ -82,7 +82,7 @@ def test_a_comparison_can_be_read(browser: Browser, tmp_path: Path) -> None:
     _picture(browser, "comparison", 850)
 
 
-def test_hostile_texts_run_nothing(browser: Browser, tmp_path: Path) -> None:
+def test_hostile_texts_run_no_script(browser: Browser, tmp_path: Path) -> None:
     repo = Repository.create(LocalStore(tmp_path / "store", durable=False))
     original, *_ = reported.publish(repo, tmp_path / "files", steps=5, text=_HOSTILE)
     _open(browser, tmp_path / "report.html", report_page.build(report.build(repo, original.id)))

@@ -73,7 +73,7 @@ def bucket(ceph: Ceph) -> Bucket:
     return Bucket(ceph)
 
 
-def test_without_a_policy_nobody_but_the_owner_is_let_in(bucket: Bucket) -> None:
+def test_without_a_policy_only_the_owner_has_access(bucket: Bucket) -> None:
     for user in ROLES:
         tries = bucket.tries(user)
         assert {tries.get("team/there"), tries.list("team/"), tries.create("team/new"), tries.delete("team/there")} == {
@@ -88,7 +88,7 @@ def roles(bucket: Bucket) -> Bucket:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_every_role_reads_and_is_told_what_is_absent(roles: Bucket, role: str) -> None:
+def test_every_role_can_read_and_gets_404_for_absent_objects(roles: Bucket, role: str) -> None:
     tries = roles.tries(role)
     assert tries.get("team/there") == tries.head("team/there") == tries.list("team/") == "ok"
     # Without s3:ListBucket this would be 403, and a store could not tell "absent" from "denied".
@@ -102,19 +102,19 @@ def test_no_role_reaches_another_prefix_or_the_policy(roles: Bucket, role: str) 
     assert tries.set_policy() == DENIED
 
 
-def test_a_reader_writes_nothing(roles: Bucket) -> None:
+def test_a_reader_cannot_write_or_delete(roles: Bucket) -> None:
     tries = roles.tries("reader")
     assert tries.create("team/new") == tries.overwrite("team/there") == tries.delete("team/there") == DENIED
 
 
-def test_a_researcher_publishes_and_deletes_nothing(roles: Bucket) -> None:
+def test_a_researcher_can_publish_and_cannot_delete(roles: Bucket) -> None:
     tries = roles.tries("researcher")
     assert tries.create("team/new") == "ok" and tries.create("team/new") == "412 PreconditionFailed"
     assert tries.delete("team/new") == DENIED
     assert tries.get("team/new") == "ok"
 
 
-def test_what_one_publishes_others_read_but_not_the_owner_of_the_bucket_without_a_role(roles: Bucket) -> None:
+def test_other_roles_can_read_a_published_object_and_the_bucket_owner_cannot(roles: Bucket) -> None:
     """An object belongs to the user that wrote it. The policy still applies to the users that it names."""
     assert roles.tries("researcher").create("team/new") == "ok"
     assert roles.tries("reader").get("team/new") == roles.tries("operator").get("team/new") == "ok"
@@ -123,7 +123,7 @@ def test_what_one_publishes_others_read_but_not_the_owner_of_the_bucket_without_
     assert roles.tries("admin").get("team/newer") == DENIED
 
 
-def test_an_operator_publishes_and_deletes(roles: Bucket) -> None:
+def test_an_operator_can_publish_and_delete(roles: Bucket) -> None:
     tries = roles.tries("operator")
     assert tries.create("team/new") == tries.delete("team/new") == "ok"
     assert tries.get("team/new") == "404 NoSuchKey"
@@ -135,14 +135,12 @@ def ceph_16(ceph: Ceph) -> None:
         loud_skip(f"the pages describe Ceph 16.2, and this is {ceph.version}")
 
 
-def test_ceph_16_does_not_know_the_condition_that_keeps_a_researcher_from_overwriting(
-    ceph_16: None, roles: Bucket
-) -> None:
+def test_ceph_16_ignores_the_policy_condition_against_overwriting(ceph_16: None, roles: Bucket) -> None:
     """On AWS this is 403. docs/how-to/access.md has the protection for a server like this server."""
     assert roles.tries("researcher").overwrite("team/there") == "ok"
 
 
-def test_the_deny_of_write_once_would_keep_ceph_16_from_taking_anything(ceph_16: None, roles: Bucket) -> None:
+def test_the_write_once_policy_makes_ceph_16_deny_every_create(ceph_16: None, roles: Bucket) -> None:
     """Which is why the page says to leave it out there."""
     denying = template("write-once", bucket=roles.name, prefix="team")
     allowing = [json.loads(roles.admin.get_bucket_policy(Bucket=roles.name)["Policy"])]
@@ -150,7 +148,7 @@ def test_the_deny_of_write_once_would_keep_ceph_16_from_taking_anything(ceph_16:
     assert roles.tries("researcher").create("team/new") == DENIED
 
 
-def test_with_versions_an_overwrite_is_undone_but_conditions_are_not_kept(ceph_16: None, roles: Bucket) -> None:
+def test_ceph_16_ignores_conditional_creates_in_a_versioned_bucket(ceph_16: None, roles: Bucket) -> None:
     """The trap of Ceph 16: versions, which would undo an overwrite, turn the conditional create off."""
     versioning = {"Status": "Enabled"}
     roles.admin.put_bucket_versioning(Bucket=roles.name, VersioningConfiguration=versioning)
@@ -160,7 +158,7 @@ def test_with_versions_an_overwrite_is_undone_but_conditions_are_not_kept(ceph_1
     assert len(versions) == 2
 
 
-def test_a_team_has_its_prefix_and_no_other(bucket: Bucket) -> None:
+def test_a_team_has_access_only_to_its_prefix(bucket: Bucket) -> None:
     bucket.allow(researcher="team-prefix")
     tries = bucket.tries("researcher")
     assert tries.get("team/there") == tries.create("team/new") == tries.list("team/") == tries.list("team/x/") == "ok"

@@ -46,12 +46,12 @@ def test_the_page_has_a_row_for_each_check() -> None:
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_ceph_does_what_the_page_says(ceph: Ceph, name: str) -> None:
+def test_ceph_behaves_as_documented(ceph: Ceph, name: str) -> None:
     if "version 16.2." not in ceph.version:
         loud_skip(f"the pages describe Ceph 16.2, and this is {ceph.version}")
     assert CHECKS[name](of_ceph(ceph)) == cells(name)[1]
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_moto_does_what_the_page_says(moto: Server, name: str) -> None:
+def test_moto_behaves_as_documented(moto: Server, name: str) -> None:
     assert CHECKS[name](moto) == cells(name)[2]

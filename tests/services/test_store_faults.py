@@ -94,7 +94,7 @@ def campaign(
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5])
-def test_a_sample_of_faults_leaves_nothing_wrong(ceph: Ceph, rate: float) -> None:
+def test_a_sample_of_faults_causes_no_violation(ceph: Ceph, rate: float) -> None:
     # A drip here is as fast as the client accepts. A slower drip takes a minute until the client gives up.
     result, seen = campaign(ceph, "mixed", rate, operations=100, seed=1, budget_s=20, drip_bytes_s=1 << 15)
     assert result.violations == [], result.line()
@@ -109,7 +109,7 @@ def test_a_sample_of_faults_leaves_nothing_wrong(ceph: Ceph, rate: float) -> Non
 @pytest.mark.soak
 @pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize(("kind", "rate"), [("none", 0.0), *itertools.product(KINDS, RATES)])
-def test_a_thousand_operations_of_each_kind_and_rate(ceph: Ceph, kind: str, rate: float) -> None:
+def test_operations_with_each_kind_and_rate_of_faults_cause_no_violation(ceph: Ceph, kind: str, rate: float) -> None:
     seed = random.SystemRandom().randrange(10**6)
     result, seen = campaign(
         ceph, "mixed" if kind == "none" else kind, rate, operations=SOAK_OPERATIONS, seed=seed, workers=32

@@ -39,7 +39,9 @@ def environment(interpreter: Callable[[Versions], Path]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", _PAGES)
-def test_a_transcript_is_repeated(name: str, environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_commands_of_a_transcript_print_the_documented_lines(
+    name: str, environment: dict[str, str], tmp_path: Path
+) -> None:
     page = _FOLDER / f"{name}.md"
     root = tmp_path / "mine"
     shutil.copytree(ROOT / "examples" / _PAGES[name], root, ignore=shutil.ignore_patterns("README.md", "m5ws.toml"))

@@ -37,7 +37,9 @@ def _run_tests(python: Path, folder: Path, *, interpret: bool = False) -> str:
     return _run(python, folder, "-m", "pytest", *options, "--basetemp", folder / "tests", *_TESTS, interpret=interpret)
 
 
-def test_the_interpreter_has_the_same_sums(interpreter: Callable[[Versions], Path], tmp_path: Path) -> None:
+def test_the_triton_interpreter_computes_the_sums_of_numpy(
+    interpreter: Callable[[Versions], Path], tmp_path: Path
+) -> None:
     output = _run_tests(interpreter("triton"), tmp_path, interpret=True)
     assert re.search(r"^\d+ passed", output, re.MULTILINE) and "skipped" not in output, output
 
@@ -53,13 +55,13 @@ def test_the_kernel_compiles_without_a_gpu(
     assert len(re.findall(r"atom\.\S*add\.u64", ptx)) == 1
 
 
-def test_the_installed_version_is_that_of_the_constraints() -> None:
+def test_the_installed_triton_version_matches_the_constraints() -> None:
     line = (Path(__file__).parent / "triton.txt").read_text().splitlines()[-1]
     assert line in (ROOT / "constraints.txt").read_text().splitlines()
 
 
 @pytest.mark.gpu
-def test_a_gpu_has_the_same_sums(tmp_path: Path) -> None:
+def test_a_gpu_computes_the_sums_of_numpy(tmp_path: Path) -> None:
     if not torch.cuda.is_available():
         loud_skip("fingerprints on a GPU: torch finds no CUDA device")
     _run_tests(Path(sys.executable), tmp_path)

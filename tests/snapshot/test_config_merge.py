@@ -66,7 +66,7 @@ def _differing(name: str, old: bytes, new: bytes) -> set[Keys]:
     return {place for place, _, _ in merge._walk((), parse(name, old), parse(name, new))}
 
 
-def test_keys_that_are_added_removed_or_of_another_kind_are_one_each() -> None:
+def test_each_added_removed_or_retyped_key_is_one_difference() -> None:
     old = b'{"a": {"b": 1, "c": [1, 2]}, "gone": {"x": 1}, "kind": 1}'
     new = b'{"a": {"b": 2, "c": [1, 3]}, "come": [1], "kind": "1"}'
     assert differing_keys("c.json", old, new) == {
@@ -87,7 +87,7 @@ def test_lists_of_different_lengths_are_taken_whole() -> None:
     assert differing_keys("c.yaml", b"a: [1, 2]\n", b"a: [1, 2, 3]\n") == {("a",): ("[1, 2]", "[1, 2, 3]")}
 
 
-def test_comments_and_layout_of_the_first_stay() -> None:
+def test_a_merge_keeps_comments_and_layout_of_the_first_file() -> None:
     old = b"# schedule\nlr: 0.1  # rate\nsteps: 3\n"
     assert merged("c.yaml", old, b"lr: 0.2\nsteps: 4\n", [("steps",)]) == old.replace(b"3", b"4")
 

@@ -95,7 +95,7 @@ def test_checked_out_data_is_verified(root: Path) -> None:
         lambda root: (root / "data" / "a.txt").unlink(),
     ],
 )
-def test_any_difference_is_an_error_with_a_hint(root: Path, change: Callable[[Path], object]) -> None:
+def test_data_that_differs_from_its_pin_is_an_error_with_a_hint(root: Path, change: Callable[[Path], object]) -> None:
     dataset = find(root)[b"data"]
     os.chmod(root / "data" / "a.txt", 0o644)
     change(root)
@@ -114,13 +114,13 @@ def test_files_that_dvc_ignores_are_not_in_the_dataset(root: Path) -> None:
     Dvc().verify(dataset, chosen)
 
 
-def test_data_comes_from_the_cache(root: Path, tmp_path: Path) -> None:
+def test_data_is_restored_from_the_dvc_cache(root: Path, tmp_path: Path) -> None:
     without_data(root)
     shutil.rmtree(tmp_path / "remote")
     assert contents(Dvc().fetch(root, find(root)[b"data"], tmp_path / "t")) == EXPECTED
 
 
-def test_data_comes_from_the_remote(root: Path, tmp_path: Path) -> None:
+def test_data_is_restored_from_the_dvc_remote(root: Path, tmp_path: Path) -> None:
     without_data(root)
     shutil.rmtree(root / ".dvc" / "cache")
     datasets = find(root)
@@ -129,7 +129,7 @@ def test_data_comes_from_the_remote(root: Path, tmp_path: Path) -> None:
     assert not (root / "data").exists()
 
 
-def test_a_workspace_in_a_subdirectory_of_a_dvc_repository(root: Path, tmp_path: Path) -> None:
+def test_data_of_a_workspace_below_the_dvc_root_is_fetched(root: Path, tmp_path: Path) -> None:
     (root / "ws").mkdir()
     (root / "ws" / "in.txt").write_text("inside")
     dvc(root, "add", "ws/in.txt")
@@ -153,7 +153,7 @@ def test_the_remotes_copy_replaces_a_damaged_cache_file(root: Path, tmp_path: Pa
         Dvc().fetch(root, dataset, tmp_path / "u")
 
 
-def test_data_that_is_missing_everywhere(root: Path, tmp_path: Path) -> None:
+def test_data_missing_everywhere_is_an_error_with_the_name_of_its_pin(root: Path, tmp_path: Path) -> None:
     datasets = find(without_data(root))
     shutil.rmtree(root / ".dvc" / "cache")
     shutil.rmtree(tmp_path / "remote")
@@ -162,7 +162,7 @@ def test_data_that_is_missing_everywhere(root: Path, tmp_path: Path) -> None:
             Dvc().fetch(root, dataset, tmp_path / "t")
 
 
-def test_a_list_that_leads_out_of_the_target_writes_nothing_there(root: Path, tmp_path: Path) -> None:
+def test_a_dvc_list_with_a_path_outside_the_target_is_refused(root: Path, tmp_path: Path) -> None:
     dataset = find(without_data(root))[b"data"]
     path = root / ".dvc" / "cache" / "files" / "md5" / dataset.hash[:2] / dataset.hash[2:]
     rows = json.loads(path.read_bytes())
@@ -174,7 +174,7 @@ def test_a_list_that_leads_out_of_the_target_writes_nothing_there(root: Path, tm
     assert not list(tmp_path.rglob("escaped"))
 
 
-def test_outputs_of_a_pipeline(root: Path, tmp_path: Path) -> None:
+def test_outputs_of_a_dvc_pipeline_are_pinned_datasets(root: Path, tmp_path: Path) -> None:
     (root / "stage").mkdir()
     (root / "dvc.yaml").write_text(
         "stages:\n  make:\n    cmd: echo 1 > out.txt; echo 2 > score.json\n    wdir: stage\n"
@@ -188,7 +188,7 @@ def test_outputs_of_a_pipeline(root: Path, tmp_path: Path) -> None:
     assert contents(Dvc().fetch(root, datasets[b"stage/out.txt"], tmp_path / "t")) == {b"stage/out.txt": b"1\n"}
 
 
-def test_the_executable_bit_is_the_pins(root: Path) -> None:
+def test_the_executable_bit_comes_from_the_pin(root: Path) -> None:
     (root / "tool").write_text("#!/bin/sh\n")
     os.chmod(root / "tool", 0o755)  # noqa: S103 — the mode under test
     dvc(root, "add", "tool")
@@ -207,7 +207,7 @@ def test_the_executable_bit_is_the_pins(root: Path) -> None:
         ("just text", "DVC"),
     ],
 )
-def test_pins_that_cannot_be_used(tmp_path: Path, pin: str, problem: str) -> None:
+def test_unusable_pins_are_refused(tmp_path: Path, pin: str, problem: str) -> None:
     (tmp_path / "x.dvc").write_text(pin)
     with pytest.raises(UnusablePin, match=problem):
         Dvc().find(tmp_path, [b"x.dvc"])

@@ -32,7 +32,7 @@ def state(root: Path) -> SourceState:
     return Git().state(root)
 
 
-def test_a_clean_tree(tree: Path) -> None:
+def test_the_state_of_a_clean_tree_has_files_commit_and_branch(tree: Path) -> None:
     state_now = state(tree)
     assert state_now.files == (b"a.py", b"pkg/b.py")
     assert (state_now.commit, state_now.branch, state_now.changed) == (git(tree, "rev-parse", "HEAD"), "main", ())
@@ -55,14 +55,14 @@ def test_a_file_that_was_removed_from_the_index_alone_is_captured(tree: Path) ->
     assert state(tree).files == (b"a.py", b"pkg/b.py")
 
 
-def test_a_rename_and_an_intent_to_add(tree: Path) -> None:
+def test_a_renamed_file_and_an_intent_to_add_are_listed(tree: Path) -> None:
     git(tree, "mv", "a.py", "c.py")
     write(tree, "soon.py")
     git(tree, "add", "-N", "soon.py")
     assert state(tree).files == (b"c.py", b"pkg/b.py", b"soon.py")
 
 
-def test_a_file_that_became_a_folder_and_a_folder_that_became_a_link(tree: Path) -> None:
+def test_files_replaced_by_folders_and_folders_replaced_by_links_are_listed(tree: Path) -> None:
     (tree / "a.py").unlink()
     write(tree, "a.py/inner.py", "elsewhere/b.py")
     (tree / "pkg" / "b.py").unlink()
@@ -71,7 +71,7 @@ def test_a_file_that_became_a_folder_and_a_folder_that_became_a_link(tree: Path)
     assert state(tree).files == (b"a.py/inner.py", b"elsewhere/b.py", b"pkg")
 
 
-def test_an_unborn_branch(tmp_path: Path) -> None:
+def test_a_repository_without_commits_has_a_branch_and_changed_files(tmp_path: Path) -> None:
     git(tmp_path, "init", "-q", "-b", "trunk")
     write(tmp_path, "a.py", "b.py")
     git(tmp_path, "add", "a.py")
@@ -81,7 +81,7 @@ def test_an_unborn_branch(tmp_path: Path) -> None:
     assert state_now.changed == (b"a.py", b"b.py")
 
 
-def test_a_detached_head(tree: Path) -> None:
+def test_a_detached_head_has_a_commit_and_no_branch(tree: Path) -> None:
     git(tree, "checkout", "-q", "--detach")
     state_now = state(tree)
     assert (state_now.branch, state_now.commit) == (None, git(tree, "rev-parse", "HEAD"))
@@ -138,7 +138,7 @@ def test_a_submodule_that_is_not_checked_out_is_named(tree: Path, tmp_path: Path
     assert note.startswith("submodule copy is not checked out")
 
 
-def test_a_sparse_checkout_has_what_is_on_disk(tree: Path) -> None:
+def test_a_sparse_checkout_has_the_files_on_disk(tree: Path) -> None:
     write(tree, "big/data.py")
     git(tree, "add", ".")
     git(tree, "commit", "-q", "-m", "big")
@@ -150,20 +150,20 @@ def test_a_sparse_checkout_has_what_is_on_disk(tree: Path) -> None:
     assert state(tree).files == (b"big/data.py", b"pkg/b.py")
 
 
-def test_assume_unchanged_hides_nothing(tree: Path) -> None:
+def test_assume_unchanged_hides_no_deletion(tree: Path) -> None:
     git(tree, "update-index", "--assume-unchanged", "a.py")
     assert state(tree).files == (b"a.py", b"pkg/b.py")
     (tree / "a.py").unlink()
     assert state(tree).files == (b"pkg/b.py",)
 
 
-def test_a_worktree(tree: Path, tmp_path: Path) -> None:
+def test_a_git_worktree_has_its_own_files_and_branch(tree: Path, tmp_path: Path) -> None:
     git(tree, "worktree", "add", "-q", str(tmp_path / "other"), "-b", "topic")
     state_now = state(tmp_path / "other")
     assert (state_now.files, state_now.branch) == ((b"a.py", b"pkg/b.py"), "topic")
 
 
-def test_a_workspace_in_a_subdirectory_has_only_what_is_below_it(tree: Path) -> None:
+def test_a_workspace_in_a_subdirectory_has_only_the_files_below(tree: Path) -> None:
     write(tree, "pkg/new ä.py")
     (tree / "a.py").write_text("changed outside")
     state_now = state(tree / "pkg")
@@ -179,7 +179,7 @@ def test_a_workspace_that_its_repository_ignores_is_a_plain_folder(tree: Path) -
     assert "plain folder" in state_now.notes[0]
 
 
-def test_a_folder_without_repository(tmp_path: Path) -> None:
+def test_a_folder_without_a_repository_lists_all_files_and_links(tmp_path: Path) -> None:
     write(tmp_path, "a.py", ".gitignore", "sub/b.log", ".m5ws/store/x", "sub/.m5ws/y")
     (tmp_path / ".gitignore").write_text("*.log\n")
     (tmp_path / "link").symlink_to("sub")
@@ -190,13 +190,13 @@ def test_a_folder_without_repository(tmp_path: Path) -> None:
     assert note.startswith("pipe ")
 
 
-def test_own_files_are_never_captured_even_if_tracked(tree: Path) -> None:
+def test_files_of_m5ws_are_never_captured_even_if_tracked(tree: Path) -> None:
     write(tree, ".m5ws/index", "pkg/.m5ws/store/format")
     git(tree, "add", "-f", ".")
     assert state(tree).files == (b"a.py", b"pkg/b.py")
 
 
-def test_nothing_is_written(tree: Path) -> None:
+def test_reading_the_state_writes_nothing_into_the_repository(tree: Path) -> None:
     os.utime(tree / "a.py", (1, 1))
     before = {path: path.stat().st_mtime_ns for path in (tree / ".git").rglob("*")}
     state(tree)
@@ -222,7 +222,7 @@ def test_variables_of_a_git_hook_do_not_name_the_repository(tree: Path, tmp_path
     assert in_hook.state(tree).files == (b"a.py", b"pkg/b.py")
 
 
-def test_settings_of_the_user_change_nothing(tree: Path) -> None:
+def test_git_settings_of_the_user_do_not_change_the_state(tree: Path) -> None:
     write(tree, "sub/dir/new.py")
     for name, value in (
         ("status.showUntrackedFiles", "no"),
@@ -236,7 +236,7 @@ def test_settings_of_the_user_change_nothing(tree: Path) -> None:
     assert state(tree / "sub").files == (b"dir/new.py",)
 
 
-def test_a_broken_repository_is_an_error_in_gits_own_words(tree: Path) -> None:
+def test_the_error_of_a_broken_repository_quotes_git(tree: Path) -> None:
     (tree / ".git" / "index").write_bytes(b"nonsense")
     with pytest.raises(GitError, match="index"):
         state(tree)
@@ -247,7 +247,7 @@ def test_a_missing_git_is_an_error_with_a_hint(tree: Path) -> None:
         Git({"PATH": "/nonexistent"}).state(tree)
 
 
-def test_the_remote_is_the_branchs_own(tree: Path) -> None:
+def test_the_recorded_remote_is_the_remote_of_the_branch(tree: Path) -> None:
     git(tree, "config", "user.name", "Grace")
     git(tree, "config", "user.email", "grace@example.org")
     git(tree, "remote", "add", "origin", "https://user:secret@example.org/origin.git?private_token=abc")
@@ -273,7 +273,7 @@ def test_the_remote_is_the_branchs_own(tree: Path) -> None:
         ("../r", "../r"),
     ],
 )
-def test_credentials_are_stripped(url: str, plain: str) -> None:
+def test_credentials_are_removed_from_remote_urls(url: str, plain: str) -> None:
     assert without_credentials(url) == plain
 
 
@@ -291,7 +291,7 @@ def _name() -> st.SearchStrategy[bytes]:
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sets(_name(), min_size=1, max_size=6), st.data())
-def test_any_name_that_a_file_can_have(
+def test_files_with_any_name_are_listed(
     tmp_path_factory: pytest.TempPathFactory, names: set[bytes], data: st.DataObject
 ) -> None:
     root = os.fsencode(tmp_path_factory.mktemp("names"))

@@ -36,7 +36,7 @@ def _subjects(found: CommitsBetween) -> tuple[list[str], list[str]]:
     return [commit.subject for commit in found.new], [commit.subject for commit in found.old]
 
 
-def test_commits_of_one_line_and_of_two_branches_are_listed_with_their_authors(root: Path) -> None:
+def test_commits_between_two_revisions_are_listed_with_their_authors(root: Path) -> None:
     first = _commit(root, "a", "one")
     second = _commit(root, "b", "two\n\nand why")
     git(root, "checkout", "-q", "-b", "side", first)
@@ -61,7 +61,7 @@ def test_a_long_history_is_cut_and_counted(root: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [_ABSENT, "--output=x", "main", "-v"])
-def test_a_commit_that_is_not_here_is_named_as_such(root: Path, name: str) -> None:
+def test_a_missing_commit_is_reported_as_missing(root: Path, name: str) -> None:
     first = _commit(root, "a", "one")
     history = GitHistory(root)
     assert history.facts(name).missing and history.between(first, name).missing and history.between(name, first).missing
@@ -120,7 +120,7 @@ def test_a_new_repository_has_one_commit_of_the_files(tmp_path: Path) -> None:
     assert git(tmp_path, "status", "--porcelain") == "?? left"
 
 
-def test_only_the_change_of_the_commit_gets_its_history(root: Path) -> None:
+def test_only_a_commit_change_is_detailed_with_its_history(root: Path) -> None:
     first, second = _commit(root, "a", "one"), _commit(root, "b", "two")
     made = [
         Change(part="code", name=name, old=old, new=new, detail="said")

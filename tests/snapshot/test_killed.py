@@ -144,7 +144,9 @@ def _uploads(place: _Place, warm: Warm, kills: Kills, limit: int) -> None:
 
 
 @pytest.mark.parametrize("scale", _SCALES)
-def test_an_upload_is_killed_at_random_moments(tmp_path: Path, url: Url, where: str, warm: Warm, scale: Scale) -> None:
+def test_an_upload_killed_at_random_moments_leaves_a_correct_store(
+    tmp_path: Path, url: Url, where: str, warm: Warm, scale: Scale
+) -> None:
     kills = Kills("upload", where, scale.seed())
     while kills.kills < scale.kills:
         folder = tmp_path / f"after-{kills.kills}"
@@ -190,7 +192,7 @@ def _repeated(place: _Place, warm: Warm, snapshot_id: Digest, target: Path) -> d
 
 
 @pytest.mark.parametrize("scale", _SCALES)
-def test_materialising_is_killed_at_random_moments(
+def test_a_materialisation_killed_at_random_moments_leaves_a_correct_cache(
     tmp_path: Path, url: Url, where: str, warm: Warm, scale: Scale
 ) -> None:
     kills = Kills("materialise, and fill the cache", where, scale.seed())

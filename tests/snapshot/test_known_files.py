@@ -48,7 +48,7 @@ def _repository(base: Path, number: int) -> Repository:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_snapshot_of_known_files_equals_one_by_a_full_capture(places: dict[str, Place], change: str) -> None:
+def test_a_snapshot_of_known_files_equals_a_snapshot_by_full_capture(places: dict[str, Place], change: str) -> None:
     place = places[change]
     before = place.take()
     CHANGES[change](place.root)
@@ -85,7 +85,7 @@ while True:
 """
 
 
-def test_a_file_that_is_written_to_all_the_time_is_never_remembered_wrongly(places: dict[str, Place]) -> None:
+def test_the_index_keeps_no_stale_entry_of_a_constantly_written_file(places: dict[str, Place]) -> None:
     place = places["touched"]
     path = place.root / "lib" / "busy.py"
     path.write_bytes(b"000000")

@@ -25,7 +25,7 @@ _LOCAL = {
 }
 
 
-def test_installs_from_outside_are_named_once_before_anything_is_stored(root: Path, repo: Repository) -> None:
+def test_installs_outside_the_workspace_are_named_in_a_single_warning(root: Path, repo: Repository) -> None:
     machine, lines = captures.Machine(), list[str]()
     machine.local = _LOCAL
 
@@ -44,7 +44,7 @@ def test_installs_from_outside_are_named_once_before_anything_is_stored(root: Pa
     assert named([]) == ["our-layers", "fast-attention"]
 
 
-def test_a_name_may_be_allowed_as_its_author_writes_it() -> None:
+def test_an_allowed_name_matches_in_any_spelling() -> None:
     for written in ("Our_Layers", "our.layers", "our-*"):
         assert list(local(_LOCAL, [written])) == ["fast-attention"]
 
@@ -61,7 +61,7 @@ def _installed(site: Path, name: str, direct_url: object, installer: str = "pip"
     )
 
 
-def test_origins_of_distributions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_origins_of_installed_distributions_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site, root = tmp_path / "site", tmp_path / "w"
     (root / "libs").mkdir(parents=True)
     folder = {"dir_info": {"editable": True}}
@@ -86,7 +86,9 @@ def test_origins_of_distributions(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [name for name, origin in origins.items() if origin.local] == ["copied"]
 
 
-def test_the_pinned_image_pins_its_distributions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distributions_inside_the_pinned_image_have_no_recorded_origin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _installed(tmp_path / "site", "copied", {"url": "file:///build/copied", "dir_info": {}})
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     inside = Machine(root=tmp_path, base={"M5WS_CONTAINER_IMAGE": _IMAGE})

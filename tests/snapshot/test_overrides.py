@@ -50,7 +50,7 @@ def _set(data: bytes, *texts: str, name: str = "config.yaml") -> bytes:
         ("optimizer.name=on", b"  name: 'adamw'", b'  name: "on"'),
     ],
 )
-def test_yaml_changes_one_line_alone(override: str, line: bytes, becomes: bytes) -> None:
+def test_an_override_changes_only_one_line_of_yaml(override: str, line: bytes, becomes: bytes) -> None:
     flat = CONFIG.replace(b"    - path", b"  - path").replace(b"      weight", b"    weight")
     assert _set(flat, override) == flat.replace(line, becomes)
 
@@ -66,7 +66,7 @@ def test_unquoted_text_does_not_replace_a_number_or_boolean() -> None:
     assert _set(b"lr: 1\n", "lr=null") == b"lr:\n"
 
 
-def test_the_layout_of_lists_stays() -> None:
+def test_an_override_keeps_the_layout_of_lists() -> None:
     text = b"a:\n    - 1\n    - 2\nb: 3\n"
     assert _set(text, "b=4") == b"a:\n    - 1\n    - 2\nb: 4\n"
 
@@ -76,7 +76,7 @@ def test_the_same_value_changes_no_byte() -> None:
     assert _set(odd, "a=1") == odd
 
 
-def test_json_keeps_its_indentation() -> None:
+def test_an_override_keeps_the_indentation_of_json() -> None:
     data = b'{\n    "lr": 0.1,\n    "nested": {\n        "deep": [1, 2]\n    }\n}\n'
     assert _set(data, "nested.deep.0=5", name="c.json") == data.replace(
         b"[1, 2]", b"[\n            5,\n            2\n        ]"
@@ -84,32 +84,32 @@ def test_json_keeps_its_indentation() -> None:
     assert json.loads(_set(b'{"lr": 0.1}', "lr=0.2", name="c.json")) == {"lr": 0.2}
 
 
-def test_toml_keeps_comments() -> None:
+def test_an_override_keeps_the_comments_of_toml() -> None:
     data = b"# top\n[optimizer]\nlr = 0.1 # peak\n"
     changed = _set(data, "optimizer.lr=0.2", name="c.toml")
     assert changed == b"# top\n[optimizer]\nlr = 0.2 # peak\n"
     assert tomllib.loads(_set(changed, "+optimizer.eps=1e-8", name="c.toml").decode())["optimizer"]["eps"] == 1e-8
 
 
-def test_toml_has_no_null() -> None:
+def test_null_is_refused_in_toml() -> None:
     with pytest.raises(UsageError, match="null"):
         _set(b"a = 1\n", "a=null", name="c.toml")
 
 
-def test_an_unknown_key_names_close_ones() -> None:
+def test_the_error_of_an_unknown_key_suggests_similar_keys() -> None:
     with pytest.raises(UsageError, match=r"optimizer\.lrr\b.* optimizer\.lr\b"):
         _set(CONFIG, "optimizer.lrr=1")
     with pytest.raises(UsageError, match=r"optimizer\.lr\b"):
         _set(CONFIG, "lr=1")
 
 
-def test_a_new_key_needs_a_plus_and_an_old_one_has_none() -> None:
+def test_a_new_key_needs_a_plus_and_an_existing_key_refuses_a_plus() -> None:
     assert flatten("config.yaml", _set(CONFIG, "+model.depth.count=3"))["model.depth.count"] == "3"  # type: ignore[index]
     with pytest.raises(UsageError, match="already"):
         _set(CONFIG, "+seed=1")
 
 
-def test_a_key_that_is_in_two_files_must_say_which() -> None:
+def test_a_key_in_two_files_needs_the_name_of_the_file() -> None:
     files = {"a.yaml": b"lr: 1\n", "sub/b.yaml": b"lr: 2\n"}
     with pytest.raises(UsageError, match=r"a\.yaml .*sub/b\.yaml"):
         overrides.changed(files, _SPEC, [overrides.parse("lr=3")])
@@ -117,7 +117,7 @@ def test_a_key_that_is_in_two_files_must_say_which() -> None:
     assert changed == {"a.yaml": b"lr: 4\n", "sub/b.yaml": b"lr: 3\n"}
 
 
-def test_an_alias_that_would_change_too_is_an_error() -> None:
+def test_an_override_that_changes_a_yaml_alias_is_refused() -> None:
     text = b"base: &b\n  lr: 1\nother: *b\n"
     with pytest.raises(UsageError, match=r"other\.lr"):
         _set(text, "base.lr=2")
@@ -223,7 +223,7 @@ def test_a_derived_snapshot_is_annotated_with_its_base(repo: Repository, tmp_pat
     assert _derive(repo, base, "depth=3", "optimizer.lr=0.5") == derived
 
 
-def test_a_key_is_changed_in_the_part_of_a_run_that_has_it(repo: Repository, tmp_path: Path) -> None:
+def test_an_override_changes_the_config_or_command_with_the_key(repo: Repository, tmp_path: Path) -> None:
     base = _publish(repo, tmp_path / "w")
     spec = LaunchSpec(command=("train.py", "--batch-size", "8", "optimizer.lr=1", "--betas", "1", "2", "--fast"))
     snapshot, changed = overrides.change(repo, base, spec, ["batch_size=16", "command:optimizer.lr=[1"])
@@ -245,7 +245,7 @@ def test_a_key_is_changed_in_the_part_of_a_run_that_has_it(repo: Repository, tmp
         overrides.change(repo, base, spec, ["batchsize=3"])
 
 
-def test_a_seed_that_no_part_has_is_that_of_the_launch(repo: Repository) -> None:
+def test_a_seed_without_a_config_key_changes_the_launch_seed(repo: Repository) -> None:
     empty = trees.write_tree(repo.objects, []).digest
     base = planted.publish(repo, planted.snapshot(empty, config=empty))
     assert overrides.change(repo, base, LaunchSpec(command=("train.py",)), ["seed=3"])[1].seed == 3
@@ -254,7 +254,7 @@ def test_a_seed_that_no_part_has_is_that_of_the_launch(repo: Repository) -> None
             overrides.change(repo, base, LaunchSpec(command=("train.py",)), [text])
 
 
-def test_derived_and_edited_by_hand_are_the_same_snapshot(repo: Repository, tmp_path: Path) -> None:
+def test_an_override_back_to_the_original_value_gives_the_base_snapshot(repo: Repository, tmp_path: Path) -> None:
     base = _publish(repo, tmp_path / "w")
     assert _derive(repo, _derive(repo, base, "depth=3"), "depth=2") == base
 

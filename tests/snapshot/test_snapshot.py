@@ -22,7 +22,7 @@ from tests.support.workspace.captures import make_settings, names, take
 from tests.support.workspace.checkouts import commit_all, git, write
 
 
-def test_the_same_state_is_the_same_snapshot(root: Path, repo: Repository) -> None:
+def test_equal_files_give_the_same_snapshot(root: Path, repo: Repository) -> None:
     settle(root)
     first, second = take(root, repo), take(root, repo)
     assert first.id == second.id
@@ -35,7 +35,7 @@ def test_the_same_state_is_the_same_snapshot(root: Path, repo: Repository) -> No
     )
 
 
-def test_another_clone_in_another_directory_is_the_same_snapshot(root: Path, repo: Repository, tmp_path: Path) -> None:
+def test_a_clone_in_another_directory_gives_the_same_snapshot(root: Path, repo: Repository, tmp_path: Path) -> None:
     git(tmp_path, "clone", "-q", str(root), "elsewhere/deep")
     second_repo = Repository.create(LocalStore(tmp_path / "second-store"))
     git(tmp_path / "elsewhere" / "deep", "checkout", "-q", "-b", "topic")
@@ -53,13 +53,13 @@ def test_another_clone_in_another_directory_is_the_same_snapshot(root: Path, rep
         lambda root: git(root, "commit", "-q", "--allow-empty", "-m", "second"),
     ],
 )
-def test_any_change_is_another_snapshot(root: Path, repo: Repository, change: Callable[[Path], object]) -> None:
+def test_any_change_gives_another_snapshot(root: Path, repo: Repository, change: Callable[[Path], object]) -> None:
     before = take(root, repo).id
     change(root)
     assert take(root, repo).id != before
 
 
-def test_files_that_are_not_captured_do_not_count(root: Path, repo: Repository) -> None:
+def test_files_outside_the_capture_do_not_change_the_snapshot(root: Path, repo: Repository) -> None:
     excluding = make_settings(code={"exclude": ["notes/", "*.tmp"]}, store={"url": "stores/main"})
     before = take(root, repo, excluding)
     write(root, {"x.log": "1", "notes/a.md": "1", "sub/b.tmp": "1", "stores/main/objects/aa": "1", ".m5ws/runs/x": "1"})
@@ -86,7 +86,7 @@ def test_untracked_files_in_declared_outputs_are_in_no_snapshot(
     assert take(root, repo, declaring).id != before.id
 
 
-def test_times_hosts_and_paths_are_not_in_it(root: Path, repo: Repository) -> None:
+def test_a_snapshot_record_contains_no_host_and_no_path(root: Path, repo: Repository) -> None:
     captured = take(root, repo)
     record = repo.objects.get(captured.id)
     assert os.fsencode(root) not in record
@@ -131,7 +131,7 @@ _FILE = st.one_of(st.tuples(st.sampled_from([0o644, 0o755, 0o600]), st.binary(ma
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(_PATH, _FILE, max_size=6))
-def test_a_materialised_snapshot_is_the_same_snapshot(
+def test_materialised_files_give_the_same_snapshot(
     tmp_path_factory: pytest.TempPathFactory, files: dict[bytes, tuple[int, bytes] | None]
 ) -> None:
     base = tmp_path_factory.mktemp("trip")

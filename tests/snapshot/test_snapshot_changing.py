@@ -30,7 +30,7 @@ class Meddling(Git):
 
 
 @pytest.mark.parametrize("name", ["train.py", "config.yaml", "tok/vocab", "data/x", "brand-new.py"])
-def test_a_file_that_changes_meanwhile_is_captured_again(root: Path, repo: Repository, name: str) -> None:
+def test_a_file_that_changes_during_a_capture_is_captured_again(root: Path, repo: Repository, name: str) -> None:
     write(root, {"tok/vocab": "v", "data/x": "x"})
     settings = make_settings(tokenizer={"path": "tok"}, data={"paths": ["data"]})
     source = Meddling(root / name, [2])
@@ -51,7 +51,7 @@ def test_a_file_that_keeps_changing_is_an_error_and_nothing_is_published(root: P
     assert snapshots.ids(repo) == []
 
 
-def test_a_commit_meanwhile_is_noticed(root: Path, repo: Repository) -> None:
+def test_a_commit_during_a_capture_is_recorded_in_the_snapshot(root: Path, repo: Repository) -> None:
     class Committing(Git):
         looks = 0
 

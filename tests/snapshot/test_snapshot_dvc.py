@@ -117,7 +117,7 @@ def test_a_clone_that_has_not_pulled_gets_the_same_snapshot(root: Path, clone: P
 
 
 @pytest.mark.parametrize("link", ["symlink", "hardlink"])
-def test_however_dvc_links_its_cache_the_snapshot_is_the_same(root: Path, repo: Repository, link: str) -> None:
+def test_the_link_type_of_the_dvc_cache_does_not_change_the_snapshot(root: Path, repo: Repository, link: str) -> None:
     before = take(root, repo).id
     git(root, "config", "core.excludesFile", "/dev/null")
     (root / ".dvc" / "config.local").write_text(f"[cache]\n    type = {link}\n")
@@ -155,7 +155,7 @@ def test_a_dataset_with_lost_objects_is_fetched_again(
     assert repo.objects.has(lost)
 
 
-def test_a_modified_dataset_is_refused_until_it_is_committed(root: Path, repo: Repository) -> None:
+def test_a_modified_dataset_is_refused_until_dvc_commit(root: Path, repo: Repository) -> None:
     take(root, repo)
     (root / "data" / "a.txt").chmod(0o644)
     (root / "data" / "a.txt").write_text("omega")
@@ -167,14 +167,14 @@ def test_a_modified_dataset_is_refused_until_it_is_committed(root: Path, repo: R
     assert len(snapshots.ids(repo)) == 2
 
 
-def test_missing_data_publishes_nothing(clone: Path, repo: Repository) -> None:
+def test_a_snapshot_with_missing_data_is_not_published(clone: Path, repo: Repository) -> None:
     shutil.rmtree(clone.parent / "remote")
     with pytest.raises(NotFound, match=r"\.dvc\b.*remote"):
         take(clone, repo)
     assert snapshots.ids(repo) == []
 
 
-def test_a_link_into_a_cache_that_is_gone_is_fetched(root: Path, repo: Repository) -> None:
+def test_a_dataset_linked_into_a_missing_cache_is_fetched(root: Path, repo: Repository) -> None:
     before = take(root, repo).id
     (root / ".dvc" / "config.local").write_text("[cache]\n    type = symlink\n")
     dvc(root, "checkout", "--relink")
@@ -182,7 +182,7 @@ def test_a_link_into_a_cache_that_is_gone_is_fetched(root: Path, repo: Repositor
     assert take(root, repo).id == before
 
 
-def test_a_tokenizer_that_dvc_tracks(root: Path, clone: Path, repo: Repository) -> None:
+def test_a_tokenizer_tracked_by_dvc_is_pinned_and_verified(root: Path, clone: Path, repo: Repository) -> None:
     """The tokenizer has its files, the rest stays a dataset, and all files are verified."""
     settings = {"path": "data/sub"}
     captured, fetched = take(root, repo, tokenizer=settings), take(clone, repo, tokenizer=settings)
@@ -196,7 +196,7 @@ def test_a_tokenizer_that_dvc_tracks(root: Path, clone: Path, repo: Repository) 
         take(root, repo, tokenizer=settings)
 
 
-def test_data_paths_and_dvc_may_overlap(root: Path, repo: Repository) -> None:
+def test_a_data_path_inside_a_dvc_dataset_is_pinned_only_by_dvc(root: Path, repo: Repository) -> None:
     (root / "more").mkdir()
     (root / "more" / "x").write_text("x")
     captured = take(root, repo, data={"paths": ["data/sub", "more"]})
@@ -219,7 +219,7 @@ def test_without_git_the_cache_is_not_captured(root: Path, repo: Repository) -> 
     assert [dataset.name for dataset in captured.snapshot.datasets] == ["data"]
 
 
-def test_this_projects_own_sample_data(tmp_path: Path, repo: Repository) -> None:
+def test_the_sample_data_of_this_project_is_fetched_from_its_remote(tmp_path: Path, repo: Repository) -> None:
     """A fresh clone of this project contains the pin, and the remote with its data in a folder."""
     origin = tmp_path / "origin"
     for name in (

@@ -30,7 +30,7 @@ def test_every_file_is_in_exactly_one_part(root: Path, repo: Repository) -> None
     }
 
 
-def test_a_config_file_that_git_ignores_is_captured_if_it_is_named(root: Path, repo: Repository) -> None:
+def test_a_config_file_ignored_by_git_is_captured_if_configured(root: Path, repo: Repository) -> None:
     write(root, {"local.log": "", "real.yaml": "a: 1\n"})
     (root / "link.yaml").symlink_to("real.yaml")
     captured = take(root, repo, make_settings(config={"files": ["local.log", "link.yaml"]}))
@@ -65,9 +65,7 @@ def test_a_config_file_that_is_not_valid_is_named_with_its_line(
     assert snapshots.ids(repo) == []
 
 
-def test_data_is_pinned_also_if_git_ignores_it_and_links_are_followed(
-    root: Path, repo: Repository, tmp_path: Path
-) -> None:
+def test_data_ignored_by_git_is_pinned_and_links_are_followed(root: Path, repo: Repository, tmp_path: Path) -> None:
     write(tmp_path / "disk", {"a.log": "1", "deep/b": "2"})
     (root / "data").symlink_to(tmp_path / "disk")
     (tmp_path / "disk" / "again").symlink_to("deep")
@@ -89,7 +87,7 @@ def test_data_that_is_missing_or_named_twice_is_an_error(root: Path, repo: Repos
         take(root, repo, make_settings(data={"paths": ["data"]}))
 
 
-def test_the_declared_environment(root: Path, repo: Repository) -> None:
+def test_the_declared_environment_is_part_of_the_snapshot(root: Path, repo: Repository) -> None:
     write(root, {"uv.lock": "x"})
     settings = make_settings(
         environment={"image": "x@sha256:1", "wanted": {"nccl": "2.26"}}, determinism={"threads": 3}

@@ -32,7 +32,7 @@ def test_the_annotation_has_branch_remote_message_and_environment(root: Path, re
     assert repo.objects.get_record(annotation.observed, Observed).facts == {"python": "3.11", "threads": "1"}
 
 
-def test_a_second_annotation_only_for_something_new(root: Path, repo: Repository) -> None:
+def test_a_second_annotation_is_written_only_for_new_information(root: Path, repo: Repository) -> None:
     machine = Machine()
     settle(root)
     first = take(root, repo, machine=machine)

@@ -57,7 +57,7 @@ def test_a_model_cache_of_links_is_pinned_by_content(root: Path, repo: Repositor
     assert any("no tokenizer.json" in note for note in captured.annotation.notes)
 
 
-def test_without_the_library_there_is_no_other_id_but_an_error_with_two_ways_out(root: Path, repo: Repository) -> None:
+def test_a_tokenizer_without_its_library_is_an_error_with_two_remedies(root: Path, repo: Repository) -> None:
     class Absent(Tokenizers):
         def version(self) -> str | None:
             return None

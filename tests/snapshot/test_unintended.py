@@ -17,7 +17,7 @@ def _named(root: Path, repo: Repository) -> list[str]:
     return [line.partition(" is captured")[0] for line in taken.warnings]
 
 
-def test_untracked_files_are_named_and_tracked_or_ignored_ones_are_not(
+def test_a_warning_names_untracked_files_and_no_tracked_or_ignored_files(
     root: Path, repo: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unintended, "LARGE_BYTES", 1000)
@@ -49,7 +49,7 @@ def test_every_file_counts_without_a_commit(tmp_path: Path, repo: Repository, mo
     assert _named(tmp_path / "plain", repo) == ["wandb/"]
 
 
-def test_the_file_to_which_this_process_prints_is_named(root: Path, repo: Repository) -> None:
+def test_the_output_file_of_this_process_is_named(root: Path, repo: Repository) -> None:
     kept = os.dup(1)
     try:
         with (root / "log.txt").open("w") as log:

@@ -52,7 +52,7 @@ def test_an_object_is_fetched_once(far: CountingStore, objects: Objects) -> None
     assert far.gets == [key(digest)]
 
 
-def test_what_is_not_named_by_its_content_is_never_kept(far: CountingStore, near: CachedStore) -> None:
+def test_objects_not_named_by_their_content_are_never_cached(far: CountingStore, near: CachedStore) -> None:
     far.create("runs/r/run", b"1")
     assert [near.get("runs/r/run") for _ in range(2)] == [b"1"] * 2
     assert near.refetch("runs/r/run") == b"1"
@@ -62,9 +62,7 @@ def test_what_is_not_named_by_its_content_is_never_kept(far: CountingStore, near
         near.get("runs/r/run")
 
 
-def test_a_part_of_a_pack_brings_all_of_it_and_a_part_of_a_large_object_that_part(
-    far: CountingStore, objects: Objects
-) -> None:
+def test_reading_a_part_caches_a_whole_pack_or_part_of_a_large_object(far: CountingStore, objects: Objects) -> None:
     pack = bytes(range(256)) * 64
     large = os.urandom(cache.WHOLE_BYTES + 5 * _MIB)
     for data, fetches in ((pack, 1), (large, 3)):
@@ -77,7 +75,7 @@ def test_a_part_of_a_pack_brings_all_of_it_and_a_part_of_a_large_object_that_par
         assert len(far.gets) == fetches
 
 
-def test_a_chunk_that_is_read_as_a_slice_is_kept(far: CountingStore, objects: Objects, near: CachedStore) -> None:
+def test_a_chunk_that_is_read_as_a_slice_is_cached(far: CountingStore, objects: Objects, near: CachedStore) -> None:
     data = os.urandom(cache.WHOLE_BYTES + 1)
     digest = _put(far, data)
     part = Slice(object=digest, offset=0, size_bytes=len(data), digest=digest)
@@ -85,7 +83,7 @@ def test_a_chunk_that_is_read_as_a_slice_is_kept(far: CountingStore, objects: Ob
     assert far.gets == [key(digest)] and near.cached_size(key(digest)) == len(data)
 
 
-def test_what_is_created_is_kept_if_it_is_small_and_there_in_the_store_in_any_case(
+def test_a_small_created_object_is_cached_and_every_created_object_is_stored(
     far: CountingStore, objects: Objects
 ) -> None:
     small, large = objects.put(b"record"), objects.put(bytes(cache.WHOLE_BYTES + 1))
@@ -96,14 +94,16 @@ def test_what_is_created_is_kept_if_it_is_small_and_there_in_the_store_in_any_ca
     assert far.gets == [key(large)]
 
 
-def test_whether_an_object_is_there_is_asked_of_the_store(far: CountingStore, objects: Objects) -> None:
+def test_the_presence_of_an_object_is_checked_in_the_store(far: CountingStore, objects: Objects) -> None:
     digest = objects.put(b"record")
     far.delete(key(digest))
     assert not objects.has(digest)
     assert objects.put(b"record") == digest and objects.has(digest)
 
 
-def test_what_gc_deletes_leaves_the_cache_too(far: CountingStore, near: CachedStore, objects: Objects) -> None:
+def test_an_object_that_gc_deletes_is_removed_from_the_cache(
+    far: CountingStore, near: CachedStore, objects: Objects
+) -> None:
     digest = objects.put(b"record")
     near.delete(key(digest))
     with pytest.raises(NotFound):
@@ -145,7 +145,7 @@ def test_a_damaged_entry_is_replaced_and_never_an_error(
             assert entry.read_bytes() == data
 
 
-def test_a_damaged_object_of_the_store_is_an_error_that_names_it(far: CountingStore, objects: Objects) -> None:
+def test_a_damaged_object_of_the_store_is_named_in_an_error(far: CountingStore, objects: Objects) -> None:
     digest = _put(far, b"content")
     path = Path(far.url) / key(digest)
     path.chmod(0o644)
@@ -172,7 +172,7 @@ def _age(tmp_path: Path, digests: list[str]) -> None:
         os.utime(tmp_path / "cache" / key(digest), (used_s, used_s))
 
 
-def test_what_was_used_least_lately_is_dropped_first(far: CountingStore, tmp_path: Path) -> None:
+def test_the_least_recently_used_entry_is_dropped_first(far: CountingStore, tmp_path: Path) -> None:
     near = CachedStore(far, tmp_path / "cache", 16 * _MIB)
     objects = Objects(near, Format())
     digests = _fill(far, objects, 16)
@@ -185,7 +185,7 @@ def test_what_was_used_least_lately_is_dropped_first(far: CountingStore, tmp_pat
     assert held == [True] * 4 + [False] * 2 + [True] * 10
 
 
-def test_an_entry_that_is_being_read_may_be_dropped(far: CountingStore, near: CachedStore, objects: Objects) -> None:
+def test_an_open_entry_can_be_dropped(far: CountingStore, near: CachedStore, objects: Objects) -> None:
     digest = _put(far, b"content")
     objects.get(digest)
     descriptor = near.descriptor(key(digest))
@@ -203,7 +203,7 @@ def test_an_object_larger_than_the_cache_is_read_and_not_kept(far: CountingStore
     assert near.cached_size(key(digest)) is None
 
 
-def test_a_lost_account_and_lost_entries_are_found_out_by_the_next_trim(far: CountingStore, tmp_path: Path) -> None:
+def test_the_next_trim_corrects_a_lost_size_account_and_lost_entries(far: CountingStore, tmp_path: Path) -> None:
     near = CachedStore(far, tmp_path / "cache", 8 * _MIB)
     objects = Objects(near, Format())
     digests = _fill(far, objects, 6)
@@ -220,7 +220,7 @@ def test_a_lost_account_and_lost_entries_are_found_out_by_the_next_trim(far: Cou
     assert objects.get(digests[0])
 
 
-def test_threads_that_miss_one_object_fetch_it_once(far: CountingStore, objects: Objects) -> None:
+def test_threads_that_miss_the_same_object_send_one_request(far: CountingStore, objects: Objects) -> None:
     digest = _put(far, os.urandom(_MIB))
     gate = threading.Barrier(8)
 
@@ -236,7 +236,7 @@ def test_threads_that_miss_one_object_fetch_it_once(far: CountingStore, objects:
     assert far.gets == [key(digest)]
 
 
-def test_one_that_hangs_while_it_fetches_is_not_waited_for_long(
+def test_a_reader_waits_only_briefly_for_a_hanging_fetch(
     far: CountingStore, near: CachedStore, objects: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "_PATIENCE_S", 0.05)
@@ -245,7 +245,7 @@ def test_one_that_hangs_while_it_fetches_is_not_waited_for_long(
         assert objects.get(digest) == b"content"
 
 
-def test_where_there_are_no_locks_everybody_fetches(far: CountingStore, objects: Objects, tmp_path: Path) -> None:
+def test_an_object_is_cached_without_lock_files(far: CountingStore, objects: Objects, tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "locks").write_text("in the way")
     digest = _put(far, b"content")
@@ -253,7 +253,7 @@ def test_where_there_are_no_locks_everybody_fetches(far: CountingStore, objects:
     assert len(far.gets) == 1
 
 
-def test_a_directory_that_cannot_be_made_is_said_once_and_no_error(
+def test_an_unusable_cache_folder_causes_a_single_warning_and_no_error(
     far: CountingStore, objects: Objects, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     (tmp_path / "cache").write_text("in the way")
@@ -263,7 +263,7 @@ def test_a_directory_that_cannot_be_made_is_said_once_and_no_error(
     assert len(caplog.records) == 1 and "cannot write to the cache" in caplog.text
 
 
-def test_what_killed_processes_left_is_swept(far: CountingStore, near: CachedStore, tmp_path: Path) -> None:
+def test_leftover_files_of_killed_processes_are_removed(far: CountingStore, near: CachedStore, tmp_path: Path) -> None:
     left = tmp_path / "cache" / "tmp" / "left-by-a-kill"
     left.parent.mkdir(parents=True)
     left.write_bytes(b"half")
@@ -273,6 +273,6 @@ def test_what_killed_processes_left_is_swept(far: CountingStore, near: CachedSto
 
 
 @pytest.mark.parametrize("first", ["read", "create"])
-def test_others_cannot_read_it(far: CountingStore, objects: Objects, tmp_path: Path, first: str) -> None:
+def test_the_cache_folder_is_private(far: CountingStore, objects: Objects, tmp_path: Path, first: str) -> None:
     objects.get(_put(far, b"content")) if first == "read" else objects.put(b"content")
     assert (tmp_path / "cache").stat().st_mode & 0o077 == 0

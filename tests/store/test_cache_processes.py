@@ -53,7 +53,7 @@ def _held_bytes(base: Path) -> int:
     return sum(found.size_bytes for found in LocalStore(base / "cache").list("objects/"))
 
 
-def test_eight_processes_in_a_small_cache_read_what_was_written_and_keep_its_limit(tmp_path: Path) -> None:
+def test_eight_processes_read_correct_bytes_through_a_cache_within_its_limit(tmp_path: Path) -> None:
     digests = _far(tmp_path)
     limit = 10 * 64 * _KIB
     readers = [_start(tmp_path, limit, seed, 3) for seed in range(8)]
@@ -64,7 +64,7 @@ def test_eight_processes_in_a_small_cache_read_what_was_written_and_keep_its_lim
     assert list((tmp_path / "cache" / "tmp").iterdir()) == []
 
 
-def test_eight_processes_fetch_each_object_once_where_there_is_room(tmp_path: Path) -> None:
+def test_eight_processes_fetch_each_object_once_if_the_cache_has_room(tmp_path: Path) -> None:
     digests = _far(tmp_path)
     readers = [_start(tmp_path, 2**30, seed, 2) for seed in range(8)]
     assert sum(_ended(reader)[1] for reader in readers) == len(digests)
@@ -72,7 +72,7 @@ def test_eight_processes_fetch_each_object_once_where_there_is_room(tmp_path: Pa
 
 
 @pytest.mark.parametrize("kills", [12, pytest.param(500, marks=pytest.mark.soak)])
-def test_readers_that_are_killed_while_they_fill_harm_nobody(tmp_path: Path, kills: int) -> None:
+def test_killed_readers_leave_a_correct_cache(tmp_path: Path, kills: int) -> None:
     digests = _far(tmp_path, 24, 256 * _KIB)
     limit = 8 * 256 * _KIB
     moments = random.Random(kills)
@@ -91,7 +91,7 @@ def test_readers_that_are_killed_while_they_fill_harm_nobody(tmp_path: Path, kil
     assert _held_bytes(tmp_path) <= limit
 
 
-def test_a_lock_of_a_killed_process_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lock_of_a_killed_process_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A process waiting for a dead process would hang here.
     monkeypatch.setattr(cache, "_PATIENCE_S", 10**6)
     (digest,) = _far(tmp_path, 1)
@@ -104,7 +104,7 @@ def test_a_lock_of_a_killed_process_is_nobodys(tmp_path: Path, monkeypatch: pyte
     assert near.get(key(digest))
 
 
-def test_a_disk_that_takes_no_more_is_said_once_and_no_error(tmp_path: Path) -> None:
+def test_a_full_disk_causes_a_single_warning_and_no_error(tmp_path: Path) -> None:
     digests = _far(tmp_path)
     reads, fetched, said = _ended(_start(tmp_path, 2**30, 0, 2, 10 * _KIB))
     # Nothing is cached, so each read fetches again: the whole object, or a part.
@@ -113,7 +113,7 @@ def test_a_disk_that_takes_no_more_is_said_once_and_no_error(tmp_path: Path) -> 
     assert _held_bytes(tmp_path) == 0 and list((tmp_path / "cache" / "tmp").iterdir()) == []
 
 
-def test_a_full_file_system_keeps_what_was_used_lately(tmp_path: Path) -> None:
+def test_a_cache_on_a_full_file_system_keeps_recently_used_entries(tmp_path: Path) -> None:
     """A real, full file system of 1 MiB, in a mount namespace of this test."""
     (tmp_path / "cache").mkdir()
     mount = 'mount -t tmpfs -o size=1m none "$0" && exec "$@"'

@@ -21,7 +21,7 @@ _OPERATIONS: dict[str, Callable[[LocalStore], object]] = {
 
 @pytest.mark.parametrize("operation", _OPERATIONS)
 @pytest.mark.parametrize("opened", [True, False])
-def test_a_store_that_is_gone_is_not_empty_and_not_made_anew(tmp_path: Path, operation: str, opened: bool) -> None:
+def test_a_missing_store_is_an_error_and_is_not_created_again(tmp_path: Path, operation: str, opened: bool) -> None:
     store = LocalStore(tmp_path / "mounted" / "store")
     Repository.create(store)
     if opened:
@@ -38,7 +38,7 @@ def test_a_store_that_is_gone_is_not_empty_and_not_made_anew(tmp_path: Path, ope
     assert store.get("objects/ab") == b"now"
 
 
-def test_bytes_are_on_the_disk_before_their_key_and_both_before_create_returns(
+def test_create_syncs_bytes_before_the_key_and_the_folder_before_its_return(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, done = LocalStore(tmp_path / "store"), list[str]()

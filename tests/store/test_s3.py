@@ -37,7 +37,9 @@ def _credentials(s3_environment: None) -> None:
 
 @pytest.mark.parametrize("fault", [*_PASSING, "ConditionalRequestConflict", "damage", "lost"])
 @pytest.mark.parametrize("times", [1, 3])
-def test_a_create_is_done_again_until_it_is_there(server: ScriptedS3, store: S3Store, fault: str, times: int) -> None:
+def test_a_create_is_repeated_until_the_object_is_stored(
+    server: ScriptedS3, store: S3Store, fault: str, times: int
+) -> None:
     server.faults = [fault] * times
     store.create("objects/ab/abc", _DATA)
     assert server.objects == {"objects/ab/abc": _DATA}
@@ -47,7 +49,7 @@ def test_a_create_is_done_again_until_it_is_there(server: ScriptedS3, store: S3S
 @pytest.mark.parametrize("fault", [*_PASSING, "half"])
 @pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("span", [(0, None), (100, 1000)])
-def test_a_read_is_done_again_until_it_is_whole(
+def test_a_read_is_repeated_until_the_data_is_whole(
     server: ScriptedS3, store: S3Store, fault: str, times: int, span: tuple[int, int | None]
 ) -> None:
     server.objects["objects/ab/abc"] = _DATA
@@ -58,7 +60,7 @@ def test_a_read_is_done_again_until_it_is_whole(
 
 
 @pytest.mark.parametrize("fault", _PASSING)
-def test_a_look_is_done_again_until_it_is_answered(server: ScriptedS3, store: S3Store, fault: str) -> None:
+def test_a_stat_is_repeated_until_the_server_answers(server: ScriptedS3, store: S3Store, fault: str) -> None:
     server.objects["a"] = _DATA
     server.faults = [fault] * 3
     found = store.stat("a")
@@ -67,7 +69,9 @@ def test_a_look_is_done_again_until_it_is_answered(server: ScriptedS3, store: S3
 
 @pytest.mark.parametrize("fault", [*_PASSING, "half"])
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_listing_is_done_again_until_it_is_whole(server: ScriptedS3, store: S3Store, fault: str, times: int) -> None:
+def test_a_listing_is_repeated_until_all_keys_are_listed(
+    server: ScriptedS3, store: S3Store, fault: str, times: int
+) -> None:
     server.objects |= {f"runs/{number:04d}/run": b"1" for number in range(1200)}
     server.faults = [fault] * times
     assert [found.key for found in store.list("runs/")] == sorted(server.objects)
@@ -76,27 +80,27 @@ def test_a_listing_is_done_again_until_it_is_whole(server: ScriptedS3, store: S3
     assert not server.faults
 
 
-def test_a_lost_answer_to_a_create_that_another_won_is_a_loss(server: ScriptedS3, store: S3Store) -> None:
+def test_a_create_with_a_lost_answer_fails_if_another_writer_won(server: ScriptedS3, store: S3Store) -> None:
     server.faults = ["overtaken"]
     with pytest.raises(ObjectExists):
         store.create("runs/r/run", _DATA)
     assert server.objects["runs/r/run"] == b"another's"
 
 
-def test_a_bit_that_flips_where_an_answer_was_lost_makes_no_loss(server: ScriptedS3, store: S3Store) -> None:
+def test_a_create_with_a_lost_answer_succeeds_despite_a_flipped_bit(server: ScriptedS3, store: S3Store) -> None:
     server.faults = ["lost", "PreconditionFailed", "flip"]
     store.create("runs/r/run", _DATA)
     assert server.objects == {"runs/r/run": _DATA}
     assert not server.faults
 
 
-def test_equal_bytes_that_were_there_before_are_no_success(server: ScriptedS3, store: S3Store) -> None:
+def test_a_create_of_existing_equal_bytes_fails(server: ScriptedS3, store: S3Store) -> None:
     server.objects["runs/r/run"] = _DATA
     with pytest.raises(ObjectExists):
         store.create("runs/r/run", _DATA)
 
 
-def test_a_stalled_transfer_is_abandoned_and_done_again_by_either_client(server: ScriptedS3) -> None:
+def test_both_clients_repeat_a_stalled_transfer(server: ScriptedS3) -> None:
     store = S3Store(parse(server.url(stall_s="0.2")), _AT_ONCE)
     server.faults = ["stall", "stall"]
     store.create("a", _DATA)
@@ -107,7 +111,7 @@ def test_a_stalled_transfer_is_abandoned_and_done_again_by_either_client(server:
     assert server.objects == {"a": _DATA}
 
 
-def test_a_budget_that_is_spent_ends_in_one_clear_error(server: ScriptedS3) -> None:
+def test_an_exhausted_retry_budget_ends_in_an_error_with_its_cause(server: ScriptedS3) -> None:
     store = S3Store(parse(server.url()), RetryPolicy(budget_s=0.0))
     server.always = lambda method, _key: "InternalError" if method == "PUT" else None
     with pytest.raises(StoreFailing, match=r"store/a .*s3://bucket/store.*InternalError"):
@@ -115,7 +119,7 @@ def test_a_budget_that_is_spent_ends_in_one_clear_error(server: ScriptedS3) -> N
     assert server.count("PUT") == 2
 
 
-def test_a_server_that_is_not_there_is_told_soon(server: ScriptedS3) -> None:
+def test_an_unreachable_server_is_reported_soon(server: ScriptedS3) -> None:
     with ScriptedS3() as gone:
         url = gone.url()
     store = S3Store(parse(url), RetryPolicy(contact_s=0.0))
@@ -132,7 +136,7 @@ def test_a_server_that_is_not_there_is_told_soon(server: ScriptedS3) -> None:
         (lambda store: list(store.list("runs/")), "s3:ListBucket on arn:aws:s3:::bucket"),
     ],
 )
-def test_what_is_denied_names_the_action_and_the_object(
+def test_an_access_error_names_the_denied_action_and_the_object(
     server: ScriptedS3, store: S3Store, ask: Callable[[S3Store], object], action: str
 ) -> None:
     server.always = lambda _method, _key: "AccessDenied"
@@ -149,7 +153,7 @@ def test_what_is_denied_names_the_action_and_the_object(
         ("NotImplemented", StoreError, "s3:PutObject"),
     ],
 )
-def test_other_refusals_are_one_clear_error_each(
+def test_each_refusal_of_the_server_has_its_own_error(
     server: ScriptedS3, store: S3Store, code: str, error: type[StoreError], says: str
 ) -> None:
     server.always = lambda _method, key: code if key else None
@@ -157,7 +161,7 @@ def test_other_refusals_are_one_clear_error_each(
         store.create("a", b"x")
 
 
-def test_without_credentials_the_way_to_have_some_is_named(
+def test_missing_credentials_are_an_error_with_a_remedy(
     server: ScriptedS3, store: S3Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
@@ -166,7 +170,7 @@ def test_without_credentials_the_way_to_have_some_is_named(
     assert "AWS_PROFILE" in caught.value.hint
 
 
-def test_credentials_that_expire_in_the_middle_are_read_anew(
+def test_expired_credentials_are_read_again(
     server: ScriptedS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = tmp_path / "keys.json"
@@ -188,7 +192,7 @@ def test_credentials_that_expire_in_the_middle_are_read_anew(
         assert store.get(f"runs/{name}") == _DATA
 
 
-def test_expired_credentials_are_an_error_at_once_if_their_source_has_no_others(
+def test_expired_credentials_without_a_new_source_are_an_error_at_once(
     server: ScriptedS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     server.accepted_key = "another"
@@ -207,7 +211,7 @@ def test_expired_credentials_are_an_error_at_once_if_their_source_has_no_others(
         S3Store(parse(server.url()), patience).create("a", b"x")
 
 
-def test_a_server_that_lets_several_win_is_refused(server: ScriptedS3, store: S3Store) -> None:
+def test_a_server_that_accepts_several_creates_of_a_key_is_refused(server: ScriptedS3, store: S3Store) -> None:
     store.probe()
     assert not server.objects
     server.conditional = False
@@ -215,13 +219,13 @@ def test_a_server_that_lets_several_win_is_refused(server: ScriptedS3, store: S3
         S3Store(store.location, _AT_ONCE).probe()
 
 
-def test_who_may_only_read_is_not_asked_to_write(server: ScriptedS3, store: S3Store) -> None:
+def test_probe_needs_no_permission_to_write(server: ScriptedS3, store: S3Store) -> None:
     server.always = lambda method, _key: "AccessDenied" if method in ("PUT", "DELETE") else None
     store.probe()
 
 
 @pytest.mark.parametrize("faults", [[], ["InternalError"]])
-def test_what_was_asked_for_is_sent_with_every_object(server: ScriptedS3, faults: list[str]) -> None:
+def test_encryption_and_storage_class_are_sent_with_every_object(server: ScriptedS3, faults: list[str]) -> None:
     wanted = {"sse": "aws:kms", "sse_kms_key": "alias/a", "storage_class": "STANDARD_IA"}
     server.faults = list(faults)
     S3Store(parse(server.url(**wanted)), _AT_ONCE).create("a", b"x")
@@ -246,13 +250,13 @@ def test_unsigned_bytes_are_not_sent_without_tls(server: ScriptedS3) -> None:
         S3Store(parse(server.url(integrity="unsigned")), _AT_ONCE).create("a", b"x")
 
 
-def test_a_store_is_made_where_its_bucket_is_meant_to_be(server: ScriptedS3, store: S3Store) -> None:
+def test_a_store_is_created_only_in_the_expected_region(server: ScriptedS3, store: S3Store) -> None:
     assert store.expected_region() == "eu-west-1"
     with pytest.raises(WrongRegion, match=r"bucket bucket .*eu-west-1.*us-west-2"):
         S3Store(parse(server.url(region="us-west-2"))).expected_region()
 
 
-def test_joining_from_elsewhere_works_and_says_so(
+def test_joining_from_another_region_succeeds_with_a_warning(
     server: ScriptedS3, store: S3Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert store.check_region("eu-west-1") == ""

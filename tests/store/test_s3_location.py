@@ -24,7 +24,7 @@ _WORD = st.one_of(st.none(), st.text("abc/:-_.&?=# %ü", min_size=1))
         stall_s=st.floats(min_value=0.1, max_value=1000),
     )
 )
-def test_a_url_opens_what_the_options_opened(options: StoreOptions) -> None:
+def test_a_url_contains_all_options_of_the_store(options: StoreOptions) -> None:
     location = parse("s3://team/llm/", options)
     assert parse(location.url) == location and location.options == options
 
@@ -55,7 +55,7 @@ def test_settings_become_part_of_the_url() -> None:
         "gs://team/llm",
     ],
 )
-def test_what_is_no_store_is_refused(url: str) -> None:
+def test_an_invalid_store_url_is_refused(url: str) -> None:
     with pytest.raises(UsageError):
         open_store(url)
 

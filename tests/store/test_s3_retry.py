@@ -18,7 +18,7 @@ def _persistence(patience: RetryPolicy, renewed: list[None] | None = None) -> Re
     return Retrier("s3://bucket/store", patience, renew)
 
 
-def test_an_attempt_knows_its_number_and_expired_credentials_are_renewed() -> None:
+def test_each_attempt_gets_its_number_and_expired_credentials_are_renewed() -> None:
     renewed: list[None] = []
     numbers: list[int] = []
 
@@ -36,7 +36,7 @@ def test_an_attempt_knows_its_number_and_expired_credentials_are_renewed() -> No
 
 
 @pytest.mark.parametrize(("unreachable", "error"), [(False, StoreFailing), (True, StoreUnreachable)])
-def test_a_spent_budget_is_an_error_that_says_what_it_was(unreachable: bool, error: type[Exception]) -> None:
+def test_the_error_of_an_exhausted_budget_names_the_cause(unreachable: bool, error: type[Exception]) -> None:
     def attempt(_number: int) -> None:
         raise TransientError("the cause", unreachable=unreachable)
 
@@ -44,7 +44,7 @@ def test_a_spent_budget_is_an_error_that_says_what_it_was(unreachable: bool, err
         _persistence(RetryPolicy(budget_s=0.0, contact_s=0.0)).call("reading a", attempt)
 
 
-def test_other_errors_are_not_tried_again() -> None:
+def test_an_error_that_is_not_transient_is_not_retried() -> None:
     calls: list[int] = []
 
     def attempt(number: int) -> None:

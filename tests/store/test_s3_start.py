@@ -24,7 +24,7 @@ def _credentials(s3_environment: None) -> None:
     pass
 
 
-def test_a_region_that_is_remembered_is_not_asked_for(server: ScriptedS3, store: S3Store) -> None:
+def test_a_remembered_region_is_not_requested_from_the_server(server: ScriptedS3, store: S3Store) -> None:
     store.assume_region("eu-west-1")
     store.create("a", b"x")
     assert store.check_region("eu-west-1") == "" and store.region() == "eu-west-1"
@@ -70,7 +70,7 @@ print(*sys.modules)
 """
 
 
-def test_where_variables_say_all_botocore_is_not_loaded(server: ScriptedS3) -> None:
+def test_botocore_is_not_loaded_if_variables_contain_all_settings(server: ScriptedS3) -> None:
     done = subprocess.run([sys.executable, "-c", _QUIETLY, server.url()], capture_output=True, text=True, check=True)
     assert "obstore" in done.stdout.split() and not {"boto3", "botocore"}.intersection(done.stdout.split())
 
@@ -90,7 +90,7 @@ def test_where_variables_say_all_botocore_is_not_loaded(server: ScriptedS3) -> N
         ({"AWS_CA_BUNDLE": "/etc/authorities.pem"}, True),
     ],
 )
-def test_what_variables_say_is_what_boto3_s_chain_would(
+def test_settings_from_variables_equal_settings_of_the_boto3_chain(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variables: dict[str, str], found: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -104,7 +104,7 @@ def test_what_variables_say_is_what_boto3_s_chain_would(
         assert (said.credentials, said.here, said.authorities) == (chain.credentials(), chain.here, chain.authorities)
 
 
-def test_a_store_that_nobody_needs_any_more_is_given_back(server: ScriptedS3) -> None:
+def test_an_unreferenced_store_is_freed_with_its_clients(server: ScriptedS3) -> None:
     """Includes its clients, which hold a dozen MiB each: a process may open many."""
     store = S3Store(parse(server.url()), _AT_ONCE)
     store.create("a", b"x")

@@ -92,7 +92,7 @@ def _named(report: FsckReport) -> list[tuple[str, str]]:
     return [(one.kind, one.key) for one in report.damage]
 
 
-def test_what_the_server_vouches_for_is_not_downloaded(server: ScriptedS3, open_filled: Open) -> None:
+def test_fsck_downloads_no_chunk_with_a_server_checksum(server: ScriptedS3, open_filled: Open) -> None:
     repo = open_filled()
     chunks = _chunks(repo)
     server.requests.clear()
@@ -108,7 +108,7 @@ def test_what_the_server_vouches_for_is_not_downloaded(server: ScriptedS3, open_
     assert server.count("HEAD") == 0
 
 
-def test_read_data_finds_what_was_changed_behind_the_server_s_back(server: ScriptedS3, open_filled: Open) -> None:
+def test_read_data_finds_changed_bytes_with_an_unchanged_checksum(server: ScriptedS3, open_filled: Open) -> None:
     repo = open_filled()
     where = _chunks(repo)[0]
     server.objects[where] = _flipped(server.objects[where])
@@ -119,7 +119,7 @@ def test_read_data_finds_what_was_changed_behind_the_server_s_back(server: Scrip
 
 
 @pytest.mark.parametrize("kept", ["none", "of parts"])
-def test_what_is_not_vouched_for_is_read(server: ScriptedS3, open_filled: Open, kept: str) -> None:
+def test_fsck_reads_every_object_if_no_full_checksum_exists(server: ScriptedS3, open_filled: Open, kept: str) -> None:
     repo = open_filled()
     if kept == "none":
         server.checksums.clear()
@@ -132,7 +132,7 @@ def test_what_is_not_vouched_for_is_read(server: ScriptedS3, open_filled: Open, 
     assert _named(fsck.check(repo)) == [("corrupt", where)]
 
 
-def test_only_what_one_server_does_not_vouch_for_is_read(server: ScriptedS3, open_filled: Open) -> None:
+def test_fsck_reads_only_chunks_without_a_checksum(server: ScriptedS3, open_filled: Open) -> None:
     repo = open_filled()
     first, second = _chunks(repo)[:2]
     del server.checksums[first]
@@ -163,7 +163,7 @@ def test_a_wrong_size_is_found_without_a_download(
     assert where not in {key for _, key, _ in server.requests}
 
 
-def test_what_nothing_names_has_no_size_to_be_right_and_is_read(server: ScriptedS3, open_filled: Open) -> None:
+def test_fsck_reads_an_unreferenced_object(server: ScriptedS3, open_filled: Open) -> None:
     repo = open_filled()
     digest = repo.objects.put(b"left by a killed writer")
     where = f"objects/{digest[:2]}/{digest}"
@@ -171,7 +171,7 @@ def test_what_nothing_names_has_no_size_to_be_right_and_is_read(server: Scripted
     assert ("corrupt", where) in _named(fsck.check(repo))
 
 
-def test_a_pack_whose_end_nothing_names_is_read(server: ScriptedS3, open_filled: Open) -> None:
+def test_fsck_reads_a_pack_with_an_unreferenced_end(server: ScriptedS3, open_filled: Open) -> None:
     repo = open_filled()
     pack = repo.objects.put(b"named, and not")
     name = repo.objects.digest(b"named")
@@ -187,7 +187,7 @@ def test_a_pack_whose_end_nothing_names_is_read(server: ScriptedS3, open_filled:
     assert report.distrusted and _named(report) == [("corrupt", where)]
 
 
-def test_a_server_that_vouches_for_a_damaged_record_is_not_believed(server: ScriptedS3, open_filled: Open) -> None:
+def test_a_server_with_a_false_checksum_of_a_record_is_not_trusted(server: ScriptedS3, open_filled: Open) -> None:
     repo = open_filled()
     record, chunk = snapshots.ids(repo)[0], _chunks(repo)[0]
     where = f"objects/{record[:2]}/{record}"
@@ -197,21 +197,21 @@ def test_a_server_that_vouches_for_a_damaged_record_is_not_believed(server: Scri
     assert {("corrupt", where), ("corrupt", chunk)} == set(_named(report))
 
 
-def test_another_kind_of_checksum_vouches_for_the_bytes_alone(server: ScriptedS3, open_filled: Open) -> None:
+def test_fsck_accepts_a_crc_checksum_in_place_of_reading(server: ScriptedS3, open_filled: Open) -> None:
     repo = open_filled("crc64nvme")
     report = fsck.check(repo)
     assert report.clean and [one.checksum for one in report.vouched] == ["CRC64NVME"]
     assert server.count("HEAD") == 0
 
 
-def test_a_store_that_does_not_answer_is_an_error_and_no_damage(server: ScriptedS3, open_filled: Open) -> None:
+def test_a_denied_request_is_an_error_and_no_damage(server: ScriptedS3, open_filled: Open) -> None:
     repo = open_filled()
     server.always = lambda method, key: "AccessDenied" if key.startswith("runs/") else None
     with pytest.raises(AccessDenied):
         fsck.check(repo)
 
 
-def test_answers_about_checksums_are_asked_for_again_where_they_fail(server: ScriptedS3) -> None:
+def test_failed_checksum_listings_are_repeated(server: ScriptedS3) -> None:
     store = S3Store(parse(server.url()), _AT_ONCE)
     for number in range(3):
         store.create(f"objects/ab/{number}", b"%d" % number)
@@ -225,7 +225,7 @@ def test_answers_about_checksums_are_asked_for_again_where_they_fail(server: Scr
     ]
 
 
-def test_a_directory_vouches_for_nothing(tmp_path: Path) -> None:
+def test_fsck_of_a_directory_store_reads_every_object(tmp_path: Path) -> None:
     repo = Repository.create(LocalStore(tmp_path / "store", durable=False))
     assert not isinstance(repo.store, ChecksumListing)
     fill(repo, tmp_path / "files", Scale())

@@ -20,7 +20,7 @@ def test_the_configuration_is_valid_and_names_the_template(name: str) -> None:
     assert settings.run.nproc == 2
 
 
-def test_what_is_shared_is_one_file() -> None:
+def test_shared_template_files_are_links_to_one_file() -> None:
     for shared in (path for path in (ROOT / "templates" / "gpt").iterdir() if path.is_file()):
         for name in NAMES:
             link = ROOT / "templates" / name / shared.name
@@ -28,7 +28,7 @@ def test_what_is_shared_is_one_file() -> None:
             assert link.resolve() == shared
 
 
-def test_ignore_rules_are_the_same_in_each() -> None:
+def test_ignore_rules_are_equal_in_all_templates() -> None:
     # Not a link: git does not follow links for its own files.
     rules = [(ROOT / "templates" / name / ".gitignore").read_text() for name in NAMES]
     assert rules[0] == rules[1]
@@ -40,7 +40,7 @@ def test_templates_declare_the_versions_that_m5ws_is_tested_with() -> None:
         assert (ROOT / "templates" / name / "constraints.txt").resolve() == ROOT / "constraints.txt"
 
 
-def test_templates_differ_in_what_they_show_alone() -> None:
+def test_template_configs_differ_only_in_the_zero_stage() -> None:
     fsdp, zero = (YAML(typ="safe").load(ROOT / "templates" / name / "config.yaml") for name in NAMES)
     assert zero.pop("zero_stage") == 2
     assert fsdp == zero

@@ -55,7 +55,7 @@ def test_a_text_cut_inside_a_character_stays_text(module: Load, text: Path) -> N
     assert module("prepare").corpus(text / "b.txt", cut) == whole.encode()[: cut - 1].decode()
 
 
-def test_the_tokenizer_gives_any_text_back(module: Load) -> None:
+def test_the_tokenizer_decodes_any_text_unchanged(module: Load) -> None:
     tokenizer = module("prepare").train_tokenizer("to be or not to be\n" * 50, 300)
     strange = "\tdéf 世界 \x00 🙂\r\n  end"
     assert tokenizer.decode(tokenizer.encode(strange).ids) == strange
@@ -77,7 +77,7 @@ def test_ranks_share_each_epoch_without_overlap(module: Load, world: int) -> Non
     assert len(seen) == len(set(seen)) == len(batches) * 4 * world
 
 
-def test_the_order_is_of_seed_and_epoch_alone(module: Load) -> None:
+def test_the_data_order_depends_only_on_seed_and_epoch(module: Load) -> None:
     def order(seed: int, epoch: int) -> list[int]:
         batches = module("data").Batches(torch.arange(1001), 10, 4, seed=seed, rank=0, world=2)
         batches.set_epoch(epoch)
@@ -88,7 +88,7 @@ def test_the_order_is_of_seed_and_epoch_alone(module: Load) -> None:
     assert len({tuple(order(seed, epoch)) for seed in (1, 2) for epoch in (0, 1)}) == 4
 
 
-def test_batches_go_on_where_they_stood(module: Load) -> None:
+def test_restored_batches_continue_at_the_saved_position(module: Load) -> None:
     def batches(epoch: int) -> Any:
         made = module("data").Batches(torch.arange(1001), 10, 4, seed=1, rank=1, world=2)
         made.set_epoch(epoch)
@@ -105,7 +105,7 @@ def test_batches_go_on_where_they_stood(module: Load) -> None:
         assert [x.tolist() for x, _ in second] == whole[stop:]
 
 
-def test_the_model_does_not_look_ahead(module: Load) -> None:
+def test_the_model_output_does_not_depend_on_later_tokens(module: Load) -> None:
     torch.manual_seed(0)
     model = module("model").GPT(vocabulary=50, length=8, layers=2, heads=2, width=16, dropout=0.5).eval()
     given: list[torch.Tensor] = []
@@ -119,7 +119,7 @@ def test_the_model_does_not_look_ahead(module: Load) -> None:
     assert not torch.equal(given[0][:, 5:], given[1][:, 5:])
 
 
-def test_an_untrained_model_knows_nothing(module: Load) -> None:
+def test_an_untrained_model_has_the_loss_of_random_guessing(module: Load) -> None:
     torch.manual_seed(0)
     model = module("model").GPT(vocabulary=50, length=8, layers=2, heads=2, width=16, dropout=0.1)
     x = torch.randint(0, 50, (64, 8))

@@ -50,7 +50,7 @@ def compiled() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("template", ["gpt-fsdp", pytest.param("gpt-deepspeed", marks=pytest.mark.soak)])
-def test_a_template_runs_without_m5ws_around_it(workspace: Make, text: Path, template: str) -> None:
+def test_a_template_runs_without_m5ws(workspace: Make, text: Path, template: str) -> None:
     root = workspace(template)
     call(root, sys.executable, "prepare.py", str(text))
     before = {path.name for path in root.iterdir()}
@@ -80,6 +80,6 @@ def test_a_template_is_reproduced(workspace: Make, text: Path, template: str, ch
 
 
 @pytest.mark.soak
-def test_another_stage_is_reproduced(workspace: Make, text: Path, fork_parents: ForkParents) -> None:
+def test_another_zero_stage_is_reproduced(workspace: Make, text: Path, fork_parents: ForkParents) -> None:
     with command_line.forked_ranks(fork_parents):
         check_it_is_reproduced(workspace("gpt-deepspeed"), text, "zero_stage=3", m5ws_here)

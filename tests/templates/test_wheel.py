@@ -55,7 +55,7 @@ def installed(wheel: Path) -> Path:
 
 
 @pytest.mark.long
-def test_the_compiled_kernel_comes_with_the_wheel_and_without_it_the_sums_are_the_same(
+def test_sums_are_equal_with_and_without_the_compiled_kernel_of_the_wheel(
     wheel: Path, installed: Path, tmp_path: Path
 ) -> None:
     assert "-cp311-abi3-linux_" in wheel.name
@@ -68,7 +68,7 @@ def test_the_compiled_kernel_comes_with_the_wheel_and_without_it_the_sums_are_th
     assert compiled[0] == computed[0] and (compiled[1], computed[1]) == ("True", "False")
 
 
-def test_templates_are_whole(installed: Path) -> None:
+def test_the_wheel_contains_all_template_files(installed: Path) -> None:
     for name in ("gpt-fsdp", "gpt-deepspeed"):
         for source in (path for path in (ROOT / "templates" / name).rglob("*") if path.is_file()):
             if not {"__pycache__", "data", "tokenizer"}.intersection(source.relative_to(ROOT).parts):
@@ -77,13 +77,13 @@ def test_templates_are_whole(installed: Path) -> None:
                 assert shipped.read_bytes() == source.read_bytes()
 
 
-def test_every_file_of_the_package_is_there(installed: Path) -> None:
+def test_the_wheel_contains_every_file_of_the_package(installed: Path) -> None:
     files = {path.relative_to(ROOT) for path in (ROOT / "m5ws").rglob("*") if path.is_file() and path.suffix != ".pyc"}
     assert not [path for path in files if not (installed / path).is_file()]
     assert not list(installed.glob("tests*"))
 
 
-def test_commands_and_plug_ins_are_named(installed: Path) -> None:
+def test_the_wheel_declares_commands_and_plug_ins(installed: Path) -> None:
     (entry_points,) = installed.glob("*.dist-info/entry_points.txt")
     parser = configparser.ConfigParser()
     parser.read(entry_points)

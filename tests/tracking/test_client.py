@@ -48,13 +48,13 @@ def test_a_tracker_that_is_down_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
             Mlflow(uri, "tests", "", Path()).ui_page()
 
 
-def test_an_embedded_store_is_not_made_by_a_question(tmp_path: Path) -> None:
+def test_a_query_does_not_create_an_embedded_store(tmp_path: Path) -> None:
     nowhere = Mlflow(f"sqlite:///{tmp_path}/no.db", "tests", "", tmp_path)
     assert nowhere.ui_page() == ""
     assert nowhere.logged("0" * 12) == LoggedResults()
 
 
-def test_script_metrics_are_exact_and_only_the_script_s(
+def test_logged_metrics_are_exact_and_exclude_metrics_of_m5ws_and_the_system(
     repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
 ) -> None:
     values = [0.1 + 0.2, 5e-324, -1.5, math.nan, 2.0**1000]
@@ -76,7 +76,7 @@ def test_script_metrics_are_exact_and_only_the_script_s(
     assert set(found) == {"val/loss", "unstepped", *(f"m{i}" for i in range(30))}
 
 
-def test_parameters_and_artifacts_are_only_the_script_s(
+def test_logged_parameters_and_artifacts_exclude_entries_of_m5ws(
     repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient, tmp_path: Path
 ) -> None:
     tags = {"m5ws.run_id": run.id, "m5ws.attempt": "1", "m5ws.rank": "0"}
@@ -184,7 +184,7 @@ def test_a_verdict_after_two_replays_is_on_all_three_pages(
     assert _tags(client, two) == before
 
 
-def test_what_segments_say_together_is_on_the_run_s_page(
+def test_the_joint_verdict_of_segments_is_on_the_page_of_the_run(
     repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
 ) -> None:
     _finished(repo, run)
@@ -231,7 +231,7 @@ def test_notes_are_on_the_run_s_page_at_once_and_after_every_delivery(
     assert _tags(client, run) == tags
 
 
-def test_the_ui_of_a_server_is_that_server() -> None:
+def test_the_ui_of_a_server_has_the_url_of_the_server() -> None:
     server = Mlflow("https://mlflow.example", "tests", "", Path())
     assert (server.ui_argv(5000), server.ui_url(5000)) == ((), "https://mlflow.example")
 

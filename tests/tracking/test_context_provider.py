@@ -64,7 +64,9 @@ def test_a_script_s_own_run_is_tagged(tracker: Mlflow, client: MlflowClient, tmp
     assert (tmp_path / LOGGED).exists()
 
 
-def test_it_says_nothing_outside_and_never_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_context_provider_has_no_tags_outside_a_run_and_never_raises(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("M5WS_CONTEXT", raising=False)
     assert not M5Context().in_context()
     for path, content in ((tmp_path / "none", None), (tmp_path / "odd", b"not a context")):
@@ -74,7 +76,7 @@ def test_it_says_nothing_outside_and_never_raises(monkeypatch: pytest.MonkeyPatc
         assert M5Context().tags() == {}
 
 
-def test_importing_it_loads_next_to_nothing() -> None:
+def test_importing_the_context_provider_loads_neither_msgspec_nor_mlflow() -> None:
     probe = (
         "import sys; before = set(sys.modules); import m5ws.tracking.mlflow.context_provider; "
         "print(set(sys.modules) - before)"

@@ -78,7 +78,7 @@ def _another(repo: Repository, run: Run) -> Run:
 
 
 @pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.soak)])
-def test_every_write_may_be_the_last(
+def test_the_next_follower_completes_a_page_after_a_kill_at_any_write(
     repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient, stride: int
 ) -> None:
     whole = _another(repo, run)
@@ -99,7 +99,7 @@ def test_every_write_may_be_the_last(
     assert writes > 10
 
 
-def test_a_follower_goes_on_after_any_failure(
+def test_a_follower_continues_after_any_failed_write(
     repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
 ) -> None:
     """The same process, whose MLflow fails after every write in turn, and which reads the ledger once."""

@@ -79,7 +79,7 @@ def _losses(first: int, last: int) -> list[tuple[int, str]]:
     return [(number, (1 / number).hex()) for number in range(first, last + 1)]
 
 
-def test_a_run_that_diverges_is_delivered_to_its_end(
+def test_a_run_with_losses_that_are_not_finite_is_delivered_completely(
     repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
 ) -> None:
     written.begin(repo, run)
@@ -152,7 +152,9 @@ def test_a_finished_run_is_delivered_whole(repo: Repository, run: Run, tracker: 
     assert _history(client, run, "m5ws/loss") == _losses(1, 5)
 
 
-def test_what_is_absent_is_said_to_be_absent(repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient) -> None:
+def test_absent_facts_have_the_tag_value_absent(
+    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
+) -> None:
     written.begin(repo, run, facts={"torch": "2.13.0+cpu"})
     written.end(repo, run, outcome="failed")
     _deliver(tracker, run)
@@ -164,7 +166,7 @@ def test_what_is_absent_is_said_to_be_absent(repo: Repository, run: Run, tracker
 
 
 @pytest.mark.long
-def test_it_follows_and_kills_leave_no_gap_and_no_duplicate(
+def test_kills_of_a_follower_leave_no_gap_and_no_duplicate(
     repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient, start: Start
 ) -> None:
     """Killed in the midst of a delivery, twice over."""
@@ -205,7 +207,7 @@ def test_a_batch_that_is_sent_twice_is_in_mlflow_once(
     assert _page(client, run).data.tags[DELIVERED_TAG] == "1:20"
 
 
-def test_a_resumed_attempt_goes_on_on_the_same_page(
+def test_a_resumed_attempt_continues_on_the_same_page(
     repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
 ) -> None:
     written.begin(repo, run)
@@ -227,7 +229,7 @@ def test_a_resumed_attempt_goes_on_on_the_same_page(
     )
 
 
-def test_a_script_s_own_page_is_adopted_and_kept_as_it_is(
+def test_the_page_of_a_script_is_adopted_and_its_content_is_kept(
     repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
 ) -> None:
     experiment = client.create_experiment("the script's own")
@@ -249,7 +251,7 @@ def test_a_script_s_own_page_is_adopted_and_kept_as_it_is(
     assert tracker.logged(run.id).metrics == {"loss": {(1, (0.5).hex())}}
 
 
-def test_mlflow_hanging_is_not_waited_for(repo: Repository, run: Run, tmp_path: Path) -> None:
+def test_a_delivery_does_not_wait_for_a_hanging_mlflow(repo: Repository, run: Run, tmp_path: Path) -> None:
     written.begin(repo, run)
     written.train(repo, run, range(1, 4))
     written.end(repo, run)
@@ -286,7 +288,7 @@ def _elsewhere(repo: Repository, tmp_path: Path, server: socket.socket) -> Mlflo
     return Mlflow(f"http://127.0.0.1:{server.getsockname()[1]}", "tests", repo.store.url, tmp_path / "runs")
 
 
-def test_without_news_the_store_is_not_asked(
+def test_a_follower_without_news_sends_no_request_to_the_store(
     repo: Repository, run: Run, tracker: Mlflow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A follower of 1,000 ranks that polled the ledger would send 1,000 requests a second."""
@@ -300,7 +302,7 @@ def test_without_news_the_store_is_not_asked(
     assert follower.page_due_s() is None
 
 
-def test_standard_input_says_when_to_read_and_when_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_on_standard_input_start_readings_and_its_end_stops_the_follower(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     with open(reader, "rb") as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
@@ -312,7 +314,7 @@ def test_standard_input_says_when_to_read_and_when_to_end(monkeypatch: pytest.Mo
         assert mlflow_follower._wait(None) == (True, True)
 
 
-def test_an_unknown_run_is_said_in_words(tracker: Mlflow) -> None:
+def test_an_unknown_run_is_reported_without_a_traceback(tracker: Mlflow) -> None:
     following = tracker.follow("feedfeedfeed")
     assert not following.close(60)
     assert "feedfeedfeed" in following.problem
@@ -341,7 +343,7 @@ class _Refusing:
         self._client.log_batch(run_id, **parts)
 
 
-def test_a_step_that_cannot_be_delivered_holds_up_no_other(
+def test_a_step_that_cannot_be_delivered_blocks_no_other_step(
     repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
 ) -> None:
     written.begin(repo, run)

@@ -67,7 +67,7 @@ def test_output_files_are_a_model_of_no_step(repo: Repository, run: Run, tracker
     assert [one.step for one in page.outputs.model_outputs] == [5]
 
 
-def test_many_checkpoints_are_asked_for_once_and_linked_in_one_call(
+def test_many_checkpoints_are_searched_once_and_linked_in_one_call(
     repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
 ) -> None:
     written.begin(repo, run)
@@ -88,7 +88,9 @@ def test_many_checkpoints_are_asked_for_once_and_linked_in_one_call(
     assert len(_page(client, run).outputs.model_outputs) == 21
 
 
-def test_a_fork_is_below_its_parent(repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient) -> None:
+def test_the_page_of_a_fork_is_below_the_page_of_its_parent(
+    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
+) -> None:
     written.begin(repo, run)
     written.train(repo, run, range(1, 4))
     name = written.checkpoint(repo, run, 2)

@@ -68,7 +68,7 @@ def test_a_step_waits_for_all_ranks() -> None:
     assert [point.step for point in points.take()] == [3]
 
 
-def test_ranks_that_record_nothing_do_not_count_in_the_end() -> None:
+def test_ranks_without_steps_do_not_count_after_the_end_of_an_attempt() -> None:
     chains = _attempt(1, 1, 3)
     chains["1"] = chains["1"][:1]
     told = _told(1, chains)
@@ -77,14 +77,14 @@ def test_ranks_that_record_nothing_do_not_count_in_the_end() -> None:
     assert [point.values["m5ws/loss"] for point in _points([*told, (1, "node", ended)])] == [1.0, 2.0, 3.0]
 
 
-def test_a_step_that_a_kill_cut_short_is_no_point() -> None:
+def test_a_step_that_a_killed_rank_lacks_is_no_point() -> None:
     chains = _attempt(1, 1, 3)
     chains["1"].pop()
     told = _told(1, chains) + _told(2, _attempt(2, 2, 4))
     assert [point.position for point in _points(told)] == [(1, 1), (1, 2), (2, 3), (2, 4)]
 
 
-def test_a_repeated_step_is_one_point_if_it_is_equal_and_two_if_not() -> None:
+def test_an_equal_repeated_step_is_one_point_and_a_changed_repeated_step_is_two() -> None:
     equal = _told(1, _attempt(1, 1, 4)) + _told(2, _attempt(2, 3, 6))
     assert [point.position for point in _points(equal)] == [(1, 1), (1, 2), (1, 3), (1, 4), (2, 5), (2, 6)]
     other = _told(1, _attempt(1, 1, 4)) + _told(2, _attempt(2, 3, 6, shift=1e-9))
@@ -93,7 +93,7 @@ def test_a_repeated_step_is_one_point_if_it_is_equal_and_two_if_not() -> None:
 
 @settings(max_examples=60)
 @given(st.data())
-def test_portions_change_nothing(data: st.DataObject) -> None:
+def test_the_order_and_size_of_portions_do_not_change_the_points(data: st.DataObject) -> None:
     attempts = {1: _attempt(1, 1, 5, world=3), 2: _attempt(2, 4, 8, world=2)}
     attempts[2]["node"].append(AttemptEnded(outcome="finished", exit_code=0))
     whole = _points([one for attempt, chains in attempts.items() for one in _told(attempt, chains)])

@@ -17,7 +17,7 @@ _MIGRATE = "import sys; from m5ws.tracking.mlflow.migrations import migrate; mig
 
 
 @pytest.mark.long
-def test_parallel_starts_make_it_once(tmp_path: Path) -> None:
+def test_parallel_starts_create_the_database_once(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/deep/mlflow.db"
     started = [subprocess.Popen([sys.executable, "-c", _MIGRATE, uri]) for _ in range(4)]
     assert [process.wait() for process in started] == [0, 0, 0, 0]
@@ -42,5 +42,5 @@ def test_an_old_database_is_copied_and_upgraded(tmp_path: Path) -> None:
         assert copy.execute("SELECT name FROM experiments").fetchall() == [("kept",)]
 
 
-def test_a_server_s_database_is_not_ours() -> None:
+def test_migrate_does_nothing_for_a_server() -> None:
     Mlflow("http://127.0.0.1:1", "tests", "", Path()).migrate()

@@ -37,7 +37,7 @@ def test_the_runs_of_a_sweep_are_below_one_page(
     assert parent.info.status == "FINISHED" and "`lr`: `1`, `2`" in parent.data.tags["mlflow.note.content"]
 
 
-def test_followers_that_create_the_page_at_the_same_time_take_one(
+def test_followers_that_create_the_page_in_parallel_use_the_same_page(
     client: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment = client.create_experiment("racing")

@@ -30,11 +30,11 @@ def test_a_run_of_a_sweep_has_its_tag(repo: Repository, tmp_path: Path) -> None:
     assert tags.tags(msgspec.structs.replace(subject, run=run))["m5ws.sweep"] == sweep.id
 
 
-def test_the_ranks_own_facts_count(repo: Repository, tmp_path: Path) -> None:
+def test_facts_from_ranks_take_precedence(repo: Repository, tmp_path: Path) -> None:
     assert _subject(repo, tmp_path).facts["threads"] == "2"
 
 
-def test_many_datasets_are_one_line_that_differs_with_any_of_them(repo: Repository, tmp_path: Path) -> None:
+def test_the_tag_of_many_datasets_is_one_line_and_changes_with_any_dataset(repo: Repository, tmp_path: Path) -> None:
     subject = _subject(repo, tmp_path)
     sets = tuple(Dataset(name=f"part {i}", kind="files", tree=f"{i:064x}", size_bytes=1) for i in range(1000))
     lines = set()
@@ -81,7 +81,7 @@ def test_a_config_that_is_no_mapping_is_no_error(repo: Repository, tmp_path: Pat
     assert params["launch.nproc"] == "2"
 
 
-def test_a_description_keeps_what_people_wrote(repo: Repository, tmp_path: Path) -> None:
+def test_a_description_keeps_text_written_by_people(repo: Repository, tmp_path: Path) -> None:
     subject = _subject(repo, tmp_path)
     once = description.placed("above\n\nbelow", description.describe_run(subject, []))
     edited = f"intro\n\n{once}"

@@ -22,7 +22,7 @@ def _tags(client: MlflowClient, run: Run) -> Any:
     return client.get_run(page).data.tags
 
 
-def test_what_mlflow_did_not_take_is_delivered_later(
+def test_records_that_mlflow_did_not_take_are_delivered_later(
     repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient, tmp_path: Path
 ) -> None:
     replay = written.publish_run(repo, run.snapshot, reproduces=run.id, purpose="reproduce")

@@ -128,7 +128,7 @@ def test_a_resume_with_other_data_is_refused(
     assert again.steps(0) == {}
 
 
-def test_a_trainer_resumes_only_beside_the_best_checkpoint_that_it_loads(
+def test_a_trainer_resumes_only_if_its_best_checkpoint_exists(
     in_process: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"load_best_model_at_end": True, "save_strategy": "steps", "save_steps": 2}
@@ -146,7 +146,7 @@ def test_a_trainer_resumes_only_beside_the_best_checkpoint_that_it_loads(
 
 
 @pytest.mark.parametrize("use", [frameworks.use_trainer, frameworks.use_lightning, frameworks.use_accelerate])
-def test_the_line_does_nothing_outside_a_run(use: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_adapter_line_does_nothing_outside_a_run(use: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     use()
     assert not list(tmp_path.glob("*.spool"))

@@ -30,7 +30,7 @@ def test_each_fact_holds_for_the_installed_version(fact: Fact) -> None:
     require([fact])
 
 
-def test_the_supported_versions_are_those_of_the_package() -> None:
+def test_the_supported_versions_equal_the_versions_in_pyproject() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     declared = [item for names in extras.values() for item in names]
     assert all(f"{package}{versions}" in declared for package, versions in facts.SUPPORTED.items())
@@ -45,7 +45,7 @@ GONE = (
 
 
 @pytest.mark.parametrize(("owner", "name", "checked"), GONE, ids=[name for _, name, _ in GONE])
-def test_an_internal_that_is_gone_is_named_with_the_version(
+def test_a_missing_internal_is_named_with_the_version(
     owner: Any, name: str, checked: tuple[Fact, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(owner, name)
@@ -67,7 +67,7 @@ def sharded(tmp_path: Path) -> Iterator[torch.nn.Module]:
         dist.destroy_process_group()
 
 
-def test_a_session_of_a_sharded_model_checks_before_it_trains(
+def test_a_session_of_a_sharded_model_checks_internals_before_training(
     sharded: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     TorchBackend(sharded, None)
@@ -76,7 +76,9 @@ def test_a_session_of_a_sharded_model_checks_before_it_trains(
         TorchBackend(sharded, None)
 
 
-def test_a_box_that_is_not_the_ranks_part_is_noticed(sharded: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_box_that_is_not_the_part_of_the_rank_is_detected(
+    sharded: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def other(*_: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return (1, 1), (0, 0)
 
@@ -85,7 +87,7 @@ def test_a_box_that_is_not_the_ranks_part_is_noticed(sharded: torch.nn.Module, m
         TorchBackend(sharded, None)
 
 
-def test_a_session_checks_only_the_facts_that_it_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_checks_only_used_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.distributed.tensor._utils, "compute_local_shape_and_global_offset")
     TorchBackend(torch.nn.Linear(1, 1), None)
 
@@ -198,7 +200,7 @@ def accesses(path: Path, internals: frozenset[str]) -> Iterator[str]:
         yield from (f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}: {name}" for name in names)
 
 
-def test_internals_are_read_in_compat_alone() -> None:
+def test_only_compat_reads_internals() -> None:
     internals = internals_of_deepspeed()
     assert {"ds_tensor", "grad_position", "ds_opt_adam", "fp32_partitioned_groups_flat"} <= internals
     found = [access for path in outside() for access in accesses(path, internals)]

@@ -30,7 +30,7 @@ LAYOUTS = ("one", "ddp-2", "fsdp-2", "fsdp-3", "fsdp-4", "hsdp-2x2", "tp-2", "fs
 
 
 @pytest.mark.long
-def test_a_save_from_any_layout_loads_exactly_into_any(fork_parents: forks.ForkParents, tmp_path: Path) -> None:
+def test_a_save_from_any_layout_loads_exactly_into_any_layout(fork_parents: forks.ForkParents, tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "store")
     Repository.create(store, Format(chunk_bytes=1000, small_bytes=300, pack_bytes=2000))
     script = str(HERE / "scripts" / "reshard.py")
@@ -85,7 +85,7 @@ def test_a_pickle_in_a_checkpoint_is_never_read(repo: Repository) -> None:
 
 
 @given(st.lists(st.integers(1, 50), max_size=8), st.integers(0, 400), st.integers(1, 400))
-def test_the_parts_read_are_those_that_hold_the_bytes(sizes: list[int], start: int, length: int) -> None:
+def test_only_parts_with_wanted_bytes_are_read(sizes: list[int], start: int, length: int) -> None:
     edges = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
     parts = [Slice(object=str(i), offset=0, size_bytes=size, digest="") for i, size in enumerate(sizes)]
     wanted, base = dcp_reader._covering(parts, start, start + length)

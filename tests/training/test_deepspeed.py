@@ -48,7 +48,7 @@ def two(fork_parents: ForkParents, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.parametrize("rank", range(3))
-def test_a_loaded_engine_goes_on_as_the_one_that_was_saved(exact: Trained, rank: int) -> None:
+def test_a_loaded_engine_continues_as_the_saved_engine(exact: Trained, rank: int) -> None:
     cases, out = exact
     for case in cases:
         result = found(out, f"exact:{case}", rank)
@@ -83,7 +83,7 @@ def test_fingerprints_name_parameters_masters_and_moments(exact: Trained) -> Non
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_fingerprints_are_those_of_the_whole_tensors(two: Path, three: Path, ranks: int) -> None:
+def test_fingerprints_of_shards_equal_fingerprints_of_whole_tensors(two: Path, three: Path, ranks: int) -> None:
     for what, values in found({2: two, 3: three}[ranks], "weights").items():
         assert values["expected"], what
         assert values["state"] == values["expected"], what
@@ -99,7 +99,7 @@ def test_the_same_weights_have_the_same_fingerprints_on_two_and_three_ranks(two:
 
 
 @pytest.mark.parametrize("rank", range(3))
-def test_what_cannot_be_restored_is_refused(three: Path, rank: int) -> None:
+def test_state_that_cannot_be_restored_is_refused(three: Path, rank: int) -> None:
     assert found(three, "refusals", rank) == {
         "not known": "StateError: levitation",
         "other engine": "UnsupportedVersion: _get_ckpt_name",
@@ -109,7 +109,7 @@ def test_what_cannot_be_restored_is_refused(three: Path, rank: int) -> None:
     }
 
 
-def test_a_run_killed_at_the_steps_that_break_equals_one_that_was_never_killed(runner: Any) -> None:
+def test_a_run_killed_at_critical_steps_equals_an_uninterrupted_run(runner: Any) -> None:
     # Saved before the next step begins, so that the last checkpoint before a kill is known.
     runner.saving = Saving(asynchronous=False)
     script, ranks, steps = str(SCRIPTS / "deepspeed_tiny.py"), 3, "20"

@@ -82,7 +82,7 @@ def bits(optimizer: Any) -> list[bytes]:
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 6, 18, 100])
-def test_an_optimizer_goes_on_as_the_one_it_was_copied_from(make: Any, steps: int) -> None:
+def test_a_copied_optimizer_continues_with_the_bits_of_its_original(make: Any, steps: int) -> None:
     optimizer = make(parameters(2))
     tracked = track(optimizer)
     for number in range(steps):
@@ -97,7 +97,7 @@ def test_an_optimizer_goes_on_as_the_one_it_was_copied_from(make: Any, steps: in
     assert tracked.powers == track(other).powers == BetaPowers(singles[0], singles[1], 0, steps + 3)
 
 
-def test_a_new_process_does_not_by_itself(make: Any) -> None:
+def test_an_optimizer_without_restored_powers_gives_other_bits(make: Any) -> None:
     """The repair is needed: this test fails when DeepSpeed restores its powers, and the repair can be removed."""
     differing = []
     optimizer = make(parameters(1))
@@ -115,7 +115,7 @@ def test_a_new_process_does_not_by_itself(make: Any) -> None:
 
 
 @pytest.mark.parametrize("steps", [3, 7])
-def test_several_betas_and_parameters_without_gradients(make: Any, steps: int) -> None:
+def test_powers_of_several_betas_are_restored_with_parameters_without_gradients(make: Any, steps: int) -> None:
     def groups() -> list[Any]:
         first, second, third = parameters(3)
         return [{"params": [first, second]}, {"params": [third], "betas": (0.8, 0.95)}]
@@ -132,7 +132,7 @@ def test_several_betas_and_parameters_without_gradients(make: Any, steps: int) -
     assert bits(other) == bits(optimizer)
 
 
-def test_an_optimizer_met_late_is_given_the_products_of_one_that_never_stopped(make: Any) -> None:
+def test_an_optimizer_tracked_late_gets_the_products_of_an_uninterrupted_optimizer(make: Any) -> None:
     optimizer = make(parameters(1))
     for number in range(5):
         take_step(optimizer, number)
@@ -143,7 +143,7 @@ def test_an_optimizer_met_late_is_given_the_products_of_one_that_never_stopped(m
     assert bits(other) == bits(optimizer)
 
 
-def test_what_is_built_is_named_again_without_torch(operator: Path) -> None:
+def test_the_path_of_a_built_operator_is_printed_without_torch(operator: Path) -> None:
     program = (
         "import sys; from m5ws.training.backends.deepspeed.cpu_adam import ensure_cpu_adam;"
         "print(ensure_cpu_adam());"
@@ -164,7 +164,7 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return built
 
 
-def test_a_lock_that_a_killed_rank_left_is_removed_where_all_is_built(built: Path, tmp_path: Path) -> None:
+def test_a_lock_of_a_killed_rank_is_removed_beside_a_built_operator(built: Path, tmp_path: Path) -> None:
     old, new = built.parent / "lock", built.parents[1] / "b" / "lock"
     another = tmp_path / "m5ws-0123456789abcdef" / "cpu_adam" / "lock"
     for lock in (old, new, another):
@@ -192,7 +192,7 @@ def test_two_environments_have_two_folders(
     assert first != second
 
 
-def test_the_variables_of_torch_that_a_build_reads_are_known() -> None:
+def test_the_list_of_build_variables_of_torch_is_complete() -> None:
     """One of the names in the sources is the place and one is a macro."""
     builders = metadata.distribution("deepspeed").locate_file("deepspeed/ops/op_builder")
     sources = [Path(torch.__file__).parent / "utils" / "cpp_extension.py", *Path(str(builders)).glob("*.py")]
@@ -201,7 +201,7 @@ def test_the_variables_of_torch_that_a_build_reads_are_known() -> None:
     assert named - {"TORCH_EXTENSIONS_DIR", "TORCH_EXTENSION_NAME"} == cpu_adam._TORCH_VARIABLES
 
 
-def test_an_environment_has_one_folder_wherever_it_is_asked_from(
+def test_ranks_and_the_build_process_use_the_same_operator_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # torchrun and m5ws set these in ranks, and not in the process that builds.
@@ -216,7 +216,7 @@ def test_an_environment_has_one_folder_wherever_it_is_asked_from(
     assert cpu_adam._folder({"HOME": "/home/a", "TORCH_EXTENSIONS_DIR": "here"}) == tmp_path / "here" / default.name
 
 
-def test_a_process_and_its_children_load_from_the_folder(built: Path) -> None:
+def test_a_process_and_its_children_use_the_folder_of_the_built_operator(built: Path) -> None:
     program = (
         "import os; from m5ws.training.backends.deepspeed.cpu_adam import ensure_cpu_adam;"
         "ensure_cpu_adam(); ensure_cpu_adam();"
@@ -234,7 +234,7 @@ def test_a_process_and_its_children_load_from_the_folder(built: Path) -> None:
         pytest.param(["-m", "torch.distributed.run", "--standalone"], id="torchrun"),
     ],
 )
-def test_a_rank_loads_from_the_folder(launched_by: list[str], built: Path, tmp_path: Path) -> None:
+def test_a_rank_uses_the_folder_of_the_built_operator(launched_by: list[str], built: Path, tmp_path: Path) -> None:
     """The preparation of a rank before its script: nothing is compiled, and DeepSpeed knows the folder."""
     script = tmp_path / "script.py"
     script.write_text(
@@ -252,7 +252,7 @@ def test_a_rank_loads_from_the_folder(launched_by: list[str], built: Path, tmp_p
 
 
 @pytest.mark.long
-def test_a_failed_build_shows_why_and_what_to_do(tmp_path: Path) -> None:
+def test_a_failed_build_prints_the_reason_and_a_remedy(tmp_path: Path) -> None:
     """No compiler can be found, and nothing is built yet."""
     done, tried = (
         subprocess.run(

@@ -48,7 +48,7 @@ def test_a_setting_that_is_on_and_not_known_is_named(settings: dict[str, Any], n
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_known_setting_has_values_that_are_refused(settings: dict[str, Any], reason: str) -> None:
+def test_unsupported_values_of_a_known_setting_are_refused(settings: dict[str, Any], reason: str) -> None:
     assert list(limits(settings)) == [reason] and not list(unknown(settings))
 
 
@@ -59,7 +59,7 @@ def test_settings_that_are_off_meet_no_limit() -> None:
     assert not is_on({"enabled": False, "more": 1}) and is_on({"more": 1})
 
 
-def test_the_template_and_the_how_tos_have_known_settings_alone() -> None:
+def test_the_template_uses_only_known_settings() -> None:
     # As in the template's call of `deepspeed.initialize`.
     source = (Path(__file__).parents[2] / "templates" / "gpt-deepspeed" / "train.py").read_text()
     names = {line.split('"')[1] for line in source.splitlines() if line.startswith('        "')}
@@ -85,6 +85,6 @@ def fields() -> Iterator[tuple[str, set[str], Any]]:
         yield path, {field.alias or name for name, field in model.model_fields.items()}, rules
 
 
-def test_every_field_of_the_installed_deepspeed_is_known_or_listed_as_not() -> None:
+def test_every_field_of_the_installed_deepspeed_is_known_or_listed_as_unknown() -> None:
     for path, names, rules in fields():
         assert names - rules.keys() == NOT_KNOWN.get(path, set()), path

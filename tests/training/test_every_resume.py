@@ -50,7 +50,7 @@ _CASES = [
 
 
 @pytest.mark.parametrize(("kind", "beta", "scale"), _CASES)
-def test_a_resume_after_any_step_is_equal_to_not_stopping(
+def test_a_resume_after_any_step_equals_uninterrupted_training(
     repo: Repository, fork_parents: forks.ForkParents, tmp_path: Path, kind: str, beta: str, scale: _Scale
 ) -> None:
     began_s, seed = time.monotonic(), scale.seed()

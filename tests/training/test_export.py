@@ -86,14 +86,14 @@ def test_every_kind_of_tensor_is_in_a_safetensors_file(saved: Repository, tmp_pa
     assert (origin["checkpoint"], origin["run"], origin["step"]) == (planned.checkpoint, RUN, 1)
 
 
-def test_weights_alone_are_what_is_meant_without_a_word(saved: Repository, tmp_path: Path) -> None:
+def test_an_export_without_options_writes_only_weights(saved: Repository, tmp_path: Path) -> None:
     planned = export(saved, RUN, "safetensors", tmp_path / "out")
     found, _ = safetensors_reader.load(tmp_path / "out" / "checkpoint.safetensors")
     assert found.keys() == {name for name in own_names(TENSORS) if name.startswith("model.")}
     assert "the optimizer's state" in planned.left_out
 
 
-def test_what_is_too_much_for_one_file_is_in_several_with_an_index(saved: Repository, tmp_path: Path) -> None:
+def test_a_large_export_is_split_into_files_with_an_index(saved: Repository, tmp_path: Path) -> None:
     planned = export(saved, RUN, "safetensors", tmp_path / "out", "all", file_bytes=200)
     names = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
     assert len(names) > 2 and names[0] == f"checkpoint-00001-of-{len(names):05d}.safetensors"
@@ -103,7 +103,7 @@ def test_what_is_too_much_for_one_file_is_in_several_with_an_index(saved: Reposi
     assert bits(safetensors_reader.load_all(tmp_path / "out", "checkpoint")) == bits(own_names(TENSORS))
 
 
-def test_hugging_face_gets_the_models_own_names(saved: Repository, tmp_path: Path) -> None:
+def test_the_hugging_face_export_uses_the_names_of_the_model(saved: Repository, tmp_path: Path) -> None:
     planned = export(saved, RUN, "hf", tmp_path / "out")
     found, _ = safetensors_reader.load(tmp_path / "out" / "model.safetensors")
     weights = {name: tensor for name, tensor in TENSORS.items() if not name.startswith("optimizer.")}
@@ -112,7 +112,7 @@ def test_hugging_face_gets_the_models_own_names(saved: Repository, tmp_path: Pat
 
 
 @pytest.mark.skipif(importlib.util.find_spec("safetensors") is None, reason="safetensors is not installed")
-def test_the_safetensors_package_reads_the_same(saved: Repository, tmp_path: Path) -> None:
+def test_the_safetensors_package_reads_equal_tensors(saved: Repository, tmp_path: Path) -> None:
     export(saved, RUN, "safetensors", tmp_path / "out", "all")
     package = importlib.import_module("safetensors.torch")
     found = package.load_file(tmp_path / "out" / "checkpoint.safetensors")
@@ -128,9 +128,7 @@ def test_every_kind_of_tensor_is_loaded_into_memory(saved: Repository) -> None:
     assert bits(moments) == bits({"state.turned.exp_avg": TENSORS["optimizer.turned.exp_avg"]})
 
 
-def test_a_type_that_a_format_does_not_have_is_refused_before_anything_is_written(
-    saved: Repository, tmp_path: Path
-) -> None:
+def test_an_unsupported_dtype_is_refused_before_the_first_write(saved: Repository, tmp_path: Path) -> None:
     publish(saved, {"model.wide": torch.zeros(2, dtype=torch.complex128)}, step=2)
     with pytest.raises(UsageError, match="complex128") as caught:
         export(saved, f"{RUN}@2", "safetensors", tmp_path / "out")
@@ -138,7 +136,7 @@ def test_a_type_that_a_format_does_not_have_is_refused_before_anything_is_writte
     assert checkpoint_export.load(saved, resolve.resolve(saved, f"{RUN}@2"), "model", TOOLS).keys() == {"wide"}
 
 
-def test_damage_leaves_nothing_behind(saved: Repository, tmp_path: Path) -> None:
+def test_an_export_of_damaged_data_leaves_no_files(saved: Repository, tmp_path: Path) -> None:
     which = resolve.resolve(saved, RUN)
     content = saved.objects.get_record(saved.objects.get_record(which.digest, Checkpoint).content, Content)
     part = next(t for t in content.tensors if t.name == "model.half").shards[0].parts[-1]
@@ -150,7 +148,7 @@ def test_damage_leaves_nothing_behind(saved: Repository, tmp_path: Path) -> None
     assert list((tmp_path / "deep").iterdir()) == []
 
 
-def test_a_directory_in_use_is_refused_and_an_empty_one_taken(saved: Repository, tmp_path: Path) -> None:
+def test_export_accepts_an_empty_directory_and_refuses_a_used_directory(saved: Repository, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     export(saved, RUN, "hf", tmp_path / "out")
     before = sorted((tmp_path / "out").iterdir())

@@ -184,7 +184,7 @@ def _split(name: str) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("row", _ROWS)
-def test_a_feature_resumes_as_if_it_had_not_stopped_or_is_refused_at_once(tried: Try, row: Row) -> None:
+def test_each_feature_resumes_exactly_or_is_refused_at_once(tried: Try, row: Row) -> None:
     ranks = tried(row.feature, row.ranks, row.source)
     if row.refused:
         assert all(re.search(row.refused, found["error"]) and "again" not in found for found in ranks), ranks

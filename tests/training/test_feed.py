@@ -26,6 +26,6 @@ def _refusal(module: str) -> str:
     return feed.refusal
 
 
-def test_a_prepared_loader_is_not_restorable_and_the_setting_that_makes_it_so_is_named() -> None:
+def test_the_refusal_of_a_prepared_loader_names_the_required_setting() -> None:
     assert "use_stateful_dataloader=True" in _refusal("accelerate.data_loader")
     assert "dl_state_dict" in _refusal("mine") and "accelerate" not in _refusal("mine").lower()

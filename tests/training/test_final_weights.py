@@ -23,7 +23,7 @@ def digests(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("deleted", list(itertools.product([False, True], repeat=3)))
-def test_what_is_alive_is_read_and_nothing_is_kept_alive(deleted: tuple[bool, bool, bool]) -> None:
+def test_final_weights_read_live_objects_and_keep_no_object_alive(deleted: tuple[bool, bool, bool]) -> None:
     final, names = FinalWeights(), Names()
     model, weight = torch.nn.BatchNorm1d(3), torch.ones(2, requires_grad=True)
     optimizer = torch.optim.SGD([*model.parameters(), weight], lr=0.1)
@@ -89,9 +89,7 @@ def test_the_parameters_that_a_session_script_steps_are_counted_to_the_end(
 
 
 @pytest.mark.parametrize(("word", "limit"), [("pending", "gradients of optimizer 1"), ("group", "groups of 2, 2 ")])
-def test_a_checkpoint_that_no_resume_restores_exactly_is_noticed_when_it_is_saved(
-    runner: Any, word: str, limit: str
-) -> None:
+def test_a_checkpoint_without_an_exact_resume_causes_a_notice_at_its_save(runner: Any, word: str, limit: str) -> None:
     runner.observe = True
     attempt = runner(SCRIPT, word)
     assert attempt.status == 0, attempt.log()

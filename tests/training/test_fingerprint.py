@@ -90,7 +90,7 @@ TYPES = [
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_is_the_reference_for_every_dtype(dtype: torch.dtype) -> None:
+def test_a_fingerprint_equals_the_reference_for_every_dtype(dtype: torch.dtype) -> None:
     if dtype == torch.bool:
         tensor = torch.tensor([True, False, True])
     elif dtype.is_floating_point or dtype.is_complex:
@@ -113,11 +113,11 @@ def test_is_the_reference_for_every_dtype(dtype: torch.dtype) -> None:
         torch.randn((1 << 15) + 1),
     ],
 )
-def test_is_the_reference_for_every_layout(tensor: torch.Tensor) -> None:
+def test_a_fingerprint_equals_the_reference_for_every_layout(tensor: torch.Tensor) -> None:
     assert whole(tensor) == reference(tensor)
 
 
-def test_sees_the_sign_of_zero_and_the_payload_of_nan() -> None:
+def test_a_fingerprint_depends_on_the_sign_of_zero_and_the_payload_of_nan() -> None:
     assert whole(torch.tensor([0.0])) != whole(torch.tensor([-0.0]))
     quiet, other = from_bits(0x7FC00000), from_bits(0x7FC00001)
     assert quiet.isnan().all() and other.isnan().all()
@@ -126,7 +126,7 @@ def test_sees_the_sign_of_zero_and_the_payload_of_nan() -> None:
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=2, max_size=20), st.data())
-def test_sees_two_elements_swapped(bits: list[int], data: st.DataObject) -> None:
+def test_a_fingerprint_changes_if_two_elements_are_swapped(bits: list[int], data: st.DataObject) -> None:
     i, j = data.draw(st.integers(0, len(bits) - 1)), data.draw(st.integers(0, len(bits) - 1))
     swapped = list(bits)
     swapped[i], swapped[j] = bits[j], bits[i]
@@ -134,7 +134,7 @@ def test_sees_two_elements_swapped(bits: list[int], data: st.DataObject) -> None
 
 
 @given(st.integers(1, 200), st.lists(st.integers(0, 200), max_size=5))
-def test_spans_add_up_to_the_whole(size: int, cuts: list[int]) -> None:
+def test_fingerprints_of_spans_add_up_to_the_whole_tensor(size: int, cuts: list[int]) -> None:
     tensor = torch.randn(size)
     edges = [0, *sorted(min(cut, size) for cut in cuts), size]
     pieces = [Piece("t", tensor[a:b], Span(a)) for a, b in itertools.pairwise(edges)]
@@ -148,7 +148,7 @@ def test_spans_add_up_to_the_whole(size: int, cuts: list[int]) -> None:
     st.integers(1, 4),
     st.sampled_from([torch.float32, torch.bfloat16, torch.complex128]),
 )
-def test_boxes_along_any_dimension_add_up_to_the_whole(
+def test_fingerprints_of_boxes_add_up_to_the_whole_tensor(
     shape: list[int], dimension: int, ranks: int, dtype: torch.dtype
 ) -> None:
     dimension %= len(shape)
@@ -162,7 +162,7 @@ def test_boxes_along_any_dimension_add_up_to_the_whole(
     assert fingerprint.fingerprints(pieces, None)["t"] == whole(tensor)
 
 
-def test_a_box_inside_a_box_has_its_global_indices() -> None:
+def test_a_box_inside_a_box_is_fingerprinted_with_global_indices() -> None:
     tensor = torch.randn(5, 6, 7)
     inner = Box((5, 6, 7), (1, 2, 3), (2, 3, 4))
     flat = tensor.clone().view(-1)
@@ -188,7 +188,7 @@ def test_copies_that_differ_are_named_by_rank() -> None:
         assert fingerprint.merge(ranks) == {"b@0": whole(tensor), "b@1": whole(other)}
 
 
-def test_a_replica_that_only_some_ranks_hold_is_one_tensor_as_in_a_stage_of_a_pipeline() -> None:
+def test_a_replica_on_some_ranks_is_one_tensor() -> None:
     tensor = torch.ones(4)
     with_it, without = fingerprint.local([Piece("b", tensor, copy="replica")]), fingerprint.local([])
     found = fingerprint.merge([with_it, without, with_it, with_it])
@@ -213,7 +213,7 @@ def copies(draw: st.DrawFn) -> list[list[Piece]]:
 
 @settings(max_examples=60, deadline=None)
 @given(copies(), st.data())
-def test_a_copy_that_changes_in_one_bit_or_is_missing_on_one_rank_changes_what_is_said_of_its_name_alone(
+def test_a_changed_or_missing_copy_changes_only_the_entry_of_its_tensor(
     ranks: list[list[Piece]], data: st.DataObject
 ) -> None:
     before = fingerprint.merge([fingerprint.local(pieces) for pieces in ranks])
@@ -239,7 +239,7 @@ def test_taking_fingerprints_changes_no_tensor_and_draws_from_no_generator() -> 
     assert torch.equal(torch.get_rng_state(), generator)
 
 
-def test_torch_may_let_go_of_memory_that_was_fingerprinted() -> None:
+def test_torch_can_release_fingerprinted_memory() -> None:
     tensor = torch.ones(8)
     fingerprint.sums([tensor])
     assert tensor.untyped_storage().resizable()

@@ -27,7 +27,7 @@ def fingerprinted(schedule: FingerprintSchedule, steps: range, step_s: float, fi
 
 
 @given(step_s=_DURATIONS, fingerprint_s=_DURATIONS, first=st.integers(1, 5000), count=st.integers(3, 5000))
-def test_fingerprints_take_their_share_of_the_time_of_the_steps(
+def test_fingerprints_take_at_most_a_fixed_share_of_step_time(
     step_s: float, fingerprint_s: float, first: int, count: int
 ) -> None:
     steps = range(first, first + count)
@@ -71,13 +71,13 @@ def states(attempt: Any) -> list[int]:
     return sorted(event.step for event in attempt.of(State))
 
 
-def test_a_session_measures_its_third_step(in_process: Any) -> None:
+def test_a_session_fingerprints_its_third_step(in_process: Any) -> None:
     attempt, error = in_process(train(4, None))
     assert error is None
     assert states(attempt) == [0, 3, 4]
 
 
-def test_a_replay_fingerprints_where_its_original_did(in_process: Any) -> None:
+def test_a_replay_fingerprints_the_steps_of_its_original(in_process: Any) -> None:
     attempt, _ = in_process(train(8, 4), fingerprint_at=(1, 4, 6))
     assert states(attempt) == [0, 1, 4, 6, 8]
 

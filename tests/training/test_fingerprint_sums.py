@@ -68,14 +68,14 @@ def test_copies_in_another_order_are_read_in_batches(monkeypatch: pytest.MonkeyP
     [np.zeros((1, 6), dtype=np.uint64), np.array([[8, 3, 1, 1, 0, 0, 0]]), np.array([[0, 4, 1, 1, 0, 0, 0]])],
     ids=["too short", "words of 3 bytes", "no address"],
 )
-def test_what_is_no_run_is_refused(rows: np.ndarray) -> None:
+def test_invalid_run_rows_and_levels_are_refused(rows: np.ndarray) -> None:
     with pytest.raises(ValueError, match="runs"):
         kernel.sums(rows.astype(np.uint64))
     with pytest.raises(ValueError, match="level"):
         kernel.sums(run_sums.matrix([]), len(kernel.levels()))
 
 
-def test_a_tensor_whose_memory_was_released_is_an_error() -> None:
+def test_a_tensor_with_released_memory_is_an_error() -> None:
     tensor = torch.ones(8)
     tensor.untyped_storage().resize_(0)
     with pytest.raises(RuntimeError, match="memory"):

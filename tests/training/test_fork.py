@@ -112,7 +112,7 @@ def _falling(length: int) -> Schedule:
 
 @pytest.mark.parametrize("schedule", [_halving, _cosine(9), _falling(9), None])
 @pytest.mark.parametrize("settings", ["checkpoint", "script"])
-def test_where_nothing_is_changed_every_rate_is_the_parents(
+def test_an_unchanged_fork_has_the_learning_rates_of_its_parent(
     fork: Any, schedule: Schedule | None, settings: str
 ) -> None:
     whole = Training(schedule, 8, lr=0.1)
@@ -132,7 +132,7 @@ def test_where_nothing_is_changed_every_rate_is_the_parents(
         (None, [0.2] * 4),
     ],
 )
-def test_a_changed_schedule_goes_on_at_the_checkpoints_position(
+def test_a_changed_schedule_continues_at_the_position_of_the_checkpoint(
     fork: Any, schedule: Schedule | None, expected: list[float]
 ) -> None:
     forked, said = fork(
@@ -144,7 +144,7 @@ def test_a_changed_schedule_goes_on_at_the_checkpoints_position(
     assert len(said) == 1 and "lr of group 0" in said[0]
 
 
-def test_other_settings_are_the_scripts_where_it_was_changed_and_the_checkpoints_where_not(fork: Any) -> None:
+def test_a_changed_script_decides_the_other_optimizer_settings(fork: Any) -> None:
     parent = {"lr": 0.1, "weight_decay": 0.1}
     child = {"lr": 0.1, "weight_decay": 0.3, "betas": (0.8, 0.9)}
     changed, said = fork(Training(None, _AT, **parent), Training(None, 5, **child), settings="script")
@@ -160,7 +160,7 @@ def test_an_unchanged_script_takes_all_settings_from_the_checkpoint(fork: Any) -
     assert kept.rates == [0.1] and said == []
 
 
-def test_a_schedule_that_cannot_be_placed_is_said_to_be_the_checkpoints(fork: Any) -> None:
+def test_a_notice_names_a_schedule_that_stays_as_in_the_checkpoint(fork: Any) -> None:
     def once(most: float) -> Schedule:
         return lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=most, total_steps=20)
 
@@ -171,7 +171,7 @@ def test_a_schedule_that_cannot_be_placed_is_said_to_be_the_checkpoints(fork: An
     assert "OneCycleLR does not tell its learning rate" in said[0] and "--restart schedule" in said[0]
 
 
-def test_only_the_data_begins_anew(fork: Any) -> None:
+def test_restart_data_restarts_only_the_data(fork: Any) -> None:
     parent = Training(_halving, _AT, lr=0.1)
     forked, said = fork(parent, Training(_halving, 6, lr=0.1), restart=("data",))
     assert "the data restarts" in said[0]
@@ -180,26 +180,26 @@ def test_only_the_data_begins_anew(fork: Any) -> None:
     assert not set(forked.drawn) & set(parent.drawn)
 
 
-def test_generators_begin_anew_as_the_script_seeded_them(fork: Any) -> None:
+def test_restart_generators_uses_the_seed_of_the_script(fork: Any) -> None:
     parent = Training(None, _AT, lr=0.1)
     forked, _ = fork(parent, Training(None, 6, lr=0.1), restart=("generators",))
     assert forked.drawn == parent.drawn[:2] and forked.given == [5.0, 6.0]
 
 
-def test_another_kind_of_schedule_has_to_begin_anew(fork: Any) -> None:
+def test_another_kind_of_schedule_needs_restart_schedule(fork: Any) -> None:
     with pytest.raises(RestoreError, match="scheduler") as refused:
         fork(Training(_halving, _AT, lr=0.1), Training(_falling(8), 8, lr=0.1), settings="script")
     assert "--restart schedule" in refused.value.hint
 
 
-def test_another_kind_of_schedule_that_begins_anew_is_taken(fork: Any) -> None:
+def test_restart_schedule_accepts_another_kind_of_schedule(fork: Any) -> None:
     forked, _ = fork(
         Training(_halving, _AT, lr=0.1), Training(_falling(8), 6, lr=0.2), settings="script", restart=("schedule",)
     )
     assert forked.rates == [0.2, 0.2 * (1 - 1 / 8)]
 
 
-def test_a_fork_without_a_step_left_is_an_error_that_says_so(fork: Any) -> None:
+def test_a_fork_without_remaining_steps_is_an_error(fork: Any) -> None:
     with pytest.raises(UsageError, match=r"step 4 .*total_steps is 4"):
         fork(Training(None, _AT, lr=0.1), Training(None, _AT, lr=0.1))
     assert context.active() is None

@@ -71,7 +71,7 @@ class Loader:
         return error
 
 
-def test_what_is_sound_loads(trained: Loader) -> None:
+def test_a_sound_checkpoint_loads(trained: Loader) -> None:
     with torch.no_grad():
         trained.model.weight.zero_()
     assert trained.load(trained.sound) is None
@@ -151,7 +151,7 @@ LIES: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("change", LIES.values(), ids=LIES.keys())
-def test_a_tensor_that_lies_is_refused(trained: Loader, change: Change) -> None:
+def test_a_false_tensor_record_is_refused(trained: Loader, change: Change) -> None:
     tensors = tuple(change(one) if one.name == "model.weight" else one for one in trained.sound.tensors)
     error = trained.load(msgspec.structs.replace(trained.sound, tensors=tensors))
     assert isinstance(error, CorruptObject), error
@@ -159,7 +159,7 @@ def test_a_tensor_that_lies_is_refused(trained: Loader, change: Change) -> None:
     assert bool((trained.model.weight == 1.0).all())
 
 
-def test_shards_that_fill_a_tensor_are_told_from_others() -> None:
+def test_shards_that_do_not_fill_a_tensor_are_refused() -> None:
     part = Slice(object="0" * 64, offset=0, size_bytes=48, digest="0" * 64)
     whole = TensorRecord(
         name="t", dtype="float32", shape=(3, 4), shards=(Shard(offsets=(0, 0), sizes=(3, 4), parts=(part,)),)
@@ -197,13 +197,15 @@ STATES: dict[str, Callable[[Path], bytes]] = {
 
 
 @pytest.mark.parametrize("state", STATES.values(), ids=STATES.keys())
-def test_plain_state_that_is_none_is_refused(trained: Loader, tmp_path: Path, state: Callable[[Path], bytes]) -> None:
+def test_invalid_plain_state_is_refused_without_running_code(
+    trained: Loader, tmp_path: Path, state: Callable[[Path], bytes]
+) -> None:
     part = planted.whole(trained.repo.objects, state(tmp_path / "code-ran"))
     assert isinstance(trained.load(msgspec.structs.replace(trained.sound, common=part)), M5Error)
     assert not (tmp_path / "code-ran").exists()
 
 
-def test_ranks_that_are_not_there_are_missed(trained: Loader) -> None:
+def test_a_checkpoint_without_the_state_of_ranks_is_refused(trained: Loader) -> None:
     for hostile in (
         msgspec.structs.replace(trained.sound, ranks=()),
         msgspec.structs.replace(trained.sound, common=None),
@@ -228,6 +230,6 @@ KINDS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("value", KINDS.values(), ids=KINDS.keys())
-def test_plain_data_that_nobody_encoded_is_refused(value: Any) -> None:
+def test_plain_data_of_an_unknown_encoding_is_refused(value: Any) -> None:
     with pytest.raises(RestoreError):
         decode({"state": value})

@@ -47,7 +47,7 @@ def test_a_folder_on_the_path_is_replaced_by_the_runs_copy(runner: Any, source: 
     assert attempt.status == 0, attempt.log()
 
 
-def test_a_finder_is_overruled(runner: Any, source: Path) -> None:
+def test_an_import_finder_of_a_script_is_overruled(runner: Any, source: Path) -> None:
     begin = _FINDER.format(file=str(source / "own" / "__init__.py"))
     attempt = runner(_script(runner, begin, "import own.deep", _CHECK))
     assert attempt.status == 0, attempt.log()
@@ -60,7 +60,7 @@ def test_a_child_process_imports_the_runs_copy(runner: Any, source: Path) -> Non
     assert attempt.status == 0, attempt.log()
 
 
-def test_a_module_without_a_copy_fails_when_it_is_imported(runner: Any, source: Path) -> None:
+def test_the_import_of_a_module_without_a_copy_fails(runner: Any, source: Path) -> None:
     write(source, {"ignored/__init__.py": ""})
     begin = f"import sys; sys.path.append({str(source)!r}); print('before')\nimport ignored\nprint('after')"
     attempt = runner(_script(runner, begin))
@@ -69,7 +69,7 @@ def test_a_module_without_a_copy_fails_when_it_is_imported(runner: Any, source: 
 
 
 @pytest.mark.parametrize("allowed", [False, True])
-def test_a_local_install_matters_when_it_is_imported(runner: Any, allowed: bool) -> None:
+def test_only_an_imported_local_install_causes_an_error_or_a_notice(runner: Any, allowed: bool) -> None:
     folder = runner.tmp / "elsewhere"
     write(folder, {"src/layers/__init__.py": "", "venv/lib/site-packages/installed.py": ""})
     runner.local_installs = (LocalInstall(name="our-layers", kind="editable", url=folder.as_uri(), allowed=allowed),)
@@ -87,7 +87,7 @@ def test_a_local_install_matters_when_it_is_imported(runner: Any, allowed: bool)
         assert "allow_local" in imported.log() and f"ln -s {folder / 'src'} our-layers" in imported.log()
 
 
-def test_a_copied_install_is_known_by_its_files(runner: Any) -> None:
+def test_a_copied_install_is_recognised_by_its_files(runner: Any) -> None:
     site = runner.tmp / "lib" / "site-packages"
     info = "our_layers-1.0.dist-info"
     record = f"copied.py,,\n{info}/METADATA,,\n"

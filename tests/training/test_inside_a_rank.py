@@ -75,14 +75,16 @@ def processes(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.mark.parametrize("kind", [*_KINDS])
-def test_a_rank_differs_from_a_bare_interpreter_by_the_list_alone(processes: tuple[Any, Any], kind: str) -> None:
+def test_a_rank_differs_from_a_bare_interpreter_only_by_the_listed_changes(
+    processes: tuple[Any, Any], kind: str
+) -> None:
     bare, rank = (process[kind] for process in processes)
     names = {name for name in bare.keys() | rank.keys() if bare.get(name) != rank.get(name)}
     names -= {"bare.log", *_OF_A_SHELL}
     assert names <= _listed(kind), sorted(names - _listed(kind))
 
 
-def test_each_listed_change_that_every_run_makes_is_made(processes: tuple[Any, Any]) -> None:
+def test_every_listed_change_is_made_in_a_rank(processes: tuple[Any, Any]) -> None:
     """A list that only grows would prove nothing."""
     for kind in ("attribute", "finder", "file"):
         bare, rank = (process[kind] for process in processes)

@@ -147,7 +147,7 @@ _SCALES = [
 
 
 @pytest.mark.parametrize("scale", _SCALES)
-def test_a_rank_is_killed_at_random_moments_of_saving(runner: Any, warm: Warm, tiny: str, scale: Scale) -> None:
+def test_kills_of_a_rank_during_saves_leave_a_correct_store(runner: Any, warm: Warm, tiny: str, scale: Scale) -> None:
     began_s, seed = time.monotonic(), scale.seed()
     draw, count = random.Random(seed), _Count([0] * _RANKS)
     runs = _Runs(runner, warm, tiny)

@@ -41,7 +41,7 @@ def bits(backend: TorchBackend) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("copier", [HostBuffers, NoCopyStager])
-def test_every_kind_of_tensor_comes_back_into_a_model_that_holds_other_bits(
+def test_every_kind_of_tensor_is_restored_into_a_model_with_other_bits(
     repo: Repository, copier: Callable[[], HostBuffers | NoCopyStager]
 ) -> None:
     model = Kinds(1)
@@ -64,7 +64,7 @@ def test_every_kind_of_tensor_comes_back_into_a_model_that_holds_other_bits(
         assert bytes(reader.read(0, reader.layout.size_bytes)) == tensor_bytes.readable(buffer.clone()).tobytes()
 
 
-def test_what_has_more_to_it_than_elements_is_refused_by_name() -> None:
+def test_unsupported_kinds_of_tensors_are_refused_by_name() -> None:
     refused = {
         "sparse": torch.eye(3).to_sparse(),
         "quantized": torch.quantize_per_tensor(torch.randn(5), 0.1, 3, torch.qint8),
@@ -236,7 +236,7 @@ def test_nested_state_of_a_script_resumes_with_its_bits(in_process: Any) -> None
         assert tensor_bytes.readable(back["of"][name]).tobytes() == tensor_bytes.readable(tensor).tobytes()
 
 
-def test_what_all_ranks_have_alike_holds_for_another_number_of_ranks(repo: Repository) -> None:
+def test_state_common_to_all_ranks_is_restored_on_another_number_of_ranks(repo: Repository) -> None:
     model = torch.nn.Linear(3, 2)
     optimizer = Masters(model.parameters())
     model(torch.ones(1, 3)).sum().backward()
@@ -254,7 +254,7 @@ def test_what_all_ranks_have_alike_holds_for_another_number_of_ranks(repo: Repos
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_one_tensor_of_more_than_2_to_the_31_bytes_and_elements(repo: Repository) -> None:
+def test_a_tensor_of_more_than_2_to_the_31_bytes_is_saved_and_restored(repo: Repository) -> None:
     """Needs 3 GiB of memory, and little room on disk, since its chunks are mostly alike."""
     count = 2**31 + 12_345
     large = torch.zeros(count, dtype=torch.uint8)
@@ -272,7 +272,7 @@ def test_one_tensor_of_more_than_2_to_the_31_bytes_and_elements(repo: Repository
 
 
 @pytest.mark.parametrize("size", [3, 5])
-def test_a_shard_of_another_size_than_torchs_is_refused_before_it_is_read(tmp_path: Path, size: int) -> None:
+def test_a_shard_of_an_unexpected_size_is_refused_before_reading(tmp_path: Path, size: int) -> None:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1)
     try:
         mesh, shape = init_device_mesh("cpu", (1,)), torch.Size([4])

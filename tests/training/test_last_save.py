@@ -54,7 +54,7 @@ def attempted(in_process: Any, repo: Repository) -> Any:
 
 
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.long)])
-def test_whatever_fails_in_the_last_save_is_noticed_and_stored_later(
+def test_a_failed_last_save_causes_a_notice_and_is_stored_later(
     attempted: Any, in_process: Any, repo: Repository, every: int
 ) -> None:
     whole, store = attempted(None)

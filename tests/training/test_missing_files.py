@@ -37,14 +37,16 @@ def _raised(path: str) -> BaseException:
     raise AssertionError(path)
 
 
-def test_the_error_of_a_read_names_its_file(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_advice_for_a_failed_read_names_the_missing_path(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _pinned(_raised("data/train.txt"), context) == "data"
     assert _pinned(_raised(str(Path(context.work_dir) / "cfg/extra.json")), context) == "cfg/extra.json"
     monkeypatch.chdir("elsewhere")
     assert _pinned(_raised("../data/train.txt"), context) == "data"
 
 
-def test_a_folder_that_is_nowhere_is_named_for_outputs(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_advice_for_a_missing_output_folder_names_the_outputs_setting(
+    context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = missing_files.advice(_raised("out/deep/model.pt"), context)
     assert text is not None and "out/deep" in text and 'outputs = ["out"]' in text
     monkeypatch.chdir("elsewhere")
@@ -65,7 +67,7 @@ def test_a_folder_that_is_nowhere_is_named_for_outputs(context: Any, monkeypatch
         ValueError("data/train.txt"),
     ],
 )
-def test_other_errors_name_nothing(context: Any, error: BaseException) -> None:
+def test_errors_without_a_missing_file_get_no_advice(context: Any, error: BaseException) -> None:
     assert missing_files.advice(error, context) is None
 
 

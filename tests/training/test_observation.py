@@ -59,7 +59,9 @@ def evidence(attempt: Any, rank: int = 0) -> list[object]:
         ("with_workers", 3, {"model", "optimizer"}),
     ],
 )
-def test_each_update_is_a_step_with_its_values(observed: Any, kind: str, count: int, named: set[str]) -> None:
+def test_each_optimizer_update_is_recorded_as_a_step_with_values(
+    observed: Any, kind: str, count: int, named: set[str]
+) -> None:
     attempt = observed(SCRIPT, kind, "3")
     assert attempt.status == 0, attempt.log()
     assert [step.step for step in steps(attempt)] == list(range(1, count + 1))
@@ -70,7 +72,7 @@ def test_each_update_is_a_step_with_its_values(observed: Any, kind: str, count: 
     assert attempt.notices("limit") == []
 
 
-def test_equal_trainings_have_equal_evidence_and_a_change_differs_first_where_it_acts(observed: Any) -> None:
+def test_equal_trainings_have_equal_evidence_and_another_rate_differs_first_in_lr(observed: Any) -> None:
     one, same, other = (observed(SCRIPT, "plain", "5", rate) for rate in ("1e-2", "1e-2", "2e-2"))
     assert evidence(one) == evidence(same)
     first, changed = steps(one)[0], steps(other)[0]
@@ -90,13 +92,13 @@ def test_the_forms_of_a_model_have_equal_evidence(observed: Any) -> None:
     assert evidence(wrapped) == evidence(in_place)
 
 
-def test_evaluations_without_gradients_and_values_that_are_no_tensors_are_no_evidence(observed: Any) -> None:
+def test_evaluations_without_gradients_are_no_evidence(observed: Any) -> None:
     """Their extent and their values may depend on the clock."""
     one, other = (observed(SCRIPT, "evaluated", "3", count) for count in ("0", "5"))
     assert len(steps(one)) == 3 and evidence(one) == evidence(other)
 
 
-def test_a_state_has_the_number_of_its_step_wherever_a_signal_ends_the_script(observed: Any) -> None:
+def test_a_signal_at_any_event_leaves_states_with_correct_step_numbers(observed: Any) -> None:
     """The first events are of the first step, and each later step and each state is one."""
     expected = {state.step: state.tensors for state in states(observed(SCRIPT, "stopped", "6")).values()}
     for event in range(1, 13):
@@ -105,13 +107,13 @@ def test_a_state_has_the_number_of_its_step_wherever_a_signal_ends_the_script(ob
         assert all(state.tensors == expected[state.step] for state in states(attempt).values()), event
 
 
-def test_a_step_whose_values_were_not_all_read_is_not_recorded(observed: Any) -> None:
+def test_a_step_with_unread_values_is_not_recorded(observed: Any) -> None:
     attempt = observed(SCRIPT, "stopped_in_values", "5")
     assert attempt.status != 0 and [step.step for step in steps(attempt)] == [1, 2]
     assert [set(step.quantities) for step in steps(attempt)] == [VALUES] * 2
 
 
-def test_updates_are_counted_anew_after_a_reset_of_the_state(observed: Any) -> None:
+def test_updates_are_counted_from_1_after_a_state_reset(observed: Any) -> None:
     assert [step.updates["optimizer"] for step in steps(observed(SCRIPT, "reset", "5"))] == [1, 2, 1, 2, 1]
 
 
@@ -123,7 +125,7 @@ def test_a_step_has_the_values_of_all_its_optimizers(observed: Any) -> None:
     assert "optimizer2.last.weight.exp_avg" in states(attempt)[1].tensors
 
 
-def test_optimizers_in_turn_make_a_step_each_and_values_of_the_training_are_no_data(observed: Any) -> None:
+def test_alternating_optimizers_make_separate_steps_and_model_outputs_are_no_batch(observed: Any) -> None:
     attempt = observed(SCRIPT, "adversaries", "3")
     assert [set(step.quantities) for step in steps(attempt)] == 3 * [VALUES, {"grad_norm2", "loss2", "lr2"}]
     assert set(parts(attempt)) == {"model", "model2", "optimizer", "optimizer2"}
@@ -132,7 +134,7 @@ def test_optimizers_in_turn_make_a_step_each_and_values_of_the_training_are_no_d
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_each_rank_is_observed_by_itself(observed: Any, kind: str) -> None:
+def test_each_rank_is_observed_separately(observed: Any, kind: str) -> None:
     one, same = (observed(SCRIPT, "distributed", "3", kind, ranks=2) for _ in range(2))
     assert one.status == 0, one.log()
     for rank in (0, 1):
@@ -142,7 +144,7 @@ def test_each_rank_is_observed_by_itself(observed: Any, kind: str) -> None:
     assert (weights[0] == weights[1]) == (kind == "ddp")
 
 
-def test_settings_without_a_value_of_their_own_are_equal_in_equal_trainings(observed: Any) -> None:
+def test_settings_without_a_stable_text_are_equal_in_equal_trainings(observed: Any) -> None:
     one, same = (observed(SCRIPT, "settings", "2") for _ in range(2))
     assert one.status == 0, one.log()
     assert evidence(one) == evidence(same)
@@ -160,12 +162,12 @@ def test_a_step_that_only_creates_the_optimizers_state_does_not_count(observed: 
     ]
 
 
-def test_memory_of_outputs_that_is_used_again_is_data(observed: Any) -> None:
+def test_reused_memory_of_outputs_does_not_change_the_evidence(observed: Any) -> None:
     freed, kept = (observed(SCRIPT, "freed", "2", word) for word in ("", "kept"))
     assert evidence(freed) == evidence(kept)
 
 
-def test_an_optimizer_for_each_parameter_makes_one_step_with_one_state(observed: Any) -> None:
+def test_optimizers_of_single_parameters_make_one_common_step(observed: Any) -> None:
     one, same = (observed(SCRIPT, "in_backward", "3") for _ in range(2))
     assert len(steps(one)) == 3 and evidence(one) == evidence(same)
     assert len(steps(one)[0].quantities) < 40
@@ -184,7 +186,7 @@ def test_observation_changes_no_bits(observed: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "ended"), [(("plain", "0"), [None]), (("unknown", "1"), ["KeyError"])])
-def test_a_script_that_trains_nothing_is_no_different(
+def test_a_script_without_training_runs_unchanged_and_records_no_steps(
     observed: Any, arguments: tuple[str, ...], ended: list[Any]
 ) -> None:
     attempt = observed(SCRIPT, *arguments)

@@ -49,7 +49,7 @@ def train(runner: Any, run: str, *words: str, ranks: int = 1) -> int:
     ],
     ids=str,
 )
-def test_a_run_that_is_killed_at_any_moment_and_resumed_exactly_is_equal_to_an_uninterrupted_one(
+def test_a_run_killed_at_any_moment_and_resumed_equals_an_uninterrupted_run(
     observed: Any, tmp_path: Path, moment: str, at: int, words: tuple[str, ...]
 ) -> None:
     words = (moment, str(at), *words)
@@ -76,7 +76,7 @@ def test_a_start_from_the_beginning_is_placed_by_the_state_before_its_first_step
 
 
 @pytest.mark.parametrize("words", [("sgd",), ("adamw", "forgets")], ids=" ".join)
-def test_an_attempt_that_nothing_places_is_unplaced_and_names_the_line(
+def test_an_attempt_without_a_place_is_unplaced_and_names_the_needed_line(
     observed: Any, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     words = ("5", str(tmp_path / "one.pt"), "save", "3", *words)
@@ -87,7 +87,7 @@ def test_an_attempt_that_nothing_places_is_unplaced_and_names_the_line(
     assert ["m5ws.resumed_at(step)" in notice.message for notice in done.notices if notice.kind == "unplaced"] == [True]
 
 
-def test_the_ranks_of_a_killed_run_are_placed_alike(observed: Any, tmp_path: Path) -> None:
+def test_all_ranks_of_a_killed_run_get_the_same_place(observed: Any, tmp_path: Path) -> None:
     words = ("save", "3", "adamw")
     assert train(observed, RUN, "5", str(tmp_path / "one.pt"), *words, ranks=2) != 0
     assert train(observed, RUN, "5", str(tmp_path / "one.pt"), *words, ranks=2) == 0
@@ -126,7 +126,7 @@ class Training:
         return Step(step=number, quantities={}, digests=digests, updates=updates)
 
 
-def test_no_place_is_wrong(repo: Repository) -> None:
+def test_no_attempt_is_placed_at_a_wrong_step(repo: Repository) -> None:
     """Attempts lose their last steps with their machine, a script forgets its optimizer, or resets it."""
     placed = 0
     for seed in range(SEEDS):
@@ -158,7 +158,7 @@ def test_an_optimizer_without_an_earlier_label_places_nothing(counts: dict[str, 
     assert place.find(earlier, Step(step=0, quantities={}, updates=counts), {}) == expected
 
 
-def test_resumed_at_is_called_before_the_first_step_and_does_nothing_outside_a_run(observed: Any) -> None:
+def test_resumed_at_must_precede_the_first_step_and_does_nothing_outside_a_run(observed: Any) -> None:
     m5ws.resumed_at(5)
     with pytest.raises(UsageError, match="0 or more"):
         m5ws.resumed_at(-1)

@@ -46,7 +46,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 @given(values)
-def test_what_goes_in_comes_out(value: Any) -> None:
+def test_plain_values_are_unchanged_by_encoding(value: Any) -> None:
     assert same(there_and_back(value), value)
 
 
@@ -66,7 +66,7 @@ def test_tensors_keep_their_bits(value: torch.Tensor) -> None:
     assert tensor_bytes.readable(back) == tensor_bytes.readable(value)
 
 
-def test_the_types_that_states_hold_come_back() -> None:
+def test_container_and_numpy_types_are_restored() -> None:
     value = {
         "c": Counter({30: 1}),
         "o": OrderedDict([("z", 1), ("a", 2)]),
@@ -82,12 +82,12 @@ def test_the_types_that_states_hold_come_back() -> None:
 
 
 @pytest.mark.parametrize("value", [object(), lambda: 1, {1, 2}, np.array([object()]), torch.nn.Linear(1, 1)])
-def test_anything_else_is_an_error_that_names_its_path(value: Any) -> None:
+def test_an_unsupported_value_is_an_error_with_its_path(value: Any) -> None:
     with pytest.raises(StateError, match=r"scheduler\.inner\[1\]"):
         plain_state.encode({"inner": [1, value]}, "scheduler")
 
 
-def test_generators_go_on_where_they_were() -> None:
+def test_restored_generators_continue_with_the_same_numbers() -> None:
     own = {"own": torch.Generator().manual_seed(3)}
     random.gauss(0, 1)  # keeps a second number
     np.random.randn()

@@ -113,14 +113,14 @@ assert y.grad.tolist() == [0.25] * 3
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_what_keeps_the_level_from_being_kept_is_named() -> None:
+def test_the_obstacle_to_the_portable_level_is_named() -> None:
     assert "ATEN_CPU_CAPABILITY is None" in (portable.obstacle({}) or "")
     assert "MKL_CBWR is 'AVX2'" in (portable.obstacle(levels.VARIABLES | {"MKL_CBWR": "AVX2"}) or "")
     found = portable.obstacle(levels.VARIABLES)
     assert found is None if WIDTH == "AVX2" else "torch uses AVX512" in (found or "")
 
 
-def test_a_rank_says_that_it_keeps_the_level(runner: Any) -> None:
+def test_a_rank_records_the_portable_level(runner: Any) -> None:
     runner.determinism = Determinism(level="portable")
     attempt = runner(str(SCRIPTS / "plain.py"), "well")
     assert attempt.status == 0, attempt.log()
@@ -129,7 +129,7 @@ def test_a_rank_says_that_it_keeps_the_level(runner: Any) -> None:
 
 
 @pytest.mark.long
-def test_a_rank_that_cannot_keep_the_level_does_not_start_the_script(runner: Any) -> None:
+def test_a_rank_without_the_portable_level_does_not_start_the_script(runner: Any) -> None:
     runner.determinism = Determinism(level="portable")
     attempt = runner(str(SCRIPTS / "plain.py"), "well", environ={"MKL_CBWR": "AVX2"})
     (failure,) = [event.failure for event in attempt.of(RankEnded)]

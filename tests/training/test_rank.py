@@ -29,7 +29,7 @@ def ended(attempt: Any) -> list[str | None]:
     return [None if failure is None else describe_failure(failure) for failure in failures]
 
 
-def test_a_script_runs_as_python_would_run_it(runner: Any) -> None:
+def test_a_script_in_a_rank_runs_as_in_plain_python(runner: Any) -> None:
     attempt = runner(PLAIN, "well", "--flag")
     assert attempt.status == 0 and ended(attempt) == [None]
     assert attempt.log() == f"called as __main__ {[PLAIN, 'well', '--flag']} scripts\n"
@@ -55,9 +55,7 @@ def test_a_script_that_fails_is_a_failed_rank(runner: Any, how: str, status: int
 @pytest.mark.parametrize(
     ("how", "status", "error"), [("interrupted", 130, "stopped by SIGINT"), ("interrupted and ends", 0, None)]
 )
-def test_a_script_may_save_its_state_when_it_is_interrupted(
-    runner: Any, how: str, status: int, error: str | None
-) -> None:
+def test_an_interrupted_script_can_save_its_state(runner: Any, how: str, status: int, error: str | None) -> None:
     attempt = runner(PLAIN, how)
     assert attempt.status == status and ended(attempt) == [error]
     assert "saved\n" in attempt.log()
@@ -93,7 +91,7 @@ def test_sigterm_ends_a_script_without_a_session_as_in_python(runner: Any) -> No
 
 
 @pytest.mark.parametrize("line", range(1, 25))
-def test_signals_at_every_line_of_a_ranks_end_leave_one_whole_record_or_none(runner: Any, line: int) -> None:
+def test_a_signal_during_the_end_of_a_rank_leaves_at_most_one_record(runner: Any, line: int) -> None:
     attempt = runner(SIGNALLED, str(line))
     events = attempt.events[0]
     assert len(events) == len(set(map(codec.encode, events)))
@@ -101,7 +99,7 @@ def test_signals_at_every_line_of_a_ranks_end_leave_one_whole_record_or_none(run
     assert attempt.status in (0, -signal.SIGTERM)
 
 
-def test_ctrl_c_in_an_append_leaves_the_event_whole_or_out(tmp_path: Path) -> None:
+def test_ctrl_c_during_an_append_leaves_a_whole_event_or_no_event(tmp_path: Path) -> None:
     line, is_reached = 0, True
     while is_reached:
         line += 1
@@ -145,6 +143,6 @@ def _is_interrupted(line: int, call: Callable[[], object]) -> bool:
     return False
 
 
-def test_importing_m5ws_or_its_settings_for_ranks_loads_no_torch() -> None:
+def test_importing_m5ws_and_its_determinism_records_loads_no_torch() -> None:
     code = "import sys, m5ws, m5ws.records.determinism; m5ws.__version__; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode == 0

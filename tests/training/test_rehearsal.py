@@ -55,9 +55,7 @@ def test_a_rehearsal_changes_no_tensor_draws_nothing_and_stores_nothing(repo: Re
 
 
 @pytest.mark.parametrize("key", [0, "a.b", "a[0]"])
-def test_state_under_a_key_that_would_come_back_as_another_is_refused_by_its_parameters_name(
-    repo: Repository, key: object
-) -> None:
+def test_state_under_an_unstable_key_is_refused_with_the_name_of_its_parameter(repo: Repository, key: object) -> None:
     model, optimizer = trained(lambda parameters: Keyed(parameters, lr=0.1))
     backend = TorchBackend(model, optimizer)
     backend.rehearse(repo.objects, None)
@@ -104,7 +102,7 @@ def rehearse(item: Any, *known: object) -> None:
     rehearsal.rehearse({"own": item}, {"own": plain_state.encode(item.state_dict(), "own")}, known)
 
 
-def test_objects_load_their_state_as_copies_and_generators_are_put_back() -> None:
+def test_a_rehearsal_loads_state_into_copies_and_restores_generators() -> None:
     own, drawn, numbers = Own(), torch.get_rng_state(), repr(np.random.get_state())
     rehearse(own)
     assert own.loads == 0 and torch.equal(torch.get_rng_state(), drawn)
@@ -118,12 +116,12 @@ def test_objects_load_their_state_as_copies_and_generators_are_put_back() -> Non
 
 
 @pytest.mark.parametrize("taken", [lambda value: value + 1, lambda value: value["missing"], lambda value: {value}])
-def test_an_object_that_does_not_come_back_is_refused_by_its_name(taken: Callable[[Any], Any]) -> None:
+def test_an_object_that_does_not_restore_its_state_is_refused_by_name(taken: Callable[[Any], Any]) -> None:
     with pytest.raises(StateError, match="own"):
         rehearse(Own(taken))
 
 
-def test_what_is_large_or_cannot_be_copied_is_not_rehearsed() -> None:
+def test_large_or_uncopyable_objects_are_not_rehearsed() -> None:
     large = torch.zeros(17 * 2**20)
     for beside in (np.zeros(65 * 2**20, dtype=np.uint8), large, threading.Lock(), list(range(30_000))):
         rehearse(Own(lambda value: value + 1, beside=beside))
@@ -156,7 +154,7 @@ class Pair(torch.Tensor):
         raise NotImplementedError(func)
 
 
-def test_a_tensor_that_is_made_of_tensors_is_taken_apart_and_put_together_and_a_stored_name_imports_nothing() -> None:
+def test_a_tensor_subclass_is_split_and_joined_and_a_stored_name_imports_nothing() -> None:
     pair = Pair(torch.arange(3.0), torch.ones(2))
     parts = subclasses.parts(pair)
     assert parts is not None and parts.inner["one"] is pair.one and parts.kind == f"{__name__}:Pair"

@@ -52,7 +52,7 @@ def test_all_state_is_the_same_on_another_number_of_ranks(labs: Labs, ranks: int
 
 
 @pytest.mark.parametrize("ranks", LOADED)
-def test_the_training_goes_on_and_is_saved_anew(labs: Labs, ranks: int) -> None:
+def test_training_continues_on_other_ranks_and_is_saved_again(labs: Labs, ranks: int) -> None:
     cases, after = labs[0], labs[2][ranks]
     for case in cases:
         now = found(after, f"after:{case}")
@@ -63,7 +63,7 @@ def test_the_training_goes_on_and_is_saved_anew(labs: Labs, ranks: int) -> None:
         assert on_any_ranks(went_on) != on_any_ranks(now["trained"]["state"]), case
 
 
-def test_a_session_resumes_on_other_ranks_and_says_what_it_cannot_restore(runner: Any) -> None:
+def test_a_session_resumed_on_other_ranks_names_the_state_without_a_restore(runner: Any) -> None:
     script = str(SCRIPTS / "deepspeed_tiny.py")
     first = runner(script, "3", "bf16", "2", ranks=2)
     assert first.status == 0, first.log()

@@ -9,7 +9,7 @@ from m5ws.records.ledger import RankEnded, State
 RANKS = 3
 
 
-def test_a_run_killed_twice_equals_one_that_was_never_killed(runner: Any, tiny: str) -> None:
+def test_a_run_killed_twice_equals_an_uninterrupted_run(runner: Any, tiny: str) -> None:
     # Saved before the next step begins, so that the last checkpoint before a kill is known.
     runner.saving = Saving(asynchronous=False)
     whole = runner(tiny, "fsdp", "7", ranks=RANKS)

@@ -43,7 +43,7 @@ def gated(store: LocalStore) -> Iterator[Gated]:
     found.gate.set()
 
 
-def test_the_training_goes_on_and_what_is_saved_is_the_state_of_its_step(in_process: Any, gated: Gated) -> None:
+def test_a_save_beside_the_training_stores_the_state_of_its_step(in_process: Any, gated: Gated) -> None:
     whole, _ = in_process(train(6, 2), saving=Saving(asynchronous=False))
 
     def at(step: int) -> None:
@@ -61,7 +61,7 @@ def test_the_training_goes_on_and_what_is_saved_is_the_state_of_its_step(in_proc
     assert attempt.contents == whole.contents and list(whole.contents) == [2, 4, 6]
 
 
-def test_the_next_checkpoint_waits_for_the_one_before_and_says_so(in_process: Any, gated: Gated) -> None:
+def test_a_checkpoint_waits_for_the_earlier_save_and_leaves_a_notice(in_process: Any, gated: Gated) -> None:
     def at(step: int) -> None:
         if step == 2:
             gated.gate.clear()
@@ -85,7 +85,7 @@ def test_a_save_that_fails_is_a_notice_and_tried_again(in_process: Any, gated: G
     assert "after step 2" in notice and "No space left" in notice
 
 
-def test_saves_that_go_on_failing_end_the_training_where_it_is_told_to(in_process: Any, gated: Gated) -> None:
+def test_the_configured_number_of_failed_saves_ends_the_training(in_process: Any, gated: Gated) -> None:
     gated.failures = 10**6
     attempt, error = in_process(train(4, 1), repo=Repository.open(gated), saving=Saving(failures=2))
     assert isinstance(error, TooManyFailures)
@@ -94,7 +94,7 @@ def test_saves_that_go_on_failing_end_the_training_where_it_is_told_to(in_proces
     assert error is None and not again.contents and len(again.of(Step)) == 2
 
 
-def test_an_attempt_that_is_superseded_while_it_saves_ends(in_process: Any, gated: Gated) -> None:
+def test_an_attempt_superseded_during_a_save_ends(in_process: Any, gated: Gated) -> None:
     runner = in_process.runner
 
     def at(step: int) -> None:
@@ -106,7 +106,7 @@ def test_an_attempt_that_is_superseded_while_it_saves_ends(in_process: Any, gate
     assert not attempt.contents and len(attempt.of(Step)) < 1000
 
 
-def test_a_clock_says_when_and_a_replay_saves_where_its_original_did(in_process: Any) -> None:
+def test_a_clock_triggers_checkpoints_and_a_replay_saves_the_steps_of_its_original(in_process: Any) -> None:
     attempt, _ = in_process(train(3, None), minutes=1e-9)
     assert list(attempt.contents) == [1, 2, 3]
     replay, _ = in_process(train(3, None), minutes=1e-9, checkpoint_at=(2,))

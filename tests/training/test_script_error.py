@@ -56,7 +56,7 @@ def _fail_in_a_handler() -> None:
         (_fail_in_a_handler, "RuntimeError: Connection reset by peer\n  while reading (test_script_error.py:"),
     ],
 )
-def test_an_error_of_a_loaders_worker_has_its_own_text_and_place(fail: Callable[[], None], text: str) -> None:
+def test_an_error_in_a_loader_worker_keeps_its_text_and_place(fail: Callable[[], None], text: str) -> None:
     error = _error(_load(fail))
     described = describe_failure(script_error.find_failure(error))
     assert described.startswith(text) and described.endswith(", loader worker 0)")

@@ -61,7 +61,7 @@ def test_a_resume_at_any_checkpoint_is_exact(in_process: Any, train: Any) -> Non
         assert again.contents[11] == whole.contents[11]
 
 
-def test_a_loader_without_state_is_a_limit_and_its_resume_is_seen_to_differ(in_process: Any, train: Any) -> None:
+def test_a_loader_without_state_causes_a_notice_and_an_inexact_resume(in_process: Any, train: Any) -> None:
     first, _ = in_process(train(6, "forgetful"))
     assert any("data loader" in message for message in first.notices("resume-limit"))
     at = next(event for event in first.of(CheckpointPublished) if event.step == 2)
@@ -70,7 +70,7 @@ def test_a_loader_without_state_is_a_limit_and_its_resume_is_seen_to_differ(in_p
     assert any(first.steps(0)[step] != second.steps(0)[step] for step in range(3, 7))
 
 
-def test_a_restored_state_that_is_not_the_saved_one_fails_the_rank(in_process: Any, train: Any) -> None:
+def test_a_restored_state_that_differs_from_the_saved_state_fails_the_rank(in_process: Any, train: Any) -> None:
     repo = in_process.runner.repo
     first, _ = in_process(train())
     checkpoint = repo.objects.get_record(first.newest, Checkpoint)
@@ -130,7 +130,7 @@ def test_stop_makes_the_current_step_the_last_with_a_checkpoint(in_process: Any)
     assert error is None and list(attempt.contents) == [3] and len(attempt.of(Step)) == 3
 
 
-def test_a_loop_that_is_left_says_so(in_process: Any) -> None:
+def test_a_loop_that_is_left_early_causes_a_notice(in_process: Any) -> None:
     def script() -> None:
         for step in m5ws.session(torch.nn.Linear(2, 1), total_steps=9).steps():
             if step.number == 3:
@@ -153,7 +153,7 @@ def test_state_that_cannot_be_stored_is_an_error_at_the_start(in_process: Any) -
     assert attempt.of(Step) == []
 
 
-def test_another_model_is_refused(in_process: Any) -> None:
+def test_a_resume_with_another_model_is_refused(in_process: Any) -> None:
     def script(width: int) -> None:
         for _ in m5ws.session(torch.nn.Linear(2, width), total_steps=2 * width).steps():
             pass
@@ -163,7 +163,7 @@ def test_another_model_is_refused(in_process: Any) -> None:
     assert error is not None and "model.weight" in str(error)
 
 
-def test_names_are_those_of_the_model_without_its_wrappings(in_process: Any) -> None:
+def test_recorded_names_contain_no_wrappers_of_the_model(in_process: Any) -> None:
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
     def script(wrapped: bool) -> None:
@@ -193,7 +193,7 @@ def test_outside_a_run_the_same_script_runs_quietly(train: Any, capsys: Any, rec
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_seed_is_the_runs_or_else_the_scripts_own(in_process: Any) -> None:
+def test_the_seed_comes_from_the_run_or_else_from_the_script(in_process: Any) -> None:
     seeds: list[int] = []
     in_process(lambda: seeds.append(m5ws.seed(5)))
     seeds.append(m5ws.seed(5))
@@ -233,7 +233,7 @@ def _train(steps: int, *, pushed: bool) -> None:
         number += 1
 
 
-def test_a_framework_that_owns_the_loop_records_and_resumes_as_a_loop_does(in_process: Any) -> None:
+def test_a_framework_with_its_own_loop_records_and_resumes_like_a_session_loop(in_process: Any) -> None:
     pushed, error = in_process(lambda: _train(5, pushed=True))
     assert error is None
     in_process.runner.run = "000000000002"
@@ -259,7 +259,7 @@ def test_calls_of_a_session_out_of_order_are_refused(in_process: Any, calls: tup
     assert isinstance(error, UsageError)
 
 
-def test_a_framework_is_told_to_stop(in_process: Any) -> None:
+def test_should_stop_ends_the_loop_of_a_framework(in_process: Any) -> None:
     done: list[int] = []
 
     def script() -> None:

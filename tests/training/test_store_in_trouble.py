@@ -152,7 +152,7 @@ def _says(notices: list[str], trouble: str) -> bool:
     return bool(notices) and all(re.search(_SAID[trouble], said) for said in notices)
 
 
-def test_the_training_goes_on_and_saves_again_when_the_trouble_is_over(tried: _Tried, trouble: str) -> None:
+def test_training_continues_and_saves_again_after_the_trouble(tried: _Tried, trouble: str) -> None:
     attempt, error = tried(5, 11)
     assert error is None and len(attempt.of(Step)) == _STEPS
     assert tried.published() == list(attempt.contents)
@@ -186,7 +186,7 @@ def test_a_minute_of_trouble_costs_no_published_checkpoint(
 
 
 @pytest.mark.parametrize("trouble", ["away", "full", "denied"])
-def test_the_training_ends_after_as_many_failures_as_it_is_told(tried: _Tried, trouble: str) -> None:
+def test_training_ends_after_the_configured_number_of_failures(tried: _Tried, trouble: str) -> None:
     attempt, error = tried(5, None, failures=2)
     tried.troubled.end()
     assert isinstance(error, TooManyFailures) and "2 checkpoints" in str(error)
@@ -196,7 +196,7 @@ def test_the_training_ends_after_as_many_failures_as_it_is_told(tried: _Tried, t
 
 
 @pytest.mark.parametrize("trouble", ["away"])
-def test_a_run_that_is_told_to_stop_ends_in_its_time_without_its_store(
+def test_a_stopped_run_ends_within_its_deadline_without_its_store(
     tried: _Tried, trouble: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpointing, "_PAUSE_S", 0.5)  # It has not been tried as often as it may when time is up.

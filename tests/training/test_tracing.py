@@ -68,7 +68,7 @@ def script() -> None:
         step.record(loss=loss)
 
 
-def test_recomputed_shared_and_frozen_modules(in_process: Any) -> None:
+def test_recomputed_shared_and_frozen_modules_are_traced_without_other_bits(in_process: Any) -> None:
     plain, _ = in_process(script)
     looked, error = in_process(script, trace=Trace(first=2, last=2))
     again, _ = in_process(script, trace=Trace(first=2, last=2))
@@ -88,7 +88,7 @@ def test_recomputed_shared_and_frozen_modules(in_process: Any) -> None:
     assert (tanh.kind, tanh.name) == ("backward", ""), "an operation between two modules is the one's that calls them"
 
 
-def test_no_more_is_written_down_than_was_allowed(in_process: Any) -> None:
+def test_a_trace_has_at_most_the_allowed_number_of_entries(in_process: Any) -> None:
     attempt, error = in_process(script, trace=Trace(first=1, last=3, most=5))
     assert error is None
     assert [one.kind for one in seen(attempt)][-1] == "cut" and len(seen(attempt)) == 5
@@ -107,7 +107,7 @@ def one_step(make: Callable[[], torch.nn.Module]) -> Callable[[], None]:
     return script
 
 
-def test_what_is_compiled_is_left_alone_and_said(in_process: Any) -> None:
+def test_a_compiled_module_is_not_traced_and_causes_a_notice(in_process: Any) -> None:
     def half() -> torch.nn.Module:
         inside: Any = torch.compile(torch.nn.Linear(4, 4), backend="eager")
         return torch.nn.Sequential(torch.nn.Linear(4, 4), inside)
@@ -134,13 +134,13 @@ class Ruled(torch.nn.Linear):
         return f"rule={object()!r}"
 
 
-def test_where_a_setting_lies_in_memory_is_no_part_of_it(in_process: Any) -> None:
+def test_a_traced_setting_contains_no_memory_address(in_process: Any) -> None:
     attempt, error = in_process(one_step(lambda: Ruled(4, 2)), trace=Trace(first=1, last=1))
     assert error is None
     assert [one.what for one in seen(attempt) if one.kind == "enter"] == [f"{__name__}.Ruled(rule=<object object>)"]
 
 
-def test_samples_are_told_apart_by_what_torch_has_no_type_for() -> None:
+def test_samples_are_distinguished_by_values_without_a_torch_type() -> None:
     texts, turned = np.array(["a", "b"]), np.arange(2)[::-1]
     one = values.batch({"x": torch.ones(2, 3), "names": texts, "more": turned})
     two = values.batch({"x": torch.ones(2, 3), "names": texts[::-1], "more": turned[::-1]})

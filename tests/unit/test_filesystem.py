@@ -9,7 +9,7 @@ from m5ws import locks
 from m5ws.filesystem import mode_and_stamp, stamp, write_atomically
 
 
-def test_a_file_is_replaced_whole_and_nothing_else_stays(tmp_path: Path) -> None:
+def test_a_file_is_replaced_atomically_without_leftover_files(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_atomically(path, b"old")
     with open(path, "rb") as reader:
@@ -18,7 +18,7 @@ def test_a_file_is_replaced_whole_and_nothing_else_stays(tmp_path: Path) -> None
     assert path.read_bytes() == b"new" and os.listdir(tmp_path) == ["file"]
 
 
-def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_failed_write_keeps_the_existing_content(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(OSError, match="folder"):
         write_atomically(tmp_path / "folder", b"new")
@@ -36,7 +36,7 @@ def test_a_stamp_changes_with_every_rewrite(tmp_path: Path) -> None:
     assert mode_and_stamp(after) == (after.st_mode, *stamp(after))
 
 
-def test_a_lock_is_held_by_one_and_free_when_its_file_is_closed(tmp_path: Path) -> None:
+def test_a_lock_has_one_holder_and_is_free_after_its_file_is_closed(tmp_path: Path) -> None:
     with open(tmp_path / "lock", "a") as first, open(tmp_path / "lock", "a") as second:
         assert locks.acquire(first.fileno())
         assert not locks.acquire(second.fileno()) and not locks.acquire(second.fileno(), 0.05)

@@ -17,7 +17,7 @@ def _circles(imports: dict[str, set[str]]) -> list[list[str]]:
     return sorted(map(list, circles))
 
 
-def test_no_file_imports_itself_by_way_of_others() -> None:
+def test_no_module_imports_itself_indirectly() -> None:
     """All imports count, also imports inside functions and for type checkers alone: a reader follows them too."""
     graph = grimp.build_graph("m5ws", cache_dir=None)
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
@@ -25,5 +25,5 @@ def test_no_file_imports_itself_by_way_of_others() -> None:
     assert _circles(imports) == []
 
 
-def test_a_circle_is_found() -> None:
+def test_an_import_circle_is_found() -> None:
     assert _circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]

@@ -17,7 +17,7 @@ def _command(path: str, name: str) -> str:
     return next((command for mark, command in _COMMANDS.items() if mark in marks), "make test")
 
 
-def test_each_promise_names_tests_that_exist_and_what_runs_them() -> None:
+def test_each_promise_names_existing_tests_and_their_commands() -> None:
     rows = [line for line in (ROOT / "docs" / "promises.md").read_text().splitlines() if re.match(r"\| \d", line)]
     assert len(rows) == 9
     for row in rows:

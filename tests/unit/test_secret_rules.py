@@ -156,7 +156,7 @@ def test_no_finding_shows_a_secret() -> None:
         assert longest[-12:] not in shown, kind
 
 
-def test_what_is_refused_is_masked() -> None:
+def test_every_refused_secret_is_masked() -> None:
     for kind, line in planted():
         if secret_scan.findings("a.txt", line.encode()):
             assert secret_scan.masked(line) != line, kind
@@ -178,7 +178,7 @@ def test_a_token_of_npmrc_is_found_and_a_variable_is_not() -> None:
 
 
 @pytest.mark.parametrize("every", [pytest.param(10, marks=pytest.mark.long), pytest.param(1, marks=pytest.mark.soak)])
-def test_texts_that_are_installed_are_not_refused(every: int) -> None:
+def test_texts_of_installed_packages_are_not_refused(every: int) -> None:
     """At most one of 10,000 text files is refused. Two files of moto are real private keys."""
     keys = ("moto/moto_proxy/ca.key", "moto/moto_proxy/cert.key")
     texts, refused = 0, []

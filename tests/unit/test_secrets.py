@@ -28,7 +28,7 @@ def _whats(path: str, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("what", TOKENS)
-def test_tokens_are_found_with_their_line_and_blotted_out(what: str) -> None:
+def test_tokens_are_found_with_their_line_and_masked(what: str) -> None:
     token = TOKENS[what]
     (finding,) = secret_scan.findings("a.py", f"x = 1\n\nkey = '{token}'\n".encode())
     assert (finding.path, finding.line) == ("a.py", 3)
@@ -38,7 +38,7 @@ def test_tokens_are_found_with_their_line_and_blotted_out(what: str) -> None:
 
 @pytest.mark.parametrize("kind", ["", "RSA ", "EC ", "OPENSSH ", "ENCRYPTED "])
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\\n"])
-def test_private_keys(kind: str, end: str) -> None:
+def test_private_keys_are_found(kind: str, end: str) -> None:
     assert _whats("k.txt", f"{PEM.format(kind)}{end}MIIEow") == [f"a private key (-----BEGIN {kind}PRIVATE KEY***)"]
 
 
@@ -52,7 +52,7 @@ def test_private_keys(kind: str, end: str) -> None:
         "https://b.s3.amazonaws.com/k?X-Amz-" + "Signature=0123456789abcdef",
     ],
 )
-def test_tokens_in_urls(text: str) -> None:
+def test_secrets_in_urls_are_found_and_masked(text: str) -> None:
     (what,) = _whats("a.sh", text)
     assert "URL" in what
     assert "hunter2" not in what
@@ -93,7 +93,7 @@ def test_ordinary_code_is_left_alone(text: str) -> None:
         ("envs.py", "A=1", False),
     ],
 )
-def test_environment_files(path: str, text: str, refused: bool) -> None:
+def test_environment_files_are_refused_only_with_secrets(path: str, text: str, refused: bool) -> None:
     assert bool(_whats(path, text)) is refused
 
 
@@ -111,14 +111,14 @@ def test_environment_files(path: str, text: str, refused: bool) -> None:
         "x/.pypirc",
     ],
 )
-def test_names_that_say_it(path: str) -> None:
+def test_file_names_of_secrets_are_recognised(path: str) -> None:
     assert secret_scan.kind_by_name(path) is not None
 
 
 @pytest.mark.parametrize(
     "path", ["id_rsa.pub", "netrc.py", "docs/credentials.md", "config.json", "key.py", ".dvc/config"]
 )
-def test_names_that_do_not(path: str) -> None:
+def test_ordinary_file_names_are_not_recognised_as_secrets(path: str) -> None:
     assert secret_scan.kind_by_name(path) is None
 
 
@@ -126,7 +126,7 @@ def test_binary_files_are_not_looked_into() -> None:
     assert secret_scan.findings("a.bin", b"\0" + TOKENS["a GitHub token"].encode()) == []
 
 
-def test_one_error_names_all_and_says_both_ways_out() -> None:
+def test_an_error_lists_all_secrets_and_both_remedies() -> None:
     found = [
         secret_scan.SecretMatch(path="a.py", line=3, what="x"),
         secret_scan.SecretMatch(path="id_rsa", line=0, what="y"),
@@ -138,12 +138,12 @@ def test_one_error_names_all_and_says_both_ways_out() -> None:
     assert "[secrets] allow" in error.hint
 
 
-def test_text_for_people_is_blotted_out() -> None:
+def test_secrets_in_text_for_people_are_masked() -> None:
     text = f"use {TOKENS['a GitHub token']} at https://ada:hunter2@example.org"
     assert secret_scan.masked(text) == "use *** at https://ada:***@example.org"
 
 
-def test_text_that_could_take_for_ever_does_not() -> None:
+def test_hostile_text_is_searched_in_bounded_time() -> None:
     for text in (
         "a." * 300_000,
         "://" * 200_000,
@@ -154,7 +154,7 @@ def test_text_that_could_take_for_ever_does_not() -> None:
         secret_scan.findings(".env", text.encode())
 
 
-def test_m5ws_and_its_templates_pass() -> None:
+def test_m5ws_and_its_templates_contain_no_secrets() -> None:
     root = Path(__file__).parents[2]
     for path in [*root.glob("m5ws/**/*.py"), *root.glob("templates/**/*.py")]:
         assert secret_scan.findings(path.name, path.read_bytes()) == [], path
@@ -215,5 +215,5 @@ def test_the_work_is_proportional_to_the_text(piece: str) -> None:
         ("revision", "9f8e7d6c5b4a392817069f8e7d6c5b4a39281706", False),
     ],
 )
-def test_the_name_of_a_value_makes_it_a_secret(name: str, value: str, is_secret: bool) -> None:
+def test_the_name_and_the_value_decide_if_a_value_is_a_secret(name: str, value: str, is_secret: bool) -> None:
     assert secret_scan.is_secret(name, value) == is_secret

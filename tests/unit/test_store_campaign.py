@@ -12,7 +12,7 @@ from tests.support.stores.broken_store import BREAKS, BrokenStore
 pytestmark = pytest.mark.soak
 
 
-def test_a_good_store_has_nothing_to_answer_for(tmp_path: Path) -> None:
+def test_a_sound_store_has_no_violations(tmp_path: Path) -> None:
     result = Campaign(lambda: LocalStore(tmp_path), operations=150, seed=1).run()
     assert result.violations == [] and result.failed == {}
     assert result.succeeded == 150 and len(result.by_operation) == 10, result.line()
@@ -25,7 +25,7 @@ def test_each_broken_promise_is_found(tmp_path: Path, breaks: str) -> None:
     assert BREAKS[breaks] in result.kinds(), result.line()
 
 
-def test_only_answers_that_nothing_signs_may_mislead() -> None:
+def test_only_unsigned_answers_count_as_misleading() -> None:
     result = Result(operations=3, seed=1, misleading=True)
     result.violated("said absent", "list", "k")
     assert result.misled == 1 and result.violations == []

@@ -16,31 +16,31 @@ def _workspace(root: Path, text: str = "") -> Path:
     return root
 
 
-def test_it_is_found_from_a_directory_below_it(tmp_path: Path) -> None:
+def test_a_workspace_is_found_from_a_directory_below_its_root(tmp_path: Path) -> None:
     root = _workspace(tmp_path / "work")
     below = root / "a" / "b"
     below.mkdir(parents=True)
     assert workspace.find(below, {}).root == root
 
 
-def test_the_nearest_one_is_found(tmp_path: Path) -> None:
+def test_the_nearest_workspace_is_found(tmp_path: Path) -> None:
     _workspace(tmp_path / "outer")
     inner = _workspace(tmp_path / "outer" / "inner")
     assert workspace.find(inner, {}).root == inner
 
 
-def test_where_there_is_none_the_way_to_make_one_is_named(tmp_path: Path) -> None:
+def test_a_missing_workspace_is_an_error_with_a_hint_to_init(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=rf"m5ws\.toml .*{re.escape(str(tmp_path))}") as caught:
         workspace.find(tmp_path, {})
     assert "m5ws init" in caught.value.hint
 
 
-def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_directory_is_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"directory.*gone"):
         workspace.find(tmp_path / "gone", {})
 
 
-def test_finding_it_writes_nothing(tmp_path: Path) -> None:
+def test_finding_a_workspace_writes_nothing(tmp_path: Path) -> None:
     root = _workspace(tmp_path)
     here = workspace.find(root, {})
     with pytest.raises(NotFound, match=r"\.m5ws/store"):
@@ -48,7 +48,7 @@ def test_finding_it_writes_nothing(tmp_path: Path) -> None:
     assert [path.name for path in root.iterdir()] == ["m5ws.toml"]
 
 
-def test_a_store_is_made_with_an_ignore_rule_of_its_own(tmp_path: Path) -> None:
+def test_a_new_store_has_its_own_ignore_file(tmp_path: Path) -> None:
     here = workspace.find(_workspace(tmp_path), {})
     here.repository(create=True)
     assert (tmp_path / ".m5ws" / ".gitignore").read_text() == "*\n"
@@ -72,7 +72,7 @@ def test_a_relative_store_is_taken_from_the_workspace_not_from_the_current_direc
         ("[mlflow]\ntracking_uri = 'http://own'\n", {"MLFLOW_TRACKING_URI": "http://server"}, "http://own"),
     ],
 )
-def test_the_tracking_store_is_the_files_then_the_variables_then_our_own(
+def test_the_tracking_store_comes_from_the_file_the_variable_or_the_default(
     tmp_path: Path, text: str, environment: dict[str, str], expected: str
 ) -> None:
     here = workspace.find(_workspace(tmp_path, text), environment)
@@ -111,19 +111,19 @@ def test_a_store_that_is_not_a_directory_has_a_cache(
         ("work_dir = '../work'", {}, "{root}/../work"),
     ],
 )
-def test_runs_are_at_work_in_the_users_state_directory(
+def test_the_work_root_comes_from_the_settings_or_the_state_directory(
     tmp_path: Path, text: str, environment: dict[str, str], expected: str
 ) -> None:
     here = workspace.find(_workspace(tmp_path, f"[run]\n{text}\n"), environment)
     assert here.work_root == Path(expected.format(root=tmp_path, home=Path.home()))
 
 
-def test_its_name_is_the_directorys_where_none_is_given(tmp_path: Path) -> None:
+def test_a_workspace_without_a_name_has_the_name_of_its_directory(tmp_path: Path) -> None:
     assert workspace.find(_workspace(tmp_path / "gpt"), {}).name == "gpt"
     assert workspace.find(_workspace(tmp_path / "other", "name = 'gpt'\n"), {}).name == "gpt"
 
 
-def test_datasets_are_not_looked_for_where_that_is_switched_off(tmp_path: Path) -> None:
+def test_dvc_datasets_are_not_searched_if_dvc_is_disabled(tmp_path: Path) -> None:
     assert workspace.find(_workspace(tmp_path, "[data]\ndvc = false\n"), {}).datasets() is None
 
 

@@ -37,7 +37,7 @@ def _number(path: Path) -> str:
     return path.parent.name.removeprefix("m5ws-").lstrip("0")
 
 
-def test_attempts_of_a_run_have_one_path_no_two_at_once_and_no_other_run_s(tmp_path: Path) -> None:
+def test_a_path_is_reused_by_a_run_but_never_by_two_live_attempts(tmp_path: Path) -> None:
     one, two, other = _make(tmp_path, "a"), _make(tmp_path, "b"), _make(tmp_path, "d", _OTHER)
     assert (_number(one.path), _number(two.path), _number(other.path)) == ("a01", "a02", "ffffffffffff01")
     assert len(str(one.path)) == len(str(two.path)) == len(str(other.path))
@@ -52,7 +52,7 @@ def test_attempts_of_a_run_have_one_path_no_two_at_once_and_no_other_run_s(tmp_p
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_what_is_left_on_another_file_system_stays_there(tmp_path: Path) -> None:
+def test_files_on_another_file_system_stay_in_place_after_the_end(tmp_path: Path) -> None:
     one = _make(tmp_path, "a")
     (one.path / "kept.txt").write_text("a")
     for _ in range(2):
@@ -64,7 +64,7 @@ def test_what_is_left_on_another_file_system_stays_there(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("moved", [True, False])
-def test_an_end_that_was_killed_is_made_good(tmp_path: Path, moved: bool) -> None:
+def test_a_second_end_completes_a_killed_end(tmp_path: Path, moved: bool) -> None:
     """Between any two steps of `end`."""
     one = _make(tmp_path, "a")
     (one.path / "kept.txt").write_text("a")
@@ -77,7 +77,7 @@ def test_an_end_that_was_killed_is_made_good(tmp_path: Path, moved: bool) -> Non
 
 
 @pytest.mark.parametrize("killed_after", ["nothing", "the work directory", "one file"])
-def test_what_a_script_wrote_beside_its_work_directory_is_kept(tmp_path: Path, killed_after: str) -> None:
+def test_files_that_a_script_wrote_beside_its_work_directory_are_kept(tmp_path: Path, killed_after: str) -> None:
     one, attempt = _make(tmp_path, "a"), tmp_path / "a"
     for name in ("results", "more"):
         (one.path / ".." / name).mkdir()
@@ -96,7 +96,7 @@ def test_what_a_script_wrote_beside_its_work_directory_is_kept(tmp_path: Path, k
 
 
 @pytest.mark.parametrize("when", ["running", "ended"])
-def test_a_link_in_place_of_a_work_directory_leads_nowhere(tmp_path: Path, when: str) -> None:
+def test_a_link_in_place_of_a_work_directory_is_not_followed(tmp_path: Path, when: str) -> None:
     one, attempt, own = _make(tmp_path, "a"), tmp_path / "a", tmp_path / "of the user"
     assert directories.folder_of(attempt) == one.path
     own.mkdir()
@@ -109,7 +109,7 @@ def test_a_link_in_place_of_a_work_directory_leads_nowhere(tmp_path: Path, when:
     assert own.is_dir()
 
 
-def test_an_end_is_made_good_after_a_kill_in_the_removal_of_the_folder(tmp_path: Path) -> None:
+def test_a_second_end_completes_a_killed_removal_of_the_folder(tmp_path: Path) -> None:
     one, attempt = _make(tmp_path, "a"), tmp_path / "a"
     (one.path / "kept.txt").write_text("a")
     one.path.rename(attempt / ".work")
@@ -119,7 +119,7 @@ def test_an_end_is_made_good_after_a_kill_in_the_removal_of_the_folder(tmp_path:
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_what_is_beside_a_work_directory_on_another_file_system_is_moved(tmp_path: Path) -> None:
+def test_files_beside_a_work_directory_are_moved_across_file_systems(tmp_path: Path) -> None:
     one = _make(tmp_path, "a")
     (one.path.parent / "last.pt").write_text("a")
     directories.end(tmp_path / "a")
@@ -129,20 +129,20 @@ def test_what_is_beside_a_work_directory_on_another_file_system_is_moved(tmp_pat
     assert not (tmp_path / "a" / "work").is_symlink() and kept.exists()
 
 
-def test_processes_that_can_mount_share_one_path(tmp_path: Path) -> None:
+def test_attempts_with_mounts_share_one_path(tmp_path: Path) -> None:
     one, two = _make(tmp_path, "a", mounts=True), _make(tmp_path, "b", mounts=True)
     assert one.seen == two.seen and one.path != two.path
     assert one.mount == (str(one.path.parent), str(one.seen.parent)) and _make(tmp_path, "c").mount is None
 
 
-def test_a_work_directory_that_is_gone_leaves_nothing(tmp_path: Path) -> None:
+def test_the_end_of_a_missing_work_directory_leaves_no_folder_and_no_link(tmp_path: Path) -> None:
     made = _make(tmp_path, "a")
     made.path.rmdir()
     directories.end(tmp_path / "a")
     assert not made.path.parent.exists() and not (tmp_path / "a" / "work").is_symlink()
 
 
-def test_a_copy_of_an_attempt_has_no_say_over_the_work_directory(tmp_path: Path) -> None:
+def test_a_copied_attempt_does_not_own_the_work_directory(tmp_path: Path) -> None:
     made = _make(tmp_path, "a")
     (made.path / "kept.txt").write_text("a")
     shutil.copytree(tmp_path / "a", tmp_path / "copy", symlinks=True)
@@ -153,7 +153,7 @@ def test_a_copy_of_an_attempt_has_no_say_over_the_work_directory(tmp_path: Path)
     assert not made.path.parent.exists()
 
 
-def test_it_is_private_and_never_in_the_checkout(tmp_path: Path) -> None:
+def test_the_work_root_must_be_private_and_outside_the_checkout(tmp_path: Path) -> None:
     _make(tmp_path, "a")
     root = tmp_path / "root"
     assert root.stat().st_mode & 0o777 == 0o700
@@ -170,14 +170,14 @@ def test_it_is_private_and_never_in_the_checkout(tmp_path: Path) -> None:
         directories.make(tmp_path / "link" / "x", tmp_path / "a", _RUN, tmp_path / "checkout", lambda *_: False)
 
 
-def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
+def test_a_work_directory_that_cannot_be_created_is_an_error_with_a_hint(tmp_path: Path) -> None:
     (tmp_path / "root").write_text("")
     with pytest.raises(UsageError, match="no work directory") as raised:
         _make(tmp_path, "a")
     assert "work_dir" in raised.value.hint and "XDG_STATE_HOME" in raised.value.hint
 
 
-def test_links_into_the_work_directory_outlive_it(tmp_path: Path) -> None:
+def test_links_into_the_work_directory_work_after_its_end(tmp_path: Path) -> None:
     made = _make(tmp_path, "a", mounts=True)
     (made.path / "deep").mkdir()
     (made.path / "file.txt").write_text("a")

@@ -17,7 +17,7 @@ def work(tmp_path: Path) -> Path:
     return folder
 
 
-def test_what_is_as_it_was_is_removed_and_what_was_written_stays(work: Path) -> None:
+def test_unchanged_inputs_are_removed_and_written_files_stay(work: Path) -> None:
     given = inputs.stamps(work)
     (work / "out").write_text("result")
     (work / "data" / "a").write_text("changed")
@@ -35,7 +35,7 @@ def test_a_folder_that_was_moved_out_and_linked_back_is_left_alone(work: Path, t
     assert (tmp_path / "kept" / "a").read_text() == "data/a"
 
 
-def test_whatever_a_script_makes_of_its_inputs_is_no_error(work: Path) -> None:
+def test_any_change_of_inputs_by_a_script_is_no_error(work: Path) -> None:
     odd = os.fsencode(work) + b"/data/\xff"
     Path(os.fsdecode(odd)).write_text("odd")
     given = inputs.stamps(work)

@@ -37,18 +37,18 @@ _FILES = {
         ("conf/b.yaml bad.json", {"1": "conf/b.yaml", "2": "bad.json", "1.opt.lr": "1", "1.none": "null"}),
     ],
 )  # fmt: skip
-def test_arguments_have_names(words: str, expected: dict[str, str]) -> None:
+def test_arguments_are_parsed_into_named_values(words: str, expected: dict[str, str]) -> None:
     parsed = arguments.parse(("train.py", *shlex.split(words)), _FILES.get)
     assert (parsed.script, parsed.parameters()) == (("train.py",), expected)
 
 
-def test_a_module_is_the_script() -> None:
+def test_a_module_is_parsed_as_the_script() -> None:
     parsed = arguments.parse(("-m", "pkg.train", "-m", "x"), _FILES.get)
     assert (parsed.script, parsed.values) == (("-m", "pkg.train"), {"m": "x"})
 
 
 @given(st.lists(st.text(max_size=6) | st.sampled_from(["--", "--a", "--a=b", "a=b", "~a", "-1", "a.json"]), max_size=8))
-def test_any_command_has_arguments(words: list[str]) -> None:
+def test_any_words_after_the_script_are_parsed_into_values(words: list[str]) -> None:
     parsed = arguments.parse(("train.py", *words), _FILES.get)
     assert bool(parsed.values) == (words not in ([], ["--"]))
 

@@ -57,7 +57,7 @@ def test_a_launcher_keeps_its_options_and_a_rank_gets_the_script(
 
 
 @given(st.sampled_from(_SCRIPTS), st.lists(_WORD, max_size=5), st.integers(1, 4))
-def test_a_script_is_one_plain_process_or_ranks_of_torchrun(
+def test_a_script_starts_as_one_python_process_or_as_torchrun_ranks(
     script: tuple[str, ...], words: list[str], count: int
 ) -> None:
     command = (*script, *words)
@@ -69,7 +69,7 @@ def test_a_script_is_one_plain_process_or_ranks_of_torchrun(
 
 
 @given(st.lists(_WORD, min_size=1, max_size=6))
-def test_any_words_are_read_and_none_is_lost(words: list[str]) -> None:
+def test_reading_a_command_loses_no_word(words: list[str]) -> None:
     typed = launchers.read(words)
     script = typed.script if typed.script[:1] != ("-m",) else typed.script[1:]
     assert (*typed.launcher, *script) == tuple(word for place, word in enumerate(words) if place != _option(words))

@@ -70,7 +70,7 @@ def test_any_runs_have_the_sums_of_numpy(runs: list[tuple[int, ...]], seed: int)
         (3, TILE // 3), (90, 100), (TILE, 1), (TILE + 5, 1), (1, 1), (0, TILE), (TILE, 0),
     ],
 )  # fmt: skip
-def test_the_ends_of_tiles_and_rows_are_where_they_are(width: int, rows: int, length: int) -> None:
+def test_sums_are_exact_at_the_ends_of_tiles_and_rows(width: int, rows: int, length: int) -> None:
     rest = (width, rows, length, 2**64 - 9, 2**63 + 5)
     sums_of([(0, *rest), (16, *rest), (width, *rest), (3, *rest)], random_memory(rows))
 
@@ -91,5 +91,5 @@ def test_shards_have_the_sums_of_the_host(dtype: torch.dtype) -> None:
             assert batches.sums(on_device, run_sums.add_up, torch.device("cpu")) == expected
 
 
-def test_the_kernel_is_used_where_it_runs() -> None:
+def test_the_kernel_is_loaded_on_the_tested_device() -> None:
     assert tensor_sums.load_kernel(DEVICE) is triton_sums
