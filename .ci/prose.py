@@ -26,11 +26,12 @@ PHRASES = re.compile(
 WHAT = re.compile(r"\bwhat\b(?! (to do|happened|changed|differs))", re.IGNORECASE)
 """The four allowed phrases are plain English."""
 PRONOUNS = re.compile(
-    r"\b(that of|ones(?!\()|(?<!no )one (that|which|whose|with|without)|(another|each|every|no|(an?|the) [\w-]+) one)\b"
-    r"|\b(those|such|(the|all|any) others?|the one|one of (them|these|those)|(this|that) one(?! of))"
-    r"(?=[.,;:!?)]|\Z| (after|alone|and|are|as it|at|before|below|between|but|by|can|did|do|does|for|from|had|has|have"
-    r"|if|in|is|it|m5ws|may|must|not|of|on|only|or|than|that|they|to|until|was|were|when|where|which|while|who|whose"
-    r"|with|without|x)\b)",
+    r"\b(that of|ones(?!\()|(the|all|any) others|one of them|(?<!no )one (that|which|whose|with|without)"
+    r"|(another|each|every|no|(an?|the) [\w-]+) one)\b"
+    r"|\b(those|such|(the|all|any) other|the one|one of (these|those)|(this|that) one(?! of))"
+    r"(?=[.,;:!?)]|\Z| (after|alone|and|are|around|as it|at|before|below|beside|between|but|by|can|did|do|does|for|from"
+    r"|had|has|have|if|in|inside|is|it|m5ws|may|missing|must|not|of|on|only|or|read|taken|than|that|they|to|until|was"
+    r"|were|when|where|which|while|who|whose|with|without|\w+ed|x)\b)",
     re.IGNORECASE,
 )
 """Words that stand for a noun which the sentence does not name. A noun after "those", "such" or "the other" is fine."""

@@ -45,7 +45,7 @@ Rebuilt = Callable[[Recipe], Ports]
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """One tested set of differences: those taken from BAD, and the answer.
+    """One tested set of differences: the differences taken from BAD, and the answer.
 
     `known`: `run` existed before. `first` is its divergence from GOOD, `reason` the cause of an unresolved answer.
     """

@@ -1,7 +1,7 @@
 """The runs of a sweep: a supervisor that starts them as processes of the same program, some at a time.
 
 Each process supervises one run as `m5ws run` does, so a sweep adds no second way to train. If this process dies in any
-way, each of the others ends its run as after Ctrl-C.
+way, each of the other processes ends its run as after Ctrl-C.
 """
 
 import os

@@ -86,7 +86,7 @@ class Axis(Record, frozen=True, kw_only=True):
 
 
 class Sweep(Record, frozen=True, kw_only=True):
-    """The sweep of a run. Each run of a sweep contains the whole grid, so any one of them describes the sweep.
+    """The sweep of a run. Each run of a sweep contains the whole grid, so any run describes the sweep.
 
     The runs are the combinations of the values of `axes`, applied to `snapshot` and the launch. The values of the last
     axis change first. `position` is the place of the run in this order, from 0. `name` is the name of the sweep.

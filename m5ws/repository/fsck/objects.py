@@ -22,7 +22,7 @@ _OBJECTS = "objects/"
 
 
 class Holdings:
-    """The listed objects, those read, and the damage in `bad` by digest.
+    """The listed objects, the read objects, and the damage in `bad` by digest.
 
     `foreign` lists keys that are no object keys.
     """

@@ -207,7 +207,7 @@ def lead(reach: ReachableObjects, reference: RetiredReference) -> None:
 
 
 def _references(repo: Repository, run: str) -> Iterator[RetiredReference]:
-    """Yield all references of a run to checkpoints, except those retired by another gc since the listing."""
+    """Yield all references of a run to checkpoints, except references retired by another gc since the listing."""
     for label in checkpoints.names(repo, run):
         try:
             yield RetiredReference(

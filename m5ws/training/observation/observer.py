@@ -153,7 +153,7 @@ class Observer:
             self._calls[-1][1].calls_another = True
         is_skipped = optimizer_values.is_skipped(optimizer)
         if call.calls_another or call.creates_state or is_skipped:
-            return  # The step of the one inside counts, if there is one.
+            return  # The step of the optimizer inside counts, if there is one.
         if self._update is None:
             self._update, self._forwards = Update(self._forwards), Forwards(earlier=self._forwards.modules)
         update = self._update

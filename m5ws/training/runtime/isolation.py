@@ -22,7 +22,7 @@ from m5ws.records.launch import Context, LocalInstall
 
 PACKAGES = frozenset({"site-packages", "dist-packages"})
 _loaded: dict[str, str] = {}
-"""File and name of each module loaded since `watch`, including those removed from `sys.modules`."""
+"""File and name of each module loaded since `watch`, including modules removed from `sys.modules`."""
 _limits: dict[str, None] = {}
 """Imports from distributions that are allowed although no snapshot contains them, in words."""
 

@@ -146,7 +146,7 @@ def hold(root: Path) -> Iterator[Ceph]:
     """Return the server of `root`, a directory shared by all processes of a session. Raises CephFailed."""
     root.mkdir(parents=True, exist_ok=True)
     with open(root / "starting", "w") as starting:
-        # One process starts the server; the others wait here and then use it.
+        # One process starts the server; the other processes wait here and then use it.
         fcntl.flock(starting, fcntl.LOCK_EX)
         ceph, lock = _join(root) or _start(root)
     try:
