@@ -32,7 +32,7 @@ $(stamp): pyproject.toml constraints.txt hatch_build.py m5ws/training/fingerprin
 demo: $(stamp) ## Train, reproduce and change a small GPT, start to end.
 	PATH="$(abspath $(bin)):$$PATH" examples/demo.sh $(ARGS)
 
-test: $(stamp) ## Run the tests that need no server, but for those that take long.
+test: $(stamp) ## Run the tests that need no server, but for tests that take long.
 	$(bin)/python -m pytest -n $(WORKERS) --durations=10 $(ARGS)
 
 test-services: $(stamp) ## Run the tests that need servers, other programs, or long launches.
@@ -59,7 +59,7 @@ mutations: $(stamp) ## Plant faults in a copy of the core, each of which the tes
 soak: $(stamp) ## Run the campaigns.
 	$(bin)/python -m pytest -m soak $(ARGS)
 
-canary: ## Run the training tests with the newest torch and DeepSpeed, or with those in CANARY="torch==… deepspeed==…".
+canary: ## Run the training tests with the newest torch and DeepSpeed, or with the versions in CANARY="torch==… deepspeed==…".
 	PYTHON=$(PYTHON) WORKERS=$(WORKERS) .ci/canary $(CANARY)
 
 clean: ## Remove what was made, but for demo directories.

@@ -24,11 +24,21 @@ PHRASES = re.compile(
     re.IGNORECASE,
 )
 WHAT = re.compile(r"\bwhat\b(?! (to do|happened|changed|differs))", re.IGNORECASE)
-"""The four that are allowed are plain English."""
+"""The four allowed phrases are plain English."""
+PRONOUNS = re.compile(
+    r"\b(that of|ones(?!\()|(the|all|any) others|one of them|(?<!no )one (that|which|whose|with|without)"
+    r"|(another|each|every|no|(an?|the) [\w-]+) one)\b"
+    r"|\b(those|such|(the|all|any) other|the one|one of (these|those)|(this|that) one(?! of))"
+    r"(?=[.,;:!?)]|\Z| (after|alone|and|are|around|as it|at|before|below|beside|between|but|by|can|did|do|does|for|from"
+    r"|had|has|have|if|in|inside|is|it|m5ws|may|missing|must|not|of|on|only|or|read|taken|than|that|they|to|until|was"
+    r"|were|when|where|which|while|who|whose|with|without|\w+ed|x)\b)",
+    re.IGNORECASE,
+)
+"""Words that stand for a noun which the sentence does not name. A noun after "those", "such" or "the other" is fine."""
 TEST_NAME = re.compile(r"_(anew|asked|knows|lies|ones|said|says?|such|tells?|those|told|what|who|whose)(_|\Z)")
 """The name of a test states its rule as subject, verb and object."""
 WORDS_AT_MOST = 40
-"""A sentence has 25 words. Longer ones are lists, mostly: this bound finds those that are not."""
+"""A sentence has 25 words. Longer sentences are mostly lists: this bound finds the sentences that are not."""
 
 
 def texts(path: Path) -> Iterator[tuple[int, str, bool]]:
@@ -82,6 +92,8 @@ def faults(text: str, is_docstring: bool) -> Iterator[str]:
     if text.startswith("test_") and (word := TEST_NAME.search(text)) is not None:
         yield f"a name of a test with {word[1]}"
     bare = re.sub(r"`[^`]*`|\([^)]*\)|\[[^]]*\]", "x", text)
+    for match in PRONOUNS.finditer(re.sub(r"`[^`]*`", "x", " ".join(text.split()))):
+        yield f"name the noun: {match[0]}"
     for sentence in re.split(r"(?<=[.?!:;])\s+", bare):
         if WHAT.search(sentence) and "?" not in sentence:
             yield f"a noun instead of what: {sentence[:60]}"

@@ -2,7 +2,7 @@
 
     python benchmarks/checkpoint_parts.py [--mib 1024] [--nproc 2] [--rounds 3]
 
-The state and the saves are those of `checkpoints.py`, to a local disk, with every tensor changed. Each part is the sum
+The state and the saves are as in `checkpoints.py`, to a local disk, with every tensor changed. Each part is the sum
 of the durations of its calls on all threads of a rank, so that parts together may take more than *all*, which is the
 time from the beginning of the save until it is published. *Collectives* contains the time that a rank waits for others.
 *Rest* is the time of the saving thread in none of the parts: plans of DCP, records, waiting for threads.
@@ -29,7 +29,7 @@ PARTS = ("copy", "fingerprint", "collectives", "hash", "write", "fsync", "rest",
 
 
 class Clock:
-    """Durations by part. A call within another part's call counts for the outer one."""
+    """Durations by part. A call within another part's call counts for the outer part."""
 
     def __init__(self) -> None:
         self.seconds: collections.Counter[str] = collections.Counter()

@@ -3,11 +3,11 @@
     python benchmarks/checkpoints.py [--mib 2048] [--nproc 2] [--rounds 3] [--s3 ceph|ceph-tls|moto] [--connector PATH]
                                      [--only TOOL …] [--folder PATH] [--pause S]
 
-The state is that of an FSDP2 model with AdamW, `--mib` on all ranks together, on CPUs. Each tool, in turn, saves it
-four times: all new, twice after a step on all of it, after a step on a tenth. Then it loads on as many ranks, and on
-one, into a new model whose optimizer has no state yet.
-Each round has the tools in the opposite order of the one before, and `--pause` waits before each, because a disk is
-slower after much was written. `--folder` is where local tools save; in `/dev/shm` there is no disk.
+The state is the state of an FSDP2 model with AdamW, `--mib` on all ranks together, on CPUs. Each tool, in turn, saves
+it four times: all new, twice after a step on all of it, after a step on a tenth. Then it loads on as many ranks, and on
+one, into a new model whose optimizer has no state yet. Each round has the tools in the opposite order of the round
+before, and `--pause` waits before each, because a disk is slower after much was written. `--folder` is where local
+tools save; in `/dev/shm` there is no disk.
 
 Peers: `torch.save` and PyTorch's FileSystemWriter, both synced; the same bytes by the fastest client, unhashed; a copy
 within memory; the S3 connector for PyTorch, if `--connector` names its folder. Ceph before 18 refuses the connector's

@@ -3,9 +3,9 @@
     python benchmarks/fingerprints.py [--device cpu|cuda] [--dtype float32|bfloat16] [--gib 1] [--rounds 7]
                                       [--threads 1] [--step-ms 100]
 
-The state is that of a GPT with AdamW: weights and two moments, large matrices and small vectors. Rows read all of it,
-turn by turn: a sum, a copy, and the fingerprints, on a GPU by Triton and in main memory. Each is in bytes of state a
-second, and in CPU seconds, which do not depend on the load of the machine. Then the ledger: the time to append one
+The state is the state of a GPT with AdamW: weights and two moments, large matrices and small vectors. Rows read all of
+it, turn by turn: a sum, a copy, and the fingerprints, on a GPU by Triton and in main memory. Each is in bytes of state
+a second, and in CPU seconds, which do not depend on the load of the machine. Then the ledger: the time to append one
 step's event to the spool. The last table adds both for a step of `--step-ms`, with fingerprints at checkpoints alone,
 every N steps, and every step.
 """

@@ -8,9 +8,9 @@ freed memory: otherwise it returns some to the system by chance, and to get that
 round, the training goes on for some steps without observation and for as many with it, the other way round in every
 second round. The first three steps of a turn do not count.
 
-The parts of a step are compared by themselves, since their times vary less than that of the whole: the median of a
+The parts of a step are compared by themselves, since their times vary less than the time of the whole: the median of a
 turn's steps with and without observation, and the median of these differences over the rounds, with the quartiles.
-The steps with a fingerprint (5 and 10), and those after them, which record it, do not count either. The cost of a
+The steps with a fingerprint (5 and 10), and the steps after them, which record it, do not count either. The cost of a
 fingerprint is a figure of its own.
 """
 
@@ -44,7 +44,7 @@ from m5ws.training.runtime.stop import StopRequest
 RUN, NONE = "0" * 12, Digest("0" * 64)
 STEPS = 19
 COUNTED = (4, 7, 8, 9, *range(12, STEPS + 1))
-"""The first ones warm the caches. Others have a fingerprint, or record it."""
+"""The first steps warm the caches. Others have a fingerprint, or record it."""
 FINGERPRINTED = (5, 10)
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Options of `mallopt` in glibc."""

@@ -1,6 +1,6 @@
 """Atomic writes, and the stamps that decide whether a file counts as unchanged.
 
-Imports only the smallest modules of the standard library, because the module that starts git imports this one.
+Imports only the smallest modules of the standard library, because the module that starts git imports this module.
 """
 
 import operator

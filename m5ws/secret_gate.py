@@ -18,7 +18,7 @@ T = TypeVar("T")
 class SecretText(UsageError):
     """A text that would be stored can be a secret."""
 
-    hint = "Pass secrets in environment variables of the shell. The ranks inherit them, and they are not recorded."
+    hint = "Pass secrets in environment variables of the shell. The ranks inherit the variables, and m5ws records none."
 
     def __init__(self, place: str) -> None:
         super().__init__(f"{place} looks like a secret, and would be stored")

@@ -94,7 +94,7 @@ _PASSWORD_CHARACTERS = 6
 
 
 def kind_by_name(path: str) -> str | None:
-    """Return the kind of secret that a path implies, or None. The content of `.env` files decides about those."""
+    """Return the kind of secret that a path implies, or None. The content of `.env` files decides about such files."""
     name = path.rsplit("/", 1)[-1]
     if name in _KEY_FILES or name.lower().endswith(_KEY_STORES):
         return "a private key (by file name)"

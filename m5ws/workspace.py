@@ -1,8 +1,8 @@
 """The workspace: the directory with `m5ws.toml`, its settings, and the adapters that they select.
 
 This is the only module that reads environment variables (`VARIABLES` lists them) and that chooses adapters. Each
-adapter is imported in the method that makes it, so that a command imports only those that it uses. Every directory
-under `.m5ws` is created at its first write.
+adapter is imported in the method that makes it, so that a command imports only the adapters that it uses. Every
+directory under `.m5ws` is created at its first write.
 """
 
 import logging
@@ -122,7 +122,7 @@ class Workspace:
 
     @property
     def tracking_uri(self) -> str:
-        """The MLflow store: that of `m5ws.toml`, else of MLFLOW_TRACKING_URI, else a file of this workspace."""
+        """The MLflow store: of `m5ws.toml`, else of MLFLOW_TRACKING_URI, else a file of this workspace."""
         own = f"sqlite:///{self.home / 'mlflow.db'}"
         return self.settings.mlflow.tracking_uri or self.environment.get("MLFLOW_TRACKING_URI") or own
 
@@ -199,7 +199,7 @@ class Workspace:
         except NotFound as error:
             if for_dry_run:
                 return Repository.for_dry_run(store, store_format)
-            raise NotFound(str(error), hint="`m5ws snapshot` creates it.") from error
+            raise NotFound(str(error), hint="`m5ws snapshot` creates the store.") from error
 
     def source(self) -> "Git":
         from m5ws.snapshot.sources.git import Git
@@ -299,7 +299,7 @@ def find(start: Path, environment: Mapping[str, str] = os.environ) -> Workspace:
         raise NotFound(f"no such directory: {start}", hint="Give `-C` a directory in a workspace.")
     root = next((outer for outer in (folder, *folder.parents) if (outer / FILE).is_file()), None)
     if root is None:
-        raise NotFound(f"no {FILE} in {folder} or above it", hint="`m5ws init` creates a workspace here.")
+        raise NotFound(f"no {FILE} in {folder} or a folder above", hint="`m5ws init` creates a workspace here.")
     if os.fsencode(root).decode("utf-8", "ignore") != str(root):
         raise UsageError(f"the path of the workspace is not UTF-8: {str(root)!a}", hint="Rename its folder.")
     return Workspace(root, reader.read(root / FILE), dict(environment))

@@ -129,7 +129,7 @@ _SLOWEST = (
     "tracking/test_crashes.py", "bisect/test_bisect.py", "flows/test_s3_store.py",
     "training/test_portable.py", "flows/test_work_directories.py", "snapshot/test_killed.py",
 )  # fmt: skip
-"""Modules that begin first, so that no worker is left with one when all others have ended."""
+"""Modules that begin first, so that no worker is left with a long module when all other workers have ended."""
 
 
 _WITH_DEEPSPEED = frozenset(
@@ -172,7 +172,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _is_make_test(config: pytest.Config) -> bool:
-    """Return True if the tests are those of `make test`, whose real launches are counted."""
+    """Return True for a run of `make test`, whose real launches are counted."""
     return str(config.option.markexpr).startswith("not soak and not")
 
 
@@ -194,5 +194,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     made = launch_count.count(terminalreporter.config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
     said = f"launches: {made.real} real, {made.forked} forked"
     if _is_make_test(terminalreporter.config) and made.real > launch_count.MOST_REAL:
-        said += f"; no more than {launch_count.MOST_REAL} real ones may be here, tests/support/ranks/launch_count.py"
+        said += f"; at most {launch_count.MOST_REAL} real launches may be here, tests/support/ranks/launch_count.py"
     terminalreporter.write_line(said)

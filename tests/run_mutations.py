@@ -4,7 +4,7 @@ Called as: run_mutations.py [--only N]. The project's files are copied to a temp
 only in the copy. First the tests must pass there without a fault, or a failing test would prove nothing.
 
 A fault is found when a test fails. A collection error does not count. The table of results is Markdown. The exit
-status is 1 if a fault was not found. The tests are some of those that `make test` runs, by the folder and module of
+status is 1 if a fault was not found. The tests are some of the tests that `make test` runs, by the folder and module of
 the fault.
 """
 
@@ -68,7 +68,7 @@ MUTATIONS = (
         ("training/test_crash.py",),
     ),
     Mutation(
-        "of two writers of a key the later one wins",
+        "of two writers of a key the later writer wins",
         "m5ws/store/local.py",
         "        except FileExistsError as error:\n            raise ObjectExists(key) from error\n",
         "        except FileExistsError:\n"
@@ -178,7 +178,7 @@ MUTATIONS = (
         ("training/test_session.py",),
     ),
     Mutation(
-        "the fingerprints of restored tensors are not compared with the saved ones",
+        "the fingerprints of restored tensors are not compared with the saved fingerprints",
         "m5ws/training/session/restore.py",
         '    checkpointing.verify_fingerprints("tensors", *_on_their_ranks(tensors, saved), restored.step)\n',
         "",

@@ -61,7 +61,7 @@ class Tool(ABC):
         return dict(TorchBackend(self.model, self.optimizer).stage(NoCopyStager()).state)
 
     def new_state(self) -> dict[str, Any]:
-        """Return the live state by name, after torch made that of the optimizer, as DCP's documentation says."""
+        """Return the live state by name, after torch made the state of the optimizer, as DCP's documentation says."""
         get_optimizer_state_dict(self.model, self.optimizer)
         return self.state()
 
@@ -324,10 +324,10 @@ def _memory_bytes(field: str) -> int:
 
 
 def _touch_memory() -> None:
-    """Write as much into two files as a save does, and delete them: one by large writes, the other by small ones.
+    """Write as much into two files as a save does, and delete them: one by large, one by small writes.
 
     A virtual machine gets memory that it has not used lately from its host, more slowly than a disk writes. Memory that
-    a process freed is not enough: the kernel takes other blocks for files, and larger ones for larger writes.
+    a process freed is not enough: the kernel takes other blocks for files, and larger blocks for larger writes.
     """
     folder = None if "://" in sys.argv[4] else Path(sys.argv[4]).parent
     with contextlib.ExitStack() as files:

@@ -1,6 +1,6 @@
 """The raw limit: a folder's bytes to S3 and back, in parallel, without names, hashes or checks.
 
-Usage: store_raw.py BUCKET PREFIX {put,get} FOLDER. Files of 1 MiB or more are objects of 64 MiB, smaller ones packs of
+Usage: store_raw.py BUCKET PREFIX {put,get} FOLDER. Files of 1 MiB or more are objects of 64 MiB, smaller files packs of
 8 MiB, 8 at a time. Each downloaded object becomes one file.
 """
 

@@ -57,7 +57,7 @@ class Delivery:
         """Number of published batches."""
 
     def deliver(self, final: bool = False) -> list[tuple[str, AnyEvent]]:
-        """Return new events with their origins, at most once a second. Publish the due ones; all if `final`."""
+        """Return new events with their origins, at most once a second. Publish the due events; all if `final`."""
         now = self._clock()
         if not final and self._last_s is not None and now - self._last_s < _INTERVAL_S:
             return []

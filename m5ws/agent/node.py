@@ -83,7 +83,7 @@ class Node:
             stop.early(process)
 
     def deliver_rest(self) -> Events:
-        """Deliver all that the processes left in their spools, with a notice for each one that outlived the script."""
+        """Deliver all that processes left in their spools, with a notice for each process that outlived the script."""
         with suppress(FileNotFoundError):
             for line in Path(self._plan.request.processes, LEFT_PROCESSES).read_text().splitlines():
                 pid, _, command = line.partition(" ")

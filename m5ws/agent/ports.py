@@ -23,10 +23,10 @@ Watch = Callable[[str, AnyEvent], bool | None]
 class Ports(msgspec.Struct, frozen=True, kw_only=True):
     """The outside world of operations on runs. `tracker` is None if tracking is disabled.
 
-    `python` starts the ranks: this interpreter, or the one of a rebuilt environment. `observing` are the orders for the
-    first rank, which observes its environment. Work directories of attempts are below `work_root`. `allow_local` has
-    name patterns of distributions that ranks may import although no snapshot contains them. `history` has the commits
-    of the repository around the workspace.
+    `python` starts the ranks: this interpreter, or the interpreter of a rebuilt environment. `observing` are the orders
+    for the first rank, which observes its environment. Work directories of attempts are below `work_root`.
+    `allow_local` has name patterns of distributions that ranks may import although no snapshot contains them. `history`
+    has the commits of the repository around the workspace.
     """
 
     repo: Repository

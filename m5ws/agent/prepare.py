@@ -53,7 +53,7 @@ def _materialise(repo: Repository, snapshot: Snapshot, work: Path, progress: Pro
 
 
 def _make_output_folders(work: Path, outputs: Sequence[str]) -> None:
-    """Make the folders of `[run] outputs`, and those around outputs whose names have the suffix of a file."""
+    """Make the folders of `[run] outputs`, and folders around outputs whose names have the suffix of a file."""
     for output in outputs:
         path = work / output
         with suppress(FileExistsError):  # a file or a broken link of the snapshot

@@ -1,8 +1,8 @@
 """Delivery of data that an attempt left on its machine: after a kill, or if the store or tracker did not answer.
 
 All of it is below `.m5ws/runs`. The next m5ws command in that workspace delivers it, unless the run is alive. A process
-without an attempt's own spools never writes into its ledger, because from elsewhere a killed attempt looks like one
-that is alive. A resume in another workspace of the machine finds the attempt's directory through its work directory.
+without an attempt's own spools never writes into its ledger, because from elsewhere a killed attempt looks alive. A
+resume in another workspace of the machine finds the attempt's directory through its work directory.
 """
 
 import logging
@@ -131,12 +131,12 @@ def refuse_elsewhere(repo: Repository, run: str, home: Path) -> None:
     raise RunAlive(
         f"run {run} may be alive: attempt {remote.attempt} on {remote.host} has no end, "
         f"and its last sign of life is {ago} (h:mm:ss) old",
-        hint=f"`m5ws resume {run} --take-over` resumes it here, and stops an attempt that is alive.",
+        hint=f"`m5ws resume {run} --take-over` resumes the run here, and stops an attempt that is alive.",
     )
 
 
 def deliver(repo: Repository, home: Path, opener: unsaved.Opener | None = None) -> None:
-    """Deliver the data that runs left on this machine. Skip runs that are alive, and name those with an error.
+    """Deliver the data that runs left on this machine. Skip runs that are alive, and name runs with an error.
 
     `opener` opens the store of a kept last checkpoint. Without it, kept results stay.
     """
@@ -152,7 +152,8 @@ def deliver(repo: Repository, home: Path, opener: unsaved.Opener | None = None) 
 def deliver_run(
     repo: Repository, run: str, home: Path, work_root: Path, opener: unsaved.Opener, notify: Notify | None = None
 ) -> None:
-    """Deliver, before a resume, the data of a run that is in this workspace, or in another one with this `work_root`.
+    """Deliver, before a resume, the data of a run that is in this workspace, or in another workspace with this
+    `work_root`.
 
     The ranks of a killed supervisor get time to end, and `notify` a line about them. Raises RunAlive if the run is
     alive in this workspace, and Undelivered.
@@ -187,7 +188,7 @@ def _deliver(
         # Any damage of this directory: no other run depends on it.
         raise Undelivered(
             f"the data that run {run_dir.name} left on this machine cannot be delivered: {str(error) or repr(error)}",
-            hint=f"The next command tries again. If {run_dir} is damaged, move it away: its data is then lost.",
+            hint=f"The next command tries again. If {run_dir} is damaged, move the folder away: its data is then lost.",
         ) from error
 
 

@@ -1,6 +1,6 @@
 """The lock of a run on this machine, and the mark of an attempt's own directory.
 
-A supervisor holds the file `lock`, and launched processes hold `ranks` until the last one ends.
+A supervisor holds the file `lock`, and launched processes hold `ranks` until the last process ends.
 """
 
 import os
@@ -57,7 +57,7 @@ def _wait_for_ranks(descriptor: int, run_dir: Path, wait_s: float, notify: Notif
     if notify is not None and wait_s > _FORK_S:
         notify(f"{alive}; waiting at most {wait_s:.0f} s for their end")
     if not locks.acquire(descriptor, wait_s):
-        hint = f"Wait, or end them: `kill -9 {pids}`." if pids else "Wait, or kill them."
+        hint = f"Wait, or end the processes: `kill -9 {pids}`." if pids else "Wait, or kill the processes."
         raise RunAlive(alive, hint=hint)
 
 

@@ -1,7 +1,7 @@
 """Removal of files in work directories of ended attempts, if the store has them.
 
 Invariant: a file is removed only if the store has its content under its path: in the output files of the attempt, or in
-the run's snapshot. All other files stay, such as those that a script wrote outside of `[run] outputs`.
+the run's snapshot. All other files stay, such as files that a script wrote outside of `[run] outputs`.
 """
 
 import logging

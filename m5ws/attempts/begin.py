@@ -30,7 +30,7 @@ def _fenced(plan: AttemptPlan) -> Fenced:
 
 
 def _publish_run(repo: Repository, run: Run) -> None:
-    """Publish a new run. Raises ObjectExists if the store has another one with this id."""
+    """Publish a new run. Raises ObjectExists if the store has another run with this id."""
     try:
         runs.publish(repo, run)
     except ObjectExists:
@@ -40,7 +40,7 @@ def _publish_run(repo: Repository, run: Run) -> None:
 
 
 def publish(repo: Repository, plan: AttemptPlan, observed: Observed, spool: SpoolWriter) -> None:
-    """Publish the run if it is new, the event that begins the attempt and fences all earlier ones, and its node."""
+    """Publish the run if it is new, the event that begins the attempt and fences all earlier attempts, and its node."""
     if plan.attempt == 1:
         _publish_run(repo, plan.run)
         if plan.why is not None:
@@ -65,6 +65,6 @@ def publish(repo: Repository, plan: AttemptPlan, observed: Observed, spool: Spoo
     if (message := attempt_environments.notice(repo, plan.run.id, plan.attempt, observed)) is not None:
         spool.append(Notice(time_s=time.time(), kind="other-environment", message=message))
     if plan.attempt > 1:
-        # For attempts that were killed on other machines. Those of this machine are finished already.
+        # For attempts that were killed on other machines. The attempts of this machine are finished already.
         for event in unrecorded.of_earlier(repo, plan.run.id, plan.attempt):
             spool.append(event)

@@ -1,4 +1,4 @@
-"""Comparison of the observed environment with the required one, before an attempt begins.
+"""Comparison of the observed environment with the required environment, before an attempt begins.
 
 Every run requires the versions that its snapshot declares. A resumed run also requires the environment of the attempt
 that it continues. `reproduce` compares by the same rules.
@@ -17,7 +17,7 @@ _NAMED = 5
 
 
 class EnvironmentDiffers(M5Error):
-    """The environment is not the one that a run began in, or that its snapshot declares."""
+    """The environment differs from the start of its run, or from the declaration of its snapshot."""
 
     hint = "`--env warn` continues anyway; `m5ws resume RUN --env rebuild` rebuilds the environment of the run."
 
@@ -57,7 +57,7 @@ def refuse(changes: tuple[Change, ...], *, is_new: bool) -> None:
 
 
 def _continued(plan: AttemptPlan) -> int:
-    """Return the attempt that a resume continues: the one of its checkpoint, or the last."""
+    """Return the attempt that a resume continues: the attempt of its checkpoint, or the last."""
     if plan.resume is not None and plan.context.parent is None:
         return checkpoints.attempt_of(plan.resume)
     return plan.attempt - 1

@@ -30,7 +30,7 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_run(repo: Repository, request: ForkRequest) -> Run:
-    """Return a new fork. Publishes its snapshot if it is a derived one.
+    """Return a new fork. Publishes its snapshot if it is derived.
 
     Raises NotFound, AmbiguousId, UsageError for the checkpoint; UsageError for an override.
     """

@@ -175,7 +175,7 @@ class _Attempt:
         return "finished", 0, None
 
     def _listen(self, events: Events) -> bool:
-        """Take new events. Return True if the attempt needs no more steps, or if a newer one has begun."""
+        """Take new events. Return True if the attempt needs no more steps, or if a newer attempt has begun."""
         is_enough = self._seen(events)
         if self._has_begun and self._node.delivery.batches > self._announced:
             self._announced = self._node.delivery.batches

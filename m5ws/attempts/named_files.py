@@ -48,7 +48,7 @@ def refuse_missing_script(
 
 
 def _similar(wanted: str, files: Collection[str]) -> list[str]:
-    """Return a path if it is one of `files`, else scripts of its name in other folders, else those with a like path."""
+    """Return a path if it is one of `files`, else scripts of its name in other folders, else files with a like path."""
     scripts = sorted(file for file in files if file.endswith(".py"))
     same = [wanted] if wanted in files else [file for file in scripts if Path(file).name == Path(wanted).name]
     return same[:_SUGGESTED] or difflib.get_close_matches(wanted, scripts, _SUGGESTED, _ALIKE)

@@ -147,11 +147,11 @@ def plan(
     *,
     from_scratch: bool = False,
 ) -> AttemptPlan:
-    """Return the next attempt of `run`: the first if it is new, else one that resumes. Writes nothing.
+    """Return the next attempt of `run`: the first if the run is new, else a resuming attempt. Writes nothing.
 
-    `home` is the workspace's `.m5ws`. Processes inherit `environment`. `saving` and `checkpoint_at` are those of
-    `Context`. `python` starts the ranks. `from_scratch`: nothing of the run is restored. Raises NotFound
-    if the store lacks the checkpoint of a fork.
+    `home` is the workspace's `.m5ws`. Processes inherit `environment`. `saving` and `checkpoint_at` are as in
+    `Context`. `python` starts the ranks. `from_scratch`: nothing of the run is restored. Raises NotFound if the store
+    lacks the checkpoint of a fork.
     """
     if python == sys.executable:
         _require(run.spec)
@@ -161,7 +161,7 @@ def plan(
     attempts = ledger.attempts(repo, run.id)
     attempt = max(attempts, default=0) + 1
     valid = checkpoints.valid(repo, run.id) if attempts and not from_scratch else []
-    # gc never deletes the newest. It may be deleting earlier ones at this moment.
+    # gc never deletes the newest. It may be deleting earlier checkpoints at this moment.
     resume = valid[-1] if valid else None
     directory = home / "runs" / run.id / f"{attempt:04d}"
     context = msgspec.structs.replace(
@@ -207,7 +207,7 @@ def _require(launch: LaunchSpec) -> None:
 
 
 def resumed(repo: Repository, run_id: str) -> Run:
-    """Return a run that can be resumed. Raises NotFound, and UsageError if it has finished; an unsaved one has not."""
+    """Return a run that can be resumed. Raises NotFound, and UsageError if it has finished; an unsaved run has not."""
     from m5ws.runs import state
 
     run = runs.load(repo, run_id)

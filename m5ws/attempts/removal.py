@@ -41,7 +41,7 @@ def plan(repo: Repository, names: Sequence[str], *, lost: bool = False) -> list[
     if alive and not lost:
         raise UsageError(
             f"run {alive[0]} may be alive: its newest attempt has no end",
-            hint="Stop it first. If its machine was lost, add --lost.",
+            hint="Stop the run first. If its machine was lost, add --lost.",
         )
     staying = {name: fact for name, fact in known.items() if name not in removed and name not in names}
     reasons = [reason for name in names for reason in _dependents(repo, name, known, staying)]

@@ -45,7 +45,7 @@ class RepeatedSteps:
         self._observed = False
 
     def compare(self, rank: str, event: AnyEvent) -> list[str]:
-        """Return the differences between this event and the same one of an earlier attempt; mostly none."""
+        """Return the differences between this event and the same event of an earlier attempt; mostly none."""
         if isinstance(event, Observation):
             self._observed = True
             if event.unplaced:

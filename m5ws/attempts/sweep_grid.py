@@ -24,7 +24,7 @@ _PAIRS = {"[": "]", "{": "}", '"': '"', "'": "'"}
 
 
 def parse(texts: Sequence[str]) -> tuple[Axis, ...]:
-    """Return the keys and values of words KEY=VALUES. Raises UsageError for an invalid one, and for too many runs."""
+    """Return the keys and values of words KEY=VALUES. Raises UsageError for an invalid word, and for too many runs."""
     axes = tuple(map(_axis, texts))
     _refuse_repeated([name_key(axis.key) for axis in axes])
     count = math.prod(len(axis.values) for axis in axes)
@@ -49,7 +49,7 @@ def name_key(key: str) -> str:
 
 
 def name_run(sweep: str | None, values: Mapping[str, str]) -> str:
-    """Return the name of a run: that of its sweep, and its values."""
+    """Return the name of a run: the name of its sweep, and its values."""
     words = [sweep] if sweep else []
     name = " ".join([*words, *(f"{name_key(key)}={value}" for key, value in values.items())])
     return name if len(name) <= _NAME_CHARACTERS else f"{name[: _NAME_CHARACTERS - 1]}…"

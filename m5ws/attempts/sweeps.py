@@ -1,8 +1,8 @@
 """Sweeps: runs of one snapshot and launch that differ in the values of a grid.
 
 A sweep has no record of its own. Each of its runs contains the whole grid, and the id of a run follows from the sweep's
-id and the run's position. So any run of a sweep is enough to list the others and to start those that have not begun.
-No run can begin twice.
+id and the run's position. So any run of a sweep is enough to list the other runs and to start the runs that have not
+begun. No run can begin twice.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ REMOVED = "removed"
 
 
 class SweepRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of a sweep, with the values of its keys. `state` is that of the run, or `NOT_STARTED`, or `REMOVED`."""
+    """A run of a sweep, with the values of its keys. `state` is the run's state, or `NOT_STARTED`, or `REMOVED`."""
 
     id: str
     name: str
@@ -52,7 +52,7 @@ def create(repo: Repository, base: Run, axes: Sequence[Axis]) -> Sweep:
             if spec.seed != base.spec.seed and base.parent is not None and "generators" not in base.parent.restart:
                 raise UsageError(
                     f"{OPTION} seed has no effect on a fork, which continues with the generators of its parent",
-                    hint="`--restart generators` sets them back to the seed of each run.",
+                    hint="`--restart generators` sets the generators back to the seed of each run.",
                 )
     return Sweep(id=runs.new_id(), snapshot=base.snapshot, axes=tuple(axes), name=base.name)
 
@@ -106,7 +106,7 @@ def load(repo: Repository, sweep_id: str) -> Run:
 def derive(repo: Repository, sweep: Sweep, base: Run, planned: SweepRun) -> Run:
     """Return a run of a sweep that has not begun, after publishing its snapshot.
 
-    `base` is any run of the sweep, or the one that the sweep was created from. Raises UsageError, NotFound.
+    `base` is any run of the sweep, or the run that the sweep was created from. Raises UsageError, NotFound.
     """
     if planned.id in runs.ids(repo):
         # A kill came after the publication of the run, and before its first attempt.

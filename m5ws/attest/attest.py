@@ -83,7 +83,7 @@ def build(repo: Repository, run_id: str) -> Statement:
 def _verdicts(
     repo: Repository, run: Run, only: str | None
 ) -> tuple[list[tuple[Run, Verdict]], tuple[OtherVerdict, ...]]:
-    """Return the newest verdict on the whole run and on each segment, in that order, and all others."""
+    """Return the newest verdict on the whole run and on each segment, in that order, and all other verdicts."""
     newest: dict[Segment | None, tuple[Run, Verdict]] = {}
     others = []
     for name in reversed(runs.replays(repo, run.id)):
@@ -95,11 +95,17 @@ def _verdicts(
         if name == only or (only is None and not changed and verdict.segment not in newest):
             newest[verdict.segment] = (replay, verdict)
         else:
-            why = "another replay was named" if only else "its inputs were changed" if changed else "a newer one exists"
+            why = (
+                "another replay was named"
+                if only
+                else "its inputs were changed"
+                if changed
+                else "a newer verdict exists"
+            )
             others.append(OtherVerdict(replay=name, outcome=verdict.outcome, why=why))
     if not newest:
         subject = f"replay {only}" if only else f"run {run.id}"
-        raise NotFound(f"{subject} has no verdict to attest", hint=f"Make one with `m5ws reproduce {run.id}`.")
+        raise NotFound(f"{subject} has no verdict to attest", hint=f"Make a verdict with `m5ws reproduce {run.id}`.")
     order = sorted(newest, key=lambda part: (part.first, part.last) if part is not None else (-1, 0))
     return [newest[part] for part in order], tuple(others)
 
@@ -137,7 +143,7 @@ def _end(chain: Chain, *, ended: bool) -> ChainEnd:
 
 
 def _checkpoints(repo: Repository, run: Run, recorded: Recorded) -> Iterator[CheckpointLine]:
-    """Yield the valid checkpoints of a run, after the one that a fork starts from."""
+    """Yield the valid checkpoints of a run, after the checkpoint that a fork starts from."""
     named: list[tuple[str, Digest, Checkpoint]] = []
     if (parent := run.parent) is not None:
         where = checkpoints.key(parent.run, parent.checkpoint)

@@ -96,6 +96,6 @@ def _ssh_keygen(arguments: tuple[str, ...], data: bytes, timeout_s: float) -> "s
             ["ssh-keygen", *arguments], input=data, capture_output=True, timeout=timeout_s, check=False
         )
     except FileNotFoundError as error:
-        raise NoSshKeygen("`ssh-keygen` is not installed, and SSH signatures need it") from error
+        raise NoSshKeygen("SSH signatures need `ssh-keygen`, which is not installed") from error
     except subprocess.TimeoutExpired as error:
         raise NoSshKeygen(f"`ssh-keygen {' '.join(arguments[:2])}` did not end within {timeout_s:.0f} s") from error

@@ -33,7 +33,7 @@ _Place = tuple[str, int, int]
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a verification: counts, faults (`findings`) and additions since the statement (`notes`).
 
-    `read` objects were read, `present` ones were only found to exist.
+    `read` objects were read, `present` objects were only found to exist.
     """
 
     files: int
@@ -67,7 +67,8 @@ class _Check:
     def done(self, *, read_data: bool) -> Verification:
         if "run" not in self._repo.store.names(f"runs/{self._predicate.run}/"):
             raise NotFound(
-                f"run {self._predicate.run} is not in this store", hint="Fetch it from another store with `m5ws pull`."
+                f"run {self._predicate.run} is not in this store",
+                hint="Fetch the run from another store with `m5ws pull`.",
             )
         named = self._statement.named
         for number, subject in enumerate(named):
@@ -186,7 +187,7 @@ class _Check:
         self._steps()
 
     def _of_attempt(self, run: str, attempt: int) -> list[Chain]:
-        """Return the chains of an attempt that could be followed, if that of node 0 is among them."""
+        """Return the chains of an attempt that could be followed, if the chain of node 0 is among them."""
         chains = [chain for place, chain in sorted(self._chains.items()) if place[:2] == (run, attempt)]
         return chains if chains and chains[0].node == 0 else []
 
@@ -216,7 +217,7 @@ class _Check:
                 self._hold(name, partial(bindings.check_event, event.name, digests[name], made, event))
 
     def _ends(self, run: str, attempt: int) -> None:
-        """Compare the ends of ranks with the attempt's end event, and their heads with those in checkpoints."""
+        """Compare the ends of ranks with the attempt's end event, and their heads with the heads in checkpoints."""
         made = {name: each for name, each in self._made.items() if (each.run, each.attempt) == (run, attempt)}
         heads = {head: name for name, record in made.items() for head in record.ledger.values()}
         if chains := self._of_attempt(run, attempt):
@@ -245,7 +246,7 @@ class _Check:
     # --- objects -----------------------------------------------------------------------------------
 
     def _objects(self, *, read_data: bool) -> tuple[int, int]:
-        """Check all objects of snapshot and checkpoints. Return the number of objects read, and of those only found."""
+        """Check all objects of snapshot and checkpoints. Return the numbers of read and of only found objects."""
         records = Records(self._repo.objects)
         records.walk("snapshot", self._predicate.snapshot, Snapshot)
         for line in self._predicate.checkpoints:

@@ -52,7 +52,7 @@ class BisectPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The differences to test: `alone` one by one, or, if there are many, halves of all `names`, and smaller parts.
 
     `environment` has observed differences that cannot be taken from either run. `most_runs` is a bound for one cause. A
-    test for another cause takes one more run, and its search as many again. `commits` are those between the two runs.
+    test for another cause takes one more run, and its search as many again. `commits` lie between the two runs.
     """
 
     good: str
@@ -176,7 +176,7 @@ def execute(
         if control.answer != "same":
             return _without_control(task, hybrids, control)
         for cause in ddmin.causes(task.setup.elements, hybrids.answer):
-            causes.append(cause)  # noqa: PERF402 - earlier causes are kept if the search for the next one is cut off
+            causes.append(cause)  # noqa: PERF402 - earlier causes are kept if the search for the next is cut off
     except BudgetExhausted as spent:
         return _unfinished(task, hybrids, causes, spent)
     return _explained(task, hybrids, causes) if causes else _unexplained(task, hybrids)
@@ -275,7 +275,7 @@ def _elsewhere(shown: BisectPlan) -> str:
 
 
 def _environment(repo: Repository, good: Run, bad: Run, tried: Sequence[Change]) -> tuple[Change, ...]:
-    """Return the observed differences of the environments, without those that pinned or tested differences cause."""
+    """Return the observed differences of the environments, except effects of pinned or tested differences."""
     old, new = (snapshots.load(repo, run.snapshot).determinism for run in (good, bad))
     old_variables, new_variables = _variables(old, good), _variables(new, bad)
     follows = {

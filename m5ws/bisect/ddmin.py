@@ -1,4 +1,4 @@
-"""Delta debugging: reduce a set of differences that makes runs differ to one that cannot be reduced further.
+"""Delta debugging: reduce a set of differences that makes runs differ to a set that cannot be reduced further.
 
 The result is 1-minimal: without any one of its elements the runs were not seen to differ. It is the smallest set of all
 if it has one element, or if every superset of a differing set differs too. Other sets may differ as well.
@@ -26,7 +26,7 @@ def causes(elements: Sequence[T], test: Test[T]) -> Iterator[frozenset[T]]:
     """Yield disjoint 1-minimal sets that differ, until the rest does not; none if all elements together do not.
 
     `test` may get the same set more than once, and should cache its answers. It never gets the empty set, which is
-    known to be the same. Elements are tested in order, the likeliest ones first.
+    known to be the same. Elements are tested in order, the likeliest first.
     """
     rest = list(elements)
     while rest and (cause := minimise(rest, test)) is not None:

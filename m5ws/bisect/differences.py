@@ -51,7 +51,7 @@ class ExcludedDifference(msgspec.Struct, frozen=True, kw_only=True):
 def list_differences(
     repo: Repository, good: Run, bad: Run, *, rebuilt: bool = False
 ) -> tuple[list[InputDifference], list[ExcludedDifference]]:
-    """Return the differences from run `good` to `bad`: those that hybrids can combine, and the others.
+    """Return the differences from run `good` to `bad`: the differences that hybrids can combine, and the rest.
 
     Distributions can be combined if environments are `rebuilt`.
     """

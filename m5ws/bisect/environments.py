@@ -52,7 +52,7 @@ def recipe(repo: Repository, good: Run, bad: Run, taken: Collection[Change], sna
 
 
 def follows(change: Change, taken: Collection[Change]) -> bool:
-    """Return True if an observed change is one of a distribution in `taken`, or one that it causes."""
+    """Return True if an observed change is of a distribution in `taken`, or is caused by the distribution."""
     names = {_distribution(distribution) for distribution in taken}
     kind, _, rest = change.name.partition(".")
     own = rest if kind in ("distribution", "origin") else change.name.removeprefix("loaded ")

@@ -1,7 +1,7 @@
 """Trials of hybrids: whether a run with some of the differences equals GOOD up to the decisive step.
 
-A run of this bisection, of an earlier one or of `reproduce` is reused from the store, if its environment gives the same
-bits as this one.
+A run of this bisection, of an earlier bisection or of `reproduce` is reused from the store, if its environment gives
+the same bits as this environment.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -45,7 +45,7 @@ Rebuilt = Callable[[Recipe], Ports]
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """One tested set of differences: those taken from BAD, and the answer.
+    """One tested set of differences: the differences taken from BAD, and the answer.
 
     `known`: `run` existed before. `first` is its divergence from GOOD, `reason` the cause of an unresolved answer.
     """
@@ -90,7 +90,7 @@ class BudgetExhausted(M5Error):
 
 
 class _Known(Exception):
-    """An earlier run has the answer, so the new one does not begin."""
+    """An earlier run has the answer, so the new run does not begin."""
 
     def __init__(self, trial: Trial) -> None:
         super().__init__(trial.run)
@@ -217,7 +217,7 @@ class HybridRuns:
         return trial
 
     def _known(self, plan: AttemptPlan, taken: Names, observed: Observed) -> Trial | None:
-        """Return the trial of an earlier run, if one is as good as a new one in the observed environment."""
+        """Return the trial of an earlier run that is as good as a new run in the observed environment."""
         repo = self._ports.repo
         for earlier in runs.readable(repo, runs.replays(repo, plan.run.reproduces or "")):
             if not _as(earlier, plan.run):

@@ -1,7 +1,7 @@
 """The checkpoints of a run, and the details of one. Reads only.
 
-The added bytes of a checkpoint are those of objects that no earlier checkpoint of its run uses. A damaged record does
-not hide the other checkpoints.
+The added bytes of a checkpoint are the bytes of objects that no earlier checkpoint of its run uses. A damaged record
+does not hide the other checkpoints.
 """
 
 from collections.abc import Iterable
@@ -88,7 +88,7 @@ class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_checkpoints(repo: Repository, run: str, progress: Progress | None = None) -> list[CheckpointInfo]:
-    """Return every published checkpoint in order of steps, also those that do not count."""
+    """Return every published checkpoint in order of steps, also checkpoints that do not count."""
     names = checkpoints.names(repo, run)
     valid, kept = set(checkpoints.valid(repo, run)), set(checkpoints.kept(repo, run))
     recorded = _recorded(repo, run)

@@ -82,7 +82,7 @@ def _by_digest(repo: Repository, digest: Digest, counting: bool) -> CheckpointRe
 def _fenced(run: str, name: str) -> UsageError:
     return UsageError(
         f"checkpoint {name} of run {run} is invalid: it was published after a newer attempt had begun",
-        hint=f"`m5ws checkpoint ls {run}` lists the valid ones.",
+        hint=f"`m5ws checkpoint ls {run}` lists the valid checkpoints.",
     )
 
 

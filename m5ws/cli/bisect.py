@@ -123,7 +123,7 @@ def plan_text(plan: "BisectPlan") -> str:
         lines += [f"  {_listed(taken)}" for taken in tried]
         if len(plan.changes) > 1:
             lines.append(
-                "  then all of them and subsets of them if none suffices alone; else all but the one that does"
+                "  then all differences and subsets if none suffices alone; else all but the difference that does"
             )
     else:
         lines.append("no pinned input that can be tried differs")
@@ -160,7 +160,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _taken(taken: Sequence[str], plan: "BisectPlan") -> str:
-    """Return the changes taken from BAD, or those not taken, whichever list is shorter."""
+    """Return the changes taken from BAD, or the changes not taken, whichever list is shorter."""
     left = [name for name in plan.names if name not in taken]
     if taken and not left:
         return "all of it" if len(taken) > 1 else taken[0]

@@ -38,9 +38,7 @@ class NothingToCertify(M5Error):
 @click.argument("snapshot", type=names.Id(("snapshot",)), required=False)
 @new_run.change
 @launch_options.trainer
-@click.option(
-    "--nproc", type=click.IntRange(min=1), metavar="N", help="Number of processes (default: that of m5ws.toml)."
-)
+@click.option("--nproc", type=click.IntRange(min=1), metavar="N", help="Number of processes (default: from m5ws.toml).")
 @click.option(
     "--steps",
     type=click.IntRange(min=2),

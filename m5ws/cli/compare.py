@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 def command(context: click.Context, runs: tuple[str, ...], page: Path | None, as_json: bool) -> None:
     """Compare the inputs and results of 2 to 50 runs.
 
-    RUN may be a sweep, for its runs that have begun. The first RUN is the one that the others are compared with. The
-    first table has the results: last and lowest loss, steps, verdict, and the first step in which a run differs from
-    the first one, by the records of rank 0. The second table has the inputs that are not the same: code, config
-    keys, tokenizer, data, environment and launch.
+    RUN may be a sweep, for its runs that have begun. The other runs are compared with the first RUN. The first table
+    has the results: last and lowest loss, steps, verdict, and the first step in which a run differs from the first RUN,
+    by the records of rank 0. The second table has the inputs that are not the same: code, config keys, tokenizer, data,
+    environment and launch.
 
     --html writes one page that needs nothing else, with the curves of all quantities. An existing page of m5ws is
     replaced.

@@ -29,8 +29,8 @@ def command(context: click.Context, limit: int, as_json: bool) -> None:
     """List the bytes of runs.
 
     A run is counted with its replays. TOTAL is the size of all objects that they need: snapshots, checkpoints and
-    output files. UNIQUE are those that no other run and no snapshot needs, SHARED the others. RECORDS are ledgers,
-    verdicts and summaries. All records of the store are read.
+    output files. UNIQUE are the objects that no other run and no snapshot needs, SHARED the other objects. RECORDS are
+    ledgers, verdicts and summaries. All records of the store are read.
 
     \b
     Example:

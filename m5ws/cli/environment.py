@@ -52,7 +52,7 @@ def policy(given: Sequence[str]) -> Policy:
 
 
 def ports(workspace: "Workspace", given: "Ports", env: Sequence[str], run: str, snapshot: str | None) -> "Ports":
-    """Return the ports for a replay of `run`: the given ones, or those of a rebuilt environment with `--env rebuild`.
+    """Return the ports for a replay of `run`: the given ports, or ports of a rebuilt environment with `--env rebuild`.
 
     Raises M5Error if the environment cannot be rebuilt, before the replay starts.
     """
@@ -88,7 +88,7 @@ def check(given: "Ports", plan: "AttemptPlan", env: Sequence[str], observed: "Ob
     wanted = policy(env)
     changes = environment_check.differences(given, plan, observed) if wanted != "ignore" else ()
     if changes:
-        output.print_note("environment: differs from the one that the run requires")
+        output.print_note("environment: differs from the environment that the run requires")
         output.print_note(_table(changes, "required"))
     if wanted == "fail":
         environment_check.refuse(changes, is_new=plan.attempt == 1)

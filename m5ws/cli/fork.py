@@ -25,8 +25,8 @@ class _Arguments(new_run.NewRunArguments, start_options.StartArguments):
 def command(context: click.Context, checkpoint: str, **given: Unpack[_Arguments]) -> None:
     """Start a new run from a checkpoint of another run, with changes.
 
-    RUN is its newest checkpoint, RUN@STEP the one after that step. The new run has its own ledger, checkpoints and
-    verdict. It keeps the snapshot and the launch of RUN, except for the given options and COMMAND. The changes are
+    RUN is its newest checkpoint, RUN@STEP the checkpoint after that step. The new run has its own ledger, checkpoints
+    and verdict. It keeps the snapshot and the launch of RUN, except for the given options and COMMAND. The changes are
     printed before anything starts.
 
     Exit status: as of `m5ws run`.

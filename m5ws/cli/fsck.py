@@ -14,7 +14,7 @@ DAMAGED = 1
 
 
 @click.command("fsck")
-@click.option("--read-data", is_flag=True, help="Read all objects, also those with a checksum from the server.")
+@click.option("--read-data", is_flag=True, help="Read all objects, also objects with a checksum from the server.")
 @output.json_option
 @click.pass_context
 def command(context: click.Context, read_data: bool, as_json: bool) -> None:

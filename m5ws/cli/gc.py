@@ -67,7 +67,7 @@ def command(
 
     The first call publishes a plan and deletes nothing. A later call, after the grace period, checks the plan again
     and deletes the objects that are still not needed. All snapshots and runs are kept. The rules of [retention] in
-    m5ws.toml decide which checkpoints are deleted. Copies of output files are deleted if there are newer ones. Other
+    m5ws.toml decide which checkpoints are deleted. Copies of output files are deleted if there are newer copies. Other
     m5ws commands may run at the same time. To continue an interrupted gc, repeat the command.
 
     Files in work directories of this workspace are removed at once if the store has them, and if the run ended longer

@@ -33,7 +33,7 @@ def command(
     """Create a workspace: m5ws.toml, ignore rules, a template's files.
 
     DIRECTORY is created if it does not exist (default: the current directory). If files that `init` writes exist, they
-    are listed and nothing is changed. An existing store is used; a missing one is created. If the store cannot be
+    are listed and nothing is changed. An existing store is used; a missing store is created. If the store cannot be
     used, nothing is written.
 
     \b

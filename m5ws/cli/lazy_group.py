@@ -1,6 +1,7 @@
 """A click group that has its commands in a table, and imports a command only to run it.
 
-`--help` prints the table's texts, so it imports no command. A test keeps these texts equal to those of the commands.
+`--help` prints the table's texts, so it imports no command. A test keeps these texts equal to the texts of the
+commands.
 """
 
 import importlib
@@ -16,7 +17,7 @@ class LazyGroup(click.Group):
     def __init__(self, *, commands_by_name: Mapping[str, str], package: str, **options: object) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
         self.commands_by_name = commands_by_name
-        # click suggests one of these names for an unknown one.
+        # click suggests one of these names for an unknown name.
         self.commands = dict.fromkeys(commands_by_name)  # type: ignore[assignment]
         self.package = package
 

@@ -66,7 +66,7 @@ def command(
 
 
 def _files(folder: Path, rank: str | None) -> dict[str, Path]:
-    """Return the log files to print, by rank: the rank's file, else those of all ranks, else the launcher's."""
+    """Return the log files to print, by rank: the rank's file, else the files of all ranks, else the launcher's."""
     if rank is not None:
         path = folder / ("launcher.log" if rank == "launcher" else f"rank-{rank}.log")
         return {rank: path} if path.is_file() else {}

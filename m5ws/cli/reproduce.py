@@ -84,8 +84,8 @@ def command(
     Output files are judged by their tensors, and by the results that `[run] results` in m5ws.toml names. If a script
     has neither, and no steps, all files and metrics are judged. With --strict all files are, by their bytes.
 
-    A segment is the part of a run between two checkpoints, and is replayed from the first one. So a part of a run, or
-    many parts in parallel, can be verified. All segments together verify the run.
+    A segment is the part of a run between two checkpoints, and is replayed from the first checkpoint. So a part of a
+    run, or many parts in parallel, can be verified. All segments together verify the run.
 
     --env rebuild replays the run in its original environment: a virtual environment with the same distributions. On
     other hardware bits cannot be equal, unless the determinism level is "portable". With --tolerance such a replay is

@@ -57,7 +57,7 @@ def command(context: click.Context, run: str, parallel: int | None, **given: Unp
     The new attempt has the run's snapshot, freshly materialised, and its launch. A script without m5ws.session gets the
     newest copy of its output files. Any workspace that has the store can resume a run.
 
-    Of a sweep, the runs that have not begun are started, and the unfinished ones are resumed.
+    Of a sweep, the runs that have not begun are started, and the unfinished runs are resumed.
 
     Nothing of the inputs can be changed: `m5ws fork RUN --set …` starts a new run from the checkpoint.
 

@@ -195,7 +195,7 @@ def _attempt(attempt: "AttemptState", parent: "Parent | None") -> list[str]:
 
 
 def _differences(changes: "Sequence[Change]") -> list[str]:
-    """Return the differences between a later attempt's environment and the first one's. Harmless ones are counted."""
+    """Return differences between environments of the first and a later attempt. Harmless differences are counted."""
     from m5ws.wording.changes import describe
 
     if not changes:

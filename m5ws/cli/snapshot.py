@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     help="Message stored with the snapshot. Does not affect its id.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the snapshot's id, and publish nothing.")
-@click.option("--rehash", is_flag=True, help="Read every file, also those that seem unchanged.")
+@click.option("--rehash", is_flag=True, help="Read every file, also files that seem unchanged.")
 @output.json_option
 @click.pass_context
 def command(context: click.Context, message: str | None, dry_run: bool, rehash: bool, as_json: bool) -> None:

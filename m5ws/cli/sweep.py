@@ -45,7 +45,7 @@ def command(
     range: 0:4 is 0, 1, 2 and 3. All runs have one snapshot, or snapshots that differ in the config keys alone. Other
     options are as of `m5ws run`, or with --from as of `m5ws fork`.
 
-    `m5ws resume SWEEP` starts the runs that have not begun, and resumes the unfinished ones.
+    `m5ws resume SWEEP` starts the runs that have not begun, and resumes the unfinished runs.
 
     Exit status: 0 if all runs finished, else the status of the unfinished runs, or 1 if their statuses differ.
 

@@ -1,7 +1,7 @@
 """The runs of a sweep: a supervisor that starts them as processes of the same program, some at a time.
 
 Each process supervises one run as `m5ws run` does, so a sweep adds no second way to train. If this process dies in any
-way, each of the others ends its run as after Ctrl-C.
+way, each of the other processes ends its run as after Ctrl-C.
 """
 
 import os
@@ -93,7 +93,7 @@ def plan_resume(repo: "Repository", sweep_id: str) -> SweepPlan:
     assert base.sweep is not None
     left = tuple(run for run in sweeps.list_all(repo, base.sweep) if run.is_waiting)
     if not left:
-        raise UsageError(f"all runs of sweep {sweep_id} have finished", hint=f"`m5ws show {sweep_id}` lists them.")
+        raise UsageError(f"all runs of sweep {sweep_id} have finished", hint=f"`m5ws show {sweep_id}` lists the runs.")
     return SweepPlan(sweep=base.sweep, base=base, runs=left)
 
 
@@ -172,7 +172,7 @@ class Supervisor:
     """Starts as many runs at a time as there are shares, and shows their output line by line.
 
     `request` returns the launch of a run. `shares` are the variables for the runs that train at the same time. A run
-    that fails, or that cannot be started, does not stop the others.
+    that fails, or that cannot be started, does not stop the other runs.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class Supervisor:
         self._total = 0
 
     def run(self, planned: "Sequence[SweepRun]") -> list[StartedRun]:
-        """Return the results of runs, in their order. Ctrl-C stops those that run, and starts no more."""
+        """Return the results of runs, in their order. Ctrl-C stops the runs in progress, and starts no more."""
         waiting, self._total = deque(planned), len(planned)
         while waiting or self._running:
             try:
@@ -221,12 +221,12 @@ class Supervisor:
             self._say(run, f"started as run {run.id}")
 
     def _look(self) -> None:
-        """Show new output of the runs, and record those that have ended."""
+        """Show new output of the runs, and record the runs that have ended."""
         for member in tuple(self._running):
             run, process, log, share = member
             exit_code = process.poll()
             for line in log.read(last=exit_code is not None):
-                # A progress bar writes its states over each other, and the last one counts.
+                # A progress bar writes its states over each other, and the last state counts.
                 text = next((state for state in reversed(line.split("\r")) if state.strip()), "")
                 if text not in ("", run.id):
                     self._say(run, text)

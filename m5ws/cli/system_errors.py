@@ -20,7 +20,7 @@ _FILE_REMEDIES = {
     **dict.fromkeys((errno.EACCES, errno.EPERM), "Ask the owner for permission, or run the command as the owner."),
     **dict.fromkeys(
         (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EEXIST),
-        "Check the path, or choose another one.",
+        "Check the path, or choose another path.",
     ),
     **dict.fromkeys((errno.ETXTBSY, errno.EBUSY), "Wait until no process uses the file."),
     errno.ESTALE: _DISK,

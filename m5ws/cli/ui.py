@@ -22,7 +22,7 @@ def command(context: click.Context, port: int, deliver: bool, as_json: bool) -> 
     If m5ws.toml names an MLflow server, the address there is printed, and nothing is served. With --json, print the
     address and the server's command, and serve nothing.
 
-    MLflow receives a run's last records in the background. This command first delivers those that it lacks.
+    MLflow receives a run's last records in the background. This command first delivers the records that MLflow lacks.
 
     \b
     Example:

@@ -38,7 +38,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     "allowed",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
-    help="Accepted signers, as in ssh-keygen(1); one of them must have signed.",
+    help="Accepted signers, as in ssh-keygen(1). An accepted signer must have signed.",
 )
 @click.option(
     "--store/--no-store",

@@ -86,7 +86,7 @@ def _lines(state: "LiveState") -> list[output.Line]:
 
 
 class TerminalView(AbstractContextManager[Show]):
-    """A view that is drawn over itself. The last one stays on the terminal."""
+    """A view that is drawn over itself. The last view stays on the terminal."""
 
     def __enter__(self) -> Show:
         from rich.console import Console

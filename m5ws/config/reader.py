@@ -71,7 +71,7 @@ def _problems(kind: type[msgspec.Struct], table: Table, parent: Key) -> Iterator
 
 
 def _mismatch(value: object, kind: object) -> str | None:
-    # The type itself, or the one beside None.
+    # The type itself, or the type beside None.
     literal = next((part for part in (kind, *get_args(kind)) if get_origin(part) is Literal), None)
     if literal is not None:
         choices = get_args(literal)

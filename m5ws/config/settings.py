@@ -48,7 +48,7 @@ class StoreSettings(StoreOptions, frozen=True, kw_only=True):
 
 
 class CodeSettings(_Section, frozen=True, kw_only=True):
-    """`exclude`: gitignore-style patterns of files that are not captured, in addition to those that git ignores."""
+    """`exclude`: gitignore-style patterns of files that are not captured, in addition to files that git ignores."""
 
     exclude: tuple[str, ...] = ()
 
@@ -122,14 +122,14 @@ class MlflowSettings(_Section, frozen=True, kw_only=True):
 
 
 class RetentionSettings(_Section, frozen=True, kw_only=True):
-    """Checkpoints that `gc` keeps: the `last` ones of a run, and those whose step `every` divides. Default: all."""
+    """Checkpoints that `gc` keeps: the `last` of a run, and checkpoints whose step `every` divides. Default: all."""
 
     last: int | None = None
     every: int | None = None
 
 
 SEARCH_RULES = "2"
-"""Version of the rules of `secret_scan`. A new version has files searched again that an older one has passed."""
+"""Version of the rules of `secret_scan`. A new version has files searched again that an older version has passed."""
 
 
 class SecretsSettings(_Section, frozen=True, kw_only=True):

@@ -60,7 +60,7 @@ def _detailed(change: Change, history: "GitHistory") -> Change:
 
 
 def lines(commits: CommitsBetween) -> tuple[str, ...]:
-    """Return commits as lines: `+` those of the second side alone, `-` those of the first."""
+    """Return commits as lines: `+` commits of the second side alone, `-` commits of the first."""
     if commits.missing is not None:
         return (f"the history between the commits is unavailable: {commits.missing}",)
     return (*_listed("+", commits.new, commits.new_count), *_listed("-", commits.old, commits.old_count))

@@ -48,8 +48,8 @@ def between_snapshots(repo: Repository, a: Digest, b: Digest) -> tuple[Change, .
 def between_runs(repo: Repository, a: str, b: str, attempt: int | None = None) -> tuple[Change, ...]:
     """Return the changes from run `a` to `b`: in their snapshots, launches and environments.
 
-    The environment is that of each run's last attempt, or of `attempt` of `a`, with the facts that its ranks observed.
-    Raises NotFound, CorruptObject.
+    The environments are of each run's last attempt, or of `attempt` of `a`, with the facts that its ranks
+    observed. Raises NotFound, CorruptObject.
     """
     old, new = runs.load(repo, a), runs.load(repo, b)
     inputs = between_inputs(repo, old, new)

@@ -20,7 +20,7 @@ Read = Callable[[Entry], bytes]
 
 
 class FilePair(msgspec.Struct, frozen=True, kw_only=True):
-    """One path whose file differs. `old` is None for an added file, `new` for a removed one."""
+    """One path whose file differs. `old` is None for an added file, `new` for a removed file."""
 
     path: bytes
     old: Entry | None

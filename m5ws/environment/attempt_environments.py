@@ -1,4 +1,4 @@
-"""Comparison of the environments of attempts. Facts from inside a rank replace those from before its launch."""
+"""Comparison of the environments of attempts. Facts from inside a rank replace facts from before its launch."""
 
 import logging
 from collections.abc import Sequence
@@ -38,14 +38,14 @@ def between_first(repo: Repository, a: str, b: str) -> tuple[Change, ...]:
 
 
 def drift_by_attempt(repo: Repository, run: str) -> dict[int, tuple[Change, ...]]:
-    """Return the drift from a run's first attempt to each later one that has one, by number."""
+    """Return the drift from a run's first attempt to each later attempt that has drift, by number."""
     first, *later = ledger.attempts(repo, run) or [0]
     drifts = {attempt: drift_between(repo, (run, first), (run, attempt)) for attempt in later}
     return {attempt: changes for attempt, changes in drifts.items() if changes}
 
 
 def notice(repo: Repository, run: str, attempt: int, observed: Observed) -> str | None:
-    """Return the differences between a later attempt's environment and the first one's that can change bits.
+    """Return the differences between a later attempt's environment and the first attempt's that can change bits.
 
     None if there are none, or if the first environment cannot be read: no attempt fails because of a notice.
     """

@@ -116,8 +116,8 @@ def drift(pinned: Observed, observed: Observed) -> tuple[Change, ...]:
     """Return every difference between two observed environments, the gravest first, then by name.
 
     Versions are named `distribution.NAME`, origins `origin.NAME`. `loaded NAME` is a library whose loaded version is
-    not the installed one, unless the pinned environment had the same difference. A fact that only one side recorded is
-    rated `can` at most.
+    not the installed version, unless the pinned environment had the same difference. A fact that only one side recorded
+    is rated `can` at most.
     """
     facts = _facts(pinned.facts, observed.facts)
     installed = (
@@ -141,7 +141,7 @@ def unmet(declared: Declared, observed: Observed) -> tuple[Change, ...]:
     """Return the declared versions and the declared container image that the observed environment does not have.
 
     A declared name is a fact's (`nccl`, `cuda`, `efa`, …) or a distribution's. Any 2.27.x meets `2.27`. The old value
-    is the declared one.
+    is the declared value.
     """
     values = {name: _observed(name, observed) for name in declared.wanted}
     wrong = [rate("declared", name, declared.wanted[name], value) for name, value in values.items()
@@ -186,7 +186,8 @@ def _new_conflicts(pinned: Observed, observed: Observed) -> Iterator[Change]:
 
 
 def conflicts(observed: Observed) -> tuple[Change, ...]:
-    """Return libraries whose loaded version is not the version that pip installed. The old value is the installed one.
+    """Return libraries whose loaded version is not the version that pip installed. The old value is the installed
+    version.
 
     Public versions are compared: torch 2.14.1 on PyPI loads as `2.14.1+cu130`, and NVIDIA's builds differ in the local
     part too (https://packaging.python.org/en/latest/specifications/version-specifiers/#local-version-identifiers).
@@ -238,7 +239,7 @@ def _observed(name: str, observed: Observed) -> str | None:
 
 
 def _meets(wanted: str, value: str | None) -> bool:
-    """Return True if a version is the wanted one or begins with it (`13` and `13.0.1`, but not `130`)."""
+    """Return True if a version is the wanted version or begins with it (`13` and `13.0.1`, but not `130`)."""
     if value is None:
         return False
     return value == wanted or (value.startswith(wanted) and value[len(wanted)] in ".+-_ ")

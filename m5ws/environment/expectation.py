@@ -17,8 +17,8 @@ _PART = ("cpu.count", "gpu.count")
 def expected(determinism: Determinism, host: str | None, this_host: str, changes: Sequence[Change]) -> Expectation:
     """Return the expectation that follows from `determinism` on this hardware.
 
-    `host` is the host of the original's first attempt, `this_host` the name of this one. `changes` is the drift between
-    the two environments.
+    `host` is the host of the original's first attempt, `this_host` the name of this host. `changes` is the drift
+    between the two environments.
     """
     different = [change for change in changes if change.name in _KIND]
     hardware: Hardware = "other hardware" if different else "the same kind of hardware"

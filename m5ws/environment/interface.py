@@ -1,4 +1,4 @@
-"""Interface of observers of an environment, and the record of a rebuilt one."""
+"""Interface of observers of an environment, and the record of a rebuilt environment."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -53,7 +53,7 @@ def before_launch(pinned: EnvironmentSide, observed: Observed) -> tuple[Change, 
 
 
 def rate_unused(changes: Iterable[Change], old: EnvironmentSide, new: EnvironmentSide) -> tuple[Change, ...]:
-    """Return the changes; those in distributions and libraries that no rank loaded get the rating `cannot`.
+    """Return the changes; changes in distributions and libraries that no rank loaded get the rating `cannot`.
 
     Without `usage` of the old side the ratings stay the same. The new side has no `usage` before its launch.
     """
@@ -89,7 +89,7 @@ def is_imported(name: str, sides: Sequence[Observed], used: Usage) -> bool:
 
 
 def _meet(place: str, loaded: str) -> bool:
-    """Return True if two places are the same, or one contains the other."""
+    """Return True if two places are the same, or one contains the other place."""
     return f"{place}/".startswith(f"{loaded}/") or f"{loaded}/".startswith(f"{place}/")
 
 

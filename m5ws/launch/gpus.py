@@ -32,7 +32,7 @@ def visible(environment: Mapping[str, str]) -> list[str]:
 def shares(gpus: list[str], parallel: int, nproc: int) -> list[dict[str, str]]:
     """Return the variables of `parallel` runs that give each an equal share of the GPUs.
 
-    Return empty ones if a share would have fewer GPUs than the `nproc` ranks of a run: the runs use the same ones then.
+    Return empty variables if a share would have fewer GPUs than the `nproc` ranks of a run: then all runs use all GPUs.
     """
     size = len(gpus) // parallel
     if parallel == 1 or size < max(nproc, 1):

@@ -1,4 +1,4 @@
-"""Folders on the shell's PYTHONPATH. Ranks get those of the workspace only from the record of their run.
+"""Folders on the shell's PYTHONPATH. Ranks get the folders of the workspace only from the record of their run.
 
 Other folders are inherited, and recorded with each attempt as the fact `python.path.outside`.
 """
@@ -11,7 +11,7 @@ VARIABLE = "PYTHONPATH"
 
 
 def entries(environment: Mapping[str, str], root: Path) -> list[str]:
-    """Return the folders on PYTHONPATH: those in the workspace `root` relative to it, all others absolute."""
+    """Return the folders on PYTHONPATH: folders in the workspace `root` relative to it, all other folders absolute."""
     root = root.resolve()
     folders = [Path(part).resolve() for part in environment.get(VARIABLE, "").split(os.pathsep) if part]
     return [str(folder.relative_to(root) if folder.is_relative_to(root) else folder) for folder in folders]

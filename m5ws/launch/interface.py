@@ -7,7 +7,8 @@ from m5ws.errors import M5Error
 from m5ws.records.launch import LaunchRequest
 
 LEFT_PROCESSES = "left"
-"""Name of the file, in the folder of processes, with ids and command lines of processes that outlived the main one."""
+"""Name of the file, in the folder of processes, with ids and command lines of processes that outlived the main process.
+"""
 
 
 class LaunchFailed(M5Error):

@@ -26,11 +26,13 @@ _OF_RANKS = frozenset(
     )
 )
 _PREFIXES_OF_RANKS = ("TORCHELASTIC_", "PET_", "OMPI_COMM_WORLD_", "PMI_", "MV2_COMM_WORLD_", "JSM_NAMESPACE_")
-"""torchrun reads its options from PET_…; the others number the processes of Open MPI, MPICH, MVAPICH and jsrun."""
+"""torchrun reads its options from PET_…; the other variables number the processes of Open MPI, MPICH, MVAPICH and
+jsrun.
+"""
 
 
 def of_ranks(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the variables of an environment that number ranks, or that launchers and frameworks read as such."""
+    """Return the variables of an environment that launchers and frameworks read as numbers of ranks."""
     return tuple(sorted(name for name in environment if name in _OF_RANKS or name.startswith(_PREFIXES_OF_RANKS)))
 
 

@@ -74,7 +74,7 @@ class LocalLauncher:
 
 
 class LocalProcess:
-    """`Process` of a launch: its reaper, which ends when all others have ended."""
+    """`Process` of a launch: its reaper, which ends when all other processes have ended."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process

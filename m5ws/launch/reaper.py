@@ -1,9 +1,9 @@
 """The program above all processes of a launch: each of them ends with it, whoever started it.
 
-A process whose parent has ended becomes a child of this one (PR_SET_CHILD_SUBREAPER,
+A process whose parent has ended becomes a child of this program (PR_SET_CHILD_SUBREAPER,
 https://man7.org/linux/man-pages/man2/prctl.2.html), also after two forks and in a session of its own. So none escapes.
-The launch has ended when its main process and all others have. A process that outlives the main one is named in the
-file `left`, and ended.
+The launch has ended when its main process and all other processes have. A process that outlives the main process is
+named in the file `left`, and ended.
 
 Ranks have a file in the folder of processes, with a text while a session handles signals. SIGTERM goes to the ranks,
 and SIGINT also to the processes of ranks without a session, as Ctrl-C in a terminal does. Without ranks, both go to the
@@ -28,7 +28,7 @@ _POLL_S = 0.02
 _SETTLE_S = 2.0
 """Time in which processes end that notice the end of their parent."""
 _GRACE_S = 5.0
-"""Time to end after SIGTERM for a process that outlived the main one."""
+"""Time to end after SIGTERM for a process that outlived the main process."""
 _KILLS = 500
 """Rounds of SIGKILL. A process that waits for a broken device cannot be killed."""
 
@@ -44,7 +44,7 @@ def command(argv: Sequence[str], mount: tuple[str, str] | None, folder: str, pat
 
 
 class Reaper:
-    """All processes below this one. `parent` is the process that launched it."""
+    """All processes below this process. `parent` is the process that launched it."""
 
     def __init__(self, parent: int, folder: str, patience_s: float) -> None:
         self._parent, self._folder, self._patience_s = parent, folder, patience_s
@@ -69,7 +69,7 @@ class Reaper:
             sys.exit(128 + signal.SIGTERM)
 
     def follow(self, main: int) -> int:
-        """Wait for the process `main`, end all others, and return the wait status of `main`."""
+        """Wait for the process `main`, end all other processes, and return the wait status of `main`."""
         self._main, status = main, 0
         while (ended := os.waitpid(-1, 0))[0] != main:
             pass
@@ -164,7 +164,7 @@ def _send(pid: int, number: int) -> None:
 
 
 def _leave(status: int) -> None:
-    """End this process as the main one ended."""
+    """End this process as the main process ended."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

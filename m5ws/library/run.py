@@ -26,8 +26,8 @@ _log = logging.getLogger(__name__)
 class Run:
     """A run, made by `Workspace.run` and `Workspace.runs`.
 
-    Properties are those of the moment when the run was read; `Workspace.run(run.id)` reads it again. Methods read the
-    store when they are called. They raise NotFound for a missing object, and CorruptObject for a damaged one.
+    Properties are as of the moment when the run was read; `Workspace.run(run.id)` reads the run again. Methods read the
+    store when they are called. They raise NotFound for a missing object, and CorruptObject for a damaged object.
     """
 
     def __init__(self, workspace: Workspace, repo: "Repository", row: "RunRow") -> None:
@@ -60,7 +60,7 @@ class Run:
 
     @property
     def reproduces(self) -> str | None:
-        """The id of the run that this one replays, or None."""
+        """The id of the run that this run replays, or None."""
         return self._row.reproduces
 
     @property
@@ -132,7 +132,7 @@ class Run:
 
         `model` has parameters and buffers by the model's own names, for `load_state_dict`. `optimizer` has the
         optimizer's tensors as `state.NAME.KEY`, the names of torch's flattened optimizer state dict. `step` is the step
-        after which the checkpoint was made; the newest one if it is None. Raises NotFound, UsageError for a part that
+        after which the checkpoint was made; None is the newest checkpoint. Raises NotFound, UsageError for a part that
         the checkpoint lacks, CorruptObject, and MissingExtra without torch.
         """
         from m5ws import workspace

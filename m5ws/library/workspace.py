@@ -82,5 +82,5 @@ class Workspace:
         return Run(self._workspace, repo, row)
 
     def _open(self) -> "Repository":
-        # The runs of the current directory belong to its own store, and not to the one of a URL.
+        # The runs of the current directory belong to its own store, and not to the store of a URL.
         return self._workspace.open_repository() if self._has_files else self._workspace.repository()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from m5ws.records.outputs import OutputFiles
 
 _FIRST_WAIT_S, _LAST_WAIT_S = 1.0, 60.0
-"""The time between failed copies doubles from the one to the other."""
+"""The time between failed copies doubles from the first to the last."""
 
 
 class OutputCopier:
@@ -81,7 +81,7 @@ class OutputCopier:
             copy = storing.record(self._repo, self._run, name, moment, index)
         if copy is None or (self._newest and msgspec.structs.replace(self._newest, moment=copy.moment) == copy):
             return
-        # If the store's answer was lost, this copy may have its name already. The next one needs another.
+        # If the store's answer was lost, this copy may have its name already. The next copy needs another name.
         self._number += 1
         stored_outputs.publish(self._repo, copy)
         self._newest = copy

@@ -63,7 +63,7 @@ def store(repo: Repository, run: str, attempt: int, directory: Path) -> list[Not
 
 
 def _store(repo: Repository, run: Run, attempt: int, directory: Path, left: Outputs) -> None:
-    """Publish files as the final ones of an attempt, unless it has some."""
+    """Publish files as the final output files of an attempt, unless it has some."""
     if stored_outputs.name(attempt) in stored_outputs.names(repo, run.id):
         # The supervisor, or an earlier recovery, was killed after the publication.
         return

@@ -87,7 +87,7 @@ def record(repo: Repository, run: Run, name: str, moment: Outputs, index: Index 
 
 
 def publish(repo: Repository, run: Run, attempt: int, left: Outputs) -> OutputsStored | None:
-    """Store the outputs that an attempt left, publish them as its final ones, and return the event.
+    """Store the outputs that an attempt left, publish them as its final outputs, and return the event.
 
     None if there are no files. Raises M5Error, OSError.
     """

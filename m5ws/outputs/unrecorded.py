@@ -1,7 +1,7 @@
 """Published checkpoints and output files without an event in the ledger, because of a kill in between.
 
-Such a checkpoint is valid, and a resume starts from it. So the process that ends the attempt, or begins the next one,
-writes the missing event. Then readers of the ledger see it: histories, verdicts, MLflow.
+Such a checkpoint is valid, and a resume starts from it. So the process that ends the attempt, or begins the next
+attempt, writes the missing event. Then readers of the ledger see it: histories, verdicts, MLflow.
 """
 
 import time
@@ -19,7 +19,8 @@ def events(
 ) -> Iterator[CheckpointPublished | OutputsStored]:
     """Yield the events missing in the ledger for an attempt's valid checkpoints and its output files.
 
-    Those in `known` are in the ledger. Unreadable ledgers and checkpoints are left to `fsck`, and fail no run.
+    Checkpoints and files in `known` are in the ledger. Unreadable ledgers and checkpoints are left to `fsck`, and fail
+    no run.
     """
     made = {label for label in checkpoints.names(repo, run) if checkpoints.attempt_of(label) == attempt}
     yield from _missing(repo, run, made.difference(known), [attempt])

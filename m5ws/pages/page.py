@@ -63,8 +63,8 @@ def write(path: Path, page: str) -> None:
 def refuse_other_file(path: Path) -> None:
     """Raise UsageError if a page cannot be written to `path`: another file is there, or the folder is missing."""
     if not path.parent.is_dir():
-        raise UsageError(f"there is no folder {path.parent}", hint="Create it, or choose another file.")
+        raise UsageError(f"there is no folder {path.parent}", hint="Create the folder, or choose another file.")
     if path.is_dir():
-        raise UsageError(f"{path} is a folder", hint="Name a file in it.")
+        raise UsageError(f"{path} is a folder", hint="Name a file in the folder.")
     if path.exists() and path.open("rb").read(len(MARK)) != MARK:
-        raise UsageError(f"{path} exists, and is no page of m5ws", hint="Choose another file, or move this one away.")
+        raise UsageError(f"{path} exists, and is no page of m5ws", hint="Choose another file, or move this file away.")

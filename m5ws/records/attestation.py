@@ -85,7 +85,7 @@ class VerdictLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OtherVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """A verdict on the run that the statement does not rest on: an older one, or one on a changed replay."""
+    """A verdict on the run that the statement does not rest on: an older verdict, or a verdict on a changed replay."""
 
     replay: RunId
     outcome: str
@@ -204,7 +204,7 @@ def descriptor(name: str, data: bytes) -> Descriptor:
 
 
 def failed_algorithms(file: Descriptor, data: bytes) -> list[str]:
-    """Return the algorithms whose digest is not that of `data`; [""] if no algorithm is known."""
+    """Return the algorithms whose digest is not the digest of `data`; [""] if no algorithm is known."""
     known = {name: value for name, value in file.digest.items() if name in _ALGORITHMS}
     return [name for name, value in known.items() if _ALGORITHMS[name](data) != value] if known else [""]
 

@@ -24,9 +24,9 @@ CauseKind = Literal[
 class FirstDifference(Record, frozen=True, kw_only=True):
     """The first difference in a step of two runs; everything before it is equal.
 
-    `module` is a path in the model, `what` its class and settings, `changed` those of the second run if they differ,
-    `op` an operation. `quantity` differs, with both values. `alone`: all of its inputs are equal. `ranks` are those
-    with a difference in that step. `words` is a description of the place for people.
+    `module` is a path in the model, `what` its class and settings, `changed` the class and settings of the second run
+    if they differ, `op` an operation. `quantity` differs, with both values. `alone`: all of its inputs are equal.
+    `ranks` are the ranks with a difference in that step. `words` is a description of the place for people.
     """
 
     step: int
@@ -46,7 +46,7 @@ class FirstDifference(Record, frozen=True, kw_only=True):
 
 
 class Cause(Record, frozen=True, kw_only=True):
-    """A cause from the known ones. It is `certain` only if the evidence excludes all others."""
+    """A known cause. It is `certain` only if the evidence excludes all other causes."""
 
     kind: CauseKind
     certain: bool = False
@@ -61,8 +61,9 @@ class Cause(Record, frozen=True, kw_only=True):
 class TracedReplay(Record, frozen=True, kw_only=True):
     """One traced replay of the steps from `first` to `last`.
 
-    `original`: under the original's recorded conditions; `replay`: as the replay that diverged; `again`: a second one.
-    `agrees`: it has the same values as that side had before. `problem` is the reason why it could not be used.
+    `original`: under the original's recorded conditions; `replay`: as the replay that diverged; `again`: a second
+    replay like it. `agrees`: it has the same values as that side had before. `problem` is the reason why it could not
+    be used.
     """
 
     side: Literal["original", "replay", "again"]
@@ -76,7 +77,7 @@ class Explanation(Record, frozen=True, kw_only=True):
 
     `between` names the two sides that were compared; `record` is the original's own ledger, if it could not be
     replayed. `repeats`: True if the two replays of one side have equal traces, None if unknown. `causes` has the
-    certain ones first, and is never empty. `limits` lists things that could not be traced.
+    certain causes first, and is never empty. `limits` lists things that could not be traced.
     """
 
     first: int

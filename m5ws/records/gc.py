@@ -10,9 +10,10 @@ _Rule = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class RetentionRules(Record, frozen=True, kw_only=True):
-    """Checkpoints of a run that are kept: the `last` ones, and those whose step is a multiple of `every`.
+    """Checkpoints of a run that are kept: the `last` checkpoints, and checkpoints whose step is a multiple of `every`.
 
-    Without both, all are kept. The newest one, and those that are kept by name, do not depend on the rules.
+    Without both, all are kept. The newest checkpoint, and checkpoints that are kept by name, do not depend on the
+    rules.
     """
 
     last: _Rule | None = None
@@ -24,7 +25,7 @@ class RetentionRules(Record, frozen=True, kw_only=True):
 
 
 class RetiredReference(Record, frozen=True, kw_only=True):
-    """A retired reference: to a checkpoint, by the rules, or to a copy of output files that newer ones replace.
+    """A retired reference: to a checkpoint, by the rules, or to a copy of output files that newer files replace.
 
     `digest` is the digest of the record that the reference names.
     """

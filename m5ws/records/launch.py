@@ -78,7 +78,7 @@ class Observing(Record, frozen=True, kw_only=True):
     """Orders for the observation of an environment. `root` is the workspace; code outside it becomes a fact.
 
     `copy` is a copy of the workspace from which distributions were installed. `variables` are recorded in addition to
-    the built-in ones. `rebuilt` describes a rebuilt environment.
+    the built-in variables. `rebuilt` describes a rebuilt environment.
     """
 
     root: str = ""
@@ -91,7 +91,7 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
     """Context of a rank, in the file that M5WS_CONTEXT names. It stays on the machine.
 
     `work_dir` is empty in a plan, and `observing` has no root. `resume` is the digest of the checkpoint to restore,
-    `parent` its run if that is another one. `saving` has the settings for new checkpoints, `trace` the steps to trace.
+    `parent` its run if that is another run. `saving` has the settings for new checkpoints, `trace` the steps to trace.
     A replay makes a checkpoint after each step in `checkpoint_at`, and fingerprints after each in `fingerprint_at`, as
     its original did, and never by the clock. The attempt ends after step `until`, if given. Without `goes_on` no later
     attempt follows, so an early end makes no checkpoint. The ranks of a script without a session are killed after step
@@ -128,8 +128,8 @@ class LaunchRequest(Record, tag="launch/1", frozen=True, kw_only=True):
 
     `unset` names variables that are not inherited. `prepare` is a command that runs to its end before (for example to
     build a compiled operator once, not once a rank). `mount`: a folder, and the path of an empty folder at which all
-    these processes see the first one. `processes`: the folder in which ranks name themselves. If the caller dies, the
-    processes have `patience_s` to end; without end if it is 0.
+    these processes see the first folder. `processes`: the folder in which ranks name themselves. If the caller dies,
+    the processes have `patience_s` to end; without end if it is 0.
     """
 
     argv: tuple[str, ...]

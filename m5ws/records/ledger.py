@@ -22,7 +22,7 @@ class Event(Record, frozen=True, kw_only=True):
 class AttemptStarted(Event, tag="attempt-started", frozen=True, kw_only=True):
     """First event of an attempt, by its leader on `host`. It fences all earlier attempts.
 
-    `inherits` names every earlier checkpoint that counts; those that earlier attempts publish later do not.
+    `inherits` names every earlier checkpoint that counts; checkpoints that earlier attempts publish later do not.
     """
 
     attempt: Count
@@ -108,10 +108,11 @@ NoticeKind = Literal[
     "left-process", "limit", "missing-file", "not-traced", "other-environment", "outputs-not-kept",
     "outputs-not-stored", "outputs-restored", "resume", "resume-limit", "resume-unchecked", "save-failed", "unplaced"
 ]  # fmt: skip
-"""`environment`: it differs from the declared one. `other-environment`: that of a later attempt differs from the first
-one's. `limit`: a part of the run is not recorded. `inexact-resume`: a resume repeated a step with other values.
-`resume-limit`: state that a resume does not restore. `resume-unchecked`: a resumed script repeated no step. `unplaced`:
-an observed attempt does not show after which step it continues. `checkpoint-waited`: the training stood still for it.
+"""`environment`: it differs from the declared environment. `other-environment`: a later attempt's differs from the
+first attempt's. `limit`: a part of the run is not recorded. `inexact-resume`: a resume repeated a step with other
+values. `resume-limit`: state that a resume does not restore. `resume-unchecked`: a resumed script repeated no step.
+`unplaced`: an observed attempt does not show after which step it continues. `checkpoint-waited`: the training stood
+still for it.
 """
 Notify = Callable[[NoticeKind, str], None]
 """Called with the kind and the message of a notice, which it appends to the node's own events."""
@@ -239,7 +240,7 @@ class Batch(_ChainedBatch, tag="ledger/1", frozen=True, kw_only=True):
 
 
 COMPRESSED_BYTES = 64 * 2**20
-"""Upper bound of the size of a compressed batch's events: that of one PUT to the store."""
+"""Upper bound of the size of a compressed batch's events: the size of one PUT to the store."""
 
 
 class CompressedBatch(_ChainedBatch, tag="ledger/2", frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ NoteOutcome = Literal["supported", "refuted", "open"]
 
 
 class Note(KeyedRecord, tag="note/1", frozen=True, kw_only=True):
-    """A note about a run. Notes are only added: a later one has the newer judgement.
+    """A note about a run. Notes are only added: a later note has the newer judgement.
 
     `kind` is "why" for the expectation with which the run was started, else "note".
     """

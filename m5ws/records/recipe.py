@@ -4,7 +4,8 @@ import re
 
 from m5ws.records.base import Digest, Record
 
-# A version in PEP 440's normal form: `===`, which compares text, matches exactly this one. `==1.0` matches 1.0+cpu too.
+# A version in PEP 440's normal form: `===`, which compares text, matches exactly this form. `==1.0` matches 1.0+cpu
+# too.
 _NUMBER = r"(0|[1-9]\d*)"
 _LOCAL = rf"({_NUMBER}|\d*[a-z][a-z0-9]*)"
 _NORMAL = re.compile(

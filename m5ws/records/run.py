@@ -9,11 +9,13 @@ Trainer = Literal["torchrun", "deepspeed", "python"]
 one process without torchrun's variables."""
 
 Starter = Literal["torchrun", "deepspeed", "python", "accelerate", "composer", "command"]
-"""Program that starts the processes of a run: a trainer, the launcher in the command, or `command` for any other."""
+"""Program that starts the processes of a run: a trainer, the launcher in the command, or `command` for any other
+program.
+"""
 
 
 class LaunchSpec(Record, frozen=True, kw_only=True):
-    """Launch settings of a run. `diff` and `reproduce` compare those that can change bits.
+    """Launch settings of a run. `diff` and `reproduce` compare the settings that can change bits.
 
     `command` is the command as typed, and `directory` the folder of the snapshot in which it starts. `nproc` is None if
     the command's own launcher chooses the number of processes.
@@ -84,7 +86,7 @@ class Axis(Record, frozen=True, kw_only=True):
 
 
 class Sweep(Record, frozen=True, kw_only=True):
-    """The sweep of a run. Each run of a sweep contains the whole grid, so any one of them describes the sweep.
+    """The sweep of a run. Each run of a sweep contains the whole grid, so any run describes the sweep.
 
     The runs are the combinations of the values of `axes`, applied to `snapshot` and the launch. The values of the last
     axis change first. `position` is the place of the run in this order, from 0. `name` is the name of the sweep.

@@ -78,11 +78,11 @@ ItemReason = Literal[
 class ComparedItem(Record, frozen=True, kw_only=True):
     """An output file, an artifact, parameter or metric in MLflow, or a named result, with its one status.
 
-    `judged`: the status decides. A judged item that differs makes a verdict *diverged*; one that was not compared makes
-    it at most *sampled*. `place` is the first differing key, line or tensor (`in_tensor`), with the values of both
-    sides. `others` is the number of other differing places, and `also` has the first of these. `reason` is that of "not
-    compared", and `problem` the text of an error.
-    `replayed_as` is the name in the replay if a pattern of `[run] results` pairs two names.
+    `judged`: the status decides. A judged item that differs makes a verdict *diverged*; an item that was not compared
+    makes it at most *sampled*. `place` is the first differing key, line or tensor (`in_tensor`), with the values of
+    both sides. `others` is the number of other differing places, and `also` has the first of these. `reason` is the
+    reason of "not compared", and `problem` the text of an error. `replayed_as` is the name in the replay if a pattern
+    of `[run] results` pairs two names.
     """
 
     kind: Literal["file", "artifact", "parameter", "metric", "result"]
@@ -115,7 +115,7 @@ EXIT_CODES: dict[Outcome, int] = {
 
 
 class Recheck(Record, frozen=True, kw_only=True):
-    """A second replay after the first one diverged, from the same start up to the step that differs.
+    """A second replay after the first replay diverged, from the same start up to the step that differs.
 
     `repeats`: True if the two replays agree in all that both recorded; None if unknown, because of an error (`problem`)
     or of its end (`ended`), or because it did not record the difference. `first` is their first difference, with the
@@ -215,7 +215,7 @@ class Verdict(SealedRecord, tag="verdict/1", frozen=True, kw_only=True):
 
     @property
     def replays(self) -> tuple[str, ...]:
-        """The runs that the verdict rests on: the replay, those of the recheck and those of the explanation."""
+        """The runs that the verdict rests on: the replay, the recheck's runs and the explanation's runs."""
         rechecks = (self.recheck.replay, self.recheck.start) if self.recheck is not None else ()
         traced = self.explanation.replays if self.explanation is not None else ()
         return (self.replay, *(run for run in rechecks if run is not None), *traced)

@@ -1,4 +1,4 @@
-"""Several runs beside each other: changed inputs against results. The first run is the one that others differ from."""
+"""Several runs beside each other: changed inputs against results. The other runs are compared with the first run."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -60,7 +60,7 @@ class ComparedRun(RunRow, frozen=True, kw_only=True):
 
 
 class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs and the inputs in which they differ; those that cannot change bits are last."""
+    """Runs and the inputs in which they differ; inputs that cannot change bits are last."""
 
     runs: tuple[ComparedRun, ...]
     inputs: tuple[Input, ...]
@@ -71,7 +71,7 @@ def compare(
 ) -> tuple[RunComparison, list[Curves]]:
     """Return the comparison of runs, and the curves of each. Raises UsageError, NotFound, CorruptObject.
 
-    Of the ledgers, rank 0's are read, one run after the other.
+    Of the ledgers, rank 0's are read, one run after another.
     """
     refuse_number(names)
     rows = {row.id: row for row in run_table.describe(repo, names)}
@@ -111,7 +111,7 @@ def _compared(repo: Repository, row: RunRow, comparison: Comparison) -> Compared
 
 
 def _inputs(repo: Repository, names: Sequence[str]) -> Iterator[Input]:
-    """Yield the inputs in which any run differs from the first one."""
+    """Yield the inputs in which any run differs from the first run."""
     changed = list(concurrency.for_each(partial(_changes, repo, names[0]), names[1:]))
     for part, name in dict.fromkeys(key for changes in changed for key in changes):
         known = [changes.get((part, name)) for changes in changed]

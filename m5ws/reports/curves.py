@@ -36,7 +36,7 @@ def of_steps(steps: Mapping[int, Step]) -> Curves:
 
 
 def _extremes(points: set[Point]) -> set[Point]:
-    """Return the lowest and the highest of points. One that is no number is both."""
+    """Return the lowest and the highest of points. A point that is no number is both."""
     ordered = sorted(points, key=lambda point: (point[1] == point[1], point[1]))
     return {ordered[0], ordered[-1]}
 

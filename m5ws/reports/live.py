@@ -28,7 +28,7 @@ _TIMED_STEPS = 32
 
 
 class LiveState(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a run that goes on. `newest` is its newest attempt, number 0 before the first one.
+    """The state of a run that goes on. `newest` is its newest attempt, number 0 before the first attempt.
 
     `last_s` is the time of the newest event in seconds since the epoch. `not_finite` is the first step of the newest
     attempt whose loss is no finite number. `notices` are the newest of `notice_count`.
@@ -109,7 +109,7 @@ class LiveRun:
                 self._checkpoints.add(event.step)
                 return
             case Notice():
-                # Each rank has the same one.
+                # Each rank has the same notice.
                 self._notices.setdefault((event.kind, event.message, event.step), event)
                 return
             case Step() if event.tokens and event.seconds > 0:

@@ -40,7 +40,7 @@ def build(report: RunReport) -> str:
 
 
 def _banner(report: RunReport) -> tuple[str, str]:
-    """Return the newest verdict with its reason; if segments were judged together later, that one."""
+    """Return the newest verdict with its reason; if segments were judged together later, their joint verdict."""
     joint, newest = report.view.joint, report.verdicts[0] if report.verdicts else None
     if joint is not None and (newest is None or joint.created_s >= newest.created_s):
         parts = (f"{part}: {steps}." for part, steps in joint.parts.items())
@@ -56,7 +56,7 @@ def _counts(verdict: Verdict) -> str:
 
 
 def _recheck(recheck: Recheck) -> str:
-    results = {True: "agrees with the first one", False: "differs from the first one", None: "has no result"}
+    results = {True: "agrees with the first replay", False: "differs from the first replay", None: "has no result"}
     return f"{recheck.replay or 'it'} {results[recheck.repeats]}"
 
 

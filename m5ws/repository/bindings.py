@@ -173,7 +173,7 @@ def check_event(label: str, digest: Digest, record: Checkpoint, event: Checkpoin
 
 
 def check_outputs(where: str, digest: Digest, record: OutputFiles, event: OutputsStored) -> None:
-    """Raise Misplaced unless output files are those that the ledger recorded."""
+    """Raise Misplaced unless the ledger recorded these output files."""
     if (event.record, event.content) != (digest, record.content):
         raise Misplaced(
             f"{where} was modified after publication: its record is {digest[:12]} with content "

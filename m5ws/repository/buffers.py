@@ -62,7 +62,7 @@ def into(parts: Sequence[Slice], memory: memoryview, what: str) -> list[Reading]
 def _writing(
     objects: Objects, items: Iterable[tuple[str, Buffer]], slices: dict[str, list[Slice]]
 ) -> Iterator[Job[list[tuple[str, Slice]]]]:
-    """Yield jobs that store chunks of large buffers and packs of small ones. Each name is added to `slices`."""
+    """Yield jobs that store chunks of large buffers and packs of small buffers. Each name is added to `slices`."""
     form = objects.format
     pack: list[tuple[str, memoryview]] = []
     size = 0

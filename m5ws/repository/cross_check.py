@@ -1,4 +1,4 @@
-"""Cross-check of a run's checkpoints and its ledger: an edit of one contradicts the other.
+"""Cross-check of a run's checkpoints and its ledger: an edit of one side contradicts the other side.
 
 A checkpoint names the heads of the ranks at its time. The ledger names each checkpoint's content.
 """

@@ -1,7 +1,7 @@
 """Plans of `gc` in the store, as described in docs/format.md, "Deleting".
 
-Names beside a plan's folder give its state, so that one `names("gc/")` returns the states of all plans. `<plan>.plan`
-is published after all parts, `<plan>.executing` before the first delete, `<plan>.done` after the last.
+Names beside a plan's folder give its state, so that a single `names("gc/")` returns the states of all plans.
+`<plan>.plan` is published after all parts, `<plan>.executing` before the first delete, `<plan>.done` after the last.
 """
 
 import time

@@ -17,7 +17,7 @@ _DENSE = 8
 _WHOLE_EACH = 16
 """For each of this many objects, up to 1,000 stored objects may be listed before other requests."""
 _LISTED_EACH = 250
-"""A listing may return this many objects for each one that is checked: 1.25 requests each in total."""
+"""A listing may return this many objects for each object that is checked: 1.25 requests each in total."""
 
 
 def missing(objects: Objects, needs: Mapping[Digest, int], *, lenient: bool = False) -> set[Digest]:

@@ -90,7 +90,7 @@ class _Guard:
         """Return when no plan can delete a needed object: every plan has been examined (W2, W5)."""
         while True:
             state = plans.read_states(self._repo.store)
-            # A plan that is not executed yet reads all references first, and so finds a published one.
+            # A plan that is not executed yet reads all references first, and so finds a published reference.
             waiting = frozenset[str]() if published else state.open
             threats = sorted((waiting | state.executing | state.done) - self._settled)
             if not threats:

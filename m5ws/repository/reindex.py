@@ -10,7 +10,7 @@ from m5ws.repository.repository import Repository
 
 
 def fill(repo: Repository, progress: Progress | None = None) -> int:
-    """Complete the index of all runs, and return the number of incomplete ones. Damaged runs are left out."""
+    """Complete the index of all runs, and return the number of incomplete runs. Damaged runs are left out."""
     index, names = run_index.load(repo), runs.ids(repo)
     filled = 0
     for position, lacked in enumerate(

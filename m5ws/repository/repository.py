@@ -41,7 +41,7 @@ class Repository:
 
     @classmethod
     def create(cls, store: ObjectStore, form: Format | None = None) -> "Repository":
-        """Create a store, or open an existing one, whatever its format."""
+        """Create a store, or open an existing store, whatever its format."""
         try:
             return cls.open(store)
         except NotFound:

@@ -44,7 +44,7 @@ _ITEM_BYTES = {name: size for size, names in _SIZES.items() for name in names}
 
 
 class Box(msgspec.Struct, frozen=True, kw_only=True):
-    """A box of a tensor's grid. Its row-major bytes are those of the concatenated `parts`, after `skip_bytes`."""
+    """A box of a tensor's grid. Its row-major bytes are the bytes of the concatenated `parts`, after `skip_bytes`."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -100,7 +100,9 @@ def _check(whole: Layout, box: Box) -> None:
     )
     held = sum(part.size_bytes for part in box.parts)
     if not within or held != math.prod(box.sizes) * whole.item_bytes:
-        raise CorruptObject(f"a shard of tensor {whole.name} is outside of it, or {held} bytes do not match its sizes")
+        raise CorruptObject(
+            f"a shard of tensor {whole.name} is outside of the tensor, or {held} bytes do not match its sizes"
+        )
 
 
 class PartCache:
@@ -178,7 +180,7 @@ class TensorReader:
                 filled += length
                 self._fill(box, target[place - start : place - start + length], local)
         if filled != end - start:
-            raise CorruptObject(f"the shards of tensor {self.layout.name} do not fill it")
+            raise CorruptObject(f"the shards of tensor {self.layout.name} do not fill the tensor")
         return data
 
     def _fill(self, box: "_PlacedBox", target: memoryview, local: int) -> None:

@@ -23,10 +23,10 @@ _OF_SNAPSHOTS, _SEVERAL = "snapshots", "several"
 
 
 class RunUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of one run with its `replays`: of their objects (`logical_bytes`), of those that no other run and no
+    """Bytes of one run with its `replays`: of their objects (`logical_bytes`), of objects that no other run and no
     snapshot needs (`unique_bytes`), and of their ledgers and other records.
 
-    `problem`: one of them is damaged, and only its records were counted.
+    `problem`: one of the runs is damaged, and only its records were counted.
     """
 
     run: str
@@ -82,7 +82,7 @@ class _Objects:
 
 
 def measure(repo: Repository, progress: Progress | None = None) -> StoreUsage:
-    """Return the bytes of all runs, those with the most unique bytes first. Reads every record."""
+    """Return the bytes of all runs, the most unique bytes first. Reads every record."""
     say = progress or (lambda *_: None)
     objects = _Objects(repo, say)
     names = runs.ids(repo)
@@ -92,7 +92,7 @@ def measure(repo: Repository, progress: Progress | None = None) -> StoreUsage:
     of_snapshot = lru_cache(_SNAPSHOTS)(lambda snapshot: closure.closure(repo, "snapshot", snapshot).keys())
     for position, snapshot in enumerate(kept := snapshots.ids(repo)):
         say("reading snapshots", position, len(kept))
-        # The objects of a damaged one are those of the runs alone; fsck names the damage.
+        # The objects of a damaged snapshot count for its runs alone; fsck names the damage.
         with suppress(*runs.UNREADABLE):
             objects.own(_OF_SNAPSHOTS, of_snapshot(snapshot))
     usages = []

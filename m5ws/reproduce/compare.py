@@ -1,7 +1,7 @@
 """Comparison of a replay with its original while it grows: equal counts, first difference, missing records.
 
 Values are compared as exact text: hex floats of quantities, digests and fingerprints, never numbers. The first
-divergence is the one at the lowest step. Within a step, it is the first in causal order. If both sides ended by
+divergence is the difference at the lowest step. Within a step, it is the first in causal order. If both sides ended by
 themselves, their numbers of steps are compared, both ways: the first step that one side lacks differs.
 """
 
@@ -130,7 +130,7 @@ class Comparison:
     def is_exhausted(self, *, has_ended: bool = False) -> bool:
         """Return True if the original did not finish and all of its steps have been compared.
 
-        Until the replay `has_ended`, the last step may get more records: its state, or those of later ranks.
+        Until the replay `has_ended`, the last step may get more records: its state, or records of later ranks.
         """
         if self.original.outcome in COMPLETE:
             return False
@@ -304,7 +304,7 @@ def _differing(before: dict[str, str], after: dict[str, str]) -> list[str]:
 
 
 def _common(state: State, other: State) -> State:
-    """Return a state with the tensors alone that another one has too."""
+    """Return a state with the tensors alone that another state has too."""
     tensors = {name: value for name, value in state.tensors.items() if name in other.tensors}
     return msgspec.structs.replace(state, tensors=tensors)
 

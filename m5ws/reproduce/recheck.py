@@ -47,10 +47,10 @@ def replay(
     progress: Progress | None = None,
     rules: OutputRules | None = None,
 ) -> Recheck:
-    """Execute the second replay, and compare it with the first one, in `comparison`.
+    """Execute the second replay, and compare it with the first replay, in `comparison`.
 
-    It ends where it differs from that, or from the original. An error here leaves the question open, and the result of
-    the first replay stands. Raises KeyboardInterrupt if the user stops it.
+    It ends where it differs from the first replay, or from the original. An error here leaves the question open, and
+    the result of the first replay stands. Raises KeyboardInterrupt if the user stops it.
     """
     last = planned.run.segment.last if planned.run.segment is not None else None
     source = (ports.repo, planned.run.id)
@@ -90,7 +90,7 @@ def is_unexplained(verdict: Verdict) -> bool:
 
 
 def segment_from_start(original: Run, replay: Run, first: Divergence) -> Segment | None:
-    """Return the steps from the run's start to the one that differs, if `replay` began with a checkpoint."""
+    """Return the steps from the run's start to the step that differs, if `replay` began with a checkpoint."""
     if replay.segment is None or replay.segment.digest is None or first.step <= original.begin:
         return None
     return Segment(first=original.begin, last=first.step)
@@ -134,7 +134,7 @@ def compare_replays(
 ) -> Recheck:
     """Return the result of a second replay, which differs from the first at `parted` and from the original at `again`.
 
-    Both replays agree only if the second one shows exactly the difference `found` by the first.
+    Both replays agree only if the second replay shows exactly the difference `found` by the first.
     """
     if parted is not None:
         as_original = again is None and _where(parted) == _where(divergence) and parted.replayed == divergence.original

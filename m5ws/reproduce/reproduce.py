@@ -106,7 +106,7 @@ def plan(ports: Ports, request: ReplayRequest, home: Path, author_dir: Path) -> 
     if not ledger.attempts(ports.repo, original.id):
         raise UsageError(
             f"nothing to compare with: run {original.id} has not started",
-            hint="Start it with `m5ws resume`, or name a run that was trained. `m5ws ls` lists runs.",
+            hint="Start the run with `m5ws resume`, or name a run that was trained. `m5ws ls` lists runs.",
         )
     spec = _spec(original.spec, request)
     snapshot, spec = overrides.change(ports.repo, request.snapshot or original.snapshot, spec, request.overrides)
@@ -192,7 +192,7 @@ def execute(
 
 
 def _hopeless(ports: Ports, planned: AttemptPlan, original: history.History) -> Verdict | None:
-    """Return the verdict on a replay that would prove nothing: without comparable records, or with foreign ones."""
+    """Return the verdict on a replay that would prove nothing: without comparable records, or with foreign records."""
     if original.outcome in ("failed", "interrupted") and not original.by_steps:
         return refusals.of_failed(ports.repo, planned.run, original.outcome)
     if original.outcome is not None and results.is_nothing(original, ports.tracker, planned.run.reproduces or ""):
@@ -237,7 +237,7 @@ def _replayed(
 def _repeats_inputs(repo: Repository, replay: Run) -> bool:
     """Return True if a replay has the inputs of the original.
 
-    A replay with intended changes is expected to differ, so a second one adds nothing.
+    A replay with intended changes is expected to differ, so a second replay adds nothing.
     """
     original = runs.load(repo, replay.reproduces or "")
     return (replay.snapshot, replay.spec) == (original.snapshot, original.spec)
@@ -323,7 +323,7 @@ def _home(planned: AttemptPlan) -> Path:
 
 
 def environment_drift(repo: Repository, original: str, observed: Observed) -> tuple[Change, ...]:
-    """Return the drift of the environment of a new attempt from that of a run's first attempt.
+    """Return the drift of a new attempt's environment from the environment of a run's first attempt.
 
     Packages that no rank of the run loaded are rated as harmless. A verdict uses the packages that the new attempt's
     ranks loaded.
@@ -351,7 +351,7 @@ def expectation_of(ports: Ports, planned: AttemptPlan, drifted: Sequence[Change]
 def publish(ports: Ports, home: Path, verdict: Verdict, *, is_followed: bool = False) -> Verdict:
     """Publish a verdict, also in the tracker, and return it. If the store does not take it, it is delivered later.
 
-    `is_followed` is that of `untracked.show_verdict`.
+    `is_followed` is as in `untracked.show_verdict`.
     """
     try:
         runs.publish_verdict(ports.repo, verdict)

@@ -1,6 +1,6 @@
 """The history of a run over all its attempts: one side of a comparison.
 
-An attempt that resumes from step k replaces the records of earlier attempts after k: the history is that of the weights
+An attempt that resumes from step k replaces the records of earlier attempts after k: the history leads to the weights
 at the end of the run. Steps and states stay in the ledger until they are compared.
 """
 
@@ -234,7 +234,7 @@ def load(
     """Return the history of a run, or of attempts before `before_attempt`. Raises CorruptObject if a chain is broken.
 
     `folded` becomes the history's.
-    `ranks`: the ranks whose events are taken in besides those of nodes; all of them if it is None.
+    `ranks`: the ranks whose events are read besides the events of nodes; None for all.
     Each chain is read and checked once here; steps and states are read again when they are needed.
     """
     history = History(folded=folded)

@@ -1,6 +1,6 @@
 """Lists of snapshots and runs, and the full view of one. Reads only.
 
-A damaged or newer record does not hide the others: its row contains the error.
+A damaged or newer record does not hide the other rows: its row contains the error.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,8 +53,8 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     `loss`, `lowest_loss` and its step, `why`, `note_outcome`, `notes` and `changes` are only in tables of runs
     (`run_table`).
     `changes` are the parameters that are not the same in all runs of the table.
-    `rechecks` is the replay that it does again, where the verdict on that one says so, `explains` the one whose
-    divergence it looks into; only in a run's own view.
+    `rechecks` is the replay that it repeats, if the verdict on that replay names it, `explains` the replay whose
+    divergence it explains; only in a run's own view.
     """
 
     id: str
@@ -111,8 +111,7 @@ class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known of a run; `verdict` is the one that rests on it if it is a reproduction, `replays` are those
-    of it.
+    """All that is known of a run; `verdict` rests on it if it is a replay, `replays` are its own replays.
 
     `outputs` are the files that its script wrote: at the end of its attempts, and copies made while it ran.
     `lineage` is the checkpoints that it stands on, the nearest first; not `lineage_whole` where a parent is not in
@@ -134,12 +133,12 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[Note, ...] = ()
     removal: Removal | None = None
     environments: dict[int, tuple[Change, ...]] = {}
-    """By attempt, how its environment differs from the first one's; those without a difference are left out."""
+    """By attempt, how its environment differs from the first attempt's; attempts without a difference are left out."""
     commit: CommitFacts | None = None
 
 
 class SnapshotList(msgspec.Struct, frozen=True, kw_only=True):
-    """Snapshots, newest first, and the number of older ones that a limit left out."""
+    """Snapshots, newest first, and the number of older snapshots that a limit left out."""
 
     rows: tuple[SnapshotRow, ...]
     more: int = 0
@@ -311,7 +310,7 @@ def _outcome(repo: Repository, run_id: str) -> str | None:
 
 
 def _replay(repo: Repository, run_id: str, verdicts: Sequence[Verdict]) -> RunRow:
-    """Return the row of a replay, or of another one that a verdict rests on."""
+    """Return the row of a replay, or of another run that a verdict rests on."""
     row = _run_row(repo, run_id)
     again = next((verdict for verdict in verdicts if run_id in verdict.replays[1:]), None)
     if again is None:

@@ -45,7 +45,7 @@ class RecordedChain:
         self._held: OrderedDict[int, dict[tuple[str, type, int], Step | State]] = OrderedDict()
 
     def note(self, batch: Batch) -> None:
-        """Take in the next batch, which was checked against the one before."""
+        """Take in the next batch, which was checked against the batch before."""
         self._heads.append(_short(batch))
 
     def values(self, seq: int) -> dict[tuple[str, type, int], Step | State]:
@@ -73,7 +73,7 @@ def _short(batch: Batch) -> int:
 class ChainSeries(Series[R]):
     """The steps, or states, of a rank in one chain, each with its batch.
 
-    `cut` removes those that a later attempt does again.
+    `cut` removes steps that a later attempt does again.
     """
 
     def __init__(self, chain: RecordedChain, rank: str, kind: type[R]) -> None:
@@ -125,7 +125,7 @@ class JoinedSeries(Series[R]):
         self.parts: list[ChainSeries[R]] = []
 
     def note(self, chain: RecordedChain, rank: str, seq: int, value: R) -> None:
-        """Note that batch `seq` of a chain has a value. All values of a chain come before those of the next one."""
+        """Note that batch `seq` of a chain has a value. All values of a chain come before the next chain's."""
         if not self.parts or self.parts[-1].chain is not chain:
             self.parts.append(ChainSeries(chain, rank, type(value)))
         self.parts[-1].note(seq, value.step)
@@ -152,7 +152,7 @@ class JoinedSeries(Series[R]):
 
 
 class LiveSeries(Series[R]):
-    """The values of one rank of a run that goes on: the newest ones, and older ones as `older` has them."""
+    """The values of one rank of a run that goes on: the newest values, and older values as `older` has them."""
 
     def __init__(self, kind: type[R], older: Callable[[], Mapping[int, R]]) -> None:
         self._most = RECENT[kind]
@@ -191,7 +191,7 @@ class LiveSeries(Series[R]):
 
 
 class SeriesRange(Series[R]):
-    """The values of other ones after step `first`, up to step `end`."""
+    """The values of another series after step `first`, up to step `end`."""
 
     def __init__(self, whole: Mapping[int, R], first: int, end: int) -> None:
         self._whole = whole

@@ -69,7 +69,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     def last_step(self) -> int:
         """The last step known to be done. A resumed attempt counts from its resume.
 
-        An attempt that finished without a step had none left to do, so the one before it counts.
+        An attempt that finished without a step had none left to do, so the attempt before counts.
         """
         done = [attempt.last_step for attempt in self.attempts]
         return done[-1] if done and self.standing != "finished" else next(filter(None, reversed(done)), 0)

@@ -11,7 +11,7 @@ def absent_in(steps: Mapping[int, object], wanted: Iterable[int]) -> Numbers:
 
 
 def join_ranks(by_rank: Mapping[int, Numbers]) -> list[tuple[str, str]]:
-    """Return ranks and their steps as text. Ranks with the same steps are joined, and those without steps left out."""
+    """Return ranks and their steps as text. Ranks with the same steps are joined, and ranks without steps left out."""
     ranks: dict[str, list[int]] = {}
     for rank, steps in sorted(by_rank.items()):
         if steps:
@@ -20,7 +20,7 @@ def join_ranks(by_rank: Mapping[int, Numbers]) -> list[tuple[str, str]]:
 
 
 def describe_ranges(numbers: Iterable[int]) -> str:
-    """Return sorted numbers as text, with consecutive ones joined: 1-4, 7."""
+    """Return sorted numbers as text, with consecutive numbers joined: 1-4, 7."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][-1] + 1:

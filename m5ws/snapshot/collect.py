@@ -50,7 +50,7 @@ def store(context: CaptureContext) -> CaptureResult:
 
 
 def _claims(context: CaptureContext, state: SourceState) -> list[PinnedPath]:
-    """Return every dataset with its files. One that contains the tokenizer is needed as files."""
+    """Return every dataset with its files. A dataset that contains the tokenizer is needed as files."""
     path = context.settings.tokenizer.path
     tokenizer = partition.tree_path(path) if path is not None else None
     pins = context.datasets.find(context.root, state.files) if context.datasets is not None else ()

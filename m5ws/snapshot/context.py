@@ -33,7 +33,7 @@ class CaptureContext(msgspec.Struct, frozen=True, kw_only=True):
 
     With `observe`, a new annotation has the environment of this machine.
 
-    `warnings` are those of the capture, each passed to `on_warning` once.
+    `warnings` come from the capture, each passed to `on_warning` once.
     """
 
     root: Path
@@ -52,7 +52,7 @@ class CaptureContext(msgspec.Struct, frozen=True, kw_only=True):
     warnings: list[str] = []
 
     def warn(self, lines: Iterable[str]) -> None:
-        """Add warnings, and pass on those that are new."""
+        """Add warnings, and pass on new warnings."""
         for line in lines:
             if line not in self.warnings:
                 self.warnings.append(line)

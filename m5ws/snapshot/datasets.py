@@ -1,6 +1,6 @@
 """Makes DVC's datasets durable: every byte is checked against DVC's hash, and pinned by a digest of m5ws.
 
-Files in the working tree are used if they match the pin. Missing ones are fetched, unless the store has them from an
+Files in the working tree are used if they match the pin. Missing files are fetched, unless the store has them from an
 earlier snapshot. The tree does not depend on the source, because the pin has the mode of the files.
 """
 

@@ -51,7 +51,7 @@ class InspectedFiles(msgspec.Struct, frozen=True):
     stamps: tuple[Stamp, ...]
 
     def check(self) -> None:
-        """Raise FileChanged if a file has changed since: the stored content is then not the inspected one."""
+        """Raise FileChanged if a file has changed since: the stored content is then not the inspected content."""
         for file, before in zip(self.files, self.stamps, strict=True):
             if stamp(os.lstat(file.location)) != before:
                 raise FileChanged(f"{os.fsdecode(file.path)} was changed while it was captured")

@@ -25,7 +25,7 @@ class PinnedPath(msgspec.Struct, frozen=True, kw_only=True):
     """Files under `path` that are pinned by content, and the dataset if another tool tracks them.
 
     `stored` is the dataset if the store has it completely, with the number of its files: `files` are empty then.
-    `verified` are all files of a tracked dataset; `files` may lack those of the tokenizer.
+    `verified` are all files of a tracked dataset; `files` may lack the files of the tokenizer.
     """
 
     path: bytes
@@ -49,13 +49,13 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def data_paths(settings: Settings, tracked: Iterable[TrackedDataset]) -> tuple[bytes, ...]:
-    """Return [data] paths that no tracked dataset covers. Raises ConfigError if a path is inside another one."""
+    """Return [data] paths that no tracked dataset covers. Raises ConfigError if a path is inside another path."""
     paths = tuple(sorted({tree_path(path) for path in settings.data.paths}))
     for path in paths:
         outer = next((other for other in paths if path.startswith(other + b"/")), None)
         if outer is not None:
             raise ConfigError(
-                f"[data] paths: {os.fsdecode(path)!r} is inside {os.fsdecode(outer)!r}. Name one of them."
+                f"[data] paths: {os.fsdecode(path)!r} is inside {os.fsdecode(outer)!r}. Name one of the two paths."
             )
     covers = [dataset.path for dataset in tracked]
     return tuple(path for path in paths if not any(path == cover or path.startswith(cover + b"/") for cover in covers))
@@ -69,7 +69,7 @@ def tree_path(path: str) -> bytes:
 def partition_files(
     root: Path, settings: Settings, state: SourceState, tokenizer: PinnedPath | None, claims: Sequence[PinnedPath]
 ) -> Partition:
-    """Return every captured file, by part. `claims` are datasets; tracked ones come before [data] paths.
+    """Return every captured file, by part. `claims` are datasets; tracked datasets come before [data] paths.
 
     Untracked files in [run] outputs are left out: a plain run of the script wrote them.
     Raises NotFound if m5ws.toml names a config file or a tokenizer that does not exist.
@@ -96,7 +96,7 @@ def partition_files(
 
 
 def _tokenizer_files(tokenizer: PinnedPath | None, pinned: Sequence[PinnedPath]) -> tuple[SourceFile, ...] | None:
-    """Return the tokenizer's files, also those in datasets. Raises NotFound if there is none."""
+    """Return the tokenizer's files, also files in datasets. Raises NotFound if there is none."""
     if tokenizer is None:
         return None
     files = {file.path: file for claim in pinned for file in claim.files if tokenizer.holds(file.path)}

@@ -52,7 +52,7 @@ class LocalStore:
 
     A cache need not be `durable`, since its objects can be fetched again. Nothing is then synced, and a torn file after
     a power failure fails its checksum. Once its format was read or written, the directory is known to be a store. If
-    the format is missing later, operations raise StoreGone instead of reporting an empty store or creating a new one.
+    the format is missing later, operations raise StoreGone instead of reporting an empty store or creating a new store.
     """
 
     def __init__(self, root: Path, *, durable: bool = True) -> None:

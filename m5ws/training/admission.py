@@ -1,4 +1,4 @@
-"""The admission of ranks: the first one observes its environment, and all wait until their node admits them.
+"""The admission of ranks: the first rank observes its environment, and all wait until their node admits them.
 
 No line of the script runs in an environment that does not fit. A node that ends takes its ranks with it, so the wait
 has no limit.

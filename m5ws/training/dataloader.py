@@ -18,7 +18,7 @@ from m5ws.training.state import plain_state, tensor_bytes
 _HINT = "For a fork with another kind of loader: m5ws fork … --restart data."
 _OF_ACCELERATE = (
     "`Accelerator(dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True, use_seedable_sampler=True))` "
-    "makes one that has it, with torchdata installed. If it shuffles, give the DataLoader a generator of its own "
+    "makes a loader with a position, if torchdata is installed. If the loader shuffles, give it a generator of its own "
     "(`generator=torch.Generator().manual_seed(1)`)"
 )
 
@@ -103,7 +103,7 @@ class Feed:
             self._iterator = iter(self._loader)
 
     def next(self) -> Any:
-        """Return the next batch, from the next epoch if this one is over. Raises EmptyLoader."""
+        """Return the next batch, from the next epoch if this epoch is over. Raises EmptyLoader."""
         self.start()
         assert self._iterator is not None
         try:

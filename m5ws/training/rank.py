@@ -213,7 +213,7 @@ def _without_signals() -> Iterator[None]:
 
 
 def _redirect(log: Path) -> None:
-    """Send this process's output, and that of C libraries and children, to its log."""
+    """Send the output of this process, its C libraries and its children to its log."""
     log.parent.mkdir(parents=True, exist_ok=True)
     descriptor = open_log(log)
     sys.stdout.flush()

@@ -66,7 +66,7 @@ def _is_file(change: Change) -> bool:
 
 
 def _from_difference(old: str | None, new: str | None) -> tuple[str | None, str | None]:
-    """Return two values; of long ones, the common beginning is left out. Otherwise it could be all that is shown."""
+    """Return two values, without the common beginning of long values: otherwise only the beginning could be shown."""
     if old is None or new is None or max(len(old), len(new)) <= _CHARACTERS:
         return old, new
     place = next((place for place, pair in enumerate(zip(old, new, strict=False)) if pair[0] != pair[1]), 0)

@@ -19,7 +19,7 @@ ENDS = {
 
 
 def describe_end(reason: EndReason) -> str:
-    """Return the reason of an attempt's end; of failed ranks, the dead ones and the first recorded failure."""
+    """Return the reason of an attempt's end; of failed ranks, the dead ranks and the first recorded failure."""
     if reason.kind != "ranks failed":
         return ENDS[reason.kind].format(**{name: getattr(reason, name) for name in reason.__struct_fields__})
     words = list(_describe_dead(reason.dead))

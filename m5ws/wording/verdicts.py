@@ -45,7 +45,7 @@ _OUTCOMES = {
 _EVIDENCE = {"tensor files": "file with tensors", "results": "named result", "files": "file", "metrics": "metric"}
 _NOT_RESUMED = (
     "the script started from the beginning: nothing was resumed. Let it save checkpoints earlier, and continue from "
-    "the newest one if there is one"
+    "the newest checkpoint if there is a checkpoint"
 )
 
 

@@ -24,7 +24,7 @@ _OTHERS = {"notes.txt": "written beside", "out/late.txt": "written after the end
 
 @pytest.fixture
 def directory(repo: Repository, tmp_path: Path) -> Path:
-    """The directory of a delivered attempt: stored outputs with a link among them, inputs, and files of no one."""
+    """The directory of a delivered attempt: stored outputs with a link among them, inputs, and files of nobody."""
     code = planted.tree(repo, tmp_path / "code", {"train.py": "print(1)\n", "data/a.txt": "a"})
     spec = LaunchSpec(command=("train.py",), outputs=("out",))
     run = planted.run(repo, _RUN, planted.publish(repo, planted.snapshot(code)), spec=spec)

@@ -83,9 +83,9 @@ def test_runs_of_a_sweep_start_from_a_checkpoint(repo: Repository, origin: Run) 
     swept = [_publish(repo, sweep, start, position) for position in range(4)]
     starts = [(run.parent.run, run.parent.step, run.parent.restart) for run in swept if run.parent is not None]
     assert starts == [(origin.id, 8, ("data",))] * 4
-    # The first two have the original's command. Their configs differ from the original's, as those of the others.
+    # The first two have the original's command. Their configs differ from the original's, as the other runs' configs.
     assert {run.parent.settings for run in swept if run.parent is not None} == {"script"}
-    # Any run of a sweep is enough to derive the others, with the start of each.
+    # Any run of a sweep is enough to derive the other runs, with the start of each.
     assert sweeps.derive(repo, sweep, swept[3], sweeps.list_planned(sweep)[0]) == swept[0]
     assert listing.list_runs(repo, names=[swept[0].id])[0].sweep == sweep.id
 

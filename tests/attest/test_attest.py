@@ -72,7 +72,7 @@ def test_the_newest_verdict_counts_and_other_verdicts_are_listed(repo: Repositor
     assert (predicate.outcome, [line.replay.name for line in predicate.verdicts]) == ("diverged", ["runs/newer/run"])
     assert {entry.replay: entry.why for entry in predicate.other_verdicts} == {
         "another-seed": "its inputs were changed",
-        REPLAY: "a newer one exists",
+        REPLAY: "a newer verdict exists",
     }
     alone = attest.build(repo, REPLAY).predicate
     assert (alone.outcome, alone.run) == ("reproduced", RUN)

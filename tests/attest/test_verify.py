@@ -132,7 +132,7 @@ def test_a_ledger_that_was_cut_off_is_found(repo: Repository, statement: Stateme
                 [events for events in here if events][-1].pop()
             write(repo, RUN, rank, here, forged=True)
             assert _named(_findings(repo, statement)), count
-            # An attempt without its end looks like a killed one: only a statement shows the cut.
+            # An attempt without its end looks like a killed attempt: only a statement shows the cut.
             assert _named(_damage(repo)) is (rank != NODE or count == EVENTS[rank]), count
 
 

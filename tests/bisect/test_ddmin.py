@@ -33,7 +33,7 @@ def _proper(chosen: frozenset[int]) -> list[frozenset[int]]:
 
 @st.composite
 def _any_answers(draw: st.DrawFn) -> tuple[list[int], Asked]:
-    """Answers without any rule, like those of crashes and of changes that undo each other."""
+    """Answers without any rule, like the answers of crashes and of changes that undo each other."""
     elements = list(range(draw(st.integers(1, 5))))
     sets = _subsets(elements)
     answers = st.sampled_from(list[Answer](["same", "differs", "unresolved"]))
@@ -42,7 +42,7 @@ def _any_answers(draw: st.DrawFn) -> tuple[list[int], Asked]:
 
 @st.composite
 def _monotone(draw: st.DrawFn, most: int) -> tuple[list[int], Asked, list[frozenset[int]]]:
-    """Answers from causes: a set differs if it contains one of them."""
+    """Answers from causes: a set differs if it contains a cause."""
     elements = list(range(draw(st.integers(1, most))))
     made = draw(st.lists(st.frozensets(st.sampled_from(elements), min_size=1, max_size=3), max_size=3))
     answers: dict[frozenset[int], Answer] = {

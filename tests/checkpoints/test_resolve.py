@@ -1,4 +1,4 @@
-"""RUN, RUN@STEP, RUN@STEP-ATTEMPT and digests: their checkpoints, and the errors for missing ones."""
+"""RUN, RUN@STEP, RUN@STEP-ATTEMPT and digests: their checkpoints, and the errors for missing checkpoints."""
 
 import msgspec
 import pytest

@@ -46,7 +46,7 @@ def _publish(
 
 @pytest.fixture
 def two(home: Repository, made: Made) -> tuple[str, str]:
-    """Checkpoints after steps 4 and 6 that differ in three elements and a generator; `made` has an empty one at 3."""
+    """Checkpoints 4 and 6, which differ in three elements and a generator; `made` has an empty checkpoint 3."""
     moved = [0.5, 0.0, *([1.0] * 398)]
     later = [*moved]
     later[1], later[250], later[399] = -0.0, 3.0, 1.5

@@ -74,7 +74,7 @@ def test_every_variable_that_is_read_is_documented() -> None:
 
 
 def _errors() -> dict[str, type[M5Error]]:
-    """Every error of the package, by name, but for those of modules that need a heavy library to be imported."""
+    """Every error of the package, by name, but for errors of modules that need a heavy library to be imported."""
     heavy = ("m5ws.training", "m5ws.__main__")
     for module in pkgutil.walk_packages(m5ws.__path__, "m5ws."):
         if not module.name.startswith(heavy):

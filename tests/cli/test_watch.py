@@ -34,7 +34,7 @@ def _step(number: int, loss: float | None = None, total: int | None = 400) -> St
 
 @pytest.fixture
 def running(home: Repository) -> Repository:
-    """A store with a run that goes on: 100 steps of two ranks, one of them not a number, and a checkpoint."""
+    """A store with a run that goes on: 100 steps of two ranks, with one loss that is not a number, and a checkpoint."""
     planted.run(home, _RUN, name="trial")
     planted.begin(home, _RUN, time_s=_BEGIN_S, host="node")
     point = CheckpointPublished(step=50, name=checkpoints.name(50, 1), checkpoint="0" * 64, content="0" * 64)

@@ -161,7 +161,7 @@ def test_exactly_one_of_many_racing_writers_creates_an_object(
         errors = [error for writer in writers if (error := writer.exception()) is not None]
     assert [error for error in errors if not isinstance(error, threading.BrokenBarrierError)] == []
     won = [winner for writer in writers for winner in writer.result()]
-    # For each race, the winner and its bytes. All others got ObjectExists.
+    # For each race, the winner and its bytes. All other writers got ObjectExists.
     assert sorted(race for race, _ in won) == list(range(races))
     judge = any_open()
     assert all(judge.get(f"refs/{race}") == data for race, data in won)
@@ -174,7 +174,7 @@ def test_exactly_one_of_many_racing_writers_creates_an_object(
 
 
 def _race(store: ObjectStore, gate: threading.Barrier, writer: int, races: int) -> list[tuple[int, bytes]]:
-    """Race for one key after the other. Return the races won, with the bytes written."""
+    """Race for one key after another. Return the races won, with the bytes written."""
     won = []
     data = b"%d " % writer * (100 + writer)
     try:
@@ -185,7 +185,7 @@ def _race(store: ObjectStore, gate: threading.Barrier, writer: int, races: int) 
                 won.append((race, data))
                 assert store.get(f"refs/{race}") == data
     except BaseException:
-        # No thread waits for a failed one.
+        # No thread waits for a failed thread.
         gate.abort()
         raise
     return won

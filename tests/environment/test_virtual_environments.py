@@ -60,7 +60,7 @@ class Shop:
 
     @property
     def built(self) -> list[Path]:
-        """The folder of every environment, incomplete ones included."""
+        """The folder of every environment, incomplete environments included."""
         return [path for path in self.kept.iterdir() if path.is_dir() and not path.name.startswith("m5ws-")]
 
 

@@ -1,4 +1,4 @@
-"""Two runs that differ in several inputs: the bisection finds those that matter, with runs as short as possible."""
+"""Two runs that differ in several inputs: the bisection finds the causes, with runs as short as possible."""
 
 import json
 from pathlib import Path

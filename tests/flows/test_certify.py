@@ -1,4 +1,4 @@
-"""Restores compared with uninterrupted training: an exact one, and one that loses its position in the data."""
+"""Restores compared with uninterrupted training: exact, and with a lost position in the data."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Checkpoints of real runs: equal runs have equal ones, and an export has the model's other files too."""
+"""Checkpoints of real runs: equal runs have equal checkpoints, and an export has the model's other files too."""
 
 import json
 from pathlib import Path

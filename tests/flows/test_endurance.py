@@ -43,7 +43,7 @@ class _Seen(msgspec.Struct):
 
 
 def _made(workspace: Workspace) -> int:
-    """Return the number of the run's checkpoints. It is the step of the last one, since each step has one."""
+    """Return the number of the run's checkpoints. It is the step of the last checkpoint, since each step has one."""
     paths = (workspace.root / ".m5ws" / "store" / "runs").glob("*/checkpoints/*")
     return max((checkpoints.step_of(path.name) for path in paths), default=0)
 

@@ -126,7 +126,7 @@ def test_a_killed_attempt_records_its_distributions_and_a_resume_shows_changes(p
     assert f"attempt 2 of run {run}" in place.workspace.m5ws("diff", run, run).stdout
     subject = tags.load(place.workspace.repo, run)
     assert tags.tags(subject)["m5ws.other_environment"] == "attempt 2: distribution.late: 1.0 → 2.0"
-    assert "environment than the first one: distribution.late" in description.describe_run(subject, [])
+    assert "environment than the first attempt: distribution.late" in description.describe_run(subject, [])
 
 
 def _failed(place: _Place) -> Any:

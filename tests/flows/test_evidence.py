@@ -148,7 +148,7 @@ _HEADER = (
 
 
 class _Case(msgspec.Struct, frozen=True):
-    """A script: its way of training, the random results, those that `[run] results` names, and a kill."""
+    """A script: its way of training, the random results, the results that `[run] results` names, and a kill."""
 
     way: Way
     leaks: tuple[str, ...]

@@ -66,7 +66,7 @@ _COMMANDS = list(dict.fromkeys(_documented()))
 
 
 class _Places:
-    """The ids and folders that stand for those of the pages."""
+    """The ids and folders that stand for the ids and folders of the pages."""
 
     def __init__(self, folder: Path) -> None:
         self.workspace = Workspace(folder / "w")

@@ -116,7 +116,7 @@ def test_a_resume_from_the_scripts_own_checkpoint_is_checked(workspace: Workspac
     workspace.m5ws("resume", run, "--no-progress")
     history = workspace.history(run)
     assert sorted(history.steps[0]) == list(range(1, 9)) and history.begun == [(0, 1), (3, 2)]
-    assert sorted(history.states[0]) == [0, 1, 2, 4, 5]  # After step 4 too, the first one of the second attempt.
+    assert sorted(history.states[0]) == [0, 1, 2, 4, 5]  # After step 4 too, the first step of the second attempt.
     inexact = [notice.message for notice in history.notices if notice.kind == "inexact-resume"]
     assert bool(inexact) == bool(fault) and (not fault or "batch" in inexact[0])
     verdict = workspace.json("reproduce", run, expect=int(bool(fault)))

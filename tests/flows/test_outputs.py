@@ -158,7 +158,7 @@ for step in range(begun + 1, 5):
 def test_resume_at_restores_an_earlier_copy_and_from_scratch_restores_no_copy(
     workspace: Workspace, tmp_path: Path
 ) -> None:
-    """The first attempt leaves whole checkpoints, the third one half of a checkpoint, on which the script fails."""
+    """The first attempt leaves whole checkpoints, the third half a checkpoint, on which the script fails."""
     (workspace.root / "train.py").write_text(
         _FOLDERS.replace("not found", f"not Path({str(tmp_path / 'mark')!r}).exists()")
     )

@@ -38,7 +38,7 @@ def test_a_file_that_differs_is_named(tmp_path: Path) -> None:
     workspace.edit("m5ws.toml", "[run]", "[run]\nkeep_work = true")
     run = workspace.train("--", "train.py", "0", "noise")
     verdict = workspace.json("reproduce", run, expect=1)
-    # The script has no steps to end after, so the second replay is a whole one.
+    # The script has no steps to end after, so the second replay is whole.
     assert verdict["outcome"] == "nondeterministic" and verdict["recheck"]["last"] is None
     assert verdict["first"]["sentence"] == verdict["recheck"]["first"]["sentence"] == "file out/noise.txt: line 1"
     left = workspace.root / ".m5ws" / "runs" / run / "0001" / "work"

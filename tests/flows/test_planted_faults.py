@@ -64,7 +64,7 @@ class _Count(msgspec.Struct):
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
     environment = variables(tmp_path)
-    # The installed distributions are those that this process can import.
+    # The environment has the distributions that this process can import.
     monkeypatch.setattr(sys, "path", [environment["SITE"], *sys.path])
     with ForkParents() as parents:
         yield Runs(tmp_path, parents, environment)

@@ -56,7 +56,7 @@ def test_two_replays_that_differ_mean_nondeterministic_and_the_replay_stops_earl
         "two replays differ from each other" in shown["sentence"]
         and "the original cannot be judged" in shown["sentence"]
     )
-    # The first replay was stopped soon after, without an extra checkpoint. The second one ended there.
+    # The first replay was stopped soon after, without an extra checkpoint. The second replay ended there.
     assert 5 <= max(_steps(workspace, first)) < 10
     assert sorted(workspace.history(first).contents) in ([4], [4, 8])
     assert _steps(workspace, second) == [1, 2, 3, 4, 5]

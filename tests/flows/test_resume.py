@@ -1,4 +1,4 @@
-"""A killed and resumed run equals an uninterrupted one, bit for bit; an inexact resume is detected."""
+"""A killed and resumed run equals an uninterrupted run, bit for bit; an inexact resume is detected."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Segments of a run, each replayed from its checkpoint: equal ones prove the run, and faults are located."""
+"""Segments of a run, each replayed from its checkpoint: equal segments prove the run, and faults are located."""
 
 import signal
 import time

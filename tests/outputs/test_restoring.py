@@ -130,7 +130,7 @@ def test_a_copy_is_made_after_a_change_and_the_newest_copy_is_restored(
     needed = roots.read(repo, RetentionRules(), lambda *_: True).reach.digests
     for name in outputs.names(repo, _RUN):
         content = outputs.find(repo, _RUN, name)[1].content
-        # Of two copies the newer one alone is needed.
+        # Of two copies the newer copy alone is needed.
         assert (bytes.fromhex(content) in needed) == (name == "0001-0-000001")
     other = Repository.create(LocalStore(tmp_path / "other"))
     transfer.copy(repo, other, [("run", _RUN)])
@@ -257,7 +257,7 @@ def test_output_files_under_another_key_are_misplaced(begun: Repository, tmp_pat
         damage = [(found.kind, found.key) for found in fsck.check(begun).damage]
         assert damage == [("misplaced", outputs.key(_RUN, one))]
         path.write_bytes(before)
-    # A record that belongs under the key, and is not the one that the ledger recorded.
+    # A record that belongs under the key, and is not the record that the ledger recorded.
     forged = OutputFiles(run=_RUN, snapshot="0" * 64, attempt=1, node=0, moment=outputs.FINAL, content=first)
     path = root / outputs.key(_RUN, "0001-0-final")
     path.write_text(f"{begun.objects.put_record(forged)}\n")

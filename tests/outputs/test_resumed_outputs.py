@@ -34,7 +34,7 @@ Found = dict[str, tuple[str, bytes, int]]
 
 
 class _Attempts:
-    """Attempts of a run whose scripts are killed. `work` is the directory of the present one."""
+    """Attempts of a run whose scripts are killed. `work` is the directory of the present attempt."""
 
     def __init__(self, folder: Path) -> None:
         self.repo = Repository.create(MemoryStore())
@@ -136,7 +136,7 @@ Script = Callable[[Path, int], Changes]
 
 
 def _play(work: Path, script: Script, moment: int) -> bool:
-    """Run a script for three steps after those that it finds; kill it at a moment. Return False if it ended before."""
+    """Run a script for three steps after the existing steps; kill it at a moment. Return False if it ended before."""
     begun = max((int(path.name.removeprefix("step-")) for path in (work / "out").glob("step-*")), default=0)
     changes = itertools.chain.from_iterable(script(work, begun + step) for step in range(1, 4))
     return len(list(itertools.islice(changes, moment))) == moment

@@ -11,7 +11,7 @@ from m5ws.projects import init
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of templates. One of them links to files that it shares with others."""
+    """A folder of templates. One template links to files that it shares with other templates."""
     root = tmp_path / "templates"
     monkeypatch.setattr(init, "templates_dir", lambda: root)
     (root / "small" / "deep").mkdir(parents=True)

@@ -10,7 +10,7 @@ from tests.support.faults.hostile import Commands, World
 
 @pytest.fixture(scope="module")
 def commands() -> Iterator[list[Commands]]:
-    """The processes of a module. A new one is started if a test ended the last one."""
+    """The processes of a module. A new process is started if a test ended the last process."""
     held: list[Commands] = []
     yield held
     for one in held:

@@ -1,4 +1,4 @@
-"""Stored batches: large ones are compressed, every reader gets the same events, and every damage is detected."""
+"""Stored batches: large batches are compressed, every reader gets the same events, and every damage is detected."""
 
 import random
 import resource

@@ -35,7 +35,7 @@ _ORIGINAL = {A: A, B: B, EQUAL: A, DIVERGED: A, OTHER: B}
 
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, World]:
-    """A store without gc plans, and one with plans, which make writers wait."""
+    """A store without gc plans, and a store with plans, which make writers wait."""
     plain, planned = (World(tmp_path_factory.mktemp(name) / "w") for name in ("plain", "planned"))
     referenced.plan(planned.repo)
     _attest(plain)
@@ -250,7 +250,7 @@ def test_no_command_reports_a_correct_reference(world: World, pattern: str, tmp_
 
 
 def _forge(world: World, key: str, **fields: object) -> None:
-    """Make a reference name a new record: the old one with some fields changed."""
+    """Make a reference name a new record: the old record with some fields changed."""
     _, record = bindings.checkpoint(world.repo.objects, key)
     digest = world.repo.objects.put_record(msgspec.structs.replace(record, **fields))
     world.put(key, f"{digest}\n".encode())

@@ -87,7 +87,7 @@ def test_no_plan_is_published_if_nothing_can_be_deleted() -> None:
 def test_objects_younger_than_the_given_age_stay() -> None:
     repo = _filled()
     young = repo.objects.put(b"young")
-    # The store's clock counts creates: gc's own object is created right after `young`, all others before.
+    # The store's clock counts creates: gc's own object is created right after `young`, all other objects before.
     planned = gc.plan(repo, RetentionRules(), 1.5)
     assert planned.plan.young_objects == 1 and planned.plan.objects > 0
     execute.execute(repo, str(planned.id), "lock", grace_s=0.0)

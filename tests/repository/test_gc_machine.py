@@ -86,7 +86,7 @@ class Collecting(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "world"):
             return
-        # A writer that waits for a killed executor waits for the next one.
+        # A writer that waits for a killed executor waits for the next executor.
         while self.alive:
             if all(actor.ended for actor in self.executors):
                 self.execute()

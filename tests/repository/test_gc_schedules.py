@@ -1,8 +1,8 @@
 """Writers and gc, interleaved at every store operation: no published object is ever lost.
 
-A seed determines a schedule, except for the random ends of names. `test_a_broken_protocol_is_found` breaks the protocol
-one step at a time, with stores that answer as if the step were done at another moment. It shows that these schedules
-detect each break.
+A seed determines a schedule, except for the random ends of names. `test_a_broken_protocol_is_found` breaks one step of
+the protocol at a time, with stores that answer as if the step were done at another moment. It shows that these
+schedules detect each break.
 """
 
 import random
@@ -104,7 +104,7 @@ class KeepsReadTooEarly(PassingStore):
 
 
 class RootsReadTooEarly(PassingStore):
-    """X3 before X1: the roots are those from before the plan was published."""
+    """X3 before X1: the roots were read before the plan was published."""
 
     def create(self, key: str, data: Buffer) -> None:
         if key.endswith(".plan"):
@@ -144,7 +144,7 @@ class LooksBeforeItKeeps(PassingStore):
 
 
 class DoesNotLookAgain(PassingStore):
-    """W5 omitted: the plans after the reference are assumed to be those before it."""
+    """W5 omitted: the plans after the reference are assumed to be the plans before it."""
 
     _last: tuple[str, ...] = ()
 

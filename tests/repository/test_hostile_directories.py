@@ -88,7 +88,7 @@ def _is_tree(world: World, where: str) -> bool:
 
 
 def test_gc_deletes_nothing_behind_a_link(world: World) -> None:
-    """A folder of objects may be a link to that of another store."""
+    """A folder of objects may be a link to the folder of another store."""
     world.sound()
     digest = world.put(b"nobody names this")
     folder = world.store_dir / "objects" / digest[:2]

@@ -110,7 +110,7 @@ def test_spools_are_delivered_in_order_and_once(repo: Repository, tmp_path: Path
     delivery = Delivery(repo, "r", 1, spools)
     assert len(delivery.deliver(final=True)) == 3
     writer.append(Step(step=4, quantities={"loss": "0x1p+0"}))
-    # The supervisor is killed here. Another one starts at the spool's first byte.
+    # The supervisor is killed here. Another supervisor starts at the spool's first byte.
     again = Delivery(repo, "r", 1, spools)
     again.finish()
     assert _numbers(repo) == [1, 2, 3, 4]

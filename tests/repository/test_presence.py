@@ -51,7 +51,7 @@ class Counting:
 
 
 def _digests(first: int, count: int, step: int = 1) -> list[str]:
-    """Return digests spread over the prefixes like real ones."""
+    """Return digests spread over the prefixes like real digests."""
     return [
         f"{(number * 2654435761) % 2**32:08x}".ljust(64, "0") for number in range(first, first + count * step, step)
     ]

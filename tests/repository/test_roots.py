@@ -1,4 +1,4 @@
-"""Checkpoints that the rules retire, and those that are always kept."""
+"""Checkpoints that the rules retire, and checkpoints that are always kept."""
 
 import pytest
 from hypothesis import given

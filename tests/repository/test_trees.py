@@ -214,7 +214,7 @@ def test_a_new_store_cuts_files_finer_than_tensors(tmp_path: Path) -> None:
 
 
 def test_chunks_of_several_files_are_uploaded_in_parallel(tmp_path: Path) -> None:
-    """Files of one chunk each, like most shards of a dataset. One after the other they would wait for ever."""
+    """Files of one chunk each, like most shards of a dataset. One after another they would wait for ever."""
     meeting = _Meeting(LocalStore(tmp_path / "store"))
     objects = Objects(meeting, _SMALL)
     source = tmp_path / "source"

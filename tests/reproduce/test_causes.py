@@ -1,4 +1,4 @@
-"""Causes: each rule names a cause with its evidence, and no cause is certain if another one is possible."""
+"""Causes: each rule names a cause with its evidence, and no cause is certain if another cause is possible."""
 
 import msgspec
 from hypothesis import given

@@ -140,7 +140,7 @@ class Asked:
 
 
 def test_traced_steps_run_with_the_interpreter_of_the_replay(repo: Repository, tmp_path: Path) -> None:
-    """With `--env rebuild` that interpreter is not the one that runs m5ws."""
+    """With `--env rebuild` that interpreter is not the interpreter that runs m5ws."""
     pinned = planted.publish(repo, planted.snapshot(planted.tree(repo, tmp_path / "w", {"x.py": ""})))
     planted.run(repo, "a" * 12, pinned)
     launcher, context = Asked(), case([0])

@@ -38,7 +38,7 @@ _BELOW: dict[Versions, Versions] = {
     "torchtitan": "frameworks",
     "previous_torchtitan": "torchtitan",
 }
-"""The environment on top of which another one is made."""
+"""The environment on top of which another environment is made."""
 
 
 _MODULES: dict[Versions, tuple[str, ...]] = {
@@ -46,7 +46,7 @@ _MODULES: dict[Versions, tuple[str, ...]] = {
     "torchtune": ("datasets", "torchdata", "torchao"),
     "torchtitan": ("torch.utils.tensorboard", "datasets", "torchdata", "torch.nn.attention.flex_attention"),
 }
-"""Modules that frameworks import, without those that m5ws or a script changes."""
+"""Modules that frameworks import, without the modules that m5ws or a script changes."""
 _LIMIT_S = 600.0
 
 M5ws = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -90,9 +90,9 @@ def forked(interpreter: Callable[[Versions], Path]) -> Iterator[Callable[[Versio
 
 @pytest.fixture(scope="session")
 def interpreter(session_directory: Path) -> Callable[[Versions], Path]:
-    """The interpreter of an environment with these packages, on top of the tests' own and of the one in `_BELOW`.
+    """The interpreter of an environment with these packages, on top of the tests' own and `_BELOW`.
 
-    All workers share an environment. It has no pip of its own: `python -m pip` is that of the tests' environment.
+    All workers share an environment. It has no pip of its own: `python -m pip` runs pip of the tests' environment.
     """
 
     @cache
@@ -116,7 +116,7 @@ def _install(place: Path, versions: Versions, below: Path | None) -> str:
     site = Path("lib", f"python{sysconfig.get_python_version()}", "site-packages")
     paths: list[str | Path] = [sysconfig.get_path("purelib"), Path(m5ws.__file__).parent.parent]
     if below is not None:
-        # Python reads the .pth files of an environment's own folder alone, and not those of the folders below.
+        # Python reads the .pth files of an environment's own folder alone, and not the files of the folders below.
         folder = below.parents[1] / site
         paths = [folder, *(folder / "below.pth").read_text().splitlines()]
     (place / site / "below.pth").write_text("".join(f"{path}\n" for path in paths))

@@ -27,7 +27,7 @@ def test_a_signature_stays_valid_through_the_proxies(ceph: Ceph) -> None:
         admin.put_object(Bucket=bucket, Key="k", Body=data, IfNoneMatch="*")
         assert admin.get_object(Bucket=bucket, Key="k")["Body"].read() == data
         assert [found["Key"] for found in admin.list_objects_v2(Bucket=bucket)["Contents"]] == ["k"]
-        # Bytes that flip on the way are not those that were signed, and the server says so.
+        # Bytes that flip on the way are not the bytes that were signed, and the server says so.
         proxy.change(Settings(rates={"corrupt_request": 1.0}))
         answer = answer_of(admin.put_object, Bucket=bucket, Key="damaged", Body=data)
         assert answer == "400 XAmzContentSHA256Mismatch"

@@ -1,7 +1,7 @@
 """The examples of frameworks: reproduced, diverged, and killed and resumed.
 
-Scripts without a line of m5ws are certified. Those with the line of an adapter are killed at moments of their own. The
-results are the table in docs/how-to/frameworks.md, which `--update-golden` rewrites.
+Scripts without a line of m5ws are certified. Scripts with the line of an adapter are killed at moments of their own.
+The results are the table in docs/how-to/frameworks.md, which `--update-golden` rewrites.
 """
 
 import itertools
@@ -164,7 +164,7 @@ def certify(
     @cache
     def certified(example: Example, versions: Versions) -> Certified:
         root, python = tmp_path_factory.mktemp(example.name) / "w", interpreter(versions)
-        # Hydra names a folder after the second, and two forks would begin in the same one.
+        # Hydra names a folder after the second, and two forks would begin in the same folder.
         run = _program(python) if example.package == "hydra-core" else forked(versions)
         place = _make_place(root, example.name, python, run)
         certificate = place.certify(expect=0 if example.is_exact else 1)
@@ -197,7 +197,7 @@ def _resume(place: Place, certificate: Any, example: Example) -> str:
 
 
 _SAMPLE = ("fabric", "hydra")
-"""Examples without a line that `make test-services` runs: one on two ranks, one with a folder of settings."""
+"""Examples without a line that `make test-services` runs: one on two ranks, another has a folder of settings."""
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def _command(example: Example) -> list[str]:
 
 
 def _kill_and_resume(place: Place, example: Example, kill: Kill, name: str) -> None:
-    """Kill a training, resume it, and compare each step and the last state with those of the whole training."""
+    """Kill a training, resume it, and compare its steps and last state with the uninterrupted training's."""
     mark = place.root.parent / f"mark-{name}"
     mark.write_text(kill.words)
     killed = place.run(
@@ -337,7 +337,7 @@ class TestLine:
         place, result = uninterrupted(example, example.versions)
         for number, kill in enumerate(_KILLS):
             _kill_and_resume(place, example, kill, f"killed-{number}")
-        # SIGTERM saves a checkpoint between those of every fourth step.
+        # SIGTERM saves a checkpoint between the checkpoints of every fourth step.
         saved = m5ws.Workspace(place.root).run("killed-1").checkpoints()
         assert any(checkpoint.step % 4 for checkpoint in saved)
         verdict = place.reproduce("killed-0")

@@ -57,7 +57,7 @@ _HEIGHTS = """
 
 
 class Site(msgspec.Struct):
-    """A running UI, and the MLflow ids of an original, of its equal replay and of one that diverged."""
+    """A running UI, and the MLflow ids of an original, of its equal replay and of a diverged replay."""
 
     url: str
     experiment: str

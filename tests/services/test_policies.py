@@ -136,7 +136,7 @@ def ceph_16(ceph: Ceph) -> None:
 
 
 def test_ceph_16_ignores_the_policy_condition_against_overwriting(ceph_16: None, roles: Bucket) -> None:
-    """On AWS this is 403. docs/how-to/access.md has the protection for a server like this one."""
+    """On AWS this is 403. docs/how-to/access.md has the protection for a server like this server."""
     assert roles.tries("researcher").overwrite("team/there") == "ok"
 
 

@@ -42,7 +42,7 @@ def opener(ceph: Ceph, endpoint: str, *, budget_s: float) -> Open:
     """Return a function that opens the S3 store of a new bucket through `endpoint`, each time as another client."""
     bucket = fresh_bucket(connect(ceph.endpoint, ceph.users["admin"]))
     url = f"s3://{bucket}/team/store?endpoint_url={endpoint}&region={REGION}&stall_s={_CLIENT_STALL_S}"
-    # Pauses are short, because the proxy needs none. The number of attempts is the same as with long ones.
+    # Pauses are short, because the proxy needs none. The number of attempts is the same as with long pauses.
     patience = RetryPolicy(budget_s=budget_s, contact_s=budget_s, first_s=0.01, longest_s=0.1)
     return lambda: S3Store(parse(url), patience)
 
@@ -95,7 +95,7 @@ def campaign(
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5])
 def test_a_sample_of_faults_causes_no_violation(ceph: Ceph, rate: float) -> None:
-    # A drip here is as fast as the client accepts. A slower one takes a minute until the client gives up.
+    # A drip here is as fast as the client accepts. A slower drip takes a minute until the client gives up.
     result, seen = campaign(ceph, "mixed", rate, operations=100, seed=1, budget_s=20, drip_bytes_s=1 << 15)
     assert result.violations == [], result.line()
     assert result.succeeded and sum(result.by_operation.values()) == 100

@@ -24,7 +24,7 @@ _GIT = {f"GIT_{role}_{key}": value for role in ("AUTHOR", "COMMITTER") for key, 
 
 @pytest.fixture(scope="module")
 def environment(interpreter: Callable[[Versions], Path]) -> dict[str, str]:
-    """Variables of a shell in which `python`, `pip` and `m5ws` are those of an environment with frameworks."""
+    """Variables of a shell in which `python`, `pip` and `m5ws` are the programs of an environment with frameworks."""
     python = interpreter("transcripts")
     for name, entry in (
         ("m5ws", "m5ws.__main__ import program"),
@@ -33,7 +33,7 @@ def environment(interpreter: Callable[[Versions], Path]) -> dict[str, str]:
         script = python.with_name(name)
         script.write_text(f"#!{python}\nimport sys\nfrom {entry}\nsys.exit(program())\n")
         script.chmod(0o755)
-    # `ninja` is the one that built the operators of this torch and DeepSpeed: another version would build them again.
+    # `ninja` built the operators of this torch and DeepSpeed: another version would build them again.
     search = os.pathsep.join([str(python.parent), sysconfig.get_path("scripts"), os.environ["PATH"]])
     return command_line.inherited() | _GIT | {"PATH": search, "COLUMNS": "160", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 

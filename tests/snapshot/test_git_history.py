@@ -1,4 +1,4 @@
-"""History of commits: authors and messages of existing commits, and the reason for missing ones."""
+"""History of commits: authors and messages of existing commits, and the reason for missing commits."""
 
 from pathlib import Path
 

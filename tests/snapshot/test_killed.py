@@ -53,7 +53,7 @@ def warm(url: Url) -> Iterator[Warm]:
 
 
 class _Place:
-    """A workspace, the store and the cache of one round, with changes of the first and checks of the others."""
+    """A workspace, the store and the cache of one round, with changes in the first round and checks in later rounds."""
 
     def __init__(self, folder: Path, url: str, warm: Warm, draw: random.Random) -> None:
         self.files = folder / "files"
@@ -77,7 +77,7 @@ class _Place:
         name.write_bytes(self._draw.randbytes(self._draw.randrange(1, 6000)))
 
     def change(self) -> None:
-        """Make the changes of a day's work: some small files, a new one, and parts of the large one."""
+        """Make the changes of a day's work: some small files, a new file, and parts of the large file."""
         for number in (*self._draw.sample(range(24), 6), self._draw.randrange(1000, 10**6)):
             self._write(number)
         with open(self.files / "data" / "large", "r+b") as file:

@@ -1,4 +1,4 @@
-"""A snapshot with an index of known files equals one that reads every file, whatever was changed."""
+"""A snapshot with an index of known files equals a snapshot that reads every file, whatever was changed."""
 
 import subprocess
 import sys

@@ -158,7 +158,7 @@ def test_a_damaged_object_of_the_store_is_named_in_an_error(far: CountingStore, 
 
 
 def _fill(far: CountingStore, objects: Objects, count: int) -> list[str]:
-    """Read `count` objects of a MiB each. Each was last used before the next one."""
+    """Read `count` objects of a MiB each. Each was last used before the next object."""
     digests = [_put(far, bytes([number]) * _MIB) for number in range(count)]
     for digest in digests:
         objects.get(digest)

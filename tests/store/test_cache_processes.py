@@ -92,7 +92,7 @@ def test_killed_readers_leave_a_correct_cache(tmp_path: Path, kills: int) -> Non
 
 
 def test_the_lock_of_a_killed_process_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A process waiting for a dead one would hang here.
+    # A process waiting for a dead process would hang here.
     monkeypatch.setattr(cache, "_PATIENCE_S", 10**6)
     (digest,) = _far(tmp_path, 1)
     near = CachedStore(LocalStore(tmp_path / "far"), tmp_path / "cache", 2**30)

@@ -34,7 +34,7 @@ def module() -> Iterator[Callable[[str], ModuleType]]:
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    """A folder with some text in two files, and one that is not text."""
+    """A folder with some text in two files, and a file that is not text."""
     folder = tmp_path / "text"
     folder.mkdir()
     lines = [f"{number} bottles of beer on the wall, naïve {number * number} 世界\n" for number in range(3000)]
@@ -45,7 +45,7 @@ def text(tmp_path: Path) -> Path:
 
 
 def shrink(workspace: Path) -> None:
-    """Make the model of a workspace one that a test has time for."""
+    """Make the model of a workspace small enough for a test."""
     config = workspace / "config.yaml"
     small = {"vocabulary": 400, "length": 32, "layers": 2, "width": 32, "steps": 6, "checkpoint_every": 3}
     lines = [

@@ -1,4 +1,4 @@
-"""A real MLflow database for each test, copied from one that was migrated once."""
+"""A real MLflow database for each test, copied from a database that was migrated once."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A follower that dies after its n-th write to MLflow, for every n: the next one completes the page, once."""
+"""A follower that dies after its n-th write to MLflow, for every n: the next follower completes the page, once."""
 
 import itertools
 from collections.abc import Callable

@@ -20,7 +20,7 @@ from m5ws.training.state.plain_state import RestoreError
 from tests.training.conftest import SCRIPTS
 
 _RESUMES = 2
-"""Checkpoints from which each training is resumed, of those that it makes after each step."""
+"""Checkpoints from which each training is resumed, of the checkpoints that it makes after each step."""
 
 
 def _load() -> Any:
@@ -78,7 +78,7 @@ def test_a_resume_at_any_checkpoint_is_exact(
     published = whole.of(CheckpointPublished)
     assert [event.step for event in published] == list(range(1, last + 1))
     assert all("loss" in quantities and "lr" in quantities for quantities, _ in whole.steps(0).values())
-    # Any others in a campaign: `pytest --campaign-seed`.
+    # Other checkpoints in a campaign: `pytest --campaign-seed`.
     draw = random.Random(request.config.getoption("--campaign-seed") or str(settings))
     for event in draw.sample(published, min(_RESUMES, last)):
         torch.rand(event.step)
@@ -94,7 +94,7 @@ _REFUSED = {
     "trainer, stream": (frameworks.use_trainer, {"data": frameworks.Stream()}, "IterableDataset"),
     "trainer, noise": (frameworks.use_trainer, {"data": frameworks.Rows(26, True)}, "draws random numbers"),
     "trainer, ignore_data_skip": (frameworks.use_trainer, {"ignore_data_skip": True}, "ignore_data_skip"),
-    "trainer, two trainings": (frameworks.use_trainer, {"attach": 2}, "second one"),
+    "trainer, two trainings": (frameworks.use_trainer, {"attach": 2}, "second training"),
     "lightning, stream": (frameworks.use_lightning, {"data": DataLoader(frameworks.Stream(), 3)}, "IterableDataset"),
     "lightning, plateau": (frameworks.use_lightning, {"plateau": True}, "ReduceLROnPlateau"),
     "lightning, reloads": (frameworks.use_lightning, {"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders"),
@@ -124,7 +124,7 @@ def test_a_resume_with_other_data_is_refused(
     again, error = in_process(
         partial(use, data=frameworks.Rows(25)), resume=whole.of(CheckpointPublished)[0].checkpoint
     )
-    assert isinstance(error, RestoreError) and "another one" in str(error)
+    assert isinstance(error, RestoreError) and "next batch differs" in str(error)
     assert again.steps(0) == {}
 
 

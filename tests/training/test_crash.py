@@ -48,7 +48,7 @@ def _save(repo: Repository, folder: Path) -> bool:
 
 
 def _damage(repo: Repository) -> list[fsck.Damage]:
-    """Return the damage except that of the run's snapshot, which these stores lack."""
+    """Return the damage except the damage of the run's snapshot, which these stores lack."""
     snapshot = repo.objects.digest(b"none")
     return [one for one in fsck.check(repo).damage if snapshot not in one.key and snapshot not in one.detail]
 

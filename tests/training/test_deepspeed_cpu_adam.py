@@ -44,7 +44,7 @@ def make(operator: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def run(*words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
-    """Run the interpreter in a process of its own, with the variables of this one and the project on its path."""
+    """Run the interpreter in a process of its own, with the variables of this process and the project on its path."""
     environment = os.environ | {"PYTHONPATH": str(PACKAGE)} | variables
     return subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True)
 

@@ -1,4 +1,4 @@
-"""The allow list of DeepSpeed's settings: supported ones pass, unknown ones are named, and no field is missing."""
+"""The allow list of DeepSpeed's settings: supported settings pass, unknown settings are named, no field is missing."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Exported checkpoints, loaded by the tools that they are for: every bit is that of the training."""
+"""Exported checkpoints, loaded by the tools that they are for: every bit equals the training."""
 
 import importlib
 import importlib.util

@@ -59,7 +59,7 @@ _SLOW = [
     Row("fsdp", 2, source="plain-1", other="the position in the data .* not restored$"),
     Row("elastic_apart", 2, notice="elastic = True, but its state differs from rank to rank"),
     Row("failing_loader", 2, notice="data loader does not return its position .*the index is gone.*not restorable"),
-    Row("clock", 1, refused=r"StateError: the state_dict of state\.own is another one after load_state_dict"),
+    Row("clock", 1, refused=r"StateError: the state_dict of state\.own is different after load_state_dict"),
     Row("tp", 4),
     Row("hsdp_tp", 4, source="tp_fsdp-4"),
     Row("context_parallel", 2, source="fsdp-3"),

@@ -1,4 +1,4 @@
-"""The weights at the end of a script are those that are alive, and none is kept alive for them."""
+"""The weights at the end of a script are the weights that are alive, and none is kept alive for them."""
 
 import itertools
 import weakref

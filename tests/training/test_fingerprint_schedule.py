@@ -33,7 +33,7 @@ def test_fingerprints_take_at_most_a_fixed_share_of_step_time(
     steps = range(first, first + count)
     found = fingerprinted(FingerprintSchedule(None, None, None), steps, step_s, fingerprint_s)
     assert found[0] == first + 2
-    # The first one measures the cost, and the second may follow it at once.
+    # The first fingerprint measures the cost, and the second may follow it at once.
     rest = found[2:]
     assert len(rest) * fingerprint_s <= SHARE * count * step_s * (1 + 1e-9)
     assert len(rest) <= 1000 + count / 10

@@ -56,7 +56,7 @@ def warm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Warm]:
 
 
 class _Runs:
-    """Runs of a tiny training that are killed and resumed, compared with one that was not."""
+    """Runs of a tiny training that are killed and resumed, compared with an uninterrupted run."""
 
     def __init__(self, runner: Any, warm: Warm, tiny: str) -> None:
         self._runner = runner

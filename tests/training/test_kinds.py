@@ -58,7 +58,7 @@ def test_every_kind_of_tensor_is_restored_into_a_model_with_other_bits(
     for name, buffer in model.named_buffers():
         back = other.get_buffer(name)
         assert (back.stride(), back.is_conj(), back.is_neg()) == (buffer.stride(), buffer.is_conj(), buffer.is_neg())
-        # The stored values are those of the tensor as it reads, also for readers without m5ws.
+        # The stored values are as the tensor reads, also for readers without m5ws.
         record = next(each for each in saved.tensors if each.name == f"buffer.{name}")
         reader = tensors.TensorReader(tensors.PartCache(repo.objects), tensors.layout(record))
         assert bytes(reader.read(0, reader.layout.size_bytes)) == tensor_bytes.readable(buffer.clone()).tobytes()

@@ -15,7 +15,7 @@ def make() -> Parts:
     trained = [*body.parameters(), *heads[0].parameters(), *heads[1].parameters()]
     return {
         "optimizer of the body": torch.optim.SGD(trained, lr=0.1),
-        "optimizer of the other": torch.optim.SGD(other.parameters(), lr=0.1),
+        "optimizer of the other model": torch.optim.SGD(other.parameters(), lr=0.1),
         "body": body,
         "head": heads[0],
         "second head": heads[1],

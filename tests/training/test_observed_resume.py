@@ -117,7 +117,7 @@ class Training:
         self.reset = self.random.choice([0, 0, 0, 4])
 
     def step(self, step: int, *, is_new: bool = False, number: int = 0) -> Step:
-        """Return a step with the counts after it. The first optimizer may be a new one, and SGD counts nothing."""
+        """Return a step with the counts after it. The first optimizer may be new, and SGD counts nothing."""
         called, updates = self.PATTERNS[self.pattern], dict[str, int]()
         since = (step - 1) // self.reset * self.reset if self.reset else 0
         for label in filter(lambda label: label != "sgd", called(step)):

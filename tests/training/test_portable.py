@@ -32,7 +32,8 @@ pytestmark = pytest.mark.skipif(
 def trained(level: Any, dtype: str = "float32", *emulate: str, **variables: str) -> str:
     """Return the vector capability, and the digest of the state, of a training under `level`.
 
-    `variables` are set over those of the level; `emulate` is a command that runs a program on another processor.
+    `variables` override the level's; `emulate` is a command that runs a program on another
+    processor.
     """
     environment = os.environ | determinism.environment(Determinism(level=level)) | variables
     python = os.path.realpath(sys.executable) if emulate else sys.executable

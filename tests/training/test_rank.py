@@ -1,4 +1,4 @@
-"""A rank with a script that does not use m5ws, and with one that receives a request to stop."""
+"""A rank with a script that does not use m5ws, and with a script that receives a request to stop."""
 
 import functools
 import itertools

@@ -74,7 +74,7 @@ def test_tensors_of_equal_layouts_on_all_ranks_are_planned_once(
     script = str(Path(__file__).parent / "scripts" / "rehearsed.py")
     status, log = forks.run(fork_parents, script, directory=tmp_path, ranks=4)
     assert status == 0, log
-    # Names of one half of the ranks count too, and those of a single rank.
+    # Names of one half of the ranks count too, and names of a single rank.
     assert f"{3 * (8 + 2 * 2 + 4)} tensors are planned" in log
     refused = [line for line in log.splitlines() if line.startswith("rank")]
     assert len(refused) == 4 and all("rows.1" in line for line in refused), log

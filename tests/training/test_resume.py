@@ -1,4 +1,4 @@
-"""Kill -9 in the middle, resume, and the run equals one that was never killed, bit for bit."""
+"""Kill -9 in the middle, resume, and the run equals a run that was never killed, bit for bit."""
 
 import signal
 from typing import Any

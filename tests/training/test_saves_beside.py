@@ -1,4 +1,4 @@
-"""Saves in parallel to the training: the saved state is that of its step, whatever later steps do."""
+"""Saves in parallel to the training: the saved state belongs to its step, whatever later steps do."""
 
 import os
 import signal
@@ -128,7 +128,7 @@ def test_a_signal_ends_the_training_with_a_checkpoint(in_process: Any, number: i
     assert list(attempt.contents) == [2]
 
 
-@pytest.mark.parametrize("every", [None, 2], ids=["itself", "the one before it"])
+@pytest.mark.parametrize("every", [None, 2], ids=["itself", "the checkpoint before"])
 def test_a_last_checkpoint_that_takes_too_long_is_given_up(in_process: Any, gated: Gated, every: int | None) -> None:
     def at(step: int) -> None:
         if step == 2:

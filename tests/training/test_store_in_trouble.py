@@ -1,6 +1,6 @@
 """A store that is away, full, slow or denies access while a run saves: the run does as configured, and says so.
 
-No checkpoint that was published is ever wrong: the run that goes on from it ends as one that nothing befell.
+No checkpoint that was published is ever wrong: the run that goes on from it ends as a run without trouble.
 """
 
 import os
@@ -78,7 +78,7 @@ def _impatient(url: str) -> ObjectStore:
 
 
 class _Tried:
-    """A run whose store is in trouble while it does some of its steps; `repo` is that of a bystander."""
+    """A run whose store is in trouble while it does some of its steps; `repo` is the store of a bystander."""
 
     def __init__(self, in_process: Any, undisturbed: Repository, troubled: Directory | Server) -> None:
         self._in_process = in_process
@@ -128,7 +128,7 @@ class _Tried:
         return [checkpoints.step_of(name) for name in checkpoints.valid(self.repo, self.run)]
 
     def judge(self) -> None:
-        """Read each published checkpoint, and resume the newest; its bits equal those of a run without trouble."""
+        """Read each published checkpoint, and resume the newest; its bits equal the bits of a run without trouble."""
         report = fsck.check(self.repo, read_data=True)
         # The runner publishes neither the run nor the observed environment.
         assert [one for one in report.damage if one.key.startswith("objects/") and "0" * 64 not in one.key] == []

@@ -16,6 +16,6 @@ _INSTALLED = {each.name: each for each in metadata.distributions() if each.versi
 
 @pytest.mark.parametrize("name", sorted(_INSTALLED))
 def test_a_version_can_be_installed_with_every_python_that_m5ws_allows(name: str) -> None:
-    """Such as 3.11.2, that of Debian 12: a distribution may need a later one."""
+    """Such as 3.11.2, Python of Debian 12: a distribution may need a later Python."""
     (needed, *_) = _INSTALLED[name].metadata.get_all("Requires-Python") or [""]
     assert SpecifierSet(needed).contains("3.11.0"), needed

@@ -18,7 +18,7 @@ def _circles(imports: dict[str, set[str]]) -> list[list[str]]:
 
 
 def test_no_module_imports_itself_indirectly() -> None:
-    """All imports count, also those inside functions and those for type checkers alone: a reader follows them too."""
+    """All imports count, also imports inside functions and for type checkers alone: a reader follows them too."""
     graph = grimp.build_graph("m5ws", cache_dir=None)
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     assert len(imports) > 200

@@ -1,4 +1,4 @@
-"""The campaign finds nothing on a store that is well, and each broken promise on one that is not."""
+"""The campaign finds nothing on a sound store, and each broken promise on an unsound store."""
 
 from pathlib import Path
 

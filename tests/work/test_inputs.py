@@ -1,4 +1,4 @@
-"""Inputs after an attempt: only those that are unchanged and in their own place are removed."""
+"""Inputs after an attempt: only inputs that are unchanged and in their own place are removed."""
 
 import os
 from pathlib import Path

@@ -3,7 +3,7 @@
     safetensors  checkpoint.safetensors: weights, or all tensors.
     hf           model.safetensors with the model's own names, its configuration and tokenizer: weights.
 
-Names are those of torch's `get_model_state_dict` and `get_optimizer_state_dict`, joined by dots: `model.NAME` for
+Names are as in torch's `get_model_state_dict` and `get_optimizer_state_dict`, joined by dots: `model.NAME` for
 parameters and buffers, `optimizer.state.NAME.KEY`. The plan lists the state that a format leaves out, and so does the
 file `m5ws-checkpoint.json` beside the export, which also has its origin.
 """
@@ -35,7 +35,7 @@ _STEMS: dict[Format, str] = {"safetensors": "checkpoint", "hf": "model"}
 _HELD_BYTES = 256 * 2**20
 
 Rebuild = Callable[[Objects, Content], tuple[list[Layout], list[str]]]
-"""Returns a DeepSpeed checkpoint's tensors by the model's names, and a list of those without one."""
+"""Returns a DeepSpeed checkpoint's tensors by the model's names, and a list of tensors without a name."""
 
 LoadTensors = Callable[[Sequence[Layout], PartCache], dict[str, Any]]
 """Reads tensors into memory (training/tools/load_tensors.py)."""
@@ -89,7 +89,7 @@ def plan(
     """Return the plan of an export. Reads records only. Raises NotFound, CorruptObject, UsageError, MissingExtra."""
     if form == "hf" and what == "all":
         raise UsageError(
-            "--format hf cannot be combined with --tensors all: it holds weights only",
+            "--format hf cannot be combined with --tensors all: hf holds weights only",
             hint="Use --format safetensors --tensors all.",
         )
     record = repo.objects.get_record(which.digest, Checkpoint)

@@ -19,7 +19,7 @@ _MARKS = ("model_type", "architectures")
 
 
 def find(repo: Repository, snapshot: Digest) -> tuple[dict[str, Entry], list[str]]:
-    """Return files of a snapshot by their exported names, and a list of missing ones. Raises CorruptObject."""
+    """Return files of a snapshot by their exported names, and a list of missing files. Raises CorruptObject."""
     try:
         record = snapshots.load(repo, snapshot)
     except NotFound:
@@ -48,7 +48,9 @@ def _tokenizer(repo: Repository, record: Snapshot) -> Iterator[tuple[str, Entry]
 
 
 def _shallowest(repo: Repository, record: Snapshot, name: str) -> Entry | None:
-    """Return the model's file of that name with the shortest path, None if there is none or a second one as short."""
+    """Return the model's file of that name with the shortest path, None if there is no such path, or a second path as
+    short.
+    """
     entries: Mapping[bytes, Entry] = {
         entry.path: entry
         for part, tree in record.trees.items()

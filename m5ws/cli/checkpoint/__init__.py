@@ -17,9 +17,9 @@ COMMANDS = {
 def command() -> None:
     """List, show, compare, export and keep checkpoints.
 
-    A checkpoint is named RUN@STEP; RUN alone is the newest one of a run. RUN is a unique prefix of the run's id. If
-    several attempts have a checkpoint after the same step, RUN@STEP is the newest, and RUN@STEP-ATTEMPT names each
-    one. The full digest of a checkpoint's record names it too.
+    A checkpoint is named RUN@STEP; RUN alone is the newest checkpoint of a run. RUN is a unique prefix of the run's id.
+    If several attempts have a checkpoint after the same step, RUN@STEP is the newest, and RUN@STEP-ATTEMPT names each
+    of the checkpoints. The full digest of a checkpoint's record names it too.
 
     \b
     Example:

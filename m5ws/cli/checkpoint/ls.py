@@ -19,7 +19,7 @@ def command(context: click.Context, run: str, as_json: bool) -> None:
     """List the checkpoints of a run.
 
     NEW is the number of bytes that a checkpoint added to the store. A checkpoint marked "not counted" was published by
-    an attempt after a newer one had replaced it. No attempt resumes from it.
+    an attempt after a newer attempt had replaced it. No attempt resumes from it.
 
     \b
     Example:

@@ -18,7 +18,7 @@ _MOST_OFFERED = 200
 
 
 class KnownId(msgspec.Struct, frozen=True, kw_only=True):
-    """An id with a description of one line. `sweep` is that of a run. Newer ones are offered first."""
+    """An id with a description of one line. `sweep` is a run's sweep. Newer ids are offered first."""
 
     id: str
     kind: str

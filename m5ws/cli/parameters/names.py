@@ -26,7 +26,7 @@ def workspace(context: click.Context) -> Workspace:
 
 
 def find_runs(repo: "Repository", given: str) -> list[str]:
-    """Return the id of a run, or those of a sweep's runs that have begun and are not removed.
+    """Return the id of a run, or the ids of a sweep's runs that have begun and are not removed.
 
     Raises NotFound, AmbiguousId.
     """

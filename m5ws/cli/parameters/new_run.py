@@ -58,7 +58,7 @@ class NewRunArguments(launch_options.LaunchArguments):
 def from_snapshot(
     context: click.Context, workspace: "Workspace", repo: "Repository", given: NewRunArguments, message: str | None
 ) -> "Run":
-    """Return a new run of a snapshot, or of a new one. Raises UsageError, NotFound and the errors of a snapshot."""
+    """Return a new run of the given or a new snapshot. Raises UsageError, NotFound and the errors of a snapshot."""
     from m5ws.attempts import planning
 
     launch = _launch(context, given)
@@ -75,7 +75,7 @@ def pin(
     overrides: tuple[str, ...],
     message: str | None = None,
 ) -> "tuple[str, LaunchSpec]":
-    """Return the named snapshot or a new one, and a launch, with changes. Raises as `overrides.change`."""
+    """Return the named snapshot or a new snapshot, and a launch, with changes. Raises as `overrides.change`."""
     from m5ws.snapshot.config import overrides as operation
 
     snapshot_id = names.find_id(repo, named, "snapshot") if named else take(workspace, repo, message, observe=False).id

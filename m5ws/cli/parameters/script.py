@@ -1,4 +1,4 @@
-"""Commands that end in another one: after `--`, or from the first word that is neither an option nor an id.
+"""Commands that end in another command: after `--`, or from the first word that is neither an option nor an id.
 
 click alone would take the first word for the command's own optional argument.
 """
@@ -37,7 +37,7 @@ class ScriptCommand(click.Command):
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
 
     def _split(self, ctx: click.Context, args: list[str]) -> tuple[list[str], list[str]]:
-        """Return the command's own words, and those of the script."""
+        """Return the command's own words, and the script's words."""
         if "--" in args:
             return args[: args.index("--")], args[args.index("--") + 1 :]
         # A completion has half a command line. The first words of `fork` and `sweep` are their own.

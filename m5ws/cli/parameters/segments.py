@@ -59,7 +59,7 @@ def refuse_useless(context: click.Context) -> None:
     ways = [_WAYS[name] for name in ("segment", "sample", "all_segments") if name in given]
     ways += [_WAYS["steps"]] if given & {"first", "last"} else []
     if len(ways) > 1:
-        raise UsageError(f"{' and '.join(ways)} cannot be combined: give one of them")
+        raise UsageError(f"{' and '.join(ways)} cannot be combined: give one option")
     if ways and (changes := [_CHANGES[name] for name in _CHANGES if name in given]):
         raise UsageError(
             f"{' and '.join(changes)} cannot be combined with {ways[0]}: a segment starts from a checkpoint",

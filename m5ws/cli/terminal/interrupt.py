@@ -12,7 +12,7 @@ from m5ws.records.launch import stop_signals
 def on_signals() -> Iterator[None]:
     """Raise KeyboardInterrupt, with the signal's name, for each signal that stops a run.
 
-    Schedulers repeat their signals: after the first one, only Ctrl-C has an effect.
+    Schedulers repeat their signals: after the first signal, only Ctrl-C has an effect.
     """
     is_stopped = False
 

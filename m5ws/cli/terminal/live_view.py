@@ -74,7 +74,7 @@ def _facts(state: "LiveState", now_s: float) -> list[Line]:
         numbers = (f"{_one_line(name)} {_one_line(output.number(attempt.quantities[name]))}" for name in ordered)
         shown.append("  ".join(numbers))
     if state.not_finite is not None:
-        words = f"the first loss that is no finite number is that of step {state.not_finite:,}"
+        words = f"the first loss that is no finite number is in step {state.not_finite:,}"
         shown.append((StyledText(words, "red"),))
     if attempt.reason is not None:
         shown.append(f"{attempt.standing}: {_one_line(describe_end(attempt.reason))}")

@@ -11,7 +11,7 @@ _ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception)(?:: .+)?$", re.MULTILINE
 """The line of a traceback that names the exception."""
 _END_BYTES = 65_536
 _KEY_BYTES = 16_384
-"""The longest private key that is waited for. A key has many lines, and only a whole one is recognised."""
+"""The longest private key that is waited for. A key has many lines, and only a whole key is recognised."""
 
 
 class LogReader:

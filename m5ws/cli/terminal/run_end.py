@@ -23,7 +23,7 @@ class RunFailed(M5Error):
 
 
 class Superseded(M5Error):
-    """A newer attempt of the run has begun elsewhere, and this one was stopped."""
+    """A newer attempt of the run has begun elsewhere, and this attempt was stopped."""
 
     exit_code = 4
 

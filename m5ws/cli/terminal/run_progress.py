@@ -75,7 +75,7 @@ class RunProgress:
         self._try(partial(self._event, rank, event))
 
     def poll(self, *, last: bool = False) -> None:
-        """Print new lines of the script; with `last`, an unfinished one too."""
+        """Print new lines of the script; with `last`, an unfinished line too."""
         if self._log is not None:
             self._try(partial(self._print_output, self._log, last=last))
 
@@ -94,7 +94,7 @@ class RunProgress:
             self._bar(what, done, total)
 
     def _begin(self, stage: str) -> None:
-        """Show a stage on a terminal; an empty one is the step."""
+        """Show a stage on a terminal; an empty stage is the step."""
         if stage != self._stage:
             self._stage, self._since_s = stage, self._clock()
         if self._terminal and self._enabled and self._live is None:
@@ -115,7 +115,7 @@ class RunProgress:
         if lines:
             self._next_bar_s = self._clock() + _LINE_EVERY_S
         for line in lines:
-            # A progress bar writes its states over each other, and the last one counts.
+            # A progress bar writes its states over each other, and the last state counts.
             output.print_note(next((state for state in reversed(line.split("\r")) if state.strip()), ""))
 
     def _event(self, rank: str, event: AnyEvent) -> None:
@@ -136,7 +136,7 @@ class RunProgress:
                     if not self._terminal and self._clock() >= self._next_s:
                         self._print()
             case Notice() if (event.kind, event.message, event.step) not in self._noticed:
-                # Each rank has the same one.
+                # Each rank has the same notice.
                 self._noticed.add((event.kind, event.message, event.step))
                 where = f" (step {event.step})" if event.step is not None else ""
                 output.warn(f"{event.kind}{where}: {event.message}")

@@ -37,12 +37,13 @@ _MODULES = {
     "composer.cli": "composer",
     "composer.cli.launcher": "composer",
 }
-"""Modules that are launchers, as their programs. The last one of a program is started in its place."""
+"""Modules that are launchers, as their programs. The last launcher of a program is started in its place."""
 _MODULE_OPTIONS = ("-m", "--module", "--module_mode")
 
 
 class Command(msgspec.Struct, frozen=True):
-    """A command. `launcher` has the words before the script, `script` all others: the script, or `-m` and its module.
+    """A command. `launcher` has the words before the script, `script` the other words: the script, or `-m` and its
+    module.
 
     `starter` is None for a script without a launcher. A program that is no launcher has no `script`.
     """

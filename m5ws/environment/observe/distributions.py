@@ -1,4 +1,4 @@
-"""Installed Python distributions: their versions, and the origins of those that do not come from an index.
+"""Installed Python distributions: their versions, and the origins of distributions that do not come from an index.
 
 m5ws is not part of a run's code, so its origin does not count. Its version and a digest of its code in ranks are
 separate facts (own_package.py).
@@ -117,7 +117,7 @@ def outside(
 
 
 def _first() -> dict[str, tuple[str, metadata.Distribution]]:
-    """Return versions and distributions by normalised name: imports use the first one on the path."""
+    """Return versions and distributions by normalised name: imports use the first distribution on the path."""
     first: dict[str, tuple[str, metadata.Distribution]] = {}
     for distribution in metadata.distributions(path=_import_path()):
         name, version = _head(distribution)

@@ -57,7 +57,7 @@ def _cpu_model(values: Mapping[str, str]) -> str | None:
 
 
 def gpu(system: Path) -> Facts:
-    """Return the NVIDIA driver's version, and all GPUs of the driver, also those that this process cannot use."""
+    """Return the NVIDIA driver's version, and all GPUs of the driver, also GPUs that this process cannot use."""
     driver = re.search(r"Kernel Module[^\n]*?\s(\d+\.[\d.]+)", text(system / "proc/driver/nvidia/version") or "")
     cards = sorted((system / "proc/driver/nvidia/gpus").glob("*/information"))
     matches = (re.search(r"^Model:\s*(.+)$", text(card) or "", re.MULTILINE) for card in cards)

@@ -32,10 +32,10 @@ class Machine:
     """Observes and declares environments. `root` is the workspace; code outside it becomes a fact.
 
     `copies` are copies of the workspace, from which distributions may be installed. `variable_names` are recorded in
-    addition to the built-in ones. `read_torch` returns the facts from torch; without it, they are not observed. `base`
-    is the environment that training processes inherit, `system` the root folder of /proc, /sys …. Without `provides`
-    the files of distributions are not listed, which saves a tenth of a second. Raises ConfigError for a variable with
-    the name of a secret.
+    addition to the built-in variables. `read_torch` returns the facts from torch; without it, they are not observed.
+    `base` is the environment that training processes inherit, `system` the root folder of /proc, /sys …. Without
+    `provides` the files of distributions are not listed, which saves a tenth of a second. Raises ConfigError for a
+    variable with the name of a secret.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Native libraries of the network path: EFA's driver, libfabric, aws-ofi-nccl, and the installed NCCL.
 
 The lookup follows the loader: LD_LIBRARY_PATH, the loader's cache, then Amazon's folders. These are the libraries
-before a launch. A rank records the ones that it loaded (`nccl`).
+before a launch. A rank records the libraries that it loaded (`nccl`).
 """
 
 import os
@@ -88,7 +88,7 @@ def _find(names: Sequence[str], environment: Mapping[str, str], system: Path) ->
 
 
 def _cached(names: Sequence[str], system: Path) -> Iterator[Path]:
-    """Yield the paths of `names` in the loader's cache; nothing for another `system` than this one."""
+    """Yield the paths of `names` in the loader's cache; nothing for another `system` than this machine."""
     paths = _loader_cache() if system == Path("/") else {}
     yield from (Path(paths[name]) for name in names if name in paths)
 

@@ -1,7 +1,7 @@
 """The m5ws package in ranks: a digest of the code that they load, and a copy for rebuilt environments.
 
 Supervisor and ranks exchange records, so they need the same m5ws. A rebuilt environment has the m5ws that builds it,
-and not the recorded one (docs/design/0015-environments-made-again.md).
+and not the recorded m5ws (docs/design/0015-environments-made-again.md).
 """
 
 import os
@@ -51,7 +51,7 @@ def code() -> str:
 def copy(folder: Path) -> Path:
     """Return a folder for PYTHONPATH, below `folder`, that contains only this m5ws. It is made once.
 
-    Its entry points are those of the installed m5ws.
+    It has the entry points of the installed m5ws.
     """
     target = folder / f"{NAME}-{_digest(_files())}"
     if target.is_dir():

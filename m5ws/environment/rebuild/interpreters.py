@@ -1,4 +1,4 @@
-"""Python interpreters of this machine, by version: the one that runs m5ws, and `pythonX.Y` on PATH."""
+"""Python interpreters of this machine, by version: the interpreter that runs m5ws, and `pythonX.Y` on PATH."""
 
 import os
 import re
@@ -20,7 +20,7 @@ class NoPython(M5Error):
 
 
 def find(version: str, environment: Mapping[str, str], *, same_patch: bool = True) -> Path:
-    """Return a CPython of `version`; without `same_patch` also another one of the same minor version.
+    """Return a CPython of `version`; without `same_patch` also another patch version of the same minor version.
 
     Raises NoPython, which names the installed versions.
     """

@@ -10,7 +10,7 @@ from m5ws.records.recipe import Recipe, Requirement
 
 _LOG = "pip.log"
 _BUNDLED = ("setuptools", "pip")
-"""Distributions that `venv` may install. pip is last, because it uninstalls the other one."""
+"""Distributions that `venv` may install. pip is last, because it uninstalls setuptools."""
 _ELSEWHERE = {"PIP_TARGET", "PIP_PREFIX", "PIP_ROOT"}
 """Variables with which pip would install outside the environment."""
 

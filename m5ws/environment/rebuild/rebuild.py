@@ -39,8 +39,8 @@ class NotRebuildable(M5Error):
         lines = (f"  {name}: {why}" for name, why in reasons.items())
         super().__init__("\n".join((f"the environment of run {run} cannot be rebuilt:", *lines)))
         self.hint = (
-            "Install these distributions by hand in a separate environment, and the others as `m5ws show` lists them. "
-            "Reproduce there without `--env rebuild`. [environment] image pins everything in a container."
+            "Install these distributions by hand in a separate environment, and the other distributions as `m5ws show` "
+            "lists them. Reproduce there without `--env rebuild`. [environment] image pins everything in a container."
         )
 
 

@@ -1,8 +1,8 @@
 """Recorded environments as virtual environments, built by the standard `venv` and pip, and kept for later runs.
 
 The folder's name is a digest of recipe, interpreter and platform. An environment is built in its final folder, because
-its programs contain that path. It is valid once its file `complete` exists; an incomplete one is removed and built
-again. One process builds, others wait.
+its programs contain that path. It is valid once its file `complete` exists; an incomplete environment is removed and
+built again. One process builds, others wait.
 """
 
 import math
@@ -128,7 +128,7 @@ def _inherited(environment: Mapping[str, str], place: Path, own: Path) -> dict[s
 
 
 def _with_own(variables: Mapping[str, str], own: Path) -> dict[str, str]:
-    """Return variables that override the inherited ones, with m5ws in PYTHONPATH if they have it."""
+    """Return variables that override the inherited variables, with m5ws in PYTHONPATH if they have PYTHONPATH."""
     paths = [path for path in variables.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(own))]
     return dict(variables) | ({"PYTHONPATH": os.pathsep.join([str(own), *paths])} if paths else {})
 

@@ -35,7 +35,7 @@ def is_settled(seen: Stamp, read_ns: int) -> bool:
 
 
 FileContent = Digest | tuple[Slice, ...]
-"""The digest of a small file, or the chunks of a large one."""
+"""The digest of a small file, or the chunks of a large file."""
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -94,7 +94,7 @@ class Index:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None and self._dirty:
-            # Keep all trees used now, and the newest of the others.
+            # Keep all trees used now, and the newest of the other trees.
             older = [(name, tree) for name, tree in self._old_trees.items() if name not in self._content.trees]
             room = max(0, _TREES - len(self._content.trees))
             self._content.trees = dict(older[max(0, len(older) - room) :]) | self._content.trees

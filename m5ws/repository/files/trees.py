@@ -1,7 +1,7 @@
 """Files to trees, and content of trees.
 
 A tree is a pure function of paths, modes and contents. Files of at least `Format.small_bytes` are split into chunks;
-smaller ones are joined into packs (`packs`).
+smaller files are joined into packs (`packs`).
 """
 
 import os
@@ -60,7 +60,7 @@ def rewrite_tree(
 ) -> Digest:
     """Make a tree of `entries` of loaded trees durable, some with new `contents` by path, and return its digest.
 
-    `packs` are those of the loaded trees. One with the same files as a pack of the new tree is not read.
+    `packs` belong to the loaded trees. A pack with the same files as a pack of the new tree is not read.
     """
     known = {(pack.object, pack.files) for pack in packs}
     groups = PackGroups[Entry](objects.format.pack_bytes)

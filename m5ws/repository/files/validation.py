@@ -1,8 +1,8 @@
 """Validation of a tree's entries, from any writer: paths stay below their target, and fields agree.
 
-Refused are paths that a file system could map to a special one: `.git` and `.m5ws` in any spelling, because tools trust
-and run their content. The rules for HFS+ and NTFS are git's (CVE-2014-9390, CVE-2019-1352). Names that differ in case
-alone are two files here; on a file system that ignores case, creating the second one fails.
+Refused are paths that a file system could map to a special path: `.git` and `.m5ws` in any spelling, because tools
+trust and run their content. The rules for HFS+ and NTFS are git's (CVE-2014-9390, CVE-2019-1352). Names that differ in
+case alone are two files here; on a file system that ignores case, creating the second file fails.
 """
 
 import re
@@ -112,5 +112,5 @@ def _reserved(path: bytes) -> bool:
 
 
 def _shown(path: bytes) -> str:
-    """Return a path for an error message, with a long one cut."""
+    """Return a path for an error message, with a long path cut."""
     return repr(path_text(path[:100])) + (" …" if len(path) > 100 else "")

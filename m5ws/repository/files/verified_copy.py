@@ -1,8 +1,8 @@
 """Copies a chunk from a file on this machine's disk into another file, and verifies it.
 
 A clone (FICLONE, on file systems that share blocks: XFS, Btrfs, bcachefs) needs no copy and no disk space, and a later
-write to either file does not affect the other. Otherwise bytes are read, hashed and written a megabyte at a time, from
-the processor's cache. `copy_file_range` would be one copy more, because its data must be read for verification.
+write to either file does not affect the other file. Otherwise bytes are read, hashed and written a megabyte at a time,
+from the processor's cache. `copy_file_range` would be one copy more, because its data must be read for verification.
 
 Never a hard link: the run's file and the store's object would be one file, with a shared mode and times. A process of
 root could write to it whatever its mode.

@@ -40,7 +40,7 @@ _ASKED_BYTES = 2**20
 class FileChanged(M5Error):
     """A file was modified while it was captured."""
 
-    hint = "Run the command again when nothing writes to the file, or exclude it: [code] exclude in m5ws.toml."
+    hint = "Run the command again when nothing writes to the file, or exclude the file: [code] exclude in m5ws.toml."
 
 
 class _Member(msgspec.Struct):
@@ -135,7 +135,9 @@ class TreeWriter:
             digest = self._objects.digest(target)
             return Entry(path=file.path, mode="link", size_bytes=len(target), digest=digest, link=target), None
         if not stat.S_ISREG(status.st_mode):
-            raise M5Error(f"{file.location} is neither a file nor a symbolic link", hint="Exclude it: [code] exclude.")
+            raise M5Error(
+                f"{file.location} is neither a file nor a symbolic link", hint="Exclude the path: [code] exclude."
+            )
         mode: Literal["file", "exec"] = "exec" if status.st_mode & stat.S_IXUSR else "file"
         if status.st_size >= self._objects.format.small_bytes:
             entry = Entry(path=file.path, mode=mode, size_bytes=0, digest="")

@@ -32,8 +32,8 @@ class ChecksumOnly(msgspec.Struct, frozen=True, kw_only=True):
 class FsckReport(msgspec.Struct, frozen=True, kw_only=True):
     """Summary of a check, and the damage found.
 
-    `read_objects` were read completely, the `vouched` ones not. `distrusted` is True if the server had a checksum of a
-    damaged object; then no checksum was trusted. `unreachable` counts objects without a reference.
+    `read_objects` were read completely, the `vouched` objects not. `distrusted` is True if the server had a checksum of
+    a damaged object; then no checksum was trusted. `unreachable` counts objects without a reference.
     """
 
     clean: bool

@@ -22,7 +22,7 @@ _OBJECTS = "objects/"
 
 
 class Holdings:
-    """The listed objects, those read, and the damage in `bad` by digest.
+    """The listed objects, the read objects, and the damage in `bad` by digest.
 
     `foreign` lists keys that are no object keys.
     """
@@ -81,7 +81,7 @@ class Holdings:
                 self.bad[digest] = "corrupt", f"it has {size} bytes, but a record names {exact}"
 
     def _take_records(self) -> None:
-        """Count records as read. Those with named slices, such as packs, are read again."""
+        """Count records as read. Records with named slices, such as packs, are read again."""
         self.read |= self._records.read & self.sizes.keys() - self._records.slices.keys()
         for digest, trouble in self._records.corrupt.items():
             if digest in self.sizes:

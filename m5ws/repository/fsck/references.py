@@ -121,7 +121,7 @@ class References:
             self._hold(where, partial(bindings.check_event, label, digest, record, event), root)
 
     def _hold(self, where: str, check: Callable[[], object], *roots: str) -> None:
-        """Report a record that contradicts another one, once per key."""
+        """Report a record that contradicts another record, once per key."""
         try:
             check()
         except (Misplaced, CorruptObject) as error:

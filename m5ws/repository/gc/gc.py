@@ -77,7 +77,7 @@ def store_now(repo: Repository, name: str) -> float:
 
 
 class _Scan:
-    """One scan of a store: the needed objects, then all others, prefix by prefix."""
+    """One scan of a store: the needed objects, then all other objects, prefix by prefix."""
 
     def __init__(
         self,

@@ -62,7 +62,7 @@ def read(
     progress: Progress | None = None,
     workers: Workers = threads,
 ) -> Roots:
-    """Read every root. Raises NotFound, CorruptObject, UnknownSchema for a damaged one."""
+    """Read every root. Raises NotFound, CorruptObject, UnknownSchema for a damaged root."""
     reach = ReachableObjects(repo.objects)
     retired: list[RetiredReference] = []
     postponed: list[RetiredReference] = []
@@ -180,7 +180,7 @@ def _sorted_out(
     stats: Mapping[str, ObjectStat],
     may_retire: MayRetire,
 ) -> list[Judged]:
-    """Return the references in `past`, which need not stay, and add all others."""
+    """Return the references in `past`, which need not stay, and add all other references."""
     judged = []
     for reference in references:
         stat = stats.get(key(reference))
@@ -207,7 +207,7 @@ def lead(reach: ReachableObjects, reference: RetiredReference) -> None:
 
 
 def _references(repo: Repository, run: str) -> Iterator[RetiredReference]:
-    """Yield all references of a run to checkpoints, except those retired by another gc since the listing."""
+    """Yield all references of a run to checkpoints, except references retired by another gc since the listing."""
     for label in checkpoints.names(repo, run):
         try:
             yield RetiredReference(
@@ -237,7 +237,7 @@ def _retired_meanwhile(repo: Repository, reference: RetiredReference) -> bool:
 def _attempts(repo: Repository, reach: ReachableObjects, run: str) -> set[str]:
     """Add the observed environments of attempts.
 
-    Return the checkpoint that the newest one resumed from, if it has not ended.
+    Return the checkpoint that the newest attempt resumed from, if it has not ended.
     """
     attempts = ledger.attempts(repo, run)
     for attempt in attempts:
@@ -252,7 +252,7 @@ def _attempts(repo: Repository, reach: ReachableObjects, run: str) -> set[str]:
 def _past(
     repo: Repository, run: str, references: Sequence[RetiredReference], rules: RetentionRules, evidence: set[int]
 ) -> set[str]:
-    """Return the checkpoints that the rules retire: only those that a run could resume from."""
+    """Return the checkpoints that the rules retire: only checkpoints that a run could resume from."""
     valid = set(checkpoints.valid(repo, run))
     resumable = [
         label for reference in references if (label := reference.checkpoint) is not None and _resumable(repo, reference)

@@ -1,4 +1,4 @@
-"""The stored bytes of a batch. A large batch is stored compressed, and a small one as it is (docs/format.md).
+"""The stored bytes of a batch. A large batch is stored compressed, and a small batch as it is (docs/format.md).
 
 A compressed batch has the same run, number and heads in the clear. So both kinds are checked in the same way, and
 readers of a ledger see `Batch` alone.
@@ -15,7 +15,7 @@ from m5ws.records import codec
 from m5ws.records.ledger import COMPRESSED_BYTES, AnyBatch, Batch, CompressedBatch, Origin
 
 _LEAST_BYTES = 16 * 2**10
-"""Smaller batches, the usual ones, stay readable and cost no time (docs/design/0025-compressed-batches.md)."""
+"""Smaller batches, which are usual, stay readable and cost no time (docs/design/0025-compressed-batches.md)."""
 _by_origin = msgspec.msgpack.Decoder(dict[Origin, tuple[msgspec.Raw, ...]])
 
 
@@ -25,7 +25,7 @@ def encode_events(events: Mapping[str, Sequence[bytes]]) -> msgspec.Raw:
 
 
 def events(batch: Batch, origins: Container[str] | None = None) -> Iterator[tuple[str, msgspec.Raw]]:
-    """Yield the events of a batch as stored, with their origins; those of `origins` alone if it is given.
+    """Yield the events of a batch as stored, with their origins; the events of `origins` alone if it is given.
 
     Raises CorruptObject.
     """
@@ -66,7 +66,7 @@ def _expand(compressed: bytes, size_bytes: int, key: str) -> bytes:
     """Return the `size_bytes` in a zlib stream, without more memory than that. Raises CorruptObject."""
     stream = zlib.decompressobj()
     try:
-        # One byte more than expected: the stream is then read to its end, and a longer one is detected.
+        # One byte more than expected: the stream is then read to its end, and a longer stream is detected.
         events = stream.decompress(compressed, size_bytes + 1)
     except zlib.error as error:
         raise CorruptObject(f"batch {key} has compressed events that cannot be expanded: {error}") from error

@@ -113,7 +113,7 @@ class Chain:
 def find_faults(chains: Sequence[Chain], heads: Mapping[Digest, str]) -> Iterator[str]:
     """Yield the faults of the ends of an attempt's ranks, from the chains of its nodes. None before its end.
 
-    `heads` are those in its checkpoints, with the checkpoints' names.
+    `heads` come from its checkpoints, with the checkpoints' names.
     """
     leader = chains[0]
     if leader.ended is None:
@@ -131,5 +131,5 @@ def find_faults(chains: Sequence[Chain], heads: Mapping[Digest, str]) -> Iterato
 
 
 def first_missing(begun: list[int]) -> int | None:
-    """Return the first missing attempt before later ones. Attempts are numbered from 1, and none is ever deleted."""
+    """Return the first missing attempt before later attempts. Numbers begin at 1, and no attempt is ever deleted."""
     return next((number for number, attempt in enumerate(sorted(begun), 1) if attempt != number), None)

@@ -112,7 +112,7 @@ def _named(events: Sequence[bytes]) -> set[bytes]:
 def read(
     repo: Repository, run: str, attempt: int, node: int = 0, stored: Callable[[bytes], object] = lambda _: None
 ) -> Iterator[Batch]:
-    """Yield a chain's batches, each checked against the previous one.
+    """Yield a chain's batches, each checked against the previous batch.
 
     `stored` is called with the stored bytes of each batch before it is yielded. Raises CorruptObject if the chain is
     broken.
@@ -122,7 +122,7 @@ def read(
     present = {name for name in repo.store.names(prefix) if is_number(name)}
     numbers = (f"{number:08d}" for number in itertools.count(seq))
     keys = [f"{prefix}{number}" for number in itertools.takewhile(present.__contains__, numbers)]
-    # Many callers need the first batches only. The others are fetched in parallel.
+    # Many callers need the first batches only. The other batches are fetched in parallel.
     contents = itertools.chain(map(repo.store.get, keys[:2]), concurrency.for_each(repo.store.get, keys[2:]))
     for key, data in zip(keys, contents, strict=True):
         batch = batches.decode(data, key)
@@ -131,7 +131,7 @@ def read(
         head, seq = batch.head, seq + 1
         yield batch
     if any(name >= f"{seq:08d}" for name in present):
-        raise CorruptObject(f"batch {prefix}{seq:08d} is missing, but later ones exist")
+        raise CorruptObject(f"batch {prefix}{seq:08d} is missing, but later batches exist")
 
 
 def fetch(repo: Repository, run: str, attempt: int, node: int, seq: int) -> Batch:
@@ -143,9 +143,9 @@ def fetch(repo: Repository, run: str, attempt: int, node: int, seq: int) -> Batc
 
 
 def read_newer(repo: Repository, run: str, attempt: int, node: int, after: Batch) -> Iterator[Batch]:
-    """Yield the batches after one, for a caller that comes again and again: a request for each, and one for the next.
+    """Yield the batches after a batch, for a caller that comes again and again: a request for each, and for the next.
 
-    `read` lists all batches of the chain. A batch that is missing before later ones is the end.
+    `read` lists all batches of the chain. A batch that is missing before later batches is the end.
     """
     head, seq = after.head, after.seq + 1
     while True:
@@ -161,13 +161,13 @@ def read_newer(repo: Repository, run: str, attempt: int, node: int, after: Batch
 def backwards(repo: Repository, run: str, attempt: int, node: int = 0) -> Iterator[Batch]:
     """Yield a chain's batches from its end, for callers that need only the end of a long chain.
 
-    Each batch is checked by itself, not against the previous one. Raises CorruptObject if a batch is missing.
+    Each batch is checked by itself, not against the previous batch. Raises CorruptObject if a batch is missing.
     """
     prefix = _prefix(run, attempt, node)
     present = sorted(name for name in repo.store.names(prefix) if is_number(name))
     for seq, name in enumerate(present):
         if name != f"{seq:08d}":
-            raise CorruptObject(f"batch {prefix}{seq:08d} is missing, but later ones exist")
+            raise CorruptObject(f"batch {prefix}{seq:08d} is missing, but later batches exist")
     for seq in reversed(range(len(present))):
         yield fetch(repo, run, attempt, node, seq)
 
@@ -186,7 +186,8 @@ def decode_event(event: bytes | msgspec.Raw) -> AnyEvent:
 
 
 def decode(batch: Batch, origins: Container[str] | None = None) -> Iterator[tuple[str, AnyEvent]]:
-    """Yield the events of a batch with their origins, in the order of each origin; those of `origins` alone if given.
+    """Yield the events of a batch with their origins, in the order of each origin; the events of `origins` alone if
+    given.
 
     Raises CorruptObject, UnknownSchema.
     """

@@ -79,7 +79,7 @@ class SpoolWriter:
     def append(self, event: Event) -> Digest:
         """Write one event, with secrets in its texts masked, and return the head after it.
 
-        If the disk is full, the event is kept in memory and written with the next one, so training continues.
+        If the disk is full, the event is kept in memory and written with the next event, so training continues.
         """
         data = codec.encode(_masked(event))
         frame = _FRAME.pack(len(data), zlib.crc32(data)) + data

@@ -14,7 +14,7 @@ from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
 
 _FILE_BYTES = 256 * 1024
-"""The largest file that is read. A larger one is data."""
+"""The largest file that is read. A larger file is data."""
 
 
 def load(repo: Repository, snapshot_id: Digest, spec: LaunchSpec) -> Arguments:

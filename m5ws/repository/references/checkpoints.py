@@ -114,7 +114,7 @@ def find(repo: Repository, run: str, label: str, recorded: Recorded | None = Non
     """Return a checkpoint's digest and record, checked against its key and its event in the ledger.
 
     `recorded` has all events of the ledger, if the caller has read them. Otherwise the event is looked up, and a
-    damaged ledger counts as one without events. Raises NotFound, CorruptObject, Misplaced.
+    damaged ledger counts as a ledger without events. Raises NotFound, CorruptObject, Misplaced.
     """
     digest, record = read(repo, run, label)
     event = _event(repo, run, label) if recorded is None else recorded.get(label)
@@ -143,7 +143,7 @@ def digest(repo: Repository, run: str, label: str, recorded: Recorded | None = N
 
 
 def _event(repo: Repository, run: str, label: str) -> CheckpointPublished | None:
-    """Return the event about a checkpoint, or None. Its attempt has it, or after a kill a later one."""
+    """Return the event about a checkpoint, or None. Its attempt has it, or after a kill a later attempt."""
     try:
         return next((event for event in _published(repo, run, attempt_of(label)) if event.name == label), None)
     except (CorruptObject, UnknownSchema, NotFound):
@@ -158,7 +158,7 @@ def _published(repo: Repository, run: str, attempt: int) -> Iterator[CheckpointP
 
 
 def names(repo: Repository, run: str) -> list[str]:
-    """Return the names of all published checkpoints in order of steps, fenced ones included."""
+    """Return the names of all published checkpoints in order of steps, fenced checkpoints included."""
     return [label for label in repo.store.names(f"runs/{run}/checkpoints/") if is_name(label)]
 
 

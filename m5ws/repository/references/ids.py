@@ -30,7 +30,7 @@ def resolve(repo: Repository, prefix: str, kinds: Sequence[Kind] = ("snapshot", 
 
 
 def _named(repo: Repository, name: str) -> list[str]:
-    """Return the runs with a name, the newest first, without those that are removed.
+    """Return the runs with a name, the newest first, without removed runs.
 
     A replay bears the name of its original, and is left out.
     """

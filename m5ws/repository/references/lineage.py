@@ -1,4 +1,6 @@
-"""Lineage of a run: the checkpoint it starts from, the one that checkpoint's run starts from, up to the first run."""
+"""Lineage of a run: the checkpoint that it starts from, the checkpoint that the parent run starts from, up to the first
+run.
+"""
 
 from m5ws.records.run import Parent, Run
 from m5ws.repository.references import runs

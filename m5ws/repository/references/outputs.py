@@ -1,7 +1,7 @@
 """Output files of a script, under their own keys: one reference each, with the digest of an `OutputFiles` record.
 
 Their name has the attempt, the node, and `final` or the number of a copy made while the script ran. A ledger names the
-final ones, and `reproduce` compares them. They belong to no step, so no run resumes or forks from them.
+final output files, and `reproduce` compares them. They belong to no step, so no run resumes or forks from them.
 """
 
 import re
@@ -44,14 +44,16 @@ def is_final(label: str) -> bool:
 
 
 def names(repo: Repository, run: str) -> list[str]:
-    """Return the names of a run's output files, oldest first. Final ones come after the copies of their attempt."""
+    """Return the names of a run's output files, oldest first. Final output files come after the copies of their
+    attempt.
+    """
     return sorted(label for label in repo.store.names(prefix(run)) if is_name(label))
 
 
 def superseded(labels: list[str]) -> list[str]:
     """Return the copies that a newer copy of their attempt and node replaces.
 
-    Final output files are evidence, and are kept. The newest copy stays beside the final ones: a kill may have cut
+    Final output files are evidence, and are kept. The newest copy stays beside the final files: a kill may have cut
     these, and `--at` restores the copy.
     """
     copies = [label for label in sorted(labels) if not is_final(label)]

@@ -27,7 +27,7 @@ PREFIX = "index/"
 _MOST_CHARACTERS = 255
 """Length of the longest file name that all file systems take."""
 _MOST_DIGITS = 10
-"""Length of the longest number in a key: that of the step in a checkpoint's name."""
+"""Length of the longest number in a key: the step in a checkpoint's name."""
 _NONE = "-"
 
 
@@ -54,7 +54,7 @@ class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunFacts(msgspec.Struct, kw_only=True):
-    """Facts of one run in the index; `ended` is the newest attempt that has ended, `losses` are those by attempt."""
+    """Facts of one run in the index; `ended` is the newest attempt that has ended, `losses` are by attempt."""
 
     created: RunCreation | None = None
     ended: AttemptEnd | None = None
@@ -79,7 +79,9 @@ def created(run: Run) -> RunCreation:
 
 
 def ended(attempt: int, node: list[AnyEvent], rank: OriginSummary | None) -> AttemptEnd | None:
-    """Return the fact of an attempt's end from the own events of node 0 and those of rank 0; None while it has none."""
+    """Return the fact of an attempt's end from the own events of node 0 and the events of rank 0; None while it has
+    none.
+    """
     last = summaries.last_step(rank.events) if rank is not None else None
     end = next((event for event in reversed(node) if isinstance(event, AttemptEnded)), None)
     if end is None:
@@ -135,7 +137,7 @@ def _check(run: str, text: str) -> str:
 
 
 def add(facts: RunFacts, run: str, name: str) -> bool:
-    """Add the fact in a key's name; return False, and add nothing, if the name is not one that m5ws writes."""
+    """Add the fact in a key's name; return False, and add nothing, if m5ws does not write such a name."""
     text, _, check = name.rpartition(".")
     if check != _check(run, text):
         return False

@@ -127,7 +127,7 @@ def facts(repo: Repository, index: Mapping[str, RunFacts] | None = None) -> dict
     """Return the facts of all runs, from the index or, where it has none, from the run's record.
 
     For lists alone: verdicts and deletions rest on `recorded_facts`. A run that cannot be read is left out: it does not
-    hide the others, and fsck names it. `index`: the run index, if the caller has read it.
+    hide the other runs, and fsck names it. `index`: the run index, if the caller has read it.
     """
     indexed = run_index.load(repo) if index is None else index
 
@@ -160,7 +160,7 @@ UNREADABLE = (*errors.UNREADABLE, UsageError)
 
 
 def readable(repo: Repository, names: Iterable[str]) -> list[Run]:
-    """Return the records of runs, without those that cannot be read."""
+    """Return the records of runs, without records that cannot be read."""
 
     def one(name: str) -> Run | None:
         try:

@@ -77,7 +77,7 @@ def references(repo: Repository, kind: Kind, name: str) -> list[str]:
     noted = notes.keys(repo, name)
     for key in noted:
         bindings.record(repo.store, key, Note)
-    # Summaries of attempts, and keys in the index, are derived from the others.
+    # Summaries of attempts, and keys in the index, are derived from the other records.
     prefixes = (f"runs/{name}/summaries/", f"{run_index.PREFIX}{name}/")
     derived = [f"{prefix}{key}" for prefix in prefixes for key in repo.store.names(prefix)]
     return [*keys, *joints, *noted, *derived]
@@ -91,10 +91,10 @@ def _batches(repo: Repository, run: str, attempt: int, node: int) -> list[str]:
 def closure(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
     """Return every object that a snapshot or run needs, with its length in bytes, in the order of publishing.
 
-    A run's objects are those of its ledger and checkpoints, and the checkpoint that a fork starts from; `roots` returns
-    its other prerequisites. A fork's parent is excluded, because it would add all its checkpoints. Records are read and
-    checked. The length of other objects is the minimum that their names need, which is the full length for an object
-    named whole. Raises NotFound, CorruptObject.
+    A run's objects belong to its ledger, its checkpoints, and the checkpoint that a fork starts from; `roots`
+    returns its other prerequisites. A fork's parent is excluded, because it would add all its checkpoints. Records are
+    read and checked. The length of other objects is the minimum that their names need, which is the full length for an
+    object named whole. Raises NotFound, CorruptObject.
     """
     needs: dict[Digest, int] = {}
     walked: set[Digest] = set()

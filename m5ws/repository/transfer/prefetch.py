@@ -25,7 +25,7 @@ class DoesNotFit(M5Error):
 
 
 class PrefetchPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The objects that a snapshot or run starts from, and those missing on this machine. `cached`: there is a cache.
+    """The objects that a snapshot or run starts from, and objects missing on this machine. `cached`: there is a cache.
 
     Sizes are in bytes. Sizes of packs are minimums.
     """

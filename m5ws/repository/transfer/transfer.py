@@ -25,13 +25,11 @@ class Conflict(M5Error):
     """Two stores have different content under one name."""
 
     exit_code = 1
-    hint = (
-        "A run was continued in both stores, and both are unchanged. Start a new run from its snapshot in one of them."
-    )
+    hint = "A run was continued in both stores, and both are unchanged. Start a new run from its snapshot in one store."
 
 
 class CopyCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of a copy; on a dry run, of the copy that would be made. `references` counts new ones."""
+    """Counts of a copy; on a dry run, of the copy that would be made. `references` counts new references."""
 
     snapshots: int
     runs: int
@@ -99,7 +97,7 @@ def _refuse_foreign(source: Repository, target: Repository) -> None:
 
 
 def _there(source: Repository, target: Repository, name: str) -> bool:
-    """Return True if the target has a reference. Raises Conflict if it has another one under that name."""
+    """Return True if the target has a reference. Raises Conflict if it has another reference under that name."""
     try:
         held = target.store.get(name)
     except NotFound:
@@ -112,7 +110,7 @@ def _there(source: Repository, target: Repository, name: str) -> bool:
 def copy_objects(
     source: Repository, target: Repository, needs: Mapping[Digest, int], lacking: set[Digest], progress: Progress | None
 ) -> None:
-    """Copy missing objects in the order of `needs`, so that an object follows those that it names."""
+    """Copy missing objects in the order of `needs`, so that an object follows the objects that it names."""
     total, done = sum(needs[digest] for digest in lacking), 0
     jobs: list[Job[int]] = [
         (size, partial(_copy_object, source, target, digest, size))

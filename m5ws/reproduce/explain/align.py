@@ -1,7 +1,7 @@
 """Alignment of two traces of one step, in the order of their events. Pure.
 
-The first difference is to blame, not a later one that follows from it. A different input was made by the code of the
-calling module. A different output of equal inputs was made by the module itself.
+The first difference is to blame, not a later difference that follows from it. A different input was made by the code of
+the calling module. A different output of equal inputs was made by the module itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -111,7 +111,7 @@ def _described(old: TraceEntry, name: str, came: bool, open_: Sequence[str], las
                 f"the gradient that reaches {old.op} of {module} differs, and everything before is equal",
             )
         case "backward":
-            return "backward", f"{old.op} of {module} computes a different gradient from an equal one"
+            return "backward", f"{old.op} of {module} computes a different gradient from an equal gradient"
         case "gradient":
             return "gradient", f"the gradient of {old.name} differs after it was summed (by FSDP: over ranks)"
         case _ if name.startswith("setting"):
@@ -144,7 +144,7 @@ def _other(old: TraceEntry, new: TraceEntry, open_: Sequence[str], rank: int, st
     same = backward and old.name == new.name
     module = old.name if same else (open_[-1] if open_ else "")
     where = f"the backward pass{f' of {called(old.name)}' if same else ''}" if backward else _caller(open_)
-    words = f"different operations in {where}: {display_name(old)} in one run, {display_name(new)} in the other"
+    words = f"different operations in {where}: {display_name(old)} in one run, {display_name(new)} in the other run"
     difference = locate(step, rank, "operations", "operations", (display_name(old), display_name(new)), words)
     return msgspec.structs.replace(difference, module=module, op=old.op if same else None)
 

@@ -1,8 +1,8 @@
 """Causes of a difference, by rules. Each rule is a small function of the evidence that returns a cause or None.
 
-A cause is *certain* only if the evidence excludes all others. Either the first difference is itself the named cause, or
-two replays on this machine, each equal to its side, differ in recorded changes alone. Of several
-changes, `m5ws bisect` finds the ones that matter.
+A cause is *certain* only if the evidence excludes all other causes. Either the first difference is itself the named
+cause, or two replays on this machine, each equal to its side, differ in recorded changes alone. Of several changes,
+`m5ws bisect` finds the changes that matter.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Evidence from two compared runs, which first differ at `place`.
 
     `changes` are their recorded differences. With `same`, both are replays with equal inputs. With `controlled`, each
-    equals its side and the second one is deterministic, so only `changes` or an unrecorded input can be the cause.
+    equals its side and the second replay is deterministic, so only `changes` or an unrecorded input can be the cause.
     `recorded` is the original's ledger.
     """
 
@@ -41,7 +41,7 @@ Rule = Callable[[Evidence], Cause | None]
 
 
 def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
-    """Return the causes that fit, the certain ones first; `unknown` if none does."""
+    """Return the causes that fit, the certain causes first; `unknown` if none does."""
     rules: tuple[Rule, ...] = (_kernel,) if evidence.same else ()
     rules += (_order_of_data, _random_numbers, _setting, _optimizer)
     by_rule = [cause for rule in rules if (cause := rule(evidence)) is not None]

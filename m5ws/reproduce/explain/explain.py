@@ -36,9 +36,9 @@ from m5ws.wording.comparisons import describe_ended
 from m5ws.wording.comparisons import locate as locate_difference
 
 _MOST_STEPS = 16
-"""Limit of traced steps. Of a longer stretch without recorded state, the last ones are traced."""
+"""Limit of traced steps. Of a longer stretch without recorded state, the last steps are traced."""
 _NO_ORIGINAL = (
-    "the original cannot be replayed: its recorded conditions equal the replay's, so its replay would be the same one"
+    "the original cannot be replayed: its recorded conditions equal the replay's, so its replay would be the same"
 )
 _STOPPED = "not replayed: the user stopped before"
 _NOTHING = "not replayed: the diverged replay failed, so there is nothing to compare with"
@@ -105,7 +105,7 @@ def _replay_sides(
 
 
 def window(case: ExplainContext) -> tuple[int, int]:
-    """Return the steps to trace: from after the last state that is known to be equal to the one that differs."""
+    """Return the steps to trace: from after the last state that is known to be equal to the step that differs."""
     begin = case.replay.run.begin
     last = max(case.first.step, begin + 1)
     both = case.comparison.original.states.get(0, {}).keys() & case.comparison.replay.states.get(0, {}).keys()
@@ -120,7 +120,7 @@ def _changed(case: ExplainContext, original: Run) -> bool:
 
 
 def _variables(verdict: Verdict) -> dict[str, str | None]:
-    """Return the environment variables that differ, with the original's values; None for an unset one."""
+    """Return the environment variables that differ, with the original's values; None for an unset variable."""
     prefix = drift.VARIABLE
     return {
         change.name.removeprefix(prefix): change.old
@@ -176,7 +176,7 @@ def _plan(case: ExplainContext, side: TracedReplay, base: Run, steps: tuple[int,
 
 
 def _put_back(planned: AttemptPlan, variables: dict[str, str | None]) -> AttemptPlan:
-    """Return the plan with the original's environment variables, except those that the launch sets itself."""
+    """Return the plan with the original's environment variables, except the variables that the launch sets itself."""
     request = planned.request
     others = {name: value for name, value in variables.items() if name not in request.environment}
     was = {name: value for name, value in others.items() if value is not None}

@@ -10,7 +10,7 @@ import msgspec
 from m5ws.reproduce.outputs import tensor_files, text_values
 
 _READ_BYTES = 2**26
-"""Upper bound of a file that is read only to find out if it has tensors. A longer one is known by its first bytes."""
+"""Upper bound of a file that is read only to find out if it has tensors. A longer file is known by its first bytes."""
 _SHOWN = 200
 _LISTED = 20
 
@@ -51,7 +51,7 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """The first differing value of two files, with the texts of both sides; None for an absent one.
+    """The first differing value of two files, with the texts of both sides; None for an absent value.
 
     `others` is the number of other differing values, and `also` has the first keys of these.
     """

@@ -13,7 +13,7 @@ from typing import IO
 
 _LOCAL, _LOCAL_BYTES, _ENTRY_BYTES = b"PK\x03\x04", 30, 46
 _END_BYTES, _END_64_BYTES = 22, 22 + 20 + 56
-"""Bytes of the end of a zip file without a comment, and of the end of one with 64-bit offsets."""
+"""Bytes of the end of a zip file without a comment, and of the end of a zip file with 64-bit offsets."""
 _HAS_DESCRIPTOR, _IS_UTF_8 = 0x08, 0x800
 _DESCRIPTORS_BYTES = (0, 12, 16, 20, 24)
 """Lengths of the checksum and sizes after a member: with or without a signature, in 32 or 64 bits."""

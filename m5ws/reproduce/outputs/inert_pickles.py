@@ -79,7 +79,7 @@ class Reader(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         title = f"{module}.{name}"
-        # Each name gets its own object, so that a pickle cannot change another one.
+        # Each name gets its own object, so that a pickle cannot change the object of another name.
         if title in _TRACKER_ID:
             return functools.partial(_make_class, title)
         return functools.partial(_set_state) if title in _SETTERS else type("Inert", (Inert,), {"title": title})
@@ -96,7 +96,7 @@ class Reader(pickle.Unpickler):
 
 
 def _make_class(title: str, *arguments: Any) -> type[Inert]:
-    """Return the inert class of one that is stored by value. Leaves out the random id."""
+    """Return the inert class of a class that is stored by value. Leaves out the random id."""
     parts = (*arguments[: _TRACKER_ID[title]], *arguments[_TRACKER_ID[title] + 1 :])
     return type("Inert", (Inert,), {"title": str(arguments[1]), "parts": parts})
 
@@ -127,7 +127,7 @@ def flat(root: object) -> Iterator[tuple[str, object]]:
     Raises ValueError for too many values or too long names.
     """
     waiting: list[tuple[str, str | None, object]] = [("", "", root)]
-    around: dict[int, str] = {}  # Names of the objects that contain the current one, by their ids.
+    around: dict[int, str] = {}  # Names of the objects that contain the current object, by their ids.
     count = characters = 0
     while waiting:
         name, key, value = waiting.pop()

@@ -39,7 +39,7 @@ class OutputRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All items of a comparison, judged differences first. `evidence` counts the judged equal ones by kind.
+    """All items of a comparison, judged differences first. `evidence` counts the judged equal items by kind.
 
     `hint` is the remedy if there is one. `not_compared` has files that were not stored.
     """

@@ -180,7 +180,7 @@ def _torch_before_1_6(file: IO[bytes]) -> FileParts:
         places[key] = file.tell(), size_bytes
         file.seek(size_bytes, io.SEEK_CUR)
     if file.tell() != file.seek(0, io.SEEK_END):
-        raise ValueError("its length is another one")
+        raise ValueError("its length does not match its storages")
 
     def digest(key: str, start: int = 0, size_bytes: int | None = None) -> str:
         begin, total_bytes = places[key]

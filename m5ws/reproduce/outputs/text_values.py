@@ -66,7 +66,7 @@ def _json(text: str) -> object:
 
 
 def _number(text: str) -> float | str:
-    """Return a number, or its text if it has more digits than a float, since those may be the only difference."""
+    """Return a number, or its text if it has more digits than a float: these digits may be the only difference."""
     number = float(text)
     return number if Decimal(repr(number)) == Decimal(text) else text
 

@@ -14,7 +14,7 @@ from m5ws.config.flatten import TooManyValues, flatten, parse, refuse_large
 from m5ws.errors import M5Error
 
 Edit = Callable[[Any], Any]
-"""Function from a parsed document (mappings and sequences of plain values) to the changed one."""
+"""Function from a parsed document (mappings and sequences of plain values) to the changed document."""
 
 Values = dict[str, str]
 """Values by key, as JSON (`flatten`)."""
@@ -95,15 +95,15 @@ def _text(name: str, data: bytes) -> str:
 
 
 def below(values: Values, key: str) -> Values:
-    """Return the values of a key: its own with the name "", or those below it."""
+    """Return the values of a key: its own value with the name "", or the values below the key."""
     return {name[len(key) + 1 :]: value for name, value in values.items() if name == key or name.startswith(f"{key}.")}
 
 
 def with_value(name: str, data: bytes, old: Values, key: str, text: str) -> tuple[bytes, Values]:
     """Return a file with another value of a key, and its values. `old` are its values before.
 
-    The value is that of `text` in YAML 1.2. It is written so that PyYAML and other readers of YAML 1.1 read it alike.
-    Raises ValueError if the value or the key cannot be in the file.
+    The value is `text`, read as YAML 1.2. It is written so that PyYAML and other readers of YAML 1.1 read it
+    alike. Raises ValueError if the value or the key cannot be in the file.
     """
     value = parse(_VALUE, text.encode())
     result = edit(name, data, partial(_assigned, yaml_styled(value) if _is_yaml(name) else value, name, key))

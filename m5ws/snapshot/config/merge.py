@@ -1,4 +1,5 @@
-"""Merge of two versions of a config file by keys: the text of one, with values of the other for some keys.
+"""Merge of two versions of a config file by keys: the text of one version, with values of the other version for some
+keys.
 
 The result is parsed and compared with the intended values. If a key cannot be changed by itself (several keys share a
 YAML anchor), the merge fails.
@@ -87,7 +88,7 @@ def _at(document: Any, place: Keys) -> Any:
 
 
 def _changed(document: Any, values: Mapping[Keys, Any]) -> Any:
-    """Set values in a parsed document, or remove absent ones, and return it."""
+    """Set values in a parsed document, or remove absent values, and return it."""
     for (*way, last), value in values.items():
         node = document
         for key in way:

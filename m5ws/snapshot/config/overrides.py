@@ -30,7 +30,7 @@ from m5ws.snapshot.config import edit
 _FORM = re.compile(
     r"(?P<add>\+?)(?:(?P<file>command|[^=:]+\.(?:ya?ml|json|toml)):)?(?P<key>[^=]+)=(?P<value>.*)", re.DOTALL
 )
-_HINT = "Write key=value with the key as `m5ws diff` names it (optimizer.lr=0.001), or +key=value for a new one."
+_HINT = "Write key=value with the key as `m5ws diff` names it (optimizer.lr=0.001), or +key=value for a new key."
 COMMAND, SEED = "command", "seed"
 """Places of keys besides the config files."""
 
@@ -72,7 +72,7 @@ def parse(text: str, option: str = "--set") -> Override:
 def change(
     repo: Repository, snapshot_id: Digest, spec: LaunchSpec, texts: Sequence[str], option: str = "--set"
 ) -> tuple[Digest, LaunchSpec]:
-    """Return a snapshot and a launch with changes, in order, after publishing the snapshot if it is a new one.
+    """Return a snapshot and a launch with changes, in order, after publishing the snapshot if it is new.
 
     Raises UsageError for a key that neither the command nor the config has, and for a value that the config refuses.
     """

@@ -35,7 +35,7 @@ class DatasetModified(M5Error):
         name, pin = os.fsdecode(dataset.path), os.fsdecode(dataset.pin)
         target = pin if pin.endswith(".dvc") else name
         super().__init__(f"{name} differs from its pin {pin}")
-        self.hint = f"`dvc commit {target}` pins the current files; `dvc checkout {target}` restores the pinned ones."
+        self.hint = f"`dvc commit {target}` pins the current files; `dvc checkout {target}` restores the pinned files."
 
 
 class Dvc:
@@ -58,7 +58,7 @@ class Dvc:
         return tuple(sorted(datasets, key=lambda dataset: dataset.path))
 
     def select(self, root: Path, dataset: TrackedDataset, files: Sequence[SourceFile]) -> tuple[SourceFile, ...]:
-        """Return those of `files` that no `.dvcignore` matches."""
+        """Return the `files` that no `.dvcignore` matches."""
         ignored = _ignored(root, dataset.path)
         return tuple(files) if ignored is None else tuple(file for file in files if not ignored(file.path))
 
@@ -226,7 +226,7 @@ def _copy_all(repo: Any, root: Path, dataset: TrackedDataset, target: Path) -> t
 
 
 def _component(dataset: TrackedDataset, part: str) -> bytes:
-    """Return one part of a path from DVC's list of files. Raises CorruptObject for one that leaves the target."""
+    """Return one part of a path from DVC's list of files. Raises CorruptObject if the part leaves the target."""
     if part in ("", ".", "..") or "/" in part or "\0" in part:
         raise CorruptObject(f"the list of files of {os.fsdecode(dataset.path)} contains a path with {part!r}")
     return os.fsencode(part)

@@ -145,7 +145,7 @@ class Git:
 
 
 def _kept(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables for git: `environment` without those that name another repository."""
+    """Return the variables for git: `environment` without the variables that name another repository."""
     own = {
         name: value
         for name, value in environment.items()

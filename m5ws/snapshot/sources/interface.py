@@ -8,7 +8,7 @@ import msgspec
 class SourceState(msgspec.Struct, frozen=True, kw_only=True):
     """State of a working tree. Paths are relative to its root, and sorted.
 
-    `files` are tracked files, and untracked ones that are not ignored, with those of submodules and nested
+    `files` are tracked files, and untracked files that are not ignored, with the files of submodules and nested
     repositories. `changed` are paths that differ from `commit`, missing files included; `commit` is None on an unborn
     branch and without a repository. `untracked` are the files that git does not track, all of them without a
     repository. `remote` and `author` have no credentials.

@@ -38,11 +38,11 @@ def _files(location: str, path: bytes, above: frozenset[tuple[int, int]]) -> Ite
     elif stat.S_ISDIR(status.st_mode):
         identity = (status.st_dev, status.st_ino)
         if identity in above:
-            raise M5Error(f"{location} is a link to a folder that contains it", hint="Remove that link.")
+            raise M5Error(f"{location} is a link to a folder that contains the link", hint="Remove that link.")
         yield from _folder(location, path, above | {identity})
     else:
         raise M5Error(
-            f"{location} is neither a file nor a folder", hint="Move it out of the paths that m5ws.toml pins."
+            f"{location} is neither a file nor a folder", hint="Move the path out of the paths that m5ws.toml pins."
         )
 
 

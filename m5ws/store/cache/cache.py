@@ -151,8 +151,9 @@ class CachedStore:
     def _alone(self, key: str) -> Iterator[None]:
         """Hold the lock of an object while it is fetched, so that a machine fetches it once.
 
-        The kernel releases the lock of a killed process; the wait for a hanging one ends after _PATIENCE_S. No process
-        holds two of these locks, so there is no deadlock. If the file system has no locks, every process fetches.
+        The kernel releases the lock of a killed process; the wait for a hanging process ends after _PATIENCE_S. No
+        process holds two of these locks, so there is no deadlock. If the file system has no locks, every process
+        fetches.
         """
         name = f"{zlib.crc32(key.encode()) % _STRIPES:03x}"
         try:

@@ -41,7 +41,7 @@ class CacheLimit:
     def trim(self, wanted_bytes: int, at_least_bytes: int = 0, *, wait: bool = False) -> None:
         """Evict the least recently used entries until `wanted_bytes` more fit, and at least `at_least_bytes`.
 
-        If another process is trimming, does nothing, or trims after that one with `wait`. Raises OSError.
+        If another process is trimming, does nothing, or trims after that process with `wait`. Raises OSError.
         """
         with self._locked("trim", math.inf if wait else 0.0) as trimming:
             if trimming is None:

@@ -1,4 +1,4 @@
-"""Translation of botocore's errors into those of `s3.errors`, by type and by code, never by text.
+"""Translation of botocore's errors into the errors of `s3.errors`, by type and by code, never by text.
 
 obstore has types for a few cases and codes for none. A request that fails there is repeated with botocore's client, and
 the errors of that client are translated here.

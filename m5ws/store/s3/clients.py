@@ -1,7 +1,7 @@
 """The clients of an S3 store, created on first use, and the credentials they share.
 
-Credentials come from boto3's chain and are read again every half minute, so that obstore gets refreshed ones during
-long work. No client retries; `s3.retry` does. botocore takes long to import, and is only loaded for these cases:
+Credentials come from boto3's chain and are read again every half minute, so that obstore gets refreshed credentials
+during long work. No client retries; `s3.retry` does. botocore takes long to import, and is only loaded for these cases:
 credentials outside of plain variables, an endpoint by AWS's rules, an unknown bucket region, and failed requests.
 """
 
@@ -35,7 +35,7 @@ _AWS_HOSTS = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
 
 
 class Connection:
-    """A bucket's clients. Safe in several threads; create a new one after a fork."""
+    """A bucket's clients. Safe in several threads; create a new connection after a fork."""
 
     def __init__(self, location: Location) -> None:
         self.location = location

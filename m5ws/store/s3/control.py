@@ -81,7 +81,7 @@ class Control:
             read_timeout=options.stall_s,
             retries={"total_max_attempts": 1},
             max_pool_connections=64,
-            # Some servers refuse checksums that S3 does not require. `s3.transfer` sends the required one.
+            # Some servers refuse checksums that S3 does not require. `s3.transfer` sends the required checksum.
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
             signature_version="s3v4",

@@ -70,7 +70,9 @@ def _given(options: StoreOptions) -> dict[str, object]:
 def _consistent(options: StoreOptions) -> StoreOptions:
     endpoint = options.endpoint_url
     if endpoint is not None and urlsplit(endpoint).scheme not in ("http", "https"):
-        raise UsageError(f"[store] endpoint_url = {endpoint!r} is not a URL", hint="Start it with https:// or http://.")
+        raise UsageError(
+            f"[store] endpoint_url = {endpoint!r} is not a URL", hint="Begin the URL with https:// or http://."
+        )
     if endpoint is not None and urlsplit(endpoint).username is not None:
         raise UsageError("[store] endpoint_url contains a user name", hint="Put credentials into AWS's own files.")
     return options

@@ -1,7 +1,7 @@
 """Test of the guarantee that a store needs: if several writers create one object, exactly one succeeds.
 
-Some servers ignore `If-None-Match`. Others let several concurrent writers succeed (docs/how-to/team-store.md). On
-those, two writers could both own one name.
+Some servers ignore `If-None-Match`. Others let several concurrent writers succeed (docs/how-to/team-store.md). On such
+servers, two writers could both own one name.
 """
 
 import secrets

@@ -93,7 +93,7 @@ class S3Store:
         self.connection.remember(region)
 
     def expected_region(self) -> str | None:
-        # The bucket of a new store may differ from the remembered one.
+        # The bucket of a new store may differ from the remembered bucket.
         self.connection.forget()
         region = self.region()
         wanted = self.location.options.region or self.connection.here
@@ -125,7 +125,7 @@ class S3Store:
         return self.location.prefix + checked(key)
 
     def _created(self, path: str, upload: Upload, *, by_boto3: bool) -> bool:
-        """Put an object. Return True if the existing object is from this attempt or from an earlier one."""
+        """Put an object. Return True if the existing object is from this attempt or from an earlier attempt."""
         try:
             self.requests.call(
                 f"writing {path}", lambda number: self._transfer.write(path, upload, by_boto3=by_boto3 or number > 0)

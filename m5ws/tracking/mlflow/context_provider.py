@@ -1,6 +1,7 @@
 """MLflow's run-context plug-in. It tags a run that a training script starts itself with its m5ws run.
 
-MLflow makes the plug-in before it opens a database. So a script of a run waits here until the embedded one is ready.
+MLflow makes the plug-in before it opens a database. So a script of a run waits here until the embedded database is
+ready.
 
 MLflow imports it in every process that uses MLflow, with or without m5ws. So it imports almost nothing, raises
 nothing, and returns no tags without M5WS_CONTEXT.

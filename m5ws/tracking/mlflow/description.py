@@ -20,7 +20,7 @@ _NOTE_CHARACTERS = 500
 
 
 def describe_run(subject: Subject, verdicts: Sequence[Verdict], joint: JointVerdict | None = None) -> str:
-    """Return the description in Markdown. `verdicts` are those that name the run, oldest first.
+    """Return the description in Markdown. `verdicts` name the run, oldest first.
 
     `joint` is its newest joint verdict.
     """
@@ -41,7 +41,7 @@ def describe_run(subject: Subject, verdicts: Sequence[Verdict], joint: JointVerd
     if run.parent is not None:
         lines.append(f"Starts after step {run.parent.step} of run `{run.parent.run}`.")
     lines += [
-        f"Attempt {attempt} ran in another environment than the first one: {differs}."
+        f"Attempt {attempt} ran in another environment than the first attempt: {differs}."
         for attempt, differs in subject.environments.items()
     ]
     if subject.annotation and subject.annotation.message:

@@ -217,7 +217,7 @@ class Follower:
     def _send(self, page: Any, points: Sequence[Point]) -> int:
         """Send points from the front of the queue, and return the number of points that are done.
 
-        A point that MLflow refuses is left out, so that later ones are delivered. It is found by halving the batch.
+        A point that MLflow refuses is left out, so that later points are delivered. It is found by halving the batch.
         """
         try:
             return int(page.send(points))

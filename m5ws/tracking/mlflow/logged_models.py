@@ -71,7 +71,7 @@ class Models:
         self._link([(known[result.record].model_id, result.after) for result in each])
 
     def _ask(self, run: Run) -> dict[Digest, Any]:
-        """Return MLflow's models by their checkpoint's digest, and remember those that the page lists."""
+        """Return MLflow's models by their checkpoint's digest, and remember the models that the page lists."""
         if self._known is None:
             query = f"tags.`{RUN_TAG}` = '{run.id}'"
             models = pages(

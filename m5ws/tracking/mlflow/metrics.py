@@ -44,7 +44,7 @@ class Points:
 
     After an attempt, ranks without records no longer count. A step that a kill interrupted is no point, because its
     tokens would be of fewer ranks than its neighbours'. The ledger still has it. A resumed attempt repeats steps. A
-    repeated step with equal bits is the same point and is not given again; one with other bits is.
+    repeated step with equal bits is the same point and is not given again; a step with other bits is.
     """
 
     def __init__(self) -> None:

@@ -2,7 +2,8 @@
 
 MLflow creates or upgrades a database's schema in the process that opens it first. Processes that open it at the same
 time break each other's migration. So m5ws migrates once, under a lock on a file beside the database, and records it in
-this file. The first process that needs MLflow does it (`m5ws ui`, a follower, or a script), and all others wait.
+this file. The first process that needs MLflow does it (`m5ws ui`, a follower, or a script), and all other processes
+wait.
 
     python -P -m m5ws.tracking.mlflow.migrations TRACKING_URI EXPERIMENT
 """

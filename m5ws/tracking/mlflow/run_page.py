@@ -161,7 +161,7 @@ def order(run: Any) -> tuple[int, int, int, str]:
 
 
 def open_page(client: Any, experiment: str, artifacts: Path | None, subject: Subject, started_ms: int) -> RunPage:
-    """Return the run's page: the existing one, or the one that its script started, or a new one."""
+    """Return the run's page: the existing page, or the page that its script started, or a new page."""
     run_ids = find(client, subject.run.id)
     if not run_ids:
         created = client.create_run(
@@ -177,7 +177,7 @@ def open_page(client: Any, experiment: str, artifacts: Path | None, subject: Sub
 
 
 def open_experiment(client: Any, name: str, artifacts: Path | None) -> str:
-    """Return the experiment's id. A missing one is created, with its files in `artifacts`."""
+    """Return the experiment's id. A missing experiment is created, with its files in `artifacts`."""
     from mlflow.exceptions import MlflowException
 
     existing = client.get_experiment_by_name(name)

@@ -15,7 +15,7 @@ SWEEP_PAGE_TAG = "m5ws.sweep_page"
 
 
 def open_page(client: Any, experiment_id: str, sweep: Sweep) -> str:
-    """Return the MLflow run that is the page of a sweep. A missing one is created."""
+    """Return the MLflow run that is the page of a sweep. A missing page is created."""
     from mlflow.exceptions import MlflowException
 
     if not (page_ids := _find(client, sweep)):

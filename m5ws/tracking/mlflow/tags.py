@@ -34,9 +34,9 @@ _SHORT = 12
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
-    """A run with its snapshot. `facts` are those of its newest attempt, as its ranks observed them.
+    """A run with its snapshot. `facts` belong to its newest attempt, as its ranks observed them.
 
-    `environments`: by attempt, the differences of its environment from the first one's that can change bits.
+    `environments`: by attempt, the differences of its environment from the first attempt's that can change bits.
     """
 
     run: Run
@@ -49,7 +49,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DatasetInput(msgspec.Struct, frozen=True, kw_only=True):
-    """A dataset as MLflow lists it: the digest cut to MLflow's 36 characters, the full one in `tags`."""
+    """A dataset as MLflow lists it: the digest cut to MLflow's 36 characters, the full digest in `tags`."""
 
     name: str
     digest: str
@@ -104,7 +104,7 @@ def tags(subject: Subject) -> dict[str, str]:
 
 
 def note_tags(subject: Subject) -> dict[str, str]:
-    """Return the tags of a run's notes: its expectation, the newest note and the newest outcome; no absent ones."""
+    """Return the tags of a run's notes: its expectation, the newest note and the newest outcome; no absent notes."""
     newest = next((note.text for note in reversed(subject.notes) if note.kind == "note"), None)
     texts = {"why": notes.why(subject.notes), "note": newest, "outcome": notes.outcome(subject.notes)}
     return {f"m5ws.{key}": _one_line(value) for key, value in texts.items() if value is not None}
@@ -143,7 +143,7 @@ def notice_tag(notices: Iterable[Notice]) -> dict[str, str]:
 
 
 def _annotation(repo: Repository, run: Run) -> Annotation | None:
-    """Return the snapshot's message when the run began. Later ones belong to other runs."""
+    """Return the snapshot's message when the run began. Later messages belong to other runs."""
     annotations = snapshots.annotations(repo, run.snapshot)
     before = [each for each in annotations if each.created_s <= run.created_s] or annotations[:1]
     return before[-1] if before else None
@@ -161,7 +161,7 @@ def _facts(repo: Repository, run_id: str, attempt: int) -> dict[str, str | None]
 
 
 def _environments(repo: Repository, run_id: str) -> Iterator[tuple[int, str]]:
-    """Yield each attempt that began in another environment than the first one, with the differences."""
+    """Yield each attempt that began in another environment than the first attempt, with the differences."""
     for attempt in ledger.attempts(repo, run_id)[1:]:
         for event in summaries.load(repo, run_id, attempt).get(NODE, ()):
             if isinstance(event, Notice) and event.kind == "other-environment":

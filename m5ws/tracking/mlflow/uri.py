@@ -1,4 +1,4 @@
-"""The location of a tracking store. The embedded one is a SQLite file; any other one is external."""
+"""The location of a tracking store. The embedded store is a SQLite file; any other store is external."""
 
 from pathlib import Path
 

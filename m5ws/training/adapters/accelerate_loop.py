@@ -1,9 +1,8 @@
 """A loop with Accelerate: `for batch in m5ws.adapters.accelerate(accelerator, model, optimizer, loader, …)`.
 
 The loop hands out the batches of a prepared loader, epoch after epoch, until the optimizer's last step. A step ends
-when the loop asks for a batch after one that synchronised gradients, so gradients may be accumulated. A resume leaves
-batches out by `skip_first_batches`.
-https://huggingface.co/docs/accelerate/package_reference/accelerator
+when the loop asks for a batch after a batch that synchronised gradients, so gradients may be accumulated. A resume
+leaves batches out by `skip_first_batches`. https://huggingface.co/docs/accelerate/package_reference/accelerator
 """
 
 from collections.abc import Iterator, Mapping
@@ -68,7 +67,7 @@ class Batches:
             self._training.record(quantities)
 
     def stop(self) -> None:
-        """Make the present step the last one; call this on all ranks in the same step."""
+        """Make the present step the last step; call this on all ranks in the same step."""
         self._is_stopping = True
 
     def begin(self, active: ActiveRank, model: Any, optimizer: Any, scheduler: Any, state: Mapping[str, Any]) -> None:

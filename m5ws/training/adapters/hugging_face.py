@@ -76,7 +76,7 @@ class _Callback:
         best = state["best_model_checkpoint"]
         if args.load_best_model_at_end and best is not None and not Path(best).is_dir():
             raise Unsupported(
-                f"load_best_model_at_end=True needs {best}, which an earlier attempt saved and this one does not have",
+                f"load_best_model_at_end=True needs {best}, which an earlier attempt saved and this attempt lacks",
                 hint="Save to a folder that all attempts share, or load the best checkpoint in a script of its own.",
             )
         group = collectives.new_group()

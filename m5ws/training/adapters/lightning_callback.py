@@ -69,7 +69,7 @@ def _overrides(item: Any, hook: str) -> bool:
 
 
 def _fetcher(trainer: Any) -> Any:
-    """Return the iterator of the training's batches. Raises Unsupported if Lightning has another one."""
+    """Return the iterator of the training's batches. Raises Unsupported if Lightning has another iterator."""
     fetcher = internals.data_fetcher(trainer.fit_loop)
     if fetcher is None:
         raise Unsupported("this version of Lightning reads its batches in a way that m5ws does not know")
@@ -85,7 +85,7 @@ class _Hooks:
 
     _training: Training | None = None
     _step = 0
-    """The number of optimizer steps before the present one."""
+    """The number of optimizer steps before the present step."""
     _repeats = False
     """True until the first batch of a resume is read."""
     _is_begun = False
@@ -130,7 +130,7 @@ class _Hooks:
             raise Unsupported("Lightning cannot go on after its last step", hint="Fork from an earlier checkpoint.")
         counters = training.position["counters"]
         loops = copy.deepcopy(counters["loops"])
-        # The next batch may be the last one of its epoch, and it is not done.
+        # The next batch may be the last batch of its epoch, and is not done.
         loops[_BATCHES]["is_last_batch"] = loops[_BATCHES]["is_last_batch"] and training.is_complete
         trainer.fit_loop.load_state_dict(loops)
         for callback in trainer.callbacks:

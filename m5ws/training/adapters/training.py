@@ -27,7 +27,7 @@ from m5ws.training.state.plain_state import RestoreError
 
 _SESSION = "Remove the line of the adapter: the script is then observed. Or write the loop with m5ws.session()."
 _WORK = "{work}"
-"""Stands for the work directory, which is another one in each attempt."""
+"""Stands for the work directory, whose path differs between attempts."""
 _NESTED = ("sampler", "batch_sampler", "synchronized_generator")
 
 
@@ -79,7 +79,7 @@ class Training:
     ) -> bool:
         """Begin the session, and restore the checkpoint to resume; return True if no step is left; collective."""
         if Training.recorded_rank is self._active:
-            raise Unsupported("an adapter records one training of a process, and this is the second one")
+            raise Unsupported("an adapter records one training of a process, and this is the second training")
         Training.recorded_rank = self._active
         self._loader.hold(loaders)
         self._optimizer = optimizer[0] if isinstance(optimizer, list) else optimizer
@@ -194,11 +194,11 @@ class Training:
         raise Unsupported("the framework trains more steps than it announced when it began")
 
     def _check(self, digest: str) -> None:
-        """Raise RestoreError unless the first batch is the one that followed the checkpoint. A fork may change it."""
+        """Raise RestoreError unless the first batch followed the checkpoint. A fork may change the batch."""
         assert self.position is not None
         if self._active.context.parent is None and digest != self.position["next"]:
             raise RestoreError(
-                "the data does not continue where the checkpoint was made: the next batch is another one",
+                "the data does not continue where the checkpoint was made: the next batch differs",
                 hint="The order or the examples of the loader depend on more than its seeds, such as random numbers of "
                 "worker processes. `m5ws fork RUN` goes on with other data, as a run of its own.",
             )

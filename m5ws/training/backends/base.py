@@ -88,9 +88,9 @@ class Staged(Protocol):
     def save(self, objects: Objects, group: "ProcessGroup | None", fingerprints: Mapping[str, str]) -> Saved:
         """Write all state; collective, in any thread. When it returns on a rank, that rank's bytes are durable.
 
-        `fingerprints` are those of `tensors()`; they show the replicas that differ from rank to rank. An error is
-        raised on the failing rank alone, and the caller reports it to the others. Therefore a save must not wait for a
-        failed rank in any collective but on `group`: gloo times out, and keeps its errors.
+        `fingerprints` belong to `tensors()`; they show the replicas that differ from rank to rank. An
+        error is raised on the failing rank alone, and the caller reports it to the other ranks. Therefore a save must
+        not wait for a failed rank in any collective but on `group`: gloo times out, and keeps its errors.
         """
 
 

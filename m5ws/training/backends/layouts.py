@@ -1,7 +1,7 @@
 """The layout of optimizer state, recorded so that a restore can rebuild each tensor.
 
-A tensor has the layout of its parameter or another one. Invariant: if the parameter has its old layout, `like` returns
-the layout that a stored leaf had when it was saved.
+A tensor has the layout of its parameter or another layout. Invariant: if the parameter has its old layout, `like`
+returns the layout that a stored leaf had when it was saved.
 """
 
 from collections.abc import Mapping
@@ -77,7 +77,7 @@ def like(
 
 
 def as_it_is(state: Mapping[str, torch.Tensor], leaf: str, wanted: LayoutLike) -> torch.Tensor:
-    """Return the live tensor of a leaf. Raises StateError if a rebuilt one would have another layout."""
+    """Return the live tensor of a leaf. Raises StateError if a rebuilt tensor would have another layout."""
     tensor = state[leaf]
     if wanted != (now := _of(tensor, tensor.dtype)):
         raise StateError(f"{leaf} is {now}, and would be restored as {wanted}")

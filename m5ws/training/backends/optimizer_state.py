@@ -3,7 +3,7 @@
 Each tensor in a parameter's state is a leaf: `NAME.exp_avg`, `NAME.factors.L`, `NAME.history[0]`. The inner tensors of
 a wrapper tensor (`subclasses`) are leaves too: `NAME.exp_avg.codes`. Leaves are tensors of the content. Containers and
 values that are no tensors are extras. Extras that are the same on all ranks with the parameter, such as step counts,
-hold for any number of ranks; the others are a rank's own.
+hold for any number of ranks; other extras are a rank's own.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ def as_optimizers(given: Any) -> tuple[torch.optim.Optimizer, ...]:
         kind = type(optimizer)
         if kind.__module__.partition(".")[0] == "deepspeed":
             raise UsageError(
-                f"the {kind.__name__} is DeepSpeed's: m5ws.session(engine=engine) restores it, with its engine",
+                f"the {kind.__name__} is DeepSpeed's: m5ws.session(engine=engine) restores optimizer and engine",
                 hint="Register the first result of deepspeed.initialize(): m5ws.session(engine=engine, …).",
             )
         if not (hasattr(optimizer, "param_groups") and hasattr(optimizer, "state")):
@@ -119,7 +119,7 @@ def extras(state: State) -> Extras:
 def split_extras(
     extras: Extras, objects: Objects, group: "torch.distributed.ProcessGroup | None"
 ) -> tuple[Extras, Extras]:
-    """Return extras in two: those that are equal on all ranks with the parameter, and this rank's own; collective.
+    """Return extras in two: the extras that are equal on all ranks with the parameter, and this rank's own; collective.
 
     The first are complete on rank 0, even for parameters that rank 0 does not have.
     """

@@ -1,6 +1,6 @@
 """FSDP2, DDP, pipeline stages and single processes: parameters, buffers, optimizer state by name, through DCP.
 
-Names are those of the unwrapped model. A checkpoint of one wrapping, or of another number of ranks, therefore loads
+Names are as in the unwrapped model. A checkpoint of one wrapping, or of another number of ranks, therefore loads
 into another. Optimizer state is named by its parameter, never by an index.
 """
 
@@ -259,7 +259,7 @@ class TorchBackend:
             def given(leaf: str, name: str = name, parameter: torch.Tensor = parameter) -> torch.Tensor:
                 if leaf not in records:
                     raise RestoreError(f"the checkpoint lacks {leaf}, which its optimizer had")
-                # The factors of a square matrix have its shape by chance: those of other matrices decide.
+                # The factors of a square matrix have its shape by chance: the factors of other matrices decide.
                 alike = leaf.removeprefix(f"optimizer.{name}.") not in unlike
                 return make(leaf, layouts.like(leaf, parameter, records[leaf], common, alike))
 

@@ -66,7 +66,7 @@ class StagedState:
     def plain(
         self, objects: Objects, group: "torch.distributed.ProcessGroup | None"
     ) -> tuple[dict[str, Plain], dict[str, Plain]]:
-        """Return the non-tensor state of all ranks and of this one; collective, and the first is whole on rank 0."""
+        """Return the non-tensor state of all ranks, whole on rank 0, and of this rank; collective."""
         alike, own = optimizer_state.split_extras(self.extras, objects, group)
         common = {**self.common, **_on_all(self.layouts, objects, group), "optimizer": alike}
         # Stages of a pipeline may have groups of their own.
@@ -141,7 +141,7 @@ def _box(name: str, tensor: DTensor) -> Box | None:
 
 
 def staged_copy(name: str, tensor: torch.Tensor, copier: Stager) -> torch.Tensor:
-    """Return the copier's copy of a tensor; of a sharded one, with a copy of this rank's part."""
+    """Return the copier's copy of a tensor. The copy of a sharded tensor has a copy of this rank's part."""
     if not isinstance(tensor, DTensor):
         return copier.copy(name, tensor)
     local = sharded.local_part(tensor)

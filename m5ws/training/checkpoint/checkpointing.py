@@ -281,11 +281,11 @@ def _read_plain(objects: Objects, part: Slice | None, names: Sequence[str]) -> d
 
 
 def verify_fingerprints(kind: str, restored: Mapping[str, str], saved: Mapping[str, str], step: int) -> None:
-    """Raise RestoreError unless the restored values equal the saved ones, name by name and bit by bit."""
+    """Raise RestoreError unless the restored values equal the saved values, name by name and bit by bit."""
     names = sorted(name for name in {*restored, *saved} if restored.get(name) != saved.get(name))
     if names:
         listed = ", ".join(f"{name} (saved {saved.get(name)}, restored {restored.get(name)})" for name in names[:5])
         raise RestoreError(
-            f"the state restored after step {step} differs from the saved one: {len(names)} {kind} differ: {listed}",
-            hint="`m5ws fsck` checks the checkpoint for damage. If it has none, some state is not recorded.",
+            f"the state restored after step {step} differs from the saved state: {len(names)} {kind} differ: {listed}",
+            hint="`m5ws fsck` checks the checkpoint for damage. Without damage, some state is not recorded.",
         )

@@ -133,7 +133,7 @@ class CheckpointWriter:
     def save(self, step: int, common: dict[str, Plain], rank: dict[str, Plain], began_s: float, *, last: bool) -> None:
         """Stage the state after a step and save it: in parallel to the training, or, for the last, before returning.
 
-        `common` and `rank` are those of `TrainingState`; `began_s` is the time at which the training was stopped.
+        `common` and `rank` are as in `TrainingState`; `began_s` is the time at which the training was stopped.
         """
         beside = self._saving.asynchronous and not last and self._has_memory()
         staged = self._backend.stage(self._buffers if beside else NoCopyStager())

@@ -74,7 +74,7 @@ def replay(update: Update, beta1: float, beta2: float, anchor: int, step: int) -
 
 
 def builders() -> Iterator[Any]:
-    """Yield the builders of the operators that an engine loads: CPUAdam's, and on a CPU that of `init_distributed`."""
+    """Yield the builders of the operators that an engine loads: of CPUAdam, and on a CPU of `init_distributed`."""
     from deepspeed.accelerator import get_accelerator
     from deepspeed.ops.op_builder import CPUAdamBuilder
 

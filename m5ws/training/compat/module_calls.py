@@ -25,7 +25,7 @@ Around = Callable[[Callable[..., Any], torch.nn.Module, tuple[Any, ...], dict[st
 
 
 def surround(around: Around, before_backward: Callable[[torch.Tensor], None]) -> None:
-    """Let `around` make the calls of modules in this thread that are not within another one, or in a backward pass.
+    """Let `around` make the calls of modules in this thread that are not within another call, or in a backward pass.
 
     `before_backward` gets each tensor on which the script calls `backward()`. Traced calls are left as they are.
     """
@@ -64,7 +64,7 @@ def is_traced() -> bool:
 
     By torch.compile, torch.export, torch.jit.trace, torch.func, fake tensors, or a CUDA graph.
     """
-    # torch.compile evaluates the first condition while it traces, and the others are then not traced.
+    # torch.compile evaluates the first condition while it traces, and the other conditions are then not traced.
     return (
         torch.compiler.is_compiling()
         or torch._C._is_tracing()

@@ -1,4 +1,4 @@
-"""Internals of torch's modules: names in the paths of wrapped ones, compiled ones, metadata of state dictionaries."""
+"""Internals of torch's modules: attributes of wrappers, compiled modules, metadata of state dictionaries."""
 
 import sys
 from typing import Any

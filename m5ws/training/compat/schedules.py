@@ -10,11 +10,11 @@ from m5ws.training.compat.facts import Fact
 
 _COUNT, _LAST = "_step_count", "_last_lr"
 POSITION = ("last_epoch", _COUNT, _LAST, "_get_lr_called_within_step", "_is_initial")
-"""Keys of a schedule's state that are its position; the others are its constants."""
+"""Keys of a schedule's state that are its position; the other keys are its constants."""
 
 
 def has_rates(scheduler: Any) -> bool:
-    """Return True if a schedule can compute its learning rates at any position, not only the next ones."""
+    """Return True if a schedule can compute its learning rates at any position, not only at the next positions."""
     return isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR) or hasattr(scheduler, "_get_closed_form_lr")
 
 

@@ -67,7 +67,7 @@ def place(optimizer: Any, parameter: torch.nn.Parameter) -> tuple[int, int, int]
 
 
 def part(parameter: Any) -> torch.Tensor | None:
-    """Return this rank's part of a parameter that ZeRO 3 has cut, padded; None for any other."""
+    """Return this rank's part of a parameter that ZeRO 3 has cut, padded; None for any other parameter."""
     return parameter.ds_tensor if hasattr(parameter, "ds_tensor") else None
 
 
@@ -97,7 +97,7 @@ def shape(parameter: Any) -> tuple[int, ...]:
 
 
 def drop_second_copy(parameter: Any) -> None:
-    """Release hpZ's second copy of a parameter, which DeepSpeed itself keeps for a frozen one."""
+    """Release hpZ's second copy of a parameter, which DeepSpeed itself keeps for a frozen parameter."""
     if getattr(parameter, "ds_secondary_tensor", None) is not None:
         parameter.ds_secondary_tensor = None
 

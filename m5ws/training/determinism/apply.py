@@ -1,6 +1,6 @@
 """Determinism settings of torch, applied in the rank before the script starts.
 
-The launcher sets those that must be in the environment before Python starts (`m5ws.records.determinism`).
+The launcher applies the settings that must be in the environment before Python starts (`m5ws.records.determinism`).
 """
 
 import torch

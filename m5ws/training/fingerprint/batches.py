@@ -1,4 +1,4 @@
-"""Tensors as runs of words, which `run_sums` and `triton_sums` add up, and their sums from those of the runs."""
+"""Tensors as runs of words, which `run_sums` and `triton_sums` add up, and their sums from the sums of the runs."""
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +20,7 @@ class Batch:
     def __init__(self) -> None:
         self.copies_bytes = 0
         self._held: list[torch.Tensor] = []
-        # Numbers, and no object for each tensor: the garbage collector would visit those of thousands of tensors.
+        # Numbers, and no object for each tensor: the garbage collector would visit thousands of objects.
         self._runs = array("Q")
         self._owners = array("Q")
 

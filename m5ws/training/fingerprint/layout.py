@@ -9,7 +9,7 @@ from functools import lru_cache
 from m5ws.training.backends.base import Box, Span
 
 Rows = tuple[int, int, int, int]
-"""The number of rows, the length of a row in elements, the index of the first one, and from a row to the next."""
+"""Number of rows, length of a row in elements, index of the first element, distance of two rows in indices."""
 
 
 def rows(count: int, place: Span | Box) -> Iterable[Rows]:

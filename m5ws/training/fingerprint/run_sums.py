@@ -5,7 +5,7 @@ The words are given as runs, rows of a matrix of unsigned 64-bit integers:
     address, width, rows, length, first, stride, sum
 
 A run is `rows` times `length` words of `width` bytes (1, 2, 4 or 8), one after another from `address`. The first word
-has the index `first`, and each row begins `stride` indices after the one before. `sum` is the result: the sum of the
+has the index `first`, and each row begins `stride` indices after the row before. `sum` is the result: the sum of the
 words' mixes, modulo 2^64.
 """
 
@@ -50,7 +50,7 @@ def _total(words: NDArray[np.unsignedinteger], length: int, first: int, stride: 
         np.add(bits, _RAMP[: part.size], out=bits)
         np.add(bits, np.uint64((first + start) * INDEX & _MASK), out=bits)
         if length < words.size:
-            # A row begins `stride` indices after the one before, instead of `length`.
+            # A row begins `stride` indices after the row before, instead of `length`.
             row = np.arange(start, start + part.size, dtype=np.uint64) // np.uint64(length)
             np.add(bits, row * np.uint64((stride - length) * INDEX & _MASK), out=bits)
         for shift, factor in ROUNDS:

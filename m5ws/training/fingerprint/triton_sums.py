@@ -58,7 +58,7 @@ def _tiles(runs: run_sums.Runs) -> NDArray[np.int64]:
 
 @triton.jit
 def sum_tiles(runs: tl.tensor, tiles: tl.tensor, tile_words: tl.constexpr) -> None:
-    """Add the sum of a tile to that of its run. `runs` and `tiles` point to tables of 64-bit integers."""
+    """Add the sum of a tile to the sum of its run. `runs` and `tiles` point to tables of 64-bit integers."""
     tile = tiles + 2 * tl.program_id(0).to(tl.int64)
     run = runs + _COLUMNS * tl.load(tile)
     start = tl.load(tile + 1).to(tl.uint64)
@@ -67,7 +67,7 @@ def sum_tiles(runs: tl.tensor, tiles: tl.tensor, tile_words: tl.constexpr) -> No
     count = tl.minimum(tl.load(run + _ROWS) * length - start, tile_words).to(tl.int32)
     row = start // length
     index = (tl.load(run + _FIRST) + start + row * (stride - length)) * _INDEX
-    # A row begins `stride` indices after the one before, instead of `length`: a jump. A tile has at most one end of a
+    # A row begins `stride` indices after the row before, instead of `length`: a jump. A tile has at most one end of a
     # row that is longer than the tile. Such a row counts as long as a tile, so that 32 bits have the rows of words.
     short = tl.minimum(length, tile_words).to(tl.int32)
     column = short - tl.minimum(length - start % length, tile_words).to(tl.int32)

@@ -12,7 +12,7 @@ from m5ws.training.compat import tensors
 from m5ws.training.observation import samples, zero
 
 _READ = 16
-"""Forward passes of a step of which values are read. The others are counted."""
+"""Forward passes of a step of which values are read. The other forward passes are counted."""
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Forwards:
     outputs: list[samples.Sample] = field(default_factory=list)
     count: int = 0
     _computed: set[StorageWeakRef] = field(default_factory=set)
-    """Memory of the values that left modules: passed to another one, they are no data."""
+    """Memory of the values that left modules: passed to another module, they are no data."""
 
     def add(self, module: torch.nn.Module, passed: Sequence[torch.Tensor], returned: Sequence[torch.Tensor]) -> None:
         """Add a call of a module, with the tensors in its arguments and in its output."""
@@ -46,7 +46,7 @@ class Forwards:
         return not self._computed.isdisjoint(samples.memory(tensor))
 
     def alive(self) -> list[torch.nn.Module]:
-        """Return the modules of this step and the one before that still exist."""
+        """Return the modules of this step and the step before that still exist."""
         every = self.earlier | self.modules
         return [module for ref in every.values() if (module := ref()) is not None]
 

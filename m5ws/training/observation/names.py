@@ -1,11 +1,11 @@
 """Labels of observed modules and optimizers, and names of their tensors.
 
-Modules are numbered in the order of their first calls, optimizers in that of their first steps.
+Modules are numbered in the order of their first calls, optimizers in the order of their first steps.
 `model` is the first module with parameters that was called, `model2` the second. A parameter of `model` is named as in
 a session, `model.blocks.0.weight`, and its state in the first optimizer `optimizer.blocks.0.weight.exp_avg`.
 
-A later attempt may call them in another order. It knows a module by its type, sizes and place in an optimizer, and an
-optimizer by its type and its first group, so that a group that a script adds later changes nothing.
+A later attempt may call modules and optimizers in another order. It knows a module by its type, sizes and place in an
+optimizer, and an optimizer by its type and its first group, so that a group that a script adds later changes nothing.
 """
 
 import weakref
@@ -62,7 +62,7 @@ class Names:
         return self._modules[module]
 
     def optimizer(self, optimizer: torch.optim.Optimizer, within: torch.optim.Optimizer | None = None) -> str:
-        """Return the label of an optimizer. The first one `within` another, which calls it, has the label of that."""
+        """Return the label of an optimizer. The first optimizer that `within` calls has the label of `within`."""
         if optimizer not in self._optimizers:
             label = self._optimizers[within] if within is not None else None
             parameters = optimizer.param_groups[0]["params"] if optimizer.param_groups else ()
@@ -76,7 +76,7 @@ class Names:
         return self._optimizers[optimizer] or ""
 
     def _label(self, word: str, item: object, parameters: Sequence[torch.Tensor], place: str = "") -> str:
-        """Return a label: that of the earlier attempts for an object of this description, or a new one."""
+        """Return the earlier attempts' label for an object of this description, or a new label."""
         if self._earlier is None:
             self._earlier = self._load_earlier()
         known = {label: text for label, text in self._earlier.items() if _word(label) == word}
@@ -137,7 +137,7 @@ class Names:
     ) -> dict[str, torch.Tensor]:
         """Return this rank's parts of all parameters, buffers and optimizer states, by name.
 
-        The `initial` ones are without buffers, which the first forward pass has changed.
+        The `initial` parts are without buffers, which the first forward pass has changed.
         """
         tensors, names = self.of_modules(modules, buffers=not initial)
         for optimizer in optimizers:
@@ -170,7 +170,7 @@ def describe(item: object, parameters: Collection[torch.Tensor]) -> str:
 
 
 def _fit(one: str, two: str) -> bool:
-    """Return True unless two places are different ones of the same optimizer: not all optimizers may have stepped."""
+    """Return True unless two places are different places in the same optimizer: not all optimizers may have stepped."""
     return one == two or one.partition(" ")[0] != two.partition(" ")[0]
 
 
@@ -201,7 +201,7 @@ def _state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, label: str
 
 
 def local_parts(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the tensors with the bytes of one tensor: its own part on this rank, or the inner ones of a wrapper."""
+    """Return the tensors with the bytes of one tensor: its own part on this rank, or the inner tensors of a wrapper."""
     wrapped = subclasses.parts(tensor)
     if wrapped is not None:
         return {f"{name}.{attribute}": samples.local(inner) for attribute, inner in wrapped.inner.items()}

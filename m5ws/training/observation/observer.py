@@ -2,10 +2,10 @@
 
 A step is one update: all calls of optimizers that follow each other without a forward pass with gradients in between,
 in which no parameters are updated twice. Steps are numbered from 1. A step that a gradient scaler skips is no step. Its
-forward pass belongs to the next one.
+forward pass belongs to the next step.
 
 A step is recorded when its last optimizer has been called: before the script can save a checkpoint of it and be killed.
-Which optimizer is the last is known from earlier steps. The first step of a run is recorded when the next one begins.
+Which optimizer is the last is known from earlier steps. The first step of a run is recorded when the next step begins.
 
 The loss of an optimizer is the sum of the scalars on which `backward()` was called since the call of the optimizer
 before.
@@ -40,7 +40,7 @@ _OPTIMIZERS = 16
 """Optimizers of a step whose values are read. A script may have one for each parameter, called in the backward pass."""
 _EVERY = 1000
 _UNCHECKED = (
-    "the script continued after step {}, the last one of the attempts before. No step was repeated, so it is unknown "
+    "the script continued after step {}, the last step of the attempts before. No step was repeated, so it is unknown "
     "whether the resume was exact. `m5ws reproduce` shows it"
 )
 _RESTARTED = "the script started from the beginning: it does the first step again, and continues from no checkpoint"
@@ -67,7 +67,7 @@ class Observer:
         self._forwards = Forwards()
         self._update: Update | None = None
         self._calls: list[tuple[torch.optim.Optimizer, Call]] = []
-        """The calls of optimizers that have begun, each within the one before it."""
+        """The calls of optimizers that have begun, each within the call before it."""
         self._together: set[frozenset[str]] = set()
         """The labels of the optimizers of each kind of step."""
         self._counts = Counts()
@@ -142,7 +142,7 @@ class Observer:
         self._calls.append((optimizer, call))
         if self._update is not None and self._update.updated & optimizer_values.places(optimizer):
             self._close(self._update.forwards.engine())
-        # Before each call up to the first update: an optimizer that contains another one has no state of its own.
+        # Before each call up to the first update: an optimizer that contains another optimizer has no state of its own.
         if self._update is None and not self._numbered:
             self._begun = True
             self._initial = self._fingerprints(self._forwards, [optimizer], initial=True)
@@ -153,7 +153,7 @@ class Observer:
             self._calls[-1][1].calls_another = True
         is_skipped = optimizer_values.is_skipped(optimizer)
         if call.calls_another or call.creates_state or is_skipped:
-            return  # The step of the one inside counts, if there is one.
+            return  # The step of the optimizer inside counts, if there is one.
         if self._update is None:
             self._update, self._forwards = Update(self._forwards), Forwards(earlier=self._forwards.modules)
         update = self._update
@@ -172,7 +172,7 @@ class Observer:
             self._counts.numbers[label] = None
         elif not is_repeated:
             self._counts.add(optimizer, label)
-        update.state = None  # That of more optimizers is read when the step ends, and not after each of them.
+        update.state = None  # The state of more optimizers is read when the step ends, and not after each of them.
         if len(update.optimizers) <= _OPTIMIZERS:
             update.add(optimizer, label, call, self._loss, self._counts.numbers[label])
             # Until its first step has been recorded, an attempt does not know its number.
@@ -200,7 +200,9 @@ class Observer:
     def resume_at(self, step: int) -> None:
         """Continue after a step of the run. Raises UsageError after the first step."""
         if self._begun:
-            raise UsageError("m5ws.resumed_at() was called after the first step", hint="Call it before the first step.")
+            raise UsageError(
+                "m5ws.resumed_at() was called after the first step", hint="Call m5ws.resumed_at() earlier."
+            )
         self._resumed_at = step
 
     def finish(self) -> None:
@@ -224,7 +226,7 @@ class Observer:
                 self._active.spool.append(msgspec.structs.replace(state, step=update.number))
 
     def _record(self, update: Update) -> None:
-        """Record a step: at once if all values are on the host, and otherwise before the next one."""
+        """Record a step: at once if all values are on the host, and otherwise before the next step."""
         update.is_recorded = True
         self._flush()
         now = time.perf_counter()

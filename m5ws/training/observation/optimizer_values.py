@@ -28,7 +28,7 @@ def settings(group: dict[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a plain value itself, and the type of any other, whose text may have an address in memory."""
+    """Return a plain value itself, and the type of any other value, whose text may have an address in memory."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else type(value).__qualname__

@@ -70,7 +70,7 @@ def find(earlier: Earlier, first: Step, initial: Mapping[str, str]) -> int | Non
     counted = {label: count for label, count in first.updates.items() if count > 1}
     if earlier.last == 0:
         return None if counted else 0
-    # A new optimizer, and one that several earlier ones are equal to, have new labels.
+    # An optimizer that equals no earlier optimizer, or several of the earlier optimizers, has a new label.
     places = {_by_updates(earlier, label, count) for label, count in counted.items() if label in earlier.updates}
     return places.pop() if len(places) == 1 else None
 

@@ -54,7 +54,7 @@ def memory(tensor: torch.Tensor) -> list[StorageWeakRef]:
     """Return the memory of a dense tensor's part on this rank, without keeping it alive; none of another tensor."""
     part = local(tensor)
     has_memory = part.layout == torch.strided and not part.is_nested and not tensors.is_wrapper(part)
-    # An address would be that of data too, once the memory is free and used again.
+    # Other data can have the same address, once the memory is free and used again.
     return [StorageWeakRef(part.untyped_storage())] if has_memory else []  # type: ignore[no-untyped-call]
 
 

@@ -86,7 +86,7 @@ class Counts:
         """The number of updates of each optimizer's first parameter. A script may reset the state."""
 
     def add(self, optimizer: torch.optim.Optimizer, label: str) -> None:
-        """Count an update. The first one of an attempt, and after a reset, is read from the optimizer's state."""
+        """Count an update. The first update of an attempt, and after a reset, is read from the optimizer's state."""
         before, of_first = self._firsts.get(label), optimizer_values.updates_of_first(optimizer)
         self._firsts[label] = of_first
         is_reset = before is not None and of_first is not None and of_first <= before

@@ -47,7 +47,7 @@ class ActiveRank:
         self.emit(Notice, kind=kind, message=message, step=step, rank=self.rank)
 
     def note_imports(self) -> None:
-        """Append the imports since the last call, if there are any, and those that no snapshot contains."""
+        """Append the imports since the last call, if there are any, and the imports that no snapshot contains."""
         modules, libraries = self.imports.new()
         if modules or libraries:
             self.emit(Imported, rank=self.rank, modules=modules, libraries=libraries)

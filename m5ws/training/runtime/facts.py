@@ -1,4 +1,4 @@
-"""Effective values inside this process, as facts: the values that torch uses, not those of variables or pip.
+"""Effective values inside this process, as facts: the values that torch uses, not the values of variables or pip.
 
 A fact that does not apply here is None, never missing.
 """

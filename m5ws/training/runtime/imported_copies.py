@@ -24,14 +24,14 @@ def prefer(context: Context) -> None:
 
 
 def _extend_path(copies: Sequence[str]) -> None:
-    """Put folders before all others but that of the script, here and on PYTHONPATH."""
+    """Put folders before all other folders but the script's, here and on PYTHONPATH."""
     sys.path[1:1] = copies
     inherited = [path for path in (os.environ.get("PYTHONPATH"),) if path]
     os.environ["PYTHONPATH"] = os.pathsep.join([*copies, *inherited])
 
 
 class _Copies:
-    """Finds modules with the other finders, and replaces those in the checkout by the run's own copies."""
+    """Finds modules with the other finders, and replaces modules in the checkout by the run's own copies."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -59,7 +59,7 @@ class _Copies:
         return None
 
     def _portions(self, folders: Sequence[str]) -> list[str]:
-        """Return the folders of a namespace package, those with a copy replaced by it."""
+        """Return the folders of a namespace package. A folder with a copy is replaced by its copy."""
         return list(dict.fromkeys(_copy(folder, self._context) or folder for folder in folders))
 
 

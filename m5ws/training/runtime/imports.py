@@ -68,7 +68,7 @@ def _is_shared(top: str) -> bool:
 
 
 def _mapped() -> Iterator[str]:
-    """Yield the paths of loaded libraries of distributions, except those of imported modules."""
+    """Yield the paths of loaded libraries of distributions, except the libraries of imported modules."""
     folders = [folder for folder in sys.path if os.path.basename(folder) in isolation.PACKAGES]
     beside = {os.path.normpath(f"{folder}/../../..") for folder in folders}
     for path in {line.split(maxsplit=5)[5] for line in facts.maps() if line.count("/") and ".so" in line}:

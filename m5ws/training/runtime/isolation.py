@@ -22,7 +22,7 @@ from m5ws.records.launch import Context, LocalInstall
 
 PACKAGES = frozenset({"site-packages", "dist-packages"})
 _loaded: dict[str, str] = {}
-"""File and name of each module loaded since `watch`, including those removed from `sys.modules`."""
+"""File and name of each module loaded since `watch`, including modules removed from `sys.modules`."""
 _limits: dict[str, None] = {}
 """Imports from distributions that are allowed although no snapshot contains them, in words."""
 
@@ -44,7 +44,7 @@ class _Unpinned(msgspec.Struct, frozen=True):
 
 
 def watch(context: Context, installs: Sequence[LocalInstall], note: Callable[[str], None]) -> None:
-    """Check each module that is loaded from a file from now on, also one that is never in `sys.modules`.
+    """Check each module that is loaded from a file from now on, also a module that is never in `sys.modules`.
 
     `installs` has the distributions that no snapshot contains. Loading code that no snapshot contains raises
     NotIsolated. `note` is called with the name of each module.

@@ -4,8 +4,8 @@ The ranks get the signal at different moments. A rank that has not ended step n 
 collectives need it. So the first rank to notice, after its step n, names n+1, and no rank has passed that step. The
 name is a symbolic link: created atomically with its content, by one rank only, and read in a microsecond.
 
-Only a session handles signals, from its begin to its end, and its handler does nothing but record the first one. Before
-and after, and in scripts without a session, Python's own handlers stay.
+Only a session handles signals, from its begin to its end, and its handler does nothing but record the first signal.
+Before and after, and in scripts without a session, Python's own handlers stay.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ class StopMarker:
             os.symlink(str(step + self._ahead), self._path)
 
     def is_reached(self, step: int) -> bool:
-        """Return True if a step was named, and `step` is that one or later."""
+        """Return True if a step was named, and `step` is the named step or later."""
         try:
             return step >= int(os.readlink(self._path))
         except FileNotFoundError:

@@ -65,7 +65,7 @@ class FingerprintSchedule:
             self.checkpointed(step)
 
     def checkpointed(self, step: int) -> None:
-        """Choose the next step after one whose state is fingerprinted for its checkpoint."""
+        """Choose the next step after a step whose state is fingerprinted for its checkpoint."""
         if step >= self._next:
             self._next = (step // self._interval + 1) * self._interval
 

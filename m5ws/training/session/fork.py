@@ -93,7 +93,7 @@ class Fork:
     # --- the optimizer's settings
 
     def _take_settings(self) -> Iterator[str]:
-        """Give each parameter group the script's settings, but for those that the schedule sets."""
+        """Give each parameter group the script's settings, but for the settings that the schedule sets."""
         for number, (group, own) in enumerate(zip(_groups(self._optimizers), self._groups, strict=True)):
             for key, value in own.items():
                 if (self._scheduler is None or key not in _OF_THE_SCHEDULE) and not _same(group.get(key), value):
@@ -144,7 +144,7 @@ class Fork:
         position = {key: now[key] for key in schedules.POSITION if key in now}
         scheduler.load_state_dict(copy.deepcopy(self._schedule) | position)
         rates = schedules.rates(scheduler)
-        # With several optimizers, a schedule sets the rates of one of them.
+        # With several optimizers, a schedule sets the rates of one optimizer.
         planned = {id(group) for group in getattr(getattr(scheduler, "optimizer", None), "param_groups", ())}
         groups = list(zip(_groups(self._optimizers), self._groups, strict=True))
         if len(self._optimizers) > 1:

@@ -273,7 +273,7 @@ class Recorder:
             self._active.notice("resume-limit", limit, step)
 
     def _plain_state(self, step: int) -> tuple[dict[str, Plain], dict[str, Plain]]:
-        """Return the state beside the backend's: that of all ranks together, and this rank's own."""
+        """Return the state beside the backend's: the state of all ranks together, and this rank's own."""
         states = rng.capture(self._generators)
         own = self._objects_state()
         # Objects with shards belong to all ranks together.

@@ -41,7 +41,7 @@ def rehearse(objects: Mapping[str, Any], states: Mapping[str, Plain], known: Ite
 def _reload(name: str, item: Any, state: Plain, kept: Mapping[int, object]) -> None:
     try:
         copied = copy.deepcopy(item, dict(kept))
-    except Exception:  # noqa: BLE001  # the script's objects raise anything; those that cannot be copied are left out
+    except Exception:  # noqa: BLE001  # the script's objects raise anything; objects that cannot be copied are left out
         return
     try:
         copied.load_state_dict(plain_state.decode(state))
@@ -53,7 +53,7 @@ def _reload(name: str, item: Any, state: Plain, kept: Mapping[int, object]) -> N
         ) from error
     if not _equal(restored, state):
         raise StateError(
-            f"the state_dict of {name} is another one after load_state_dict",
+            f"the state_dict of {name} is different after load_state_dict",
             hint="After load_state_dict(state), state_dict() must return an equal state.",
         )
 

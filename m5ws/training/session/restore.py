@@ -1,6 +1,6 @@
 """The restore of a session's own state, and its verification against the checkpoint.
 
-Invariant: a session resumes only if the fingerprints of the restored state equal the saved ones.
+Invariant: a session resumes only if the fingerprints of the restored state equal the saved fingerprints.
 """
 
 from collections.abc import Mapping
@@ -27,12 +27,12 @@ def restore_object(name: str, item: Any, source: Mapping[str, Plain], step: int,
         ) from error
     if plain_state.encode(item.state_dict(), name, backend.takes) != source[name]:
         raise plain_state.RestoreError(
-            f"the state_dict of {name} differs from the restored one after step {step}", hint=_HINT
+            f"the state_dict of {name} differs from the restored state_dict after step {step}", hint=_HINT
         )
 
 
 def verify(restored: checkpointing.RestoredState, tensors: dict[str, str], generators: Mapping[str, Plain]) -> None:
-    """Raise RestoreError unless the present fingerprints and generators equal those of the checkpoint."""
+    """Raise RestoreError unless the present fingerprints and generators equal the checkpoint's."""
     saved = restored.fingerprints
     if restored.rank is None:
         checkpointing.verify_fingerprints("tensors", *_alike(_bits(tensors), _bits(saved)), restored.step)

@@ -128,7 +128,7 @@ def _backend(model: Any, optimizer: Any, engine: Any, own: Mapping[str, Any]) ->
     from m5ws.training.backends.torch_backend import TorchBackend
 
     if hasattr(model, "module") and type(model).__module__.partition(".")[0] == "deepspeed":
-        raise UsageError("the model is a DeepSpeed engine: register it by m5ws.session(engine=engine, …)")
+        raise UsageError("the model is a DeepSpeed engine: register the engine by m5ws.session(engine=engine, …)")
     return TorchBackend(model, optimizer, own)
 
 
@@ -181,7 +181,9 @@ class Session:
         to do, and for a second call.
         """
         if self._step is not None or self._done:
-            raise UsageError("session.begin() was called twice", hint="Call it once, before the first step.")
+            raise UsageError(
+                "session.begin() was called twice", hint="Call session.begin() once, before the first step."
+            )
         if self._recorder is not None:
             if self._fork is not None:
                 self._fork.prepare(self._total)

@@ -28,7 +28,7 @@ class Step:
     def record(self, *, tokens: int = 0, **quantities: Any) -> None:
         """Record exact scalars of this rank by name: numbers, or tensors of one element; nothing waits for the device.
 
-        `tokens` adds to the step's count. A scalar recorded again replaces the earlier one.
+        `tokens` adds to the step's count. A scalar recorded again replaces the earlier scalar.
         """
         self.tokens += tokens
         if self._recording:

@@ -1,7 +1,7 @@
 """State of schedulers, loaders and generators as plain data, and back: an explicit codec, no pickle.
 
-Only the types listed here can be stored. Any other is an error that names its path, at the start of the training and
-not at the first restore. Decoded values have the same types and bits. Only a plain dictionary with string keys is
+Only the types listed here can be stored. Any other type is an error that names its path, at the start of the training
+and not at the first restore. Decoded values have the same types and bits. Only a plain dictionary with string keys is
 decoded in the order of its keys (an OrderedDict keeps its own order).
 """
 
@@ -37,7 +37,7 @@ class RestoreError(M5Error):
 Take = Callable[[str, torch.Tensor], bool]
 """Called with each tensor and its path. True: the tensor is stored elsewhere by that name, and only named here."""
 Shard = Callable[[torch.Tensor, tuple[int, ...] | None], torch.Tensor]
-"""Called with a tensor rebuilt from inner tensors, and the shape of the whole one if it is a rank's part."""
+"""Called with a tensor rebuilt from inner tensors, and the shape of the whole tensor if the tensor is a rank's part."""
 
 
 def encode(value: object, path: str, take: Take | None = None) -> Plain:
@@ -86,7 +86,7 @@ def _decoded(value: Plain) -> Any:
     decoder = _DECODERS.get(value[_TAG])
     if decoder is None:
         raise RestoreError(
-            f"stored state has an unknown kind {value[_TAG]!r}", hint="A newer m5ws wrote it: upgrade m5ws."
+            f"stored state has an unknown kind {value[_TAG]!r}", hint="A newer m5ws wrote the state: upgrade m5ws."
         )
     return decoder(value)
 

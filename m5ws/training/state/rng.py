@@ -15,7 +15,7 @@ from m5ws.training.state import plain_state
 from m5ws.training.state.plain_state import Plain
 
 Named = Mapping[str, torch.Generator]
-"""Generators beyond the global ones, by name: the loader's, and those that the script registered."""
+"""Generators beyond the global generators, by name: the loader's, and the script's registered generators."""
 
 
 def seed_all(seed: int) -> None:
@@ -49,7 +49,7 @@ def encode(states: Mapping[str, object]) -> dict[str, Plain]:
 
 
 def restore(states: Mapping[str, Plain], named: Named) -> None:
-    """Set every generator to its captured state. Raises RestoreError if a captured one does not exist here."""
+    """Set every generator to its captured state. Raises RestoreError if a captured generator does not exist here."""
     for name, stored in states.items():
         state = plain_state.decode(stored)
         if name == "python":

@@ -80,7 +80,7 @@ def read_later(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 
 class HostCopies:
-    """Live tensors and their copies, with the copies of tensors that share memory with a copied one."""
+    """Live tensors and their copies, with the copies of tensors that share memory with a copied tensor."""
 
     def __init__(self, copier: Stager) -> None:
         self._copier = copier

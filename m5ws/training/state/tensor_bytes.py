@@ -27,7 +27,7 @@ def writable(tensor: torch.Tensor) -> memoryview | None:
 
 
 def fill(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy elements into a tensor; into an expanded one, only those that it has in memory."""
+    """Copy elements into a tensor; into an expanded tensor, only the elements that it has in memory."""
     for dimension, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
         if size > 1 and not stride:
             target, source = target.narrow(dimension, 0, 1), source.narrow(dimension, 0, 1)

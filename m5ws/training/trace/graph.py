@@ -1,8 +1,7 @@
 """The operations of the backward pass, each assigned to the module whose forward pass made it.
 
-When a module returns, its operations are those that lead from its inputs to its outputs and belong to no inner module.
-Hooks read an operation's gradients after it has run, and change nothing.
-https://docs.pytorch.org/docs/stable/notes/autograd.html
+When a module returns, its operations lead from its inputs to its outputs and belong to no inner module. Hooks read an
+operation's gradients after it has run, and change nothing. https://docs.pytorch.org/docs/stable/notes/autograd.html
 """
 
 from collections import Counter

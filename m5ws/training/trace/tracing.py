@@ -1,8 +1,8 @@
 """The trace of single steps: the values of each module, each backward operation, each gradient and the optimizer, in
 order.
 
-Invariant: a traced step has the same bits as any other. Hooks read and return nothing, draw no random number, and exist
-in no other step. Each rank appends its trace to a file of its own (`records.traces`).
+Invariant: a traced step has the same bits as any other step. Hooks read and return nothing, draw no random number, and
+exist in no other step. Each rank appends its trace to a file of its own (`records.traces`).
 """
 
 import contextlib
@@ -93,7 +93,7 @@ class Tracer:
 
 
 class _Step:
-    """The trace of one step. `names` has the parameters' names by id; those of unsharded ones are added."""
+    """The trace of one step. `names` has the parameters' names by id; the names of unsharded parameters are added."""
 
     def __init__(
         self, number: int, generators: rng.Named, names: dict[int, str], write: Callable[[TraceEntry], None]
@@ -132,7 +132,7 @@ class _Step:
     def leave(self, name: str) -> Callable[..., None]:
         def observe(module: torch.nn.Module, _: Any, output: Any) -> None:
             before: dict[str, str] = {}
-            # An interrupted pass, such as a recomputed one, has left inner modules open.
+            # An interrupted pass, such as a recomputed pass, has left inner modules open.
             while self._inside and name in (module_name for module_name, _ in self._inside):
                 closed, before = self._inside.pop()
                 if closed == name:

@@ -28,7 +28,7 @@ def named_digests(kind: str, values: Any) -> dict[str, str]:
 
 
 def digests(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the text of each tensor and plain value; of a sharded tensor, that of this rank's part."""
+    """Return the text of each tensor and plain value; of a sharded tensor, the text of this rank's part."""
     texts: dict[str, str] = {}
     tensors: dict[str, torch.Tensor] = {}
     for name, value in values.items():
@@ -48,7 +48,7 @@ def digests(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def batch(value: Any) -> dict[str, str]:
-    """Return a batch's digest, and that of each sample: the elements of all its tensors at one first index."""
+    """Return the digest of a batch, and the digest of each sample: the elements of all tensors at one first index."""
     whole = blake3.blake3()
     dataloader.update(whole, value)
     texts = {"batch": whole.hexdigest()[:16]}

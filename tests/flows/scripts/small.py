@@ -21,7 +21,7 @@ def tokens() -> torch.Tensor:
 
 
 class Small(nn.Module):
-    """Predicts the next token from the mean of those before it."""
+    """Predicts the next token from the mean of the tokens before."""
 
     def __init__(self, vocabulary: int, hidden: int, dropout: float) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Small(nn.Module):
 
 
 class Loader:
-    """Random windows of the tokens. The next one depends on the loader's state alone, and on no global generator."""
+    """Random windows of the tokens. The next window depends on the loader's state alone, and on no global generator."""
 
     def __init__(self, data: torch.Tensor, batch: int, seed: int) -> None:
         self.data, self.batch = data, batch

@@ -1,6 +1,6 @@
 """A training that is killed once after a save, and continues from its own checkpoint: exactly, or with a fault.
 
-Arguments: the fault, and a folder outside of the outputs. It gets a file when the script is killed, and one with the
+Arguments: the fault, and a folder outside of the outputs. It gets a file when the script is killed, and a file with the
 final weights of each attempt.
 """
 

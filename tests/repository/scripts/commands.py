@@ -1,4 +1,4 @@
-"""Runs m5ws commands, one after the other, in a process limited to a GiB of memory.
+"""Runs m5ws commands, one after another, in a process limited to a GiB of memory.
 
 A line of input has the arguments, as a JSON list. A line of output has the exit status, stdout and stderr, as a JSON
 object.

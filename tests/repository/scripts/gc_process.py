@@ -25,7 +25,7 @@ def repository(store: str) -> Repository:
 
 
 def write(store: str, folder: str, seed: str, count: str) -> None:
-    """Publish `count` snapshots, and print each one. Between them, leave unpublished objects."""
+    """Publish `count` snapshots, and print each snapshot. Between them, leave unpublished objects."""
     draw = random.Random(int(seed))
     home = Path(folder)
     home.mkdir(parents=True)

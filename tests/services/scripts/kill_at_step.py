@@ -1,7 +1,7 @@
 """`kill_at_step.py N MARK script.py`: run a script, and kill rank 0 at its Nth step, once, while MARK exists.
 
 MARK has words: a signal (SIGKILL), a moment (`after` the optimizer's step, `before` it, or in the next `forward` pass),
-and `all` for the processes between this one and `m5ws` too.
+and `all` for the processes between this process and `m5ws` too.
 """
 
 import os
@@ -43,7 +43,7 @@ def kill(now: str) -> None:
 
 
 def before(optimizer: Optimizer, *_: object) -> None:
-    # An optimizer may contain another one, and call it.
+    # An optimizer may contain another optimizer, and call it.
     updates[id(optimizer)] = updates.get(id(optimizer), 0) + 1
     kill("before")
 

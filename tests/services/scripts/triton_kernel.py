@@ -27,7 +27,7 @@ def small_tiles() -> Iterator[None]:
 
 
 def sums_of(runs: list[tuple[int, ...]], memory: np.ndarray) -> None:
-    """Check the sums of runs, whose addresses are offsets in `memory`, against those by NumPy."""
+    """Check the sums of runs, whose addresses are offsets in `memory`, against the sums by NumPy."""
     assert all(offset + width * rows * length <= memory.size for offset, width, rows, length, *_ in runs)
     expected = run_sums.matrix([(memory.ctypes.data + offset, *rest, 0) for offset, *rest in runs])
     run_sums.add_up_by_numpy(expected)

@@ -13,7 +13,7 @@ VIOLATIONS = {
     "two winners": "two writers were both told that a key is theirs",
     "no winner": "every writer was told that a key is another's",
     "half published": "a reference names an object that is absent or damaged",
-    "unclear error": "an error that is not an M5Error, or one without a message",
+    "unclear error": "an error that is not an M5Error, or an error without a message",
 }
 # No byte of these answers is signed or has a digest, so without TLS a flipped bit goes unseen.
 UNSIGNED = ("list", "names", "stat", "reference")

@@ -98,7 +98,7 @@ class World:
             canary.write_text("mine")
             os.utime(canary, (1, 1))
         (self.workspace / "m5ws.toml").write_text("[mlflow]\nenabled = false\n")
-        # Every non-empty file is a large one, with its parts in its tree entry.
+        # Every non-empty file is a large file, with its parts in its tree entry.
         self.repo = Repository.create(LocalStore(self.store_dir), Format(small_bytes=1))
         self._commands = commands
 
@@ -151,7 +151,7 @@ class World:
         return self.repo.objects.put_record(record)
 
     def place(self, key: str, data: bytes) -> Path:
-        """Put bytes under a key, in place of any others."""
+        """Put bytes under a key, in place of any other bytes."""
         path = self.store_dir / key
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():

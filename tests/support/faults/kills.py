@@ -39,7 +39,7 @@ class Kills:
         return self.draw.uniform(0, statistics.median(self._usual[-3:]))
 
     def count(self, ended: Ended, *, done: bool = False) -> None:
-        """Count a process. A killed one may have `done` everything that is visible to others."""
+        """Count a process. A killed process may have `done` everything that is visible to others."""
         self.kills += ended.killed
         self.early += not ended.killed
         self.done += ended.killed and done

@@ -76,7 +76,7 @@ class Tries:
         planted.begin(self._new, run, attempt, self._observed, host="here", inherits=inherits)
 
     def _goes_on(self, run: str) -> None:
-        """Act as attempt 2: begin, and save the zombie's step and the next one."""
+        """Act as attempt 2: begin, and save the zombie's step and the next step."""
         self._begin(run, 2)
         for step in (2, 3):
             checkpoints.publish(self._new, self._saved(run, step, 2))
@@ -96,7 +96,7 @@ def _late(repo: Repository, held: Checkpoint) -> bool:
 
 
 def _content(repo: Repository, step: int, attempt: int) -> Digest:
-    """Store the content of a checkpoint, a different one for each step and attempt."""
+    """Store the content of a checkpoint, a different content for each step and attempt."""
     common, rank = _plain(repo, step), _plain(repo, step, attempt)
     return repo.objects.put_record(Content(format="dcp/1", world=1, common=common, ranks=(rank,)))
 

@@ -1,7 +1,7 @@
 """Wheels made here, so that real pip installs real distributions without a network.
 
 A borrowed wheel has the name and version of a distribution installed for the tests, and a `.pth` file with the path of
-its files. A virtual environment with torch then costs no more than one without.
+its files. A virtual environment with torch then costs no more than an environment without torch.
 """
 
 import base64
@@ -70,7 +70,7 @@ def environment(place: Path, links: Path, *requirements: str) -> Path:
 
 
 def only(links: Path) -> dict[str, str]:
-    """Return this process's variables without those of Python and pip, so that pip uses the wheels in `links` alone."""
+    """Return this process's variables without Python's and pip's, so that pip uses the wheels in `links` alone."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))}
     return kept | {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(links), "PIP_CONFIG_FILE": os.devnull}
 

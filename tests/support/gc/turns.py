@@ -44,7 +44,7 @@ class Actor:
         self._stands.acquire()
 
     def step(self) -> None:
-        """Do one operation, and run up to the next one."""
+        """Do one operation, and run up to the next operation."""
         assert not self.ended
         self._go.release()
         self._stands.acquire()

@@ -7,7 +7,7 @@ from m5ws.records.environment import Observed, Origin
 
 
 class KnownMachine(Machine):
-    """A `Machine` with fixed facts. Observing the real ones takes a process that imports torch."""
+    """A `Machine` with fixed facts. Observing the real facts takes a process that imports torch."""
 
     def observe(self, environment: Mapping[str, str]) -> Observed:
         return Observed(facts={"python": "3.11"})

@@ -3,8 +3,8 @@
 Each client connection has its own connection to the server. Undamaged requests pass byte for byte, including the Host
 header, so a signed request stays signed. A connection is closed after a fault that left both sides in different states.
 
-`python tests/support/network/fault_proxy.py HOST:PORT` prints its two ports as JSON. The second one takes settings (GET
-/ and PUT /, described in `proxies.py`). It ends when its stdin closes.
+`python tests/support/network/fault_proxy.py HOST:PORT` prints its two ports as JSON. The second port takes settings
+(GET / and PUT /, described in `proxies.py`). It ends when its stdin closes.
 """
 
 import asyncio
@@ -227,7 +227,7 @@ class Connection:
         return head.closes or (framing.length is None and not framing.chunked)
 
     async def _final(self, server: Link) -> Head:
-        """Return the head of the final response. Earlier ones (100 Continue) are passed on."""
+        """Return the head of the final response. Earlier heads (100 Continue) are passed on."""
         while (head := await read_head(server.reader)) is not None:
             if head.status >= 200:
                 return head

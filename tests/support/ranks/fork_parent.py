@@ -158,7 +158,7 @@ def _place(number: int, ranks: int, port: int) -> dict[str, str]:
 
 
 def _wait_for_all(ranks: list[int]) -> bool:
-    """Wait for all ranks; when one fails, end the others. Return True if one failed, and print statuses as torchrun."""
+    """Wait for all ranks; when a rank fails, end all. Return True if one failed, and print statuses as torchrun."""
     left, statuses = set(ranks), dict[int, int]()
 
     def end(number: int, _: FrameType | None = None) -> None:

@@ -2,7 +2,7 @@
 
 `ForkLauncher` is a `Launcher`. For each launch, a fork replaces torchrun (`fork_parent`), and leaves its exit status in
 a file. A fork cannot change variables that Python or a library reads at its start, so `ForkParents` has one parent for
-each set of such variables. tests/contract/test_launchers.py runs the same tests with this launcher and the real one.
+each set of such variables. tests/contract/test_launchers.py runs the same tests with both launchers.
 """
 
 import math
@@ -163,7 +163,7 @@ def run(
 ) -> tuple[int, str]:
     """Run the words after `python` to the end, on `ranks` ranks of torchrun if given; return status and output.
 
-    The variables are those of a snapshot without determinism settings, and `environment`.
+    The variables are as for a snapshot without determinism settings, and `environment`.
     """
     torchrun = () if ranks is None else ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
     log = log or directory / "launcher.log"

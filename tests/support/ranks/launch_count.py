@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 MOST_REAL = 12
-"""Limit of the real launches in `make test`: each costs seconds of two cores. docs/testing.md lists the real ones."""
+"""Limit of the real launches in `make test`: each costs seconds of two cores. docs/testing.md lists these launches."""
 
 
 class Launches(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 `python tests/support/ranks/warm.py SCRIPT` is that parent. It runs the functions in SCRIPT's `VERBS`, each call in a
 fork of its own, and has no thread, since a fork copies none. It keeps the moments itself, and kills before it waits:
-the killed process is never another one with the same id.
+the killed process is never another process with the same id.
 """
 
 import faulthandler

@@ -58,7 +58,7 @@ class OneRank:
 class Ranks:
     """A `Launcher` of such ranks. `facts` and `installed` are the environment that they observe.
 
-    `begun` counts the attempts that began. Ctrl-C comes at the one with the number `stop_at`.
+    `begun` counts the attempts that began. Ctrl-C comes at the attempt with the number `stop_at`.
     """
 
     def __init__(self) -> None:

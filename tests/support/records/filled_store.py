@@ -57,7 +57,7 @@ def fill(repo: Repository, folder: Path, scale: Scale, seed: int = 1) -> None:
 
 
 def _plans(repo: Repository, home: Path) -> None:
-    """Leave an executed plan and an open one, which retires a checkpoint and of which a writer keeps some objects."""
+    """Leave an executed plan and an open plan, which retires a checkpoint and of which a writer keeps some objects."""
     repo.objects.put(b"left by a killed writer")
     done = gc.plan(repo, RetentionRules(), _AT_ONCE_S).id
     assert done is not None

@@ -15,7 +15,7 @@ def forged_key(run: str, text: str) -> str:
 
 
 def forge_creation(repo: Repository, run: str, **fields: object) -> None:
-    """Replace the key of a run's creation by one with other facts."""
+    """Replace the key of a run's creation by a key with other facts."""
     for name in run_index.names(repo, run):
         if name.startswith("created."):
             repo.store.delete(f"{run_index.PREFIX}{run}/{name}")

@@ -6,7 +6,7 @@ from m5ws.runs.history import History
 def assert_equal(one: History, two: History) -> None:
     """Assert that `two` recorded the same steps, states and contents as `one`, bit for bit.
 
-    A run that was asked to stop may have checkpoints that the other one lacks.
+    A run that was asked to stop may have checkpoints that the other run lacks.
     """
     for rank, steps in one.steps.items():
         assert sorted(steps) == sorted(two.steps[rank]), rank
@@ -17,7 +17,7 @@ def assert_equal(one: History, two: History) -> None:
 
 
 def assert_alike(one: History, two: History) -> None:
-    """Assert that common records are equal; either run may lack records of the other."""
+    """Assert that common records are equal; either run may lack records of the other run."""
     for rank, steps in one.steps.items():
         for number in steps.keys() & two.steps.get(rank, {}).keys():
             ours, theirs = steps[number], two.steps[rank][number]

@@ -88,7 +88,7 @@ def run(repo: Repository, run_id: str, pinned: Digest = "0" * 64, **fields: obje
 
 
 class AttemptWriter:
-    """Publishes events of an attempt, each time as the next batch of its one node. `heads` are those of its ranks."""
+    """Publishes events of an attempt, each time as the next batch of its one node. `heads` are by rank."""
 
     def __init__(self, repo: Repository, run_id: str, attempt: int) -> None:
         self._writer = ledger.ChainWriter(repo, run_id, attempt)
@@ -98,7 +98,7 @@ class AttemptWriter:
                 self.heads.add(origin, bytes(event))
 
     def append(self, origin: str, *events: Event) -> None:
-        """Publish events of one origin. An end of the attempt without heads gets those of its ranks."""
+        """Publish events of one origin. An end of the attempt without heads gets the heads of its ranks."""
         stored = [codec.encode(self._filled(event)) for event in events]
         self._writer.append({origin: stored})
         for event in stored:

@@ -82,6 +82,6 @@ class Recorder:
 
 
 def _keep_states(history: History, first: int, last: int) -> None:
-    """Drop the states except those before and after the traced steps. They are most of a history's bytes."""
+    """Drop the states except the states before and after the traced steps. They are most of a history's bytes."""
     for rank, states in history.states.items():
         history.states[rank] = {step: state for step, state in states.items() if first - 1 <= step <= last}

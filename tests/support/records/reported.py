@@ -1,4 +1,4 @@
-"""A run with all that a report shows: notes, a fork, an equal replay, one that diverged, and verdicts on both."""
+"""A run with all that a report shows: notes, a fork, an equal replay, a diverged replay, and verdicts on both."""
 
 from pathlib import Path
 

@@ -151,7 +151,7 @@ def dropped(events_by_batch: Batches, number: int) -> None:
 
 
 def reordered(events_by_batch: Batches, number: int) -> None:
-    """Swap an event with the next one, also across batches; the last one with the first."""
+    """Swap an event with the next event, also across batches; the last event with the first."""
     seq, place = _place(events_by_batch, number)
     after, there = _place(events_by_batch, (number + 1) % sum(map(len, events_by_batch)))
     events_by_batch[seq][place], events_by_batch[after][there] = (

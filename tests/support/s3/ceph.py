@@ -2,7 +2,7 @@
 
 `hold` returns the server shared by all processes of a test session, and starts it on first use. A guardian process
 starts the daemons. Each user holds a shared lock on a file, and the guardian waits for an exclusive lock on it. So the
-kernel counts the users, including killed ones. The guardian's end kills the daemons.
+kernel counts the users, including killed users. The guardian's end kills the daemons.
 
 `python tests/support/s3/ceph.py DIRECTORY` is that guardian.
 """
@@ -30,7 +30,7 @@ PROGRAMS = (
     "setpriv",
 )
 PACKAGES = "ceph-common ceph-mon ceph-osd radosgw openssl"
-# The first user owns the buckets. Bucket policies give permissions to the others.
+# The first user owns the buckets. Bucket policies give permissions to the other users.
 USERS = ("admin", "operator", "reader", "researcher")
 _START_S = 120.0
 
@@ -146,7 +146,7 @@ def hold(root: Path) -> Iterator[Ceph]:
     """Return the server of `root`, a directory shared by all processes of a session. Raises CephFailed."""
     root.mkdir(parents=True, exist_ok=True)
     with open(root / "starting", "w") as starting:
-        # One process starts the server; the others wait here and then use it.
+        # One process starts the server; the other processes wait here and then use it.
         fcntl.flock(starting, fcntl.LOCK_EX)
         ceph, lock = _join(root) or _start(root)
     try:

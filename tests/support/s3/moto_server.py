@@ -16,7 +16,7 @@ _CONDITION = "HTTP_IF_NONE_MATCH"
 
 
 class OneAtATime:
-    """A WSGI application that handles conditional requests one after the other."""
+    """A WSGI application that handles conditional requests one after another."""
 
     def __init__(self, app: Callable[..., Iterable[bytes]]) -> None:
         self._app = app

@@ -184,7 +184,7 @@ CHECKS: dict[str, Callable[[Server], str]] = {
     "of 8 who create a key at once, one wins": _race,
     "`If-None-Match: *` is kept to in a versioned bucket": _create_versioned,
     "`If-None-Match: *` is kept to by multipart uploads": _create_multipart,
-    "bytes that are not those signed are refused": _damaged_signed,
+    "bytes that were not signed are refused": _damaged_signed,
     "a wrong SHA-256 header is refused": _damaged_sha256,
     "a wrong CRC64NVME header is refused": _damaged_crc64,
     "a wrong Content-MD5 is refused": _damaged_md5,

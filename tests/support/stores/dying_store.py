@@ -9,7 +9,7 @@ class Died(BaseException):
 
 
 class DyingStore(PassingStore):
-    """`ObjectStore` that allows `lives` creates, and dies at the next one."""
+    """`ObjectStore` that allows `lives` creates, and dies at the next create."""
 
     def __init__(self, inner: ObjectStore, lives: int) -> None:
         super().__init__(inner, self._dies, self._written)

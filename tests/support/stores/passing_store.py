@@ -9,7 +9,7 @@ Before = Callable[[str, str], object]
 
 
 class PassingStore:
-    """`ObjectStore` on another one. `before` is called before each operation, `created` after a create."""
+    """`ObjectStore` on another store. `before` is called before each operation, `created` after a create."""
 
     def __init__(
         self, inner: ObjectStore, before: Before | None = None, created: Callable[[str], object] | None = None

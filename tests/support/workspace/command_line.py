@@ -20,7 +20,7 @@ OF_LIBRARIES = ("PYTORCH_NVML_BASED_CUDA_CHECK", "TORCHINDUCTOR_CACHE_DIR")
 
 
 def inherited() -> dict[str, str]:
-    """Return the variables of a user's shell: those of this process without `OF_LIBRARIES`."""
+    """Return the variables of a user's shell: the variables of this process without `OF_LIBRARIES`."""
     return {name: value for name, value in os.environ.items() if name not in OF_LIBRARIES}
 
 

@@ -66,5 +66,5 @@ def _run(command: Command, folder: Path, environment: dict[str, str], *, is_stop
 
 
 def fullmatch(expected: str, line: str) -> bool:
-    """Return True if a line is the expected one, in which `…` is any text."""
+    """Return True if a line is the expected line, in which `…` is any text."""
     return re.fullmatch(".*".join(map(re.escape, expected.split("…"))), line.strip()) is not None

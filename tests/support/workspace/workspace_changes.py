@@ -1,6 +1,6 @@
 """Changes of a workspace between two captures, and a workspace to change.
 
-Every change must be detected, also one with the same number of bytes and the old time.
+Every change must be detected, also a change with the same number of bytes and the old time.
 """
 
 import os

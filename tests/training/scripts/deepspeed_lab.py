@@ -126,7 +126,7 @@ def put(repo: Repository, value: Any) -> Slice:
 
 
 def before(repo: Repository, group: Any, case: str) -> dict[str, Any]:
-    """Save a new engine, and one that was trained for three steps, for other numbers of ranks to load."""
+    """Save a new engine, and an engine after three steps, for other numbers of ranks to load."""
     training = Training(case, group)
     found = {"new": {"content": training.save(repo)[0], **described(training, case)}}
     for number in range(1, 4):
@@ -137,7 +137,7 @@ def before(repo: Repository, group: Any, case: str) -> dict[str, Any]:
 
 
 def after(repo: Repository, group: Any, case: str, out: Path) -> dict[str, Any]:
-    """Load the files of `before` on this number of ranks; train the trained one for a step, save, and load that."""
+    """Load the files of `before` on this number of ranks; train the trained case for a step, save, and load that."""
     found = {}
     saved = json.loads(next(out.parent.glob(f"*/before:{case}-0.json")).read_text())
     for what, part in saved.items():
@@ -234,7 +234,7 @@ def refusals(repo: Repository, group: Any) -> dict[str, str]:
 
 
 def without_names(case: str, group: Any) -> None:
-    """Make a backend of an engine with other file names, such as those of a later DeepSpeed."""
+    """Make a backend of an engine with other file names, such as the names of a later DeepSpeed."""
     training = Training(case, group)
     training.engine._get_ckpt_name = None
     DeepSpeedBackend(training.engine)

@@ -91,7 +91,7 @@ def masters(seed: int) -> Made:
 
 
 class Adapted(nn.Module):
-    """A matrix that is not trained, and a small one beside it that is."""
+    """A matrix that is not trained, and a small matrix beside it that is."""
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()

@@ -1,6 +1,7 @@
 """One attempt of tests/training/test_killed_saves.py: ranks that are forks of a process which has imported torch.
 
-The parent of the ranks stands where torchrun does: it kills one of them at the given moment, and the others soon after.
+The parent of the ranks stands where torchrun does: it kills one rank at the given moment, and soon after the other
+ranks.
 """
 
 import json

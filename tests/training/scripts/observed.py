@@ -138,7 +138,7 @@ def closure(steps: int) -> None:
 
 @kind
 def two(steps: int) -> None:
-    """Two optimizers of one model, which step one after the other."""
+    """Two optimizers of one model, which step one after another."""
     model = WithLoss()
     train(model, sgd(model.first), torch.optim.AdamW(model.last.parameters()), data=batches(steps))
 
@@ -513,7 +513,7 @@ def with_workers(steps: int) -> None:
 
 
 class Container(torch.optim.Optimizer):
-    """An optimizer that calls another one, and has no state of its own, as in DeepSpeed and Accelerate."""
+    """An optimizer that calls another optimizer, and has no state of its own, as in DeepSpeed and Accelerate."""
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         super().__init__(inner.param_groups[0]["params"], {})

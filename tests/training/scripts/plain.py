@@ -1,4 +1,4 @@
-"""A script that does not use m5ws: it prints its arguments and ends as the first one demands."""
+"""A script that does not use m5ws: it prints its arguments and ends as the first argument demands."""
 
 import os
 import signal

@@ -42,7 +42,7 @@ torch.manual_seed(0)  # Torch replaces the function itself when it is first call
 
 
 def _describe(value: object) -> str:
-    """Return the kind of a value, and for code its names and file: a value that was replaced has another one."""
+    """Return the kind of a value, and for code its names and file: a value that was replaced has other names."""
     code = getattr(value, "__code__", None)
     names = [str(getattr(value, name, "")) for name in ("__module__", "__qualname__")]
     return " ".join([type(value).__qualname__, *names, code.co_filename if code is not None else ""])

@@ -1,4 +1,4 @@
-"""Rehearses states on 4 ranks whose tensors are alike on some ranks: the plan is that of all tensors, one by one."""
+"""Rehearses states on 4 ranks whose tensors are alike on some ranks: the plan has all tensors, one by one."""
 
 import torch
 import torch.distributed as dist

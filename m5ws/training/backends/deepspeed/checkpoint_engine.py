@@ -1,5 +1,5 @@
 """The checkpoint engines that m5ws sets in a DeepSpeed engine: one captures the saved files, one supplies the loaded
-ones.
+files.
 
 Neither does I/O or raises inside DeepSpeed's own collectives, where the other ranks would wait for ever. Captured files
 are written, and supplied files are read, outside. https://deepspeed.readthedocs.io/en/latest/model-checkpointing.html

@@ -64,8 +64,8 @@ def ensure_cpu_adam() -> Path:
     """Build and load the operator, unless it is built already, and return its path. Output is shown on failure only.
 
     Sets TORCH_EXTENSIONS_DIR to the environment's own folder, for this process and its children. DeepSpeed loads its
-    operators from there: this one, and that of `init_distributed` if there is no accelerator. Raises MissingExtra,
-    BuildFailed.
+    operators from that folder: CPUAdam, and the operator of `init_distributed` if there is no accelerator. Raises
+    MissingExtra, BuildFailed.
     """
     folder = use_own_folder()
     note = folder / _NOTE_NAME

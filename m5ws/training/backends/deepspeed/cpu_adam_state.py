@@ -55,7 +55,7 @@ class TrackedCPUAdam:
 def track(optimizer: Any) -> TrackedCPUAdam:
     """Track the beta powers of a DeepSpeedCPUAdam from now on.
 
-    If it has taken steps already, its powers are set to those of a run that took all steps in this process.
+    If it has taken steps already, its powers are set as in a run that took all steps in this process.
     """
     known = cpu_adam.followed(optimizer)
     if known is not None and isinstance(known.follow, TrackedCPUAdam):

@@ -1,4 +1,4 @@
-"""Settings of DeepSpeed that m5ws supports. Any other is refused, since no checkpoint may contain its state.
+"""Settings of DeepSpeed that m5ws supports. Any other setting is refused, since no checkpoint may contain its state.
 
 A setting is in the list if tests train with it, or if it changes logs, communication or memory alone. A setting that is
 off is never refused. https://www.deepspeed.ai/docs/config-json/

@@ -1,6 +1,6 @@
 """The elements of each parameter that this rank holds in DeepSpeed's flat buffers, without gathering any.
 
-Names and global indices are those of the parameters in the model; alignment padding is in no piece. ZeRO 1 and 2 cut
+Names and global indices belong to the parameters in the model; alignment padding is in no piece. ZeRO 1 and 2 cut
 one flat buffer per parameter group into one part per rank, ZeRO 3 cuts each parameter.
 https://www.deepspeed.ai/tutorials/zero/
 """
@@ -53,7 +53,7 @@ def groups(optimizer: Any, known: dict[int, str]) -> list[dict[str, tuple[int, .
 
 
 def _by_group(optimizer: Any, known: dict[int, str]) -> Iterator[Fragment]:
-    """ZeRO 1 and 2 (and the bf16 optimizer): this rank's part of each group's parameters, one after the other."""
+    """ZeRO 1 and 2 (and the bf16 optimizer): this rank's part of each group's parameters, one after another."""
     for number, flat in enumerate(zero.flat_buffers(optimizer)):
         size = flat.numel()
         begin = zero.group_rank(optimizer, number) * size
@@ -64,7 +64,7 @@ def _by_group(optimizer: Any, known: dict[int, str]) -> Iterator[Fragment]:
 
 
 def _by_parameter(optimizer: Any, known: dict[int, str]) -> Iterator[Fragment]:
-    """ZeRO 3: an equal part of each parameter on each rank, the last ones padded."""
+    """ZeRO 3: an equal part of each parameter on each rank, the last parts padded."""
     flats = zero.flat_buffers(optimizer)
     for group in zero.groups(optimizer):
         for parameter in group:

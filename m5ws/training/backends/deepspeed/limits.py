@@ -1,4 +1,5 @@
-"""Checks that m5ws can save and restore a DeepSpeed engine exactly; any other is refused when the session begins.
+"""Checks that m5ws can save and restore a DeepSpeed engine exactly; any other engine is refused when the session
+begins.
 
 Invariant: an engine passes only if its class, its optimizer's class and every setting that is on are supported.
 """

@@ -84,7 +84,7 @@ def _first(name: str) -> str:
 
 
 class _Reads:
-    """Reads of elements of stored tensors into new ones, all at once."""
+    """Reads of elements of stored tensors into new tensors, all at once."""
 
     def __init__(self, parts: PartCache) -> None:
         self._parts = parts
@@ -161,7 +161,7 @@ class _State:
     def _state_of(
         self, number: int, flat: torch.Tensor, stored: Mapping[int, Mapping[str, Any]], reads: _Reads
     ) -> dict[str, Any]:
-        """Return the optimizer state of a flat buffer; counts are those of its first parameter."""
+        """Return the optimizer state of a flat buffer, with the counts of its first parameter."""
         name = next(iter(self._groups[number]))
         first = self._stored[name]
         state: dict[str, Any] = {}

@@ -54,7 +54,7 @@ def write(
     objects: Objects, structures: Mapping[str, bytes], tensors: Mapping[str, torch.Tensor]
 ) -> tuple[tuple[TensorRecord, ...], dict[str, Slice]]:
     """Make the result of `parted` durable; return its tensors, and the slice of each file's structure."""
-    # In order of names: a loaded dictionary may have another order than the saved one.
+    # In order of names: a loaded dictionary may have another order than the saved dictionary.
     parts = write_parts(objects, ((name, tensor_bytes.readable(tensors[name])) for name in sorted(tensors)))
     blobs = {name: _put(objects, structure) for name, structure in structures.items()}
     return tuple(_record(name, tensor, parts[name]) for name, tensor in tensors.items()), blobs
@@ -171,7 +171,9 @@ def _restored(value: Any, tensors: Mapping[str, TensorRecord], make: Callable[[T
         modules.set_state_metadata(module, value["metadata"])
         return module
     if kind not in _CLASSES:
-        raise RestoreError(f"a stored DeepSpeed state has an unknown kind {kind!r}", hint="A newer m5ws wrote it.")
+        raise RestoreError(
+            f"a stored DeepSpeed state has an unknown kind {kind!r}", hint="A newer m5ws wrote the state."
+        )
     instance: Any = object.__new__(_CLASSES[kind])
     vars(instance).update(_restored(value["fields"], tensors, make))
     return instance

@@ -1,6 +1,6 @@
 """The weights and moments of a DeepSpeed checkpoint by the model's own names, located without reading a byte of them.
 
-ZeRO 1 and 2 put each group's parameters one after the other in one buffer, cut into a part per rank. ZeRO 3 cuts each
+ZeRO 1 and 2 put each group's parameters one after another in one buffer, cut into a part per rank. ZeRO 3 cuts each
 parameter, and pads its last parts. Weights are the fp32 masters, as in DeepSpeed's zero_to_fp32; frozen parameters have
 their stored values. https://www.deepspeed.ai/tutorials/zero/
 """
