@@ -1,1 +1,1 @@
-"""Checkpoints of a run: list, resolve, compare. Reads only."""
+"""Checkpoints of a run: list, resolve, compare, export. Reads only."""

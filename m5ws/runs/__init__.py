@@ -1,1 +1,1 @@
-"""Runs: start, supervise, resume, list."""
+"""Runs, the read side: state, history, steps, lists and conditions."""
