@@ -25,7 +25,7 @@ from m5ws.records.ledger import AnyEvent
 from m5ws.records.run import LaunchSpec, Run, Segment
 from m5ws.records.verdict import Change, Divergence, Expectation, Recheck, Verdict
 from m5ws.repository.ledger import ledger
-from m5ws.repository.references import checkpoints, runs
+from m5ws.repository.references import checkpoints, runs, snapshots
 from m5ws.repository.repository import Repository
 from m5ws.reproduce import recheck, refusals
 from m5ws.reproduce.compare import Comparison
@@ -38,6 +38,8 @@ from m5ws.snapshot.config import overrides
 from m5ws.wording.verdicts import describe_verdict
 
 _log = logging.getLogger(__name__)
+_OF_DETERMINISM = ("cpu.capability", "cpu.portable", "threads")
+"""Beginnings of the names of facts that the settings of `[determinism]` decide."""
 
 
 class ReplayInterrupted(M5Error):
@@ -335,11 +337,18 @@ def environment_drift(repo: Repository, original: str, observed: Observed) -> tu
 
 
 def _drift(repo: Repository, replay: Run, observed: Observed) -> tuple[Change, ...]:
-    """Return the drift of a replay's environment. The variables of a replay with other inputs are not compared."""
+    """Return the drift of a replay's environment, without facts that its other inputs decide.
+
+    With other inputs, the variables of the launch are its own. With another determinism level, so are the instructions
+    and threads of the processor.
+    """
     changes = environment_drift(repo, replay.reproduces or "", observed)
     if _repeats_inputs(repo, replay):
         return changes
-    return tuple(change for change in changes if not change.name.startswith(drift.VARIABLE))
+    original = runs.load(repo, replay.reproduces or "").snapshot
+    levels = {snapshots.load(repo, snapshot).determinism for snapshot in (original, replay.snapshot)}
+    own = (drift.VARIABLE, *(_OF_DETERMINISM if len(levels) > 1 else ()))
+    return tuple(change for change in changes if not change.name.startswith(own))
 
 
 def expectation_of(ports: Ports, planned: AttemptPlan, drifted: Sequence[Change]) -> Expectation:

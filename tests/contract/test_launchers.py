@@ -33,12 +33,7 @@ _SCRIPTS = Path(__file__).parent / "scripts"
 _PATIENCE_S = 120.0
 _OF_THIS_LAUNCH = {"MASTER_ADDR", "MASTER_PORT", "PROBE", "TORCHELASTIC_RUN_ID"}
 """Variables with different values in each launch."""
-_ONLY_TORCHRUN = {
-    "TORCHELASTIC_ERROR_FILE",
-    "TORCHELASTIC_SIGNALS_TO_HANDLE",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-    "NUMA_BINDING",
-}
+_ONLY_TORCHRUN = {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE", "NUMA_BINDING"}
 """Variables that torchrun sets and forks do not. m5ws and the test scripts do not read them."""
 
 Launchers = Callable[[dict[str, str]], Launcher]
