@@ -26,8 +26,8 @@ from m5ws.records.base import Digest
 from m5ws.records.run import Run, Segment
 from m5ws.records.verdict import Verdict
 from m5ws.repository import bindings
-from m5ws.repository.ledger import ledger
-from m5ws.repository.ledger.chains import Chain, find_faults
+from m5ws.repository.ledger import ledger, summaries
+from m5ws.repository.ledger.chains import Chain, find_faults, first_missing
 from m5ws.repository.objects import key
 from m5ws.repository.references import checkpoints, outputs, runs
 from m5ws.repository.references.checkpoints import Recorded
@@ -55,6 +55,9 @@ def build(repo: Repository, run_id: str) -> Statement:
     again = (replay for recheck in rechecks for replay in (recheck.replay, recheck.start))
     of_runs += [replay for replay in again if replay is not None]
     chains = [(chain, ended) for name in of_runs for chain, ended in _chains(repo, name)]
+    for name in (run.id, *(replay.id for replay, verdict in chosen if verdict.outcome == "reproduced")):
+        if all(chain.run != name for chain, _ in chains):
+            raise CorruptObject(f"run {name} has no ledger, on which its verdict rests")
     recorded = {event.name: event for chain, _ in chains if chain.run == run.id for event in chain.published}
     made, written = tuple(_checkpoints(repo, run, recorded)), tuple(_outputs(repo, run.id))
     subjects = [_reference(repo, f"runs/{run.id}/run"), _object(repo, run.snapshot)]
@@ -122,8 +125,15 @@ def _chains(repo: Repository, run: str) -> Iterator[tuple[Chain, bool]]:
 
     The chain of node 0 comes first. If it has the attempt's end, all events of the ranks are in the store.
     """
-    for attempt in ledger.attempts(repo, run):
+    begun = ledger.attempts(repo, run)
+    if (absent := first_missing(begun)) is not None:
+        raise CorruptObject(f"the ledger of run {run} lacks attempt {absent}")
+    for attempt in begun:
         chains = [Chain(run, attempt, node).follow(repo) for node in ledger.nodes(repo, run, attempt)]
+        if not chains or not chains[0].is_begun:
+            raise CorruptObject(f"attempt {attempt} of run {run} lacks the event that begins it")
+        if chains[0].ended is None:
+            summaries.check_unended(repo, run, attempt)
         for fault in find_faults(chains, {}):
             raise CorruptObject(fault)
         yield from ((chain, chains[0].ended is not None) for chain in chains)

@@ -225,7 +225,11 @@ class _Check:
                 self._find(chains[0].prefix, fault)
 
     def _later(self, lines: Mapping[_Place, ChainEnd]) -> None:
-        """Note attempts that began after the statement. They are no fault."""
+        """Note attempts that began after the statement. They are no fault. A node that joined an ended attempt is."""
+        for run, attempt in dict.fromkeys(place[:2] for place in lines if lines[place].ended):
+            for node in ledger.nodes(self._repo, run, attempt):
+                if (run, attempt, node) not in lines:
+                    self._find(f"runs/{run}/ledger/{attempt:04d}/{node}", "the node is not in the statement")
         for run in dict.fromkeys(place[0] for place in lines):
             known = {attempt for name, attempt, _ in lines if name == run}
             if more := sorted(set(ledger.attempts(self._repo, run)) - known):

@@ -133,7 +133,7 @@ def execute(
         results = Supervisor(workspace.launcher(), request, shares, progress=options.progress).run(plan.runs)
     if as_json:
         output.print_json({"sweep": plan.sweep, "runs": results})
-    _judge(plan.sweep, results)
+    _judge(repo, plan.sweep, results)
 
 
 @contextmanager
@@ -257,7 +257,7 @@ def _result(run: "SweepRun", outcome: str, exit_code: int | None = None) -> Star
     return StartedRun(run=run.id, name=run.name, values=run.values, outcome=outcome, exit_code=exit_code)
 
 
-def _judge(sweep: Sweep, results: Sequence[StartedRun]) -> None:
+def _judge(repo: "Repository", sweep: Sweep, results: Sequence[StartedRun]) -> None:
     """Report the results of a sweep. Raises SweepIncomplete unless all runs have finished."""
     counts = Counter(result.outcome for result in results)
     summary = ", ".join(f"{count:,} {outcome}" for outcome, count in counts.items())
@@ -268,8 +268,7 @@ def _judge(sweep: Sweep, results: Sequence[StartedRun]) -> None:
     interrupted = {None, _INTERRUPTED} & failed or any(code is not None and code < 0 for code in failed)
     status = _INTERRUPTED if interrupted else failed.pop() if len(failed) == 1 else 1
     assert status is not None
-    raise SweepIncomplete(
-        f"sweep {sweep.id}: {summary}",
-        hint=f"`m5ws resume {sweep.id}` starts and resumes the runs that did not finish.",
-        exit_code=status,
-    )
+    hint = f"`m5ws resume {sweep.id}` starts and resumes the runs that did not finish."
+    if not any(repo.store.stat(f"runs/{result.run}/run") for result in results):
+        hint = "No run has begun. Correct the command or the environment, and repeat the sweep."
+    raise SweepIncomplete(f"sweep {sweep.id}: {summary}", hint=hint, exit_code=status)

@@ -30,7 +30,8 @@ from m5ws.records.ledger import (
     Step,
 )
 from m5ws.repository import cross_check
-from m5ws.repository.ledger import batches, ledger
+from m5ws.repository.ledger import batches, ledger, summaries
+from m5ws.repository.ledger.chains import Order, first_missing
 from m5ws.repository.ledger.spool import RankHeads
 from m5ws.repository.references import checkpoints
 from m5ws.repository.repository import Repository
@@ -238,7 +239,10 @@ def load(
     Each chain is read and checked once here; steps and states are read again when they are needed.
     """
     history = History(folded=folded)
-    for attempt in ledger.attempts(repo, run):
+    begun = ledger.attempts(repo, run)
+    if (absent := first_missing(begun)) is not None:
+        raise CorruptObject(f"the ledger of run {run} lacks attempt {absent}")
+    for attempt in begun:
         if before_attempt is not None and attempt >= before_attempt:
             break
         try:
@@ -252,14 +256,17 @@ def load(
 def _read(repo: Repository, run: str, attempt: int, history: History, ranks: Collection[str] | None) -> None:
     """Add an attempt to a history, and check the ends of its ranks."""
     ended: AttemptEnded | None = None
+    is_begun = False
     heads = RankHeads(run, attempt)
     origins = None if ranks is None else {*ranks, NODE}
     for node in ledger.nodes(repo, run, attempt):
         chain = RecordedChain(repo, run, attempt, node, origins)
+        order = Order(attempt, node, f"runs/{run}/ledger/{attempt:04d}/{node}")
         for batch in ledger.read(repo, run, attempt, node):
             chain.note(batch)
             for origin, raw in batches.events(batch, origins):
                 event = ledger.decode_event(raw)
+                order.take(origin, event)
                 heads.add(origin, bytes(raw))
                 if origin != NODE and history.counts(event):
                     _note(history, chain, origin, batch.seq, event)
@@ -267,7 +274,12 @@ def _read(repo: Repository, run: str, attempt: int, history: History, ranks: Col
                     history.add(origin, event)
                 if isinstance(event, AttemptEnded):
                     ended = ended or event
-    if ended is not None:
+        is_begun = is_begun or order.is_begun
+    if not is_begun:
+        raise CorruptObject(f"attempt {attempt} of run {run} lacks the event that begins it")
+    if ended is None:
+        summaries.check_unended(repo, run, attempt)
+    else:
         recorded = {rank: head for rank, head in ended.heads.items() if ranks is None or rank in ranks}
         ledger.check_heads(run, attempt, recorded, heads.by_rank)
 

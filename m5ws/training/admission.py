@@ -20,11 +20,14 @@ from m5ws.training.runtime.facts import versions
 _POLL_S = 0.005
 
 
-def wait(context: Context, rank: int) -> Admission:
-    """Return the admission of this rank. A rank that a launcher starts again has it already."""
+def wait(context: Context, *, is_first: bool) -> Admission:
+    """Return the admission of this rank. A rank that a launcher starts again has it already.
+
+    The first rank of the node observes. Its number need not be 0.
+    """
     folder = Path(context.spool_dir)
     path = folder / ADMITTED
-    if rank == 0 and not path.exists():
+    if is_first and not path.exists():
         write_atomically(folder / OBSERVED, codec.encode(_observe(context)))
     while not path.exists():
         time.sleep(_POLL_S)

@@ -51,11 +51,11 @@ def main(arguments: Sequence[str]) -> int:
     stop = StopRequest(Path(orders.spool_dir) / "stop", world)
     stop.register()
     _redirect(Path(orders.log_dir) / f"rank-{rank}.log")
-    admitted = admission.wait(orders, rank)
+    admitted = admission.wait(orders, is_first=os.environ.get("LOCAL_RANK", "0") == "0")
     loads = imports.Imports(Path(orders.spool_dir) / f"{rank}.imports")
     isolation.watch(orders, admitted.local_installs, loads.note)
     imported_copies.prefer(orders)
-    spool = SpoolWriter(Path(orders.spool_dir) / f"{rank}.spool", genesis(orders.run, orders.attempt, str(rank)))
+    spool = _open_spool(orders, rank)
     repo = Repository.open(open_store(orders.store))
     if orders.copies:
         repo = repo.with_store(cached(repo.store, Path(orders.copies), orders.copies_bytes))
@@ -74,6 +74,18 @@ def main(arguments: Sequence[str]) -> int:
         active.emit(RankEnded, rank=rank, failure=end.failure)
         _print_end(end.error)
     return end.status
+
+
+def _open_spool(orders: Context, rank: int) -> SpoolWriter:
+    """Return the spool of this rank. Raises UsageError for a rank that was started before in the attempt."""
+    path = Path(orders.spool_dir) / f"{rank}.spool"
+    try:
+        return SpoolWriter(path, genesis(orders.run, orders.attempt, str(rank)))
+    except FileExistsError as error:
+        raise UsageError(
+            f"rank {rank} was started before in this attempt",
+            hint=f"A launcher starts each rank once, without restarts. `m5ws resume {orders.run}` continues.",
+        ) from error
 
 
 def _facts(orders: Context) -> dict[str, str | None]:

@@ -13,6 +13,7 @@ from m5ws.repository.references import checkpoints, runs
 from m5ws.repository.repository import Repository
 from m5ws.reproduce.verdict.joint import joint_outcome
 from m5ws.wording.sentences import describe
+from tests.support.records import planted
 from tests.support.records.forged_index import forge_creation
 from tests.support.records.told_run import HARMS, REPLAY, RUN, batches, made, write
 from tests.support.stores.memory_store import MemoryStore
@@ -106,6 +107,7 @@ def test_an_attestation_of_a_fork_names_its_start_checkpoint(repo: Repository) -
     run = runs.load(repo, RUN)
     fork = Run(id="fork", snapshot=run.snapshot, spec=run.spec, parent=parent)
     runs.publish(repo, fork)
+    planted.begin(repo, "fork")
     runs.publish(repo, msgspec.structs.replace(fork, id="again", purpose="reproduce", reproduces="fork"))
     runs.publish_verdict(
         repo, Verdict(run="fork", replay="again", outcome="not comparable", reasons=(Fact(kind="environment"),))
@@ -119,6 +121,13 @@ def test_an_attestation_of_a_fork_names_its_start_checkpoint(repo: Repository) -
     assert verify.check(repo, statement, read_data=True).findings == ()
     repo.store.delete(key(digest))
     assert key(digest) in {finding.what for finding in verify.check(repo, statement, read_data=True).findings}
+
+
+def test_a_run_without_its_ledger_is_not_attested(repo: Repository) -> None:
+    for stat in [*repo.store.list(f"runs/{RUN}/ledger/")]:
+        repo.store.delete(stat.key)
+    with pytest.raises(CorruptObject, match=f"run {RUN} has no ledger"):
+        attest.build(repo, RUN)
 
 
 def test_a_damaged_run_is_not_attested(repo: Repository) -> None:

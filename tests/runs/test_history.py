@@ -1,6 +1,7 @@
 """Histories that stay in the ledger: equal to all events held in memory, at the cost of two batches of a chain."""
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from m5ws.errors import CorruptObject
 from m5ws.records import codec
 from m5ws.records.ledger import NODE, AttemptEnded, Batch, RankStarted, State, Step
 from m5ws.repository.fsck import fsck
-from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger import ledger, summaries
+from m5ws.repository.references import run_index
 from m5ws.repository.repository import Repository
 from m5ws.reproduce import compare, gaps
 from m5ws.reproduce.compare import Comparison
@@ -139,6 +141,34 @@ def test_ranks_that_do_not_end_at_their_recorded_heads_are_an_error(repo: Reposi
     with pytest.raises(CorruptObject, match=r"rank [12] "):
         history.load(repo, RUN)
     assert "broken-chain" in {damage.kind for damage in fsck.check(repo).damage}
+
+
+def _cut(repo: Repository) -> None:
+    """Remove the batch with the end of an attempt that has a summary."""
+    origins, length = summaries.read(repo, RUN, 1)
+    run_index.write_ended(repo, RUN, 1, origins, length)
+    repo.store.delete(f"runs/{RUN}/ledger/0001/0/{length - 1:08d}")
+
+
+_END = AttemptEnded(outcome="finished", exit_code=0)
+_DAMAGE: dict[str, Callable[[Repository], None]] = {
+    "a step after the end": lambda repo: planted.append(repo, RUN, 1, "0", _step(9, 0)),
+    "a second end": lambda repo: planted.append(repo, RUN, 1, NODE, _END),
+    "a missing attempt": lambda repo: planted.begin(repo, RUN, 3),
+    "an attempt without a start": lambda repo: planted.append(repo, RUN, 2, "0", _step(9, 0)),
+    "an end that was cut off": _cut,
+}
+
+
+@pytest.mark.parametrize("damage", _DAMAGE)
+def test_a_ledger_in_an_impossible_order_has_no_history(repo: Repository, damage: str) -> None:
+    planted.run(repo, RUN)
+    _attempt(repo, RUN, range(1, 5))
+    assert history.load(repo, RUN).outcome == "finished"
+    _DAMAGE[damage](repo)
+    with pytest.raises(CorruptObject):
+        history.load(repo, RUN)
+    assert not fsck.check(repo).clean
 
 
 # --- comparisons ----------------------------------------------------------------------------------------------------

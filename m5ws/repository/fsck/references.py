@@ -243,7 +243,11 @@ class References:
         run_id, attempt = chain.run, chain.attempt
         self._ends[(run_id, attempt)] = derived.ends(attempt, chain)
         for where, summary in self._summaries.get((run_id, attempt), {}).items():
-            if not derived.matches(summary, chain):
+            if chain.ended is None or summary.batches > chain.batches:
+                # It is written after its original, so it is the ledger that was cut.
+                detail = f"its summary {where} has {summary.batches} batches and the end of the attempt"
+                self._add("missing", f"{chain.prefix}/{chain.batches:08d}", detail, root)
+            elif not derived.matches(summary, chain):
                 self._add("corrupt", where, "it does not match the ledger; delete it", root)
 
     def _index(self, run_id: str) -> None:
@@ -255,7 +259,11 @@ class References:
             where = f"{run_index.PREFIX}{run_id}/{name}"
             if not run_index.add(RunFacts(), run_id, name):
                 self._add("foreign", where, FOREIGN)
-            elif where not in expected and (run_id, name.partition(".")[0]) not in self._unknown:
+            elif where in expected or (run_id, name.partition(".")[0]) in self._unknown:
+                continue
+            elif name.startswith("ended.") and not self._ends.get((run_id, int(name.split(".")[1]))):
+                self._add("missing", where, "the ledger lacks this end of an attempt", f"run {run_id}")
+            else:
                 self._add("corrupt", where, "it does not match its original; delete it", f"run {run_id}")
 
     def _chain(self, chain: Chain, root: str, heads: Container[Digest] = ()) -> Chain | None:

@@ -25,6 +25,41 @@ from m5ws.repository.ledger.summaries import OriginSummary
 from m5ws.repository.repository import Repository
 
 
+class Order:
+    """The order of the events in a node's chain, checked as they are read."""
+
+    def __init__(self, attempt: int, node: int, prefix: str) -> None:
+        self._attempt, self._node, self._prefix = attempt, node, prefix
+        self.events = 0
+        self.is_begun = False
+        self.ended: AttemptEnded | None = None
+
+    def take(self, origin: str, event: AnyEvent) -> None:
+        """Take the next event. Raises CorruptObject for an event that is never written at its place."""
+        place = f"event {self.events + 1} of {self._prefix}"
+        if isinstance(event, AttemptStarted):
+            if self.events or event.attempt != self._attempt:
+                raise CorruptObject(f"{place} begins the attempt, but is not its first event")
+            self.is_begun = True
+        if self.ended is not None and not isinstance(event, self._late()):
+            raise CorruptObject(f"{place} comes after the attempt's end")
+        if isinstance(event, AttemptStarted | AttemptEnded) and (origin != NODE or self._node):
+            raise CorruptObject(f"{place} belongs to the leader of the attempt, but has origin {origin}")
+        if isinstance(event, NodeStarted) and (origin, event.node) != (NODE, self._node):
+            raise CorruptObject(f"{place} begins another node, or has origin {origin}")
+        if isinstance(event, AttemptEnded):
+            self.ended = event
+        self.events += 1
+
+    def _late(self) -> tuple[type, ...]:
+        """Return the kinds of events that may follow the attempt's end.
+
+        Results that were stored late have their own end.
+        """
+        unsaved = self.ended is not None and self.ended.outcome == "unsaved"
+        return (*ledger.LATE, AttemptEnded) if unsaved else ledger.LATE[:1]
+
+
 class Chain:
     """A chain, as far as it was followed. The first `batches` are valid, and `head` follows the last of them.
 
@@ -37,9 +72,7 @@ class Chain:
         self.head = ledger.start_of(run, attempt, node)
         self.heads = RankHeads(run, attempt)
         self.batches = 0
-        self.events = 0
-        self.is_begun = False
-        self.ended: AttemptEnded | None = None
+        self._order = Order(attempt, node, self.prefix)
         self.observed: list[Digest] = []
         self.published: list[CheckpointPublished] = []
         self.outputs: list[OutputsStored] = []
@@ -47,6 +80,18 @@ class Chain:
         self.ends: dict[Digest, tuple[int, int, str]] = {}
         self.telling: defaultdict[str, OriginSummary] = defaultdict(OriginSummary)
         self._bytes = hashlib.sha256()
+
+    @property
+    def events(self) -> int:
+        return self._order.events
+
+    @property
+    def is_begun(self) -> bool:
+        return self._order.is_begun
+
+    @property
+    def ended(self) -> AttemptEnded | None:
+        return self._order.ended
 
     @property
     def prefix(self) -> str:
@@ -75,39 +120,18 @@ class Chain:
         event = ledger.decode_event(stored)
         self._take(origin, event)
         self.telling[origin].add(stored, event)
-        self.events += 1
         if (head := self.heads.add(origin, stored)) is not None and head in wanted:
             self.passed.add(head)
 
-    def _late(self) -> tuple[type, ...]:
-        """Return the kinds of events that may follow the attempt's end.
-
-        Results that were stored late have their own end.
-        """
-        unsaved = self.ended is not None and self.ended.outcome == "unsaved"
-        return (*ledger.LATE, AttemptEnded) if unsaved else ledger.LATE[:1]
-
     def _take(self, origin: str, event: AnyEvent) -> None:
         """Process an event. Raises CorruptObject for an event that is never written at its place."""
-        place = f"event {self.events + 1} of {self.prefix}"
         if isinstance(event, NodeStarted):
             self.observed.append(event.observed)
         if isinstance(event, CheckpointPublished):
             self.published.append(event)
         if isinstance(event, OutputsStored):
             self.outputs.append(event)
-        if isinstance(event, AttemptStarted):
-            if self.events or event.attempt != self.attempt:
-                raise CorruptObject(f"{place} begins the attempt, but is not its first event")
-            self.is_begun = True
-        if self.ended is not None and not isinstance(event, self._late()):
-            raise CorruptObject(f"{place} comes after the attempt's end")
-        if isinstance(event, AttemptStarted | AttemptEnded) and (origin != NODE or self.node):
-            raise CorruptObject(f"{place} belongs to the leader of the attempt, but has origin {origin}")
-        if isinstance(event, NodeStarted) and (origin, event.node) != (NODE, self.node):
-            raise CorruptObject(f"{place} begins another node, or has origin {origin}")
-        if isinstance(event, AttemptEnded):
-            self.ended = event
+        self._order.take(origin, event)
 
 
 def find_faults(chains: Sequence[Chain], heads: Mapping[Digest, str]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import msgspec
 
-from m5ws.errors import NotFound, ObjectExists
+from m5ws.errors import CorruptObject, NotFound, ObjectExists
 from m5ws.records.ledger import NODE, AnyEvent, AttemptEnded, Event, State, Step
 from m5ws.records.summary import AttemptSummary
 from m5ws.repository import bindings
@@ -103,6 +103,17 @@ def load(repo: Repository, run: str, attempt: int) -> dict[str, list[AnyEvent]]:
     except NotFound:
         return {origin: telling.events for origin, telling in sorted(read(repo, run, attempt)[0].items())}
     return {origin: [*map(ledger.decode_event, events)] for origin, events in stored.items()}
+
+
+def check_unended(repo: Repository, run: str, attempt: int) -> None:
+    """Raise CorruptObject if an attempt without an end has a summary, which is written after the end alone."""
+    is_known = any(name.startswith(f"{attempt:04d}-") for name in repo.store.names(f"runs/{run}/summaries/"))
+    # The attempt may have ended since its ledger was read.
+    if is_known and ledger.ended(repo, run, attempt) is None:
+        raise CorruptObject(
+            f"the ledger of attempt {attempt} of run {run} lacks its end, which a summary has",
+            hint="Batches are missing. Run `m5ws fsck` to list all damage.",
+        )
 
 
 def last_step(events: Iterable[AnyEvent]) -> Step | None:
