@@ -84,5 +84,11 @@ def unrecorded(comparison: Comparison, begin: int) -> Iterator[Gap]:
     between = last - begin - sum(1 for step in original.states.get(0, {}) if step)
     if between > 0:
         yield Gap(kind="states between", number=between, steps=str(last - begin))
+    yield from unseen_end(comparison)
+
+
+def unseen_end(comparison: Comparison) -> Iterator[Gap]:
+    """Yield the gap of scripts that ended without a module or parameter alive: later changes of weights are unseen."""
+    original = comparison.original
     if original.outcome in COMPLETE and original.weights and not any(original.weights.values()):
         yield Gap(kind="no weights alive")

@@ -28,7 +28,7 @@ GAPS: dict[GapKind, str] = {
     "none recorded": "{name}: none were recorded",
     "states between": "state after {number} of {steps} steps: no fingerprints were recorded there",
     "original ended": "the end of the original, after step {step}: {name}",
-    "no weights alive": "weights at the end of the script: none were alive",
+    "no weights alive": "weights at the end of the script: none were alive, so only output files can show them",
     "files not kept": "output files of the {side}: {name}",
     "nothing run": "everything: nothing was run",
     "nothing resumed": "everything: nothing was resumed",

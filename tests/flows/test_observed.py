@@ -27,6 +27,13 @@ def test_equal_steps_and_files_are_reproduced_as_observed(workspace: Workspace) 
     assert "(observed)" in workspace.m5ws("show", verdict["replay"]).stdout
 
 
+def test_a_run_without_a_record_of_its_final_weights_is_at_most_sampled(workspace: Workspace) -> None:
+    workspace.edit("m5ws.toml", 'outputs = ["out"]', "")
+    run = workspace.train("--", "train.py", "resuming", "4")
+    verdict = workspace.json("reproduce", run)
+    assert (verdict["outcome"], verdict["reasons"][0]["doubt"]["kind"]) == ("sampled", "no weights alive")
+
+
 def test_a_changed_learning_rate_is_named_at_its_step(workspace: Workspace) -> None:
     run = workspace.train("--", "train.py", "plain", "3", "1e-2")
     workspace.edit("train.py", 'float(argument(3, "1e-2"))', "2e-2")

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from m5ws.attempts.leader import AttemptResult
     from m5ws.records.run import Run
 
+_NOTHING_SAVED = "No checkpoint (m5ws.session) and no output file ([run] outputs) is stored. With `--from-scratch`, "
+
 
 class RunFailed(M5Error):
     """The script of a run, or its launch, failed."""
@@ -53,7 +55,7 @@ def report(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> None
     if result.superseded:
         raise Superseded(f"attempt {result.attempt} of {ended}", hint=f"`m5ws show {run}` shows the newer attempt.")
     if result.outcome == "interrupted":
-        raise RunInterrupted(ended, hint=f"{resume}.")
+        raise RunInterrupted(ended, hint=f"{resume}." if _has_saved(ports, result) else f"{_NOTHING_SAVED}{resume}.")
     if result.outcome == "unsaved":
         kept = "The next m5ws command on this machine uploads the results that are kept here, if the store answers."
         raise RunUnsaved(ended, hint=f"{kept} If nothing was kept, {resume} from the newest checkpoint.")
@@ -66,6 +68,15 @@ def report(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> None
             hint="The next m5ws command on this machine uploads the rest.",
         )
     _print_provable(ports, plan.run)
+
+
+def _has_saved(ports: "Ports", result: "AttemptResult") -> bool:
+    """Return False if the store has nothing that a resume could restore, and True if that is unknown."""
+    from m5ws.outputs import saved
+    from m5ws.repository.references import checkpoints
+
+    repo, run = ports.repo, result.run
+    return not result.delivered or bool(checkpoints.valid(repo, run) or saved.newest_to_restore(repo, run))
 
 
 def find_error(logs: Path, reason: EndReason | None) -> str:

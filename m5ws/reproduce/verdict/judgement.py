@@ -95,7 +95,9 @@ def judge_equal(
         return "not comparable", Fact(kind="state not compared")
     if not comparison.equal:
         return "not comparable", Fact(kind="nothing in common" if files.items else "nothing recorded")
-    doubt = next(chain(gaps.doubts(comparison), gaps.unrestored(comparison)), None)
+    is_end_unseen = comparison.original.observed and not files.has_tensors
+    unseen = gaps.unseen_end(comparison) if is_end_unseen else ()
+    doubt = next(chain(gaps.doubts(comparison), gaps.unrestored(comparison), unseen), None)
     is_sample = doubt is not None or bool(files.unsure) or is_part
     return "sampled" if is_sample else "reproduced", _count_equal(comparison, files, doubt)
 
