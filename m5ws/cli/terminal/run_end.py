@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from m5ws.attempts.leader import AttemptResult
     from m5ws.records.run import Run
 
-_NOTHING_SAVED = "No checkpoint (m5ws.session) and no output file ([run] outputs) is stored. With `--from-scratch`, "
+_NOTHING_SAVED = "No checkpoint (m5ws.session) and no output file ([run] outputs) is stored. `m5ws resume {} --from-scratch` restarts."
 
 
 class RunFailed(M5Error):
@@ -55,7 +55,7 @@ def report(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> None
     if result.superseded:
         raise Superseded(f"attempt {result.attempt} of {ended}", hint=f"`m5ws show {run}` shows the newer attempt.")
     if result.outcome == "interrupted":
-        raise RunInterrupted(ended, hint=f"{resume}." if _has_saved(ports, result) else f"{_NOTHING_SAVED}{resume}.")
+        raise RunInterrupted(ended, hint=f"{resume}." if _has_saved(ports, result) else _NOTHING_SAVED.format(run))
     if result.outcome == "unsaved":
         kept = "The next m5ws command on this machine uploads the results that are kept here, if the store answers."
         raise RunUnsaved(ended, hint=f"{kept} If nothing was kept, {resume} from the newest checkpoint.")
