@@ -211,7 +211,7 @@ def test_a_run_that_gets_a_signal_is_interrupted_cleanly(home: Repository, place
         os.kill(process.pid, number)
         _, said = process.communicate(timeout=_LIMIT_S)
     assert process.returncode == 130, said
-    assert f"`m5ws resume {run}`" in said
+    assert f"`m5ws resume {run} --from-scratch`" in said
     (row,) = json.loads(_m5(place, "ls", "--runs", "--json").stdout)["runs"]
     assert row["standing"] == "interrupted"
     assert _m5(place, "fsck").returncode == 0

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from m5ws.attempts.leader import AttemptResult
     from m5ws.records.run import Run
 
-_NOTHING_SAVED = "No checkpoint (m5ws.session) and no output file ([run] outputs) is stored. `m5ws resume {} --from-scratch` restarts."
+_NOTHING_SAVED = (
+    "The store has no checkpoint and no output file of the run: `m5ws resume {} --from-scratch` restarts it."
+)
 
 
 class RunFailed(M5Error):
