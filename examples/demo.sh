@@ -27,4 +27,4 @@ status=0
 show m5ws -q reproduce demo --set learning_rate=0.002 || status=$?
 test "$status" -eq 1 || exit 1
 
-printf '\nTo see the runs in MLflow: m5ws -C %s ui\n' "$root"
+printf '\nTo see the runs in MLflow: %s -C %s ui\n' "$(command -v m5ws)" "$root"
