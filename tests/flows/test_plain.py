@@ -62,6 +62,13 @@ def test_a_run_without_results_gets_a_warning_and_is_not_comparable(tmp_path: Pa
     assert not (workspace.root / ".m5ws" / "runs" / verdict["replay"] / "0001" / "work").exists()
 
 
+def test_the_first_process_of_a_node_observes_whatever_its_number(tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path / "w", "plain.py", nproc=1, run=_RUN)
+    workspace.edit("m5ws.toml", "[mlflow]", '[run.environment]\nRANK = "1"\nWORLD_SIZE = "2"\n\n[mlflow]')
+    (workspace.root / "train.py").write_text("open('out/a', 'w').close()\n")
+    assert workspace.json("run")["run"]["id"]
+
+
 def test_a_failed_run_is_not_replayed(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "w", "plain.py", nproc=1, run=_RUN)
     (workspace.root / "train.py").write_text("open('out/a', 'w').close()\nraise ValueError('no such model')\n")
