@@ -6,7 +6,7 @@ from m5ws.runs.history import History
 def assert_equal(one: History, two: History) -> None:
     """Assert that `two` recorded the same steps, states and contents as `one`, bit for bit.
 
-    A run that was asked to stop may have checkpoints that the other run lacks.
+    A stopped run may have checkpoints that the other run lacks.
     """
     for rank, steps in one.steps.items():
         assert sorted(steps) == sorted(two.steps[rank]), rank
