@@ -30,7 +30,7 @@ from m5ws.records.ledger import (
     Step,
 )
 from m5ws.repository import cross_check
-from m5ws.repository.ledger import batches, ledger, summaries
+from m5ws.repository.ledger import ledger, summaries
 from m5ws.repository.ledger.chains import Order, first_missing
 from m5ws.repository.ledger.spool import RankHeads
 from m5ws.repository.references import checkpoints
@@ -264,7 +264,7 @@ def _read(repo: Repository, run: str, attempt: int, history: History, ranks: Col
         order = Order(attempt, node, f"runs/{run}/ledger/{attempt:04d}/{node}")
         for batch in ledger.read(repo, run, attempt, node):
             chain.note(batch)
-            for origin, raw in batches.events(batch, origins):
+            for origin, raw in ledger.stored_events(batch, origins):
                 event = ledger.decode_event(raw)
                 order.take(origin, event)
                 heads.add(origin, bytes(raw))

@@ -12,7 +12,7 @@ import pytest
 
 from m5ws.records import codec
 from m5ws.records.checkpoint import Content, Shard, Tensor
-from m5ws.repository.buffers import write_parts
+from m5ws.repository.objects import write_parts
 from m5ws.repository.references import checkpoints
 from m5ws.repository.repository import Repository
 from tests.cli.conftest import M5, Made

@@ -16,7 +16,7 @@ from m5ws.errors import CorruptObject, M5Error, UnknownSchema
 from m5ws.records import codec
 from m5ws.records.ledger import COMPRESSED_BYTES, AnyEvent, Batch, CompressedBatch, State, Step
 from m5ws.repository.fsck import fsck
-from m5ws.repository.ledger import batches, ledger
+from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.chains import Chain
 from m5ws.repository.ledger.spool import chain
 from m5ws.repository.repository import Repository
@@ -39,14 +39,14 @@ def _step(step: int) -> Step:
 
 
 def _batch(*events: AnyEvent) -> Batch:
-    previous, stored = ledger.start_of(RUN, 1, 0), batches.encode_events({"0": [*map(codec.encode, events)]})
+    previous, stored = ledger.start_of(RUN, 1, 0), ledger.encode_events({"0": [*map(codec.encode, events)]})
     head = chain(previous, bytes(stored))
     return Batch(run=RUN, attempt=1, node=0, seq=0, previous=previous, head=head, events=stored)
 
 
 def _compressed(**changes: Any) -> CompressedBatch:
     """Return the stored record of a batch with three events, with changed fields."""
-    stored = codec.decode(batches.encode(_batch(_state(1, 500), _step(1), _state(2, 500))), CompressedBatch)
+    stored = codec.decode(ledger.encode_batch(_batch(_state(1, 500), _step(1), _state(2, 500))), CompressedBatch)
     return msgspec.structs.replace(stored, **changes)
 
 
@@ -60,9 +60,9 @@ def test_a_large_batch_is_compressed_and_a_small_batch_is_not(
     tensors: int, kind: type[Batch | CompressedBatch]
 ) -> None:
     batch = _batch(_step(1), _state(1, tensors), _step(2))
-    stored = batches.encode(batch)
+    stored = ledger.encode_batch(batch)
     assert isinstance(codec.decode(stored, kind), kind)
-    decoded = batches.decode(stored, KEY)
+    decoded = ledger.decode_batch(stored, KEY)
     assert decoded == batch
     assert [event for _, event in ledger.decode(decoded)] == [_step(1), _state(1, tensors), _step(2)]
 
@@ -72,12 +72,12 @@ def test_a_state_of_10000_parameters_with_adam_takes_half_a_mebibyte() -> None:
     values = {kind: [f"{draw.getrandbits(64):016x}" for _ in range(10_000)] for kind in ("weight", "mean", "square")}
     values["step"] = ["0123456789abcdef"] * 10_000
     tensors = {f"layers.{n // 5}.{n % 5}.{kind}": all_of[n] for kind, all_of in values.items() for n in range(10_000)}
-    assert len(batches.encode(_batch(State(step=1, tensors=tensors)))) <= 2**19
+    assert len(ledger.encode_batch(_batch(State(step=1, tensors=tensors)))) <= 2**19
 
 
 def test_a_batch_beyond_the_limit_is_not_compressed() -> None:
     batch = _batch(State(step=1, tensors={"x": "0" * COMPRESSED_BYTES}))
-    assert batches.encode(batch) == codec.encode(batch)
+    assert ledger.encode_batch(batch) == codec.encode(batch)
 
 
 def test_a_chain_has_batches_of_both_kinds(repo: Repository) -> None:
@@ -98,7 +98,7 @@ def test_a_chain_has_batches_of_both_kinds(repo: Repository) -> None:
 
 
 def test_every_flipped_bit_and_every_truncation_is_detected() -> None:
-    stored = batches.encode(_batch(_state(1, 500), _step(1)))
+    stored = ledger.encode_batch(_batch(_state(1, 500), _step(1)))
     draw = random.Random(7)
     bits = {*range(3200), *draw.sample(range(8 * len(stored)), 500), *range(8 * len(stored) - 400, 8 * len(stored))}
     damaged = [_flipped(stored, bit) for bit in sorted(bits)]
@@ -154,7 +154,7 @@ def test_a_hostile_stream_is_corrupt_and_takes_bounded_memory(stored: Callable[[
     resource.setrlimit(resource.RLIMIT_AS, (size + 4 * COMPRESSED_BYTES, before[1]))
     try:
         with pytest.raises(CorruptObject) as refused:
-            batches.decode(data, KEY)
+            ledger.decode_batch(data, KEY)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
     assert KEY in str(refused.value)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from m5ws.errors import CorruptObject, UsageError
 from m5ws.records.store import Format
 from m5ws.records.tree import Tree
-from m5ws.repository import buffers
 from m5ws.repository.files import trees
 from m5ws.repository.files import validation as entries
 from m5ws.repository.files import writer as capture
@@ -21,7 +20,7 @@ from m5ws.repository.files.index import Index
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.files.materialise import materialise
 from m5ws.repository.files.writer import FileChanged
-from m5ws.repository.objects import Objects
+from m5ws.repository.objects import Objects, write_parts
 from m5ws.repository.repository import Repository
 from m5ws.store.interface import ObjectStore
 from m5ws.store.local import LocalStore
@@ -189,7 +188,7 @@ def test_files_are_cut_by_the_file_chunk_size_of_the_store(tmp_path: Path, said:
     (tmp_path / "source" / "large").write_bytes(data)
     (entry,) = trees.load(objects, trees.write_tree(objects, _sources(tmp_path / "source")).digest).entries
     assert [part.size_bytes for part in entry.parts] == cut and trees.read_file(objects, entry) == data
-    assert [part.size_bytes for part in buffers.write_parts(objects, [("tensor", data)])["tensor"]] == [3000]
+    assert [part.size_bytes for part in write_parts(objects, [("tensor", data)])["tensor"]] == [3000]
 
 
 def test_the_index_of_another_store_does_not_affect_the_cut_of_files(tmp_path: Path) -> None:

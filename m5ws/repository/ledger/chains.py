@@ -19,7 +19,7 @@ from m5ws.records.ledger import (
     NodeStarted,
     OutputsStored,
 )
-from m5ws.repository.ledger import batches, ledger
+from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.spool import RankHeads
 from m5ws.repository.ledger.summaries import OriginSummary
 from m5ws.repository.repository import Repository
@@ -109,7 +109,7 @@ class Chain:
         Raises CorruptObject, UnknownSchema, OSError; `batches` is then the number of the invalid batch.
         """
         for batch in ledger.read(repo, self.run, self.attempt, self.node, stored=self._bytes.update):
-            for origin, raw in batches.events(batch):
+            for origin, raw in ledger.stored_events(batch):
                 self._add(origin, bytes(raw), wanted)
             self.head, self.batches = batch.head, self.batches + 1
             if self.head in wanted:

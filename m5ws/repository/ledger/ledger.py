@@ -3,35 +3,46 @@
 Batch n of a node is published once, under its number. It contains the chain's head before and after it, and events of
 the node and its ranks, each origin's in order. A missing, reordered, edited or foreign batch breaks the chain, which is
 an error.
+
+A large batch is stored compressed, and a small batch as it is (docs/format.md). A compressed batch has the same run,
+number and heads in the clear. So both kinds are checked in the same way, and readers of a ledger see `Batch` alone.
 """
 
 import itertools
+import zlib
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
+import blake3
 import msgspec
 
 from m5ws.errors import CorruptObject, Fenced, NotFound, ObjectExists
 from m5ws.records import codec
 from m5ws.records.base import Digest
 from m5ws.records.ledger import (
+    COMPRESSED_BYTES,
     NODE,
+    AnyBatch,
     AnyEvent,
     AttemptEnded,
     AttemptStarted,
     Batch,
     CheckpointPublished,
+    CompressedBatch,
     NodeStarted,
     Notice,
+    Origin,
     OutputsStored,
 )
 from m5ws.repository import bindings, concurrency, gc_plans, publishing
-from m5ws.repository.ledger import batches
 from m5ws.repository.ledger.spool import chain, genesis
 from m5ws.repository.repository import Repository
 
 LATE = (Notice, CheckpointPublished, OutputsStored)
 """Kinds of events that may follow the end of an attempt."""
+_LEAST_BYTES = 16 * 2**10
+"""Smaller batches, which are usual, stay readable and cost no time (docs/design/0025-compressed-batches.md)."""
+_by_origin = msgspec.msgpack.Decoder(dict[Origin, tuple[msgspec.Raw, ...]])
 
 
 def is_number(name: str) -> bool:
@@ -71,7 +82,7 @@ class ChainWriter:
         events = {origin: each for origin, each in events.items() if each}
         if not events:
             return
-        encoded = batches.encode_events(events)
+        encoded = encode_events(events)
         batch = Batch(
             run=self._run,
             attempt=self._attempt,
@@ -82,7 +93,7 @@ class ChainWriter:
             events=encoded,
         )
         key = f"{_prefix(self._run, self._attempt, self._node)}{self.seq:08d}"
-        data = batches.encode(batch)
+        data = encode_batch(batch)
 
         def create() -> None:
             try:
@@ -100,7 +111,7 @@ class ChainWriter:
 
     def _add(self, batch: Batch) -> None:
         self.head, self.seq = batch.head, batch.seq + 1
-        self.counts.update(origin for origin, _ in batches.events(batch))
+        self.counts.update(origin for origin, _ in stored_events(batch))
 
 
 def _named(events: Sequence[bytes]) -> set[bytes]:
@@ -125,7 +136,7 @@ def read(
     # Many callers need the first batches only. The other batches are fetched in parallel.
     contents = itertools.chain(map(repo.store.get, keys[:2]), concurrency.for_each(repo.store.get, keys[2:]))
     for key, data in zip(keys, contents, strict=True):
-        batch = batches.decode(data, key)
+        batch = decode_batch(data, key)
         _check(batch, key, head)
         stored(data)
         head, seq = batch.head, seq + 1
@@ -137,7 +148,7 @@ def read(
 def fetch(repo: Repository, run: str, attempt: int, node: int, seq: int) -> Batch:
     """Return one batch of a chain, checked by itself. Raises NotFound, CorruptObject."""
     key = f"{_prefix(run, attempt, node)}{seq:08d}"
-    batch = batches.decode(repo.store.get(key), key)
+    batch = decode_batch(repo.store.get(key), key)
     _check(batch, key, batch.previous)
     return batch
 
@@ -191,7 +202,7 @@ def decode(batch: Batch, origins: Container[str] | None = None) -> Iterator[tupl
 
     Raises CorruptObject, UnknownSchema.
     """
-    yield from ((origin, decode_event(event)) for origin, event in batches.events(batch, origins))
+    yield from ((origin, decode_event(event)) for origin, event in stored_events(batch, origins))
 
 
 def read_events(
@@ -266,3 +277,59 @@ def successor(repo: Repository, run: str, attempt: int) -> AttemptStarted | None
     """Return the first event of the newest attempt after `attempt`, or None if there is none. One request if none."""
     newest = max(attempts(repo, run), default=0)
     return started(repo, run, newest) if newest > attempt else None
+
+
+def encode_events(events: Mapping[str, Sequence[bytes]]) -> msgspec.Raw:
+    """Return encoded events by origin as the map of a batch."""
+    return msgspec.Raw(codec.encode_plain({origin: [*map(msgspec.Raw, each)] for origin, each in events.items()}))
+
+
+def stored_events(batch: Batch, origins: Container[str] | None = None) -> Iterator[tuple[str, msgspec.Raw]]:
+    """Yield the events of a batch as stored, with their origins; the events of `origins` alone if it is given.
+
+    Raises CorruptObject.
+    """
+    try:
+        by_origin = _by_origin.decode(batch.events)
+    except codec.UNREADABLE as error:
+        place = f"batch {batch.seq} of node {batch.node} in attempt {batch.attempt} of run {batch.run}"
+        raise CorruptObject(f"{place} has events that cannot be decoded: {error}") from error
+    for origin, stored in by_origin.items():
+        if origins is None or origin in origins:
+            yield from ((origin, event) for event in stored)
+
+
+def encode_batch(batch: Batch) -> bytes:
+    """Return the bytes that a batch is stored as."""
+    size_bytes = len(bytes(batch.events))
+    if not _LEAST_BYTES <= size_bytes <= COMPRESSED_BYTES:
+        return codec.encode(batch)
+    stream = zlib.compress(bytes(batch.events))
+    fields = msgspec.structs.asdict(batch) | {"events": stream}
+    digest = blake3.blake3(stream).hexdigest()
+    return codec.encode(CompressedBatch(size_bytes=size_bytes, digest=digest, **fields))
+
+
+def decode_batch(data: bytes, key: str) -> Batch:
+    """Return the batch in the stored bytes of `key`. Raises UnknownSchema, CorruptObject."""
+    stored: AnyBatch = codec.decode(data, AnyBatch, key)  # type: ignore[arg-type]
+    if isinstance(stored, Batch):
+        return stored
+    if blake3.blake3(stored.events).hexdigest() != stored.digest:
+        raise CorruptObject(f"checksum mismatch: batch {key} has compressed events that do not match their digest")
+    fields = msgspec.structs.asdict(stored) | {"events": msgspec.Raw(_expand(stored.events, stored.size_bytes, key))}
+    del fields["size_bytes"], fields["digest"]
+    return Batch(**fields)
+
+
+def _expand(compressed: bytes, size_bytes: int, key: str) -> bytes:
+    """Return the `size_bytes` in a zlib stream, without more memory than that. Raises CorruptObject."""
+    stream = zlib.decompressobj()
+    try:
+        # One byte more than expected: the stream is then read to its end, and a longer stream is detected.
+        events = stream.decompress(compressed, size_bytes + 1)
+    except zlib.error as error:
+        raise CorruptObject(f"batch {key} has compressed events that cannot be expanded: {error}") from error
+    if len(events) != size_bytes or not stream.eof or stream.unused_data:
+        raise CorruptObject(f"batch {key} has compressed events that do not end after {size_bytes} bytes")
+    return events

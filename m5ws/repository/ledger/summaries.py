@@ -14,7 +14,7 @@ from m5ws.errors import CorruptObject, NotFound, ObjectExists
 from m5ws.records.ledger import NODE, AnyEvent, AttemptEnded, Event, State, Step
 from m5ws.records.summary import AttemptSummary
 from m5ws.repository import bindings
-from m5ws.repository.ledger import batches, ledger
+from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.losses import LossRange, LossTracker
 from m5ws.repository.repository import Repository
 
@@ -74,7 +74,7 @@ def read(repo: Repository, run: str, attempt: int) -> tuple[dict[str, OriginSumm
     for node in ledger.nodes(repo, run, attempt):
         for batch in ledger.read(repo, run, attempt, node):
             length += node == 0
-            for origin, raw in batches.events(batch):
+            for origin, raw in ledger.stored_events(batch):
                 origins[origin].add(bytes(raw), ledger.decode_event(raw))
     return origins, length
 

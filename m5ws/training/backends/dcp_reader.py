@@ -25,8 +25,7 @@ from m5ws.errors import CorruptObject
 from m5ws.records.checkpoint import Content
 from m5ws.records.checkpoint import Tensor as TensorRecord
 from m5ws.records.tree import Slice
-from m5ws.repository.buffers import Reading, into, read_parts
-from m5ws.repository.objects import Objects
+from m5ws.repository.objects import Objects, Reading, into, read_parts
 from m5ws.training.state import content_check as content_rules
 from m5ws.training.state import tensor_bytes
 from m5ws.training.state.plain_state import RestoreError

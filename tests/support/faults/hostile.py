@@ -24,8 +24,7 @@ from m5ws.records.run import LaunchSpec, Run
 from m5ws.records.snapshot import Annotation
 from m5ws.records.store import Format
 from m5ws.records.tree import Entry, Tree
-from m5ws.repository.ledger.batches import encode_events
-from m5ws.repository.ledger.ledger import start_of
+from m5ws.repository.ledger.ledger import encode_events, start_of
 from m5ws.repository.ledger.spool import chain
 from m5ws.repository.references.checkpoints import name
 from m5ws.repository.repository import Repository

@@ -13,11 +13,12 @@ from m5ws.records.ledger import NODE, AttemptEnded, RankStarted, Step
 from m5ws.records.run import LaunchSpec
 from m5ws.records.snapshot import Dataset
 from m5ws.records.verdict import Verdict
-from m5ws.repository import bindings, buffers
+from m5ws.repository import bindings
 from m5ws.repository import gc_plans as plans
 from m5ws.repository.files import trees
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.gc import execute, gc
+from m5ws.repository.objects import write_parts
 from m5ws.repository.references import checkpoints, runs
 from m5ws.repository.repository import Repository
 from tests.support.records import planted
@@ -105,9 +106,7 @@ def _run(repo: Repository, snapshot: str, scale: Scale, draw: random.Random) -> 
         for rank in range(2):
             writer.append(str(rank), Step(step=step, quantities={"loss": draw.random().hex()}, tokens=512))
     for step in (1, 2):
-        saved = buffers.write_parts(
-            repo.objects, [("w", draw.randbytes(scale.saved_bytes)), ("rng", draw.randbytes(64))]
-        )
+        saved = write_parts(repo.objects, [("w", draw.randbytes(scale.saved_bytes)), ("rng", draw.randbytes(64))])
         kept = Content(format="dcp/1", world=2, blobs={"w": saved["w"][0]}, ranks=saved["rng"])
         planted.checkpoint(repo, run.id, step, kept)
     writer.append(NODE, AttemptEnded(outcome="finished", exit_code=0))

@@ -18,7 +18,7 @@ from m5ws.records.snapshot import Annotation, Code, Snapshot
 from m5ws.records.tree import Entry, Pack, Slice, Tree
 from m5ws.repository.files import trees
 from m5ws.repository.files.interface import SourceFile
-from m5ws.repository.ledger import batches, ledger
+from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.spool import RankHeads
 from m5ws.repository.objects import Objects
 from m5ws.repository.references import checkpoints, runs, snapshots
@@ -94,7 +94,7 @@ class AttemptWriter:
         self._writer = ledger.ChainWriter(repo, run_id, attempt)
         self.heads = RankHeads(run_id, attempt)
         for batch in ledger.read(repo, run_id, attempt):
-            for origin, event in batches.events(batch):
+            for origin, event in ledger.stored_events(batch):
                 self.heads.add(origin, bytes(event))
 
     def append(self, origin: str, *events: Event) -> None:

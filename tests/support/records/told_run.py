@@ -23,11 +23,10 @@ from m5ws.records.ledger import (
 )
 from m5ws.records.run import LaunchSpec, Run
 from m5ws.records.verdict import Verdict
-from m5ws.repository import buffers
-from m5ws.repository.ledger import batches as stored
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.chains import Chain
 from m5ws.repository.ledger.spool import chain
+from m5ws.repository.objects import write_parts
 from m5ws.repository.references import checkpoints, runs
 from m5ws.repository.repository import Repository
 from tests.support.records import planted
@@ -66,7 +65,7 @@ def _train(repo: Repository, run: Run) -> None:
         writer.append(str(rank), *before[:2])
         writer.append(str(rank), *before[2:])
         assert len(before) == SAVED
-    blob = buffers.write_parts(repo.objects, [("w", b"weights" * 100)])["w"][0]
+    blob = write_parts(repo.objects, [("w", b"weights" * 100)])["w"][0]
     content = repo.objects.put_record(Content(format="dcp/1", world=2, blobs={"w": blob}))
     heads = dict(writer.heads.by_rank)
     checkpoint = Checkpoint(run=run.id, snapshot=run.snapshot, attempt=1, step=3, content=content, ledger=heads)
@@ -93,7 +92,9 @@ Batches = list[list[bytes]]
 
 def batches(repo: Repository, run: str, origin: str) -> Batches:
     """Return the events of an origin by batch, as stored bytes."""
-    return [[bytes(event) for _, event in stored.events(batch, (origin,))] for batch in ledger.read(repo, run, 1)]
+    return [
+        [bytes(event) for _, event in ledger.stored_events(batch, (origin,))] for batch in ledger.read(repo, run, 1)
+    ]
 
 
 def write(repo: Repository, run: str, origin: str, events_by_batch: Batches, *, forged: bool) -> None:
@@ -107,12 +108,12 @@ def write(repo: Repository, run: str, origin: str, events_by_batch: Batches, *, 
     seq, head = 0, ledger.start_of(run, 1, 0)
     for old, events in zip(before, events_by_batch, strict=True):
         by_origin: dict[str, list[bytes]] = {origin: events} if events else {}
-        for name, event in stored.events(old):
+        for name, event in ledger.stored_events(old):
             if name != origin:
                 by_origin.setdefault(name, []).append(bytes(event))
         if not by_origin:
             continue
-        raw = stored.encode_events(by_origin)
+        raw = ledger.encode_events(by_origin)
         batch = msgspec.structs.replace(old, seq=seq, previous=head, head=chain(head, bytes(raw)), events=raw)
         if not forged:
             batch = msgspec.structs.replace(batch, previous=before[seq].previous, head=before[seq].head)

@@ -7,7 +7,7 @@ from torch.distributed.tensor import Shard, zeros
 
 from m5ws.records.store import Format
 from m5ws.repository.repository import Repository
-from m5ws.training.backends import dcp, dcp_writer
+from m5ws.training.backends import dcp
 from tests.support.stores.memory_store import MemoryStore
 
 State = dict[str, torch.Tensor]
@@ -40,7 +40,7 @@ def main() -> None:
     rank, group = dist.get_rank(), dist.group.WORLD
     objects = Repository.create(MemoryStore(), Format()).objects
     tensors = state(rank)
-    one_by_one = dcp_writer.PlanWriter(objects)
+    one_by_one = dcp.PlanWriter(objects)
     dcp._save(tensors, one_by_one, group)
     rehearsed = dcp.rehearse(tensors, objects, group)
     if rank == 0:

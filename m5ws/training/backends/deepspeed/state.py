@@ -14,8 +14,7 @@ from m5ws.records import codec
 from m5ws.records.checkpoint import Shard
 from m5ws.records.checkpoint import Tensor as TensorRecord
 from m5ws.records.tree import Slice
-from m5ws.repository.buffers import Reading, into, read_parts, write_parts
-from m5ws.repository.objects import Objects
+from m5ws.repository.objects import Objects, Reading, into, read_parts, write_parts
 from m5ws.training.backends.base import Plain
 from m5ws.training.compat import engine, modules
 from m5ws.training.state import content_check as content_rules
