@@ -87,8 +87,10 @@ def execute(
                 admission.launched(ports, node.plan, accept, progress, poll) as waiting,
                 closing(SpoolWriter(spool_path, genesis(plan.run.id, plan.attempt, NODE))) as spool,
             ):
-                begin.publish(ports.repo, node.plan, waiting.observed, spool)
-                result = _Attempt(ports, node.plan, node.work, waiting, spool, watch, progress).supervise(poll)
+                with begin.ended(spool):
+                    begin.publish(ports.repo, node.plan, waiting.observed, spool)
+                    begun = _Attempt(ports, node.plan, node.work, waiting, spool, watch, progress)
+                result = begun.supervise(poll)
         finally:
             directories.end(plan.directory)
         if result.reason is not None and result.reason.kind == "removed":
