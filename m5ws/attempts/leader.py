@@ -90,6 +90,8 @@ def execute(
                 with begin.ended(spool):
                     begin.publish(ports.repo, node.plan, waiting.observed, spool)
                     begun = _Attempt(ports, node.plan, node.work, waiting, spool, watch, progress)
+                    # After the start: the `rm` of a removal that this look does not meet lists the attempt.
+                    begun.is_removed()
                 result = begun.supervise(poll)
         finally:
             directories.end(plan.directory)
@@ -146,21 +148,30 @@ class _Attempt:
         self._repeated = repeated_steps.RepeatedSteps(ports.repo, plan.run.id, plan.attempt)
         self._node = Node(ports, plan, work, waiting, spool, self._notice, progress)
 
+    def is_removed(self) -> bool:
+        """Return True if the run is known to be removed. An error of the store changes nothing."""
+        run = self._plan.run
+        try:
+            removals.refuse(self._ports.repo, run.id, *removals.origins(run))
+        except removals.Removed as error:
+            self._removal = str(error)
+        except (M5Error, OSError) as error:
+            _log.warning("cannot check for a removal of run %s: %s", run.id, error)
+        return self._removal is not None
+
     def supervise(self, poll: Callable[[], None]) -> AttemptResult:
-        # The start is published. A removal that this look does not meet was published later, and its `rm` lists this
-        # attempt.
-        if self._is_removed():
+        if self._removal is not None:
             return self._end(*self._judge(NodeEnd(exit_code=1)))
         end = self._node.run(self._listen, poll)
         self._seen(self._node.deliver_rest())
         self._superseded()
-        self._is_removed()
+        self.is_removed()
         outcome, exit_code, reason = self._judge(end)
         unsaved = self._node.keep_results(has_finished=outcome == "finished", is_stopped=end.request is not None)
         if outcome == "finished" and unsaved is not None:
             outcome, exit_code = "unsaved", recovery.UNSAVED_STATUS
             reason = EndReason(kind="unsaved", problem=unsaved)
-            if self._is_removed():
+            if self.is_removed():
                 outcome, exit_code, reason = self._judge(end)
         if outcome == "finished" or self._has_enough:
             # A replay that was stopped is never resumed.
@@ -220,7 +231,7 @@ class _Attempt:
         if time.monotonic() - self._looked_s < _FENCE_S:
             return False
         self._looked_s = time.monotonic()
-        return self._superseded() or self._is_removed()
+        return self._superseded() or self.is_removed()
 
     def _superseded(self) -> bool:
         """Return True if a newer attempt is known to have begun. An error of the store changes nothing."""
@@ -229,17 +240,6 @@ class _Attempt:
         except (M5Error, OSError) as error:
             _log.warning("cannot check for a newer attempt of run %s: %s", self._plan.run.id, error)
         return self._successor is not None
-
-    def _is_removed(self) -> bool:
-        """Return True if the run is known to be removed. An error of the store changes nothing."""
-        run = self._plan.run
-        try:
-            removals.refuse(self._ports.repo, run.id, *removals.origins(run))
-        except removals.Removed as error:
-            self._removal = str(error)
-        except (M5Error, OSError) as error:
-            _log.warning("cannot check for a removal of run %s: %s", run.id, error)
-        return self._removal is not None
 
     def _seen(self, events: Events) -> bool:
         """Take delivered events. Return True if the watcher stops the attempt."""

@@ -11,7 +11,7 @@ from m5ws.cli.terminal import output, progress
 from m5ws.errors import UsageError
 
 if TYPE_CHECKING:
-    from m5ws.attempts.removal import RemovalPlan
+    from m5ws.agent.recovery import NewestAttempt
     from m5ws.repository.repository import Repository
     from m5ws.workspace import Workspace
 
@@ -62,9 +62,11 @@ def command(
             result = removal.remove(repo, planned, workspace.author())
     if as_json:
         return output.print_json({"removed": result.runs, "meanwhile": result.meanwhile, "dry_run": dry_run})
-    output.echo(
-        output.table(("RUN", "CHECKPOINTS", "OUTPUT FILES", "STARTED", "NAME"), [_row(row) for row in result.runs])
-    )
+    rows = [
+        (row.run, str(row.checkpoints), str(row.outputs), _describe_start(row.newest), row.name or "")
+        for row in result.runs
+    ]
+    output.echo(output.table(("RUN", "CHECKPOINTS", "OUTPUT FILES", "STARTED", "NAME"), rows))
     for line in result.meanwhile:
         output.warn(line)
     output.print_note(
@@ -75,33 +77,23 @@ def command(
     return None
 
 
-def _row(row: "RemovalPlan") -> tuple[str, ...]:
-    return row.run, str(row.checkpoints), str(row.outputs), _start(row), row.name or ""
-
-
-def _start(row: "RemovalPlan") -> str:
+def _describe_start(newest: "NewestAttempt | None") -> str:
     """Return the place where a run was started last, and its last sign of life."""
-    if row.newest is None:
+    if newest is None:
         return "not started"
-    age = output.duration(max(0.0, time.time() - row.newest.last_s))
-    return f"on {row.newest.host}, last sign of life {age} ago"
+    return f"on {newest.host}, last sign of life {output.duration(time.time() - newest.last_s)} ago"
 
 
 def _drop(workspace: "Workspace", repo: "Repository", runs: Iterable[str], *, dry_run: bool, as_json: bool) -> None:
-    """Delete the kept work of removed runs. Raises UsageError for a run without kept work."""
+    """Delete the kept work of removed runs. Raises UsageError if there is none."""
     from m5ws.outputs import kept_work
 
-    dropped = list[kept_work.KeptWork]()
-    for given in runs:
-        run = names.find_id(repo, given, "run")
-        work = kept_work.find(workspace.home, workspace.kept, run)
-        if not work:
-            raise UsageError(
-                f"this workspace keeps no work of run {run}", hint="Only the work of a removed run can be dropped."
-            )
-        dropped += work
-    for each in () if dry_run else dropped:
-        kept_work.drop(each)
+    ids = [names.find_id(repo, given, "run") for given in runs]
+    dropped = [work for run in ids for work in kept_work.find(workspace.home, workspace.kept, run)]
+    if not dropped:
+        raise UsageError("this workspace keeps no work of these runs", hint="Only work of removed runs is dropped.")
+    for work in () if dry_run else dropped:
+        kept_work.drop(work)
     if as_json:
         return output.print_json({"dropped": dropped, "dry_run": dry_run})
     output.echo(*map(kept_work.describe, dropped))

@@ -21,9 +21,7 @@ class Removed(Fenced):
     """A run was removed, or a run that it rests on."""
 
     exit_code = 6
-    hint = (
-        "`m5ws show RUN` shows the record and the ledger of a removed run, and its work that is kept on this machine."
-    )
+    hint = "`m5ws show RUN` shows the record of a removed run, its ledger, and its work that is kept on this machine."
 
 
 def key(run_id: str) -> str:

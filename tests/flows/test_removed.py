@@ -35,7 +35,7 @@ def _stopped(workspace: Workspace) -> tuple[str, str]:
 
 @pytest.fixture
 def trained(tmp_path: Path) -> tuple[Workspace, str]:
-    workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=1)
+    workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=2)
     workspace.edit("train.py", "\nimport m5ws\n", f"\nimport m5ws\n{_REMOVED}")
     return workspace, _stopped(workspace)[0]
 
