@@ -64,7 +64,7 @@ def copy(
     needed = {each: closure.roots(source, [each]) for each in wanted}
     existing = frozenset(target.store.names("runs/"))
     named = dict.fromkeys(name for some in needed.values() for kind, name in some if kind == "run")
-    _, apart = _compare_removals(source, target, named, existing)
+    carried, apart = _compare_removals(source, target, named, existing)
     if not leave_out:
         _refuse_apart(source, target, apart)
     left_out = {each for each, some in needed.items() if any(name in apart for _, name in some)}
@@ -73,7 +73,7 @@ def copy(
     references = {name: None for kind, root in roots for name in closure.references(source, kind, root)}
     new = [name for name in references if not _there(source, target, name)]
     # First, so that an interrupted copy leaves no run without its removal.
-    new = [*_compare_removals(source, target, runs, existing)[0], *new]
+    new = [*(removals.key(name) for name in runs if name in carried), *new]
     needs: dict[Digest, int] = {}
     for position, (kind, root) in enumerate(roots):
         if progress:
@@ -93,7 +93,7 @@ def copy(
             repair=lambda: copy_objects(source, target, needs, presence.missing(target.objects, needs), progress),
         )
         carried, apart = _compare_removals(source, target, runs, existing)
-        _publish(source, target, carried)
+        _publish(source, target, [removals.key(name) for name in carried])
         _refuse_apart(source, target, apart)
     return CopyCounts(
         snapshots=sum(kind == "snapshot" for kind, _ in roots),
@@ -121,13 +121,13 @@ def _refuse_foreign(source: Repository, target: Repository) -> None:
 def _compare_removals(
     source: Repository, target: Repository, names: Iterable[str], existing: Collection[str]
 ) -> tuple[list[str], list[str]]:
-    """Return the keys of removals to copy, and the runs that are removed in one of the stores alone.
+    """Return the runs whose removals are to be copied, and the runs that are removed in one of the stores alone.
 
     `existing` has the runs that the target had before this copy: a copy does not remove them.
     """
     here, there = removals.removed_runs(source), removals.removed_runs(target)
     apart = [name for name in names if name in there - here or (name in here - there and name in existing)]
-    return [removals.key(name) for name in names if name in here - there and name not in apart], apart
+    return [name for name in names if name in here - there and name not in apart], apart
 
 
 def _refuse_apart(source: Repository, target: Repository, apart: Sequence[str]) -> None:

@@ -107,7 +107,7 @@ def save(
             outcome = saving.try_once()
         except Removed:
             if active.context.goes_on:
-                saving.keep(keep, "until `m5ws rm --drop`: the run was removed")
+                saving.keep(keep, "the run was removed, and `m5ws show` lists the kept work")
             raise
         if outcome.published is not None:
             break
@@ -154,10 +154,10 @@ class _Saving:
     moment: TrainingState
     fingerprints: Mapping[str, str]
 
-    def keep(self, folder: Path, until: str) -> None:
+    def keep(self, folder: Path, reason: str) -> None:
         """Save into a store in a folder of this machine, if there is room; collective. Raises Fenced, on all ranks.
 
-        `until` is for the notice: the moment until which the checkpoint is kept.
+        `reason` ends the notice about the kept checkpoint.
         """
         repo, problem = None, None
         try:
@@ -169,7 +169,7 @@ class _Saving:
             problem = replace(self, active=replace(self.active, repo=repo)).try_once().problem
         if self.active.rank == 0:
             step = self.moment.step
-            message = f"the checkpoint after step {step} is kept on this machine: {until}"
+            message = f"the checkpoint after step {step} is kept on this machine: {reason}"
             if problem is not None:
                 message = f"the checkpoint after step {step} is not kept on this machine: {problem}"
             self.active.notice("checkpoint-kept" if problem is None else "limit", message, step)
