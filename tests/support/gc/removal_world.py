@@ -19,6 +19,7 @@ from m5ws.records.verdict import Verdict
 from m5ws.repository import removals
 from m5ws.repository.fsck import fsck
 from m5ws.repository.gc import execute, gc
+from m5ws.repository.gc_plans import RetryPolicy, read_states
 from m5ws.repository.publishing import repeated
 from m5ws.repository.references import checkpoints, runs
 from m5ws.repository.repository import Repository
@@ -81,7 +82,10 @@ class RemovalWorld:
             self.counts[f"{name}: {type(error).__name__}"] += 1
 
     def _open(self, store: ObjectStore) -> Repository:
-        return Repository(self.wrap(store), Repository.open(store).format)
+        repo = Repository(self.wrap(store), Repository.open(store).format)
+        # A gc around this verb cannot end before the verb does.
+        repo.patience = RetryPolicy(limit_s=0.0)
+        return repo
 
     # --- verbs ------------------------------------------------------------------------------------
 
@@ -129,6 +133,8 @@ class RemovalWorld:
                 execute.execute(repo, planned.id, "gc", grace_s=0.0, take_over=True, workers=Serial)
 
     def copy(self, source: MemoryStore, target: MemoryStore) -> None:
+        if read_states(target).executing:
+            raise _Refused  # A copy waits for an hour.
         here, there = self._open(source), self._open(target)
         before = removals.removed_runs(here)
         present = set(runs.ids(there))
