@@ -4,6 +4,10 @@ An error of a store names the store (`LocalStore`); an error of another file nam
 """
 
 import errno
+import os
+from pathlib import Path
+
+from m5ws.access import PathDenied
 
 _DISK = "Check the disk or the network file system (`dmesg`). Then run the command again."
 _REMEDIES = {
@@ -17,7 +21,6 @@ _REMEDIES = {
 }
 """Remedies for errors of a disk or of a limit, from any system call."""
 _FILE_REMEDIES = {
-    **dict.fromkeys((errno.EACCES, errno.EPERM), "Ask the owner for permission, or run the command as the owner."),
     **dict.fromkeys(
         (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EEXIST),
         "Check the path, or choose another path.",
@@ -34,6 +37,9 @@ def describe(error: OSError | UnicodeError) -> tuple[str, str] | None:
         return _describe_text(error)
     if isinstance(error, ConnectionError | TimeoutError):
         return _message(error), "Check the network. Then run the command again."
+    if isinstance(error, PermissionError) and error.filename is not None:
+        denied = PathDenied(Path(os.fsdecode(error.filename)))
+        return str(denied), denied.hint
     remedy = _REMEDIES.get(error.errno or 0)
     if remedy is None and error.filename is not None:
         remedy = _FILE_REMEDIES.get(error.errno or 0)

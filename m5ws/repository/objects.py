@@ -96,7 +96,7 @@ class Objects:
             if existing.size_bytes is None:
                 self.has(digest, size_bytes)
             else:
-                _check_length(digest, existing.size_bytes, size_bytes)
+                check_length(self.store, digest, existing.size_bytes, size_bytes)
             return False
         return True
 
@@ -126,7 +126,7 @@ class Objects:
         if existing is None:
             return False
         if size_bytes is not None:
-            _check_length(digest, existing.size_bytes, size_bytes)
+            check_length(self.store, digest, existing.size_bytes, size_bytes)
         return True
 
     def get(self, digest: Digest) -> bytes:
@@ -134,7 +134,7 @@ class Objects:
         for data in self._readings(key(digest)):
             if self.digest(data) == digest:
                 return data
-        raise CorruptObject(f"object {digest} is damaged: its content does not match its name")
+        raise damaged(self.store, f"object {digest} is damaged: its content does not match its name")
 
     def read(self, part: Slice) -> bytes:
         """Return a slice's bytes, verified by the slice's own digest, as `get` does. Raises NotFound, CorruptObject."""
@@ -143,7 +143,7 @@ class Objects:
         for data in self._readings(*where):
             if self._is(data, part):
                 return data
-        raise _not_as_written(part)
+        raise _not_as_written(self.store, part)
 
     def pieces(self, pack: Digest, parts: Sequence[Slice]) -> list[memoryview]:
         """Return slices of one object, which is read once.
@@ -156,7 +156,7 @@ class Objects:
             if wrong is None:
                 return pieces
         assert wrong is not None
-        raise _not_as_written(wrong)
+        raise _not_as_written(self.store, wrong)
 
     def _readings(self, *where: Any) -> Iterator[bytes]:
         """Yield readings of an object: first a cache's copy, if there is one, then the store's."""
@@ -183,14 +183,21 @@ class Objects:
         return codec.decode(self.get(digest), kind, f"object {digest}")
 
 
-def _check_length(digest: Digest, found_bytes: int, size_bytes: int) -> None:
-    if found_bytes != size_bytes:
-        raise CorruptObject(f"object {digest} has {found_bytes} bytes instead of {size_bytes}")
+def check_length(store: ObjectStore, digest: Digest, stored_bytes: int, size_bytes: int) -> None:
+    """Raise CorruptObject if an object of a store has another length than its data."""
+    if stored_bytes != size_bytes:
+        raise damaged(store, f"object {digest} has {stored_bytes} bytes instead of {size_bytes}")
 
 
-def _not_as_written(part: Slice) -> CorruptObject:
+def damaged(store: ObjectStore, problem: str) -> CorruptObject:
+    """Return the error for a damaged object, which names the store: a copy reads two stores."""
+    hint = f"Run `m5ws fsck` in a workspace of the store {store.url}. It lists all damage and its effects."
+    return CorruptObject(f"{problem} (in the store {store.url})", hint=hint)
+
+
+def _not_as_written(store: ObjectStore, part: Slice) -> CorruptObject:
     where = f"bytes {part.offset}+{part.size_bytes} of object {part.object}"
-    return CorruptObject(f"{where} do not match their digest in the record")
+    return damaged(store, f"{where} do not match their digest in the record")
 
 
 def is_digest(text: str) -> bool:

@@ -7,10 +7,9 @@ costs at most about one request per object.
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-from m5ws.errors import CorruptObject
 from m5ws.records.base import Digest
 from m5ws.repository.concurrency import for_each
-from m5ws.repository.objects import Objects, key
+from m5ws.repository.objects import Objects, check_length, key
 
 _DENSE = 8
 """Number of objects under one two-digit prefix from which a listing is worth while."""
@@ -37,7 +36,7 @@ def missing(objects: Objects, needs: Mapping[Digest, int], *, lenient: bool = Fa
         if digest not in sizes or (lenient and sizes[digest] < needs[digest]):
             absent.add(digest)
         elif sizes[digest] < needs[digest]:
-            raise CorruptObject(f"object {digest} has {sizes[digest]} bytes instead of {needs[digest]}")
+            check_length(objects.store, digest, sizes[digest], needs[digest])
     return absent
 
 

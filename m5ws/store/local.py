@@ -16,8 +16,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from m5ws.access import PathDenied
 from m5ws.errors import CorruptObject, M5Error, NotFound, ObjectExists, UsageError
 from m5ws.records.base import OBJECT_BYTES
+from m5ws.store import permissions
 from m5ws.store.interface import FORMAT, Buffer, ObjectStat
 from m5ws.store.keys import checked
 
@@ -40,9 +42,16 @@ class StoreGone(M5Error):
 
 @contextmanager
 def _naming(root: Path, key: str) -> Iterator[None]:
-    """Raise each error of the block with the key and the store, not with the name of a temporary file."""
+    """Raise each error of the block with the key and the store, not with the name of a temporary file.
+
+    A denied access is raised with the file or folder that denies it.
+    """
     try:
         yield
+    except PathDenied:
+        raise
+    except PermissionError as error:
+        raise PathDenied(Path(error.filename2 or error.filename or root)) from error
     except OSError as error:
         raise OSError(error.errno, error.strerror, f"{key} in store {root}") from error
 
@@ -87,8 +96,9 @@ class LocalStore:
         temporary = self._path(f"{_TEMPORARY}/{os.urandom(12).hex()}")
         with _naming(self.root, key):
             self._make_directory(temporary.parent)
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
             try:
+                permissions.set_mode(self.root, descriptor)
                 view = memoryview(data).cast("B")
                 while view:
                     view = view[os.write(descriptor, view[:_WRITE_BYTES]) :]
@@ -116,19 +126,20 @@ class LocalStore:
         self._check_there()
         if not self._is_inside(directory):
             return
-        for path in _walk(self.root / directory):
-            key = _text(path.relative_to(self.root).as_posix())
-            if key.startswith(prefix) and not key.startswith(f"{_TEMPORARY}/"):
-                # gc can delete an object while it is listed.
-                with suppress(FileNotFoundError):
-                    yield _stat(key, path.lstat())
+        with _naming(self.root, prefix):
+            for path in _walk(self.root / directory):
+                key = _text(path.relative_to(self.root).as_posix())
+                if key.startswith(prefix) and not key.startswith(f"{_TEMPORARY}/"):
+                    # gc can delete an object while it is listed.
+                    with suppress(FileNotFoundError):
+                        yield _stat(key, path.lstat())
 
     def names(self, prefix: str) -> tuple[str, ...]:
         directory = prefix.rstrip("/")
         if not self._is_inside(directory):
             return ()
         try:
-            with os.scandir(self.root / directory) as scanned:
+            with _naming(self.root, prefix), os.scandir(self.root / directory) as scanned:
                 return tuple(sorted(_text(entry.name) for entry in scanned if _holds(entry)))
         except (FileNotFoundError, NotADirectoryError):
             self._check_there()
@@ -140,7 +151,8 @@ class LocalStore:
 
     def stat(self, key: str) -> ObjectStat | None:
         try:
-            return _stat(key, self._path(key).lstat())
+            with _naming(self.root, key):
+                return _stat(key, self._path(key).lstat())
         except (FileNotFoundError, NotADirectoryError):
             self._check_there()
             return None
@@ -156,7 +168,8 @@ class LocalStore:
         Raises CorruptObject for anything but a plain file.
         """
         try:
-            descriptor = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with _naming(self.root, key):
+                descriptor = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -195,7 +208,7 @@ class LocalStore:
         """Return True if a key's folder is, or would be, in this directory, not elsewhere by its name or a link."""
         if not directory or directory in self._folders:
             return True
-        with suppress(UsageError):
+        with suppress(UsageError), _naming(self.root, directory):
             outer = checked(directory).rpartition("/")[0]
             path = self.root / directory
             if self._is_inside(outer) and not path.is_symlink():
@@ -212,7 +225,10 @@ class LocalStore:
         if directory.is_dir():
             return
         self._make_directory(directory.parent)
-        directory.mkdir(exist_ok=True)
+        if directory.is_relative_to(self.root) and directory != self.root:
+            permissions.make_folder(self.root, directory)
+        else:
+            directory.mkdir(exist_ok=True)
         if self._durable:
             _sync_directory(directory.parent)
 

@@ -45,3 +45,14 @@ def test_init_with_an_impossible_store_writes_nothing(m5: Any, tmp_path: Path) -
     (tmp_path / "file").write_text("in the way")
     assert m5("-C", tmp_path, "init", "--store", tmp_path / "file" / "store", "w").status == 2
     assert not (tmp_path / "w").exists()
+
+
+def test_a_damaged_object_of_the_other_store_is_named_with_that_store(m5: Any, made: Any, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    assert m5("push", made.snapshot, "--to", other).status == 0
+    damaged = max((other / "objects").glob("*/*"), key=lambda path: path.stat().st_size)
+    damaged.chmod(0o644)
+    damaged.write_bytes(damaged.read_bytes()[:5])
+    done = m5("push", made.run, "--to", other)
+    assert done.status == 3 and f"(in the store {other})" in done.err
+    assert f"hint: Run `m5ws fsck` in a workspace of the store {other}." in done.err

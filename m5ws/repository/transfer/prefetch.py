@@ -7,6 +7,7 @@ from functools import partial
 
 import msgspec
 
+from m5ws.access import PathDenied
 from m5ws.errors import M5Error
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
@@ -76,14 +77,19 @@ def apply(repo: Repository, planned: PrefetchPlan, progress: Progress | None = N
         done += size
         if progress:
             progress("fetching", done, planned.missing_bytes)
-    lost = [
-        d for d, size in planned.fetch.items() if isinstance(repo.store, CachedStore) and not _held(repo.store, d, size)
-    ]
-    if lost:
-        raise M5Error(
-            f"the cache lost {len(lost)} of the {planned.missing} fetched objects",
-            hint="Free disk space, or increase [store] cache_limit: other work may have filled the cache.",
-        )
+    near = repo.store
+    if isinstance(near, CachedStore) and (lost := sum(not _held(near, *each) for each in planned.fetch.items())):
+        raise _lost(near, lost)
+
+
+def _lost(near: CachedStore, count: int) -> M5Error:
+    """Return the error for objects that were fetched, and are not in the cache."""
+    message = f"{count} fetched objects are not in the cache {near.name}"
+    if near.problem is None:
+        return M5Error(message, hint="Increase [store] cache_limit: other work may have filled the cache.")
+    hint = near.problem.hint if isinstance(near.problem, PathDenied) else ""
+    hint = f"{hint} [store] cache in m5ws.toml sets the folder of the cache.".lstrip()
+    return M5Error(f"{message}: {near.problem}", hint=hint)
 
 
 def check(planned: PrefetchPlan) -> None:

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from m5ws import locks
 from m5ws.errors import ObjectExists
-from m5ws.store.cache.limit import CacheLimit, open_private
+from m5ws.store import permissions
+from m5ws.store.cache.limit import CacheLimit, open_shared
 from m5ws.store.interface import Buffer, ObjectStat, ObjectStore
 from m5ws.store.local import LocalStore, read
 
@@ -60,7 +61,8 @@ class CachedStore:
         self._entries = LocalStore(directory, durable=False)
         self._room = CacheLimit(self._entries, limit_bytes)
         self._large: set[str] = set()
-        self._warned = False
+        self.problem: OSError | None = None
+        """The first reason why an object could not be cached."""
 
     @property
     def url(self) -> str:
@@ -70,6 +72,11 @@ class CachedStore:
     def copies(self) -> tuple[Path, int]:
         """The directory of the copies, and their maximum total size in bytes."""
         return self._entries.root, self._limit_bytes
+
+    @property
+    def name(self) -> str:
+        """The directory of the copies and its users, for messages."""
+        return permissions.describe(self._entries.root)
 
     @property
     def capacity_bytes(self) -> int:
@@ -157,7 +164,7 @@ class CachedStore:
         """
         name = f"{zlib.crc32(key.encode()) % _STRIPES:03x}"
         try:
-            descriptor = open_private(self._entries.root, f"locks/{name}")
+            descriptor = open_shared(self._entries.root, f"locks/{name}")
         except OSError:
             yield
             return
@@ -174,16 +181,18 @@ class CachedStore:
     def _keep(self, key: str, data: Buffer) -> None:
         """Cache a whole object, if possible. Logs the first reason why an object cannot be cached."""
         size_bytes = memoryview(data).nbytes
-        if size_bytes > self.capacity_bytes or self._entries.stat(key) is not None:
+        if size_bytes > self.capacity_bytes:
             return
         try:
+            if self._entries.stat(key) is not None:
+                return
             self._room.take(size_bytes)
             with suppress(ObjectExists):
                 self._entries.create(key, data)
         except OSError as error:
-            if not self._warned:
-                _log.warning("cannot write to the cache in %s: %s", self._entries.root, error)
-            self._warned = True
+            if self.problem is None:
+                _log.warning("cannot write to the cache %s: %s", self.name, error)
+            self.problem = self.problem or error
             if error.errno in _FULL:
                 with suppress(OSError):
                     self._room.trim(0, at_least_bytes=_FREED_BYTES)

@@ -8,10 +8,11 @@ for entries filled during a trim. Filling an entry costs a lock and eight bytes.
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from m5ws import locks
+from m5ws.store import permissions
 from m5ws.store.local import LocalStore
 
 _OBJECTS = "objects/"
@@ -70,23 +71,36 @@ class CacheLimit:
     @contextmanager
     def _locked(self, name: str, wait_s: float) -> Iterator[int | None]:
         """Hold a lock, which the kernel releases after a kill. Yield None if another process holds it."""
-        descriptor = open_private(self._entries.root, name)
+        descriptor = open_shared(self._entries.root, name)
         try:
             yield descriptor if locks.acquire(descriptor, wait_s) else None
         finally:
             os.close(descriptor)
 
 
-def open_private(root: Path, name: str) -> int:
-    """Open a private file of a cache. Creates the cache, readable only by its owner, if it does not exist."""
-    path, flags = root / name, os.O_RDWR | os.O_CREAT
-    try:
-        return os.open(path, flags, 0o600)
-    except FileNotFoundError:
+def open_shared(root: Path, name: str) -> int:
+    """Open a file that all users of a cache share. Creates the cache, for its owner alone, if it does not exist."""
+    path = root / name
+    if not path.exists():
         root.parent.mkdir(parents=True, exist_ok=True)
         root.mkdir(mode=0o700, exist_ok=True)
-        path.parent.mkdir(exist_ok=True)
-        return os.open(path, flags, 0o600)
+        if not path.parent.is_dir():
+            permissions.make_folder(root, path.parent)
+        _create(root, path)
+    return os.open(path, os.O_RDWR)
+
+
+def _create(root: Path, path: Path) -> None:
+    """Create an empty file, which appears with its permissions; do nothing if it exists."""
+    temporary = path.with_name(f".{os.urandom(12).hex()}")
+    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        permissions.set_mode(root, descriptor, writable=True)
+        with suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        os.close(descriptor)
+        os.unlink(temporary)
 
 
 def _number(descriptor: int) -> int | None:
