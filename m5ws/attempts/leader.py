@@ -85,7 +85,7 @@ def execute(
                 admission.launched(ports, node.plan, accept, progress, poll) as waiting,
                 closing(SpoolWriter(spool_path, genesis(plan.run.id, plan.attempt, NODE))) as spool,
             ):
-                begin.publish(ports.repo, node.plan, waiting.observed, spool)
+                begin.publish(ports, node.plan, waiting.observed, spool)
                 result = _Attempt(ports, node.plan, node.work, waiting, spool, watch, progress).supervise(poll)
         finally:
             directories.end(plan.directory)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from m5ws.records.commit import CommitFacts
     from m5ws.records.environment import Observed
     from m5ws.records.note import Note
-    from m5ws.records.run import Parent
+    from m5ws.records.run import Parent, Run
     from m5ws.records.verdict import Change
     from m5ws.runs.listing import RunRow, RunView, SnapshotView
     from m5ws.runs.state import AttemptState
@@ -127,7 +127,7 @@ def _run(view: "RunView") -> str:
         "sweep": run.sweep.id if run.sweep else None,
         "starts": lineage.format_lineage(view.lineage, view.lineage_whole),
         "restarted": ", ".join(run.parent.restart) or None if run.parent else None,
-        "created": output.moment(run.created_s),
+        "created": " by ".join(filter(None, (output.moment(view.created_s), _creator(run)))),
         "command": " ".join(spec.command),
         "launch": spec.processes,
         "seed": str(spec.seed) if spec.seed is not None else None,
@@ -152,6 +152,10 @@ def _run(view: "RunView") -> str:
     if view.forks:
         lines += ["", output.table(("FORK", "AFTER STEP", "WHEN", "STATE", "NAME"), [_fork(row) for row in view.forks])]
     return "\n".join(lines)
+
+
+def _creator(run: "Run") -> str | None:
+    return " on ".join(filter(None, (run.user, run.host))) or None
 
 
 def _note(note: "Note") -> str:

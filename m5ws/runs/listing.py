@@ -50,6 +50,7 @@ class SnapshotRow(msgspec.Struct, frozen=True, kw_only=True):
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     """A run in a list; `outcome` is the verdict's, for a reproduction that has one.
 
+    `created_s` is the time at which the store received the run, by the store's clock.
     `loss`, `lowest_loss` and its step, `why`, `note_outcome`, `notes` and `changes` are only in tables of runs
     (`run_table`).
     `changes` are the parameters that are not the same in all runs of the table.
@@ -60,6 +61,8 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     created_s: float = 0.0
     name: str | None = None
+    user: str | None = None
+    host: str | None = None
     purpose: str = "train"
     snapshot: Digest | None = None
     reproduces: str | None = None
@@ -113,7 +116,8 @@ class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
     """All that is known of a run; `verdict` rests on it if it is a replay, `replays` are its own replays.
 
-    `outputs` are the files that its script wrote: at the end of its attempts, and copies made while it ran.
+    `created_s` is as in `RunRow`. `outputs` are the files that its script wrote: at the end of its attempts, and copies
+    made while it ran.
     `lineage` is the checkpoints that it stands on, the nearest first; not `lineage_whole` where a parent is not in
     this store. `forks` are the runs that start from its checkpoints, `joint` is the newest joint verdict on segments.
     """
@@ -124,6 +128,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     observed: Observed | None
     checkpoints: tuple[CheckpointRow, ...]
     outputs: tuple[OutputsRow, ...] = ()
+    created_s: float
     verdict: Verdict | None
     replays: tuple[RunRow, ...]
     lineage: tuple[Parent, ...] = ()
@@ -218,6 +223,7 @@ def view_run(repo: Repository, run_id: str) -> RunView:
             )
         ),
         outputs=written,
+        created_s=runs.creation(repo, run_id).created_s,
         verdict=verdict,
         replays=tuple(
             concurrency.for_each(lambda other: _replay(repo, other, verdicts), runs.replays_among(known, run_id))
@@ -261,7 +267,7 @@ def _run_row(repo: Repository, run_id: str, facts: RunFacts | None = None) -> Ru
 def _row(repo: Repository, run_id: str, facts: RunFacts) -> RunRow:
     known = facts.created
     run = runs.load(repo, run_id) if known is None or known.parent is not None else None
-    fact = known if run is None else run_index.created(run)
+    fact = runs.received(repo, run) if known is None and run is not None else known
     assert fact is not None
     end = _end(repo, run_id, facts.ended)
     outcome = facts.outcome or (_outcome(repo, run_id) if fact.reproduces else None)
@@ -269,6 +275,8 @@ def _row(repo: Repository, run_id: str, facts: RunFacts) -> RunRow:
         id=run_id,
         created_s=fact.created_s,
         name=fact.name,
+        user=fact.user,
+        host=fact.host,
         purpose=run.purpose if run is not None else "reproduce" if fact.reproduces else "train",
         snapshot=fact.snapshot,
         reproduces=fact.reproduces,

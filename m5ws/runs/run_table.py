@@ -38,7 +38,7 @@ def newest(
     """
     index = run_index.load(repo)
     known, removed = runs.facts(repo, index), removals.removed_runs(repo)
-    readable = sorted(known.keys() - removed, key=lambda run: (-known[run].created_s, run))
+    readable = sorted(known.keys() - removed, key=lambda run: (-known[run].created_s, -known[run].recorded_s, run))
     damaged = [run for run in runs.ids(repo) if run not in known and run not in removed]
     count = len(readable) + len(damaged)
     end = (limit or None) if condition is None else None

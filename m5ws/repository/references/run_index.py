@@ -9,7 +9,7 @@ import binascii
 import hashlib
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
 import msgspec
@@ -32,14 +32,21 @@ _NONE = "-"
 
 
 class RunCreation(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts of a `Run`; `parent` is the run that a fork starts from, `sweep` the id of its sweep."""
+    """Facts of a `Run`; `parent` is the run that a fork starts from, `sweep` the id of its sweep.
+
+    `created_s` is by the store's clock if the fact is of the index, and else by the clock of the run's host, as
+    `recorded_s` is.
+    """
 
     created_s: float
+    recorded_s: float = 0.0
     snapshot: str
     reproduces: str | None = None
     parent: str | None = None
     name: str | None = None
     sweep: str | None = None
+    user: str | None = None
+    host: str | None = None
 
 
 class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,11 +77,14 @@ def created(run: Run) -> RunCreation:
     parent = run.parent.run if run.parent is not None else None
     return RunCreation(
         created_s=run.created_s,
+        recorded_s=run.created_s,
         snapshot=run.snapshot,
         reproduces=run.reproduces,
         parent=parent,
         name=run.name,
         sweep=run.sweep.id if run.sweep is not None else None,
+        user=run.user,
+        host=run.host,
     )
 
 
@@ -103,10 +113,22 @@ def ended(attempt: int, node: list[AnyEvent], rank: OriginSummary | None) -> Att
 
 def created_key(run: str, fact: RunCreation) -> str | None:
     """Return the key of a run's creation; None if its name would be too long, or its time is no time."""
-    name = _NONE if fact.name is None else f"n{base64.urlsafe_b64encode(fact.name.encode()).decode().rstrip('=')}"
-    time = struct.pack(">d", fact.created_s).hex()
-    links = (fact.reproduces or _NONE, fact.parent or _NONE, name, fact.sweep or _NONE)
-    return _key(run, "created", time, fact.snapshot, *links)
+    return _creation_key(run, "created", fact.recorded_s, fact)
+
+
+def dated_key(run: str, fact: RunCreation) -> str | None:
+    """Return the key of the creation of a run that was published earlier, with that time; as `created_key`."""
+    return _creation_key(run, "dated", fact.created_s, fact)
+
+
+def _creation_key(run: str, kind: str, time_s: float, fact: RunCreation) -> str | None:
+    links = (fact.reproduces or _NONE, fact.parent or _NONE, _encoded(fact.name), fact.sweep or _NONE)
+    return _key(run, kind, _double(time_s), fact.snapshot, *links, _encoded(fact.user), _encoded(fact.host))
+
+
+def is_creation(key: str) -> bool:
+    """Return True for the key of a run's creation."""
+    return key.rpartition("/")[2].partition(".")[0] in ("created", "dated")
 
 
 def ended_key(run: str, fact: AttemptEnd) -> str | None:
@@ -120,6 +142,10 @@ def ended_key(run: str, fact: AttemptEnd) -> str | None:
 def verdict_key(run: str, outcome: str) -> str | None:
     """Return the key of a replay's verdict."""
     return _key(run, "verdict", outcome.replace(" ", _NONE))
+
+
+def _encoded(text: str | None) -> str:
+    return _NONE if text is None else f"n{base64.urlsafe_b64encode(text.encode()).decode().rstrip('=')}"
 
 
 def _double(value: float | None) -> str:
@@ -136,19 +162,25 @@ def _check(run: str, text: str) -> str:
     return hashlib.blake2b(f"{run}/{text}".encode(), digest_size=8).hexdigest()
 
 
-def add(facts: RunFacts, run: str, name: str) -> bool:
-    """Add the fact in a key's name; return False, and add nothing, if m5ws does not write such a name."""
+def add(facts: RunFacts, run: str, name: str, modified_s: float | None = None) -> bool:
+    """Add the fact in a key's name; return False, and add nothing, if m5ws does not write such a name.
+
+    `modified_s`: the time of the key by the store's clock, which is the time of a run that began in this store.
+    """
     text, _, check = name.rpartition(".")
     if check != _check(run, text):
         return False
     kind, *parts = text.split(".")
     try:
-        if kind == "created":
-            facts.created = _created(*parts)
+        if kind in ("created", "dated"):
+            fact = _created(*parts)
+            if kind == "created" and modified_s is not None:
+                fact = msgspec.structs.replace(fact, created_s=modified_s)
+            facts.created = fact if kind == "created" else facts.created or fact
         elif kind == "ended":
-            fact = _ended(*parts)
-            facts.ended = max(fact, facts.ended or fact, key=lambda end: (end.attempt, end.is_final))
-            facts.losses[fact.attempt] = fact.losses
+            ended = _ended(*parts)
+            facts.ended = max(ended, facts.ended or ended, key=lambda end: (end.attempt, end.is_final))
+            facts.losses[ended.attempt] = ended.losses
         elif kind == "verdict":
             (outcome,) = parts
             facts.outcome = outcome.replace(_NONE, " ")
@@ -159,19 +191,27 @@ def add(facts: RunFacts, run: str, name: str) -> bool:
     return True
 
 
-def _created(time: str, snapshot: str, reproduces: str, parent: str, name: str, sweep: str) -> RunCreation:
-    encoded = name[1:] + "=" * (-len(name[1:]) % 4)
+def _created(
+    time: str, snapshot: str, reproduces: str, parent: str, name: str, sweep: str, user: str, host: str
+) -> RunCreation:
     (created_s,) = struct.unpack(">d", bytes.fromhex(time))
     if not (math.isfinite(created_s) and created_s >= 0):
         raise ValueError(f"no time: {created_s}")
     return RunCreation(
         created_s=created_s,
+        recorded_s=created_s,
         snapshot=snapshot,
         reproduces=None if reproduces == _NONE else reproduces,
         parent=None if parent == _NONE else parent,
-        name=None if name == _NONE else base64.urlsafe_b64decode(encoded).decode(),
+        name=_decoded(name),
         sweep=None if sweep == _NONE else sweep,
+        user=_decoded(user),
+        host=_decoded(host),
     )
+
+
+def _decoded(text: str) -> str | None:
+    return None if text == _NONE else base64.urlsafe_b64decode(text[1:] + "=" * (-len(text[1:]) % 4)).decode()
 
 
 def _ended(attempt: str, outcome: str, last_step: str, total: str, *losses: str) -> AttemptEnd:
@@ -199,12 +239,15 @@ def _losses(last: str, lowest: str, step: str) -> LossRange:
 # --- the store ------------------------------------------------------------------------------------------------------
 
 
-def load(repo: Repository) -> dict[str, RunFacts]:
-    """Return the facts of all runs that the index has. One listing; names that m5ws does not write are left out."""
+def load(repo: Repository, run_id: str | None = None) -> dict[str, RunFacts]:
+    """Return the facts of all runs that the index has, or of one run. One listing.
+
+    Names that m5ws does not write are left out.
+    """
     facts: dict[str, RunFacts] = {}
-    for stat in repo.store.list(PREFIX):
+    for stat in repo.store.list(PREFIX if run_id is None else f"{PREFIX}{run_id}/"):
         run, _, name = stat.key.removeprefix(PREFIX).partition("/")
-        add(facts.setdefault(run, RunFacts()), run, name)
+        add(facts.setdefault(run, RunFacts()), run, name, stat.modified_s)
     return facts
 
 
@@ -220,10 +263,17 @@ def write(repo: Repository, key: str | None) -> None:
             repo.store.create(key, b"")
 
 
-def write_created(repo: Repository, run: Run) -> None:
-    """Create the key of a published run, unless its purpose does not follow from the facts."""
+def write_created(repo: Repository, run: Run, created_s: float | None = None) -> None:
+    """Create the key of a published run, unless its purpose does not follow from the facts.
+
+    `created_s`: the time of a run that was published earlier, in this store or in another store.
+    """
     if run.purpose == ("reproduce" if run.reproduces else "train"):
-        write(repo, created_key(run.id, created(run)))
+        fact = created(run)
+        if created_s is None:
+            write(repo, created_key(run.id, fact))
+        else:
+            write(repo, dated_key(run.id, msgspec.structs.replace(fact, created_s=created_s)))
 
 
 def write_verdict(repo: Repository, verdict: Verdict) -> None:
@@ -238,9 +288,24 @@ def write_ended(repo: Repository, run: str, attempt: int, origins: Mapping[str, 
         write(repo, ended_key(run, fact) if fact is not None else None)
 
 
-def expected(run: str, record: Run | None, ends: Iterator[AttemptEnd], outcome: str | None) -> set[str]:
-    """Return the keys that originals allow: of a run's record, of ends of its attempts, and of its verdict."""
+def expected(
+    run: str, record: Run | None, ends: Iterator[AttemptEnd], outcome: str | None, present: Iterable[str]
+) -> set[str]:
+    """Return the keys that originals allow: of a run's record, of ends of its attempts, and of its verdict.
+
+    A dated key among the `present` names may have any time, since this store has no record of the time.
+    """
     keys = {ended_key(run, end) for end in ends}
-    keys.add(created_key(run, created(record)) if record is not None else None)
+    if record is not None:
+        fact = created(record)
+        keys |= {created_key(run, fact)} | {dated_key(run, _with_time(fact, run, name)) for name in present}
     keys.add(verdict_key(run, outcome) if outcome is not None else None)
     return {key for key in keys if key is not None}
+
+
+def _with_time(fact: RunCreation, run: str, name: str) -> RunCreation:
+    """Return a fact with the time in the name of a dated key; as it is for any other name."""
+    dated = RunFacts()
+    if not name.startswith("dated.") or not add(dated, run, name) or dated.created is None:
+        return fact
+    return msgspec.structs.replace(fact, created_s=dated.created.created_s)

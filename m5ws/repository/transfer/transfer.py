@@ -16,7 +16,9 @@ from m5ws.records.base import Digest
 from m5ws.repository import gc_plans, presence, publishing
 from m5ws.repository.concurrency import Job, bounded_map
 from m5ws.repository.objects import key
+from m5ws.repository.references import run_index, runs
 from m5ws.repository.references.ids import Kind
+from m5ws.repository.references.run_index import RunFacts
 from m5ws.repository.repository import Repository
 from m5ws.repository.transfer import closure
 
@@ -69,7 +71,7 @@ def copy(
         publishing.publish(
             target,
             lambda: {bytes.fromhex(digest) for digest in needs},
-            lambda: _publish(source, target, new),
+            lambda: _publish(source, target, new, [root for kind, root in roots if kind == "run"]),
             patience=gc_plans.RetryPolicy(progress=progress),
             began=began,
             repair=lambda: copy_objects(source, target, needs, presence.missing(target.objects, needs), progress),
@@ -133,10 +135,14 @@ def _copy_object(source: Repository, target: Repository, digest: Digest, least: 
     return len(data)
 
 
-def _publish(source: Repository, target: Repository, names: Sequence[str]) -> None:
+def _publish(source: Repository, target: Repository, names: Sequence[str], copied: Sequence[str]) -> None:
+    """Publish references, and the creation of each copied run in the index, with its time in the source."""
     for name in names:
         try:
             # Published from here on: all objects it names exist.
             publishing.create_once(target, name, source.store.get(name))
         except ObjectExists:
             raise Conflict(f"{name} differs between {source.store.url} and {target.store.url}") from None
+    for run in copied:
+        if run_index.load(target, run).get(run, RunFacts()).created is None:
+            run_index.write_created(target, runs.load(source, run), runs.creation(source, run).created_s)
