@@ -287,6 +287,7 @@ class Workspace:
             allow_local=self.settings.environment.allow_local,
             history=self.history(),
             keep_work=self.settings.run.keep_work,
+            inexact=self.settings.run.inexact,
             **self._creator(),
         )
 

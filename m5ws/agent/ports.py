@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -43,6 +43,8 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
     host: str | None = None
     keep_work: bool = False
     """Output files stay in the work directories of finished attempts."""
+    inexact: Literal["warn", "stop"] = "warn"
+    """Effect of an inexact resume: a notice, or a notice and the end of the attempt."""
 
     def sign(self, run: Run) -> Run:
         """Return a new run with the user and the host that start the run."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from m5ws.agent import admission, failure, prepare, recovery, run_lock, untracked, work_files
+from m5ws.agent import admission, failure, prepare, recovery, run_lock, stop, untracked, work_files
 from m5ws.agent.admission import Waiting
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.node import Events, Node, NodeEnd
@@ -129,6 +129,7 @@ class _Attempt:
         self._spool = spool
         self._watch = watch
         self._has_enough = False
+        self._inexact: EndReason | None = None
         self._successor: AttemptStarted | None = None
         self._began_s = self._looked_s = time.monotonic()
         self._follower: Delivering | None = None
@@ -165,6 +166,8 @@ class _Attempt:
             return "interrupted", end.exit_code, EndReason(kind="stopped", signal=end.request)
         if end.problem is not None:
             return "failed", end.exit_code, EndReason(kind="not launched", problem=end.problem)
+        if self._inexact is not None:
+            return "failed", 1, self._inexact
         if self._has_enough:
             return "interrupted", end.exit_code, EndReason(kind="enough steps")
         if end.exit_code:
@@ -174,15 +177,20 @@ class _Attempt:
             return "failed", 1, EndReason(kind="fork not restored")
         return "finished", 0, None
 
-    def _listen(self, events: Events) -> bool:
-        """Take new events. Return True if the attempt needs no more steps, or if a newer attempt has begun."""
+    def _listen(self, events: Events) -> float | None:
+        """Take new events. Return the processes' time to end if the attempt needs no more steps, or must stop.
+
+        The attempt must stop if a newer attempt has begun. After an inexact resume, no rank may save a last checkpoint.
+        """
         is_enough = self._seen(events)
         if self._has_begun and self._node.delivery.batches > self._announced:
             self._announced = self._node.delivery.batches
             self._follow()
         if is_enough or self._is_time_to_look():
             self._has_enough = True
-        return self._has_enough
+        if self._inexact is not None:
+            return 0.0
+        return stop.GRACE_S if self._has_enough else None
 
     def _follow(self) -> None:
         """Announce new events to the tracker. An error of the tracker never fails a run.
@@ -222,14 +230,17 @@ class _Attempt:
             self._failures.add(event)
             self._has_begun = self._has_begun or isinstance(event, RankStarted)
             self._restored = self._restored or (isinstance(event, State) and event.restored)
-            for message in self._repeated.compare(rank, event):
-                self._notice("inexact-resume", message)
+            self._repeated.compare(rank, event)
             stop = bool(self._watch and self._watch(rank, event)) or stop
+        for difference in self._repeated.take():
+            self._notice("inexact-resume", str(difference), difference.step)
+            if self._ports.inexact == "stop":
+                self._inexact = self._inexact or EndReason(kind="inexact resume", problem=str(difference))
         return stop
 
-    def _notice(self, kind: NoticeKind, message: str) -> None:
-        notice = Notice(time_s=time.time(), kind=kind, message=message, step=self._last_step)
-        self._spool.append(notice)
+    def _notice(self, kind: NoticeKind, message: str, step: int | None = None) -> None:
+        step = self._last_step if step is None else step
+        self._spool.append(Notice(time_s=time.time(), kind=kind, message=message, step=step))
 
     def _find_failure(self, exit_code: int) -> EndReason:
         """Return the failure of the ranks. A rank without torchrun is the launched process itself."""

@@ -94,7 +94,7 @@ def _runs(rows: "Sequence[RunRow]") -> str:
 
 def _run(row: "RunRow", now_s: float, *, below: bool) -> tuple[str, ...]:
     step = f"{row.last_step}/{row.total_steps}" if row.total_steps else str(row.last_step)
-    state = "damaged" if row.problem else row.standing
+    state = "damaged" if row.problem else row.standing + (", inexact" if row.inexact else "")
     age = output.duration(now_s - row.created_s) if row.created_s else "-"
     details = row.problem or ", ".join(_described(row))
     snapshot = output.short(row.snapshot or "-")

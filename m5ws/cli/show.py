@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from m5ws.records.run import Parent, Run
     from m5ws.records.verdict import Change
     from m5ws.runs.listing import RunRow, RunView, SnapshotView
-    from m5ws.runs.state import AttemptState
+    from m5ws.runs.state import AttemptState, RunState
 
 
 @click.command("show")
@@ -120,7 +120,7 @@ def _run(view: "RunView") -> str:
     fields = {
         "name": run.name,
         "removed": " by ".join(filter(None, (output.moment(gone.created_s), gone.author))) if gone else None,
-        "state": f"{view.standing}, step {state.last_step}{total}",
+        "state": f"{view.standing}, step {state.last_step}{total}{_inexact(state)}",
         "snapshot": run.snapshot,
         **_commit(view.commit, named=True),
         "reproduces": run.reproduces,
@@ -152,6 +152,12 @@ def _run(view: "RunView") -> str:
     if view.forks:
         lines += ["", output.table(("FORK", "AFTER STEP", "WHEN", "STATE", "NAME"), [_fork(row) for row in view.forks])]
     return "\n".join(lines)
+
+
+def _inexact(state: "RunState") -> str:
+    """Return a mark of the first resume that repeated a step with other values."""
+    steps = [str(notice.step) for notice in state.notices if notice.kind == "inexact-resume"]
+    return f", after an inexact resume (step {steps[0]})" if steps else ""
 
 
 def _creator(run: "Run") -> str | None:

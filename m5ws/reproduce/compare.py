@@ -12,7 +12,7 @@ import msgspec
 
 from m5ws.attempts.repeated_steps import names_in_both, values
 from m5ws.records.ledger import COMPLETE, AnyEvent, CheckpointPublished, RankEnded, State, Step
-from m5ws.records.verdict import Divergence, DivergenceSummary, QuantityKind
+from m5ws.records.verdict import Differing, Divergence, DivergenceSummary, QuantityKind
 from m5ws.repository.repository import Repository
 from m5ws.reproduce.distances import Distances
 from m5ws.runs import recorded_steps
@@ -23,6 +23,10 @@ _ORDER = ("batch", "output", "loss", "grad_norm")
 _STEPS = "number of steps"
 _KINDS: tuple[QuantityKind, ...] = ("generator", "tensor", "checkpoint", "final tensor")
 """Kinds in causal order, after the values of a step."""
+
+
+_LISTED = frozenset(("value", "steps", "generator"))
+"""Kinds of quantities that a divergence lists all. Of tensors, it has one name and the number."""
 
 
 class Comparison:
@@ -43,6 +47,8 @@ class Comparison:
         self._first: Divergence | None = None
         self._place = (0, 0, 0, "")
         """Step, causal order, rank and quantity of the first difference."""
+        self._at_first: dict[tuple[QuantityKind, str], set[int]] = {}
+        """Ranks of each quantity that differs at the first difference's step."""
         self._tensors: tuple[int, list[str]] | None = None
         self._differing: dict[str, dict[int, Numbers]] = {}
         self._reached: dict[int, int] = {}
@@ -81,6 +87,14 @@ class Comparison:
             tensor_step=step,
             tensors_differ=len(tensors),
             equal_after=self._equal_after(self._first),
+            differing=self._differing_at_first(),
+        )
+
+    def _differing_at_first(self) -> tuple[Differing, ...]:
+        """Return the quantities that differ at the step of the first divergence, the generators first."""
+        every = sorted(self._at_first, key=lambda name: (name[0] != "generator", _find_order(*name), name))
+        return tuple(
+            Differing(kind=kind, quantity=name, ranks=tuple(sorted(self._at_first[kind, name]))) for kind, name in every
         )
 
     def _equal_after(self, first: Divergence) -> int | None:
@@ -200,6 +214,10 @@ class Comparison:
         self, step: int, rank: int, kind: QuantityKind, quantity: str, original: str | None, new: str | None
     ) -> None:
         place = (step, _find_order(kind, quantity), rank, quantity)
+        if self._first is None or step < self._first.step:
+            self._at_first = {}
+        if kind in _LISTED and (self._first is None or step <= self._first.step):
+            self._at_first.setdefault((kind, quantity), set()).add(rank)
         if self._first is None or place < self._place:
             self._place = place
             self._first = Divergence(

@@ -50,7 +50,8 @@ class SnapshotRow(msgspec.Struct, frozen=True, kw_only=True):
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     """A run in a list; `outcome` is the verdict's, for a reproduction that has one.
 
-    `created_s` is the time at which the store received the run, by the store's clock.
+    `created_s` is the time at which the store received the run, by the store's clock. `inexact`: an attempt that has
+    ended repeated a step of an earlier attempt with other values.
     `loss`, `lowest_loss` and its step, `why`, `note_outcome`, `notes` and `changes` are only in tables of runs
     (`run_table`).
     `changes` are the parameters that are not the same in all runs of the table.
@@ -69,6 +70,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     parent: Parent | None = None
     sweep: str | None = None
     standing: Standing = "created"
+    inexact: bool = False
     attempts: int = 0
     last_step: int = 0
     total_steps: int | None = None
@@ -283,6 +285,7 @@ def _row(repo: Repository, run_id: str, facts: RunFacts) -> RunRow:
         parent=run.parent if run is not None else None,
         sweep=fact.sweep,
         standing="refused" if outcome is not None and not end.attempt else end.outcome,  # type: ignore[arg-type]
+        inexact=facts.inexact,
         attempts=end.attempt,
         last_step=end.last_step,
         total_steps=end.total_steps,

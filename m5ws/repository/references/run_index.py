@@ -15,7 +15,7 @@ from contextlib import suppress
 import msgspec
 
 from m5ws.errors import ObjectExists
-from m5ws.records.ledger import NODE, AnyEvent, AttemptEnded, AttemptStarted
+from m5ws.records.ledger import NODE, AnyEvent, AttemptEnded, AttemptStarted, Notice
 from m5ws.records.run import Run
 from m5ws.records.verdict import Verdict
 from m5ws.repository.ledger import ledger, summaries
@@ -29,6 +29,7 @@ _MOST_CHARACTERS = 255
 _MOST_DIGITS = 10
 """Length of the longest number in a key: the step in a checkpoint's name."""
 _NONE = "-"
+_INEXACT = "inexact"
 
 
 class RunCreation(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,22 +51,30 @@ class RunCreation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of one attempt. `is_final`: it finished; this replaces the `unsaved` of the same attempt."""
+    """The end of one attempt. `is_final`: it finished; this replaces the `unsaved` of the same attempt.
+
+    `inexact`: the attempt repeated a step of an earlier attempt with other values.
+    """
 
     attempt: int
     is_final: bool
     outcome: str
     last_step: int
     total_steps: int | None = None
+    inexact: bool = False
     losses: LossRange = LossRange()
 
 
 class RunFacts(msgspec.Struct, kw_only=True):
-    """Facts of one run in the index; `ended` is the newest attempt that has ended, `losses` are by attempt."""
+    """Facts of one run in the index; `ended` is the newest attempt that has ended, `losses` are by attempt.
+
+    `inexact`: an attempt was.
+    """
 
     created: RunCreation | None = None
     ended: AttemptEnd | None = None
     outcome: str | None = None
+    inexact: bool = False
     losses: dict[int, LossRange] = {}
 
 
@@ -104,6 +113,7 @@ def ended(attempt: int, node: list[AnyEvent], rank: OriginSummary | None) -> Att
         outcome=end.outcome,
         last_step=max(begin, last.step if last is not None else 0),
         total_steps=last.total if last is not None else None,
+        inexact=any(isinstance(event, Notice) and event.kind == "inexact-resume" for event in node),
         losses=rank.losses if rank is not None else LossRange(),
     )
 
@@ -134,7 +144,8 @@ def is_creation(key: str) -> bool:
 def ended_key(run: str, fact: AttemptEnd) -> str | None:
     """Return the key of an attempt's end; None if a number would be too long."""
     total = _NONE if fact.total_steps is None else str(fact.total_steps)
-    parts, losses = ("ended", str(fact.attempt), fact.outcome, str(fact.last_step), total), fact.losses
+    inexact, losses = _INEXACT if fact.inexact else _NONE, fact.losses
+    parts = ("ended", str(fact.attempt), fact.outcome, str(fact.last_step), total, inexact)
     step = _NONE if losses.lowest_step is None else str(losses.lowest_step)
     return _key(run, *parts, _double(losses.last), _double(losses.lowest), step)
 
@@ -180,6 +191,7 @@ def add(facts: RunFacts, run: str, name: str, modified_s: float | None = None) -
         elif kind == "ended":
             ended = _ended(*parts)
             facts.ended = max(ended, facts.ended or ended, key=lambda end: (end.attempt, end.is_final))
+            facts.inexact = facts.inexact or ended.inexact
             facts.losses[ended.attempt] = ended.losses
         elif kind == "verdict":
             (outcome,) = parts
@@ -214,13 +226,16 @@ def _decoded(text: str) -> str | None:
     return None if text == _NONE else base64.urlsafe_b64decode(text[1:] + "=" * (-len(text[1:]) % 4)).decode()
 
 
-def _ended(attempt: str, outcome: str, last_step: str, total: str, *losses: str) -> AttemptEnd:
+def _ended(attempt: str, outcome: str, last_step: str, total: str, inexact: str, *losses: str) -> AttemptEnd:
+    if inexact not in (_NONE, _INEXACT):
+        raise ValueError(f"no mark of an inexact resume: {inexact}")
     return AttemptEnd(
         attempt=_number(attempt),
         is_final=outcome == "finished",
         outcome=outcome,
         last_step=_number(last_step),
         total_steps=None if total == _NONE else _number(total),
+        inexact=inexact == _INEXACT,
         losses=_losses(*losses),
     )
 

@@ -140,6 +140,8 @@ class Recorder:
                 "resume-limit",
                 "the data loader has worker processes: a resume does not restore the generators inside them",
             )
+        if self._feed is not None and self._feed.restorable and self._feed.undrawn is not None:
+            self._active.notice("resume-limit", _no_generator(self._feed.undrawn))
 
     # --- every step
 
@@ -303,6 +305,14 @@ class Recorder:
                 "resume-limit", "the data loader has elastic = True, but its state differs from rank to rank", step
             )
         return {}
+
+
+def _no_generator(name: str) -> str:
+    return (
+        f"the DataLoader in `{name}` of the data loader has no generator: each of its iterators draws a seed from the "
+        "global generator. A resume is not exact if it draws after the restore. Give the DataLoader a generator: "
+        "DataLoader(…, generator=torch.Generator().manual_seed(1))"
+    )
 
 
 def _no_position(feed: Feed) -> str:
