@@ -16,7 +16,7 @@ from m5ws.training.state.plain_state import RestoreError
 
 def module_names(model: torch.nn.Module) -> dict[str, str]:
     """Return each module's name in the model without its wrappers."""
-    parts = dict(model.named_modules())
+    parts = dict(model.named_modules(remove_duplicate=False))
     names = {"": ""}
     for path in parts:
         outer, _, leaf = path.rpartition(".")
@@ -30,6 +30,19 @@ def own_name(modules: Mapping[str, str], path: str) -> str:
     """Return the name of a parameter or buffer in the model without its wrappers; `modules` are `module_names`."""
     module, _, leaf = path.rpartition(".")
     return join(modules[module], leaf)
+
+
+def ties(model: torch.nn.Module, modules: Mapping[str, str]) -> dict[str, str]:
+    """Return the further names of tied parameters and buffers in a state dict, each with the name that is stored."""
+    tied: dict[str, str] = {}
+    listings = ("model", model.named_parameters), ("buffer", model.named_buffers)
+    for kind, listing in listings:
+        first: dict[int, str] = {}
+        for path, tensor in listing(remove_duplicate=False):
+            name = f"{kind}.{own_name(modules, path)}"
+            if (stored := first.setdefault(id(tensor), name)) != name:
+                tied[name] = stored
+    return tied
 
 
 def unwrapped(path: str) -> str:

@@ -71,7 +71,7 @@ def session(
         own = _named(state)
         parts = [model if engine is None else engine, *own.values()]
         modules = [part for part in parts if isinstance(part, torch.nn.Module)]
-        if observed := watch.begin_session(modules, _optimizers(optimizer), engine):
+        if observed := watch.begin_session(modules, _as_tuple(optimizer), engine):
             active.notice("limit", f"{observed} steps before the session began are recorded beside its own", observed)
         spec = active.context.spec
         recorder = Recorder(
@@ -79,21 +79,21 @@ def session(
             _backend(model, optimizer, engine, own),
             feed=feed,
             batches=batches,
-            objects={**({"scheduler": scheduler} if scheduler is not None else {}), **own},
+            objects={**fork.named_schedulers(_as_tuple(scheduler)), **own},
             generators=_generators(state),
-            known=(model, engine, loader, *_optimizers(optimizer), getattr(engine, "optimizer", None)),
+            known=(model, engine, loader, *_as_tuple(optimizer), getattr(engine, "optimizer", None)),
             total_steps=total_steps,
             checkpoint_every=checkpoint_every if spec.checkpoint_every is None else spec.checkpoint_every,
             fingerprint_every=fingerprint_every if spec.fingerprint_every is None else spec.fingerprint_every,
         )
         if origin is not None:
-            trained = (engine.optimizer,) if engine is not None else _optimizers(optimizer)
-            planned = engine.lr_scheduler if engine is not None and scheduler is None else scheduler
+            trained = (engine.optimizer,) if engine is not None else _as_tuple(optimizer)
+            planned = _as_tuple(engine.lr_scheduler if engine is not None and scheduler is None else scheduler)
             started = fork.Fork(active, origin, trained, planned, _generators(state), feed.generators() if feed else {})
         tracer = _tracer(
             active,
             model if engine is None else engine.module,
-            (engine,) if engine is not None else _optimizers(optimizer),
+            (engine,) if engine is not None else _as_tuple(optimizer),
             feed,
             state,
         )
@@ -115,7 +115,7 @@ def _tracer(
     return tracer
 
 
-def _optimizers(given: Any) -> tuple[Any, ...]:
+def _as_tuple(given: Any) -> tuple[Any, ...]:
     return tuple(given) if isinstance(given, (list, tuple)) else () if given is None else (given,)
 
 
