@@ -53,9 +53,17 @@ def session(
 ) -> "Session":
     """Register the parts of the training: a model and its optimizers, or a DeepSpeed engine; collective.
 
-    `state` holds more objects with `state_dict` and `load_state_dict`, and torch generators, by name. The numbers of
-    steps between checkpoints and fingerprints are defaults; settings of the run replace them. Raises UsageError,
-    StateError (some state cannot be stored), NotIsolated.
+    - `model`: a module, also with FSDP2 or DDP. `optimizer`: one, several, or None.
+    - `engine`: DeepSpeed's engine, in the place of both. Its own scheduler is saved by DeepSpeed.
+    - `scheduler`: one learning rate scheduler or several, each with `state_dict` and `load_state_dict`.
+    - `loader`: the batches of an epoch. It has a position if it has `state_dict` and `load_state_dict`. The session
+      calls `set_epoch` of the loader, its `sampler` and its `batch_sampler` before each epoch: the script need not.
+    - `total_steps`: the number of the last step.
+    - `state`: more objects with `state_dict` and `load_state_dict`, and torch generators, by name.
+    - `checkpoint_every`, `fingerprint_every`: steps between checkpoints and between fingerprints, unless the settings
+      of the run have such a number.
+
+    Raises UsageError, StateError (some state cannot be stored), NotIsolated.
     """
     if (model is None) == (engine is None):
         raise UsageError("m5ws.session() takes a model (and its optimizer) or engine=, but not both")
@@ -146,7 +154,7 @@ def _named(state: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 class Session:
-    """A registered training. `first_step` is the step that it begins with.
+    """A registered training, returned by `m5ws.session`. `first_step` is the step that it begins with.
 
     A loop of your own takes its steps from `steps()`. A framework that owns the loop calls `begin()` once, `observe()`
     for each batch, and `end_step()` after each step, until `should_stop`.
