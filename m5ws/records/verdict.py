@@ -36,14 +36,6 @@ RESULTS = frozenset(("file", "artifact", "parameter", "metric", "result"))
 """Kinds of quantities that are delivered results, which belong to no step and no rank."""
 
 
-class Differing(Record, frozen=True, kw_only=True):
-    """A quantity that differs on these ranks."""
-
-    kind: QuantityKind
-    quantity: str
-    ranks: tuple[int, ...]
-
-
 class Divergence(Record, frozen=True, kw_only=True):
     """The first difference, with its values as exact text.
 
@@ -51,7 +43,7 @@ class Divergence(Record, frozen=True, kw_only=True):
     `tensor` is the first by name of `tensors_differ` tensors whose fingerprints differ after `tensor_step`: the
     first step at or after `step` whose state was recorded. If the difference is in the state, and states just before
     were not recorded, `equal_after` is the last step before with a state that was compared, and is equal.
-    `differing` has all quantities of steps and all generators that differ at `step`, the generators first.
+    `differing` names all quantities of steps and generators that differ at `step` on any rank, the generators first.
     """
 
     step: int
@@ -65,7 +57,7 @@ class Divergence(Record, frozen=True, kw_only=True):
     tensor_step: int | None = None
     tensors_differ: int = 0
     equal_after: int | None = None
-    differing: tuple[Differing, ...] = ()
+    differing: tuple[str, ...] = ()
 
     @property
     def is_state(self) -> bool:

@@ -6,13 +6,13 @@ themselves, their numbers of steps are compared, both ways: the first step that 
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from m5ws.attempts.repeated_steps import names_in_both, values
 from m5ws.records.ledger import COMPLETE, AnyEvent, CheckpointPublished, RankEnded, State, Step
-from m5ws.records.verdict import Differing, Divergence, DivergenceSummary, QuantityKind
+from m5ws.records.verdict import Divergence, DivergenceSummary, QuantityKind
 from m5ws.repository.repository import Repository
 from m5ws.reproduce.distances import Distances
 from m5ws.runs import recorded_steps
@@ -47,8 +47,8 @@ class Comparison:
         self._first: Divergence | None = None
         self._place = (0, 0, 0, "")
         """Step, causal order, rank and quantity of the first difference."""
-        self._at_first: dict[tuple[QuantityKind, str], set[int]] = {}
-        """Ranks of each quantity that differs at the first difference's step."""
+        self._at_first: set[tuple[QuantityKind, str]] = set()
+        """The quantities that differ at the first difference's step."""
         self._tensors: tuple[int, list[str]] | None = None
         self._differing: dict[str, dict[int, Numbers]] = {}
         self._reached: dict[int, int] = {}
@@ -87,15 +87,13 @@ class Comparison:
             tensor_step=step,
             tensors_differ=len(tensors),
             equal_after=self._equal_after(self._first),
-            differing=self._differing_at_first(),
+            differing=tuple(self._differing_at_first()),
         )
 
-    def _differing_at_first(self) -> tuple[Differing, ...]:
-        """Return the quantities that differ at the step of the first divergence, the generators first."""
-        every = sorted(self._at_first, key=lambda name: (name[0] != "generator", _find_order(*name), name))
-        return tuple(
-            Differing(kind=kind, quantity=name, ranks=tuple(sorted(self._at_first[kind, name]))) for kind, name in every
-        )
+    def _differing_at_first(self) -> Iterator[str]:
+        """Yield the names of the quantities that differ at the step of the first divergence, the generators first."""
+        for kind, name in sorted(self._at_first, key=lambda each: (each[0] != "generator", _find_order(*each), each)):
+            yield f"generator {name}" if kind == "generator" else name
 
     def _equal_after(self, first: Divergence) -> int | None:
         """Return the last compared state before a difference in the state, if there are states between; else None."""
@@ -215,9 +213,9 @@ class Comparison:
     ) -> None:
         place = (step, _find_order(kind, quantity), rank, quantity)
         if self._first is None or step < self._first.step:
-            self._at_first = {}
+            self._at_first = set()
         if kind in _LISTED and (self._first is None or step <= self._first.step):
-            self._at_first.setdefault((kind, quantity), set()).add(rank)
+            self._at_first.add((kind, quantity))
         if self._first is None or place < self._place:
             self._place = place
             self._first = Divergence(

@@ -52,8 +52,8 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
 
     `created_s` is the time at which the store received the run, by the store's clock. `inexact`: an attempt that has
     ended repeated a step of an earlier attempt with other values.
-    `loss`, `lowest_loss` and its step, `why`, `note_outcome`, `notes` and `changes` are only in tables of runs
-    (`run_table`).
+    `user`, `host`, `loss`, `lowest_loss` and its step, `why`, `note_outcome`, `notes` and `changes` are only in tables
+    of runs (`run_table`).
     `changes` are the parameters that are not the same in all runs of the table.
     `rechecks` is the replay that it repeats, if the verdict on that replay names it, `explains` the replay whose
     divergence it explains; only in a run's own view.
@@ -269,7 +269,7 @@ def _run_row(repo: Repository, run_id: str, facts: RunFacts | None = None) -> Ru
 def _row(repo: Repository, run_id: str, facts: RunFacts) -> RunRow:
     known = facts.created
     run = runs.load(repo, run_id) if known is None or known.parent is not None else None
-    fact = runs.received(repo, run) if known is None and run is not None else known
+    fact = known if known is not None or run is None else run_index.created(run)
     assert fact is not None
     end = _end(repo, run_id, facts.ended)
     outcome = facts.outcome or (_outcome(repo, run_id) if fact.reproduces else None)
@@ -277,8 +277,6 @@ def _row(repo: Repository, run_id: str, facts: RunFacts) -> RunRow:
         id=run_id,
         created_s=fact.created_s,
         name=fact.name,
-        user=fact.user,
-        host=fact.host,
         purpose=run.purpose if run is not None else "reproduce" if fact.reproduces else "train",
         snapshot=fact.snapshot,
         reproduces=fact.reproduces,

@@ -72,16 +72,6 @@ def locate(first: Divergence) -> str:
     return label(first) if first.is_result else f"{label(first)} at step {first.step} on rank {first.rank}"
 
 
-def describe_differing(first: Divergence) -> str:
-    """Return all quantities that differ at the step of a first difference, unless the first difference is alone."""
-    if len(first.differing) < 2 and all(each.ranks == (first.rank,) for each in first.differing):
-        return ""
-    return ", ".join(
-        f"{'generator ' if each.kind == 'generator' else ''}{each.quantity} (rank {', '.join(map(str, each.ranks))})"
-        for each in first.differing
-    )
-
-
 def describe_ended(ended: Ended) -> str:
     """Return the outcome of an attempt with its reason."""
     return f"{ended.outcome}{f': {describe_end(ended.reason)}' if ended.reason is not None else ''}"

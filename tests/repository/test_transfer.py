@@ -47,8 +47,9 @@ def _everything(repo: Repository) -> dict[str, bytes]:
 
 def _copied(repo: Repository, run: str) -> dict[str, bytes]:
     """Return the content of a copy: the run's creation is dated by the time in the first store."""
-    creation = runs.creation(repo, run)
-    keys = run_index.created_key(run, creation), run_index.dated_key(run, creation)
+    record = runs.load(repo, run)
+    first = run_index.created_key(run, run_index.created(record))
+    keys = first, run_index.dated_key(record, runs.creation(repo, run).created_s)
     assert None not in keys
     return {key if key != keys[0] else str(keys[1]): data for key, data in _everything(repo).items()}
 
@@ -56,7 +57,7 @@ def _copied(repo: Repository, run: str) -> dict[str, bytes]:
 def test_a_copied_run_keeps_its_time_by_the_clock_of_its_first_store(
     repo: Repository, other: Repository, run: str, tmp_path: Path
 ) -> None:
-    created = str(run_index.created_key(run, runs.creation(repo, run)))
+    created = str(run_index.created_key(run, run_index.created(runs.load(repo, run))))
     os.utime(Path(repo.store.url, created), (5000, 5000))
     third = Repository.create(LocalStore(tmp_path / "third", durable=False))
     for source, target in ((repo, other), (other, third), (third, repo)):

@@ -32,12 +32,11 @@ Format = Literal["safetensors", "hf"]
 What = Literal["weights", "all"]
 ORIGIN = "m5ws-checkpoint.json"
 _STEMS: dict[Format, str] = {"safetensors": "checkpoint", "hf": "model"}
-_NAMED = 5
 _HELD_BYTES = 256 * 2**20
 
 NamedTensors = tuple[list[Layout], list[str], dict[str, str]]
-"""Tensors by their exported names, a list of tensors without one, and further names of tied weights with the exported
-names."""
+"""Tensors by their exported names, a list of tensors without one, and ties: further names in the model, each with the
+name of the tensor."""
 
 Rebuild = Callable[[Objects, Content], NamedTensors]
 """Returns the tensors of a DeepSpeed checkpoint."""
@@ -112,8 +111,8 @@ def plan(
     metadata = {"m5ws.run": record.run, "m5ws.step": str(record.step), "m5ws.snapshot": record.snapshot}
     metadata["m5ws.checkpoint"] = which.digest
     # By the convention of `safetensors.torch.save_model`, whose `load_model` reads further names of tied tensors.
-    prefix = "model." if form == "hf" else ""
-    metadata |= {name.removeprefix(prefix): written.removeprefix(prefix) for name, written in tied.items()}
+    prefix = "" if form == "hf" else "model."
+    metadata |= {f"{prefix}{name}": f"{prefix}{written}" for name, written in tied.items()}
     files = safetensors_files.plan(layouts, _STEMS[form], metadata, file_bytes)
     small = safetensors_files.index(files, _STEMS[form])
     planned = ExportRecord(
@@ -167,8 +166,7 @@ def load(repo: Repository, which: CheckpointRef, part: str, tools: Tools) -> dic
         parts = ", ".join(dict.fromkeys(tensor.name.partition(".")[0] for tensor in layouts)) or "no tensors"
         raise UsageError(f"checkpoint {which} has no part {part!r}", hint=f"It has {parts}.")
     state = tools.load()(chosen, _parts(repo, chosen))
-    own = {name.removeprefix("model."): written.removeprefix("model.") for name, written in tied.items()}
-    return state | ({name: state[written] for name, written in own.items()} if part == "model" else {})
+    return state | ({name: state[written] for name, written in tied.items()} if part == "model" else {})
 
 
 def _parts(repo: Repository, layouts: Sequence[Layout]) -> PartCache:
@@ -206,7 +204,7 @@ def _renamed(objects: Objects, content: Content) -> NamedTensors:
     for tensor in content.tensors:
         name, _, rank = tensor.name.partition("@")
         kind, _, rest = name.partition(".")
-        if name in transient:
+        if kind == "buffer" and rest in transient:
             continue
         if rank not in {"", "0"}:
             apart += 1
@@ -214,17 +212,8 @@ def _renamed(objects: Objects, content: Content) -> NamedTensors:
         own = {"optimizer": f"optimizer.state.{rest}", "master": name, "state": name}.get(kind, f"model.{rest}")
         layouts.append(layout(tensor, own))
     left_out = [f"{apart} tensors of other ranks that differ from rank 0's"] if apart else []
-    if transient:
-        names = sorted(name.removeprefix("buffer.") for name in transient)
-        more = ", …" if len(names) > _NAMED else ""
-        left_out.append(f"buffers that the model's state_dict leaves out: {', '.join(names[:_NAMED])}{more}")
-    tied = _of_backend(objects, content, "tied")
-    return layouts, left_out, {_in_model(name): _in_model(stored) for name, stored in tied.items()}
-
-
-def _in_model(name: str) -> str:
-    """Return the exported name of a parameter or buffer."""
-    return f"model.{name.partition('.')[2]}"
+    unsaved = ["buffers that the model's state_dict leaves out"] if transient else []
+    return layouts, [*left_out, *unsaved], _of_backend(objects, content, "tied")
 
 
 def _state_left_out(objects: Objects, content: Content) -> Iterator[str]:

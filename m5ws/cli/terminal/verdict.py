@@ -6,7 +6,7 @@ from m5ws.cli.terminal import change_text, explanation, output
 from m5ws.records.ledger import COMPLETE
 from m5ws.records.verdict import ComparedItem, Divergence, JointVerdict, Recheck, Verdict
 from m5ws.wording import changes
-from m5ws.wording.comparisons import describe_differing, describe_item_reason, describe_problem, label
+from m5ws.wording.comparisons import describe_item_reason, describe_problem, label
 from m5ws.wording.sentences import describe
 
 _LISTED = 20
@@ -133,8 +133,8 @@ def format_divergence(
     where = f"{title}: {at}{label(divergence)}{gap if divergence.equal_after is not None else ''}"
     values = zip(sides, (divergence.original, divergence.replayed), strict=True)
     lines = [where, *(f"  {side.ljust(8)}  {_exact(value)}" for side, value in values)]
-    if also := describe_differing(divergence):
-        lines.append(f"  differ    {also}")
+    if len(divergence.differing) > 1:
+        lines.append(f"  differ    {', '.join(divergence.differing)}")
     if divergence.tensor is not None:
         at = f" (state after step {divergence.tensor_step})" if divergence.tensor_step is not None else ""
         more = f", {divergence.tensors_differ} tensors differ" if divergence.tensors_differ > 1 else ""

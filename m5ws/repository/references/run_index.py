@@ -11,6 +11,7 @@ import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from typing import Literal
 
 import msgspec
 
@@ -35,19 +36,15 @@ _INEXACT = "inexact"
 class RunCreation(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of a `Run`; `parent` is the run that a fork starts from, `sweep` the id of its sweep.
 
-    `created_s` is by the store's clock if the fact is of the index, and else by the clock of the run's host, as
-    `recorded_s` is.
+    `created_s` is by the store's clock if the fact is of the index, and else by the clock of the run's host.
     """
 
     created_s: float
-    recorded_s: float = 0.0
     snapshot: str
     reproduces: str | None = None
     parent: str | None = None
     name: str | None = None
     sweep: str | None = None
-    user: str | None = None
-    host: str | None = None
 
 
 class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,14 +83,11 @@ def created(run: Run) -> RunCreation:
     parent = run.parent.run if run.parent is not None else None
     return RunCreation(
         created_s=run.created_s,
-        recorded_s=run.created_s,
         snapshot=run.snapshot,
         reproduces=run.reproduces,
         parent=parent,
         name=run.name,
         sweep=run.sweep.id if run.sweep is not None else None,
-        user=run.user,
-        host=run.host,
     )
 
 
@@ -121,19 +115,14 @@ def ended(attempt: int, node: list[AnyEvent], rank: OriginSummary | None) -> Att
 # --- keys -----------------------------------------------------------------------------------------------------------
 
 
-def created_key(run: str, fact: RunCreation) -> str | None:
-    """Return the key of a run's creation; None if its name would be too long, or its time is no time."""
-    return _creation_key(run, "created", fact.recorded_s, fact)
+def created_key(run: str, fact: RunCreation, kind: Literal["created", "dated"] = "created") -> str | None:
+    """Return the key of a run's creation; None if its name would be too long, or its time is no time.
 
-
-def dated_key(run: str, fact: RunCreation) -> str | None:
-    """Return the key of the creation of a run that was published earlier, with that time; as `created_key`."""
-    return _creation_key(run, "dated", fact.created_s, fact)
-
-
-def _creation_key(run: str, kind: str, time_s: float, fact: RunCreation) -> str | None:
-    links = (fact.reproduces or _NONE, fact.parent or _NONE, _encoded(fact.name), fact.sweep or _NONE)
-    return _key(run, kind, _double(time_s), fact.snapshot, *links, _encoded(fact.user), _encoded(fact.host))
+    A `dated` key is of a run that was published earlier, and has that time.
+    """
+    name = _NONE if fact.name is None else f"n{base64.urlsafe_b64encode(fact.name.encode()).decode().rstrip('=')}"
+    links = (fact.reproduces or _NONE, fact.parent or _NONE, name, fact.sweep or _NONE)
+    return _key(run, kind, _double(fact.created_s), fact.snapshot, *links)
 
 
 def is_creation(key: str) -> bool:
@@ -153,10 +142,6 @@ def ended_key(run: str, fact: AttemptEnd) -> str | None:
 def verdict_key(run: str, outcome: str) -> str | None:
     """Return the key of a replay's verdict."""
     return _key(run, "verdict", outcome.replace(" ", _NONE))
-
-
-def _encoded(text: str | None) -> str:
-    return _NONE if text is None else f"n{base64.urlsafe_b64encode(text.encode()).decode().rstrip('=')}"
 
 
 def _double(value: float | None) -> str:
@@ -203,27 +188,19 @@ def add(facts: RunFacts, run: str, name: str, modified_s: float | None = None) -
     return True
 
 
-def _created(
-    time: str, snapshot: str, reproduces: str, parent: str, name: str, sweep: str, user: str, host: str
-) -> RunCreation:
+def _created(time: str, snapshot: str, reproduces: str, parent: str, name: str, sweep: str) -> RunCreation:
+    encoded = name[1:] + "=" * (-len(name[1:]) % 4)
     (created_s,) = struct.unpack(">d", bytes.fromhex(time))
     if not (math.isfinite(created_s) and created_s >= 0):
         raise ValueError(f"no time: {created_s}")
     return RunCreation(
         created_s=created_s,
-        recorded_s=created_s,
         snapshot=snapshot,
         reproduces=None if reproduces == _NONE else reproduces,
         parent=None if parent == _NONE else parent,
-        name=_decoded(name),
+        name=None if name == _NONE else base64.urlsafe_b64decode(encoded).decode(),
         sweep=None if sweep == _NONE else sweep,
-        user=_decoded(user),
-        host=_decoded(host),
     )
-
-
-def _decoded(text: str) -> str | None:
-    return None if text == _NONE else base64.urlsafe_b64decode(text[1:] + "=" * (-len(text[1:]) % 4)).decode()
 
 
 def _ended(attempt: str, outcome: str, last_step: str, total: str, inexact: str, *losses: str) -> AttemptEnd:
@@ -284,11 +261,12 @@ def write_created(repo: Repository, run: Run, created_s: float | None = None) ->
     `created_s`: the time of a run that was published earlier, in this store or in another store.
     """
     if run.purpose == ("reproduce" if run.reproduces else "train"):
-        fact = created(run)
-        if created_s is None:
-            write(repo, created_key(run.id, fact))
-        else:
-            write(repo, dated_key(run.id, msgspec.structs.replace(fact, created_s=created_s)))
+        write(repo, created_key(run.id, created(run)) if created_s is None else dated_key(run, created_s))
+
+
+def dated_key(run: Run, created_s: float) -> str | None:
+    """Return the dated key of a run's creation."""
+    return created_key(run.id, msgspec.structs.replace(created(run), created_s=created_s), "dated")
 
 
 def write_verdict(repo: Repository, verdict: Verdict) -> None:
@@ -312,15 +290,9 @@ def expected(
     """
     keys = {ended_key(run, end) for end in ends}
     if record is not None:
-        fact = created(record)
-        keys |= {created_key(run, fact)} | {dated_key(run, _with_time(fact, run, name)) for name in present}
+        keys.add(created_key(run, created(record)))
+        valid = (name for name in present if name.startswith("dated.") and add(RunFacts(), run, name))
+        dated = [name.split(".")[1] for name in valid]
+        keys |= {dated_key(record, struct.unpack(">d", bytes.fromhex(time))[0]) for time in dated}
     keys.add(verdict_key(run, outcome) if outcome is not None else None)
     return {key for key in keys if key is not None}
-
-
-def _with_time(fact: RunCreation, run: str, name: str) -> RunCreation:
-    """Return a fact with the time in the name of a dated key; as it is for any other name."""
-    dated = RunFacts()
-    if not name.startswith("dated.") or not add(dated, run, name) or dated.created is None:
-        return fact
-    return msgspec.structs.replace(fact, created_s=dated.created.created_s)

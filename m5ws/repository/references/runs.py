@@ -3,8 +3,6 @@
 import os
 from collections.abc import Callable, Iterable, Mapping
 
-import msgspec
-
 from m5ws import errors, secret_gate
 from m5ws.errors import NotFound, UsageError
 from m5ws.records import codec
@@ -128,13 +126,7 @@ def replays_among(known: Mapping[str, RunCreation], run_id: str) -> list[str]:
 def creation(repo: Repository, run_id: str) -> RunCreation:
     """Return the facts of one run as `facts` does. Raises NotFound, CorruptObject, UnknownSchema."""
     known = run_index.load(repo, run_id).get(run_id, RunFacts()).created
-    return known if known is not None else received(repo, load(repo, run_id))
-
-
-def received(repo: Repository, run: Run) -> RunCreation:
-    """Return the facts of a run's record, with the time at which the store received the record."""
-    fact, stat = run_index.created(run), repo.store.stat(f"runs/{run.id}/run")
-    return fact if stat is None else msgspec.structs.replace(fact, created_s=stat.modified_s)
+    return known if known is not None else run_index.created(load(repo, run_id))
 
 
 def facts(repo: Repository, index: Mapping[str, RunFacts] | None = None) -> dict[str, RunCreation]:
@@ -145,31 +137,23 @@ def facts(repo: Repository, index: Mapping[str, RunFacts] | None = None) -> dict
     """
     indexed = run_index.load(repo) if index is None else index
 
-    def fact(run_id: str) -> RunCreation:
-        known = indexed.get(run_id, RunFacts()).created
-        return known if known is not None else received(repo, load(repo, run_id))
-
-    return _readable_facts(repo, fact)
-
-
-def recorded_facts(repo: Repository) -> dict[str, RunCreation]:
-    """Return the facts of all runs from their records, or from the index where a record cannot be read."""
-    recorded = _readable_facts(repo, lambda run_id: run_index.created(load(repo, run_id)))
-    return recorded if len(recorded) == len(ids(repo)) else facts(repo) | recorded
-
-
-def _readable_facts(repo: Repository, read: Callable[[str], RunCreation]) -> dict[str, RunCreation]:
-    """Return the facts of all runs, without runs of which `read` fails."""
-
     def fact(run_id: str) -> RunCreation | None:
+        if (entry := indexed.get(run_id)) is not None and entry.created is not None:
+            return entry.created
         try:
-            return read(run_id)
+            return run_index.created(load(repo, run_id))
         except UNREADABLE:
             return None
 
     names = ids(repo)
     loaded = zip(names, concurrency.for_each(fact, names), strict=True)
     return {run_id: one for run_id, one in loaded if one is not None}
+
+
+def recorded_facts(repo: Repository) -> dict[str, RunCreation]:
+    """Return the facts of all runs from their records, or from the index where a record cannot be read."""
+    recorded = facts(repo, index={})
+    return recorded if len(recorded) == len(ids(repo)) else facts(repo) | recorded
 
 
 def sweeps(repo: Repository) -> list[str]:

@@ -33,16 +33,11 @@ def own_name(modules: Mapping[str, str], path: str) -> str:
 
 
 def ties(model: torch.nn.Module, modules: Mapping[str, str]) -> dict[str, str]:
-    """Return the further names of tied parameters and buffers in a state dict, each with the name that is stored."""
-    tied: dict[str, str] = {}
-    listings = ("model", model.named_parameters), ("buffer", model.named_buffers)
-    for kind, listing in listings:
-        first: dict[int, str] = {}
-        for path, tensor in listing(remove_duplicate=False):
-            name = f"{kind}.{own_name(modules, path)}"
-            if (stored := first.setdefault(id(tensor), name)) != name:
-                tied[name] = stored
-    return tied
+    """Return the further names of tied parameters and buffers, each with the name that is stored."""
+    first: dict[int, str] = {}
+    listed = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    named = [(own_name(modules, path), tensor) for path, tensor in listed]
+    return {name: first[id(tensor)] for name, tensor in named if first.setdefault(id(tensor), name) != name}
 
 
 def unwrapped(path: str) -> str:

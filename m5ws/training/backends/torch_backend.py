@@ -211,7 +211,7 @@ class TorchBackend:
         differently. `tied`: further names of tied tensors. `transient`: buffers that the model's state dict leaves out.
         """
         kinds: dict[str, dict[str, Plain]] = {"devices": {}, "whole": {}, "placements": {}}
-        transient = {f"buffer.{own_name(self._modules, path)}" for path in modules.transient_buffers(self._model)}
+        transient = {own_name(self._modules, path) for path in modules.transient_buffers(self._model)}
         tied = ties(self._model, self._modules).items()
         kinds["tied"] = {name: stored for name, stored in tied if name not in transient}
         kinds["transient"] = dict.fromkeys(transient.difference(map(str, kinds["tied"].values())), True)

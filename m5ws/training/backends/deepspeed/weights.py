@@ -29,8 +29,7 @@ _Span = tuple[int, int, Tensor, int]
 
 
 def consolidate(objects: Objects, content: Content) -> tuple[list[Layout], list[str], dict[str, str]]:
-    """Return the layout of each tensor, weights before moments in the model's order; unnamed state; and further names
-    of tied weights, each with the name of its layout.
+    """Return the layout of each tensor, weights before moments in the model's order; unnamed state; and tied weights.
 
     Weights are called `model.NAME`, moments `optimizer.state.NAME.KEY`. Raises RestoreError, CorruptObject.
     """
@@ -40,8 +39,7 @@ def consolidate(objects: Objects, content: Content) -> tuple[list[Layout], list[
         unnamed = ["the optimizer's step counts and learning rates"]
         if not files.optimizers:
             unnamed.append("the optimizer's moments, which without ZeRO have no names")
-        tied = {f"model.{alias}": f"model.{name}" for alias, name in files.tied.items()}
-        return [*files.weights(), *moments], unnamed, tied
+        return [*files.weights(), *moments], unnamed, files.tied
 
 
 @dataclass(frozen=True)

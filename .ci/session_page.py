@@ -1,4 +1,5 @@
-"""Build the page docs/reference/session.md from docstrings: `python -m m5ws.training.session.reference`.
+#!/usr/bin/env python3
+"""Build the page docs/reference/session.md from docstrings: `python .ci/session_page.py`.
 
 A test compares the page with this output, so that docstrings and documentation cannot differ.
 """
@@ -13,7 +14,7 @@ from m5ws.training.session.step import Step
 _HEAD = """\
 # The session of a training script
 
-<!-- Made by `python -m m5ws.training.session.reference`; a test compares it. Change the docstrings, not this page. -->
+<!-- Made by `python .ci/session_page.py`; a test compares it. Change the docstrings, not this page. -->
 
 [Use your own script](../how-to/use-your-own-script.md#2-with-a-session) has a whole loop. All ranks must make a call
 that is *collective*.
