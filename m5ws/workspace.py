@@ -7,6 +7,8 @@ directory under `.m5ws` is created at its first write.
 
 import logging
 import os
+import pwd
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -285,7 +287,20 @@ class Workspace:
             allow_local=self.settings.environment.allow_local,
             history=self.history(),
             keep_work=self.settings.run.keep_work,
+            inexact=self.settings.run.inexact,
+            **self._creator(),
         )
+
+    def _creator(self) -> dict[str, str]:
+        """Return the user and the host of this process for the record of a run; nothing if `m5ws.toml` disables it."""
+        if not self.settings.run.record_user:
+            return {}
+        try:
+            user = pwd.getpwuid(os.getuid()).pw_name
+        except KeyError:
+            # A container's user often has a number alone.
+            user = str(os.getuid())
+        return {"user": user, "host": socket.gethostname()}
 
 
 def find(start: Path, environment: Mapping[str, str] = os.environ) -> Workspace:

@@ -31,8 +31,9 @@ _STOPPING = "stopping the ranks, which may save a last checkpoint (Ctrl-C again 
 
 Events = list[tuple[str, AnyEvent]]
 """Events with their ranks, in the order of each rank."""
-Listen = Callable[[Events], bool]
-"""Called with new events several times a second. If it returns True, the processes are stopped."""
+Listen = Callable[[Events], float | None]
+"""Called with new events several times a second. If it returns seconds, the processes are stopped, with that time to
+end."""
 
 
 class NodeEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,9 +111,10 @@ class Node:
             time.sleep(_POLL_S)
             events = self.delivery.deliver()
             poll()
-            if listen(events) and not is_stopped:
+            grace_s = listen(events)
+            if grace_s is not None and not is_stopped:
                 is_stopped = True
-                process.stop(stop.GRACE_S)
+                process.stop(grace_s)
             self.results.copy()
         poll()
         return exit_code

@@ -3,13 +3,14 @@
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from m5ws.launch.interface import Launcher
 from m5ws.records.launch import Observing
 from m5ws.records.ledger import AnyEvent
+from m5ws.records.run import Run
 from m5ws.repository.repository import Repository
 from m5ws.tracking.interface import Tracker
 
@@ -26,7 +27,7 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
     `python` starts the ranks: this interpreter, or the interpreter of a rebuilt environment. `observing` are the orders
     for the first rank, which observes its environment. Work directories of attempts are below `work_root`.
     `allow_local` has name patterns of distributions that ranks may import although no snapshot contains them. `history`
-    has the commits of the repository around the workspace.
+    has the commits of the repository around the workspace. The record of a new run gets `user` and `host`.
     """
 
     repo: Repository
@@ -38,5 +39,13 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
     python: str = sys.executable
     allow_local: tuple[str, ...] = ()
     history: "GitHistory | None" = None
+    user: str | None = None
+    host: str | None = None
     keep_work: bool = False
     """Output files stay in the work directories of finished attempts."""
+    inexact: Literal["warn", "stop"] = "warn"
+    """Effect of an inexact resume: a notice, or a notice and the end of the attempt."""
+
+    def sign(self, run: Run) -> Run:
+        """Return a new run with the user and the host that start the run."""
+        return msgspec.structs.replace(run, user=self.user, host=self.host)

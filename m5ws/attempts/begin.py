@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from m5ws.agent.attempt_plan import AttemptPlan
+from m5ws.agent.ports import Ports
 from m5ws.environment import attempt_environments, drift
 from m5ws.errors import Fenced, M5Error, ObjectExists
 from m5ws.outputs import unrecorded
@@ -33,10 +34,11 @@ def _fenced(plan: AttemptPlan) -> Fenced:
     return Fenced(f"attempt {plan.attempt} of run {plan.run.id} has begun elsewhere", hint="Try again.")
 
 
-def _publish_run(repo: Repository, run: Run) -> None:
-    """Publish a new run. Raises ObjectExists if the store has another run with this id."""
+def _publish_run(ports: Ports, run: Run) -> None:
+    """Publish a new run, with its user and host. Raises ObjectExists if the store has another run with this id."""
+    repo = ports.repo
     try:
-        runs.publish(repo, run)
+        runs.publish(repo, ports.sign(run))
     except ObjectExists:
         # A kill came between the run of a sweep and its first attempt.
         if runs.load(repo, run.id) != run:
@@ -64,10 +66,11 @@ def _end(error: BaseException) -> AttemptEnded:
     return AttemptEnded(time_s=time.time(), outcome="failed", exit_code=1, reason=problem, heads={})
 
 
-def publish(repo: Repository, plan: AttemptPlan, observed: Observed, spool: SpoolWriter) -> None:
+def publish(ports: Ports, plan: AttemptPlan, observed: Observed, spool: SpoolWriter) -> None:
     """Publish the run if it is new, the event that begins the attempt and fences all earlier attempts, and its node."""
+    repo = ports.repo
     if plan.attempt == 1:
-        _publish_run(repo, plan.run)
+        _publish_run(ports, plan.run)
         if plan.why is not None:
             notes.publish(repo, plan.why)
     started = AttemptStarted(

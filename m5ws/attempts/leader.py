@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from m5ws.agent import admission, failure, prepare, recovery, run_lock, untracked, work_files
+from m5ws.agent import admission, failure, prepare, recovery, run_lock, stop, untracked, work_files
 from m5ws.agent.admission import Waiting
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.node import Events, Node, NodeEnd
@@ -88,7 +88,7 @@ def execute(
                 closing(SpoolWriter(spool_path, genesis(plan.run.id, plan.attempt, NODE))) as spool,
             ):
                 with begin.ended(spool):
-                    begin.publish(ports.repo, node.plan, waiting.observed, spool)
+                    begin.publish(ports, node.plan, waiting.observed, spool)
                     begun = _Attempt(ports, node.plan, node.work, waiting, spool, watch, progress)
                     # After the start: the `rm` of a removal that this look does not meet lists the attempt.
                     begun.is_removed()
@@ -137,6 +137,7 @@ class _Attempt:
         self._spool = spool
         self._watch = watch
         self._has_enough = False
+        self._inexact: EndReason | None = None
         self._successor: AttemptStarted | None = None
         self._removal: str | None = None
         self._began_s = self._looked_s = time.monotonic()
@@ -193,6 +194,8 @@ class _Attempt:
             return "interrupted", end.exit_code, EndReason(kind="stopped", signal=end.request)
         if end.problem is not None:
             return "failed", end.exit_code, EndReason(kind="not launched", problem=end.problem)
+        if self._inexact is not None:
+            return "failed", 1, self._inexact
         if self._has_enough:
             return "interrupted", end.exit_code, EndReason(kind="enough steps")
         if end.exit_code:
@@ -202,15 +205,20 @@ class _Attempt:
             return "failed", 1, EndReason(kind="fork not restored")
         return "finished", 0, None
 
-    def _listen(self, events: Events) -> bool:
-        """Take new events. Return True if the attempt needs no more steps, or if it is fenced."""
+    def _listen(self, events: Events) -> float | None:
+        """Take new events. Return the processes' time to end if the attempt needs no more steps, or if it is fenced.
+
+        After an inexact resume that must end the attempt, no rank may save a last checkpoint.
+        """
         is_enough = self._seen(events)
         if self._has_begun and self._node.delivery.batches > self._announced:
             self._announced = self._node.delivery.batches
             self._follow()
         if is_enough or self._is_time_to_look():
             self._has_enough = True
-        return self._has_enough
+        if self._inexact is not None:
+            return 0.0
+        return stop.GRACE_S if self._has_enough else None
 
     def _follow(self) -> None:
         """Announce new events to the tracker. An error of the tracker never fails a run.
@@ -243,21 +251,24 @@ class _Attempt:
 
     def _seen(self, events: Events) -> bool:
         """Take delivered events. Return True if the watcher stops the attempt."""
-        stop = False
+        is_enough = False
         for rank, event in events:
             self._last_step = max(self._last_step, getattr(event, "step", None) or 0)
             self._node.results.add(event)
             self._failures.add(event)
             self._has_begun = self._has_begun or isinstance(event, RankStarted)
             self._restored = self._restored or (isinstance(event, State) and event.restored)
-            for message in self._repeated.compare(rank, event):
-                self._notice("inexact-resume", message)
-            stop = bool(self._watch and self._watch(rank, event)) or stop
-        return stop
+            self._repeated.compare(rank, event)
+            is_enough = bool(self._watch and self._watch(rank, event)) or is_enough
+        for difference in self._repeated.take():
+            self._notice("inexact-resume", str(difference), difference.step)
+            if self._ports.inexact == "stop":
+                self._inexact = self._inexact or EndReason(kind="inexact resume", problem=str(difference))
+        return is_enough
 
-    def _notice(self, kind: NoticeKind, message: str) -> None:
-        notice = Notice(time_s=time.time(), kind=kind, message=message, step=self._last_step)
-        self._spool.append(notice)
+    def _notice(self, kind: NoticeKind, message: str, step: int | None = None) -> None:
+        step = self._last_step if step is None else step
+        self._spool.append(Notice(time_s=time.time(), kind=kind, message=message, step=step))
 
     def _find_failure(self, exit_code: int) -> EndReason:
         """Return the failure of the ranks. A rank without torchrun is the launched process itself."""

@@ -32,6 +32,7 @@ class RemovalPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     name: str | None
+    user: str | None
     created_s: float
     checkpoints: int
     outputs: int
@@ -73,6 +74,7 @@ def _plan(repo: Repository, run: str, fact: RunCreation | None) -> RemovalPlan:
     return RemovalPlan(
         run=run,
         name=fact.name if fact is not None else None,
+        user=next((record.user for record in runs.readable(repo, [run])), None),
         created_s=fact.created_s if fact is not None else 0.0,
         checkpoints=len(checkpoints.names(repo, run)),
         outputs=len(outputs.names(repo, run)),

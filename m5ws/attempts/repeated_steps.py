@@ -1,17 +1,19 @@
 """Comparison of the steps that a resumed attempt repeats with the records of earlier attempts.
 
 A resume goes back to a checkpoint, so the steps between that checkpoint and the kill are done twice. After an exact
-restore they are equal in bits. If they differ, this reports the first such step at once.
+restore they are equal in bits. If they differ, this reports the first such step of each rank at once.
 """
 
 import logging
+from typing import NamedTuple
 
 from m5ws.errors import M5Error
 from m5ws.records.ledger import AnyEvent, Observation, State, Step
 from m5ws.repository.repository import Repository
 from m5ws.runs.history import load
 
-_MOST = 3
+_TENSORS = 3
+"""Number of tensors that a difference names."""
 _OF_PASSES = frozenset(("batch", "output"))
 """Values of a step that are read in its forward passes. Losses are read in its backward passes."""
 _log = logging.getLogger(__name__)
@@ -35,37 +37,66 @@ def names_in_both(before: Step, after: Step) -> list[str]:
     return [name for name in both if name not in _OF_PASSES and not name.startswith("loss")]
 
 
+class Difference(NamedTuple):
+    """The first step that `ranks` repeated with other values, and the names of the values."""
+
+    step: int
+    ranks: tuple[int, ...]
+    names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        ranks = ", ".join(map(str, self.ranks))
+        where = f"step {self.step} on rank{'s' if len(self.ranks) > 1 else ''} {ranks}"
+        *others, last = self.names
+        differ = f"{', '.join(others)} and {last} differ" if others else f"{last} differs"
+        return f"the resume was not exact: {where}: {differ} from before"
+
+
 class RepeatedSteps:
-    """Compares the events of one attempt with the events of earlier attempts."""
+    """Compares the events of one attempt with the events of earlier attempts, up to each rank's first differing step.
+
+    The values of that step and the state after it are events of their own, and both are compared.
+    """
 
     def __init__(self, repo: Repository, run: str, attempt: int) -> None:
         earlier = load(repo, run, before_attempt=attempt, folded=False)
         self._earlier = earlier if attempt > 1 else None
-        self._messages = 0
+        self._first: dict[int, int] = {}
+        """The first differing step of each rank."""
+        self._new: dict[tuple[int, int], list[str]] = {}
+        """Names of different values by step and rank."""
         self._observed = False
 
-    def compare(self, rank: str, event: AnyEvent) -> list[str]:
-        """Return the differences between this event and the same event of an earlier attempt; mostly none."""
+    def compare(self, rank: str, event: AnyEvent) -> None:
+        """Compare an event with the same event of an earlier attempt. `take` returns the differences."""
         if isinstance(event, Observation):
             self._observed = True
             if event.unplaced:
                 self._earlier = None  # Its steps have no numbers in the run.
-        if self._earlier is None or not rank.isdigit() or self._messages >= _MOST:
-            return []
+        if self._earlier is None or not rank.isdigit() or not isinstance(event, (Step, State)):
+            return
+        number = int(rank)
+        if event.step > self._first.get(number, event.step):
+            return
         try:
-            differences = self._differences(int(rank), event)
+            differences = self._step(number, event) if isinstance(event, Step) else self._state(number, event)
         except (M5Error, OSError) as error:
             _log.warning("repeated steps are not compared any more: %s", error)
             self._earlier = None
-            return []
+            return
         if differences:
-            self._messages += 1
-        return [f"the resume was not exact: {', '.join(differences)}"] if differences else []
+            # The state of a step may arrive after the next step.
+            self._first[number] = event.step
+            self._new.setdefault((event.step, number), []).extend(differences)
 
-    def _differences(self, rank: int, event: AnyEvent) -> list[str]:
-        if isinstance(event, Step):
-            return self._step(rank, event)
-        return self._state(rank, event) if isinstance(event, State) and not event.restored else []
+    def take(self) -> list[Difference]:
+        """Return the new first differences, each of all ranks with the same difference. Generators come first."""
+        ranks: dict[tuple[int, tuple[str, ...]], list[int]] = {}
+        for (step, rank), names in sorted(self._new.items()):
+            names.sort(key=lambda name: not name.startswith("generator "))
+            ranks.setdefault((step, tuple(names)), []).append(rank)
+        self._new = {}
+        return [Difference(step, tuple(named), names) for (step, names), named in ranks.items()]
 
     def _step(self, rank: int, event: Step) -> list[str]:
         assert self._earlier is not None
@@ -74,21 +105,15 @@ class RepeatedSteps:
             return []
         old, new = values(before), values(event)
         compared = names_in_both(before, event) if self._observed else old
-        names = [name for name in compared if new.get(name) != old[name]]
-        return [f"step {event.step} on rank {rank}: {_differ(names)}"] if names else []
+        return [name for name in compared if new.get(name) != old[name]]
 
     def _state(self, rank: int, event: State) -> list[str]:
         assert self._earlier is not None
         before = self._earlier.states.get(rank, {}).get(event.step)
-        if before is None:
+        if before is None or event.restored:
             return []
         tensors = [name for name, value in before.tensors.items() if event.tensors.get(name, value) != value]
         generators = [name for name, value in before.generators.items() if event.generators.get(name) != value]
-        named = [f"generator {name}" for name in generators] + [f"tensor {name}" for name in tensors[:3]]
-        return [f"after step {event.step} on rank {rank}: {_differ(named)}"] if named else []
-
-
-def _differ(names: list[str]) -> str:
-    """Return a clause with values that differ."""
-    *others, last = names
-    return f"{', '.join(others)} and {last} differ from before" if others else f"{last} differs from before"
+        more = [f"{len(tensors) - _TENSORS} more tensors"] if len(tensors) > _TENSORS else []
+        named = [f"tensor {name}" for name in tensors[:_TENSORS]]
+        return [*(f"generator {name}" for name in generators), *named, *more]

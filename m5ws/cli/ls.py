@@ -36,13 +36,13 @@ _CHANGES = 4
 def command(context: click.Context, only: str | None, condition: str | None, limit: int, as_json: bool) -> None:
     """List snapshots and runs.
 
-    The newest come first, and replays below their originals. Runs have their last and lowest loss, and their name or
-    the parameters that are not the same in all listed runs.
+    The newest come first by the store's clock, and replays below their originals. Runs have their last and lowest
+    loss, and their name or the parameters that are not the same in all listed runs.
 
-    CONDITION is a condition of SQLite over the columns id, name, state, created, age_s, step, total_steps, attempts,
-    loss, lowest_loss, lowest_step, snapshot, reproduces, parent, sweep, verdict, why, notes, outcome (of notes), and
-    one for each parameter: a config key, args.NAME or launch.FIELD. A name with a dot is in double quotes, a text in
-    single quotes.
+    CONDITION is a condition of SQLite over the columns id, name, user, host, state, created, age_s, step, total_steps,
+    attempts, loss, lowest_loss, lowest_step, snapshot, reproduces, parent, sweep, verdict, why, notes, outcome (of
+    notes), and one for each parameter: a config key, args.NAME or launch.FIELD. A name with a dot is in double quotes,
+    a text in single quotes.
 
     \b
     Examples:
@@ -91,19 +91,20 @@ def _snapshot(row: "SnapshotRow") -> tuple[str, ...]:
 
 
 def _runs(rows: "Sequence[RunRow]") -> str:
-    heads = ("RUN", "AGE", "STATE", "STEP", "LOSS", "LOWEST", "SNAPSHOT", "NAME AND CHANGES")
+    heads = ("RUN", "AGE", "STARTED BY", "STATE", "STEP", "LOSS", "LOWEST", "SNAPSHOT", "NAME AND CHANGES")
     now_s, originals = time.time(), {row.id for row in rows if row.reproduces is None}
     return output.table(heads, [_run(row, now_s, below=row.reproduces in originals) for row in rows])
 
 
 def _run(row: "RunRow", now_s: float, *, below: bool) -> tuple[str, ...]:
     step = f"{row.last_step}/{row.total_steps}" if row.total_steps else str(row.last_step)
-    state = "damaged" if row.problem else row.standing
+    state = "damaged" if row.problem else row.standing + (", inexact" if row.inexact else "")
     age = output.duration(now_s - row.created_s) if row.created_s else "-"
     details = row.problem or ", ".join(_described(row))
     snapshot = output.short(row.snapshot or "-")
     losses = map(output.rounded, (row.loss, row.lowest_loss))
-    return "  " * below + row.id, age, state, step, *losses, snapshot, details
+    creator = "@".join(filter(None, (row.user, (row.host or "").partition(".")[0]))) or "-"
+    return "  " * below + row.id, age, creator, state, step, *losses, snapshot, details
 
 
 def _described(row: "RunRow") -> list[str]:

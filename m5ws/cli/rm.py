@@ -63,7 +63,7 @@ def command(
     if as_json:
         return output.print_json({"removed": result.runs, "meanwhile": result.meanwhile, "dry_run": dry_run})
     rows = [
-        (row.run, str(row.checkpoints), str(row.outputs), _describe_start(row.newest), row.name or "")
+        (row.run, str(row.checkpoints), str(row.outputs), _describe_start(row.user, row.newest), row.name or "")
         for row in result.runs
     ]
     output.echo(output.table(("RUN", "CHECKPOINTS", "OUTPUT FILES", "STARTED", "NAME"), rows))
@@ -77,11 +77,12 @@ def command(
     return None
 
 
-def _describe_start(newest: "NewestAttempt | None") -> str:
-    """Return the place where a run was started last, and its last sign of life."""
+def _describe_start(user: str | None, newest: "NewestAttempt | None") -> str:
+    """Return the user who started a run, the place where it was started last, and its last sign of life."""
     if newest is None:
         return "not started"
-    return f"on {newest.host}, last sign of life {output.duration(time.time() - newest.last_s)} ago"
+    creator = f"by {user} " if user else ""
+    return f"{creator}on {newest.host}, last sign of life {output.duration(time.time() - newest.last_s)} ago"
 
 
 def _drop(workspace: "Workspace", repo: "Repository", runs: Iterable[str], *, dry_run: bool, as_json: bool) -> None:

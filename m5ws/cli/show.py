@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from m5ws.records.commit import CommitFacts
     from m5ws.records.environment import Observed
     from m5ws.records.note import Note
-    from m5ws.records.run import Parent
+    from m5ws.records.run import Parent, Run
     from m5ws.records.verdict import Change
     from m5ws.runs.listing import RunRow, RunView, SnapshotView
-    from m5ws.runs.state import AttemptState
+    from m5ws.runs.state import AttemptState, RunState
 
 
 @click.command("show")
@@ -124,14 +124,14 @@ def _run(view: "RunView") -> str:
     fields = {
         "name": run.name,
         "removed": " by ".join(filter(None, (output.moment(gone.created_s), gone.author))) if gone else None,
-        "state": f"{view.standing}, step {state.last_step}{total}",
+        "state": f"{view.standing}, step {state.last_step}{total}{_inexact(state)}",
         "snapshot": run.snapshot,
         **_commit(view.commit, named=True),
         "reproduces": run.reproduces,
         "sweep": run.sweep.id if run.sweep else None,
         "starts": lineage.format_lineage(view.lineage, view.lineage_whole),
         "restarted": ", ".join(run.parent.restart) or None if run.parent else None,
-        "created": output.moment(run.created_s),
+        "created": " by ".join(filter(None, (output.moment(view.created_s), _creator(run)))),
         "command": " ".join(spec.command),
         "launch": spec.processes,
         "seed": str(spec.seed) if spec.seed is not None else None,
@@ -160,6 +160,16 @@ def _run(view: "RunView") -> str:
     if view.forks:
         lines += ["", output.table(("FORK", "AFTER STEP", "WHEN", "STATE", "NAME"), [_fork(row) for row in view.forks])]
     return "\n".join(lines)
+
+
+def _inexact(state: "RunState") -> str:
+    """Return a mark of the first resume that repeated a step with other values."""
+    steps = [str(notice.step) for notice in state.notices if notice.kind == "inexact-resume"]
+    return f", after an inexact resume (step {steps[0]})" if steps else ""
+
+
+def _creator(run: "Run") -> str | None:
+    return " on ".join(filter(None, (run.user, run.host))) or None
 
 
 def _note(note: "Note") -> str:

@@ -93,6 +93,8 @@ class RunSettings(_Section, frozen=True, kw_only=True):
     `work_dir`: the folder in which scripts run; if empty, `m5ws/work` in the user's state directory.
     `keep_work`: output files stay in the work directory of a finished attempt, though the store has them.
     `observe`: record the steps of scripts that do not use m5ws.session.
+    `inexact`: the effect of a resume that repeats a step with other values: a notice, or the end of the attempt.
+    `record_user`: the record of a run has the user and the host that started the run.
     `results`: the results that `reproduce` and `certify` judge: `glob`, `glob:key` or `metric:NAME`
     (`result_patterns`).
     """
@@ -110,6 +112,8 @@ class RunSettings(_Section, frozen=True, kw_only=True):
     keep_work: bool = False
     results: tuple[str, ...] = ()
     observe: bool = True
+    record_user: bool = True
+    inexact: Literal["warn", "stop"] = "warn"
     environment: dict[str, str] = {}
 
 

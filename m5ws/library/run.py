@@ -55,8 +55,18 @@ class Run:
 
     @property
     def created(self) -> dt.datetime:
-        """The time of the run's start, in UTC."""
+        """The time of the run's start by the store's clock, in UTC."""
         return dt.datetime.fromtimestamp(self._row.created_s, dt.UTC)
+
+    @property
+    def user(self) -> str | None:
+        """The user who started the run; None if the record has no user."""
+        return self._row.user
+
+    @property
+    def host(self) -> str | None:
+        """The host on which the run was started; None if the record has no host."""
+        return self._row.host
 
     @property
     def reproduces(self) -> str | None:

@@ -29,7 +29,7 @@ class EndReason(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     kind: Literal[
         "ranks failed", "status", "stopped", "superseded", "removed", "enough steps", "not launched",
-        "fork not restored", "killed for a test", "supervisor killed", "unsaved"
+        "fork not restored", "killed for a test", "supervisor killed", "unsaved", "inexact resume"
     ]  # fmt: skip
     dead: dict[str, int] = {}
     failure: Failure | None = None

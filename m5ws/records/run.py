@@ -104,7 +104,8 @@ class Sweep(Record, frozen=True, kw_only=True):
 class Run(SealedRecord, tag="run/1", frozen=True, kw_only=True):
     """One intent to train. `reproduces` names the run that this one repeats, in whole or a `segment` of it.
 
-    `parent` is the checkpoint that a fork starts from, `sweep` the grid that the run is a part of.
+    `parent` is the checkpoint that a fork starts from, `sweep` the grid that the run is a part of. `user` started the
+    run on `host`; both are None if [run] record_user is false. `created_s` is the time by the clock of that host.
     """
 
     id: RunId
@@ -117,6 +118,8 @@ class Run(SealedRecord, tag="run/1", frozen=True, kw_only=True):
     name: str | None = None
     created_s: float = 0.0
     sweep: Sweep | None = None
+    user: str | None = None
+    host: str | None = None
 
     @property
     def begin(self) -> int:

@@ -43,6 +43,7 @@ class Divergence(Record, frozen=True, kw_only=True):
     `tensor` is the first by name of `tensors_differ` tensors whose fingerprints differ after `tensor_step`: the
     first step at or after `step` whose state was recorded. If the difference is in the state, and states just before
     were not recorded, `equal_after` is the last step before with a state that was compared, and is equal.
+    `differing` names all quantities of steps and generators that differ at `step` on any rank, the generators first.
     """
 
     step: int
@@ -56,6 +57,7 @@ class Divergence(Record, frozen=True, kw_only=True):
     tensor_step: int | None = None
     tensors_differ: int = 0
     equal_after: int | None = None
+    differing: tuple[str, ...] = ()
 
     @property
     def is_state(self) -> bool:

@@ -34,7 +34,7 @@ def _lacked(repo: Repository, run_id: str, known: RunFacts) -> bool:
     lacked = False
     run = runs.load(repo, run_id) if known.created is None or known.created.reproduces else None
     if run is not None and known.created is None:
-        run_index.write_created(repo, run)
+        run_index.write_created(repo, run, run.created_s)
         lacked = True
     if run is not None and known.outcome is None and (verdict := runs.verdict(repo, run)) is not None:
         run_index.write_verdict(repo, verdict)

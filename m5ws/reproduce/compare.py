@@ -6,7 +6,7 @@ themselves, their numbers of steps are compared, both ways: the first step that 
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -23,6 +23,10 @@ _ORDER = ("batch", "output", "loss", "grad_norm")
 _STEPS = "number of steps"
 _KINDS: tuple[QuantityKind, ...] = ("generator", "tensor", "checkpoint", "final tensor")
 """Kinds in causal order, after the values of a step."""
+
+
+_LISTED = frozenset(("value", "steps", "generator"))
+"""Kinds of quantities that a divergence lists all. Of tensors, it has one name and the number."""
 
 
 class Comparison:
@@ -43,6 +47,8 @@ class Comparison:
         self._first: Divergence | None = None
         self._place = (0, 0, 0, "")
         """Step, causal order, rank and quantity of the first difference."""
+        self._at_first: set[tuple[QuantityKind, str]] = set()
+        """The quantities that differ at the first difference's step."""
         self._tensors: tuple[int, list[str]] | None = None
         self._differing: dict[str, dict[int, Numbers]] = {}
         self._reached: dict[int, int] = {}
@@ -81,7 +87,13 @@ class Comparison:
             tensor_step=step,
             tensors_differ=len(tensors),
             equal_after=self._equal_after(self._first),
+            differing=tuple(self._differing_at_first()),
         )
+
+    def _differing_at_first(self) -> Iterator[str]:
+        """Yield the names of the quantities that differ at the step of the first divergence, the generators first."""
+        for kind, name in sorted(self._at_first, key=lambda each: (each[0] != "generator", _find_order(*each), each)):
+            yield f"generator {name}" if kind == "generator" else name
 
     def _equal_after(self, first: Divergence) -> int | None:
         """Return the last compared state before a difference in the state, if there are states between; else None."""
@@ -200,6 +212,10 @@ class Comparison:
         self, step: int, rank: int, kind: QuantityKind, quantity: str, original: str | None, new: str | None
     ) -> None:
         place = (step, _find_order(kind, quantity), rank, quantity)
+        if self._first is None or step < self._first.step:
+            self._at_first = set()
+        if kind in _LISTED and (self._first is None or step <= self._first.step):
+            self._at_first.add((kind, quantity))
         if self._first is None or place < self._place:
             self._place = place
             self._first = Divergence(

@@ -197,10 +197,10 @@ def execute(
 def _hopeless(ports: Ports, planned: AttemptPlan, original: history.History) -> Verdict | None:
     """Return the verdict on a replay that would prove nothing: without comparable records, or with foreign records."""
     if original.outcome in ("failed", "interrupted") and not original.by_steps:
-        return refusals.of_failed(ports.repo, planned.run, original.outcome)
+        return refusals.of_failed(ports.repo, ports.sign(planned.run), original.outcome)
     if original.outcome is not None and results.is_nothing(original, ports.tracker, planned.run.reproduces or ""):
-        return refusals.of_nothing(ports.repo, planned.run, results.not_kept("original", original))
-    return refusals.of_checkpoints(ports.repo, planned.run, original)
+        return refusals.of_nothing(ports.repo, ports.sign(planned.run), results.not_kept("original", original))
+    return refusals.of_checkpoints(ports.repo, ports.sign(planned.run), original)
 
 
 def _replayed(
@@ -222,7 +222,7 @@ def _replayed(
         drifted.extend(_drift(ports.repo, planned.run, observed))
         announce(tuple(drifted))
         if request.env == "fail" and drift.worst(drifted) in ("can", "does"):
-            verdict = refusals.of_environment(ports.repo, planned.run, drifted)
+            verdict = refusals.of_environment(ports.repo, ports.sign(planned.run), drifted)
             expected = expectation_of(ports, planned, drifted)
             raise _Refused(msgspec.structs.replace(verdict, expected=expected))
 

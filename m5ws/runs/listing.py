@@ -51,8 +51,10 @@ class SnapshotRow(msgspec.Struct, frozen=True, kw_only=True):
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     """A run in a list; `outcome` is the verdict's, for a reproduction that has one.
 
-    `loss`, `lowest_loss` and its step, `why`, `note_outcome`, `notes` and `changes` are only in tables of runs
-    (`run_table`).
+    `created_s` is the time at which the store received the run, by the store's clock. `inexact`: an attempt that has
+    ended repeated a step of an earlier attempt with other values.
+    `user`, `host`, `loss`, `lowest_loss` and its step, `why`, `note_outcome`, `notes` and `changes` are only in tables
+    of runs (`run_table`).
     `changes` are the parameters that are not the same in all runs of the table.
     `rechecks` is the replay that it repeats, if the verdict on that replay names it, `explains` the replay whose
     divergence it explains; only in a run's own view.
@@ -61,12 +63,15 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     created_s: float = 0.0
     name: str | None = None
+    user: str | None = None
+    host: str | None = None
     purpose: str = "train"
     snapshot: Digest | None = None
     reproduces: str | None = None
     parent: Parent | None = None
     sweep: str | None = None
     standing: Standing = "created"
+    inexact: bool = False
     attempts: int = 0
     last_step: int = 0
     total_steps: int | None = None
@@ -114,7 +119,8 @@ class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
     """All that is known of a run; `verdict` rests on it if it is a replay, `replays` are its own replays.
 
-    `outputs` are the files that its script wrote: at the end of its attempts, and copies made while it ran.
+    `created_s` is as in `RunRow`. `outputs` are the files that its script wrote: at the end of its attempts, and copies
+    made while it ran.
     `lineage` is the checkpoints that it stands on, the nearest first; not `lineage_whole` where a parent is not in
     this store. `forks` are the runs that start from its checkpoints, `joint` is the newest joint verdict on segments.
     """
@@ -125,6 +131,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     observed: Observed | None
     checkpoints: tuple[CheckpointRow, ...]
     outputs: tuple[OutputsRow, ...] = ()
+    created_s: float
     verdict: Verdict | None
     replays: tuple[RunRow, ...]
     lineage: tuple[Parent, ...] = ()
@@ -221,6 +228,7 @@ def view_run(repo: Repository, run_id: str) -> RunView:
             )
         ),
         outputs=written,
+        created_s=runs.creation(repo, run_id).created_s,
         verdict=verdict,
         replays=tuple(
             concurrency.for_each(lambda other: _replay(repo, other, verdicts), runs.replays_among(known, run_id))
@@ -264,7 +272,7 @@ def _run_row(repo: Repository, run_id: str, facts: RunFacts | None = None) -> Ru
 def _row(repo: Repository, run_id: str, facts: RunFacts) -> RunRow:
     known = facts.created
     run = runs.load(repo, run_id) if known is None or known.parent is not None else None
-    fact = known if run is None else run_index.created(run)
+    fact = known if known is not None or run is None else run_index.created(run)
     assert fact is not None
     end = _end(repo, run_id, facts.ended)
     outcome = facts.outcome or (_outcome(repo, run_id) if fact.reproduces else None)
@@ -278,6 +286,7 @@ def _row(repo: Repository, run_id: str, facts: RunFacts) -> RunRow:
         parent=run.parent if run is not None else None,
         sweep=fact.sweep,
         standing="refused" if outcome is not None and not end.attempt else end.outcome,  # type: ignore[arg-type]
+        inexact=facts.inexact,
         attempts=end.attempt,
         last_step=end.last_step,
         total_steps=end.total_steps,

@@ -12,6 +12,7 @@ import msgspec
 
 from m5ws.errors import NotFound
 from m5ws.progress import Progress
+from m5ws.records.run import Run
 from m5ws.repository import concurrency, removals
 from m5ws.repository.references import notes, parameters, run_index, runs
 from m5ws.repository.references.parameters import ParameterReader
@@ -81,8 +82,11 @@ def _detail_row(
     try:
         losses = run_losses.of_run(repo, row.id, index.get(row.id, RunFacts()), row.attempts)
         written = notes.load(repo, row.id) if row.id in annotated else []
+        run = runs.load(repo, row.id)
         row = msgspec.structs.replace(
             row,
+            user=run.user,
+            host=run.host,
             loss=losses.last,
             lowest_loss=losses.lowest,
             lowest_step=losses.lowest_step,
@@ -90,14 +94,13 @@ def _detail_row(
             note_outcome=notes.outcome(written),
             notes=tuple(note.text for note in written if note.kind == "note"),
         )
-        return row, _parameters(repo, reader, row.id)
+        return row, _parameters(reader, run)
     except runs.UNREADABLE as error:
         return msgspec.structs.replace(row, problem=str(error)), None
 
 
-def _parameters(repo: Repository, reader: ParameterReader, run_id: str) -> Mapping[str, str]:
+def _parameters(reader: ParameterReader, run: Run) -> Mapping[str, str]:
     """Return a run's parameters; without its snapshot in the store, the parameters of its launch alone."""
-    run = runs.load(repo, run_id)
     try:
         return reader.of_run(run)
     except NotFound:

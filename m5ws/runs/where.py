@@ -18,6 +18,8 @@ DescribedRun = tuple[RunRow, Mapping[str, str] | None]
 _TEXTS = (
     "id",
     "name",
+    "user",
+    "host",
     "state",
     "created",
     "snapshot",
@@ -79,7 +81,8 @@ def _facts(row: RunRow, now_s: float) -> tuple[str | float | None, ...]:
     described = (row.sweep, row.outcome, row.note_outcome, row.why, "\n".join(row.notes) or None)
     age_s = now_s - row.created_s if row.created_s else None
     numbers = (row.last_step, row.total_steps, row.attempts, row.loss, row.lowest_loss, row.lowest_step)
-    return row.id, row.name, state, created, row.snapshot, row.reproduces, parent, *described, age_s, *numbers
+    who = (row.name, row.user, row.host)
+    return row.id, *who, state, created, row.snapshot, row.reproduces, parent, *described, age_s, *numbers
 
 
 def _column(parameter: str) -> str:

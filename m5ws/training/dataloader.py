@@ -10,6 +10,7 @@ from typing import Any
 import blake3
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
 from m5ws.errors import M5Error
 from m5ws.training.backends.base import Plain
@@ -62,6 +63,9 @@ class Feed:
         self.epoch = 0
         self.refusal: str | None = None
         """The reason why a loader with a `state_dict` is not restorable."""
+        self.undrawn: str | None = None
+        """Name of a DataLoader in the loader that draws its seed from the global generator, if none was drawn by
+        `start`: a restore comes before the draw."""
         self.seen: Callable[[Any], None] | None = None
         """Called with each batch that is handed out."""
 
@@ -100,7 +104,10 @@ class Feed:
         """Begin or continue the current epoch. Draws from generators: restore them after this."""
         if self._iterator is None:
             self._announce_epoch()
+            before = torch.get_rng_state()
             self._iterator = iter(self._loader)
+            if torch.equal(before, torch.get_rng_state()):
+                self.undrawn = _find_seedless(self._loader)
 
     def next(self) -> Any:
         """Return the next batch, from the next epoch if this epoch is over. Raises EmptyLoader."""
@@ -168,6 +175,12 @@ class Feed:
             return next(self._iterator)
         except StopIteration as error:
             raise EmptyLoader("the data loader returned no batch in a whole epoch") from error
+
+
+def _find_seedless(loader: object) -> str | None:
+    """Return the attribute of a script's own loader with a DataLoader that has no generator; None without it."""
+    parts = vars(loader).items() if hasattr(loader, "__dict__") and not isinstance(loader, DataLoader) else ()
+    return next((name for name, part in parts if isinstance(part, DataLoader) and part.generator is None), None)
 
 
 def update(into: Any, batch: object) -> None:

@@ -16,6 +16,7 @@ ENDS = {
     "killed for a test": "killed after step {step}, to test the resume",
     "supervisor killed": "the supervisor was killed",
     "unsaved": "{problem}",
+    "inexact resume": "{problem}",
 }
 
 

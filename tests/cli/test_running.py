@@ -2,7 +2,9 @@
 
 import json
 import os
+import pwd
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -68,6 +70,9 @@ def test_reproduce_confirms_an_equal_replay_and_names_the_changes_of_other_repla
     done = _m5(place, "run", snapshot[:10], "--name", "trial", "--", "train.py", "--lr", "1")
     assert done.returncode == 0, done.stderr
     run = done.stdout.strip()
+    creator = (pwd.getpwuid(os.getuid()).pw_name, socket.gethostname())
+    assert (runs.load(home, run).user, runs.load(home, run).host) == creator
+    assert f" by {creator[0]} on {creator[1]}\n" in _here(place, "show", run).stdout
     assert f"`m5ws reproduce {run}`" in done.stderr and "trained with --lr 1\n" in done.stderr
     assert _here(place, "logs", run).stdout == "trained with --lr 1\n"
 

@@ -122,25 +122,35 @@ def test_a_checkpoint_is_linked_if_its_rank_is_killed_after_publication(tmp_path
     assert (sorted(history.contents), history.begun) == ([4, 8, 10], [(0, 1), (4, 2)])
 
 
-def test_an_inexact_resume_is_detected(tmp_path: Path) -> None:
+def test_an_inexact_resume_is_detected_and_ends_the_attempt_if_the_settings_ask_for_it(tmp_path: Path) -> None:
     workspace = make_forgetful(tmp_path / "w")
-    mark = tmp_path / "mark"
+    mark, waited = tmp_path / "mark", tmp_path / "waited"
     dies = f"""
     if step.number == 7 and not os.path.exists({str(mark)!r}):
         open({str(mark)!r}, "w").close()
         os.kill(os.getpid(), 9)
+    if step.number == 8 and not os.path.exists({str(waited)!r}):
+        open({str(waited)!r}, "w").close()
+        time.sleep({_TIMEOUT_S})
     """
     workspace.edit("train.py", 'time.sleep(settings["pause_s"])', dies.strip())
     workspace.edit("train.py", "import time\n", "import os\nimport time\n")
-    with open(workspace.root / "m5ws.toml", "a", encoding="utf-8") as settings:
-        settings.write("\n[checkpoint]\nasynchronous = false\n")
+    settings = workspace.root / "m5ws.toml"
+    warns = f"{settings.read_text()}\n[checkpoint]\nasynchronous = false\n"
+    settings.write_text(warns)
     workspace.m5ws("run", expect=1)
     [run] = _known(workspace)
-    done = workspace.m5ws("resume", run)
-    assert "not exact" in done.stderr
+    settings.write_text(warns.replace("[run]\n", '[run]\ninexact = "stop"\n'))
+    stopped = workspace.m5ws("resume", run, expect=1)
+    assert f"error: run {run} failed: the resume was not exact: step 5 on rank 0: " in stopped.stderr
+    assert "hint: With [run] inexact" in stopped.stderr
+    assert sorted(workspace.history(run).contents) == [4]  # No rank saved a last checkpoint.
+    settings.write_text(warns)
+    workspace.m5ws("resume", run)
     notices = [notice for notice in workspace.history(run).notices if notice.kind == "inexact-resume"]
-    assert notices and "step 5" in notices[0].message
-    assert "not exact" in workspace.m5ws("show", run).stdout
+    assert notices[0].step == 5 and "step 5 on rank 0: " in notices[0].message
+    assert "finished, step 10 of 10, after an inexact resume (step 5)" in workspace.m5ws("show", run).stdout
+    assert "finished, inexact" in workspace.m5ws("ls").stdout
 
 
 def test_a_live_run_cannot_be_resumed_and_ctrl_c_keeps_its_checkpoints(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def planted_workspace(tmp_path: Path) -> Planted:
     weights = {step: _weights(step) for step in (2, 4)}
     found = Planted(root, repo, snapshot, weights)
     spec = LaunchSpec(command=("train.py", "--epochs", "3"), seed=7)
-    planted.run(repo, found.run, snapshot, spec=spec, name="baseline", created_s=BEGIN_S)
+    planted.run(repo, found.run, snapshot, spec=spec, name="baseline", created_s=BEGIN_S, user="ana", host="node-7")
     planted.run(
         repo, found.replay, snapshot, spec=spec, purpose="reproduce", reproduces=found.run, created_s=BEGIN_S + 60
     )

@@ -3,8 +3,8 @@
 import dataclasses
 import inspect
 import re
+import runpy
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -14,10 +14,14 @@ from m5ws import errors
 from m5ws.checkpoints.listing import CheckpointInfo
 from m5ws.records.note import Note
 from m5ws.records.verdict import Divergence, Verdict
+from m5ws.training.session.session import Session
+from m5ws.training.session.step import Step
 from tests.library.conftest import Planted
+from tests.support.paths import ROOT
 from tests.support.workspace import golden
 
-_PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+_REFERENCE = ROOT / "docs" / "reference"
+_PAGE = (_REFERENCE / "python.md").read_text(encoding="utf-8")
 _CLASSES = {"Workspace": m5ws.Workspace, "Run": m5ws.Run}
 _RECORDS: dict[str, type[msgspec.Struct]] = {
     "checkpoint": CheckpointInfo,
@@ -115,3 +119,18 @@ def test_the_examples_of_the_page_run(planted_workspace: Planted, monkeypatch: p
     assert (listed[:2], lowest) == ((planted_workspace.run, "baseline"), (0.5,))
     assert [step for step, _ in of_checkpoints] == [2, 4]
     assert judged[:2] == ("diverged", planted_workspace.replay) and scores == (["scores.json"],)
+
+
+def test_the_page_of_the_session_matches_its_docstrings() -> None:
+    page = (_REFERENCE / "session.md").read_text(encoding="utf-8")
+    made = runpy.run_path(str(ROOT / ".ci" / "session_page.py"))["page"]()
+    assert page == made, "run: python .ci/session_page.py > docs/reference/session.md"
+
+
+def test_the_page_of_the_session_has_every_public_name_of_the_session_and_its_steps() -> None:
+    page = (_REFERENCE / "session.md").read_text(encoding="utf-8")
+    step = Step(1, None, recording=False)
+    names = [f"step.{name}" for name in (*vars(Step), *vars(step)) if not name.startswith("_")]
+    names += [f"session.{name}" for name in (*vars(Session), "first_step") if not name.startswith("_")]
+    missing = [name for name in names if name not in page and f"`{name.partition('.')[2]}`" not in page]
+    assert missing == []

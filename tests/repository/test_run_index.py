@@ -39,6 +39,7 @@ from m5ws.repository.references import ids, run_index, runs, snapshots
 from m5ws.repository.references.run_index import AttemptEnd, RunCreation, RunFacts
 from m5ws.repository.repository import Repository
 from m5ws.runs import listing, run_table, state
+from m5ws.runs.listing import RunRow, RunView
 from m5ws.store.local import LocalStore
 from tests.support.records import planted
 from tests.support.records.forged_index import forge_creation, forged_key
@@ -110,11 +111,11 @@ def test_index_names_are_parsed_back_into_the_written_facts(
 ) -> None:
     none = {"-"} & {reproduces, parent}
     fact = RunCreation(created_s=created_s, snapshot=snapshot, reproduces=reproduces, parent=parent, name=name)
-    key = run_index.created_key(run, fact)
-    assert key is not None
-    facts = RunFacts()
-    assert run_index.add(facts, run, key.rpartition("/")[2])
-    assert facts.created == fact or none
+    for key in (run_index.created_key(run, fact), run_index.created_key(run, fact, "dated")):
+        assert key is not None
+        facts = RunFacts()
+        assert run_index.add(facts, run, key.rpartition("/")[2])
+        assert facts.created == fact or none
 
 
 @pytest.mark.parametrize("total", [None, 90])
@@ -153,10 +154,16 @@ def test_an_index_name_with_an_impossible_number_is_foreign(repo: Repository, nu
 
 @pytest.mark.parametrize("time_s", [math.nan, math.inf, -math.inf, -1.0])
 def test_an_index_name_with_an_invalid_time_is_foreign(repo: Repository, time_s: float) -> None:
-    text = f"created.{struct.pack('>d', time_s).hex()}.{'0' * 64}.-.-.-"
-    assert not run_index.add(RunFacts(), "a" * 12, forged_key("a" * 12, text).rpartition("/")[2])
+    keys = [
+        forged_key("a" * 12, f"{kind}.{struct.pack('>d', time_s).hex()}.{'0' * 64}.-.-.-.-")
+        for kind in ("created", "dated")
+    ]
+    assert not any(run_index.add(RunFacts(), "a" * 12, key.rpartition("/")[2]) for key in keys)
     _run(repo, "a" * 12, created_s=time_s)
     assert run_index.names(repo, "a" * 12) == () and fsck.check(repo).clean
+    for key in keys:
+        run_index.write(repo, key)
+    assert {one.kind for one in fsck.check(repo).damage} == {"foreign"}
 
 
 def test_a_forged_number_of_attempts_costs_no_reads(repo: Repository) -> None:
@@ -253,12 +260,34 @@ def _rich(repo: Repository) -> None:
 def test_rows_and_views_are_equal_without_an_index_and_with_a_rebuilt_index(repo: Repository) -> None:
     _rich(repo)
     reindex.fill(repo)
-    before = listing.list_runs(repo), [listing.view_run(repo, run) for run in runs.ids(repo)]
+    before = _lists(repo)
     _forget(repo)
-    assert (listing.list_runs(repo), [listing.view_run(repo, run) for run in runs.ids(repo)]) == before
+    assert _lists(repo) == before
     assert reindex.fill(repo) == len(runs.ids(repo))
-    assert (listing.list_runs(repo), [listing.view_run(repo, run) for run in runs.ids(repo)]) == before
+    assert _lists(repo) == before
     assert fsck.check(repo).clean
+
+
+def _rows(repo: Repository) -> list[RunRow]:
+    """Return all rows, by id, without the times, which only the index has by the store's clock."""
+    return sorted(map(_timeless, listing.list_runs(repo)), key=lambda row: row.id)
+
+
+def _timeless(row: RunRow) -> RunRow:
+    return msgspec.structs.replace(row, created_s=0.0)
+
+
+def _lists(repo: Repository) -> object:
+    """Return all rows and views without the times."""
+
+    def view(run: str) -> RunView:
+        view = listing.view_run(repo, run)
+        lists = {
+            name: sorted(map(_timeless, getattr(view, name)), key=lambda row: row.id) for name in ("replays", "forks")
+        }
+        return msgspec.structs.replace(view, created_s=0.0, **lists)
+
+    return _rows(repo), list(map(view, runs.ids(repo)))
 
 
 def test_an_attempt_that_began_after_a_failed_attempt_is_shown(repo: Repository) -> None:
@@ -289,6 +318,7 @@ def test_fsck_names_false_index_keys_and_false_summaries(repo: Repository) -> No
             run, AttemptEnd(attempt=1, is_final=True, outcome="finished", last_step=99, total_steps=90)
         ),
         run_index.created_key(run, RunCreation(created_s=1.0, snapshot="0" * 64)),
+        run_index.created_key(run, RunCreation(created_s=1.0, snapshot="0" * 64), "dated"),
         run_index.verdict_key("d" * 12, "reproduced"),
         run_index.verdict_key("f" * 12, "reproduced"),
         f"{run_index.PREFIX}{run}/ended.1.finished.2.90.{'0' * 16}",
@@ -349,10 +379,10 @@ def test_the_next_delivery_completes_the_index_after_a_kill_at_any_write(tmp_pat
         else:
             break
         assert fsck.check(whole).clean
-        rows = listing.list_runs(whole)
+        rows = _rows(whole)
         kept = [*whole.store.list(run_index.PREFIX)]
         _forget(whole)
-        assert listing.list_runs(whole) == rows
+        assert _rows(whole) == rows
         for stat in kept:
             run_index.write(whole, stat.key)
         _attempt(whole, spools, run)

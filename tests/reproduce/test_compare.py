@@ -93,6 +93,18 @@ def test_a_state_difference_is_named_with_the_last_equal_state() -> None:
     assert value is not None and value.equal_after is None
 
 
+def test_all_quantities_that_differ_at_the_first_differing_step_are_listed_with_generators_first() -> None:
+    changed = [
+        _events(0, loss={4: "x", 5: "x"}, generator={4: "x", 6: "x"}),
+        _events(1, loss={4: "x"}, batch={4: "x"}, generator={4: "x"}),
+    ]
+    first = _compared(_history(_events(0), _events(1)), *changed).first()
+    assert first is not None and first.quantity == "batch" and first.rank == 1
+    assert first.differing == ("generator torch", "batch", "loss")
+    alone = _compared(_history(_events(0)), _events(0, loss={4: "x"})).first()
+    assert alone is not None and alone.differing == ("loss",)
+
+
 def _attempt(number: int) -> AttemptStarted:
     return AttemptStarted(attempt=number, host="h")
 

@@ -1,6 +1,7 @@
 """The table of `m5ws ls`: its runs, their differences, and the number of reads."""
 
 import math
+import time
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,22 @@ def test_replays_follow_their_originals_and_a_circle_of_replays_hides_nothing(re
     assert [int(row.id, 16) for row in run_table.newest(repo).rows] == [7, 6, 3, 2, 1, 5, 4]
     table = run_table.newest(repo, limit=4)
     assert [int(row.id, 16) for row in table.rows] == [7, 6, 5, 4] and table.more == 3
+
+
+def test_runs_are_listed_in_the_order_in_which_the_store_received_them(repo: Repository, tmp_path: Path) -> None:
+    now_s = time.time()
+    ahead = _run(repo, tmp_path, 1, created_s=now_s + 3600)
+    behind = _run(repo, tmp_path, 2, created_s=now_s - 3600)
+    newest = _run(repo, tmp_path, 4, created_s=now_s)
+    rows = run_table.newest(repo).rows
+    assert [row.id for row in rows] == [newest, behind, ahead]
+    assert all(abs(row.created_s - now_s) < 600 for row in rows)
+
+
+def test_rows_have_the_user_and_the_host_of_a_run(repo: Repository, tmp_path: Path) -> None:
+    _run(repo, tmp_path, 1, user="ana", host="node-7")
+    (row,) = run_table.newest(repo, condition="user = 'ana' and host like 'node-%'").rows
+    assert (row.user, row.host) == ("ana", "node-7")
 
 
 def test_the_last_and_the_lowest_loss_cover_all_attempts(repo: Repository, tmp_path: Path) -> None:

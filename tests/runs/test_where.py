@@ -84,7 +84,8 @@ def test_an_invalid_condition_is_refused(condition: str) -> None:
 def test_an_unknown_column_is_an_error_that_lists_columns_with_a_similar_name(condition: str, near: str) -> None:
     with pytest.raises(UsageError, match="no such column") as refused:
         where.matching(_RUNS, condition, _NOW_S)
-    assert f"similar name: {near}" in refused.value.hint and "A run has id, name, state" in refused.value.hint
+    assert f"similar name: {near}" in refused.value.hint
+    assert "A run has id, name, user, host, state" in refused.value.hint
 
 
 def test_names_that_differ_in_case_alone_are_an_error() -> None:

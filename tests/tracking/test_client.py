@@ -142,8 +142,14 @@ def test_a_verdict_is_on_both_pages(repo: Repository, run: Run, tracker: Mlflow,
     _show(tracker, proof)
     original = _tags(client, run)
     assert (original["m5ws.verdict"], original["m5ws.verdict.first"]) == ("reproduced", "none")
+    third = _finished(repo, written.publish_run(repo, run.snapshot, reproduces=run.id, purpose="reproduce"))
+    part = msgspec.structs.replace(proof, replay=third.id, outcome="sampled", created_s=4.0)
+    runs.publish_verdict(repo, part)
+    _show(tracker, part)
+    original = _tags(client, run)
+    assert (original["m5ws.verdict"], original["m5ws.verdict.newest"]) == ("reproduced", "sampled")
     assert original["m5ws.reproduced_by"] == second.id
-    assert original["m5ws.replayed_by"] == f"{replay.id}, {second.id}"
+    assert original["m5ws.replayed_by"] == f"{replay.id}, {second.id}, {third.id}"
 
     before = original, _tags(client, replay)
     for one in (run, replay):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import m5ws
 from m5ws.checkpoints import diff, resolve
 from m5ws.checkpoints.export import export as checkpoint_export
 from m5ws.errors import CorruptObject, UsageError
@@ -21,7 +22,7 @@ from m5ws.training.backends import dcp
 from tests.support.files import safetensors_reader
 from tests.support.files.exports import TOOLS, bits, export, recorded
 from tests.support.records import planted
-from tests.training.conftest import Runner
+from tests.training.conftest import InProcess, Runner
 
 RUN = "000000000001"
 
@@ -195,3 +196,52 @@ def test_checkpoints_of_other_numbers_of_ranks_are_compared_by_the_models_names(
     assert all(None not in sides for name, sides in changed.items() if name.startswith("model."))
     assert any("the state of single ranks is not compared" in note for note in found.notes)
     assert diff.compare(runner.repo, refs[0], refs[0]).equal
+
+
+# --- ties and buffers -----------------------------------------------------------------------------------------------
+
+
+class TiedModel(torch.nn.Module):
+    """A head tied to an embedding, two names of one layer, and buffers in and out of the state dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(5, 4)
+        self.first = self.second = torch.nn.Linear(4, 4)
+        self.head = torch.nn.Linear(4, 5, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("angles", torch.arange(4.0), persistent=False)
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.embed(ids) + self.get_buffer("angles")
+        return torch.as_tensor(self.head(self.second(self.first(hidden))))
+
+
+def test_ties_and_unsaved_buffers_are_exported_as_the_model_has_them(in_process: InProcess, tmp_path: Path) -> None:
+    trained = TiedModel()
+
+    def script() -> None:
+        optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+        for step in m5ws.session(trained, optimizer, total_steps=1).steps():
+            loss = trained(torch.tensor([0, 3])).sum()
+            loss.backward()
+            optimizer.step()
+            step.record(loss=loss)
+
+    _, error = in_process(script)
+    assert error is None
+    repo = in_process.runner.repo
+    which = resolve.resolve(repo, f"{in_process.runner.run}@1")
+    loaded = checkpoint_export.load(repo, which, "model", TOOLS)
+    assert_same(loaded, dict(trained.state_dict()))
+    assert loaded["head.weight"] is loaded["embed.weight"]
+    TiedModel().load_state_dict(loaded)
+    planned = export(repo, in_process.runner.run, "hf", tmp_path / "hf")
+    assert any("head.weight is tied to" in line for line in planned.left_out)
+    assert "buffers that the model's state_dict leaves out" in planned.left_out
+    fresh = TiedModel()
+    package = importlib.import_module("safetensors.torch")
+    missing, unexpected = package.load_model(fresh, tmp_path / "hf" / "model.safetensors")
+    assert (missing, unexpected) == (set(), [])
+    assert_same(dict(fresh.state_dict()), dict(trained.state_dict()))

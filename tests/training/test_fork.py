@@ -9,6 +9,7 @@ import torch
 
 import m5ws
 from m5ws.errors import UsageError
+from m5ws.records.ledger import CheckpointPublished
 from m5ws.records.run import Parent
 from m5ws.training.runtime import context
 from m5ws.training.state.plain_state import RestoreError
@@ -203,3 +204,59 @@ def test_a_fork_without_remaining_steps_is_an_error(fork: Any) -> None:
     with pytest.raises(UsageError, match=r"step 4 .*total_steps is 4"):
         fork(Training(None, _AT, lr=0.1), Training(None, _AT, lr=0.1))
     assert context.active() is None
+
+
+class PairTraining:
+    """A training of two optimizers, each with a schedule of its own; `rates` has both rates of each step."""
+
+    def __init__(self, schedules: tuple[Schedule, Schedule], steps: int) -> None:
+        self._schedules, self._steps = schedules, steps
+        self.rates: list[tuple[float, float]] = []
+
+    def __call__(self) -> None:
+        m5ws.seed(3)
+        model = torch.nn.Linear(3, 1)
+        optimizers = [torch.optim.AdamW([model.weight], lr=0.1), torch.optim.SGD([model.bias], lr=0.2)]
+        schedulers = [schedule(optimizer) for schedule, optimizer in zip(self._schedules, optimizers, strict=True)]
+        session = m5ws.session(
+            model, optimizers, scheduler=schedulers, loader=Loader(), total_steps=self._steps, checkpoint_every=_AT
+        )
+        for step in session.steps():
+            loss = model(step.next_batch()).sum()
+            loss.backward()
+            first, second = (optimizer.param_groups[0]["lr"] for optimizer in optimizers)
+            self.rates.append((first, second))
+            for part in (*optimizers, *schedulers):
+                part.step()
+            model.zero_grad()
+            step.record(loss=loss)
+
+
+def test_several_schedulers_are_restored_and_moved_each_by_itself(fork: Any) -> None:
+    before, after = PairTraining((_halving, _halving), 8), PairTraining((_halving, _thirds), 8)
+    before()
+    after()
+    forked, notices = fork(
+        PairTraining((_halving, _halving), _AT), PairTraining((_halving, _thirds), 8), settings="script"
+    )
+    assert [first for first, _ in forked.rates] == [first for first, _ in before.rates[_AT:]]
+    assert [second for _, second in forked.rates] == pytest.approx([second for _, second in after.rates[_AT:]])
+    (notice,) = notices
+    assert "lr of group 1" in notice and "group 0" not in notice
+
+
+def test_several_schedulers_restart_together(fork: Any) -> None:
+    both = (_halving, _cosine(9))
+    whole = PairTraining(both, 8)
+    whole()
+    forked, _ = fork(PairTraining(both, _AT), PairTraining(both, 8), restart=("schedule",))
+    assert forked.rates == whole.rates[:_AT]
+
+
+def test_a_resume_with_several_schedulers_is_exact(in_process: Any) -> None:
+    both = (_halving, _cosine(9))
+    whole, error = in_process(PairTraining(both, 8))
+    assert error is None
+    resumed, error = in_process(PairTraining(both, 8), resume=whole.of(CheckpointPublished)[0].checkpoint)
+    assert error is None
+    assert resumed.steps(0) == {step: whole.steps(0)[step] for step in range(5, 9)}

@@ -3,6 +3,7 @@
 import functools
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -98,6 +99,50 @@ def test_a_restored_state_that_differs_from_the_saved_state_fails_the_rank(in_pr
     assert isinstance(error, RestoreError) and "model.first.weight" in str(error)
     assert second.of(Step) == []
     assert [event.restored for event in second.of(State)] == [True]
+
+
+class Ema:
+    """An average that each rank has of its own."""
+
+    def __init__(self) -> None:
+        self.shadow = torch.zeros(3)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"shadow": self.shadow}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.shadow = state["shadow"]
+
+
+def test_a_resume_on_fewer_ranks_names_each_entry_without_a_restore(in_process: Any) -> None:
+    def script() -> None:
+        model, noise = torch.nn.BatchNorm1d(3), torch.Generator().manual_seed(1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        state = {"ema": Ema(), "noise": noise}
+        for step in m5ws.session(model, optimizer, total_steps=2, state=state).steps():
+            step.record(loss=1.0)
+
+    objects = in_process.runner.repo.objects
+    first, error = in_process(script)
+    assert error is None
+    checkpoint = objects.get_record(first.newest, Checkpoint)
+    content = objects.get_record(checkpoint.content, Content)
+    apart = {"buffer.running_mean", "buffer.running_var"}
+    of_ranks = [
+        msgspec.structs.replace(tensor, name=f"{tensor.name}@{rank}") if tensor.name in apart else tensor
+        for tensor in content.tensors
+        for rank in range(2 if tensor.name in apart else 1)
+    ]
+    two = msgspec.structs.replace(content, world=2, ranks=content.ranks * 2, tensors=tuple(of_ranks))
+    digest = objects.put_record(msgspec.structs.replace(checkpoint, content=objects.put_record(two)))
+    second, error = in_process(script, resume=digest)
+    assert error is None
+    (message,) = (line for line in second.notices("resume-limit") if "made by 2 ranks" in line)
+    assert message == (
+        "the checkpoint was made by 2 ranks and there are 1 now: not restored: generators (noise, numpy, python, "
+        "torch), state.ema, buffer.running_mean of all ranks but rank 0, buffer.running_var of all ranks but rank 0, "
+        "the position in the data"
+    )
 
 
 @pytest.mark.parametrize("damage", ["flipped bit", "cut short", "missing"])

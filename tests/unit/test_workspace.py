@@ -1,13 +1,20 @@
 """The workspace is found upwards, and makes directories only when it writes."""
 
+import os
+import pwd
 import re
+import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from m5ws import workspace
 from m5ws.errors import NotFound
 from m5ws.launch.local import LocalLauncher
+from m5ws.records.run import LaunchSpec, Run
+from m5ws.repository.repository import Repository
+from tests.support.stores.memory_store import MemoryStore
 
 
 def _workspace(root: Path, text: str = "") -> Path:
@@ -129,3 +136,11 @@ def test_dvc_datasets_are_not_searched_if_dvc_is_disabled(tmp_path: Path) -> Non
 
 def test_the_launcher_inherits_the_environment_that_was_read(tmp_path: Path) -> None:
     assert isinstance(workspace.find(_workspace(tmp_path), {"A": "1"}).launcher(), LocalLauncher)
+
+
+def test_a_setting_leaves_the_user_and_the_host_out_of_the_record_of_a_run(tmp_path: Path) -> None:
+    repo = Repository.create(MemoryStore())
+    run = Run(id="a" * 12, snapshot="0" * 64, spec=LaunchSpec(command=("train.py",)))
+    signed = workspace.find(_workspace(tmp_path / "a"), {}).ports(repo).sign(run)
+    assert signed == msgspec.structs.replace(run, user=pwd.getpwuid(os.getuid()).pw_name, host=socket.gethostname())
+    assert workspace.find(_workspace(tmp_path / "b", "[run]\nrecord_user = false\n"), {}).ports(repo).sign(run) == run

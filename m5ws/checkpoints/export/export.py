@@ -34,8 +34,12 @@ ORIGIN = "m5ws-checkpoint.json"
 _STEMS: dict[Format, str] = {"safetensors": "checkpoint", "hf": "model"}
 _HELD_BYTES = 256 * 2**20
 
-Rebuild = Callable[[Objects, Content], tuple[list[Layout], list[str]]]
-"""Returns a DeepSpeed checkpoint's tensors by the model's names, and a list of tensors without a name."""
+NamedTensors = tuple[list[Layout], list[str], dict[str, str]]
+"""Tensors by their exported names, a list of tensors without one, and ties: further names in the model, each with the
+name of the tensor."""
+
+Rebuild = Callable[[Objects, Content], NamedTensors]
+"""Returns the tensors of a DeepSpeed checkpoint."""
 
 LoadTensors = Callable[[Sequence[Layout], PartCache], dict[str, Any]]
 """Reads tensors into memory (training/tools/load_tensors.py)."""
@@ -94,7 +98,8 @@ def plan(
         )
     record = repo.objects.get_record(which.digest, Checkpoint)
     content = repo.objects.get_record(record.content, Content)
-    layouts, left_out = _layouts(repo.objects, content, tools)
+    layouts, left_out, tied = _layouts(repo.objects, content, tools)
+    left_out += [f"{name} is tied to {written}, which is written" for name, written in tied.items()]
     if what == "weights":
         layouts = _of_part(layouts, "model", "" if form == "hf" else "model.")
         left_out = ["the optimizer's state", *left_out]
@@ -105,6 +110,9 @@ def plan(
         left_out += missing
     metadata = {"m5ws.run": record.run, "m5ws.step": str(record.step), "m5ws.snapshot": record.snapshot}
     metadata["m5ws.checkpoint"] = which.digest
+    # By the convention of `safetensors.torch.save_model`, whose `load_model` reads further names of tied tensors.
+    prefix = "" if form == "hf" else "model."
+    metadata |= {f"{prefix}{name}": f"{prefix}{written}" for name, written in tied.items()}
     files = safetensors_files.plan(layouts, _STEMS[form], metadata, file_bytes)
     small = safetensors_files.index(files, _STEMS[form])
     planned = ExportRecord(
@@ -151,12 +159,14 @@ def load(repo: Repository, which: CheckpointRef, part: str, tools: Tools) -> dic
     Every byte is verified. Raises NotFound, CorruptObject, UsageError, MissingExtra.
     """
     record = repo.objects.get_record(which.digest, Checkpoint)
-    layouts, _ = _layouts(repo.objects, repo.objects.get_record(record.content, Content), tools)
+    content = repo.objects.get_record(record.content, Content)
+    layouts, _, tied = _layouts(repo.objects, content, tools)
     chosen = _of_part(layouts, part, "")
     if not chosen:
         parts = ", ".join(dict.fromkeys(tensor.name.partition(".")[0] for tensor in layouts)) or "no tensors"
         raise UsageError(f"checkpoint {which} has no part {part!r}", hint=f"It has {parts}.")
-    return tools.load()(chosen, _parts(repo, chosen))
+    state = tools.load()(chosen, _parts(repo, chosen))
+    return state | ({name: state[written] for name, written in tied.items()} if part == "model" else {})
 
 
 def _parts(repo: Repository, layouts: Sequence[Layout]) -> PartCache:
@@ -165,9 +175,8 @@ def _parts(repo: Repository, layouts: Sequence[Layout]) -> PartCache:
     return PartCache(repo.objects, max(_HELD_BYTES, 2 * widest * repo.objects.format.chunk_bytes))
 
 
-def _layouts(objects: Objects, content: Content, tools: Tools) -> tuple[list[Layout], list[str]]:
-    """Return the tensors by their exported names, and a list of the tensors without one."""
-    return tools.rebuild()(objects, content) if content.format == "deepspeed/1" else _renamed(content)
+def _layouts(objects: Objects, content: Content, tools: Tools) -> NamedTensors:
+    return tools.rebuild()(objects, content) if content.format == "deepspeed/1" else _renamed(objects, content)
 
 
 def _of_part(layouts: Sequence[Layout], part: str, prefix: str) -> list[Layout]:
@@ -179,19 +188,32 @@ def _of_part(layouts: Sequence[Layout], part: str, prefix: str) -> list[Layout]:
     ]
 
 
-def _renamed(content: Content) -> tuple[list[Layout], list[str]]:
-    """Return tensors by torch's names. Of replicas that differ between ranks, rank 0's is used."""
+def _of_backend(objects: Objects, content: Content, name: str) -> dict[str, Any]:
+    """Return a mapping in the backend's plain state of all ranks; empty without it."""
+    backend = plain_state.read(objects, content.common).get("backend") if content.common is not None else None
+    return dict(backend.get(name) or {}) if isinstance(backend, dict) else {}
+
+
+def _renamed(objects: Objects, content: Content) -> NamedTensors:
+    """Return tensors by torch's names, without buffers that the model's state dict leaves out.
+
+    Of replicas that differ between ranks, rank 0's is used.
+    """
+    transient = _of_backend(objects, content, "transient")
     layouts, apart = [], 0
     for tensor in content.tensors:
         name, _, rank = tensor.name.partition("@")
         kind, _, rest = name.partition(".")
+        if kind == "buffer" and rest in transient:
+            continue
         if rank not in {"", "0"}:
             apart += 1
             continue
         own = {"optimizer": f"optimizer.state.{rest}", "master": name, "state": name}.get(kind, f"model.{rest}")
         layouts.append(layout(tensor, own))
     left_out = [f"{apart} tensors of other ranks that differ from rank 0's"] if apart else []
-    return layouts, left_out
+    unsaved = ["buffers that the model's state_dict leaves out"] if transient else []
+    return layouts, [*left_out, *unsaved], _of_backend(objects, content, "tied")
 
 
 def _state_left_out(objects: Objects, content: Content) -> Iterator[str]:
@@ -201,8 +223,8 @@ def _state_left_out(objects: Objects, content: Content) -> Iterator[str]:
     backend = common.get("backend")
     if isinstance(backend, dict) and backend.get("groups"):
         yield "the optimizer's settings by parameter group (learning rates, betas)"
-    if "scheduler" in common:
-        yield "the scheduler"
+    if schedulers := sum(name.partition(".")[0] == "scheduler" for name in common):
+        yield "the scheduler" if schedulers == 1 else "the schedulers"
     if "feed" in ranks:
         yield "the position in the data"
     if "generators" in ranks:

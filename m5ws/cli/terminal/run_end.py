@@ -32,6 +32,12 @@ class Superseded(M5Error):
     exit_code = 4
 
 
+class InexactResume(M5Error):
+    """A resumed run repeated a step with other values, and `[run] inexact` is `stop`."""
+
+    exit_code = 1
+
+
 class RunInterrupted(M5Error):
     """A run was stopped before its end."""
 
@@ -45,7 +51,7 @@ class RunUnsaved(M5Error):
 
 
 def report(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> None:
-    """Report the result of a run. Raises RunFailed, RunInterrupted, RunUnsaved, Superseded."""
+    """Report the result of a run. Raises InexactResume, RunFailed, RunInterrupted, RunUnsaved, Superseded."""
     run, resume = result.run, f"`m5ws resume {result.run}` continues the run"
     ended = f"run {run} {result.outcome}" + (f": {describe_end(result.reason)}" if result.reason else "")
     if not result.delivered and result.outcome not in COMPLETE:
@@ -61,6 +67,9 @@ def report(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> None
     if result.outcome == "unsaved":
         kept = "The next m5ws command on this machine uploads the results that are kept here, if the store answers."
         raise RunUnsaved(ended, hint=f"{kept} If nothing was kept, {resume} from the newest checkpoint.")
+    if result.reason is not None and result.reason.kind == "inexact resume":
+        hint = f'With [run] inexact = "warn", {resume}. `m5ws certify` tests the restores of a script.'
+        raise InexactResume(ended, hint=hint)
     if result.outcome != "finished":
         hint = f"{find_error(plan.directory / 'logs', result.reason)}{_restored(ports, plan, result)}"
         raise RunFailed(ended, hint=f"{hint}`m5ws logs {run}` prints the output of its ranks.")

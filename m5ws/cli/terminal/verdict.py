@@ -136,6 +136,8 @@ def format_divergence(
         # A file of an unknown format is judged by its bytes, and has no place with values.
         return [f"{where}: bytes"]
     lines = [where, *(f"  {side.ljust(8)}  {_exact(value)}" for side, value in zip(sides, values, strict=True))]
+    if len(divergence.differing) > 1:
+        lines.append(f"  differ    {', '.join(divergence.differing)}")
     if divergence.tensor is not None:
         at = f" (state after step {divergence.tensor_step})" if divergence.tensor_step is not None else ""
         more = f", {divergence.tensors_differ} tensors differ" if divergence.tensors_differ > 1 else ""

@@ -164,7 +164,7 @@ class References:
         for joint in self._repo.store.names(runs.joints_of(run_id)):
             self._decode(f"{runs.joints_of(run_id)}{joint}", JointVerdict, root)
         self._facts[run_id] = (run, verdict)
-        self._unknown |= {(run_id, "created")} if run is None else set()
+        self._unknown |= {(run_id, "created"), (run_id, "dated")} if run is None else set()
         for name in self._repo.store.names(f"runs/{run_id}/summaries/"):
             where = f"runs/{run_id}/summaries/{name}"
             if (summary := self._decode(where, AttemptSummary, root)) is not None:
@@ -253,8 +253,9 @@ class References:
         """Compare the keys of a run in the index with their originals."""
         run, verdict = self._facts.get(run_id, (None, None))
         ends = (end for (name, _), attempt_ends in self._ends.items() if name == run_id for end in attempt_ends)
-        expected = run_index.expected(run_id, run, ends, verdict.outcome if verdict is not None else None)
-        for name in self._indexed[run_id]:
+        names, outcome = self._indexed[run_id], verdict.outcome if verdict is not None else None
+        expected = run_index.expected(run_id, run, ends, outcome, names)
+        for name in names:
             where = f"{run_index.PREFIX}{run_id}/{name}"
             if not run_index.add(RunFacts(), run_id, name):
                 self._add("foreign", where, FOREIGN)

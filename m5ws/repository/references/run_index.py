@@ -9,13 +9,14 @@ import binascii
 import hashlib
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from typing import Literal
 
 import msgspec
 
 from m5ws.errors import ObjectExists
-from m5ws.records.ledger import NODE, AnyEvent, AttemptEnded, AttemptStarted
+from m5ws.records.ledger import NODE, AnyEvent, AttemptEnded, AttemptStarted, Notice
 from m5ws.records.run import Run
 from m5ws.records.verdict import Verdict
 from m5ws.repository.ledger import ledger, summaries
@@ -29,10 +30,14 @@ _MOST_CHARACTERS = 255
 _MOST_DIGITS = 10
 """Length of the longest number in a key: the step in a checkpoint's name."""
 _NONE = "-"
+_INEXACT = "inexact"
 
 
 class RunCreation(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts of a `Run`; `parent` is the run that a fork starts from, `sweep` the id of its sweep."""
+    """Facts of a `Run`; `parent` is the run that a fork starts from, `sweep` the id of its sweep.
+
+    `created_s` is by the store's clock if the fact is of the index, and else by the clock of the run's host.
+    """
 
     created_s: float
     snapshot: str
@@ -43,22 +48,30 @@ class RunCreation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of one attempt. `is_final`: it finished; this replaces the `unsaved` of the same attempt."""
+    """The end of one attempt. `is_final`: it finished; this replaces the `unsaved` of the same attempt.
+
+    `inexact`: the attempt repeated a step of an earlier attempt with other values.
+    """
 
     attempt: int
     is_final: bool
     outcome: str
     last_step: int
     total_steps: int | None = None
+    inexact: bool = False
     losses: LossRange = LossRange()
 
 
 class RunFacts(msgspec.Struct, kw_only=True):
-    """Facts of one run in the index; `ended` is the newest attempt that has ended, `losses` are by attempt."""
+    """Facts of one run in the index; `ended` is the newest attempt that has ended, `losses` are by attempt.
+
+    `inexact`: an attempt was.
+    """
 
     created: RunCreation | None = None
     ended: AttemptEnd | None = None
     outcome: str | None = None
+    inexact: bool = False
     losses: dict[int, LossRange] = {}
 
 
@@ -94,6 +107,7 @@ def ended(attempt: int, node: list[AnyEvent], rank: OriginSummary | None) -> Att
         outcome=end.outcome,
         last_step=max(begin, last.step if last is not None else 0),
         total_steps=last.total if last is not None else None,
+        inexact=any(isinstance(event, Notice) and event.kind == "inexact-resume" for event in node),
         losses=rank.losses if rank is not None else LossRange(),
     )
 
@@ -101,18 +115,26 @@ def ended(attempt: int, node: list[AnyEvent], rank: OriginSummary | None) -> Att
 # --- keys -----------------------------------------------------------------------------------------------------------
 
 
-def created_key(run: str, fact: RunCreation) -> str | None:
-    """Return the key of a run's creation; None if its name would be too long, or its time is no time."""
+def created_key(run: str, fact: RunCreation, kind: Literal["created", "dated"] = "created") -> str | None:
+    """Return the key of a run's creation; None if its name would be too long, or its time is no time.
+
+    A `dated` key is of a run that was published earlier, and has that time.
+    """
     name = _NONE if fact.name is None else f"n{base64.urlsafe_b64encode(fact.name.encode()).decode().rstrip('=')}"
-    time = struct.pack(">d", fact.created_s).hex()
     links = (fact.reproduces or _NONE, fact.parent or _NONE, name, fact.sweep or _NONE)
-    return _key(run, "created", time, fact.snapshot, *links)
+    return _key(run, kind, _double(fact.created_s), fact.snapshot, *links)
+
+
+def is_creation(key: str) -> bool:
+    """Return True for the key of a run's creation."""
+    return key.rpartition("/")[2].partition(".")[0] in ("created", "dated")
 
 
 def ended_key(run: str, fact: AttemptEnd) -> str | None:
     """Return the key of an attempt's end; None if a number would be too long."""
     total = _NONE if fact.total_steps is None else str(fact.total_steps)
-    parts, losses = ("ended", str(fact.attempt), fact.outcome, str(fact.last_step), total), fact.losses
+    inexact, losses = _INEXACT if fact.inexact else _NONE, fact.losses
+    parts = ("ended", str(fact.attempt), fact.outcome, str(fact.last_step), total, inexact)
     step = _NONE if losses.lowest_step is None else str(losses.lowest_step)
     return _key(run, *parts, _double(losses.last), _double(losses.lowest), step)
 
@@ -136,19 +158,26 @@ def _check(run: str, text: str) -> str:
     return hashlib.blake2b(f"{run}/{text}".encode(), digest_size=8).hexdigest()
 
 
-def add(facts: RunFacts, run: str, name: str) -> bool:
-    """Add the fact in a key's name; return False, and add nothing, if m5ws does not write such a name."""
+def add(facts: RunFacts, run: str, name: str, modified_s: float | None = None) -> bool:
+    """Add the fact in a key's name; return False, and add nothing, if m5ws does not write such a name.
+
+    `modified_s`: the time of the key by the store's clock, which is the time of a run that began in this store.
+    """
     text, _, check = name.rpartition(".")
     if check != _check(run, text):
         return False
     kind, *parts = text.split(".")
     try:
-        if kind == "created":
-            facts.created = _created(*parts)
+        if kind in ("created", "dated"):
+            fact = _created(*parts)
+            if kind == "created" and modified_s is not None:
+                fact = msgspec.structs.replace(fact, created_s=modified_s)
+            facts.created = fact if kind == "created" else facts.created or fact
         elif kind == "ended":
-            fact = _ended(*parts)
-            facts.ended = max(fact, facts.ended or fact, key=lambda end: (end.attempt, end.is_final))
-            facts.losses[fact.attempt] = fact.losses
+            ended = _ended(*parts)
+            facts.ended = max(ended, facts.ended or ended, key=lambda end: (end.attempt, end.is_final))
+            facts.inexact = facts.inexact or ended.inexact
+            facts.losses[ended.attempt] = ended.losses
         elif kind == "verdict":
             (outcome,) = parts
             facts.outcome = outcome.replace(_NONE, " ")
@@ -174,13 +203,16 @@ def _created(time: str, snapshot: str, reproduces: str, parent: str, name: str, 
     )
 
 
-def _ended(attempt: str, outcome: str, last_step: str, total: str, *losses: str) -> AttemptEnd:
+def _ended(attempt: str, outcome: str, last_step: str, total: str, inexact: str, *losses: str) -> AttemptEnd:
+    if inexact not in (_NONE, _INEXACT):
+        raise ValueError(f"no mark of an inexact resume: {inexact}")
     return AttemptEnd(
         attempt=_number(attempt),
         is_final=outcome == "finished",
         outcome=outcome,
         last_step=_number(last_step),
         total_steps=None if total == _NONE else _number(total),
+        inexact=inexact == _INEXACT,
         losses=_losses(*losses),
     )
 
@@ -199,12 +231,15 @@ def _losses(last: str, lowest: str, step: str) -> LossRange:
 # --- the store ------------------------------------------------------------------------------------------------------
 
 
-def load(repo: Repository) -> dict[str, RunFacts]:
-    """Return the facts of all runs that the index has. One listing; names that m5ws does not write are left out."""
+def load(repo: Repository, run_id: str | None = None) -> dict[str, RunFacts]:
+    """Return the facts of all runs that the index has, or of one run. One listing.
+
+    Names that m5ws does not write are left out.
+    """
     facts: dict[str, RunFacts] = {}
-    for stat in repo.store.list(PREFIX):
+    for stat in repo.store.list(PREFIX if run_id is None else f"{PREFIX}{run_id}/"):
         run, _, name = stat.key.removeprefix(PREFIX).partition("/")
-        add(facts.setdefault(run, RunFacts()), run, name)
+        add(facts.setdefault(run, RunFacts()), run, name, stat.modified_s)
     return facts
 
 
@@ -220,10 +255,18 @@ def write(repo: Repository, key: str | None) -> None:
             repo.store.create(key, b"")
 
 
-def write_created(repo: Repository, run: Run) -> None:
-    """Create the key of a published run, unless its purpose does not follow from the facts."""
+def write_created(repo: Repository, run: Run, created_s: float | None = None) -> None:
+    """Create the key of a published run, unless its purpose does not follow from the facts.
+
+    `created_s`: the time of a run that was published earlier, in this store or in another store.
+    """
     if run.purpose == ("reproduce" if run.reproduces else "train"):
-        write(repo, created_key(run.id, created(run)))
+        write(repo, created_key(run.id, created(run)) if created_s is None else dated_key(run, created_s))
+
+
+def dated_key(run: Run, created_s: float) -> str | None:
+    """Return the dated key of a run's creation."""
+    return created_key(run.id, msgspec.structs.replace(created(run), created_s=created_s), "dated")
 
 
 def write_verdict(repo: Repository, verdict: Verdict) -> None:
@@ -238,9 +281,18 @@ def write_ended(repo: Repository, run: str, attempt: int, origins: Mapping[str, 
         write(repo, ended_key(run, fact) if fact is not None else None)
 
 
-def expected(run: str, record: Run | None, ends: Iterator[AttemptEnd], outcome: str | None) -> set[str]:
-    """Return the keys that originals allow: of a run's record, of ends of its attempts, and of its verdict."""
+def expected(
+    run: str, record: Run | None, ends: Iterator[AttemptEnd], outcome: str | None, present: Iterable[str]
+) -> set[str]:
+    """Return the keys that originals allow: of a run's record, of ends of its attempts, and of its verdict.
+
+    A dated key among the `present` names may have any time, since this store has no record of the time.
+    """
     keys = {ended_key(run, end) for end in ends}
-    keys.add(created_key(run, created(record)) if record is not None else None)
+    if record is not None:
+        keys.add(created_key(run, created(record)))
+        valid = (name for name in present if name.startswith("dated.") and add(RunFacts(), run, name))
+        dated = [name.split(".")[1] for name in valid]
+        keys |= {dated_key(record, struct.unpack(">d", bytes.fromhex(time))[0]) for time in dated}
     keys.add(verdict_key(run, outcome) if outcome is not None else None)
     return {key for key in keys if key is not None}

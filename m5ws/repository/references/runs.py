@@ -129,6 +129,12 @@ def replays_among(known: Mapping[str, RunCreation], run_id: str) -> list[str]:
     return sorted(replays, key=lambda run: known[run].created_s)
 
 
+def creation(repo: Repository, run_id: str) -> RunCreation:
+    """Return the facts of one run as `facts` does. Raises NotFound, CorruptObject, UnknownSchema."""
+    known = run_index.load(repo, run_id).get(run_id, RunFacts()).created
+    return known if known is not None else run_index.created(load(repo, run_id))
+
+
 def facts(repo: Repository, index: Mapping[str, RunFacts] | None = None) -> dict[str, RunCreation]:
     """Return the facts of all runs, from the index or, where it has none, from the run's record.
 

@@ -77,10 +77,10 @@ def references(repo: Repository, kind: Kind, name: str) -> list[str]:
     noted = notes.keys(repo, name)
     for key in noted:
         bindings.record(repo.store, key, Note)
-    # Summaries of attempts, and keys in the index, are derived from the other records.
+    # Summaries of attempts, and keys in the index, are derived from the other records. A copy writes its own creation.
     prefixes = (f"runs/{name}/summaries/", f"{run_index.PREFIX}{name}/")
     derived = [f"{prefix}{key}" for prefix in prefixes for key in repo.store.names(prefix)]
-    return [*keys, *joints, *noted, *derived]
+    return [*keys, *joints, *noted, *(key for key in derived if not run_index.is_creation(key))]
 
 
 def _batches(repo: Repository, run: str, attempt: int, node: int) -> list[str]:

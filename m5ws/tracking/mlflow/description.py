@@ -6,7 +6,7 @@ m5ws writes only between two markers. Text around them stays.
 from collections.abc import Sequence
 
 from m5ws.records.note import Note
-from m5ws.records.verdict import Divergence, JointVerdict, Verdict
+from m5ws.records.verdict import Divergence, JointVerdict, Outcome, Verdict
 from m5ws.tracking.mlflow.tags import Subject
 from m5ws.wording.changes import title
 from m5ws.wording.comparisons import label
@@ -16,6 +16,9 @@ BEGIN = "[//]: # (m5ws: written by m5ws, down to its end mark)"
 END = "[//]: # (m5ws: end)"
 _CHANGES = 12
 _CHARACTERS = 5000
+_BY_STRENGTH: tuple[Outcome, ...]
+_BY_STRENGTH = ("reproduced", "nondeterministic", "diverged", "consistent", "sampled", "not comparable")
+"""A whole replay with equal bits proves the most. A difference counts more than equal bits in a part of the run."""
 _NOTE_CHARACTERS = 500
 
 
@@ -71,14 +74,16 @@ def placed(existing: str | None, text: str) -> str:
 
 
 def verdict_tags(run_id: str, verdicts: Sequence[Verdict], joint: JointVerdict | None = None) -> dict[str, str]:
-    """Return the tags of a run's verdicts: the newest verdict, and the replays.
+    """Return the tags of a run's verdicts: the strongest and the newest verdict, and the replays.
 
-    `m5ws.reproduced_by` has only replays that reproduced the run, `m5ws.replayed_by` has all.
+    `m5ws.verdict` is the strongest outcome, in the order of `_BY_STRENGTH`. `m5ws.reproduced_by` has only replays that
+    reproduced the run, `m5ws.replayed_by` has all.
     """
     if not verdicts:
         return {}
     newest = verdicts[-1]
-    tags = {"m5ws.verdict": newest.outcome, "m5ws.verdict.first": first(newest.first)}
+    outcomes = [verdict.outcome for verdict in verdicts]
+    tags = {"m5ws.verdict.first": first(newest.first)}
     replays = [verdict for verdict in verdicts if verdict.run == run_id]
     if replays:
         tags["m5ws.replayed_by"] = _joined([name for verdict in replays for name in verdict.replays])
@@ -87,10 +92,11 @@ def verdict_tags(run_id: str, verdicts: Sequence[Verdict], joint: JointVerdict |
     if own := [verdict for verdict in verdicts if run_id in verdict.replays]:
         tags["m5ws.reproduces"] = own[-1].run
     if joint is not None:
-        if joint.created_s >= newest.created_s:
-            tags["m5ws.verdict"] = joint.outcome
+        outcomes.insert(len(outcomes) if joint.created_s >= newest.created_s else 0, joint.outcome)
         steps = {name: joint.parts.get(name, "none") for name in ("verified", "not verified", "differs")}
         tags |= {f"m5ws.segments.{name.replace(' ', '_')}": value[:_CHARACTERS] for name, value in steps.items()}
+    tags["m5ws.verdict"] = next(outcome for outcome in _BY_STRENGTH if outcome in outcomes)
+    tags["m5ws.verdict.newest"] = outcomes[-1]
     return tags
 
 

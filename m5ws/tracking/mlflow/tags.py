@@ -79,6 +79,8 @@ def tags(subject: Subject) -> dict[str, str]:
         RUN_TAG: subject.run.id,
         ATTEMPT_TAG: _text(subject.attempt),
         SNAPSHOT_TAG: subject.run.snapshot,
+        "m5ws.user": _text(subject.run.user),
+        "m5ws.host": _text(subject.run.host),
         "m5ws.code_tree": snapshot.code.tree,
         "m5ws.config": snapshot.config,
         "m5ws.tokenizer": _text(snapshot.tokenizer and snapshot.tokenizer.tree),
@@ -178,7 +180,7 @@ def _source(subject: Subject) -> dict[str, str]:
         "mlflow.source.git.dirty": str(code.dirty).lower() if code.commit else None,
         "mlflow.source.git.branch": annotation and annotation.branch,
         "mlflow.source.git.repoURL": annotation and annotation.remote,
-        "mlflow.user": annotation and annotation.author,
+        "mlflow.user": subject.run.user or (annotation and annotation.author),
     }
     return {key: value for key, value in source.items() if value}
 

@@ -105,14 +105,13 @@ class _Hooks:
                 active.notice("resume-limit", _MONITORED.format(", ".join(monitors)))
         configs = [config.scheduler for config in trainer.lr_scheduler_configs]
         precision = trainer.precision_plugin
-        others = {f"scheduler{number}": item for number, item in enumerate(configs) if len(configs) > 1}
         is_over = training.begin(
             trainer.model,
             trainer.optimizers,
-            configs[0] if len(configs) == 1 else None,
+            configs,
             int(trainer.estimated_stepping_batches),
             _loaders(trainer),
-            others | ({"precision": precision} if precision.state_dict() else {}),
+            {"precision": precision} if precision.state_dict() else {},
         )
         trainer.should_stop = trainer.should_stop or is_over
 

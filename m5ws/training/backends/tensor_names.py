@@ -16,7 +16,7 @@ from m5ws.training.state.plain_state import RestoreError
 
 def module_names(model: torch.nn.Module) -> dict[str, str]:
     """Return each module's name in the model without its wrappers."""
-    parts = dict(model.named_modules())
+    parts = dict(model.named_modules(remove_duplicate=False))
     names = {"": ""}
     for path in parts:
         outer, _, leaf = path.rpartition(".")
@@ -30,6 +30,14 @@ def own_name(modules: Mapping[str, str], path: str) -> str:
     """Return the name of a parameter or buffer in the model without its wrappers; `modules` are `module_names`."""
     module, _, leaf = path.rpartition(".")
     return join(modules[module], leaf)
+
+
+def ties(model: torch.nn.Module, modules: Mapping[str, str]) -> dict[str, str]:
+    """Return the further names of tied parameters and buffers, each with the name that is stored."""
+    first: dict[int, str] = {}
+    listed = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    named = [(own_name(modules, path), tensor) for path, tensor in listed]
+    return {name: first[id(tensor)] for name, tensor in named if first.setdefault(id(tensor), name) != name}
 
 
 def unwrapped(path: str) -> str:

@@ -18,7 +18,7 @@ from m5ws.records.checkpoint import Tensor as TensorRecord
 from m5ws.repository.objects import Objects
 from m5ws.training.backends import ddp, layouts, optimizer_state
 from m5ws.training.backends.base import Layout, Piece, Plain
-from m5ws.training.backends.tensor_names import check_fit, check_same_on_all, module_names, own_name, stored_name
+from m5ws.training.backends.tensor_names import check_fit, check_same_on_all, module_names, own_name, stored_name, ties
 from m5ws.training.backends.torch_staged import StagedState, check_kinds, differing_replicas, pieces, staged_copy
 from m5ws.training.compat import facts, modules, sharded
 from m5ws.training.runtime import collectives
@@ -208,9 +208,13 @@ class TorchBackend:
 
         `devices`: the device type of leaves without shards (Adam's step stays on the CPU). `whole`: leaves without
         shards whose parameter, of the same shape, is sharded. `placements`: shards of another shape, or sharded
-        differently.
+        differently. `tied`: further names of tied tensors. `transient`: buffers that the model's state dict leaves out.
         """
         kinds: dict[str, dict[str, Plain]] = {"devices": {}, "whole": {}, "placements": {}}
+        transient = {own_name(self._modules, path) for path in modules.transient_buffers(self._model)}
+        tied = ties(self._model, self._modules).items()
+        kinds["tied"] = {name: stored for name, stored in tied if name not in transient}
+        kinds["transient"] = dict.fromkeys(transient.difference(map(str, kinds["tied"].values())), True)
         for name, parameter, values in self._states(self._parameters()):
             for leaf, tensor in optimizer_state.leaves(name, values):
                 if not isinstance(tensor, DTensor):

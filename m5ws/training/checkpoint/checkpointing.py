@@ -6,7 +6,7 @@ itself.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -248,13 +248,17 @@ def _put_plain(objects: Objects, value: Mapping[str, Plain]) -> Slice:
 
 @dataclass(frozen=True)
 class RestoredState:
-    """A checkpoint that was read: `rank` is None if it was made by another number of ranks."""
+    """A checkpoint that was read: `rank` is None if it was made by another number of ranks.
+
+    `dropped` then names the entries of ranks that are not restored; on rank 0 alone.
+    """
 
     step: int
     world: int
     fingerprints: dict[str, str]
     common: dict[str, Any]
     rank: dict[str, Any] | None
+    dropped: tuple[str, ...] = ()
 
 
 def load(active: ActiveRank, backend: Backend, group: "ProcessGroup | None", digest: Digest) -> RestoredState:
@@ -273,7 +277,25 @@ def load(active: ActiveRank, backend: Backend, group: "ProcessGroup | None", dig
     if content.world == active.world:
         rank = _read_plain(objects, content.ranks[active.rank], ("backend",))
     backend.load(objects, content, common["backend"], rank["backend"] if rank is not None else None, group)
-    return RestoredState(checkpoint.step, content.world, common["fingerprints"], common, rank)
+    dropped = tuple(_dropped(objects, content)) if rank is None and active.rank == 0 else ()
+    return RestoredState(checkpoint.step, content.world, common["fingerprints"], common, rank, dropped)
+
+
+def _dropped(objects: Objects, content: Content) -> Iterator[str]:
+    """Yield the entries of ranks that another number of ranks does not restore."""
+    generators, entries = set[str](), set[str]()
+    for part in content.ranks:
+        state = _read_plain(objects, part, ())
+        generators.update(state.get("generators", ()))
+        entries.update(name for name in state if name.startswith("state."))
+        if content.format == "dcp/1":
+            own = state["backend"].get("optimizer", {})
+            entries.update(f"optimizer.{name}" for name, values in own.items() if values)
+    if generators:
+        yield f"generators ({', '.join(sorted(generators))})"
+    yield from sorted(entries)
+    apart = sorted({tensor.name.partition("@")[0] for tensor in content.tensors if "@" in tensor.name})
+    yield from (f"{name} of all ranks but rank 0" for name in apart)
 
 
 def load_rank(active: ActiveRank) -> dict[str, Any]:

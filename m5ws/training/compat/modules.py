@@ -1,6 +1,7 @@
-"""Internals of torch's modules: attributes of wrappers, compiled modules, metadata of state dictionaries."""
+"""Internals of torch's modules: attributes of wrappers, compiled modules, content of state dictionaries."""
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,6 +19,12 @@ def is_compiled(module: torch.nn.Module) -> bool:
     return in_place or isinstance(module, torch.jit.ScriptModule) or type(module).__name__ == "OptimizedModule"
 
 
+def transient_buffers(module: torch.nn.Module) -> Iterator[str]:
+    """Yield the paths of buffers that `Module.state_dict` leaves out (`persistent=False`)."""
+    for path, part in module.named_modules():
+        yield from (f"{path}.{name}" if path else name for name in part._non_persistent_buffers_set)
+
+
 def state_metadata(state: Any) -> Any:
     """Return the versions that `Module.state_dict` attaches to its result; loaders of older layouts read them."""
     return getattr(state, "_metadata", None)
@@ -26,6 +33,12 @@ def state_metadata(state: Any) -> Any:
 def set_state_metadata(state: Any, value: Any) -> None:
     """Attach the versions to a state dictionary."""
     state._metadata = value
+
+
+def _knows_transient() -> bool:
+    module = torch.nn.Identity()
+    module.register_buffer("name", torch.zeros(0), persistent=False)
+    return list(transient_buffers(module)) == ["name"]
 
 
 def _compile_wraps() -> bool:
@@ -42,6 +55,7 @@ def _checkpoint_wraps() -> bool:
 NAMED = (
     Fact("torch", "OptimizedModule._orig_mod", _compile_wraps),
     Fact("torch", "CheckpointWrapper._checkpoint_wrapped_module", _checkpoint_wraps),
+    Fact("torch", "Module._non_persistent_buffers_set", _knows_transient),
 )
 TRACED = (
     Fact("torch", "Module._compiled_call_impl", lambda: torch.nn.Identity()._compiled_call_impl is None),

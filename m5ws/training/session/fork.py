@@ -25,10 +25,22 @@ _OF_THE_SCHEDULE = ("lr", "initial_lr")
 _LISTED = 8
 
 
+def named_schedulers(schedulers: Sequence[Any]) -> dict[str, Any]:
+    """Return the schedulers of a session by their names in a checkpoint."""
+    if len(schedulers) == 1:
+        return {"scheduler": schedulers[0]}
+    return {f"scheduler.{number}": scheduler for number, scheduler in enumerate(schedulers)}
+
+
+def is_scheduler(name: str) -> bool:
+    """Return True for the name of a scheduler in a checkpoint."""
+    return name.partition(".")[0] == "scheduler"
+
+
 def is_restarted(active: ActiveRank, name: str) -> bool:
     """Return True if an object of a session, by its name in the checkpoint, is not restored in this attempt."""
     origin = active.context.parent
-    return origin is not None and name == "scheduler" and "schedule" in origin.restart
+    return origin is not None and is_scheduler(name) and "schedule" in origin.restart
 
 
 class Fork:
@@ -39,20 +51,20 @@ class Fork:
         active: ActiveRank,
         origin: Parent,
         optimizers: Sequence[Any],
-        scheduler: Any,
+        schedulers: Sequence[Any],
         generators: Mapping[str, torch.Generator],
         of_data: Mapping[str, torch.Generator],
     ) -> None:
-        facts.require(schedules.MOVED if scheduler is not None else ())
+        facts.require(schedules.MOVED if schedulers else ())
         self._active = active
         self._parent = origin
         self._optimizers = optimizers
-        self._scheduler = scheduler
+        self._schedulers = schedulers
         self._named = {**of_data, **generators}
         self._of_data = set(of_data)
         self._generators: dict[str, Plain] = {}
         self._groups: list[dict[str, Any]] = []
-        self._schedule: dict[str, Any] = {}
+        self._schedules: list[dict[str, Any]] = []
 
     def prepare(self, total_steps: int) -> None:
         """Record the script's settings. Raises UsageError if no step is left to do."""
@@ -63,7 +75,7 @@ class Fork:
             )
         self._generators = rng.capture(self._named)
         self._groups = [dict(_settings(group)) for group in _groups(self._optimizers)]
-        self._schedule = copy.deepcopy(self._scheduler.state_dict()) if self._scheduler is not None else {}
+        self._schedules = [copy.deepcopy(scheduler.state_dict()) for scheduler in self._schedulers]
 
     def apply(self) -> None:
         """Apply the settings that are not the checkpoint's, with a notice in the ledger. Draws no random numbers."""
@@ -96,17 +108,18 @@ class Fork:
         """Give each parameter group the script's settings, but for the settings that the schedule sets."""
         for number, (group, own) in enumerate(zip(_groups(self._optimizers), self._groups, strict=True)):
             for key, value in own.items():
-                if (self._scheduler is None or key not in _OF_THE_SCHEDULE) and not _same(group.get(key), value):
+                if not (self._schedulers and key in _OF_THE_SCHEDULE) and not _same(group.get(key), value):
                     yield f"{key} of group {number}: {_shown(value)} (in the checkpoint {_shown(group.get(key))})"
                     _assign(group, key, value)
 
     # --- the schedule
 
     def _restart_schedule(self) -> Iterator[str]:
-        if self._scheduler is None:
+        if not self._schedulers:
             yield "there is no schedule to restart"
             return
-        self._scheduler.load_state_dict(copy.deepcopy(self._schedule))
+        for scheduler, schedule in zip(self._schedulers, self._schedules, strict=True):
+            scheduler.load_state_dict(copy.deepcopy(schedule))
         for group, own in zip(_groups(self._optimizers), self._groups, strict=True):
             for key in _OF_THE_SCHEDULE:
                 if key in own:
@@ -114,35 +127,32 @@ class Fork:
         yield "the schedule restarts"
 
     def _move_schedule(self) -> Iterator[str]:
-        """Let the script's schedule continue at the checkpoint's position, if it is another schedule."""
-        scheduler = self._scheduler
-        if scheduler is None:
-            return
-        before = [_shown(group["lr"]) for group in _groups(self._optimizers)]
-        if hasattr(scheduler, "last_batch_iteration"):
-            # The state of DeepSpeed's schedules is the position alone.
-            scheduler.step(scheduler.last_batch_iteration)
-        elif schedules.has_rates(scheduler):
-            self._place(scheduler.state_dict())
-        else:
-            yield (
-                f"the schedule is the checkpoint's, not the script's: {type(scheduler).__name__} does not tell its "
-                "learning rate at a position (`--restart schedule` begins the script's)"
-            )
-            return
+        """Let each schedule of the script continue at the checkpoint's position, if it is another schedule."""
+        before = [_shown(group.get("lr")) for group in _groups(self._optimizers)]
+        for scheduler, schedule in zip(self._schedulers, self._schedules, strict=True):
+            if hasattr(scheduler, "last_batch_iteration"):
+                # The state of DeepSpeed's schedules is the position alone.
+                scheduler.step(scheduler.last_batch_iteration)
+            elif schedules.has_rates(scheduler):
+                self._place(scheduler, schedule)
+            else:
+                yield (
+                    f"the schedule is the checkpoint's, not the script's: {type(scheduler).__name__} does not tell its "
+                    "learning rate at a position (`--restart schedule` begins the script's)"
+                )
         for number, (was, group) in enumerate(zip(before, _groups(self._optimizers), strict=True)):
-            if _shown(group["lr"]) != was:
+            if _shown(group.get("lr")) != was:
                 yield f"lr of group {number}: {_shown(group['lr'])} by the script's schedule (in the checkpoint {was})"
 
-    def _place(self, now: Mapping[str, Any]) -> None:
-        """Put the script's schedule at the position in `now`, and set the learning rates of that position."""
-        scheduler = self._scheduler
-        constants = {key for key in self._schedule if key not in schedules.POSITION and key != "lr_lambdas"}
+    def _place(self, scheduler: Any, schedule: Mapping[str, Any]) -> None:
+        """Put the script's schedule at its present position, and set the learning rates of that position."""
+        now = scheduler.state_dict()
+        constants = {key for key in schedule if key not in schedules.POSITION and key != "lr_lambdas"}
         function = isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR)
-        if not function and all(_same(now.get(key), self._schedule[key]) for key in constants):
+        if not function and all(_same(now.get(key), schedule[key]) for key in constants):
             return  # It is the same schedule: its own recursion has other last bits than the closed form.
         position = {key: now[key] for key in schedules.POSITION if key in now}
-        scheduler.load_state_dict(copy.deepcopy(self._schedule) | position)
+        scheduler.load_state_dict(copy.deepcopy(dict(schedule)) | position)
         rates = schedules.rates(scheduler)
         # With several optimizers, a schedule sets the rates of one optimizer.
         planned = {id(group) for group in getattr(getattr(scheduler, "optimizer", None), "param_groups", ())}

@@ -92,7 +92,7 @@ class Recorder:
         for name, item in self._objects.items():
             if fork.is_restarted(self._active, name):
                 continue
-            if name in restored.common or name == "scheduler":
+            if name in restored.common or fork.is_scheduler(name):
                 restore.restore_object(name, item, restored.common, restored.step, self._backend)
             elif restored.rank is not None:
                 restore.restore_object(name, item, restored.rank, restored.step, self._backend)
@@ -111,7 +111,9 @@ class Recorder:
         """Restore the position in the data; publish a notice of the state that this attempt does not restore."""
         feed = self._feed
         if restored.rank is None:
-            self._active.notice("resume-limit", restore.unrestored(feed, restored, self._active.world), restored.step)
+            if self._active.rank == 0:
+                message = restore.unrestored(feed, restored, self._active.world)
+                self._active.notice("resume-limit", message, restored.step)
             if feed is not None and restore.is_elastic(feed, restored):
                 feed.restore(restored.common["feed"])
         elif feed is not None and "feed" in restored.rank and not feed.restore(restored.rank["feed"]):
@@ -140,6 +142,8 @@ class Recorder:
                 "resume-limit",
                 "the data loader has worker processes: a resume does not restore the generators inside them",
             )
+        if self._feed is not None and self._feed.restorable and self._feed.undrawn is not None:
+            self._active.notice("resume-limit", _no_generator(self._feed.undrawn))
 
     # --- every step
 
@@ -238,7 +242,7 @@ class Recorder:
         return tensors, states
 
     def _objects_state(self) -> dict[str, Plain]:
-        """Return the states of the scheduler and of the script's own objects, by name. Raises StateError."""
+        """Return the states of the schedulers and of the script's own objects, by name. Raises StateError."""
         return {
             name: plain_state.encode(item.state_dict(), name, self._backend.takes)
             for name, item in self._objects.items()
@@ -277,7 +281,7 @@ class Recorder:
         states = rng.capture(self._generators)
         own = self._objects_state()
         # Objects with shards belong to all ranks together.
-        shared = {name for name, state in own.items() if name == "scheduler" or any(plain_state.taken(state))}
+        shared = {name for name, state in own.items() if fork.is_scheduler(name) or any(plain_state.taken(state))}
         common = {name: own.pop(name) for name in shared}
         feed = {"feed": self._position(step)} if self._feed is not None else {}
         if feed and self._feed is not None and self._feed.elastic:
@@ -303,6 +307,14 @@ class Recorder:
                 "resume-limit", "the data loader has elastic = True, but its state differs from rank to rank", step
             )
         return {}
+
+
+def _no_generator(name: str) -> str:
+    return (
+        f"the DataLoader in `{name}` of the data loader has no generator: each of its iterators draws a seed from the "
+        "global generator. A resume is not exact if it draws after the restore. Give the DataLoader a generator: "
+        "DataLoader(…, generator=torch.Generator().manual_seed(1))"
+    )
 
 
 def _no_position(feed: Feed) -> str:

@@ -49,11 +49,11 @@ def is_elastic(feed: Feed | None, restored: checkpointing.RestoredState) -> bool
 
 def unrestored(feed: Feed | None, restored: checkpointing.RestoredState, world: int) -> str:
     """Return the list of state that a checkpoint of another number of ranks does not restore."""
-    start = f"the checkpoint was made by {restored.world} ranks and there are {world} now: generators"
+    start = f"the checkpoint was made by {restored.world} ranks and there are {world} now"
     if is_elastic(feed, restored):
-        return f"{start} and state that differs from rank to rank are not restored; the loader's position is"
+        return f"{start}: not restored: {', '.join(restored.dropped)}. The loader's position is restored"
     why = " (that needs a loader with elastic = True)" if feed is not None else ""
-    return f"{start}, the position in the data{why} and state that differs from rank to rank are not restored"
+    return f"{start}: not restored: {', '.join((*restored.dropped, f'the position in the data{why}'))}"
 
 
 def _alike(restored: dict[str, str], saved: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:

@@ -53,9 +53,17 @@ def session(
 ) -> "Session":
     """Register the parts of the training: a model and its optimizers, or a DeepSpeed engine; collective.
 
-    `state` holds more objects with `state_dict` and `load_state_dict`, and torch generators, by name. The numbers of
-    steps between checkpoints and fingerprints are defaults; settings of the run replace them. Raises UsageError,
-    StateError (some state cannot be stored), NotIsolated.
+    - `model`: a module, also with FSDP2 or DDP. `optimizer`: one, several, or None.
+    - `engine`: DeepSpeed's engine, in the place of both. Its own scheduler is saved by DeepSpeed.
+    - `scheduler`: one learning rate scheduler or several, each with `state_dict` and `load_state_dict`.
+    - `loader`: the batches of an epoch. It has a position if it has `state_dict` and `load_state_dict`. The session
+      calls `set_epoch` of the loader, its `sampler` and its `batch_sampler` before each epoch: the script need not.
+    - `total_steps`: the number of the last step.
+    - `state`: more objects with `state_dict` and `load_state_dict`, and torch generators, by name.
+    - `checkpoint_every`, `fingerprint_every`: steps between checkpoints and between fingerprints, unless the settings
+      of the run have such a number.
+
+    Raises UsageError, StateError (some state cannot be stored), NotIsolated.
     """
     if (model is None) == (engine is None):
         raise UsageError("m5ws.session() takes a model (and its optimizer) or engine=, but not both")
@@ -71,7 +79,7 @@ def session(
         own = _named(state)
         parts = [model if engine is None else engine, *own.values()]
         modules = [part for part in parts if isinstance(part, torch.nn.Module)]
-        if observed := watch.begin_session(modules, _optimizers(optimizer), engine):
+        if observed := watch.begin_session(modules, _as_tuple(optimizer), engine):
             active.notice("limit", f"{observed} steps before the session began are recorded beside its own", observed)
         spec = active.context.spec
         recorder = Recorder(
@@ -79,21 +87,21 @@ def session(
             _backend(model, optimizer, engine, own),
             feed=feed,
             batches=batches,
-            objects={**({"scheduler": scheduler} if scheduler is not None else {}), **own},
+            objects={**fork.named_schedulers(_as_tuple(scheduler)), **own},
             generators=_generators(state),
-            known=(model, engine, loader, *_optimizers(optimizer), getattr(engine, "optimizer", None)),
+            known=(model, engine, loader, *_as_tuple(optimizer), getattr(engine, "optimizer", None)),
             total_steps=total_steps,
             checkpoint_every=checkpoint_every if spec.checkpoint_every is None else spec.checkpoint_every,
             fingerprint_every=fingerprint_every if spec.fingerprint_every is None else spec.fingerprint_every,
         )
         if origin is not None:
-            trained = (engine.optimizer,) if engine is not None else _optimizers(optimizer)
-            planned = engine.lr_scheduler if engine is not None and scheduler is None else scheduler
+            trained = (engine.optimizer,) if engine is not None else _as_tuple(optimizer)
+            planned = _as_tuple(engine.lr_scheduler if engine is not None and scheduler is None else scheduler)
             started = fork.Fork(active, origin, trained, planned, _generators(state), feed.generators() if feed else {})
         tracer = _tracer(
             active,
             model if engine is None else engine.module,
-            (engine,) if engine is not None else _optimizers(optimizer),
+            (engine,) if engine is not None else _as_tuple(optimizer),
             feed,
             state,
         )
@@ -115,7 +123,7 @@ def _tracer(
     return tracer
 
 
-def _optimizers(given: Any) -> tuple[Any, ...]:
+def _as_tuple(given: Any) -> tuple[Any, ...]:
     return tuple(given) if isinstance(given, (list, tuple)) else () if given is None else (given,)
 
 
@@ -146,7 +154,7 @@ def _named(state: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 class Session:
-    """A registered training. `first_step` is the step that it begins with.
+    """A registered training, returned by `m5ws.session`. `first_step` is the step that it begins with.
 
     A loop of your own takes its steps from `steps()`. A framework that owns the loop calls `begin()` once, `observe()`
     for each batch, and `end_step()` after each step, until `should_stop`.

@@ -8,7 +8,10 @@ from m5ws.training.state import scalars
 
 
 class Step:
-    """One step of the loop, `number` counting from 1."""
+    """One step of the loop, yielded by `session.steps()`.
+
+    `number` counts from 1, also in a resumed attempt. `tokens` is the number of tokens recorded in this step so far.
+    """
 
     def __init__(self, number: int, feed: Feed | None, recording: bool) -> None:
         self.number = number
@@ -18,7 +21,11 @@ class Step:
         self._values: dict[str, scalars.Reader | str] = {}
 
     def next_batch(self) -> Any:
-        """Return the registered loader's next batch, continuing with the next epoch; any number of times a step."""
+        """Return the registered loader's next batch; any number of times a step.
+
+        After the last batch of an epoch the next epoch begins: the session calls `set_epoch`, and creates an iterator.
+        Raises UsageError without a loader, EmptyLoader.
+        """
         if self._feed is None:
             raise UsageError(
                 "step.next_batch() needs a data loader", hint="Register one: m5ws.session(…, loader=loader)."

@@ -28,19 +28,18 @@ _Span = tuple[int, int, Tensor, int]
 """Elements of a parameter: the first index, their number, the stored tensor, and the first element there."""
 
 
-def consolidate(objects: Objects, content: Content) -> tuple[list[Layout], list[str]]:
-    """Return the layout of each tensor, weights before moments in the model's order, and a list of unnamed state.
+def consolidate(objects: Objects, content: Content) -> tuple[list[Layout], list[str], dict[str, str]]:
+    """Return the layout of each tensor, weights before moments in the model's order; unnamed state; and tied weights.
 
     Weights are called `model.NAME`, moments `optimizer.state.NAME.KEY`. Raises RestoreError, CorruptObject.
     """
     with _in_format():
         files = _Files(objects, content)
         moments = [moment for trained in files.trained() for moment in trained.moments.values()]
-        unnamed = [f"{alias} is tied to {name}, which is written" for alias, name in files.tied.items()]
-        unnamed.append("the optimizer's step counts and learning rates")
+        unnamed = ["the optimizer's step counts and learning rates"]
         if not files.optimizers:
             unnamed.append("the optimizer's moments, which without ZeRO have no names")
-        return [*files.weights(), *moments], unnamed
+        return [*files.weights(), *moments], unnamed, files.tied
 
 
 @dataclass(frozen=True)
