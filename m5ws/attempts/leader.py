@@ -62,10 +62,12 @@ def execute(
     progress: Progress | None = None,
     poll: Callable[[], None] = lambda: None,
     accept: admission.Accept = lambda _: None,
+    judge: Watch | None = None,
 ) -> AttemptResult:
     """Run one attempt to its end. Raises RunAlive if the run is alive, Fenced if the attempt has begun elsewhere.
 
     The attempt begins when its environment is known, and `accept` did not raise an error; before, nothing is published.
+    `watch` gets each event as it is written, and `judge` in another thread, where it may wait for the store.
     `poll` is called several times a second while the ranks run. Ctrl-C (KeyboardInterrupt) stops the ranks and ends the
     attempt as interrupted. Published data stays. Output files of a finished attempt that are in the store are removed
     from its work directory, unless the ports keep them.
@@ -86,7 +88,7 @@ def execute(
                 closing(SpoolWriter(spool_path, genesis(plan.run.id, plan.attempt, NODE))) as spool,
             ):
                 begin.publish(ports.repo, node.plan, waiting.observed, spool)
-                result = _Attempt(ports, node.plan, node.work, waiting, spool, watch, progress).supervise(poll)
+                result = _Attempt(ports, node.plan, node.work, waiting, spool, watch, judge, progress).supervise(poll)
         finally:
             directories.end(plan.directory)
         if plan.run.spec.outputs and result.outcome == "finished" and result.delivered and not ports.keep_work:
@@ -123,11 +125,12 @@ class _Attempt:
         waiting: Waiting,
         spool: SpoolWriter,
         watch: Watch | None,
+        judge: Watch | None,
         progress: Progress | None,
     ) -> None:
         self._ports, self._plan, self._progress = ports, plan, progress
         self._spool = spool
-        self._watch = watch
+        self._watch, self._compare = watch, judge
         self._has_enough = False
         self._successor: AttemptStarted | None = None
         self._began_s = self._looked_s = time.monotonic()
@@ -140,7 +143,8 @@ class _Attempt:
         self._node = Node(ports, plan, work, waiting, spool, self._notice, progress)
 
     def supervise(self, poll: Callable[[], None]) -> AttemptResult:
-        end = self._node.run(self._listen, poll)
+        end = self._node.run(self._listen, self._show, poll)
+        self._show(self._node.read_new())
         self._seen(self._node.deliver_rest())
         self._superseded()
         outcome, exit_code, reason = self._judge(end)
@@ -153,7 +157,7 @@ class _Attempt:
             self._node.results.remove_inputs()
         if outcome == "failed" and reason is None:
             reason = self._find_failure(exit_code)
-        result = self._end(outcome, exit_code, reason)
+        result = self._end(outcome, exit_code, reason, end.time_s)
         return msgspec.structs.replace(result, asked=end.request is not None)
 
     def _judge(self, end: NodeEnd) -> tuple[str, int, EndReason | None]:
@@ -174,15 +178,20 @@ class _Attempt:
             return "failed", 1, EndReason(kind="fork not restored")
         return "finished", 0, None
 
-    def _listen(self, events: Events) -> bool:
-        """Take new events. Return True if the attempt needs no more steps, or if a newer attempt has begun."""
+    def _show(self, events: Events) -> bool:
+        """Show new events. Return True if the attempt needs no more steps, or if a newer attempt has begun."""
+        stops = [bool(self._watch(rank, event)) for rank, event in events] if self._watch is not None else []
+        self._has_enough = self._has_enough or any(stops)
+        return self._has_enough
+
+    def _listen(self, events: Events) -> None:
+        """Take new events. Waits for the store."""
         is_enough = self._seen(events)
         if self._has_begun and self._node.delivery.batches > self._announced:
             self._announced = self._node.delivery.batches
             self._follow()
         if is_enough or self._is_time_to_look():
             self._has_enough = True
-        return self._has_enough
 
     def _follow(self) -> None:
         """Announce new events to the tracker. An error of the tracker never fails a run.
@@ -214,7 +223,7 @@ class _Attempt:
         return self._successor is not None
 
     def _seen(self, events: Events) -> bool:
-        """Take delivered events. Return True if the watcher stops the attempt."""
+        """Take delivered events. Return True if their comparison needs no more steps."""
         stop = False
         for rank, event in events:
             self._last_step = max(self._last_step, getattr(event, "step", None) or 0)
@@ -224,7 +233,7 @@ class _Attempt:
             self._restored = self._restored or (isinstance(event, State) and event.restored)
             for message in self._repeated.compare(rank, event):
                 self._notice("inexact-resume", message)
-            stop = bool(self._watch and self._watch(rank, event)) or stop
+            stop = bool(self._compare and self._compare(rank, event)) or stop
         return stop
 
     def _notice(self, kind: NoticeKind, message: str) -> None:
@@ -240,10 +249,10 @@ class _Attempt:
             return EndReason(kind="killed for a test", step=killed_after)
         return self._failures.find_reason(statuses) or EndReason(kind="status", status=exit_code)
 
-    def _end(self, outcome: str, exit_code: int, reason: EndReason | None) -> AttemptResult:
+    def _end(self, outcome: str, exit_code: int, reason: EndReason | None, time_s: float) -> AttemptResult:
         """Write the end of the attempt, deliver the rest of the ledger, and wait a little for the tracker."""
         ended = AttemptEnded(
-            time_s=time.time(),
+            time_s=time_s,
             outcome=outcome,  # type: ignore[arg-type]
             exit_code=exit_code,
             reason=reason,
@@ -251,6 +260,7 @@ class _Attempt:
             logged=(self._plan.directory / LOGGED).exists(),
         )
         self._spool.append(ended)
+        self._show(self._node.read_new())
         self._seen(self._node.delivery.finish())
         self._follow()
         if self._ports.tracker is None:

@@ -87,9 +87,9 @@ def save(
 ) -> bool:
     """Fingerprint, save and publish a staged state; collective. Return True, on all ranks, if it was published.
 
-    It may run in parallel to the training. A save is tried `tries` times, with pauses. If all fail, a copy goes into a
-    store in the folder `keep`, which is published later. Raises Fenced, on all ranks, if a newer attempt of the run has
-    begun.
+    It may run in parallel to the training. A save is tried `tries` times, with pauses; its first failure is a notice.
+    If all tries fail, a copy goes into a store in the folder `keep`, which is published later. Raises Fenced, on all
+    ranks, if a newer attempt of the run has begun.
     """
     started = time.perf_counter()
     tensors = fingerprint.fingerprints(staged.tensors(), group)
@@ -102,7 +102,7 @@ def save(
         outcome = saving.try_once()
         if outcome.published is not None:
             break
-        if active.rank == 0:
+        if active.rank == 0 and number == 0:
             active.notice(
                 "save-failed", f"the checkpoint after step {moment.step} failed: {outcome.problem}", moment.step
             )
