@@ -87,8 +87,10 @@ def execute(
                 admission.launched(ports, node.plan, accept, progress, poll) as waiting,
                 closing(SpoolWriter(spool_path, genesis(plan.run.id, plan.attempt, NODE))) as spool,
             ):
-                begin.publish(ports.repo, node.plan, waiting.observed, spool)
-                result = _Attempt(ports, node.plan, node.work, waiting, spool, watch, judge, progress).supervise(poll)
+                with begin.ended(spool):
+                    begin.publish(ports.repo, node.plan, waiting.observed, spool)
+                    begun = _Attempt(ports, node.plan, node.work, waiting, spool, watch, judge, progress)
+                result = begun.supervise(poll)
         finally:
             directories.end(plan.directory)
         if plan.run.spec.outputs and result.outcome == "finished" and result.delivered and not ports.keep_work:

@@ -25,8 +25,12 @@ def resolve(repo: Repository, prefix: str, kinds: Sequence[Kind] = ("snapshot", 
         return (exact or matches)[0]
     if not matches:
         raise NotFound(f"no {' or '.join(kinds)} matches {prefix!r}")
-    names = ", ".join(f"{kind} {full[:16]}" for kind, full in matches[:6])
-    raise AmbiguousId(f"{prefix!r} matches {len(matches)} ids: {names}{' …' if len(matches) > 6 else ''}")
+    names = ", ".join(f"{kind} {full[:16]}" for kind, full in matches[:6]) + (" …" if len(matches) > 6 else "")
+    if not matches[0][1].startswith(wanted):
+        raise AmbiguousId(
+            f"{prefix!r} is the name of {len(matches)} runs, here the newest first: {names}", hint="Give the id of one."
+        )
+    raise AmbiguousId(f"{prefix!r} matches {len(matches)} ids: {names}")
 
 
 def _named(repo: Repository, name: str) -> list[str]:
