@@ -29,7 +29,7 @@ class Waits:
         self._tell: Tell | None = None
         self._watcher: threading.Thread | None = None
         self._outage: Wait | None = None
-        self._late_s = float("-inf")
+        self._away_s = float("-inf")
 
     def report(self, tell: Tell | None) -> None:
         """Report outages from now on; with None, none."""
@@ -40,9 +40,9 @@ class Waits:
         """True if an outage was reported, and its end was not."""
         return self._outage is not None
 
-    def was_late(self, since_s: float) -> bool:
-        """Return True if a wait beyond the limit has ended since a time of `time.monotonic`."""
-        return self._late_s >= since_s
+    def was_away(self, since_s: float) -> bool:
+        """Return True if a wait with a failed attempt, or beyond the limit, ended since a time of `time.monotonic`."""
+        return self._away_s >= since_s
 
     def wait(self, store: str, action: str, size_bytes: int = 0) -> "Wait":
         """Return the wait for a request: `action` is a verb and a key, `size_bytes` the size of its transfer."""
@@ -59,8 +59,8 @@ class Waits:
         """Take out a wait. Report the end of an outage."""
         del self._waiting[id(wait)]
         now_s = self._clock()
-        if now_s - wait.began_s > LIMIT_S:
-            self._late_s = now_s
+        if wait.problem is not None or wait.is_late(now_s):
+            self._away_s = now_s
         if self._outage is not None:
             self._end_outage(wait, now_s)
 

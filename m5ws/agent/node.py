@@ -82,7 +82,8 @@ class Node:
             admission.permit(self._ports, self._plan, self._waiting.observed)
             report(self._progress, "running the script")
             beside.begin()
-            return self._ended(self._follow(process, beside, show, poll))
+            ended = self._ended(self._follow(process, beside, show, poll))
+            beside.end()
         except KeyboardInterrupt as request:
             report(self._progress, _STOPPING)
             name, status = stop.at_request(process, self._plan.context.saving, request)
@@ -90,6 +91,8 @@ class Node:
         except M5Error as error:
             self._notify("launch-failed", f"{error}\n{error.hint}".strip())
             return self._ended(1, problem=str(error))
+        else:
+            return ended
         finally:
             stop.early(process)
             beside.end()

@@ -27,10 +27,11 @@ class StoreThread:
             raise error
 
     def end(self) -> None:
-        """Wait for the end of the present work. There is none after it."""
+        """Wait for the end of the present work, which is the last, and raise its error. May be called again."""
         self._is_ended.set()
         if self._thread is not None:
             self._thread.join()
+        self.raise_error()
 
     def _run(self) -> None:
         try:

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from m5ws.attempts import leader, planning
 from m5ws.launch import launch_request
@@ -110,3 +111,18 @@ def test_steps_are_shown_while_the_store_does_not_answer_and_the_end_has_its_own
     assert len(late) >= 2, "the end has the time of its publication"
     steps = [event.step for event in ledger.events(repo, new.id, 1, "0") if isinstance(event, Step)]
     assert steps == [*_STEPS]
+
+
+def test_an_error_of_the_comparison_beside_a_training_is_raised(repo: Repository, tmp_path: Path) -> None:
+    lab = Lab(repo, tmp_path)
+    lab.train("a", lambda bad, step: 0.0)
+    rank = _Rank(_Outage(repo))
+    ports = msgspec.structs.replace(lab.ports, repo=rank.outage.repo, launcher=rank)
+    new = planning.new_run(runs.load(repo, lab.good).snapshot, LaunchSpec(command=("a.py",)))
+    plan = planning.plan(repo, new, tmp_path / "home", tmp_path, {})
+
+    def judge(name: str, event: AnyEvent) -> bool:
+        raise RuntimeError("a fault of the comparison")
+
+    with pytest.raises(RuntimeError, match="a fault of the comparison"):
+        leader.execute(ports, plan, rank.watch, judge=judge)

@@ -121,12 +121,9 @@ class CheckpointWriter:
         """Wait until the previous checkpoint is published; return False if the deadline is over before."""
         waited_s = self._saver.join(self._left_s() if stopping else None)
         if waited_s >= _NOTABLE_S:
-            is_away = waits.was_late(self._began_s)
-            cause = (
-                "the store did not answer in time"
-                if is_away
-                else "checkpoints are due faster than they can be uploaded"
-            )
+            cause = "checkpoints are due faster than they can be uploaded"
+            if waits.was_away(self._began_s):
+                cause = "the store did not answer in time"
             self._active.notice(
                 "checkpoint-waited",
                 f"the training was stopped for {waited_s:.1f} s after step {step}, until the previous checkpoint was "
