@@ -194,11 +194,12 @@ def test_the_printed_command_and_any_other_command_complete_a_page(server: Gate,
     for complete in (_by_the_printed_command, _in_passing):
         server.is_down = True
         told = _m5ws(tmp_path, ["m5ws", "-C", str(workspace.root), "run"], environment)
-        run, server.is_down = told.stdout.strip(), False
+        run = told.stdout.strip()
         assert "MLFLOW_TRACKING_PASSWORD" in told.stderr and PASSWORD not in told.stderr
         tracked = workspace.root / ".m5ws" / "runs" / run / "0001" / TRACKED
         assert not tracked.exists(), told.stderr
-        complete(workspace, told.stderr, environment)
+        server.is_down = False
+        complete(workspace, run, told.stderr, environment)
         wait_for(tracked.exists)
         client = MlflowClient(server.url)
         (page,) = find(client, run)
@@ -207,16 +208,18 @@ def test_the_printed_command_and_any_other_command_complete_a_page(server: Gate,
     assert pages[0] == pages[1] == list(range(1, 11))
 
 
-def _by_the_printed_command(workspace: Workspace, told: str, environment: dict[str, str]) -> None:
+def _by_the_printed_command(workspace: Workspace, run: str, told: str, environment: dict[str, str]) -> None:
     """Type the printed command where it was printed, with the variables that it names and no other of MLflow's."""
+    shown = _m5ws(workspace.root.parent, ["m5ws", "-C", str(workspace.root), "show", run], environment)
+    assert "MLflow lacks records of the run" in shown.stderr
     printed = re.search(r"`(.* ui --deliver)`", told)
-    assert printed is not None, told
+    assert printed is not None and printed[0] in shown.stderr, told
     given = {name: value for name, value in environment.items() if name != "MLFLOW_TRACKING_URI"}
     assert printed[1].startswith(f"MLFLOW_TRACKING_URI={environment['MLFLOW_TRACKING_URI']} ")
     _m5ws(workspace.root.parent, ["sh", "-c", printed[1]], given)
 
 
-def _in_passing(workspace: Workspace, told: str, environment: dict[str, str]) -> None:
+def _in_passing(workspace: Workspace, run: str, told: str, environment: dict[str, str]) -> None:
     assert _m5ws(workspace.root, ["m5ws", "ls", "--runs"], environment).stdout
 
 

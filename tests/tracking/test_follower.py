@@ -16,6 +16,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 
+from m5ws.errors import M5Error
 from m5ws.records import exact
 from m5ws.records.run import Run
 from m5ws.repository.repository import Repository
@@ -313,6 +314,22 @@ def test_lines_on_standard_input_start_readings_and_its_end_stops_the_follower(m
         assert mlflow_process._wait(0.0) == (False, False)
         os.close(writer)
         assert mlflow_process._wait(None) == (True, True)
+
+
+def test_a_follower_continues_when_the_store_is_back(
+    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
+) -> None:
+    written.begin(repo, run)
+    written.train(repo, run, range(1, 4))
+    follower, place = Follower(tracker.options(run.id)), Path(repo.store.url)
+    assert mlflow_process._deliver(follower, last=False) is None
+    written.train(repo, run, range(4, 6))
+    written.end(repo, run)
+    place.rename(place.with_name("unmounted"))
+    assert isinstance(mlflow_process._deliver(follower, last=False), M5Error)
+    place.with_name("unmounted").rename(place)
+    assert mlflow_process._deliver(follower, last=True) is None
+    assert _history(client, run, "m5ws/loss") == _losses(1, 5) and _page(client, run).info.status == "FINISHED"
 
 
 def test_an_unknown_run_is_reported_without_a_traceback(tracker: Mlflow) -> None:

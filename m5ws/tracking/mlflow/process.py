@@ -38,7 +38,7 @@ def argv(options: FollowerOptions, run_ids: Sequence[str]) -> list[str]:
 def main(arguments: Sequence[str]) -> int:
     """Follow a run to its end, or catch up with several. Return 0 if everything was delivered, else 1.
 
-    The missing parts are on stderr. Raises M5Error.
+    The missing parts are on stderr. Raises M5Error if the store cannot be opened.
     """
     every = _options(arguments)
     _prepare_process(every[0])
@@ -59,28 +59,21 @@ def _follow(options: FollowerOptions) -> int:
 def _catch_up(every: Sequence[FollowerOptions]) -> int:
     status = 0
     for options in every:
-        try:
-            follower = Follower(options)
-            failure = _deliver(follower, last=True)
-        except M5Error as error:
-            print(f"run {options.run}: {error}\n{error.hint}", file=sys.stderr)
-            status = 1
-            continue
+        follower = Follower(options)
+        failure = _deliver(follower, last=True)
         status |= _describe(follower, options, failure)
-        if failure is not None:
-            break  # The rest would fail in the same way, each after the same time.
+        if failure is not None and not isinstance(failure, M5Error):
+            break  # MLflow does not answer. The rest would fail in the same way, each after the same time.
     return status
 
 
 def _deliver(follower: Follower, *, last: bool, look: bool = True) -> Exception | None:
-    """Deliver new records. Return the error of MLflow, if there is one. Raises M5Error."""
+    """Deliver new records. Return the error of the store or of MLflow, if there is one."""
     try:
         if not follower.is_tracked:
             follower.advance(last=last, look=look)
         if last:
             follower.finish()
-    except M5Error:
-        raise
     except Exception as error:
         return error
     return None
