@@ -4,7 +4,8 @@ import pytest
 
 from m5ws.errors import AmbiguousId, NotFound
 from m5ws.records.removal import Removal
-from m5ws.repository.references import ids, removals
+from m5ws.repository import removals
+from m5ws.repository.references import ids
 from m5ws.repository.repository import Repository
 from tests.support.records import planted
 

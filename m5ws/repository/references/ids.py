@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from m5ws.errors import AmbiguousId, NotFound
-from m5ws.repository.references import removals, runs, snapshots
+from m5ws.repository import removals
+from m5ws.repository.references import runs, snapshots
 from m5ws.repository.repository import Repository
 
 Kind = Literal["snapshot", "run", "sweep"]

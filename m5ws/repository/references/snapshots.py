@@ -37,7 +37,7 @@ def publish(
         # Published from here on.
         bindings.create(repo.store, f"snapshots/{digest}/{stamp}", secret_gate.masked(annotation))
 
-    publishing.publish(repo, needs, create, patience=patience)
+    publishing.publish(repo, needs, create, run=None, patience=patience)
     return digest
 
 
