@@ -33,6 +33,15 @@ def acquire(descriptor: int, wait_s: float = 0.0) -> bool:
             return True
 
 
+def is_held(path: Path) -> bool:
+    """Return True if a process holds the lock on a file."""
+    try:
+        with open(path) as file:
+            return not acquire(file.fileno())
+    except FileNotFoundError:
+        return False
+
+
 def list_processes(path: Path) -> list[int]:
     """Return the other processes of this machine that have a file open, if the kernel lists them."""
     file, pids = os.path.realpath(path), []

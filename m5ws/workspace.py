@@ -8,6 +8,7 @@ directory under `.m5ws` is created at its first write.
 import logging
 import os
 import pwd
+import shlex
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -155,12 +156,17 @@ class Workspace:
         return repository.with_store(cached(repository.store, self.cache_dir, limit_bytes))
 
     def open_repository(self, *, create: bool = False) -> "Repository":
-        """Open the store, after delivering the ledgers that ended runs left on this machine. Raises NotFound."""
-        from m5ws.agent import recovery
-
+        """Open the store, and deliver the data that ended runs left on this machine. Raises NotFound."""
         repo = self.repository(create=create)
-        recovery.deliver(repo, self.home, self.kept)
+        self.deliver(repo)
         return repo
+
+    def deliver(self, repo: "Repository") -> None:
+        """Deliver the ledgers that ended runs left on this machine, and in the background their pages."""
+        from m5ws.agent import recovery, untracked
+
+        recovery.deliver(repo, self.home, self.kept)
+        untracked.deliver(self.tracker, self.home)
 
     def kept(self, folder: Path) -> "Repository":
         """Open a store in a directory of this machine. Raises NotFound if it does not exist."""
@@ -271,7 +277,22 @@ class Workspace:
         from m5ws.tracking.mlflow.tracker import Mlflow
 
         experiment = self.settings.mlflow.experiment or self.name
-        return Mlflow(self.tracking_uri, experiment, self.store_url, self.home / "runs")
+        return Mlflow(self.tracking_uri, experiment, self.store_url, self.home / "runs", self._remedy)
+
+    @property
+    def _remedy(self) -> str:
+        """The command that delivers to MLflow, from the current directory, and the variables that it needs."""
+        from m5ws.secret_scan import masked
+
+        words = ["m5ws", "ui", "--deliver"]
+        if not Path.cwd().is_relative_to(self.root):
+            words[1:1] = ["-C", str(self.root)]
+        needed = [name for name in sorted(self.environment) if name.startswith("MLFLOW_TRACKING_")]
+        uri = f"MLFLOW_TRACKING_URI={self.environment.get('MLFLOW_TRACKING_URI')}"
+        if self.settings.mlflow.tracking_uri or masked(uri) == uri:
+            words[:0] = [uri] if "MLFLOW_TRACKING_URI" in needed and not self.settings.mlflow.tracking_uri else []
+            needed = [name for name in needed if name != "MLFLOW_TRACKING_URI"]
+        return f"`{shlex.join(words)}`" + (f" (with {', '.join(needed)} as in this environment)" if needed else "")
 
     def ports(self, repo: "Repository") -> "Ports":
         """Return the ports for operations on runs."""

@@ -118,7 +118,8 @@ _SLOWEST = (
     # modules that do not wait for them.
     "training/test_deepspeed.py", "training/test_reshard_deepspeed.py", "training/test_export_deepspeed.py",
     "services/test_frameworks.py", "flows/test_told_to_end.py", "flows/test_documented_commands.py",
-    "services/test_triton.py", "services/test_mlflow_ui.py", "templates/test_training.py", "flows/test_evidence.py",
+    "services/test_triton.py", "services/test_mlflow_ui.py", "services/test_page_delivery.py",
+    "templates/test_training.py", "flows/test_evidence.py",
     "flows/test_rebuild.py", "environment/test_virtual_environments.py",
     "flows/test_resume.py", "cli/test_running.py", "snapshot/test_known_files.py", "flows/test_reproduce.py",
     "flows/test_explain.py", "flows/test_elsewhere.py", "tracking/test_follower.py",

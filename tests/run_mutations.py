@@ -87,8 +87,8 @@ MUTATIONS = (
     Mutation(
         "events that the ledger has are delivered again after a kill",
         "m5ws/agent/delivery.py",
-        "pending[published.get(origin, 0) :]",
-        "pending",
+        "new[published.get(origin, 0) :]",
+        "new",
         ("agent/test_delivery.py", "repository/test_ledger.py"),
     ),
     Mutation(

@@ -18,10 +18,11 @@ from m5ws.records.base import Digest
 from m5ws.records.ledger import NODE, AnyEvent, AttemptStarted, Event, State, Step
 from m5ws.repository.ledger import ledger, summaries
 from m5ws.repository.ledger.ledger import ChainWriter
-from m5ws.repository.ledger.spool import RankHeads, SpoolReader
+from m5ws.repository.ledger.spool import RankHeads, Spools
 from m5ws.repository.ledger.summaries import OriginSummary
 from m5ws.repository.references import run_index
 from m5ws.repository.repository import Repository
+from m5ws.waits import waits
 
 DELIVERED = "delivered"
 """Name of a file in an attempt's directory. The file exists if the store has its ledger and results."""
@@ -31,6 +32,8 @@ _SHARE = 200
 """Steps wait for 1/200 of the attempt's duration, …"""
 _LONGEST_S = 60.0
 """… but at most this long. A machine that dies loses as much, and readers see steps that late."""
+_LONGEST_PAUSE_S = 30.0
+"""The time between publications that fail doubles up to this."""
 _MOST_BYTES = 2**20
 """Waiting bytes that cause a publication."""
 _log = logging.getLogger(__name__)
@@ -43,9 +46,8 @@ class Delivery:
         self, repo: Repository, run: str, attempt: int, spools: Path, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._repo, self._run, self._attempt, self._spools, self._clock = repo, run, attempt, spools, clock
-        self._seen: dict[str, SpoolReader] = {}
+        self._seen, self._unpublished = Spools(spools), Spools(spools)
         self._telling: defaultdict[str, OriginSummary] = defaultdict(OriginSummary)
-        self._readers: dict[str, SpoolReader] = {}
         self._writer: ChainWriter | None = None
         self._waiting_bytes = 0
         self._began_s = self._published_s = clock()
@@ -53,8 +55,11 @@ class Delivery:
         self._urgent = False
         self._warned = False
         self._failed = False
+        self._pause_s = 0.0
         self.batches = 0
         """Number of published batches."""
+        self.last_s = 0.0
+        """Time of the newest event."""
 
     def deliver(self, final: bool = False) -> list[tuple[str, AnyEvent]]:
         """Return new events with their origins, at most once a second. Publish the due events; all if `final`."""
@@ -62,10 +67,11 @@ class Delivery:
         if not final and self._last_s is not None and now - self._last_s < _INTERVAL_S:
             return []
         self._last_s = now
-        events = [(origin, event) for origin in self._origins() for event in self._read_events(origin)]
+        events = [(origin, event) for origin, new in self._seen.read().items() for event in self._take(origin, new)]
         if final or self._due(now):
             self._failed, self._urgent, self._published_s, self._waiting_bytes = False, False, now, 0
             self._publish()
+            self._pause_s = min(max(_INTERVAL_S, 2 * self._pause_s), _LONGEST_PAUSE_S) if self._failed else 0.0
             if self._warned and not self._failed:
                 self._warned = False
                 _log.warning("the store accepts the ledger again, and has all of its events")
@@ -108,30 +114,26 @@ class Delivery:
     def heads(self) -> dict[str, Digest]:
         """Return the head of each rank, computed from its whole spool."""
         heads = RankHeads(self._run, self._attempt)
-        for origin in self._origins():
-            for event in self._spool(origin).read():
+        for origin, events in Spools(self._spools).read().items():
+            for event in events:
                 heads.add(origin, event)
         return heads.by_rank
 
-    def _origins(self) -> list[str]:
-        return sorted(path.stem for path in self._spools.glob("*.spool"))
-
-    def _spool(self, origin: str) -> SpoolReader:
-        return SpoolReader(self._spools / f"{origin}.spool")
-
-    def _read_events(self, origin: str) -> list[AnyEvent]:
+    def _take(self, origin: str, new: Sequence[bytes]) -> list[AnyEvent]:
         """Return new events of an origin, without the start of the attempt, which is already published."""
-        new = self._seen.setdefault(origin, self._spool(origin)).read()
         self._waiting_bytes += sum(map(len, new))
         events = [ledger.decode_event(event) for event in new]
         for stored, event in zip(new, events, strict=True):
             self._telling[origin].add(stored, event)
+            self.last_s = max(self.last_s, event.time_s)
         self._urgent = self._urgent or not all(isinstance(event, Step | State) for event in events)
         return [event for event in events if not isinstance(event, AttemptStarted)]
 
     def _due(self, now: float) -> bool:
+        if self._failed:
+            return now - self._published_s >= self._pause_s
         waits_s = min(max(_INTERVAL_S, (now - self._began_s) / _SHARE), _LONGEST_S)
-        return self._failed or self._urgent or self._waiting_bytes > _MOST_BYTES or now - self._published_s >= waits_s
+        return self._urgent or self._waiting_bytes > _MOST_BYTES or now - self._published_s >= waits_s
 
     def _publish(self) -> None:
         """Append new events of all spools to the ledger. After a failure, the next call reads the ledger again."""
@@ -141,9 +143,10 @@ class Delivery:
             published = True
         except (M5Error, OSError) as error:
             # Training continues and the events stay in the spools. The next call tries again, in order.
-            if not self._warned:
+            self._failed = True
+            if not self._warned and not waits.is_away:  # An outage is already reported.
+                self._warned = True
                 _log.warning("the store does not accept the ledger; events are kept and delivered later: %s", error)
-            self._failed = self._warned = True
         finally:
             if not published:
                 # Ctrl-C gets here too, at any moment.
@@ -152,12 +155,9 @@ class Delivery:
     def _append(self) -> None:
         published: Mapping[str, int] = {}
         if self._writer is None:
-            self._writer, self._readers = ChainWriter(self._repo, self._run, self._attempt), {}
+            self._writer, self._unpublished = ChainWriter(self._repo, self._run, self._attempt), Spools(self._spools)
             published = dict(self._writer.counts)
-        events = {}
-        for origin in self._origins():
-            pending = self._readers.setdefault(origin, self._spool(origin)).read()
-            events[origin] = pending[published.get(origin, 0) :]
+        events = {origin: new[published.get(origin, 0) :] for origin, new in self._unpublished.read().items()}
         if any(events.values()):
             self._writer.append(events)
             self.batches += 1

@@ -7,6 +7,7 @@ once. The leader of the attempt (`attempts/leader.py`) sees each event, and deci
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -17,12 +18,14 @@ from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.delivery import Delivery
 from m5ws.agent.ports import Ports
 from m5ws.agent.results import Results
+from m5ws.agent.store_thread import StoreThread
 from m5ws.errors import M5Error
 from m5ws.launch.interface import LEFT_PROCESSES, Process
 from m5ws.outputs import killed
 from m5ws.progress import Progress, report
 from m5ws.records.ledger import AnyEvent, Notify
-from m5ws.repository.ledger.spool import SpoolWriter
+from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger.spool import Spools, SpoolWriter
 from m5ws.work import directories
 from m5ws.work.directories import WorkDirectory
 
@@ -31,18 +34,21 @@ _STOPPING = "stopping the ranks, which may save a last checkpoint (Ctrl-C again 
 
 Events = list[tuple[str, AnyEvent]]
 """Events with their ranks, in the order of each rank."""
-Listen = Callable[[Events], float | None]
-"""Called with new events several times a second. If it returns seconds, the processes are stopped, with that time to
-end."""
+Listen = Callable[[Events], object]
+"""Called with new events several times a second. It may wait for the store."""
+Show = Callable[[Events], float | None]
+"""Called with the same events as they are written, without a wait. If it returns seconds, the processes are stopped,
+with that time to end."""
 
 
 class NodeEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of a node's processes, with their exit status.
+    """The end of a node's processes, with their exit status and its time in seconds since the epoch.
 
     `request`: the signal by which the user stopped them. `problem`: why they could not be started.
     """
 
     exit_code: int
+    time_s: float
     request: str | None = None
     problem: str | None = None
 
@@ -64,24 +70,33 @@ class Node:
         self._waiting, self._notify = waiting, notify
         self.results = Results(ports.repo, plan, work.path, spool, notify)
         self.delivery = Delivery(ports.repo, plan.run.id, plan.attempt, Path(plan.context.spool_dir))
+        self._spools = Spools(Path(plan.context.spool_dir))
 
-    def run(self, listen: Listen, poll: Callable[[], None]) -> NodeEnd:
-        """Run the script to its end. `poll` is called several times a second, and once after the end."""
-        process = self._waiting.process
+    def run(self, listen: Listen, show: Show, poll: Callable[[], None]) -> NodeEnd:
+        """Run the script to its end. `poll` is called several times a second, and once after the end.
+
+        `listen` is called in another thread, which has ended when this returns.
+        """
+        process, beside = self._waiting.process, StoreThread(partial(self._use_store, listen))
         try:
             self.results.begin()
             admission.permit(self._ports, self._plan, self._waiting.observed)
             report(self._progress, "running the script")
-            return NodeEnd(exit_code=self._follow(process, listen, poll))
+            beside.begin()
+            ended = self._ended(self._follow(process, beside, show, poll))
+            beside.end()
         except KeyboardInterrupt as request:
             report(self._progress, _STOPPING)
             name, status = stop.at_request(process, self._plan.context.saving, request)
-            return NodeEnd(exit_code=status, request=name)
+            return self._ended(status, request=name)
         except M5Error as error:
             self._notify("launch-failed", f"{error}\n{error.hint}".strip())
-            return NodeEnd(exit_code=1, problem=str(error))
+            return self._ended(1, problem=str(error))
+        else:
+            return ended
         finally:
             stop.early(process)
+            beside.end()
 
     def deliver_rest(self) -> Events:
         """Deliver all that processes left in their spools, with a notice for each process that outlived the script."""
@@ -105,16 +120,28 @@ class Node:
         self.results.keep_outputs()
         return self.results.unsaved
 
-    def _follow(self, process: Process, listen: Listen, poll: Callable[[], None]) -> int:
+    def read_new(self) -> Events:
+        """Return the events that were written since the last call, from the spools."""
+        return [(origin, ledger.decode_event(event)) for origin, new in self._spools.read().items() for event in new]
+
+    def _use_store(self, listen: Listen) -> None:
+        listen(self.delivery.deliver())
+        self.results.copy()
+
+    def _follow(self, process: Process, beside: StoreThread, show: Show, poll: Callable[[], None]) -> int:
         is_stopped = False
         while (exit_code := process.poll()) is None:
             time.sleep(_POLL_S)
-            events = self.delivery.deliver()
             poll()
-            grace_s = listen(events)
+            beside.raise_error()
+            grace_s = show(self.read_new())
             if grace_s is not None and not is_stopped:
                 is_stopped = True
                 process.stop(grace_s)
-            self.results.copy()
         poll()
+        show(self.read_new())
         return exit_code
+
+    def _ended(self, exit_code: int, *, request: str | None = None, problem: str | None = None) -> NodeEnd:
+        """Return the end of the processes at this moment. The store may take its record much later."""
+        return NodeEnd(exit_code=exit_code, time_s=time.time(), request=request, problem=problem)

@@ -20,7 +20,6 @@ from m5ws.errors import M5Error, ObjectExists
 from m5ws.filesystem import write_atomically
 from m5ws.outputs import killed, unrecorded, unsaved
 from m5ws.records import codec
-from m5ws.records.base import Digest
 from m5ws.records.failure import EndReason
 from m5ws.records.ledger import AttemptEnded, Event, Notice
 from m5ws.records.verdict import Verdict
@@ -65,10 +64,10 @@ def finish(repo: Repository, run: str, attempt: int, directory: Path, opener: un
     if end is None:
         if opener is not None and not is_removed:
             unsaved.remove(directory)
-        left.append(_end_killed(repo, run, attempt, directory, left.heads(), is_stored=opener is not None))
+        left.append(_end_killed(repo, run, attempt, directory, left, is_stored=opener is not None))
     elif opener is not None and not is_removed:
         if end.outcome == "unsaved" and complete:
-            ended = AttemptEnded(time_s=time.time(), outcome="finished", exit_code=0, heads=end.heads)
+            ended = AttemptEnded(time_s=end.time_s, outcome="finished", exit_code=0, heads=end.heads)
             left.append([*unrecorded.events(repo, run, attempt), ended])
             (directory / TRACKED).unlink(missing_ok=True)
         unsaved.remove(directory)
@@ -87,15 +86,16 @@ def _is_removed(repo: Repository, run: str) -> bool:
 
 
 def _end_killed(
-    repo: Repository, run: str, attempt: int, directory: Path, heads: dict[str, Digest], *, is_stored: bool
+    repo: Repository, run: str, attempt: int, directory: Path, left: Delivery, *, is_stored: bool
 ) -> list[Event]:
     """Return the last events of a killed attempt; with `is_stored`, after its output files are published.
 
+    It ended with its last event, however late it is recovered.
     If its ranks had ended well, the attempt has finished, or is unsaved while its output files wait.
     """
     notices: list[Notice] = []
-    killed_reason = EndReason(kind="supervisor killed")
-    ended = AttemptEnded(time_s=time.time(), outcome="failed", exit_code=137, reason=killed_reason, heads=heads)
+    reason, heads = EndReason(kind="supervisor killed"), left.heads()
+    ended = AttemptEnded(time_s=left.last_s, outcome="failed", exit_code=137, reason=reason, heads=heads)
     if is_stored:
         notices = killed.store(repo, run, attempt, directory)
         if killed.is_done(repo, run, attempt, directory):

@@ -63,11 +63,13 @@ def execute(
     progress: Progress | None = None,
     poll: Callable[[], None] = lambda: None,
     accept: admission.Accept = lambda _: None,
+    judge: Watch | None = None,
 ) -> AttemptResult:
     """Run one attempt to its end. Raises RunAlive if the run is alive, Fenced if the attempt has begun elsewhere, and
     Removed after the end of an attempt of a removed run.
 
     The attempt begins when its environment is known, and `accept` did not raise an error; before, nothing is published.
+    `watch` gets each event as it is written, and `judge` in another thread, where it may wait for the store.
     `poll` is called several times a second while the ranks run. Ctrl-C (KeyboardInterrupt) stops the ranks and ends the
     attempt as interrupted. Published data stays. Output files of a finished attempt that are in the store are removed
     from its work directory, unless the ports keep them.
@@ -89,7 +91,7 @@ def execute(
             ):
                 with begin.ended(spool):
                     begin.publish(ports, node.plan, waiting.observed, spool)
-                    begun = _Attempt(ports, node.plan, node.work, waiting, spool, watch, progress)
+                    begun = _Attempt(ports, node.plan, node.work, waiting, spool, watch, judge, progress)
                     # After the start: the `rm` of a removal that this look does not meet lists the attempt.
                     begun.is_removed()
                 result = begun.supervise(poll)
@@ -131,11 +133,12 @@ class _Attempt:
         waiting: Waiting,
         spool: SpoolWriter,
         watch: Watch | None,
+        judge: Watch | None,
         progress: Progress | None,
     ) -> None:
         self._ports, self._plan, self._progress = ports, plan, progress
         self._spool = spool
-        self._watch = watch
+        self._watch, self._compare = watch, judge
         self._has_enough = False
         self._inexact: EndReason | None = None
         self._successor: AttemptStarted | None = None
@@ -162,8 +165,10 @@ class _Attempt:
 
     def supervise(self, poll: Callable[[], None]) -> AttemptResult:
         if self._removal is not None:
-            return self._end(*self._judge(NodeEnd(exit_code=1)))
-        end = self._node.run(self._listen, poll)
+            removed = NodeEnd(exit_code=1, time_s=time.time())
+            return self._end(*self._judge(removed), removed.time_s)
+        end = self._node.run(self._listen, self._show, poll)
+        self._show(self._node.read_new())
         self._seen(self._node.deliver_rest())
         self._superseded()
         self.is_removed()
@@ -179,7 +184,7 @@ class _Attempt:
             self._node.results.remove_inputs()
         if outcome == "failed" and reason is None:
             reason = self._find_failure(exit_code)
-        result = self._end(outcome, exit_code, reason)
+        result = self._end(outcome, exit_code, reason, end.time_s)
         return msgspec.structs.replace(result, asked=end.request is not None)
 
     def _judge(self, end: NodeEnd) -> tuple[str, int, EndReason | None]:
@@ -205,20 +210,25 @@ class _Attempt:
             return "failed", 1, EndReason(kind="fork not restored")
         return "finished", 0, None
 
-    def _listen(self, events: Events) -> float | None:
-        """Take new events. Return the processes' time to end if the attempt needs no more steps, or if it is fenced.
+    def _show(self, events: Events) -> float | None:
+        """Show new events. Return the processes' time to end if the attempt needs no more steps, or if it is fenced.
 
         After an inexact resume that must end the attempt, no rank may save a last checkpoint.
         """
+        stops = [bool(self._watch(rank, event)) for rank, event in events] if self._watch is not None else []
+        self._has_enough = self._has_enough or any(stops)
+        if self._inexact is not None:
+            return 0.0
+        return stop.GRACE_S if self._has_enough else None
+
+    def _listen(self, events: Events) -> None:
+        """Take new events. Waits for the store."""
         is_enough = self._seen(events)
         if self._has_begun and self._node.delivery.batches > self._announced:
             self._announced = self._node.delivery.batches
             self._follow()
         if is_enough or self._is_time_to_look():
             self._has_enough = True
-        if self._inexact is not None:
-            return 0.0
-        return stop.GRACE_S if self._has_enough else None
 
     def _follow(self) -> None:
         """Announce new events to the tracker. An error of the tracker never fails a run.
@@ -250,7 +260,7 @@ class _Attempt:
         return self._successor is not None
 
     def _seen(self, events: Events) -> bool:
-        """Take delivered events. Return True if the watcher stops the attempt."""
+        """Take delivered events. Return True if their comparison needs no more steps."""
         is_enough = False
         for rank, event in events:
             self._last_step = max(self._last_step, getattr(event, "step", None) or 0)
@@ -259,7 +269,7 @@ class _Attempt:
             self._has_begun = self._has_begun or isinstance(event, RankStarted)
             self._restored = self._restored or (isinstance(event, State) and event.restored)
             self._repeated.compare(rank, event)
-            is_enough = bool(self._watch and self._watch(rank, event)) or is_enough
+            is_enough = bool(self._compare and self._compare(rank, event)) or is_enough
         for difference in self._repeated.take():
             self._notice("inexact-resume", str(difference), difference.step)
             if self._ports.inexact == "stop":
@@ -279,10 +289,10 @@ class _Attempt:
             return EndReason(kind="killed for a test", step=killed_after)
         return self._failures.find_reason(statuses) or EndReason(kind="status", status=exit_code)
 
-    def _end(self, outcome: str, exit_code: int, reason: EndReason | None) -> AttemptResult:
+    def _end(self, outcome: str, exit_code: int, reason: EndReason | None, time_s: float) -> AttemptResult:
         """Write the end of the attempt, deliver the rest of the ledger, and wait a little for the tracker."""
         ended = AttemptEnded(
-            time_s=time.time(),
+            time_s=time_s,
             outcome=outcome,  # type: ignore[arg-type]
             exit_code=exit_code,
             reason=reason,
@@ -290,6 +300,7 @@ class _Attempt:
             logged=(self._plan.directory / LOGGED).exists(),
         )
         self._spool.append(ended)
+        self._show(self._node.read_new())
         self._seen(self._node.delivery.finish())
         self._follow()
         if self._ports.tracker is None:

@@ -196,7 +196,6 @@ class HybridRuns:
 
         def feed(rank: str, event: AnyEvent) -> bool:
             comparison.feed(rank, event)
-            self._listeners.watch(rank, event)
             return comparison.is_decided()
 
         def accept(observed: Observed) -> None:
@@ -207,7 +206,7 @@ class HybridRuns:
             self.runs += 1
             self._listeners.begin(taken, plan.run.id)
 
-        result = leader.execute(ports, plan, feed, self._listeners.prepare, accept=accept)
+        result = leader.execute(ports, plan, self._listeners.watch, self._listeners.prepare, accept=accept, judge=feed)
         trial = self._judged(comparison, plan.run, taken, result.outcome, result.reason)
         if result.outcome == "interrupted" and trial.answer == "unresolved":
             raise reproduce.ReplayInterrupted(

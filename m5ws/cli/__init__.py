@@ -9,16 +9,12 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 import m5ws
 from m5ws.cli.lazy_group import LazyGroup
 from m5ws.errors import M5Error
-
-if TYPE_CHECKING:
-    import logging
 
 INTERRUPTED = 130
 NO_READER = 141
@@ -90,22 +86,10 @@ def cli(context: click.Context, directory: Path, verbose: int, quiet: bool) -> N
     """
     import logging
 
+    from m5ws.cli.terminal import log_output
+
     level = logging.ERROR if quiet else (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
-    logging.basicConfig(level=level, stream=sys.stderr, force=True)
-    logging.getLogger().handlers[0].setFormatter(_formatter())
-
-
-def _formatter() -> "logging.Formatter":
-    """Return the formatter of log lines: the level in lower case, and control characters escaped."""
-    import logging
-
-    from m5ws.control_characters import escaped
-
-    class EscapingFormatter(logging.Formatter):
-        def format(self, record: logging.LogRecord) -> str:
-            return escaped(f"{record.levelname.lower()}{super().format(record)}")
-
-    return EscapingFormatter(": %(message)s")
+    context.call_on_close(log_output.begin(level))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -37,6 +37,7 @@ def command(context: click.Context, name: str, environment: bool, as_json: bool)
     Example:
       m5ws show 1f3a9c
     """
+    from m5ws.agent import untracked
     from m5ws.diff import commit_history
     from m5ws.outputs import kept_work
     from m5ws.repository.references import ids as refs
@@ -61,6 +62,10 @@ def command(context: click.Context, name: str, environment: bool, as_json: bool)
     output.echo(_run(view) if isinstance(view, listing.RunView) else _snapshot(view))
     if view.observed is not None:
         output.echo("\n" + _environment(view.observed, whole=environment))
+    if record_id in untracked.waiting(workspace.home) and (tracker := workspace.tracker()) is not None:
+        output.print_note(
+            f"MLflow lacks records of the run. They are delivered in the background, or by {tracker.remedy}."
+        )
     return None
 
 

@@ -4,7 +4,7 @@ import os
 
 import click
 
-from m5ws.agent import untracked
+from m5ws.agent import recovery, untracked
 from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output, progress
 from m5ws.errors import UsageError
@@ -22,7 +22,8 @@ def command(context: click.Context, port: int, deliver: bool, as_json: bool) -> 
     If m5ws.toml names an MLflow server, the address there is printed, and nothing is served. With --json, print the
     address and the server's command, and serve nothing.
 
-    MLflow receives a run's last records in the background. This command first delivers the records that MLflow lacks.
+    MLflow receives a run's last records in the background. This command first delivers the records that MLflow lacks,
+    with --deliver also to the store.
 
     \b
     Example:
@@ -38,6 +39,9 @@ def command(context: click.Context, port: int, deliver: bool, as_json: bool) -> 
     if argv:
         workspace.prepare()
         tracker.migrate()
+    if deliver and any((workspace.home / "runs").glob("*")):
+        # Pages are read from the store.
+        recovery.deliver(workspace.repository(), workspace.home, workspace.kept)
     with progress.Bar() as bar:
         bar("delivering missing records to MLflow", 0, 0)
         problems = untracked.catch_up(tracker, workspace.home)

@@ -75,10 +75,8 @@ def follow(watched: "LiveRun", show: Show, pause: Callable[[], None]) -> None:
 
 def _pause(workspace: "Workspace", repo: "Repository") -> None:
     """Wait, then deliver the events that a killed supervisor left here, with the end of its attempt."""
-    from m5ws.agent import recovery
-
     time.sleep(_INTERVAL_S)
-    recovery.deliver(repo, workspace.home, workspace.kept)
+    workspace.deliver(repo)
 
 
 def _lines(state: "LiveState") -> list[output.Line]:

@@ -60,12 +60,11 @@ def replay(
     def feed(rank: str, event: AnyEvent) -> bool:
         with_first.feed(rank, event)
         with_original.feed(rank, event)
-        stop = bool(watch and watch(rank, event))
-        return stop or with_first.is_decided() or with_original.is_decided()
+        return with_first.is_decided() or with_original.is_decided()
 
     second = planned.run
     try:
-        result = leader.execute(ports, planned, feed, progress)
+        result = leader.execute(ports, planned, watch, progress, judge=feed)
         # Files and metrics that an incomplete replay did not write yet are no difference.
         decide = divergence.is_result or not comparison.original.by_session
         with_files = result.outcome in COMPLETE and decide
@@ -112,10 +111,10 @@ def from_start(
 
     def feed(rank: str, event: AnyEvent) -> bool:
         comparison.feed(rank, event)
-        return bool(watch and watch(rank, event)) or comparison.is_decided()
+        return comparison.is_decided()
 
     try:
-        result = leader.execute(ports, planned, feed, progress)
+        result = leader.execute(ports, planned, watch, progress, judge=feed)
         first = comparison.first()
         if first is None and rules is not None and result.outcome in COMPLETE:
             runs = planned.run.reproduces or "", planned.run.id

@@ -231,9 +231,9 @@ def _replayed(
         comparison.feed(rank, event)
         is_complete = not request.keep_going and request.tolerance is None and comparison.is_decided()
         enough = is_complete or comparison.is_exhausted()
-        return bool(listeners.watch and listeners.watch(rank, event)) or enough
+        return enough
 
-    result = leader.execute(ports, planned, feed, listeners.progress, accept=accept)
+    result = leader.execute(ports, planned, listeners.watch, listeners.progress, accept=accept, judge=feed)
     return result, enough, expectation_of(ports, planned, drifted)
 
 

@@ -22,6 +22,7 @@ from m5ws.records.base import OBJECT_BYTES
 from m5ws.store import permissions
 from m5ws.store.interface import FORMAT, Buffer, ObjectStat
 from m5ws.store.keys import checked
+from m5ws.waits import waits
 
 _TEMPORARY = "tmp"
 _STALE_S = 24 * 3600.0
@@ -76,6 +77,10 @@ class LocalStore:
         return str(self.root)
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        with waits.wait(self.url, f"reading {key}", length or 0):
+            return self._read(key, start, length)
+
+    def _read(self, key: str, start: int, length: int | None) -> bytes:
         descriptor = self._open(key)
         if descriptor is None:
             self._check_there()
@@ -89,6 +94,10 @@ class LocalStore:
             os.close(descriptor)
 
     def create(self, key: str, data: Buffer) -> None:
+        with waits.wait(self.url, f"writing {key}", memoryview(data).nbytes):
+            self._create(key, data)
+
+    def _create(self, key: str, data: Buffer) -> None:
         self._check_there()
         target = self._path(key)
         if os.path.lexists(target):
@@ -135,6 +144,10 @@ class LocalStore:
                         yield _stat(key, path.lstat())
 
     def names(self, prefix: str) -> tuple[str, ...]:
+        with waits.wait(self.url, f"listing {prefix}"):
+            return self._names(prefix)
+
+    def _names(self, prefix: str) -> tuple[str, ...]:
         directory = prefix.rstrip("/")
         if not self._is_inside(directory):
             return ()

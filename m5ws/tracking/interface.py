@@ -1,6 +1,6 @@
 """Interfaces of an experiment tracker."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -24,6 +24,8 @@ LOGGED = "logged"
 """Name of a file in an attempt's directory. The file exists if the script began a run in the tracker itself."""
 TRACKED = "tracked"
 """Name of a file in an attempt's directory. The file exists if the tracker has all of the run."""
+FOLLOWED = "followed"
+"""Name of a file in a run's directory, and in the workspace's. A process that delivers to the tracker locks it."""
 UNTOLD = "untold"
 """Name of a file in a run's directory. The file exists if the tracker lacks the run's verdict or joint verdict."""
 
@@ -60,8 +62,12 @@ class Tracker(Protocol):
     def follow(self, run: str) -> Delivering:
         """Deliver a run's ledger as it grows."""
 
-    def catch_up(self, run: str) -> Delivering:
-        """Deliver the ledger of an ended run if it is not tracked, and its verdict if it is untold."""
+    def catch_up(self, runs: Sequence[str]) -> Delivering:
+        """Deliver the ledgers of ended runs that are not tracked, and their verdicts that are untold."""
+
+    @property
+    def remedy(self) -> str:
+        """The command that delivers all missing records, in backticks, and the variables that it needs."""
 
     def refresh(self, run: str) -> None:
         """Show a run's published notes and verdicts on its page. Raises M5Error if the tracker does not answer."""

@@ -189,6 +189,17 @@ def test_steps_outside_a_terminal_are_printed_at_intervals_and_at_the_end(capsys
     ]
 
 
+def test_the_last_step_before_a_wait_is_printed_when_its_line_is_due(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    with RunProgress(terminal=False, clock=clock) as progress:
+        for number in (1, 2):
+            progress.watch("0", _step(number))
+        for _ in range(30):
+            clock.now += 1.0
+            progress.poll()
+        assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == ["1/10", "2/10"]
+
+
 def test_important_notices_are_printed_even_without_progress(capsys: pytest.CaptureFixture[str]) -> None:
     with RunProgress(enabled=False, terminal=False) as progress:
         progress.watch("0", _step(1))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from m5ws.errors import NotFound, ObjectExists, UsageError
+from m5ws.store.s3 import clients
 from m5ws.store.s3.errors import (
     AccessDenied,
     BucketMissing,
@@ -200,10 +201,33 @@ def test_expired_credentials_without_a_new_source_are_an_error_at_once(
     shared.write_text("[default]\naws_access_key_id = old\naws_secret_access_key = s\n")
     for name in (str(tmp_path / "nowhere"), str(shared)):  # With a file of a profile, boto3 reads the variables.
         monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", name)
+        _refused(server, S3Store(parse(server.url()), _AT_ONCE))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    store = S3Store(parse(server.url()), _AT_ONCE)
+    _refused(server, store)
+    monkeypatch.setattr(clients, "_RENEW_EVERY_S", 0.0)
+    shared.write_text("[default]\naws_access_key_id = another\naws_secret_access_key = s\n")
+    store.create("a", b"x")
+
+
+def _refused(server: ScriptedS3, store: S3Store) -> None:
+    """Assert that the server refuses the store's credentials at once, and that they are not sent again."""
+    for most in (4, 0):
         server.requests.clear()
         with pytest.raises(NoCredentials, match=r"refuses the credentials .* \(attempt \d\): ") as caught:
-            S3Store(parse(server.url()), _AT_ONCE).create("a", b"x")
-        assert "AWS_SESSION_TOKEN" in caught.value.hint and len(server.requests) <= 4
+            store.create("a", b"x")
+        assert "AWS_SESSION_TOKEN" in caught.value.hint and len(server.requests) <= most
+
+
+def test_credentials_of_a_role_are_tried_until_the_budget_is_spent(
+    server: ScriptedS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server.accepted_key = "another"
+    keys = {"Version": 1, "AccessKeyId": "old", "SecretAccessKey": "s", "Expiration": "2099-01-01T00:00:00Z"}
+    config = tmp_path / "config"
+    config.write_text(f"[default]\ncredential_process = echo '{json.dumps(keys)}'\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     patience = RetryPolicy(budget_s=0.5, contact_s=0.5, first_s=0.01, longest_s=0.1)

@@ -10,9 +10,9 @@ from mlflow import MlflowClient
 from m5ws.records.run import Run
 from m5ws.repository.repository import Repository
 from m5ws.tracking.mlflow.follower import Follower
-from m5ws.tracking.mlflow.run_page import find
 from m5ws.tracking.mlflow.tracker import Mlflow
 from tests.support.records import mlflow_runs as written
+from tests.support.records.mlflow_pages import page_content
 
 _WRITES = ("create", "log", "set", "update", "finalize")
 
@@ -43,29 +43,6 @@ class MortalClient:
         return counted
 
 
-def _content(client: MlflowClient, run: Run) -> dict[str, Any]:
-    """Return all that is on a run's page, without the ids that MLflow chose; fails if there are two pages."""
-    (only,) = find(client, run.id)
-    page = client.get_run(only)
-    assert page.inputs is not None
-    assert page.outputs is not None
-    names = {model.model_id: model for model in client.search_logged_models([page.info.experiment_id])}
-    return {
-        "tags": {key: value.replace(run.id, "RUN") for key, value in page.data.tags.items()},
-        "params": page.data.params,
-        "status": (page.info.status, page.info.start_time, page.info.end_time),
-        "metrics": {
-            name: [(one.step, one.timestamp, one.value) for one in client.get_metric_history(only, name)]
-            for name in page.data.metrics
-        },
-        "datasets": [one.to_dictionary() for one in page.inputs.dataset_inputs],
-        "outputs": sorted((names[one.model_id].name, one.step) for one in page.outputs.model_outputs),
-        "models": sorted(
-            (one.name, str(one.status)) for one in names.values() if one.tags.get("m5ws.run_id") == run.id
-        ),
-    }
-
-
 def _another(repo: Repository, run: Run) -> Run:
     other = written.publish_run(repo, run.snapshot, created_s=run.created_s)
     written.begin(repo, other)
@@ -83,7 +60,7 @@ def test_the_next_follower_completes_a_page_after_a_kill_at_any_write(
 ) -> None:
     whole = _another(repo, run)
     Follower(tracker.options(whole.id, once=True)).advance(last=True)
-    expected = _content(client, whole)
+    expected = page_content(client, whole)
     assert [step for step, _, _ in expected["metrics"]["m5ws/loss"]] == list(range(1, 251))
     assert len(expected["outputs"]) == 2
     for writes in itertools.count(1, stride):
@@ -93,7 +70,7 @@ def test_the_next_follower_completes_a_page_after_a_kill_at_any_write(
             Follower(tracker.options(other.id, once=True), lambda uri, mortal=mortal: mortal).advance(last=True)  # type: ignore[misc]
         except Killed:
             Follower(tracker.options(other.id, once=True)).advance(last=True)
-            assert _content(client, other) == expected, f"killed after write {writes}"
+            assert page_content(client, other) == expected, f"killed after write {writes}"
         else:
             break
     assert writes > 10
@@ -117,4 +94,4 @@ def test_a_follower_continues_after_any_failed_write(
         else:
             break
     assert failures > 2
-    assert _content(client, other) == _content(client, whole)
+    assert page_content(client, other) == page_content(client, whole)

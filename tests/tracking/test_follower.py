@@ -16,11 +16,12 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 
+from m5ws.errors import M5Error
 from m5ws.records import exact
 from m5ws.records.run import Run
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
-from m5ws.tracking.mlflow import follower as mlflow_follower
+from m5ws.tracking.mlflow import process as mlflow_process
 from m5ws.tracking.mlflow.follower import Follower
 from m5ws.tracking.mlflow.run_page import DELIVERED_TAG, find
 from m5ws.tracking.mlflow.tracker import Mlflow
@@ -38,8 +39,9 @@ def start() -> Iterator[Start]:
 
     def begin(tracker: Mlflow, run: Run) -> subprocess.Popen[bytes]:
         options = tracker.options(run.id)
-        environment = {**os.environ, **options.environment}
-        process = subprocess.Popen(options.argv, env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        environment = {**os.environ, mlflow_process.URI: options.tracking_uri}
+        argv = mlflow_process.argv(options, [run.id])
+        process = subprocess.Popen(argv, env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
         started.append(process)
         return process
 
@@ -277,7 +279,7 @@ def test_two_deliveries_make_one_page_and_the_supervisor_is_not_held_up(
     os.kill(following._process.pid, signal.SIGCONT)
     written.train(repo, run, range(1, 4))
     written.end(repo, run)
-    for delivery in (tracker.catch_up(run.id), following):
+    for delivery in (tracker.catch_up([run.id]), following):
         assert delivery.close(120), delivery.problem
     following.wake()
     assert _page(client, run).info.status == "FINISHED" and _history(client, run, "m5ws/loss") == _losses(1, 3)
@@ -306,12 +308,28 @@ def test_lines_on_standard_input_start_readings_and_its_end_stops_the_follower(m
     reader, writer = os.pipe()
     with open(reader, "rb") as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
-        assert mlflow_follower._wait(0.0) == (False, False)
+        assert mlflow_process._wait(0.0) == (False, False)
         os.write(writer, b"\n\n")
-        assert mlflow_follower._wait(None) == (True, False)
-        assert mlflow_follower._wait(0.0) == (False, False)
+        assert mlflow_process._wait(None) == (True, False)
+        assert mlflow_process._wait(0.0) == (False, False)
         os.close(writer)
-        assert mlflow_follower._wait(None) == (True, True)
+        assert mlflow_process._wait(None) == (True, True)
+
+
+def test_a_follower_continues_when_the_store_is_back(
+    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
+) -> None:
+    written.begin(repo, run)
+    written.train(repo, run, range(1, 4))
+    follower, place = Follower(tracker.options(run.id)), Path(repo.store.url)
+    assert mlflow_process._deliver(follower, last=False) is None
+    written.train(repo, run, range(4, 6))
+    written.end(repo, run)
+    place.rename(place.with_name("unmounted"))
+    assert isinstance(mlflow_process._deliver(follower, last=False), M5Error)
+    place.with_name("unmounted").rename(place)
+    assert mlflow_process._deliver(follower, last=True) is None
+    assert _history(client, run, "m5ws/loss") == _losses(1, 5) and _page(client, run).info.status == "FINISHED"
 
 
 def test_an_unknown_run_is_reported_without_a_traceback(tracker: Mlflow) -> None:

@@ -37,7 +37,7 @@ def test_records_that_mlflow_did_not_take_are_delivered_later(
     (directory / "0001" / DELIVERED).touch()
     untracked.show_verdict(down, tmp_path, replay.id)
     (problem,) = untracked.catch_up(down, tmp_path)
-    assert "3 steps, from step 1" in problem and "m5ws ui --deliver" in problem
+    assert "3 steps, from step 1" in problem and "127.0.0.1:1" in problem
     assert (directory / UNTOLD).exists() and not (directory / "0001" / TRACKED).exists()
     assert untracked.catch_up(tracker, tmp_path) == []
     assert not (directory / UNTOLD).exists() and (directory / "0001" / TRACKED).exists()
@@ -49,7 +49,7 @@ def test_records_that_mlflow_did_not_take_are_delivered_later(
 def test_the_process_that_delivers_a_run_shows_its_verdict(tracker: Mlflow, tmp_path: Path) -> None:
     directory = tmp_path / "runs" / "7c1d"
     (directory / "0001").mkdir(parents=True)
-    started = directory / "mlflow.log"
+    started = tmp_path / "mlflow.log"
     untracked.show_verdict(tracker, tmp_path, "7c1d", is_followed=True)
     assert (directory / UNTOLD).exists() and not started.exists()
     (directory / "0001" / TRACKED).touch()

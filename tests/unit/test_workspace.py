@@ -144,3 +144,33 @@ def test_a_setting_leaves_the_user_and_the_host_out_of_the_record_of_a_run(tmp_p
     signed = workspace.find(_workspace(tmp_path / "a"), {}).ports(repo).sign(run)
     assert signed == msgspec.structs.replace(run, user=pwd.getpwuid(os.getuid()).pw_name, host=socket.gethostname())
     assert workspace.find(_workspace(tmp_path / "b", "[run]\nrecord_user = false\n"), {}).ports(repo).sign(run) == run
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "expected"),
+    [
+        ("", {}, "`m5ws ui --deliver`"),
+        ("", {"MLFLOW_TRACKING_URI": "http://a:5000"}, "`MLFLOW_TRACKING_URI=http://a:5000 m5ws ui --deliver`"),
+        (
+            "",
+            {"MLFLOW_TRACKING_URI": "http://me:a-Secret-9-word@a:5000"},
+            "`m5ws ui --deliver` (with MLFLOW_TRACKING_URI as in this environment)",
+        ),
+        (
+            '[mlflow]\ntracking_uri = "http://b"\n',
+            {"MLFLOW_TRACKING_URI": "http://a:5000", "MLFLOW_TRACKING_TOKEN": "t", "MLFLOW_TRACKING_USERNAME": ""},
+            "`m5ws ui --deliver` (with MLFLOW_TRACKING_TOKEN, MLFLOW_TRACKING_USERNAME as in this environment)",
+        ),
+    ],
+)
+def test_the_command_that_completes_pages_names_all_that_it_needs_and_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, environment: dict[str, str], expected: str
+) -> None:
+    root = _workspace(tmp_path / "a b", text)
+    monkeypatch.chdir(root)
+    tracker = workspace.find(root, environment).tracker()
+    assert tracker is not None and tracker.remedy == expected
+    monkeypatch.chdir(tmp_path)
+    elsewhere = workspace.find(root, environment).tracker()
+    assert elsewhere is not None
+    assert elsewhere.remedy == expected.replace("m5ws ui", f"m5ws -C '{root}' ui")

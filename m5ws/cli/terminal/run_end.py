@@ -58,8 +58,9 @@ def report(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> None
         output.warn(
             "note: the store does not have the complete ledger yet; the next m5ws command here uploads the rest"
         )
-    if result.untracked is not None:
-        output.print_note(f"MLflow receives the rest in the background. {result.untracked}".strip())
+    if result.untracked is not None and ports.tracker is not None:
+        rest = "MLflow receives the rest in the background, with this or a later m5ws command here, or by"
+        output.print_note(f"{rest} {ports.tracker.remedy}. {result.untracked}".strip())
     if result.superseded:
         raise Superseded(f"attempt {result.attempt} of {ended}", hint=f"`m5ws show {run}` shows the newer attempt.")
     if result.outcome == "interrupted":

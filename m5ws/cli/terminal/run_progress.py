@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 from m5ws.cli.terminal import output
 from m5ws.cli.terminal.log_lines import LogReader
+from m5ws.cli.terminal.log_output import Repeats
 from m5ws.cli.terminal.progress import Bar
 from m5ws.records.ledger import (
     AnyEvent,
@@ -64,7 +65,7 @@ class RunProgress:
         self._rates: dict[str, float] = {}
         self._step_s: float | None = None
         self._before_s: float | None = None
-        self._noticed: set[tuple[str, str, int | None]] = set()
+        self._repeats = Repeats(clock)
 
     def prepare(self, what: str, done: int, total: int) -> None:
         """Show the progress of the work before the first step, and after the last."""
@@ -75,9 +76,11 @@ class RunProgress:
         self._try(partial(self._event, rank, event))
 
     def poll(self, *, last: bool = False) -> None:
-        """Print new lines of the script; with `last`, an unfinished line too."""
+        """Print new lines of the script, with `last` an unfinished line too; of a session, a step that is due."""
         if self._log is not None:
             self._try(partial(self._print_output, self._log, last=last))
+        elif not self._terminal and not last:
+            self._try(self._print_due)
 
     def _try(self, show: Callable[[], None]) -> None:
         """Show something. If the terminal or pipe goes away, showing ends and the run continues."""
@@ -134,13 +137,13 @@ class RunProgress:
                 self._count(rank, event)
                 if rank == "0" and self._enabled:
                     self._begin("")
-                    if not self._terminal and self._clock() >= self._next_s:
-                        self._print()
-            case Notice() if (event.kind, event.message, event.step) not in self._noticed:
-                # Each rank has the same notice.
-                self._noticed.add((event.kind, event.message, event.step))
+                    if not self._terminal:
+                        self._print_due()
+            case Notice():
                 where = f" (step {event.step})" if event.step is not None else ""
-                output.warn(f"{event.kind}{where}: {event.message}")
+                line = f"{event.kind}{where}: {event.message}"
+                if (admitted := self._repeats.admit(line, line.replace(f"step {event.step}", "step"))) is not None:
+                    output.warn(admitted)
             case CheckpointPublished() if self._enabled and not self._terminal:
                 output.print_note(f"checkpoint {event.name}")
             case AttemptEnded():
@@ -192,6 +195,11 @@ class RunProgress:
             self._step_s = took if self._step_s is None else _SMOOTH * self._step_s + (1 - _SMOOTH) * took
         self._before_s = step.time_s
         self._step = step
+
+    def _print_due(self) -> None:
+        """Print the newest step if it is not printed and the last line is old: the training may wait after it."""
+        if self._enabled and self._step is not self._shown and self._clock() >= self._next_s:
+            self._print()
 
     def _print(self) -> None:
         output.print_note(self.line())

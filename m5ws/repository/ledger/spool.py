@@ -110,6 +110,22 @@ def _masked(event: Event) -> Event:
     return msgspec.structs.replace(event, **masked) if masked else event
 
 
+class Spools:
+    """Follows all spools in a folder, by origin."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._readers: dict[str, SpoolReader] = {}
+
+    def read(self) -> dict[str, list[bytes]]:
+        """Return the encoded events of each origin that became complete since the last call."""
+        origins = sorted(path.stem for path in self._folder.glob("*.spool"))
+        return {origin: self._reader(origin).read() for origin in origins}
+
+    def _reader(self, origin: str) -> "SpoolReader":
+        return self._readers.setdefault(origin, SpoolReader(self._folder / f"{origin}.spool"))
+
+
 class SpoolReader:
     """Follows a spool that another process writes."""
 

@@ -17,7 +17,7 @@ from obstore.store import S3Store as DataClient
 
 from m5ws.errors import UsageError
 from m5ws.store.s3.location import Location
-from m5ws.store.s3.variables import Plain, bundle, plain
+from m5ws.store.s3.variables import Credentials, Plain, bundle, plain
 
 if TYPE_CHECKING:
     from m5ws.store.s3.control import Control
@@ -44,6 +44,7 @@ class Connection:
         self._client: Any = None
         self._data: dict[tuple[int, bool], DataClient] = {}
         self._renewed_s = float("-inf")
+        self._has_others = False
         self._bucket_region: str | None = None
         self._asked = False
 
@@ -123,21 +124,27 @@ class Connection:
         return s3_control.call(self.location, self.control, action, path, ask)
 
     def renew(self) -> bool:
-        """Discard all credentials, so that the next request reads them again. Return False if there can be no others.
+        """Discard all credentials, so that the next request reads them again. Return False if there are no others.
 
-        Variables of this process never change. Concurrent calls of many threads count once.
+        A role gets others in time. Keys in variables or in a file are read again. Concurrent calls of many threads
+        count once. Raises NoCredentials.
         """
         with self._lock:
             if time.monotonic() - self._renewed_s > _RENEW_EVERY_S:
                 self._renewed_s = time.monotonic()
+                refused = self._current()
                 self._chain, self._client = None, None
                 self._data.clear()
-        return plain() is None and not self._control.is_fixed
+                self._has_others = self._current() != refused or (plain() is None and self._control.is_renewable)
+            return self._has_others
+
+    def _current(self) -> Credentials:
+        variables = plain()
+        return variables.credentials if variables is not None else self._control.credentials()
 
     def credentials(self) -> Any:
         """Return the current credentials in obstore's form. Raises NoCredentials."""
-        variables = plain()
-        current = variables.credentials if variables is not None else self._control.credentials()
+        current = self._current()
         return {
             "access_key_id": current.access_key,
             "secret_access_key": current.secret_key,

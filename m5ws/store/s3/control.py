@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import boto3
 import botocore.config
 import botocore.session
+from botocore.credentials import RefreshableCredentials
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
@@ -44,9 +45,10 @@ class Control:
         return Credentials(access_key=frozen.access_key, secret_key=frozen.secret_key, token=frozen.token)
 
     @property
-    def is_fixed(self) -> bool:
-        """True if the credentials come from environment variables."""
-        return getattr(self._session.get_credentials(), "method", None) == "env"
+    def is_renewable(self) -> bool:
+        """True if the source of the credentials gives others when they expire: a role, or a login."""
+        credentials = self._session.get_credentials()
+        return isinstance(credentials, RefreshableCredentials) and credentials.method != "env"
 
     def ask_region(self, wanted: str) -> str | None:
         """Return the bucket's region as reported by the server, in a request to the `wanted` region.

@@ -17,7 +17,7 @@ from m5ws.store.s3.errors import NoSuchKey, PreconditionFailed, RangeNotSatisfia
 from m5ws.store.s3.listing import Listing
 from m5ws.store.s3.location import Location
 from m5ws.store.s3.retry import Retrier, RetryPolicy
-from m5ws.store.s3.transfer import Transfer, Upload
+from m5ws.store.s3.transfer import LARGEST_BYTES, Transfer, Upload
 
 
 class S3Store:
@@ -45,7 +45,9 @@ class S3Store:
                 self.requests.call(f"looking for {key}", lambda number: self._transfer.stat(path, by_boto3=number > 0))
                 return b""
             return self.requests.call(
-                f"reading {key}", lambda number: self._transfer.read(path, start, length, by_boto3=number > 0)
+                f"reading {key}",
+                lambda number: self._transfer.read(path, start, length, by_boto3=number > 0),
+                LARGEST_BYTES if length is None else length,
             )
         except NoSuchKey:
             raise NotFound(f"{key} is not in the store {self.url}") from None
@@ -128,7 +130,9 @@ class S3Store:
         """Put an object. Return True if the existing object is from this attempt or from an earlier attempt."""
         try:
             self.requests.call(
-                f"writing {path}", lambda number: self._transfer.write(path, upload, by_boto3=by_boto3 or number > 0)
+                f"writing {path}",
+                lambda number: self._transfer.write(path, upload, by_boto3=by_boto3 or number > 0),
+                upload.data.nbytes,
             )
         except PreconditionFailed:
             return upload.doubtful and self._holds(path, upload)

@@ -19,7 +19,7 @@ from obstore import exceptions
 from m5ws.store.s3.clients import Connection
 from m5ws.store.s3.errors import NoSuchKey, PreconditionFailed, TransientError
 
-_LARGEST_BYTES = 64 * 2**20
+LARGEST_BYTES = 64 * 2**20
 _BLOCK_BYTES = 4 * 2**10
 """Small enough that a slow transfer is noticed in time after each block."""
 _CRAWL_BYTES_PER_S = 16 * 2**10
@@ -64,7 +64,7 @@ class Transfer:
             return self._connection.call(
                 "s3:GetObject", path, lambda client: self._get_object(client, path, start, length)
             )
-        client = self._connection.data(_LARGEST_BYTES if length is None else length, reading=True)
+        client = self._connection.data(LARGEST_BYTES if length is None else length, reading=True)
         options: Any = None
         if start or length is not None:
             options = {"range": {"offset": start} if length is None else (start, start + length)}

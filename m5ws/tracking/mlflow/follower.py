@@ -1,22 +1,13 @@
-"""The process that delivers a run's ledger to MLflow, started with the run or later by hand.
+"""The delivery of a run's ledger to its page in MLflow.
 
-    MLFLOW_TRACKING_URI=URI python -m m5ws.tracking.mlflow.follower --store URL --run RUN … [--once]
-
-The address is a variable and no argument, because it may contain a password and all users see arguments.
-
-It only reads the store, so no error here can fail the run (promise 7). It reads the ledger once for each write to its
-standard input, so an idle run of many ranks causes no requests. At the end of standard input, which comes with any end
-of the supervisor, it makes a last pass. If everything is delivered, it marks the attempt as tracked and exits with 0.
-MLflow is imported only when there is data to deliver.
+It only reads the store, so no error here can fail the run (promise 7). If MLflow has all records up to the end of an
+attempt, the attempt is marked as tracked. A ledger without an end is not complete. MLflow is imported only when there
+is data to deliver.
 """
 
-import argparse
 import math
 import os
-import select
-import sys
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,8 +16,7 @@ from typing import Any
 
 import msgspec
 
-from m5ws import locks, secret_scan
-from m5ws.errors import M5Error
+from m5ws import locks
 from m5ws.records.ledger import (
     AnyEvent,
     AttemptEnded,
@@ -43,17 +33,13 @@ from m5ws.repository.references import runs
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
 from m5ws.tracking.interface import TRACKED, UNTOLD
-from m5ws.tracking.mlflow import migrations, tags
+from m5ws.tracking.mlflow import tags
 from m5ws.tracking.mlflow.logged_models import made
 from m5ws.tracking.mlflow.metrics import Point, Points
 from m5ws.tracking.mlflow.uri import artifacts_dir
 
-_MODULE = "m5ws.tracking.mlflow.follower"
-_URI = "MLFLOW_TRACKING_URI"
-_FIRST_RETRY_S, _RETRY_S = 2.0, 60.0
 _ADOPT_S = 30.0
 """Seconds that a script has to start its own MLflow run, which becomes the run's page. Then one is created."""
-_MOST_BYTES = 65_536
 _STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "unsaved": "FAILED"}
 
 
@@ -74,19 +60,6 @@ class FollowerOptions(msgspec.Struct, frozen=True, kw_only=True):
     def directory(self) -> Path:
         """The directory of the run on this machine. Elsewhere it does not exist."""
         return Path(self.runs_dir, self.run)
-
-    @property
-    def argv(self) -> list[str]:
-        """The command line that starts a follower with these options."""
-        named = {"--store": self.store, "--run": self.run, "--runs-dir": self.runs_dir}
-        words = [word for pair in (named | {"--experiment": self.experiment}).items() for word in pair]
-        # -P: the current directory may contain a folder named mlflow.
-        return [sys.executable, "-P", "-m", _MODULE, *words, *["--once"] * self.once]
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """The variables for that command line."""
-        return {_URI: self.tracking_uri}
 
 
 class Follower:
@@ -159,10 +132,15 @@ class Follower:
         return (directory / UNTOLD).exists() if attempt is None else (attempt / TRACKED).exists()
 
     def finish(self) -> None:
-        """Mark the newest attempt as tracked if it ran on this machine, and show the run's verdict if it is untold."""
+        """Mark this machine's newest attempt as tracked if MLflow has it to its end, and show an untold verdict.
+
+        Records that MLflow refuses count as delivered, because it would refuse them again.
+        """
         directory = self._options.directory
-        if not self.refused and (directory / f"{self._attempt:04d}").is_dir():
-            (directory / f"{self._attempt:04d}" / TRACKED).touch()
+        newest = max(directory.glob("[0-9][0-9][0-9][0-9]"), default=None)
+        number = int(newest.name) if newest is not None else 0
+        if newest is not None and (number < self._attempt or (number == self._attempt and self._ended is not None)):
+            (newest / TRACKED).touch()
         if not (directory / UNTOLD).exists():
             return
         run = runs.load(self._repo, self._options.run)
@@ -286,37 +264,6 @@ def _connect(tracking_uri: str) -> Any:
     return MlflowClient(tracking_uri)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Follow a run to its end. Return 0 if everything was delivered, else 1, with the missing parts on stderr."""
-    options = _options(arguments)
-    _prepare_process(options)
-    follower = Follower(options)
-    failure: BaseException | None = None
-    retry_s, last, look = _FIRST_RETRY_S, options.once, True
-    while True:
-        try:
-            if not (options.once and follower.is_tracked):
-                follower.advance(last=last, look=look or failure is not None)
-            if last:
-                follower.finish()
-            failure, retry_s = None, _FIRST_RETRY_S
-        except M5Error:
-            raise
-        except Exception as error:
-            failure, retry_s = error, min(retry_s * 2, _RETRY_S)
-        if last:
-            break
-        look, last = _wait(follower.page_due_s() if failure is None else retry_s)
-    for refusal in follower.refused:
-        print(f"MLflow refuses {refusal}", file=sys.stderr)
-    if failure is None:
-        return int(bool(follower.refused))
-    uri = secret_scan.masked(options.tracking_uri)
-    print(f"not in MLflow ({uri}): {follower.undelivered}", file=sys.stderr)
-    print(f"error: {type(failure).__name__}: {failure}\n`m5ws ui --deliver` delivers the rest.", file=sys.stderr)
-    return 1
-
-
 @contextmanager
 def _lock_pages(options: FollowerOptions) -> Iterator[None]:
     """Lock the pages of a run in the block. Two processes of this machine would create two pages, or overwrite each
@@ -338,45 +285,9 @@ def limit_requests() -> None:
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 
 
-def _prepare_process(options: FollowerOptions) -> None:
-    limit_requests()
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
-    warnings.simplefilter("ignore")
-    # Before the priority is lowered: a script may wait for the schema.
-    migrations.migrate(options.tracking_uri, options.experiment)
-    os.nice(19)
-
-
 def _front(queue: deque[Point]) -> Iterator[Point]:
     """Yield as many points as one call can take, and all that were delivered before."""
     for index, point in enumerate(queue):
         if index >= 1000:
             return
         yield point
-
-
-def _wait(limit_s: float | None) -> tuple[bool, bool]:
-    """Wait for input for at most `limit_s` seconds. Return (True if there may be new events, True at the end of
-    input).
-    """
-    if sys.stdin is None:
-        return True, True
-    if not select.select([sys.stdin], [], [], limit_s)[0]:
-        return False, False
-    return True, not os.read(sys.stdin.fileno(), _MOST_BYTES)
-
-
-def _options(arguments: Sequence[str]) -> FollowerOptions:
-    parser = argparse.ArgumentParser(prog=f"python -m {_MODULE}", description=__doc__)
-    for name in ("--store", "--run", "--runs-dir", "--experiment"):
-        parser.add_argument(name, required=True)
-    parser.add_argument("--once", action="store_true")
-    return FollowerOptions(tracking_uri=os.environ[_URI], **vars(parser.parse_args(arguments)))
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except M5Error as problem:
-        print(f"{problem}\n{problem.hint}", file=sys.stderr)
-        sys.exit(1)

@@ -7,10 +7,13 @@ or second with it. Queries are in `client`, which is imported on use.
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from m5ws.tracking.interface import LoggedResults
+from m5ws import locks
+from m5ws.tracking.interface import FOLLOWED, LoggedResults
+from m5ws.tracking.mlflow import process
 from m5ws.tracking.mlflow.follower import FollowerOptions
 from m5ws.tracking.mlflow.migrations import announce, installed, migrate
 from m5ws.tracking.mlflow.uri import artifacts_dir, is_server
@@ -27,18 +30,21 @@ _QUIET = (
 class DeliveringProcess:
     """A process that delivers to MLflow. After the end of its input, or of this process, it delivers the rest and ends.
 
-    Its errors are in the file `mlflow.log` in the run's directory.
+    Its errors are in the file `mlflow.log` in `folder`: a run's directory, or the folder of all runs.
     """
 
-    def __init__(self, options: FollowerOptions) -> None:
-        options.directory.mkdir(parents=True, exist_ok=True)
-        self._log = options.directory / "mlflow.log"
+    def __init__(self, argv: Sequence[str], tracking_uri: str, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._log = folder / "mlflow.log"
         self._log.unlink(missing_ok=True)
-        with open(self._log, "ab") as log:
+        with open(self._log, "ab") as log, open(folder / FOLLOWED, "a") as followed:
+            # The process inherits the lock, which ends with it.
+            locks.acquire(followed.fileno())
             # In a session of its own, so that Ctrl-C in the terminal does not stop the delivery of the run's end.
             self._process = subprocess.Popen(
-                options.argv,
-                env={**os.environ, **options.environment},
+                argv,
+                env={**os.environ, process.URI: tracking_uri},
+                pass_fds=[followed.fileno()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
@@ -78,8 +84,11 @@ class Mlflow:
     `runs_dir` has the directory of each run of this machine.
     """
 
-    def __init__(self, tracking_uri: str, experiment: str, store_url: str, runs_dir: Path) -> None:
+    def __init__(
+        self, tracking_uri: str, experiment: str, store_url: str, runs_dir: Path, remedy: str = "`m5ws ui --deliver`"
+    ) -> None:
         self.tracking_uri = tracking_uri
+        self.remedy = remedy
         self.experiment = experiment
         self._store_url = store_url
         self._runs_dir = runs_dir
@@ -94,10 +103,12 @@ class Mlflow:
         return {"MLFLOW_TRACKING_URI": self.tracking_uri, "MLFLOW_EXPERIMENT_NAME": self.experiment}
 
     def follow(self, run: str) -> DeliveringProcess:
-        return DeliveringProcess(self.options(run))
+        options = self.options(run)
+        return DeliveringProcess(process.argv(options, [run]), self.tracking_uri, options.directory)
 
-    def catch_up(self, run: str) -> DeliveringProcess:
-        return DeliveringProcess(self.options(run, once=True))
+    def catch_up(self, runs: Sequence[str]) -> DeliveringProcess:
+        options = self.options(runs[0], once=True)
+        return DeliveringProcess(process.argv(options, runs), self.tracking_uri, self._runs_dir.parent)
 
     def refresh(self, run: str) -> None:
         from m5ws.tracking.mlflow import client

@@ -91,9 +91,10 @@ def save(
 ) -> bool:
     """Fingerprint, save and publish a staged state; collective. Return True, on all ranks, if it was published.
 
-    It may run in parallel to the training. A save is tried `tries` times, with pauses. If all fail, a copy of the last
-    checkpoint goes into a store in the folder `keep`, which is published later. Raises Fenced, on all ranks, if a newer
-    attempt of the run has begun, and Removed if the run is removed: the copy is then kept until the user drops it.
+    It may run in parallel to the training. A save is tried `tries` times, with pauses; its first failure is a notice.
+    If all tries fail, a copy of the last checkpoint goes into a store in the folder `keep`, which is published later.
+    Raises Fenced, on all ranks, if a newer attempt of the run has begun, and Removed if the run is removed: the copy is
+    then kept until the user drops it.
     """
     started = time.perf_counter()
     tensors = fingerprint.fingerprints(staged.tensors(), group)
@@ -111,7 +112,7 @@ def save(
             raise
         if outcome.published is not None:
             break
-        if active.rank == 0:
+        if active.rank == 0 and number == 0:
             active.notice(
                 "save-failed", f"the checkpoint after step {moment.step} failed: {outcome.problem}", moment.step
             )
