@@ -111,12 +111,13 @@ def measure(repo: Repository, progress: Progress | None = None) -> StoreUsage:
 
 def _with_replays(repo: Repository, names: Sequence[str]) -> dict[str, list[str]]:
     """Return the runs by the run that they reproduce in the end; a run that reproduces none is its own."""
-    originals, groups = dict[str, str](), dict[str, list[str]]()
-    facts = runs.facts(repo)
-    for name, fact in sorted(facts.items(), key=lambda item: item[1].created_s):
-        originals[name] = originals.get(fact.reproduces or "", name)
+    facts, groups = runs.facts(repo), dict[str, list[str]]()
     for name in names:
-        groups.setdefault(originals.get(name, name), []).append(name)
+        original, passed = name, set[str]()
+        while original in facts and (earlier := facts[original].reproduces) in facts and original not in passed:
+            passed.add(original)
+            original = earlier
+        groups.setdefault(original, []).append(name)
     return groups
 
 

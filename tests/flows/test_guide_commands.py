@@ -27,6 +27,8 @@ _ELSEWHERE = {
     "init --template": "tests/templates",
     "--env rebuild": "tests/flows/test_rebuild.py",
     "resume RUN --at": "tests/cli/test_outputs.py",
+    "fork RUN ": "tests/flows/test_removed.py",
+    "--drop": "tests/flows/test_removed.py",
     "ui ": "tests/tracking/test_client.py",
 }
 """Commands that need another program, a server or minutes, and the tests that run them."""

@@ -196,7 +196,7 @@ def _resume(place: Place, certificate: Any, example: Example) -> str:
     return f"inexact: {verdict['first']['quantity']} of step {verdict['first']['step']}"
 
 
-_SAMPLE = ("fabric", "hydra")
+_SAMPLE = ("hydra",)
 """Examples without a line that `make test-services` runs: one on two ranks, another has a folder of settings."""
 
 

@@ -37,6 +37,7 @@ def _run_tests(python: Path, folder: Path, *, interpret: bool = False) -> str:
     return _run(python, folder, "-m", "pytest", *options, "--basetemp", folder / "tests", *_TESTS, interpret=interpret)
 
 
+@pytest.mark.soak
 def test_the_triton_interpreter_computes_the_sums_of_numpy(
     interpreter: Callable[[Versions], Path], tmp_path: Path
 ) -> None:

@@ -167,7 +167,7 @@ def test_absent_facts_have_the_tag_value_absent(
     assert page.data.metrics == {}
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_kills_of_a_follower_leave_no_gap_and_no_duplicate(
     repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient, start: Start
 ) -> None:
