@@ -7,6 +7,7 @@ the removal disappears without a word (docs/design/0037-a-removal-is-a-fence.md)
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from graphlib import TopologicalSorter
 
 import msgspec
 
@@ -27,16 +28,17 @@ class RunNeeded(UsageError):
 class RemovalPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A run to remove, with the number of its checkpoints and of its stored sets of output files.
 
-    `newest` is its newest attempt: the host, and the last sign of life.
+    `newest` is its newest attempt: the host, and the last sign of life. `rests_on` has the run that it reproduces, and
+    the run that it starts from.
     """
 
     run: str
     name: str | None
     user: str | None
-    created_s: float
     checkpoints: int
     outputs: int
     newest: NewestAttempt | None
+    rests_on: tuple[str, ...]
 
 
 class RemovalResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,21 +77,23 @@ def _plan(repo: Repository, run: str, fact: RunCreation | None) -> RemovalPlan:
         run=run,
         name=fact.name if fact is not None else None,
         user=next((record.user for record in runs.readable(repo, [run])), None),
-        created_s=fact.created_s if fact is not None else 0.0,
         checkpoints=len(checkpoints.names(repo, run)),
         outputs=len(outputs.names(repo, run)),
         newest=newest,
+        rests_on=tuple(filter(None, (fact.reproduces, fact.parent))) if fact is not None else (),
     )
 
 
 def remove(repo: Repository, planned: Sequence[RemovalPlan], author: str | None) -> RemovalResult:
     """Publish the removal of runs, then read the runs and all that rests on them again, and return the result."""
+    names = [row.run for row in planned]
+    resting = {name: [row.run for row in planned if name in row.rests_on] for name in names}
     # A run before the runs that it rests on: a kill in between leaves no run that rests on a removed run.
-    for row in sorted(planned, key=lambda row: -row.created_s):
+    for name in TopologicalSorter(resting).static_order():
         with suppress(ObjectExists):
-            removals.publish(repo, Removal(run=row.run, author=author, created_s=time.time()))
+            removals.publish(repo, Removal(run=name, author=author, created_s=time.time()))
     # From here on, every publication meets the removal. All earlier publications are read below.
-    names, known = [row.run for row in planned], runs.recorded_facts(repo)
+    known = runs.recorded_facts(repo)
     now = [_plan(repo, name, known.get(name)) for name in names]
     late = [f"{reason}, since the removal began" for reason in _dependents(repo, names, known)]
     return RemovalResult(runs=now, meanwhile=[*late, *_lives(planned, now)])
