@@ -73,7 +73,10 @@ def _watched(workspace: Workspace, seen: _Seen) -> Footprints:
     return prints
 
 
-_SCALES = [_Scale(120), pytest.param(_Scale(2000, soak=True), marks=[pytest.mark.soak, pytest.mark.timeout(7200)])]
+_SCALES = [
+    pytest.param(_Scale(120), marks=pytest.mark.soak),
+    pytest.param(_Scale(2000, soak=True), marks=[pytest.mark.soak, pytest.mark.timeout(7200)]),
+]
 
 
 @pytest.mark.parametrize("scale", _SCALES)

@@ -71,7 +71,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
 
 
 _SCALES = [
-    _Scale(1, kinds=("bit of a weight", "library version", "ledger event")),
+    _Scale(1, kinds=("bit of a weight", "library version")),
     pytest.param(_Scale(20, soak=True), marks=[pytest.mark.soak, pytest.mark.timeout(4 * 3600)]),
 ]
 

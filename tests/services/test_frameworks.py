@@ -196,17 +196,8 @@ def _resume(place: Place, certificate: Any, example: Example) -> str:
     return f"inexact: {verdict['first']['quantity']} of step {verdict['first']['step']}"
 
 
-_SAMPLE = ("hydra",)
-"""Examples without a line that `make test-services` runs: one on two ranks, another has a folder of settings."""
-
-
-@pytest.mark.parametrize(
-    "example",
-    [
-        pytest.param(example, id=example.name, marks=[pytest.mark.soak] * (example.name not in _SAMPLE))
-        for example in _WITHOUT_LINE
-    ],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("example", [pytest.param(example, id=example.name) for example in _WITHOUT_LINE])
 class TestExample:
     def test_an_example_is_reproduced(
         self, example: Example, certify: Callable[[Example, Versions], Certified]

@@ -45,7 +45,9 @@ def test_the_triton_interpreter_computes_the_sums_of_numpy(
     assert re.search(r"^\d+ passed", output, re.MULTILINE) and "skipped" not in output, output
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize(
+    "capability", [pytest.param(80, marks=pytest.mark.soak), 90, pytest.param(100, marks=pytest.mark.soak)]
+)
 def test_the_kernel_compiles_without_a_gpu(
     interpreter: Callable[[Versions], Path], tmp_path: Path, capability: int
 ) -> None:

@@ -30,7 +30,7 @@ _SCALES = [Scale(6), pytest.param(Scale(500, soak=True), marks=[pytest.mark.soak
 Url = Callable[[Path], str]
 
 
-@pytest.fixture(params=["directory", pytest.param("S3 (moto)", marks=pytest.mark.long)])
+@pytest.fixture(params=["directory", pytest.param("S3 (moto)", marks=pytest.mark.soak)])
 def where(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
