@@ -10,7 +10,7 @@ from m5ws.records.removal import Removal
 from m5ws.repository import removals
 from m5ws.repository.fsck import fsck
 from m5ws.repository.references import checkpoints, outputs, runs
-from tests.support.workspace.workspaces import Workspace, make_workspace
+from tests.support.workspace.workspaces import Workspace, make_file_workspace, make_workspace
 
 _REMOVED = """
 from m5ws.records.removal import Removal
@@ -68,14 +68,7 @@ def test_the_checkpoint_of_a_removed_run_is_kept_until_it_is_dropped(trained: tu
 def test_output_files_of_a_removed_run_are_not_stored_and_stay_in_their_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workspace = make_workspace(tmp_path / "w", "plain.py", nproc=1, run='outputs = ["out"]')
-    for old, new in (
-        ("import mlflow", "from types import SimpleNamespace"),
-        ("with mlflow.start_run():", "if True:"),
-        ("mlflow.log_metric(", "print("),
-        (", step=step)", ")"),
-    ):
-        workspace.edit("train.py", old, new)
+    workspace = make_file_workspace(tmp_path / "w")
     record = storing.record
 
     def remove(repo: Any, run: Any, *given: Any) -> Any:

@@ -13,7 +13,7 @@ from m5ws.runs import history
 from m5ws.store import open_store
 from tests.support.network.proxies import FaultProxy
 from tests.support.s3.s3_servers import S3Server
-from tests.support.workspace.workspaces import Workspace, make_workspace
+from tests.support.workspace.workspaces import Workspace, make_file_workspace, make_workspace
 
 _DIRECTORY = """
 def away():
@@ -140,14 +140,7 @@ def test_a_store_that_is_unavailable_at_the_end_gets_the_ledger_later(tmp_path: 
 def test_output_files_that_could_not_be_stored_are_stored_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workspace = make_workspace(tmp_path / "w", "plain.py", nproc=1, run='outputs = ["out"]')
-    for old, new in (
-        ("import mlflow", "from types import SimpleNamespace"),
-        ("with mlflow.start_run():", "if True:"),
-        ("mlflow.log_metric(", "print("),
-        (", step=step)", ")"),
-    ):
-        workspace.edit("train.py", old, new)
+    workspace = make_file_workspace(tmp_path / "w")
     store = workspace.root / ".m5ws" / "store"
     publish = storing.publish
 

@@ -146,6 +146,19 @@ def make_workspace(
     return Workspace(root)
 
 
+def make_file_workspace(root: Path) -> Workspace:
+    """Make a workspace whose script has no session, logs nothing to MLflow, and writes into its declared outputs."""
+    workspace = make_workspace(root, "plain.py", nproc=1, run='outputs = ["out"]')
+    for old, new in (
+        ("import mlflow", "from types import SimpleNamespace"),
+        ("with mlflow.start_run():", "if True:"),
+        ("mlflow.log_metric(", "print("),
+        (", step=step)", ")"),
+    ):
+        workspace.edit("train.py", old, new)
+    return workspace
+
+
 def train_tokenizer(root: Path, size: int) -> None:
     """Train a real BPE tokenizer on the workspace's corpus."""
     tokenizer = Tokenizer(models.BPE())
