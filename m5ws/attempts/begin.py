@@ -14,7 +14,7 @@ from m5ws.records.ledger import NODE, AttemptStarted, NodeStarted, Notice
 from m5ws.records.run import Run
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.spool import SpoolWriter
-from m5ws.repository.references import notes, runs, snapshots
+from m5ws.repository.references import notes, parameters, run_index, runs, snapshots
 from m5ws.repository.repository import Repository
 from m5ws.wording.changes import describe
 
@@ -37,6 +37,8 @@ def _publish_run(repo: Repository, run: Run) -> None:
         # A kill came between the run of a sweep and its first attempt.
         if runs.load(repo, run.id) != run:
             raise
+        run_index.write_created(repo, run)
+    run_index.write(repo, run, "parameters", parameters.ParameterReader(repo).of_run(run))
 
 
 def publish(repo: Repository, plan: AttemptPlan, observed: Observed, spool: SpoolWriter) -> None:
@@ -56,6 +58,7 @@ def publish(repo: Repository, plan: AttemptPlan, observed: Observed, spool: Spoo
         raise _fenced(plan)
     # From here on, only the listed checkpoints of earlier attempts are valid.
     writer.append({NODE: [codec.encode(started)]})
+    run_index.write(repo, plan.run, "begun", plan.attempt)
     put = partial(repo.objects.put_record, observed)
     node = NodeStarted(time_s=time.time(), node=0, host=host, observed=put())
     spool.append(node)

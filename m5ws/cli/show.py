@@ -138,7 +138,7 @@ def _run(view: "RunView") -> str:
     for attempt in state.attempts:
         lines += ["", *_attempt(attempt, run.parent), *_differences(view.environments.get(attempt.attempt, ()))]
     if view.checkpoints:
-        rows = [(row.name, str(row.checkpoint.step), output.short(row.checkpoint.content)) for row in view.checkpoints]
+        rows = [(row.name, str(row.step), output.short(row.content)) for row in view.checkpoints]
         lines += ["", output.table(("CHECKPOINT", "STEP", "CONTENT"), rows)]
     if view.outputs:
         lines += ["", outputs.table(view.outputs)]

@@ -56,8 +56,10 @@ def references(repo: Repository, kind: Kind, name: str) -> list[str]:
         keys = [f"snapshots/{name}/{annotation}" for annotation in repo.store.names(f"snapshots/{name}/")]
         if not keys:
             raise NotFound(f"no snapshot {name}")
-        return keys
-    keys = [f"runs/{name}/run"]
+        snapshot = repo.objects.get_record(name, Snapshot)
+        annotations = snapshots.annotations(repo, name)
+        return [*keys, *(key for each in annotations for key in sorted(snapshots.index_keys(name, snapshot, each)))]
+    keys = [*runs.link_keys(runs.load(repo, name)), f"runs/{name}/run"]
     for attempt in ledger.attempts(repo, name):
         # Listed before the checkpoints, so the copy of a run in progress has all that its events name.
         nodes = ledger.nodes(repo, name, attempt)
@@ -78,7 +80,7 @@ def references(repo: Repository, kind: Kind, name: str) -> list[str]:
     for key in noted:
         bindings.record(repo.store, key, Note)
     # Summaries of attempts, and keys in the index, are derived from the other records.
-    prefixes = (f"runs/{name}/summaries/", f"{run_index.PREFIX}{name}/")
+    prefixes = filter(None, (f"runs/{name}/summaries/", run_index.folder(runs.load(repo, name))))
     derived = [f"{prefix}{key}" for prefix in prefixes for key in repo.store.names(prefix)]
     return [*keys, *joints, *noted, *derived]
 
