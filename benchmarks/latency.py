@@ -3,7 +3,7 @@
     python benchmarks/latency.py [--others 20 2000] [--rtt-ms 200] [--rounds 3] [--json FILE]
 
 The store is an S3 server in memory, behind a delay line (tests/support/network/delay_line.py), which delays each
-byte by half of the round trip. Each row is a process. `first` has an empty cache, `again` repeats the command. The peer is
+byte by half of the round trip. Each row is a process. `first` has an empty cache, `again` repeats it. The peer is
 `mlflow runs list` on an MLflow server with the same number of runs, behind a delay line too.
 """
 

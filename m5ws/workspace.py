@@ -21,7 +21,7 @@ from m5ws.errors import MissingExtra, NotFound, UsageError
 from m5ws.launch.interface import Launcher
 from m5ws.records.launch import Observing
 from m5ws.records.store import Format
-from m5ws.store.interface import ObjectStore
+from m5ws.store.interface import FORMAT, ObjectStore
 from m5ws.tracking.interface import Tracker
 
 if TYPE_CHECKING:
@@ -186,6 +186,7 @@ class Workspace:
         A relative path is resolved against the workspace. A new store gets `store_format`. `references` is the folder
         for copies of references; without a folder there are none.
         """
+        from m5ws.records import codec
         from m5ws.repository.repository import Repository
         from m5ws.store import open_store
         from m5ws.store.cache.references import ReferenceCache
@@ -199,6 +200,8 @@ class Workspace:
         if create:
             # Data is not written into a store that no longer exists: its format is read from the store itself.
             repository = Repository.create(store, store_format).with_store(near)
+            if isinstance(near, ReferenceCache):
+                near.keep(FORMAT, codec.encode(repository.format))
             joined.join(self.home / "joined", store)
         else:
             repository = self._open(near, store_format, for_dry_run=for_dry_run)

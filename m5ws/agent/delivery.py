@@ -37,16 +37,25 @@ _log = logging.getLogger(__name__)
 
 
 class Delivery:
-    """Delivers the spools of a node of one attempt. Events that an earlier supervisor delivered are left out."""
+    """Delivers the spools of a node of one attempt. Events that an earlier supervisor delivered are left out.
+
+    `chain` is the writer of the chain, if the attempt has just begun here.
+    """
 
     def __init__(
-        self, repo: Repository, run: str, attempt: int, spools: Path, clock: Callable[[], float] = time.monotonic
+        self,
+        repo: Repository,
+        run: str,
+        attempt: int,
+        spools: Path,
+        chain: ChainWriter | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._repo, self._run, self._attempt, self._spools, self._clock = repo, run, attempt, spools, clock
         self._seen: dict[str, SpoolReader] = {}
         self._telling: defaultdict[str, OriginSummary] = defaultdict(OriginSummary)
         self._readers: dict[str, SpoolReader] = {}
-        self._writer: ChainWriter | None = None
+        self._writer = chain
         self._waiting_bytes = 0
         self._began_s = self._published_s = clock()
         self._last_s: float | None = None
@@ -150,10 +159,9 @@ class Delivery:
                 self._writer = None
 
     def _append(self) -> None:
-        published: Mapping[str, int] = {}
         if self._writer is None:
             self._writer, self._readers = ChainWriter(self._repo, self._run, self._attempt), {}
-            published = dict(self._writer.counts)
+        published: Mapping[str, int] = {} if self._readers else dict(self._writer.counts)
         events = {}
         for origin in self._origins():
             pending = self._readers.setdefault(origin, self._spool(origin)).read()

@@ -22,6 +22,7 @@ from m5ws.launch.interface import LEFT_PROCESSES, Process
 from m5ws.outputs import killed
 from m5ws.progress import Progress, report
 from m5ws.records.ledger import AnyEvent, Notify
+from m5ws.repository.ledger.ledger import ChainWriter
 from m5ws.repository.ledger.spool import SpoolWriter
 from m5ws.work import directories
 from m5ws.work.directories import WorkDirectory
@@ -56,13 +57,14 @@ class Node:
         work: WorkDirectory,
         waiting: Waiting,
         spool: SpoolWriter,
+        chain: ChainWriter,
         notify: Notify,
         progress: Progress | None,
     ) -> None:
         self._ports, self._plan, self._work, self._progress = ports, plan, work, progress
         self._waiting, self._notify = waiting, notify
         self.results = Results(ports.repo, plan, work.path, spool, notify)
-        self.delivery = Delivery(ports.repo, plan.run.id, plan.attempt, Path(plan.context.spool_dir))
+        self.delivery = Delivery(ports.repo, plan.run.id, plan.attempt, Path(plan.context.spool_dir), chain)
 
     def run(self, listen: Listen, poll: Callable[[], None]) -> NodeEnd:
         """Run the script to its end. `poll` is called several times a second, and once after the end."""

@@ -13,6 +13,7 @@ from m5ws.records.environment import Observed
 from m5ws.records.ledger import NODE, AttemptStarted, NodeStarted, Notice
 from m5ws.records.run import Run
 from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger.ledger import ChainWriter
 from m5ws.repository.ledger.spool import SpoolWriter
 from m5ws.repository.references import notes, parameters, run_index, runs, snapshots
 from m5ws.repository.repository import Repository
@@ -38,11 +39,13 @@ def _publish_run(repo: Repository, run: Run) -> None:
         if runs.load(repo, run.id) != run:
             raise
         run_index.write_created(repo, run)
-    run_index.write(repo, run, "parameters", parameters.ParameterReader(repo).of_run(run))
 
 
-def publish(repo: Repository, plan: AttemptPlan, observed: Observed, spool: SpoolWriter) -> None:
-    """Publish the run if it is new, the event that begins the attempt and fences all earlier attempts, and its node."""
+def publish(repo: Repository, plan: AttemptPlan, observed: Observed, spool: SpoolWriter) -> ChainWriter:
+    """Publish the run if it is new, the event that begins the attempt and fences all earlier attempts, and its node.
+
+    Return the writer of the attempt's chain.
+    """
     if plan.attempt == 1:
         _publish_run(repo, plan.run)
         if plan.why is not None:
@@ -53,12 +56,14 @@ def publish(repo: Repository, plan: AttemptPlan, observed: Observed, spool: Spoo
     )
     declared = snapshots.load(repo, plan.run.snapshot).declared
     spool.append(started)
-    writer = ledger.ChainWriter(repo, plan.run.id, plan.attempt)
-    if writer.seq:
-        raise _fenced(plan)
-    # From here on, only the listed checkpoints of earlier attempts are valid.
-    writer.append({NODE: [codec.encode(started)]})
-    run_index.write(repo, plan.run, "begun", plan.attempt)
+    writer = ledger.ChainWriter(repo, plan.run.id, plan.attempt, is_new=True)
+    try:
+        # From here on, only the listed checkpoints of earlier attempts are valid.
+        writer.append({NODE: [codec.encode(started)]})
+    except Fenced as error:
+        raise _fenced(plan) from error
+    values = parameters.ParameterReader(repo).of_run(plan.run)
+    run_index.write(repo, plan.run, begun=plan.attempt, parameters=values)
     put = partial(repo.objects.put_record, observed)
     node = NodeStarted(time_s=time.time(), node=0, host=host, observed=put())
     spool.append(node)
@@ -71,3 +76,4 @@ def publish(repo: Repository, plan: AttemptPlan, observed: Observed, spool: Spoo
         # For attempts that were killed on other machines. The attempts of this machine are finished already.
         for event in unrecorded.of_earlier(repo, plan.run.id, plan.attempt):
             spool.append(event)
+    return writer

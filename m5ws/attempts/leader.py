@@ -25,6 +25,7 @@ from m5ws.progress import Progress, report
 from m5ws.records.failure import EndReason
 from m5ws.records.ledger import NODE, AttemptEnded, AttemptStarted, Notice, NoticeKind, RankStarted, State
 from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger.ledger import ChainWriter
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.references import checkpoints
 from m5ws.repository.repository import Repository
@@ -85,8 +86,8 @@ def execute(
                 admission.launched(ports, node.plan, accept, progress, poll) as waiting,
                 closing(SpoolWriter(spool_path, genesis(plan.run.id, plan.attempt, NODE))) as spool,
             ):
-                begin.publish(ports.repo, node.plan, waiting.observed, spool)
-                result = _Attempt(ports, node.plan, node.work, waiting, spool, watch, progress).supervise(poll)
+                chain = begin.publish(ports.repo, node.plan, waiting.observed, spool)
+                result = _Attempt(ports, node.plan, node.work, waiting, spool, chain, watch, progress).supervise(poll)
         finally:
             directories.end(plan.directory)
         if plan.run.spec.outputs and result.outcome == "finished" and result.delivered and not ports.keep_work:
@@ -122,6 +123,7 @@ class _Attempt:
         work: WorkDirectory,
         waiting: Waiting,
         spool: SpoolWriter,
+        chain: ChainWriter,
         watch: Watch | None,
         progress: Progress | None,
     ) -> None:
@@ -137,7 +139,7 @@ class _Attempt:
         self._announced = 0
         self._failures = failure.Failures()
         self._repeated = repeated_steps.RepeatedSteps(ports.repo, plan.run.id, plan.attempt)
-        self._node = Node(ports, plan, work, waiting, spool, self._notice, progress)
+        self._node = Node(ports, plan, work, waiting, spool, chain, self._notice, progress)
 
     def supervise(self, poll: Callable[[], None]) -> AttemptResult:
         end = self._node.run(self._listen, poll)

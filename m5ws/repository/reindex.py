@@ -58,7 +58,7 @@ def _lacked(repo: Repository, run_id: str, known: RunFacts) -> bool:
         lacked = True
     if known.parameters is None:
         with suppress(NotFound):  # The snapshot of a run may be in another store.
-            run_index.write(repo, run, "parameters", ParameterReader(repo).of_run(run))
+            run_index.write(repo, run, parameters=ParameterReader(repo).of_run(run))
     if known.outcome is None and (verdict := runs.verdict(repo, run)) is not None:
         run_index.write_verdict(repo, verdict)
         lacked = True
@@ -66,7 +66,7 @@ def _lacked(repo: Repository, run_id: str, known: RunFacts) -> bool:
         return lacked
     for attempt in ledger.attempts(repo, run_id):
         if attempt not in known.losses:
-            run_index.write(repo, run, "begun", attempt)
+            run_index.write(repo, run, begun=attempt)
             run_index.write_ended(repo, run_id, attempt, *summaries.read(repo, run_id, attempt))
             lacked = True
     return lacked

@@ -156,20 +156,20 @@ def names(repo: Repository, run: Run) -> tuple[str, ...]:
     return () if prefix is None else repo.store.names(prefix)
 
 
-def write(repo: Repository, run: Run, kind: str, value: object) -> None:
-    """Create the keys of a fact, once; its original must be published already."""
-    index_names.write(repo.store, keys(run, kind, value))
+def write(repo: Repository, run: Run, **facts: object) -> None:
+    """Create the keys of facts by their kinds, once; their originals must be published already."""
+    index_names.write(repo.store, [key for kind, value in facts.items() for key in keys(run, kind, value)])
 
 
 def write_created(repo: Repository, run: Run) -> None:
     """Create the keys of a published run, unless its purpose does not follow from the facts."""
     if run.purpose == ("reproduce" if run.reproduces else "train"):
-        write(repo, run, "created", created(run))
+        write(repo, run, created=created(run))
 
 
 def write_verdict(repo: Repository, verdict: Verdict) -> None:
     """Create the keys of a published verdict."""
-    write(repo, _load(repo, verdict.replay), "verdict", verdict.outcome)
+    write(repo, _load(repo, verdict.replay), verdict=verdict.outcome)
 
 
 def write_ended(repo: Repository, run: str, attempt: int, origins: Mapping[str, OriginSummary], length: int) -> None:
@@ -177,7 +177,7 @@ def write_ended(repo: Repository, run: str, attempt: int, origins: Mapping[str, 
     if summaries.write(repo, run, attempt, origins, length):
         fact = ended(attempt, origins[NODE].events, origins.get("0"))
         if fact is not None:
-            write(repo, _load(repo, run), "ended", fact)
+            write(repo, _load(repo, run), ended=fact)
 
 
 def _load(repo: Repository, run_id: str) -> Run:

@@ -34,6 +34,11 @@ class ReferenceCache:
         self._room = CacheLimit(self._entries, _LIMIT_BYTES)
 
     @property
+    def directory(self) -> Path:
+        """The directory of the copies."""
+        return self._entries.root
+
+    @property
     def url(self) -> str:
         return self.origin.url
 
@@ -43,13 +48,13 @@ class ReferenceCache:
         data = self.copy(key)
         if data is None:
             data = self.origin.get(key)
-            self._keep(key, data)
+            self.keep(key, data)
         return data
 
     def create(self, key: str, data: Buffer) -> None:
         self.origin.create(key, data)
         if _is_kept(key):
-            self._keep(key, bytes(data))
+            self.keep(key, bytes(data))
 
     def list(self, prefix: str) -> Iterator[ObjectStat]:
         return self.origin.list(prefix)
@@ -77,8 +82,8 @@ class ReferenceCache:
             self._entries.delete(entry)
         return None
 
-    def _keep(self, key: str, data: bytes) -> None:
-        """Keep a copy, if possible. Without copies, references come from the store."""
+    def keep(self, key: str, data: bytes) -> None:
+        """Keep a copy of a published reference, if possible. Without copies, references come from the store."""
         if len(data) > _LARGEST_BYTES:
             return
         with suppress(OSError, ObjectExists, CorruptObject):
