@@ -3,8 +3,8 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
-# One more than the two cores that CI has: tests wait for disks, locks and processes a fifth of their time.
-WORKERS ?= 3
+# Two for each of the two cores that CI has: tests wait for disks, locks and processes for 40 % of their time.
+WORKERS ?= 4
 bin := $(VENV)/bin
 # As if it were activated: tests compile with its ninja.
 export PATH := $(abspath $(bin)):$(PATH)

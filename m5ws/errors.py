@@ -84,7 +84,7 @@ class MissingExtra(M5Error):
 
 
 class Fenced(M5Error):
-    """A rank of a superseded attempt tried to publish."""
+    """A process tried to publish into a run that a newer attempt or a removal has closed to it."""
 
     exit_code = 1
     hint = "A newer attempt of this run has started. End this process."

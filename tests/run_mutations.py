@@ -212,6 +212,20 @@ MUTATIONS = (
         "    if comparison.equal is None:\n",
         ("reproduce/test_compare.py",),
     ),
+    Mutation(
+        "a reference of a removed run counts as published",
+        "m5ws/repository/publishing.py",
+        "    if run is not None:\n",
+        "    if run is None:\n",
+        ("attempts/test_removal.py", "attempts/test_removal_schedules.py"),
+    ),
+    Mutation(
+        "a copy publishes a removal after its run",
+        "m5ws/repository/transfer/transfer.py",
+        "    new = [*(removals.key(name) for name in runs if name in carried), *new]\n",
+        "    new = [*new, *(removals.key(name) for name in runs if name in carried)]\n",
+        ("repository/test_transfer.py",),
+    ),
 )
 
 

@@ -24,6 +24,7 @@ from m5ws.records.base import Digest
 from m5ws.records.failure import EndReason
 from m5ws.records.ledger import AttemptEnded, Event, Notice
 from m5ws.records.verdict import Verdict
+from m5ws.repository import removals
 from m5ws.repository.ledger import ledger
 from m5ws.repository.references import runs
 from m5ws.repository.repository import Repository
@@ -46,7 +47,7 @@ def finish(repo: Repository, run: str, attempt: int, directory: Path, opener: un
     """Deliver the remaining events of an attempt without a supervisor, and end it if it was killed before its end.
 
     If the attempt's own spools are elsewhere, do nothing. With an `opener`, also publish results that the store did
-    not take, and the output files of a killed attempt.
+    not take, and the output files of a killed attempt. Results of a removed run stay on this machine.
     """
     if (work := directories.find(directory)) is not None:
         directories.keep_links(work)
@@ -57,19 +58,32 @@ def finish(repo: Repository, run: str, attempt: int, directory: Path, opener: un
     left.deliver(final=True)
     if not left.complete:
         return
-    complete = False
-    if opener is not None and unsaved.waiting(directory):
+    complete, is_removed = False, opener is not None and _is_removed(repo, run)
+    if opener is not None and not is_removed and unsaved.waiting(directory):
         complete = unsaved.publish(repo, run, attempt, directory, opener)
     end = ledger.ended(repo, run, attempt)
     if end is None:
+        if opener is not None and not is_removed:
+            unsaved.remove(directory)
         left.append(_end_killed(repo, run, attempt, directory, left.heads(), is_stored=opener is not None))
-    elif opener is not None:
+    elif opener is not None and not is_removed:
         if end.outcome == "unsaved" and complete:
             ended = AttemptEnded(time_s=time.time(), outcome="finished", exit_code=0, heads=end.heads)
             left.append([*unrecorded.events(repo, run, attempt), ended])
             (directory / TRACKED).unlink(missing_ok=True)
         unsaved.remove(directory)
     left.finish()
+    if is_removed and unsaved.waiting(directory):
+        (directory / unsaved.KEPT).touch()
+
+
+def _is_removed(repo: Repository, run: str) -> bool:
+    """Return True if a run is removed, or a run that it rests on."""
+    try:
+        removals.fence(repo, run)
+    except removals.Removed:
+        return True
+    return False
 
 
 def _end_killed(
@@ -83,7 +97,6 @@ def _end_killed(
     killed_reason = EndReason(kind="supervisor killed")
     ended = AttemptEnded(time_s=time.time(), outcome="failed", exit_code=137, reason=killed_reason, heads=heads)
     if is_stored:
-        unsaved.remove(directory)
         notices = killed.store(repo, run, attempt, directory)
         if killed.is_done(repo, run, attempt, directory):
             lacking = next((notice.message for notice in notices if notice.kind == "outputs-not-stored"), None)
@@ -97,29 +110,48 @@ def _end_killed(
     return [*notices, *unrecorded.events(repo, run, attempt), ended]
 
 
-class RemoteAttempt(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest attempt of a run, if it has no end and its spools are not here. It may be alive on `host`."""
+class NewestAttempt(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest attempt of a run. Without an end, it may be alive on `host`."""
 
     run: str
     attempt: int
     host: str
     last_s: float
     """Time of its last event, in seconds since the epoch, by the clock of its host."""
+    ended: bool
+
+    def describe_life(self) -> str:
+        """Return that the run may be alive, with the place and the last sign of life."""
+        ago = timedelta(seconds=round(max(0.0, time.time() - self.last_s)))
+        return (
+            f"run {self.run} may be alive: attempt {self.attempt} on {self.host} has no end, "
+            f"and its last sign of life is {ago} (h:mm:ss) old"
+        )
 
 
-def find_remote(repo: Repository, run: str, home: Path) -> RemoteAttempt | None:
+def find_newest(repo: Repository, run: str) -> NewestAttempt | None:
+    """Return the newest attempt of a run; None if none has begun."""
+    attempt = max(ledger.attempts(repo, run), default=0)
+    return _load_newest(repo, run, attempt) if attempt else None
+
+
+def find_remote(repo: Repository, run: str, home: Path) -> NewestAttempt | None:
     """Return the newest attempt of a run if it may be alive in another workspace or on another machine."""
     attempt = max(ledger.attempts(repo, run), default=0)
     if not attempt or is_own(repo, run, attempt, home / "runs" / run / f"{attempt:04d}"):
         return None
-    if ledger.ended(repo, run, attempt) is not None:
-        return None
+    newest = _load_newest(repo, run, attempt)
+    return None if newest.ended else newest
+
+
+def _load_newest(repo: Repository, run: str, attempt: int) -> NewestAttempt:
     started = ledger.started(repo, run, attempt)
     last = [next(ledger.backwards(repo, run, attempt, node)) for node in ledger.nodes(repo, run, attempt)]
     events = [event for batch in last for _, event in ledger.decode(batch)] + ([started] if started is not None else [])
     host = started.host if started is not None else "an unknown host"
     last_s = max((event.time_s for event in events), default=0.0)
-    return RemoteAttempt(run=run, attempt=attempt, host=host, last_s=last_s)
+    ended = ledger.ended(repo, run, attempt) is not None
+    return NewestAttempt(run=run, attempt=attempt, host=host, last_s=last_s, ended=ended)
 
 
 def refuse_elsewhere(repo: Repository, run: str, home: Path) -> None:
@@ -127,10 +159,8 @@ def refuse_elsewhere(repo: Repository, run: str, home: Path) -> None:
     remote = find_remote(repo, run, home)
     if remote is None:
         return
-    ago = timedelta(seconds=round(max(0.0, time.time() - remote.last_s)))
     raise RunAlive(
-        f"run {run} may be alive: attempt {remote.attempt} on {remote.host} has no end, "
-        f"and its last sign of life is {ago} (h:mm:ss) old",
+        remote.describe_life(),
         hint=f"`m5ws resume {run} --take-over` resumes the run here, and stops an attempt that is alive.",
     )
 
@@ -175,7 +205,8 @@ def _deliver(
     """Deliver the data in a run's directory. Raises RunAlive, and Undelivered for any other error."""
     try:
         attempts = sorted(run_dir.glob("[0-9][0-9][0-9][0-9]"))
-        waiting = [attempt for attempt in attempts if not (attempt / DELIVERED).exists()]
+        over = (DELIVERED, unsaved.KEPT)
+        waiting = [attempt for attempt in attempts if not any((attempt / mark).exists() for mark in over)]
         if not waiting and not (run_dir / VERDICT).exists():
             return
         with lock_run(run_dir, wait_s, notify):
@@ -202,6 +233,6 @@ def keep_verdict(home: Path, verdict: Verdict) -> None:
 def _publish_verdict(repo: Repository, path: Path) -> None:
     if path.exists():
         verdict = codec.decode(path.read_bytes(), Verdict, str(path))
-        with suppress(ObjectExists):
+        with suppress(ObjectExists, removals.Removed):
             runs.publish_verdict(repo, verdict)
         path.unlink()

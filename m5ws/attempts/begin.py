@@ -1,16 +1,20 @@
 """The start of an attempt: its work directory, its input files, and the event that fences earlier attempts."""
 
+import signal
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.environment import attempt_environments, drift
-from m5ws.errors import Fenced, ObjectExists
+from m5ws.errors import Fenced, M5Error, ObjectExists
 from m5ws.outputs import unrecorded
 from m5ws.records import codec
 from m5ws.records.environment import Observed
-from m5ws.records.ledger import NODE, AttemptStarted, NodeStarted, Notice
+from m5ws.records.failure import EndReason
+from m5ws.records.ledger import NODE, AttemptEnded, AttemptStarted, NodeStarted, Notice
 from m5ws.records.run import Run
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.ledger import ChainWriter
@@ -41,6 +45,27 @@ def _publish_run(repo: Repository, run: Run) -> None:
         run_index.write_created(repo, run)
 
 
+@contextmanager
+def ended(spool: SpoolWriter) -> Iterator[None]:
+    """Write the end of the attempt if an error or Ctrl-C ends the block, which is before its script begins.
+
+    The store may have the start of the attempt. Then the next m5ws command here delivers the end.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, M5Error, OSError) as error:
+        spool.append(_end(error))
+        raise
+
+
+def _end(error: BaseException) -> AttemptEnded:
+    if isinstance(error, KeyboardInterrupt):
+        stopped = EndReason(kind="stopped", signal=str(error) or signal.SIGINT.name)
+        return AttemptEnded(time_s=time.time(), outcome="interrupted", exit_code=130, reason=stopped, heads={})
+    problem = EndReason(kind="not launched", problem=str(error))
+    return AttemptEnded(time_s=time.time(), outcome="failed", exit_code=1, reason=problem, heads={})
+
+
 def publish(repo: Repository, plan: AttemptPlan, observed: Observed, spool: SpoolWriter) -> ChainWriter:
     """Publish the run if it is new, the event that begins the attempt and fences all earlier attempts, and its node.
 
@@ -50,9 +75,8 @@ def publish(repo: Repository, plan: AttemptPlan, observed: Observed, spool: Spoo
         _publish_run(repo, plan.run)
         if plan.why is not None:
             notes.publish(repo, plan.why)
-    host = socket.gethostname()
     started = AttemptStarted(
-        time_s=time.time(), attempt=plan.attempt, host=host, inherits=plan.inherits, resume=plan.resume
+        time_s=time.time(), attempt=plan.attempt, host=socket.gethostname(), inherits=plan.inherits, resume=plan.resume
     )
     declared = snapshots.load(repo, plan.run.snapshot).declared
     spool.append(started)
@@ -65,7 +89,7 @@ def publish(repo: Repository, plan: AttemptPlan, observed: Observed, spool: Spoo
     values = parameters.ParameterReader(repo).of_run(plan.run)
     run_index.write(repo, plan.run, begun=plan.attempt, parameters=values)
     put = partial(repo.objects.put_record, observed)
-    node = NodeStarted(time_s=time.time(), node=0, host=host, observed=put())
+    node = NodeStarted(time_s=time.time(), node=0, host=started.host, observed=put())
     spool.append(node)
     writer.append({NODE: [codec.encode(node)]}, repair=put)
     for change in (*drift.unmet(declared, observed), *drift.conflicts(observed)):

@@ -3,7 +3,7 @@
 A fork has its parent's snapshot and launch spec, except for the given changes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
@@ -14,7 +14,8 @@ from m5ws.diff import diff
 from m5ws.records.base import Digest
 from m5ws.records.run import LaunchSpec, Parent, Run
 from m5ws.records.verdict import Change
-from m5ws.repository.references import checkpoints, runs
+from m5ws.repository.objects import is_digest
+from m5ws.repository.references import checkpoints, ids, runs
 from m5ws.repository.repository import Repository
 from m5ws.snapshot.config import overrides
 
@@ -29,12 +30,17 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
     restart: tuple[Literal["data", "schedule", "generators"], ...] = ()
 
 
-def new_run(repo: Repository, request: ForkRequest) -> Run:
+TakeKept = Callable[[str, int | None], tuple[str, Digest] | None]
+"""Called with a run, and the step of a checkpoint if one is named, as `kept_work.take_checkpoint`."""
+
+
+def new_run(repo: Repository, request: ForkRequest, take_kept: TakeKept = lambda *_: None) -> Run:
     """Return a new fork. Publishes its snapshot if it is derived.
 
+    A checkpoint that `take_kept` returns comes before the checkpoints in the store, which are older.
     Raises NotFound, AmbiguousId, UsageError for the checkpoint; UsageError for an override.
     """
-    named = resolve.resolve(repo, request.checkpoint)
+    named, is_kept = _start(repo, request.checkpoint, take_kept)
     origin = runs.load(repo, named.run)
     spec = _spec(origin.spec, request.options)
     snapshot, spec = overrides.change(repo, request.snapshot or origin.snapshot, spec, request.overrides)
@@ -45,8 +51,19 @@ def new_run(repo: Repository, request: ForkRequest) -> Run:
         digest=named.digest,
         settings=_settings(origin, snapshot, spec),
         restart=tuple(sorted(set(request.restart))),
+        kept=is_kept,
     )
     return planning.new_run(snapshot, spec, name=request.options.name, parent=parent)
+
+
+def _start(repo: Repository, text: str, take_kept: TakeKept) -> tuple[resolve.CheckpointRef, bool]:
+    """Return the checkpoint with the name `text`, and True if it is the kept work of a removed run."""
+    prefix, _, step = text.partition("@")
+    if not is_digest(prefix) and (step.isdecimal() or not step):
+        _, run = ids.resolve(repo, prefix, ("run",))
+        if (kept := take_kept(run, int(step) if step else None)) is not None:
+            return resolve.CheckpointRef(run=run, name=kept[0], digest=kept[1]), True
+    return resolve.resolve(repo, text), False
 
 
 def with_changes(repo: Repository, parent: Parent, snapshot: Digest, spec: LaunchSpec) -> Parent:

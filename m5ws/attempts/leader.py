@@ -24,6 +24,7 @@ from m5ws.errors import M5Error
 from m5ws.progress import Progress, report
 from m5ws.records.failure import EndReason
 from m5ws.records.ledger import NODE, AttemptEnded, AttemptStarted, Notice, NoticeKind, RankStarted, State
+from m5ws.repository import removals
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.ledger import ChainWriter
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
@@ -34,8 +35,8 @@ from m5ws.work import directories
 from m5ws.work.directories import WorkDirectory
 
 _log = logging.getLogger(__name__)
-_SUCCESSOR_S = 30.0
-"""Interval of checks for a newer attempt. The store refuses this attempt's publications even before a check."""
+_FENCE_S = 30.0
+"""Interval of checks for a newer attempt and a removal. They fence this attempt's publications even before a check."""
 
 
 class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +65,8 @@ def execute(
     poll: Callable[[], None] = lambda: None,
     accept: admission.Accept = lambda _: None,
 ) -> AttemptResult:
-    """Run one attempt to its end. Raises RunAlive if the run is alive, Fenced if the attempt has begun elsewhere.
+    """Run one attempt to its end. Raises RunAlive if the run is alive, Fenced if the attempt has begun elsewhere, and
+    Removed after the end of an attempt of a removed run.
 
     The attempt begins when its environment is known, and `accept` did not raise an error; before, nothing is published.
     `poll` is called several times a second while the ranks run. Ctrl-C (KeyboardInterrupt) stops the ranks and ends the
@@ -86,10 +88,16 @@ def execute(
                 admission.launched(ports, node.plan, accept, progress, poll) as waiting,
                 closing(SpoolWriter(spool_path, genesis(plan.run.id, plan.attempt, NODE))) as spool,
             ):
-                chain = begin.publish(ports.repo, node.plan, waiting.observed, spool)
-                result = _Attempt(ports, node.plan, node.work, waiting, spool, chain, watch, progress).supervise(poll)
+                with begin.ended(spool):
+                    chain = begin.publish(ports.repo, node.plan, waiting.observed, spool)
+                    begun = _Attempt(ports, node.plan, node.work, waiting, spool, chain, watch, progress)
+                    # After the start: the `rm` of a removal that this look does not meet lists the attempt.
+                    begun.is_removed()
+                result = begun.supervise(poll)
         finally:
             directories.end(plan.directory)
+        if result.reason is not None and result.reason.kind == "removed":
+            raise removals.Removed(f"attempt {plan.attempt} of run {plan.run.id} was stopped: {result.reason.problem}")
         if plan.run.spec.outputs and result.outcome == "finished" and result.delivered and not ports.keep_work:
             report(progress, "removing output files that are stored")
             _remove_outputs(ports.repo, plan)
@@ -132,6 +140,7 @@ class _Attempt:
         self._watch = watch
         self._has_enough = False
         self._successor: AttemptStarted | None = None
+        self._removal: str | None = None
         self._began_s = self._looked_s = time.monotonic()
         self._follower: Delivering | None = None
         self._last_step = checkpoints.step_of(plan.resume) if plan.resume else 0
@@ -141,15 +150,31 @@ class _Attempt:
         self._repeated = repeated_steps.RepeatedSteps(ports.repo, plan.run.id, plan.attempt)
         self._node = Node(ports, plan, work, waiting, spool, chain, self._notice, progress)
 
+    def is_removed(self) -> bool:
+        """Return True if the run is known to be removed. An error of the store changes nothing."""
+        run = self._plan.run
+        try:
+            removals.refuse(self._ports.repo, run.id, *removals.origins(run))
+        except removals.Removed as error:
+            self._removal = str(error)
+        except (M5Error, OSError) as error:
+            _log.warning("cannot check for a removal of run %s: %s", run.id, error)
+        return self._removal is not None
+
     def supervise(self, poll: Callable[[], None]) -> AttemptResult:
+        if self._removal is not None:
+            return self._end(*self._judge(NodeEnd(exit_code=1)))
         end = self._node.run(self._listen, poll)
         self._seen(self._node.deliver_rest())
         self._superseded()
+        self.is_removed()
         outcome, exit_code, reason = self._judge(end)
         unsaved = self._node.keep_results(has_finished=outcome == "finished", is_stopped=end.request is not None)
         if outcome == "finished" and unsaved is not None:
             outcome, exit_code = "unsaved", recovery.UNSAVED_STATUS
             reason = EndReason(kind="unsaved", problem=unsaved)
+            if self.is_removed():
+                outcome, exit_code, reason = self._judge(end)
         if outcome == "finished" or self._has_enough:
             # A replay that was stopped is never resumed.
             self._node.results.remove_inputs()
@@ -161,6 +186,9 @@ class _Attempt:
     def _judge(self, end: NodeEnd) -> tuple[str, int, EndReason | None]:
         """Return the outcome of the attempt, its exit status, and the reason if there is one."""
         is_complete = self._node.delivery.complete
+        if self._removal is not None:
+            reason = EndReason(kind="removed", problem=self._removal)
+            return "interrupted", removals.Removed.exit_code, reason
         if (later := self._successor) is not None:
             return "interrupted", end.exit_code, EndReason(kind="superseded", attempt=later.attempt, host=later.host)
         if end.request is not None:
@@ -177,7 +205,7 @@ class _Attempt:
         return "finished", 0, None
 
     def _listen(self, events: Events) -> bool:
-        """Take new events. Return True if the attempt needs no more steps, or if a newer attempt has begun."""
+        """Take new events. Return True if the attempt needs no more steps, or if it is fenced."""
         is_enough = self._seen(events)
         if self._has_begun and self._node.delivery.batches > self._announced:
             self._announced = self._node.delivery.batches
@@ -201,11 +229,11 @@ class _Attempt:
             self._follower.wake()
 
     def _is_time_to_look(self) -> bool:
-        """Check for a newer attempt at intervals. Return True if one has begun."""
-        if time.monotonic() - self._looked_s < _SUCCESSOR_S:
+        """Check for a newer attempt and a removal at intervals. Return True if there is one."""
+        if time.monotonic() - self._looked_s < _FENCE_S:
             return False
         self._looked_s = time.monotonic()
-        return self._superseded()
+        return self._superseded() or self.is_removed()
 
     def _superseded(self) -> bool:
         """Return True if a newer attempt is known to have begun. An error of the store changes nothing."""

@@ -26,9 +26,9 @@ from m5ws.records import portable
 from m5ws.records.launch import Context, Saving
 from m5ws.records.run import LaunchSpec, Parent, Run, Starter, Trainer
 from m5ws.records.snapshot import Snapshot
-from m5ws.repository import bindings
+from m5ws.repository import bindings, removals
 from m5ws.repository.ledger import ledger
-from m5ws.repository.references import checkpoints, removals, runs, snapshots
+from m5ws.repository.references import checkpoints, runs, snapshots
 from m5ws.repository.repository import Repository
 from m5ws.secret_gate import SecretText
 from m5ws.store.cache.cache import CachedStore
@@ -151,8 +151,9 @@ def plan(
 
     `home` is the workspace's `.m5ws`. Processes inherit `environment`. `saving` and `checkpoint_at` are as in
     `Context`. `python` starts the ranks. `from_scratch`: nothing of the run is restored. Raises NotFound if the store
-    lacks the checkpoint of a fork.
+    lacks the checkpoint of a fork, Removed if a run that the run rests on is removed.
     """
+    removals.refuse(repo, *removals.origins(run))
     if python == sys.executable:
         _require(run.spec)
     snapshot = snapshots.load(repo, run.snapshot)
@@ -207,11 +208,14 @@ def _require(launch: LaunchSpec) -> None:
 
 
 def resumed(repo: Repository, run_id: str) -> Run:
-    """Return a run that can be resumed. Raises NotFound, and UsageError if it has finished; an unsaved run has not."""
+    """Return a run that can be resumed. An unsaved run has not finished.
+
+    Raises NotFound, Removed, and UsageError if it has finished.
+    """
     from m5ws.runs import state
 
     run = runs.load(repo, run_id)
-    removals.refuse_removed(repo, run_id)
+    removals.refuse(repo, run_id)
     if not ledger.attempts(repo, run_id):
         raise NotFound(f"run {run_id} has not started", hint="Start a new run with `m5ws run`.")
     if state.load_newest(repo, run_id).standing == "finished":

@@ -1,16 +1,23 @@
-"""Removal of runs. A run stays while others rest on it: forks, replays, verdicts, and checkpoints that are kept."""
+"""Removal of runs. A run stays while others rest on it: forks, replays, verdicts, and checkpoints that are kept.
+
+A removal is a fence: `remove` publishes it, and then reads the runs again, so that nothing that was published before
+the removal disappears without a word (docs/design/0037-a-removal-is-a-fence.md).
+"""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 
 import msgspec
 
-from m5ws.errors import UsageError
+from m5ws.agent import recovery
+from m5ws.agent.recovery import NewestAttempt
+from m5ws.errors import ObjectExists, UsageError
 from m5ws.records.removal import Removal
-from m5ws.repository.references import checkpoints, outputs, removals, runs
+from m5ws.repository import removals
+from m5ws.repository.references import checkpoints, outputs, runs
 from m5ws.repository.references.run_index import RunCreation
 from m5ws.repository.repository import Repository
-from m5ws.runs import listing
 
 
 class RunNeeded(UsageError):
@@ -18,56 +25,95 @@ class RunNeeded(UsageError):
 
 
 class RemovalPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A run to remove, with the number of its checkpoints and of its stored sets of output files."""
+    """A run to remove, with the number of its checkpoints and of its stored sets of output files.
+
+    `newest` is its newest attempt: the host, and the last sign of life.
+    """
 
     run: str
     name: str | None
+    created_s: float
     checkpoints: int
     outputs: int
+    newest: NewestAttempt | None
+
+
+class RemovalResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Removed runs as they were at their removal. `meanwhile` describes all that began since the plan, or may live."""
+
+    runs: list[RemovalPlan]
+    meanwhile: list[str]
 
 
 def plan(repo: Repository, names: Sequence[str], *, lost: bool = False) -> list[RemovalPlan]:
     """Return the runs to remove. Writes nothing. With `lost`, attempts without an end have ended.
 
-    Raises RunNeeded with all that rests on the runs, UsageError for a run that is removed already or may be alive.
+    Raises RunNeeded with all that rests on the runs, Removed for a run that is removed already, UsageError for a run
+    that may be alive.
     """
     names = list(dict.fromkeys(names))
+    removals.refuse(repo, *names)
     # The run index is not proof enough for a deletion: records and ledgers are read instead.
-    known, removed = runs.recorded_facts(repo), removals.removed_runs(repo)
-    for name in names:
-        removals.refuse_removed(repo, name)
-    rows = {row.id: row for row in listing.list_runs(repo, index={}, names=names)}
-    alive = [name for name in names if rows[name].standing == "running"]
-    if alive and not lost:
-        raise UsageError(
-            f"run {alive[0]} may be alive: its newest attempt has no end",
-            hint="Stop the run first. If its machine was lost, add --lost.",
-        )
-    staying = {name: fact for name, fact in known.items() if name not in removed and name not in names}
-    reasons = [reason for name in names for reason in _dependents(repo, name, known, staying)]
-    if reasons:
+    known = runs.recorded_facts(repo)
+    planned = [_plan(repo, name, known.get(name)) for name in names]
+    alive = next((row.newest for row in planned if row.newest is not None and not row.newest.ended), None)
+    if alive is not None and not lost:
+        hint = "Stop the run first. If its machine was lost, add --lost: an attempt that lives then stops by itself."
+        raise UsageError(alive.describe_life(), hint=hint)
+    if reasons := _dependents(repo, names, known):
         raise RunNeeded("nothing was removed: " + "; ".join(reasons), hint="Remove these runs too, or none of them.")
-    return [
-        RemovalPlan(
-            run=name,
-            name=rows[name].name,
-            checkpoints=len(checkpoints.names(repo, name)),
-            outputs=len(outputs.names(repo, name)),
-        )
-        for name in names
-    ]
+    return planned
 
 
-def remove(repo: Repository, planned: Sequence[RemovalPlan], author: str | None) -> None:
-    """Publish the removal of runs."""
-    for removal in planned:
-        removals.publish(repo, Removal(run=removal.run, author=author, created_s=time.time()))
+def _plan(repo: Repository, run: str, fact: RunCreation | None) -> RemovalPlan:
+    try:
+        newest = recovery.find_newest(repo, run)
+    except runs.UNREADABLE:
+        newest = None  # A damaged run can be removed.
+    return RemovalPlan(
+        run=run,
+        name=fact.name if fact is not None else None,
+        created_s=fact.created_s if fact is not None else 0.0,
+        checkpoints=len(checkpoints.names(repo, run)),
+        outputs=len(outputs.names(repo, run)),
+        newest=newest,
+    )
 
 
-def _dependents(
+def remove(repo: Repository, planned: Sequence[RemovalPlan], author: str | None) -> RemovalResult:
+    """Publish the removal of runs, then read the runs and all that rests on them again, and return the result."""
+    # A run before the runs that it rests on: a kill in between leaves no run that rests on a removed run.
+    for row in sorted(planned, key=lambda row: -row.created_s):
+        with suppress(ObjectExists):
+            removals.publish(repo, Removal(run=row.run, author=author, created_s=time.time()))
+    # From here on, every publication meets the removal. All earlier publications are read below.
+    names, known = [row.run for row in planned], runs.recorded_facts(repo)
+    now = [_plan(repo, name, known.get(name)) for name in names]
+    late = [f"{reason}, since the removal began" for reason in _dependents(repo, names, known)]
+    return RemovalResult(runs=now, meanwhile=[*late, *_lives(planned, now)])
+
+
+def _lives(planned: Sequence[RemovalPlan], now: Sequence[RemovalPlan]) -> Iterator[str]:
+    """Yield the attempts of removed runs that may be alive, or that began since the plan, as text for people."""
+    for before, after in zip(planned, now, strict=True):
+        if after.newest is None:
+            continue
+        if not after.newest.ended:
+            yield f"{after.newest.describe_life()}; an attempt that lives stops by itself, and keeps its work there"
+        elif before.newest is None or before.newest.attempt != after.newest.attempt:
+            yield f"attempt {after.newest.attempt} of run {after.run} on {after.newest.host} began and ended meanwhile"
+
+
+def _dependents(repo: Repository, names: Sequence[str], known: Mapping[str, RunCreation]) -> list[str]:
+    """Return the forks, replays, verdicts and pins that rest on runs, without removed runs, as text for people."""
+    removed = removals.removed_runs(repo)
+    staying = {name: fact for name, fact in known.items() if name not in removed and name not in names}
+    return [reason for name in names for reason in _rests_on(repo, name, known, staying)]
+
+
+def _rests_on(
     repo: Repository, name: str, known: Mapping[str, RunCreation], staying: Mapping[str, RunCreation]
 ) -> Iterator[str]:
-    """Yield the forks, replays, verdicts and pins that rest on a run, as text for people."""
     for other, fact in staying.items():
         if fact.reproduces == name:
             yield f"run {other} reproduces {name}"

@@ -15,7 +15,8 @@ from m5ws.attempts import fork, sweep_grid
 from m5ws.attempts.sweep_grid import OPTION
 from m5ws.errors import NotFound, UsageError
 from m5ws.records.run import Axis, Run, Sweep
-from m5ws.repository.references import removals, runs, snapshots
+from m5ws.repository import removals
+from m5ws.repository.references import runs, snapshots
 from m5ws.repository.repository import Repository
 from m5ws.runs.listing import RunRow, list_runs
 from m5ws.snapshot.config import overrides

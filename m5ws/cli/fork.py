@@ -29,6 +29,8 @@ def command(context: click.Context, checkpoint: str, **given: Unpack[_Arguments]
     and verdict. It keeps the snapshot and the launch of RUN, except for the given options and COMMAND. The changes are
     printed before anything starts.
 
+    Of a removed run, only a checkpoint that is kept on this machine can be forked (`m5ws show RUN`).
+
     Exit status: as of `m5ws run`.
 
     \b

@@ -50,10 +50,12 @@ def command(context: click.Context, only: str | None, condition: str | None, lim
       m5ws ls --where 'loss < 3 and "optimizer.lr" >= 3e-4'
       m5ws ls --where "state = 'failed' and created > datetime('now', '-2 days')"
     """
+    from m5ws.outputs import kept_work
     from m5ws.runs import listing, run_table
 
     only = only if condition is None else "runs"
-    repo = names.workspace(context).open_repository()
+    workspace = names.workspace(context)
+    repo = workspace.open_repository()
     with progress.Bar() as bar:
         snapshots = listing.list_snapshots(repo, bar, limit) if only != "runs" else listing.SnapshotList(rows=())
         runs = run_table.newest(repo, limit, bar, condition) if only != "snapshots" else run_table.RunTable(rows=())
@@ -67,6 +69,8 @@ def command(context: click.Context, only: str | None, condition: str | None, lim
     if runs.rows:
         output.echo(_runs(runs.rows))
     _print_older(more)
+    for work in kept_work.find(workspace.home, workspace.kept):
+        output.print_note(f"work of removed run {work.run} is kept on this machine; `m5ws show {work.run}` lists it")
     if not snapshots.rows and not runs.rows:
         begin = "no snapshots and no runs: create them with `m5ws snapshot` and `m5ws run`"
         output.print_note(begin if condition is None else "no run meets the condition")

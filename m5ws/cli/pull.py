@@ -29,4 +29,4 @@ def command(
     source = workspace.repository_at(url)
     wanted = transfer.select_ids(source, ids, everything)
     target = workspace.repository(create=not dry_run, for_dry_run=dry_run, store_format=source.compatible_format)
-    return transfer.copy(source, target, wanted, dry_run, as_json)
+    return transfer.copy(source, target, wanted, everything=everything, dry_run=dry_run, as_json=as_json)

@@ -38,6 +38,7 @@ def command(context: click.Context, name: str, environment: bool, as_json: bool)
       m5ws show 1f3a9c
     """
     from m5ws.diff import commit_history
+    from m5ws.outputs import kept_work
     from m5ws.repository.references import ids as refs
     from m5ws.runs import listing
 
@@ -53,6 +54,8 @@ def command(context: click.Context, name: str, environment: bool, as_json: bool)
         view = listing.view_run(repo, record_id) if kind == "run" else listing.view_snapshot(repo, record_id)
         snapshot = view.run.snapshot if isinstance(view, listing.RunView) else view.id
         view = msgspec.structs.replace(view, commit=commit_history.facts(repo, workspace.history(), snapshot))
+    if isinstance(view, listing.RunView):
+        view = msgspec.structs.replace(view, kept=kept_work.find(workspace.home, workspace.kept, record_id))
     if as_json:
         return output.print_json(view)
     output.echo(_run(view) if isinstance(view, listing.RunView) else _snapshot(view))
@@ -113,6 +116,7 @@ def _commit(facts: "CommitFacts | None", *, named: bool = False) -> dict[str, st
 
 
 def _run(view: "RunView") -> str:
+    from m5ws.outputs import kept_work
     from m5ws.repository.references import lineage
 
     run, spec, state, gone = view.run, view.run.spec, view.state, view.removal
@@ -142,6 +146,10 @@ def _run(view: "RunView") -> str:
         lines += ["", output.table(("CHECKPOINT", "STEP", "CONTENT"), rows)]
     if view.outputs:
         lines += ["", outputs.table(view.outputs)]
+    for work in view.kept:
+        lines += ["", f"kept on this machine: {kept_work.describe(work)}"]
+        lines += [f"  `m5ws fork {run.id}` starts a new run from the checkpoint"] if work.checkpoints else []
+        lines.append(f"  `m5ws rm {run.id} --drop` deletes it")
     if view.verdict is not None:
         lines += ["", verdict.format_verdict(view.verdict)]
     if view.joint is not None:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.1
 _INTERRUPTED = 130
-_OUTCOMES = {0: "finished", 1: "failed", 4: "superseded", 5: "unsaved", _INTERRUPTED: "interrupted"}
+_OUTCOMES = {0: "finished", 1: "failed", 4: "superseded", 5: "unsaved", 6: "removed", _INTERRUPTED: "interrupted"}
 """Outcomes of runs by the exit status of `m5ws run`."""
 
 

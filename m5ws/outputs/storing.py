@@ -21,6 +21,7 @@ from m5ws.records.checkpoint import Content
 from m5ws.records.ledger import OutputsStored
 from m5ws.records.outputs import OutputFiles
 from m5ws.records.run import Run
+from m5ws.repository import removals
 from m5ws.repository.files import trees
 from m5ws.repository.files.index import Index
 from m5ws.repository.files.interface import SourceFile
@@ -67,10 +68,11 @@ def record(repo: Repository, run: Run, name: str, moment: Outputs, index: Index 
     """Store the outputs of a moment, and return their record with a name of output files, not yet published.
 
     None if there is no file, and no earlier record that a resume would restore instead. Files that are in the `index`
-    are not read again. Raises M5Error, OSError.
+    are not read again. Raises M5Error, OSError; Removed before anything is uploaded for a removed run.
     """
     if not moment.files and not (run.spec.outputs and stored_outputs.names(repo, run.id)):
         return None
+    removals.fence(repo, run.id)
     attempt, node, moment_name = name.split("-")
     files = sorted(moment.files, key=lambda file: file.path)
     return OutputFiles(

@@ -22,6 +22,9 @@ from m5ws.repository.transfer import closure, transfer
 OUTPUTS = "unsaved-outputs"
 """Name of a file in an attempt's directory: the list of output files that the store did not take."""
 
+KEPT = "kept"
+"""Name of a file in an attempt's directory. The run is removed, and the results stay until the user drops them."""
+
 Opener = Callable[[Path], Repository]
 """Opens a store in a directory. Raises NotFound if there is none."""
 
@@ -68,7 +71,7 @@ def _publish_checkpoints(repo: Repository, run: str, folder: Path, opener: Opene
         digest, _ = checkpoints.read(source, run, name)
         began = repo.objects.begin()
         needs = closure.of_checkpoint(source, digest)
-        copy = partial(_copy, source, repo, needs)
+        copy = partial(copy_objects, source, repo, needs)
         copy()
         publishing.publish(
             repo,
@@ -76,11 +79,13 @@ def _publish_checkpoints(repo: Repository, run: str, folder: Path, opener: Opene
             lambda name=name: publishing.create_once(  # type: ignore[misc]
                 repo, checkpoints.key(run, name), source.store.get(checkpoints.key(run, name))
             ),
+            run=run,
             began=began,
             repair=copy,
         )
     return bool(names)
 
 
-def _copy(source: Repository, target: Repository, needs: dict[str, int]) -> None:
+def copy_objects(source: Repository, target: Repository, needs: dict[str, int]) -> None:
+    """Copy the objects that a checkpoint needs, as far as the target lacks them."""
     transfer.copy_objects(source, target, needs, presence.missing(target.objects, needs), None)

@@ -28,7 +28,7 @@ class EndReason(Record, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     kind: Literal[
-        "ranks failed", "status", "stopped", "superseded", "enough steps", "not launched",
+        "ranks failed", "status", "stopped", "superseded", "removed", "enough steps", "not launched",
         "fork not restored", "killed for a test", "supervisor killed", "unsaved"
     ]  # fmt: skip
     dead: dict[str, int] = {}

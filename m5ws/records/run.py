@@ -46,7 +46,8 @@ class Parent(Record, frozen=True, kw_only=True):
     """The checkpoint that a fork starts from: its run, name and step, and the digest of its record.
 
     `settings` is the source of the optimizer's and the schedule's settings: the checkpoint, or the script if it was
-    changed since. `restart` names the parts that start from the beginning and are not restored.
+    changed since. `restart` names the parts that start from the beginning and are not restored. `kept`: the run is
+    removed, and its machine had kept the checkpoint, which the fork's record keeps from then on.
     """
 
     run: RunId
@@ -55,6 +56,7 @@ class Parent(Record, frozen=True, kw_only=True):
     digest: Digest
     settings: Literal["checkpoint", "script"] = "checkpoint"
     restart: tuple[Literal["data", "schedule", "generators"], ...] = ()
+    kept: bool = False
 
     @property
     def name(self) -> str:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from m5ws.errors import M5Error, NotFound, ObjectExists
 from m5ws.records.gc import Keep
-from m5ws.repository import bindings
+from m5ws.repository import bindings, removals
 from m5ws.repository import gc_plans as plans
 from m5ws.repository.gc_plans import GcState, RetryPolicy
 from m5ws.repository.repository import Repository
@@ -47,12 +47,15 @@ def publish(
     needs: Callable[[], set[bytes]],
     create: Callable[[], None],
     *,
+    run: str | None,
     patience: RetryPolicy | None = None,
     began: frozenset[str] | None = None,
     repair: Callable[[], object] | None = None,
 ) -> None:
     """Create a reference. `needs` returns all objects reachable from it, and is called only if a plan may affect them.
 
+    `run` is the run that the reference belongs to, None for a reference that a removal of runs does not concern. Raises
+    Removed if the run is removed: then `gc` may delete the reference, which no reader uses.
     `began` is the result of `Objects.begin` in the process with the first existence check. `repair` uploads missing
     objects. Without it, ObjectDeleted is raised, and the caller uploads and publishes again. ObjectDeleted can come
     after the reference was created, if a writer paused for a whole grace period. Raises DeletionInProgress.
@@ -68,6 +71,10 @@ def publish(
     # Published from here on (W4).
     create()
     guard.settle(published=True)
+    if run is not None:
+        # After the reference: a removal that this look does not meet was published later, and its `rm` lists the
+        # reference.
+        removals.fence(repo, run)
 
 
 class _Guard:

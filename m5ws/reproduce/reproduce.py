@@ -24,6 +24,7 @@ from m5ws.records.environment import Observed
 from m5ws.records.ledger import AnyEvent
 from m5ws.records.run import LaunchSpec, Run, Segment
 from m5ws.records.verdict import Change, Divergence, Expectation, Recheck, Verdict
+from m5ws.repository import removals
 from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints, runs, snapshots
 from m5ws.repository.repository import Repository
@@ -360,10 +361,12 @@ def expectation_of(ports: Ports, planned: AttemptPlan, drifted: Sequence[Change]
 def publish(ports: Ports, home: Path, verdict: Verdict, *, is_followed: bool = False) -> Verdict:
     """Publish a verdict, also in the tracker, and return it. If the store does not take it, it is delivered later.
 
-    `is_followed` is as in `untracked.show_verdict`.
+    `is_followed` is as in `untracked.show_verdict`. Raises Removed if a run that the verdict rests on is removed.
     """
     try:
         runs.publish_verdict(ports.repo, verdict)
+    except removals.Removed:
+        raise
     except (M5Error, OSError) as error:
         _log.warning("the verdict could not be published; it is kept and delivered later: %s", error)
         recovery.keep_verdict(home, verdict)

@@ -12,6 +12,7 @@ import msgspec
 
 from m5ws.environment import attempt_environments
 from m5ws.outputs import saved
+from m5ws.outputs.kept_work import KeptWork
 from m5ws.outputs.saved import OutputsRow
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
@@ -22,9 +23,9 @@ from m5ws.records.removal import Removal
 from m5ws.records.run import Parent, Run
 from m5ws.records.snapshot import Annotation, Snapshot
 from m5ws.records.verdict import Change, JointVerdict, Verdict
-from m5ws.repository import concurrency
+from m5ws.repository import concurrency, removals
 from m5ws.repository.files import trees
-from m5ws.repository.references import checkpoints, lineage, notes, removals, run_index, runs, snapshots
+from m5ws.repository.references import checkpoints, lineage, notes, run_index, runs, snapshots
 from m5ws.repository.references.run_index import AttemptEnd, RunCreation, RunFacts
 from m5ws.repository.references.snapshots import SnapshotFacts
 from m5ws.repository.repository import Repository
@@ -137,6 +138,8 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     environments: dict[int, tuple[Change, ...]] = {}
     """By attempt, how its environment differs from the first attempt's; attempts without a difference are left out."""
     commit: CommitFacts | None = None
+    kept: tuple[KeptWork, ...] = ()
+    """Work of a removed run on this machine."""
 
 
 class SnapshotList(msgspec.Struct, frozen=True, kw_only=True):

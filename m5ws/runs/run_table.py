@@ -13,8 +13,8 @@ import msgspec
 
 from m5ws.errors import NotFound
 from m5ws.progress import Progress
-from m5ws.repository import concurrency
-from m5ws.repository.references import notes, parameters, removals, run_index, runs
+from m5ws.repository import concurrency, removals
+from m5ws.repository.references import notes, parameters, run_index, runs
 from m5ws.repository.references.parameters import ParameterReader
 from m5ws.repository.references.run_index import RunFacts
 from m5ws.repository.repository import Repository

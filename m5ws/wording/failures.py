@@ -9,6 +9,7 @@ ENDS = {
     "status": "the ranks ended with status {status} without an error",
     "stopped": "stopped by {signal}",
     "superseded": "superseded by attempt {attempt} on {host}",
+    "removed": "{problem}",
     "enough steps": "stopped by m5ws, because no more steps were needed",
     "not launched": "{problem}",
     "fork not restored": "the script did not restore the fork's checkpoint, because it uses no m5ws.session",

@@ -11,9 +11,11 @@ from m5ws.agent.delivery import DELIVERED
 from m5ws.attempts import leader
 from m5ws.attempts import planning as run_plans
 from m5ws.errors import NotFound, UsageError
-from m5ws.outputs import killed, restoring, saved, unsaved
+from m5ws.outputs import kept_work, killed, restoring, saved, unsaved
 from m5ws.records.ledger import NODE, AnyEvent, AttemptEnded, AttemptStarted, Notice, OutputsStored
+from m5ws.records.removal import Removal
 from m5ws.records.run import LaunchSpec
+from m5ws.repository import removals
 from m5ws.repository.fsck import fsck
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
@@ -231,6 +233,24 @@ def test_files_that_cannot_be_stored_wait_on_this_machine(
     home.deliver()
     assert (standing_before, state.load(home.repo, _RUN).standing) == standing
     assert len(_restored(home.repo, tmp_path / "resumed")) == 2 and (directory / DELIVERED).exists()
+
+
+def test_output_files_of_a_removed_run_stay_on_this_machine_until_they_are_dropped(home: _Home) -> None:
+    directory = home.start()
+    removals.publish(home.repo, Removal(run=_RUN))
+    home.deliver()
+    assert isinstance(_events(home.repo)[-1], AttemptEnded) and stored_outputs.names(home.repo, _RUN) == []
+    (work,) = kept_work.find(home.home, _opener)
+    assert work.files is not None and (Path(work.files) / "out").is_dir() and not (directory / DELIVERED).exists()
+
+    def refuse(operation: str, key: str) -> None:
+        pytest.fail(f"{operation} {key}: kept work is not delivered again")
+
+    home.deliver(Repository(PassingStore(home.repo.store, refuse), home.repo.format))
+    kept_work.drop(work)
+    home.deliver()
+    assert kept_work.find(home.home, _opener) == () and not Path(work.files).exists()
+    assert (directory / DELIVERED).exists() and fsck.check(home.repo).damage == ()
 
 
 @pytest.mark.parametrize(("stage", "standing"), [("storing", "finished"), ("running", "failed")])

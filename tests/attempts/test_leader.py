@@ -1,20 +1,35 @@
-"""Each stage of an attempt that may take long is reported before it begins, also after Ctrl-C."""
+"""Each stage of an attempt that may take long is reported, and an attempt that has begun gets its true end."""
 
+import itertools
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+import pytest
+
+from m5ws.agent import recovery
+from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.attempts import leader, planning
+from m5ws.errors import M5Error
 from m5ws.records.run import LaunchSpec
+from m5ws.repository.fsck import fsck
+from m5ws.repository.ledger import ledger
 from m5ws.repository.references import runs
 from m5ws.repository.repository import Repository
 from tests.support.records.bisect_lab import Lab
+from tests.support.stores.passing_store import PassingStore
+
+
+def _plan(lab: Lab, folder: Path) -> AttemptPlan:
+    snapshot = runs.load(lab.ports.repo, lab.good).snapshot
+    new = planning.new_run(snapshot, LaunchSpec(command=("a.py",), outputs=("out",)))
+    return planning.plan(lab.ports.repo, new, folder / "home", folder, {})
 
 
 def _stages(lab: Lab, folder: Path) -> list[str]:
-    snapshot = runs.load(lab.ports.repo, lab.good).snapshot
-    new = planning.new_run(snapshot, LaunchSpec(command=("a.py",), outputs=("out",)))
-    plan = planning.plan(lab.ports.repo, new, folder / "home", folder, {})
     stages: list[str] = []
-    leader.execute(lab.ports, plan, None, lambda stage, done, total: stages.append(stage))
+    leader.execute(lab.ports, _plan(lab, folder), None, lambda stage, done, total: stages.append(stage))
     return [stage.partition(" ")[0] for stage in dict.fromkeys(stages)]
 
 
@@ -24,3 +39,41 @@ def test_an_attempt_reports_its_stages_in_order(repo: Repository, tmp_path: Path
     assert _stages(lab, tmp_path) == ["materialising", "starting", "observing", "running", "storing", "removing"]
     lab.ranks.stop_at = lab.ranks.begun + 1
     assert _stages(lab, tmp_path) == ["materialising", "starting", "observing", "running", "stopping", "storing"]
+
+
+def _failing(repo: Repository, number: int, error: BaseException, *, after: bool) -> Repository:
+    """Return a repository whose operation with a number raises an error; with `after`, its create after it is done."""
+    counted = itertools.count(1)
+
+    def fail(*_: str) -> None:
+        if next(counted) == number:
+            raise error
+
+    store = PassingStore(repo.store, created=fail) if after else PassingStore(repo.store, fail)
+    return Repository(store, repo.format)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(lambda: KeyboardInterrupt("SIGTERM"), "stopped"), (lambda: OSError("the store is gone"), "not launched")],
+)
+def test_an_attempt_that_ends_before_its_script_begins_has_the_reason(
+    error: Callable[[], BaseException], kind: str, repo: Repository, tmp_path: Path, *, after: bool
+) -> None:
+    lab = Lab(repo, tmp_path)
+    lab.train("a", lambda bad, step: 0.0)
+    begun, reasons = lab.ranks.begun, []
+    for number in itertools.count(1):
+        plan, faulty = _plan(lab, tmp_path), _failing(repo, number, error(), after=after)
+        with suppress(KeyboardInterrupt, M5Error, OSError):
+            leader.execute(msgspec.structs.replace(lab.ports, repo=faulty), plan)
+        if lab.ranks.begun > begun:
+            break
+        recovery.deliver(repo, plan.directory.parent.parent.parent)
+        if ledger.attempts(repo, plan.run.id):
+            ended = ledger.ended(repo, plan.run.id, 1)
+            assert ended is not None and ended.reason is not None
+            reasons.append(ended.reason.kind)
+    assert reasons and set(reasons) == {kind}
+    assert fsck.check(repo).clean

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from m5ws.attempts import leader, removal
 from m5ws.attempts import planning as run_plan
-from m5ws.attempts import removal
 from m5ws.attempts.removal import RunNeeded
 from m5ws.errors import UsageError
 from m5ws.records.checkpoint import Content
@@ -14,15 +14,21 @@ from m5ws.records.gc import RetentionRules
 from m5ws.records.ledger import NODE, AttemptEnded, CheckpointPublished, OutputsStored, Step
 from m5ws.records.outputs import OutputFiles
 from m5ws.records.reasons import JointReason
-from m5ws.records.run import Parent
+from m5ws.records.removal import Removal
+from m5ws.records.run import LaunchSpec, Parent
 from m5ws.records.verdict import JointVerdict, Verdict
+from m5ws.repository import removals
 from m5ws.repository.fsck import fsck
 from m5ws.repository.gc import execute, gc
-from m5ws.repository.references import checkpoints, outputs, removals, runs
+from m5ws.repository.ledger import ledger
+from m5ws.repository.references import checkpoints, outputs, runs
+from m5ws.repository.removals import Removed
 from m5ws.repository.repository import Repository
+from m5ws.reproduce import reproduce
 from m5ws.runs import listing, run_table
 from m5ws.store.local import LocalStore
 from tests.support.records import planted
+from tests.support.records.bisect_lab import Lab
 from tests.support.records.forged_index import forge_creation, forge_end
 
 A, B, C = "a" * 12, "b" * 12, "c" * 12
@@ -55,6 +61,17 @@ def _train(repo: Repository, run: str, outcome: str | None = "interrupted", **fi
     if outcome is not None:
         ended = AttemptEnded(outcome=outcome, exit_code=0)  # type: ignore[arg-type]
         planted.append(repo, run, 1, NODE, ended)
+
+
+def _lab(repo: Repository, folder: Path) -> tuple[Lab, str]:
+    """Return a laboratory with a finished run of it."""
+    lab = Lab(repo, folder)
+    lab.train("a", lambda bad, step: 0.0)
+    return lab, lab.good
+
+
+def _mark(repo: Repository, run: str) -> None:
+    removals.publish(repo, Removal(run=run, author="Ada", created_s=1.0))
 
 
 def _remove(repo: Repository, *names: str) -> None:
@@ -98,11 +115,11 @@ def test_a_removed_run_cannot_be_resumed_forked_or_removed_again(repo: Repositor
     digest = checkpoints.digest(repo, A, checkpoints.name(1, 1))
     _remove(repo, A)
     parent = Parent(run=A, checkpoint=checkpoints.name(1, 1), step=1, digest=digest)
-    with pytest.raises(UsageError, match="removed"):
+    with pytest.raises(Removed, match="removed by Ada"):
         run_plan.resumed(repo, A)
-    with pytest.raises(UsageError, match="removed"):
+    with pytest.raises(Removed, match="removed by Ada"):
         planted.run(repo, B, runs.load(repo, A).snapshot, parent=parent)
-    with pytest.raises(UsageError, match="removed"):
+    with pytest.raises(Removed, match="removed by Ada"):
         removal.plan(repo, [A])
 
 
@@ -139,7 +156,9 @@ def test_a_run_without_an_end_is_removed_only_if_its_machine_was_lost(repo: Repo
     _train(repo, A, outcome=None)
     with pytest.raises(UsageError, match="alive"):
         removal.plan(repo, [A])
-    assert [one.checkpoints for one in removal.plan(repo, [A], lost=True)] == [2]
+    planned = removal.plan(repo, [A], lost=True)
+    assert [(row.checkpoints, row.newest.host if row.newest else "") for row in planned] == [(2, "h")]
+    assert any("attempt 1 on h has no end" in line for line in removal.remove(repo, planned, "Ada").meanwhile)
 
 
 def test_a_forged_run_index_hides_no_dependents_and_ends_no_run(repo: Repository) -> None:
@@ -167,3 +186,67 @@ def test_a_replay_with_a_damaged_record_still_blocks_removal_of_its_original(rep
     repo.store.create(f"runs/{B}/run", b"damaged")
     with pytest.raises(RunNeeded, match=f"run {B} reproduces {A}"):
         removal.plan(repo, [A])
+
+
+@pytest.mark.parametrize("moment", ["start", "step"])
+def test_an_attempt_of_a_removed_run_stops_and_its_ledger_has_the_end(
+    repo: Repository, tmp_path: Path, moment: str
+) -> None:
+    lab, good = _lab(repo, tmp_path)
+    new = run_plan.new_run(runs.load(repo, good).snapshot, LaunchSpec(command=("a.py",), outputs=("out",)))
+    begun = lab.ranks.begun
+
+    def rule(bad: frozenset[str], step: int) -> float:
+        if step == 2:
+            _mark(repo, new.id)
+        return 0.0
+
+    lab.ranks.rule = rule
+    plan = run_plan.plan(repo, new, tmp_path / "home", tmp_path, {})
+    with pytest.raises(Removed, match=f"attempt 1 of run {new.id} was stopped: run {new.id} was removed by Ada"):
+        leader.execute(lab.ports, plan, accept=lambda _: _mark(repo, new.id) if moment == "start" else None)
+    # A removed run's script does not begin.
+    assert lab.ranks.begun - begun == (moment == "step")
+    ended = ledger.ended(repo, new.id, 1)
+    assert ended is not None and ended.reason is not None and ended.reason.kind == "removed"
+    assert (ended.outcome, ended.exit_code) == ("interrupted", 6) and fsck.check(repo).clean
+
+
+def test_a_replay_of_a_removed_run_stops_and_rm_names_the_replay(repo: Repository, tmp_path: Path) -> None:
+    lab, good = _lab(repo, tmp_path)
+    planned = removal.plan(repo, [good])
+    request = reproduce.ReplayRequest(original=good)
+    replay = reproduce.plan(lab.ports, request, tmp_path / "home", tmp_path)
+    words: list[str] = []
+
+    def rule(bad: frozenset[str], step: int) -> float:
+        if step == 2:
+            words.extend(removal.remove(repo, planned, "Ada").meanwhile)
+        return 0.0
+
+    lab.ranks.rule = rule
+    with pytest.raises(Removed, match=f"run {good} was removed by Ada"):
+        reproduce.execute(lab.ports, request, replay, lambda drift: None)
+    assert words == [f"run {replay.run.id} reproduces {good}, since the removal began"]
+    with pytest.raises(Removed):
+        reproduce.plan(lab.ports, request, tmp_path / "home", tmp_path)
+
+
+def test_a_verdict_on_a_run_that_was_removed_meanwhile_is_no_result(repo: Repository) -> None:
+    _train(repo, A)
+    _train(repo, B, purpose="reproduce", reproduces=A)
+    _mark(repo, A)
+    with pytest.raises(Removed):
+        runs.publish_verdict(repo, Verdict(run=A, replay=B, outcome="reproduced"))
+
+
+def test_rm_counts_a_checkpoint_that_was_published_since_its_plan(repo: Repository) -> None:
+    _train(repo, A)
+    planned = removal.plan(repo, [A])
+    content = Content(format="dcp/1", world=1, blobs={"w": planted.whole(repo.objects, b"new")})
+    planted.checkpoint(repo, A, 3, content)
+    assert [row.checkpoints for row in removal.remove(repo, planned, "Ada").runs] == [3]
+    with pytest.raises(Removed):
+        planted.checkpoint(repo, A, 4, content)
+    with pytest.raises(Removed):
+        checkpoints.keep(repo, A, checkpoints.name(3, 1))

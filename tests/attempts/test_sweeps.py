@@ -11,7 +11,8 @@ from m5ws.errors import NotFound, UsageError
 from m5ws.records.checkpoint import Content
 from m5ws.records.removal import Removal
 from m5ws.records.run import LaunchSpec, Run, Sweep
-from m5ws.repository.references import ids, removals, run_index, runs, snapshots
+from m5ws.repository import removals
+from m5ws.repository.references import ids, run_index, runs, snapshots
 from m5ws.repository.repository import Repository
 from m5ws.runs import listing
 from m5ws.snapshot.config import overrides

@@ -1,5 +1,6 @@
 """`m5ws` started as a process by parents of every kind."""
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -48,8 +49,8 @@ def test_git_inherits_no_descriptor(place: Path, tmp_path: Path) -> None:
     wrapper.parent.mkdir()
     wrapper.write_text(f'#!/bin/sh\nls /proc/$$/fd >> {log}\nexec {shutil.which("git")} "$@"\n')
     wrapper.chmod(0o755)
-    opened, held = os.open(tmp_path / "lock", os.O_CREAT | os.O_RDWR), 77
-    os.dup2(opened, held)
+    opened = os.open(tmp_path / "lock", os.O_CREAT | os.O_RDWR)
+    held = fcntl.fcntl(opened, fcntl.F_DUPFD, 1000)
     path = f"{wrapper.parent}{os.pathsep}{os.environ['PATH']}"
     subprocess.run(_SNAPSHOT, cwd=place, env=os.environ | {"PATH": path}, pass_fds=[held], check=True)
     os.close(held)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from m5ws.repository.references import removals
+from m5ws.repository import removals
 from m5ws.repository.repository import Repository
 from tests.cli.conftest import M5, Made
 
@@ -16,7 +16,7 @@ def test_runs_are_removed_together_and_hidden(m5: M5, made: Made, home: Reposito
     assert [one["run"] for one in document["removed"]] == [made.run, made.replay]
     assert m5("ls", "--runs", "--json").document["runs"] == []
     assert "removed" in m5("show", made.run).out
-    assert m5("push", made.run, "--to", tmp_path / "team").status == 2
+    assert m5("push", made.run, "--to", tmp_path / "team").status == 6
     assert m5("push", "--all", "--to", tmp_path / "team", "--json").document["runs"] == 0
     young = m5("gc", "--dry-run", "--json").document["would"]
     old = m5("gc", "--dry-run", "--older-than", "0s", "--json").document["would"]

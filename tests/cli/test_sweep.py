@@ -18,7 +18,7 @@ from m5ws.launch import gpus
 from m5ws.launch.local import LocalLauncher
 from m5ws.records.launch import LaunchRequest
 from m5ws.records.run import Axis, LaunchSpec, Run, Sweep
-from m5ws.repository.references import removals
+from m5ws.repository import removals
 from m5ws.repository.repository import Repository
 from tests.cli.conftest import M5, Made
 from tests.support.records import mlflow_runs as written

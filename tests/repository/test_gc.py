@@ -194,5 +194,5 @@ def test_a_writer_checks_every_object_if_a_part_of_a_plan_is_lost() -> None:
     assert not repo.objects.has(needed.code.tree)
     assert snapshots.ids(repo)
     with pytest.raises(publishing.ObjectDeleted):
-        publishing.publish(writer, lambda: gc_plans.packed([needed.code.tree]), lambda: None)
+        publishing.publish(writer, lambda: gc_plans.packed([needed.code.tree]), lambda: None, run=None)
     assert repo.store.stat(key(needed.code.tree)) is None

@@ -4,7 +4,8 @@ import pytest
 
 from m5ws.errors import AmbiguousId, NotFound
 from m5ws.records.removal import Removal
-from m5ws.repository.references import ids, removals
+from m5ws.repository import removals
+from m5ws.repository.references import ids
 from m5ws.repository.repository import Repository
 from tests.support.records import planted
 
@@ -41,7 +42,7 @@ def test_a_part_of_a_name_or_another_kind_of_record_is_not_found(named: Reposito
 
 def test_a_name_of_two_runs_is_ambiguous_until_one_run_is_removed(named: Repository) -> None:
     planted.run(named, "c0de00000004", name="base", created_s=4.0)
-    with pytest.raises(AmbiguousId, match=f"c0de00000004, run {_OTHER}"):
+    with pytest.raises(AmbiguousId, match=f"the name of 2 runs, here the newest first: run c0de00000004, run {_OTHER}"):
         ids.resolve(named, "base")
     removals.publish(named, Removal(run="c0de00000004", created_s=5.0))
     assert ids.resolve(named, "base") == ("run", _OTHER)

@@ -8,7 +8,9 @@ import pytest
 
 from m5ws.errors import CorruptObject, UsageError
 from m5ws.records.checkpoint import Content
+from m5ws.records.removal import Removal
 from m5ws.records.store import Format
+from m5ws.repository import removals
 from m5ws.repository.fsck import fsck
 from m5ws.repository.objects import key
 from m5ws.repository.references import checkpoints, runs, snapshots
@@ -19,6 +21,7 @@ from m5ws.store.local import LocalStore
 from tests.support.records import mlflow_runs as written
 from tests.support.records import planted
 from tests.support.stores.dying_store import Died, DyingStore
+from tests.support.stores.sleeping_store import SleepingStore
 
 _RUN: Kind = "run"
 
@@ -114,3 +117,46 @@ def test_a_kept_checkpoint_is_kept_in_the_target_store_too(repo: Repository, oth
     transfer.copy(repo, other, [(_RUN, run)])
     assert checkpoints.kept(other, run) == checkpoints.kept(repo, run) == [checkpoints.name(3, 1)]
     assert fsck.check(other).clean
+
+
+def _with_replay(repo: Repository, run: str) -> str:
+    """Add a replay of a run to a store, remove the run alone, and return the replay's id."""
+    planted.run(repo, "b" * 12, runs.load(repo, run).snapshot, purpose="reproduce", reproduces=run)
+    removals.publish(repo, Removal(run=run))
+    return "b" * 12
+
+
+def test_a_removed_run_is_never_without_its_removal_in_a_copy_killed_at_any_write(
+    repo: Repository, run: str, tmp_path: Path
+) -> None:
+    replay = _with_replay(repo, run)
+    for lives in range(1000):
+        target = Repository.create(LocalStore(tmp_path / f"target-{lives}"))
+        dying = DyingStore(target.store, lives)
+        try:
+            transfer.copy(repo, Repository(dying, target.format), [(_RUN, replay)])
+        except Died:
+            assert run in removals.removed_runs(target) or run not in runs.ids(target)
+            assert fsck.check(target).clean
+        if dying.lives > 0:
+            break
+    assert run in removals.removed_runs(target) and replay in runs.ids(target)
+
+
+def test_a_removal_during_a_copy_is_copied_at_its_end(repo: Repository, other: Repository, run: str) -> None:
+    remove = SleepingStore(other.store, f"runs/{run}/ledger/", lambda: removals.publish(repo, Removal(run=run)))
+    transfer.copy(repo, Repository(remove, other.format), [(_RUN, run)])
+    assert removals.removed_runs(other) == {run}
+
+
+def test_a_run_that_is_removed_in_one_store_alone_is_a_conflict_or_left_out(
+    repo: Repository, other: Repository, run: str
+) -> None:
+    transfer.copy(repo, other, [(_RUN, run)])
+    replay = _with_replay(repo, run)
+    before = _everything(repo), _everything(other)
+    for source, target, name in ((repo, other, replay), (other, repo, run)):
+        with pytest.raises(transfer.Conflict, match=f"run {run} is removed in one of the stores"):
+            transfer.copy(source, target, [(_RUN, name)])
+        assert transfer.copy(source, target, [(_RUN, name)], leave_out=True).left_out == (name,)
+    assert (_everything(repo), _everything(other)) == before

@@ -44,7 +44,7 @@ def _save(repo: Repository, folder: Path) -> bool:
     active = ActiveRank(context=context, repo=repo, spool=spool, stop=StopRequest(folder / "stop", 1), rank=0, world=1)
     backend = TorchBackend(model, optimizer)
     moment = checkpointing.TrainingState(step=1, common={}, rank={"generators": {}}, head=spool.head)
-    return checkpointing.save(active, backend.stage(HostBuffers()), backend.format, None, moment)
+    return checkpointing.save(active, backend.stage(HostBuffers()), backend.format, None, moment, folder / "kept")
 
 
 def _damage(repo: Repository) -> list[fsck.Damage]:

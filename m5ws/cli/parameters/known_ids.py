@@ -41,7 +41,8 @@ def load(workspace: Workspace, kinds: "Sequence[Kind]", prefix: str) -> list[Kno
 
 
 def _stored(workspace: Workspace, kinds: set[str]) -> Iterator[KnownId]:
-    from m5ws.repository.references import removals, run_index, runs, snapshots
+    from m5ws.repository import removals
+    from m5ws.repository.references import run_index, runs, snapshots
 
     repo = workspace.repository()
     if kinds & {"run", "sweep"}:

@@ -1,6 +1,7 @@
 """Options and arguments that describe a new run, and the run itself: from a snapshot, or from a checkpoint."""
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -115,6 +116,7 @@ def from_checkpoint(
 ) -> "Run":
     """Return a new run that starts from a checkpoint, and print its differences from its parent."""
     from m5ws.attempts import fork
+    from m5ws.outputs import kept_work
     from m5ws.wording.changes import title
 
     request = fork.ForkRequest(
@@ -124,7 +126,8 @@ def from_checkpoint(
         options=_launch(context, given),
         restart=restart,
     )
-    run = fork.new_run(repo, request)
+    workspace = names.workspace(context)
+    run = fork.new_run(repo, request, partial(kept_work.take_checkpoint, repo, workspace.home, workspace.kept))
     assert run.parent is not None
     output.print_note(f"starting after step {run.parent.step} of run {run.parent.run}")
     for difference in fork.changes(repo, run):

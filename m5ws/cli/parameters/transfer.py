@@ -31,9 +31,10 @@ def parameters(ids: click.ParamType[str], flag: str, *, store: str, everything: 
 
 
 def select_ids(source: "Repository", ids: tuple[str, ...], everything: bool) -> "list[tuple[Kind, str]]":
-    """Return the snapshots and runs to copy, with --all no removed runs. Raises UsageError, NotFound, AmbiguousId."""
+    """Return the snapshots and runs to copy, with --all no removed runs. Raises UsageError, Removed, NotFound."""
+    from m5ws.repository import removals
     from m5ws.repository.references import ids as refs
-    from m5ws.repository.references import removals, runs, snapshots
+    from m5ws.repository.references import runs, snapshots
 
     if bool(ids) == everything:
         raise UsageError("--all cannot be combined with ids" if ids else "nothing to copy: give ids, or --all")
@@ -41,7 +42,7 @@ def select_ids(source: "Repository", ids: tuple[str, ...], everything: bool) -> 
         wanted = [refs.resolve(source, given) for given in ids]
         for kind, name in wanted:
             if kind == "run":
-                removals.refuse_removed(source, name)
+                removals.refuse(source, name)
         return wanted
     removed = removals.removed_runs(source)
     present = [("run", name) for name in runs.ids(source) if name not in removed]
@@ -49,13 +50,21 @@ def select_ids(source: "Repository", ids: tuple[str, ...], everything: bool) -> 
 
 
 def copy(
-    source: "Repository", target: "Repository", wanted: "list[tuple[Kind, str]]", dry_run: bool, as_json: bool
+    source: "Repository",
+    target: "Repository",
+    wanted: "list[tuple[Kind, str]]",
+    *,
+    everything: bool,
+    dry_run: bool,
+    as_json: bool,
 ) -> None:
     """Copy snapshots and runs, and print the result."""
     from m5ws.repository.transfer import transfer as operation
 
     with progress.Bar() as bar:
-        copied = operation.copy(source, target, wanted, bar, dry_run=dry_run)
+        copied = operation.copy(source, target, wanted, bar, dry_run=dry_run, leave_out=everything)
+    for name in copied.left_out:
+        output.warn(f"run {name} was left out: it, or a run that it needs, is removed in one of the stores alone")
     return output.print_json(copied) if as_json else output.echo(_text(copied, target.store.url, dry_run))
 
 

@@ -131,8 +131,11 @@ def format_divergence(
     at = "" if divergence.is_result else f"step {divergence.step}, rank {divergence.rank}, "
     gap = f" (equal after step {divergence.equal_after}, not recorded in between)"
     where = f"{title}: {at}{label(divergence)}{gap if divergence.equal_after is not None else ''}"
-    values = zip(sides, (divergence.original, divergence.replayed), strict=True)
-    lines = [where, *(f"  {side.ljust(8)}  {_exact(value)}" for side, value in values)]
+    values = (divergence.original, divergence.replayed)
+    if values == (None, None):
+        # A file of an unknown format is judged by its bytes, and has no place with values.
+        return [f"{where}: bytes"]
+    lines = [where, *(f"  {side.ljust(8)}  {_exact(value)}" for side, value in zip(sides, values, strict=True))]
     if divergence.tensor is not None:
         at = f" (state after step {divergence.tensor_step})" if divergence.tensor_step is not None else ""
         more = f", {divergence.tensors_differ} tensors differ" if divergence.tensors_differ > 1 else ""

@@ -21,7 +21,7 @@ from m5ws.records.snapshot import Annotation, Snapshot
 from m5ws.records.store import Format
 from m5ws.records.summary import AttemptSummary
 from m5ws.records.verdict import JointVerdict, Verdict
-from m5ws.repository import bindings
+from m5ws.repository import bindings, removals
 from m5ws.repository import gc_plans as plans
 from m5ws.repository.concurrency import for_each
 from m5ws.repository.fsck import derived
@@ -30,7 +30,7 @@ from m5ws.repository.fsck.records import Records, unread
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.chains import Chain, find_faults, first_missing
 from m5ws.repository.objects import is_digest
-from m5ws.repository.references import checkpoints, index_names, notes, outputs, removals, run_index, runs, snapshots
+from m5ws.repository.references import checkpoints, index_names, notes, outputs, run_index, runs, snapshots
 from m5ws.repository.references.parameters import ParameterReader
 from m5ws.repository.repository import Repository
 from m5ws.store.interface import FORMAT
@@ -208,9 +208,8 @@ class References:
             self._decode(f"{notes.prefix(run_id)}{name}", Note, f"run {run_id}")
 
     def _removal(self, run_id: str) -> None:
-        if run_id not in self.runs:
-            self._add("dangling", f"{removals.PREFIX}{run_id}", f"run {run_id} does not exist")
-        self._decode(f"{removals.PREFIX}{run_id}", Removal, f"run {run_id}")
+        # A copy publishes the removal before the run. An interrupted copy leaves a removal without a run.
+        self._decode(removals.key(run_id), Removal, f"run {run_id}")
 
     def _pins(self, run_id: str) -> None:
         for name in self._repo.store.names(f"{checkpoints.PINS}{run_id}/"):

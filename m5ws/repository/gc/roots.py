@@ -19,10 +19,10 @@ from m5ws.records.checkpoint import Checkpoint, Content
 from m5ws.records.gc import RetentionRules, RetiredReference
 from m5ws.records.run import Run
 from m5ws.records.verdict import Verdict
-from m5ws.repository import bindings
+from m5ws.repository import bindings, removals
 from m5ws.repository.ledger import ledger
 from m5ws.repository.reachability.reach import ReachableObjects
-from m5ws.repository.references import checkpoints, outputs, removals, runs, snapshots
+from m5ws.repository.references import checkpoints, outputs, runs, snapshots
 from m5ws.repository.repository import Repository
 from m5ws.store.interface import ObjectStat
 

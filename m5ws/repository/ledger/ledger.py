@@ -105,9 +105,9 @@ class ChainWriter:
             except ObjectExists as error:
                 raise Fenced(f"{key} was written by another process") from error
 
-        # Almost all batches name no object, and cost one request.
+        # Almost all batches name no object, and cost one request. The ledger of a removed run takes its end.
         if named := _named(events.get(NODE, ())):
-            publishing.publish(self._repo, lambda: named, create, repair=repair)
+            publishing.publish(self._repo, lambda: named, create, run=None, repair=repair)
         else:
             create()
         self._add(batch)

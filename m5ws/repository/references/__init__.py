@@ -1,1 +1,1 @@
-"""References of a store: snapshots, and runs with their checkpoints, output files, notes and removals."""
+"""References of a store: snapshots, and runs with their checkpoints, output files and notes."""

@@ -7,6 +7,7 @@ are excluded without a clock, lease or lock.
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 from m5ws.errors import CorruptObject, Fenced, NotFound, ObjectExists, UnknownSchema, UsageError
 from m5ws.records.base import Digest
@@ -60,7 +61,8 @@ def publish(repo: Repository, checkpoint: Checkpoint, began: frozenset[str] | No
     """Publish a checkpoint whose content is durable on all ranks, and return its digest.
 
     `began` is the intersection of `Objects.begin` on all ranks. Raises Fenced if a newer attempt has started, or if
-    another checkpoint has this name. Raises ObjectDeleted if gc has deleted some of the content: save all of it again.
+    another checkpoint has this name, Removed if the run is removed. Raises ObjectDeleted if gc has deleted some of the
+    content: save all of it again.
     """
     newest = max(ledger.attempts(repo, checkpoint.run), default=0)
     if newest > checkpoint.attempt:
@@ -76,18 +78,21 @@ def publish(repo: Repository, checkpoint: Checkpoint, began: frozenset[str] | No
             if bindings.line(repo.store, key(checkpoint.run, label)) != record:
                 raise Fenced(f"checkpoint {label} of run {checkpoint.run} exists with different content") from error
 
-    publishing.publish(repo, lambda: _needs(repo, record), create, patience=repo.patience or _PATIENCE, began=began)
+    publishing.publish(
+        repo, lambda: _needs(repo, record), create, run=checkpoint.run, patience=repo.patience or _PATIENCE, began=began
+    )
     return record
 
 
 def keep(repo: Repository, run: str, label: str) -> None:
-    """Keep a checkpoint for ever, against all retention rules; there is no undo. Raises NotFound, ObjectDeleted."""
+    """Keep a checkpoint for ever, against all retention rules; there is no undo. Raises NotFound, Removed."""
     repo.objects.begin()
     record = digest(repo, run, label)
     if label not in valid(repo, run):
         raise UsageError(f"checkpoint {label} of run {run} is not valid: a newer attempt had started")
     pin = pin_key(run, label)
-    publishing.publish(repo, lambda: _needs(repo, record), lambda: publishing.create_once(repo, pin, _line(record)))
+    create = partial(publishing.create_once, repo, pin, _line(record))
+    publishing.publish(repo, lambda: _needs(repo, record), create, run=run)
 
 
 def kept(repo: Repository, run: str) -> list[str]:

@@ -6,8 +6,9 @@ from contextlib import suppress
 from typing import Literal
 
 from m5ws.errors import AmbiguousId, NotFound
+from m5ws.repository import removals
 from m5ws.repository.objects import is_digest
-from m5ws.repository.references import removals, runs, snapshots
+from m5ws.repository.references import runs, snapshots
 from m5ws.repository.repository import Repository
 
 _RUN_ID = re.compile("[0-9a-f]{12}")
@@ -32,8 +33,12 @@ def resolve(repo: Repository, prefix: str, kinds: Sequence[Kind] = ("snapshot", 
         return (exact or matches)[0]
     if not matches:
         raise NotFound(f"no {' or '.join(kinds)} matches {prefix!r}")
-    names = ", ".join(f"{kind} {full[:16]}" for kind, full in matches[:6])
-    raise AmbiguousId(f"{prefix!r} matches {len(matches)} ids: {names}{' …' if len(matches) > 6 else ''}")
+    names = ", ".join(f"{kind} {full[:16]}" for kind, full in matches[:6]) + (" …" if len(matches) > 6 else "")
+    if not matches[0][1].startswith(wanted):
+        raise AmbiguousId(
+            f"{prefix!r} is the name of {len(matches)} runs, here the newest first: {names}", hint="Give the id of one."
+        )
+    raise AmbiguousId(f"{prefix!r} matches {len(matches)} ids: {names}")
 
 
 def _find_whole(repo: Repository, wanted: str, kinds: Sequence[Kind]) -> Kind | None:

@@ -74,7 +74,7 @@ def find(repo: Repository, run: str, label: str) -> tuple[Digest, OutputFiles]:
 def publish(repo: Repository, files: OutputFiles) -> Digest:
     """Publish output files whose content is durable, and return their record's digest.
 
-    Raises Fenced if a newer attempt has started, or if other files have this name; raises ObjectDeleted.
+    Raises Fenced if a newer attempt has started, or if other files have this name; raises Removed, ObjectDeleted.
     """
     if max(ledger.attempts(repo, files.run), default=0) > files.attempt:
         raise Fenced(f"attempt {files.attempt} of run {files.run} was superseded")
@@ -93,5 +93,5 @@ def publish(repo: Repository, files: OutputFiles) -> Digest:
         except ObjectExists as error:
             raise Fenced(f"{where} exists with different content") from error
 
-    publishing.publish(repo, needs, create)
+    publishing.publish(repo, needs, create, run=files.run)
     return record

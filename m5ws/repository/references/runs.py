@@ -9,9 +9,9 @@ from m5ws.errors import NotFound, ObjectExists, UsageError
 from m5ws.records import codec
 from m5ws.records.run import Run
 from m5ws.records.verdict import JointVerdict, Verdict
-from m5ws.repository import bindings, concurrency, presence, publishing
+from m5ws.repository import bindings, concurrency, presence, publishing, removals
 from m5ws.repository.reachability.reach import ReachableObjects
-from m5ws.repository.references import removals, run_index
+from m5ws.repository.references import run_index
 from m5ws.repository.references.run_index import RunCreation, RunFacts
 from m5ws.repository.repository import Repository
 
@@ -27,7 +27,8 @@ def new_id() -> str:
 def publish(repo: Repository, run: Run) -> None:
     """Publish a run, after its snapshot. Raises ObjectExists if the id exists, SecretText for a text like a secret.
 
-    A fork needs the checkpoint that it starts from. Raises NotFound, ObjectDeleted if that is missing.
+    A fork needs the checkpoint that it starts from. Raises NotFound, ObjectDeleted if that is missing, and Removed if a
+    run that the run rests on is removed.
     """
     secret_gate.refuse(run, f"run {run.id}")
     # Before the record, so each replay and each fork has its link. A link without a record is ignored.
@@ -43,6 +44,7 @@ def publish(repo: Repository, run: Run) -> None:
     else:
         _publish_fork(repo, run, create)
     run_index.write_created(repo, run)
+    removals.refuse(repo, *removals.origins(run))
 
 
 def origins(run: Run) -> tuple[str, ...]:
@@ -63,7 +65,6 @@ def linked(repo: Repository, run_id: str) -> dict[str, RunCreation]:
 
 def _publish_fork(repo: Repository, run: Run, create: Callable[[], None]) -> None:
     assert run.parent is not None
-    removals.refuse_removed(repo, run.parent.run)
     began = repo.objects.begin()
     reach = ReachableObjects(repo.objects)
     reach.checkpoint(run.parent.digest)
@@ -72,7 +73,7 @@ def _publish_fork(repo: Repository, run: Run, create: Callable[[], None]) -> Non
             f"{len(missing)} objects of checkpoint {run.parent.name} are missing in the store",
             hint="Run `m5ws fsck` to list damage, and `m5ws show` to list checkpoints.",
         )
-    publishing.publish(repo, lambda: reach.digests, create, began=began)
+    publishing.publish(repo, lambda: reach.digests, create, run=None, began=began)
 
 
 def load(repo: Repository, run_id: str) -> Run:
@@ -89,9 +90,13 @@ def ids(repo: Repository) -> list[str]:
 
 
 def publish_verdict(repo: Repository, verdict: Verdict) -> None:
-    """Publish the verdict of a replay, once. Raises ObjectExists if the replay has a verdict."""
+    """Publish the verdict of a replay, once. Raises ObjectExists if the replay has a verdict.
+
+    Raises Removed if a run that the verdict rests on is removed.
+    """
     repo.store.create(f"runs/{verdict.replay}/verdict", codec.encode(verdict))
     run_index.write_verdict(repo, verdict)
+    removals.refuse(repo, verdict.run, *verdict.replays)
 
 
 def verdict(repo: Repository, replay: Run) -> Verdict | None:
@@ -105,9 +110,10 @@ def verdict(repo: Repository, replay: Run) -> Verdict | None:
 
 
 def publish_joint(repo: Repository, joint: JointVerdict) -> None:
-    """Publish a joint verdict of replays of segments. Existing joint verdicts stay unchanged."""
+    """Publish a joint verdict of replays of segments. Existing joint verdicts stay unchanged. Raises Removed."""
     stamp = f"{int(joint.created_s * 1000):014d}-{os.urandom(4).hex()}"
     bindings.create(repo.store, f"{joints_of(joint.run)}{stamp}", joint)
+    removals.refuse(repo, joint.run, *joint.replays)
 
 
 def joints_of(run_id: str) -> str:

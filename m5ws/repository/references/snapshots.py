@@ -90,7 +90,7 @@ def publish(
         # Published from here on.
         bindings.create(repo.store, f"snapshots/{digest}/{stamp}", stored)
 
-    publishing.publish(repo, needs, create, patience=patience)
+    publishing.publish(repo, needs, create, run=None, patience=patience)
     repo.snapshots.add(digest)
     write_index(repo, digest, snapshot, stored)
     return digest

@@ -4,7 +4,7 @@ Objects first, references last, in the order of docs/format.md. So the target on
 whenever a copy is killed, and the same command continues it. Every byte is verified.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -13,7 +13,7 @@ import msgspec
 from m5ws.errors import CorruptObject, M5Error, NotFound, ObjectExists, UsageError
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
-from m5ws.repository import gc_plans, presence, publishing
+from m5ws.repository import gc_plans, presence, publishing, removals
 from m5ws.repository.concurrency import Job, bounded_map
 from m5ws.repository.objects import key
 from m5ws.repository.references.ids import Kind
@@ -29,7 +29,10 @@ class Conflict(M5Error):
 
 
 class CopyCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of a copy; on a dry run, of the copy that would be made. `references` counts new references."""
+    """Counts of a copy; on a dry run, of the copy that would be made. `references` counts new references.
+
+    `left_out` has runs that are removed in one of the stores alone, and runs that need these.
+    """
 
     snapshots: int
     runs: int
@@ -38,6 +41,7 @@ class CopyCounts(msgspec.Struct, frozen=True, kw_only=True):
     new_objects: int
     new_bytes: int
     references: int
+    left_out: tuple[str, ...] = ()
 
 
 def copy(
@@ -47,16 +51,29 @@ def copy(
     progress: Progress | None = None,
     *,
     dry_run: bool = False,
+    leave_out: bool = False,
 ) -> CopyCounts:
     """Copy snapshots and runs. Raises UsageError for stores of different formats, Conflict, NotFound, CorruptObject.
 
-    Data that a running run publishes meanwhile is left for the next call.
+    Data that a running run publishes meanwhile is left for the next call. The removal of a run is copied before the
+    run, and a removal that is published meanwhile at the end. A run that is removed in one of the stores alone is a
+    conflict. With `leave_out`, it is left out with all runs that need it.
     """
     _refuse_foreign(source, target)
     began = target.objects.begin()
-    roots = tuple(dict.fromkeys(closure.roots(source, wanted)))
+    needed = {each: closure.roots(source, [each]) for each in wanted}
+    existing = frozenset(target.store.names("runs/"))
+    named = dict.fromkeys(name for some in needed.values() for kind, name in some if kind == "run")
+    carried, apart = _compare_removals(source, target, named, existing)
+    if not leave_out:
+        _refuse_apart(source, target, apart)
+    left_out = {each for each, some in needed.items() if any(name in apart for _, name in some)}
+    roots = tuple(dict.fromkeys(root for each, some in needed.items() if each not in left_out for root in some))
+    runs = [root for kind, root in roots if kind == "run"]
     references = {name: None for kind, root in roots for name in closure.references(source, kind, root)}
     new = [name for name in references if not _there(source, target, name)]
+    # First, so that an interrupted copy leaves no run without its removal.
+    new = [*(removals.key(name) for name in runs if name in carried), *new]
     needs: dict[Digest, int] = {}
     for position, (kind, root) in enumerate(roots):
         if progress:
@@ -70,10 +87,14 @@ def copy(
             target,
             lambda: {bytes.fromhex(digest) for digest in needs},
             lambda: _publish(source, target, new),
+            run=None,
             patience=gc_plans.RetryPolicy(progress=progress),
             began=began,
             repair=lambda: copy_objects(source, target, needs, presence.missing(target.objects, needs), progress),
         )
+        carried, apart = _compare_removals(source, target, runs, existing)
+        _publish(source, target, [removals.key(name) for name in carried])
+        _refuse_apart(source, target, apart)
     return CopyCounts(
         snapshots=sum(kind == "snapshot" for kind, _ in roots),
         runs=sum(kind == "run" for kind, _ in roots),
@@ -82,6 +103,7 @@ def copy(
         new_objects=len(lacking),
         new_bytes=sum(needs[digest] for digest in lacking),
         references=len(new),
+        left_out=tuple(name for _, name in left_out),
     )
 
 
@@ -94,6 +116,26 @@ def _refuse_foreign(source: Repository, target: Repository) -> None:
         )
     if source.store.url == target.store.url:
         raise UsageError(f"{source.store.url} is this workspace's own store", hint="Name another store.")
+
+
+def _compare_removals(
+    source: Repository, target: Repository, names: Iterable[str], existing: Collection[str]
+) -> tuple[list[str], list[str]]:
+    """Return the runs whose removals are to be copied, and the runs that are removed in one of the stores alone.
+
+    `existing` has the runs that the target had before this copy: a copy does not remove them.
+    """
+    here, there = removals.removed_runs(source), removals.removed_runs(target)
+    apart = [name for name in names if name in there - here or (name in here - there and name in existing)]
+    return [name for name in names if name in here - there and name not in apart], apart
+
+
+def _refuse_apart(source: Repository, target: Repository, apart: Sequence[str]) -> None:
+    if apart:
+        raise Conflict(
+            f"run {apart[0]} is removed in one of the stores {source.store.url} and {target.store.url} alone",
+            hint="`m5ws rm` in the workspace of the other store removes the run there too.",
+        )
 
 
 def _there(source: Repository, target: Repository, name: str) -> bool:

@@ -20,6 +20,7 @@ from m5ws.records.tree import Slice
 from m5ws.repository.objects import Objects
 from m5ws.repository.publishing import ObjectDeleted
 from m5ws.repository.references import checkpoints
+from m5ws.repository.removals import Removed
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from m5ws.training.backends.base import Backend, Plain, Saved, Staged
@@ -73,6 +74,7 @@ class _Outcome:
     content: Digest = ""
     problem: str | None = None
     fenced: str | None = None
+    removed: bool = False
     vanished: bool = False
 
 
@@ -82,14 +84,16 @@ def save(
     format_: Format,
     group: "ProcessGroup | None",
     moment: TrainingState,
+    keep: Path,
+    *,
     tries: int = 1,
-    keep: Path | None = None,
+    is_last: bool = False,
 ) -> bool:
     """Fingerprint, save and publish a staged state; collective. Return True, on all ranks, if it was published.
 
-    It may run in parallel to the training. A save is tried `tries` times, with pauses. If all fail, a copy goes into a
-    store in the folder `keep`, which is published later. Raises Fenced, on all ranks, if a newer attempt of the run has
-    begun.
+    It may run in parallel to the training. A save is tried `tries` times, with pauses. If all fail, a copy of the last
+    checkpoint goes into a store in the folder `keep`, which is published later. Raises Fenced, on all ranks, if a newer
+    attempt of the run has begun, and Removed if the run is removed: the copy is then kept until the user drops it.
     """
     started = time.perf_counter()
     tensors = fingerprint.fingerprints(staged.tensors(), group)
@@ -99,15 +103,20 @@ def save(
     for number in range(tries):
         if number:
             time.sleep(_PAUSE_S * 2.0 ** (number - 1))
-        outcome = saving.try_once()
+        try:
+            outcome = saving.try_once()
+        except Removed:
+            if active.context.goes_on:
+                saving.keep(keep, "the run was removed, and `m5ws show` lists the kept work")
+            raise
         if outcome.published is not None:
             break
         if active.rank == 0:
             active.notice(
                 "save-failed", f"the checkpoint after step {moment.step} failed: {outcome.problem}", moment.step
             )
-    if outcome.published is None and keep is not None:
-        saving.keep(keep)
+    if outcome.published is None and is_last:
+        saving.keep(keep, "a later m5ws command here uploads it")
     if active.rank == 0 and outcome.published is not None:
         active.emit(
             CheckpointPublished,
@@ -145,8 +154,11 @@ class _Saving:
     moment: TrainingState
     fingerprints: Mapping[str, str]
 
-    def keep(self, folder: Path) -> None:
-        """Save into a store in a folder of this machine, if there is room; collective. Raises Fenced, on all ranks."""
+    def keep(self, folder: Path, reason: str) -> None:
+        """Save into a store in a folder of this machine, if there is room; collective. Raises Fenced, on all ranks.
+
+        `reason` ends the notice about the kept checkpoint.
+        """
         repo, problem = None, None
         try:
             repo = Repository.create(LocalStore(folder), self.active.repo.compatible_format)
@@ -157,7 +169,7 @@ class _Saving:
             problem = replace(self, active=replace(self.active, repo=repo)).try_once().problem
         if self.active.rank == 0:
             step = self.moment.step
-            message = f"the checkpoint after step {step} is kept on this machine: a later m5ws command here uploads it"
+            message = f"the checkpoint after step {step} is kept on this machine: {reason}"
             if problem is not None:
                 message = f"the checkpoint after step {step} is not kept on this machine: {problem}"
             self.active.notice("checkpoint-kept" if problem is None else "limit", message, step)
@@ -172,7 +184,7 @@ class _Saving:
             self.active.repo.objects.forget()
             outcome = self._written()
         if outcome.fenced is not None:
-            raise Fenced(outcome.fenced)
+            raise (Removed if outcome.removed else Fenced)(outcome.fenced)
         return outcome
 
     def _written(self) -> _Outcome:
@@ -220,7 +232,7 @@ class _Saving:
             began = frozenset.intersection(*(report.began for report in written))
             digest = checkpoints.publish(self.active.repo, checkpoint, began)
         except Fenced as error:
-            return _Outcome(fenced=str(error))
+            return _Outcome(fenced=str(error), removed=isinstance(error, Removed))
         except ObjectDeleted as error:
             return _Outcome(problem=str(error), vanished=True)
         except (M5Error, OSError) as error:

@@ -148,8 +148,9 @@ class CheckpointWriter:
             self._backend.format,
             self._group,
             state,
+            Path(self._active.context.spool_dir).with_name(UNSAVED),
             tries=_FINAL_TRIES if last else _TRIES,
-            keep=Path(self._active.context.spool_dir).with_name(UNSAVED) if last else None,
+            is_last=last,
         )
         if beside:
             self._saver.begin(save)

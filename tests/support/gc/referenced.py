@@ -15,10 +15,10 @@ from m5ws.records.reasons import JointReason
 from m5ws.records.removal import Removal
 from m5ws.records.run import LaunchSpec, Run
 from m5ws.records.verdict import JointVerdict, Outcome, Verdict
-from m5ws.repository import bindings, reindex
+from m5ws.repository import bindings, reindex, removals
 from m5ws.repository import gc_plans as plans
 from m5ws.repository.gc import gc
-from m5ws.repository.references import checkpoints, notes, outputs, removals, runs
+from m5ws.repository.references import checkpoints, notes, outputs, runs
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from tests.support.records import planted
