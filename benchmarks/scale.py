@@ -45,7 +45,7 @@ from m5ws.reports import comparison
 from m5ws.repository import reindex
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.spool import RankHeads
-from m5ws.repository.references import run_index, runs, snapshots
+from m5ws.repository.references import index_names, runs, snapshots
 from m5ws.repository.repository import Repository
 from m5ws.reproduce import compare, gaps
 from m5ws.runs import history, listing, run_table
@@ -133,8 +133,8 @@ def _events(begin: int, end: int, total: int) -> list[bytes]:
 def forget(folder: Path) -> None:
     """Delete the run index and the summaries, as if an older build had written the store."""
     repo = Repository.open(LocalStore(folder / "store", durable=False))
-    for stat in [*repo.store.list(run_index.PREFIX), *repo.store.list("runs/")]:
-        if stat.key.startswith(run_index.PREFIX) or "/summaries/" in stat.key:
+    for stat in [*repo.store.list(index_names.PREFIX), *repo.store.list("runs/")]:
+        if stat.key.startswith(index_names.PREFIX) or "/summaries/" in stat.key:
             repo.store.delete(stat.key)
 
 

@@ -24,7 +24,7 @@ from m5ws.errors import MissingExtra, NotFound, UsageError
 from m5ws.launch.interface import Launcher
 from m5ws.records.launch import Observing
 from m5ws.records.store import Format
-from m5ws.store.interface import ObjectStore
+from m5ws.store.interface import FORMAT, ObjectStore
 from m5ws.tracking.interface import Tracker
 
 if TYPE_CHECKING:
@@ -145,14 +145,19 @@ class Workspace:
         With `for_dry_run`, a missing store is returned as it would be created. Without `near`, all data is
         read from the store itself and not from this machine's cache.
         """
+        limit_bytes = self.settings.store.cache_limit_bytes or 0
+        is_cached = near and self.cache_dir is not None and limit_bytes > 0
         repository = self.repository_at(
-            self.settings.store.url, create=create, for_dry_run=for_dry_run, store_format=store_format
+            self.settings.store.url,
+            create=create,
+            for_dry_run=for_dry_run,
+            store_format=store_format,
+            references=self._user_cache.with_name("m5ws-references") if is_cached else None,
         )
-        if not near or self.cache_dir is None:
+        if self.cache_dir is None or not is_cached:
             return repository
         from m5ws.store.cache.cache import cached
 
-        limit_bytes = self.settings.store.cache_limit_bytes or 0
         return repository.with_store(cached(repository.store, self.cache_dir, limit_bytes))
 
     def open_repository(self, *, create: bool = False) -> "Repository":
@@ -176,25 +181,38 @@ class Workspace:
         return Repository.open(open_store(os.fspath(folder)))
 
     def repository_at(
-        self, url: str, *, create: bool = False, for_dry_run: bool = False, store_format: Format | None = None
+        self,
+        url: str,
+        *,
+        create: bool = False,
+        for_dry_run: bool = False,
+        store_format: Format | None = None,
+        references: Path | None = None,
     ) -> "Repository":
-        """Open or create the store at any URL, as `repository` does, without a cache.
+        """Open or create the store at any URL, as `repository` does, without a cache of objects.
 
-        A relative path is resolved against the workspace. A new store gets `store_format`.
+        A relative path is resolved against the workspace. A new store gets `store_format`. `references` is the folder
+        for copies of references; without a folder there are none.
         """
+        from m5ws.records import codec
         from m5ws.repository.repository import Repository
         from m5ws.store import open_store
+        from m5ws.store.cache.references import ReferenceCache
         from m5ws.store.s3 import joined
 
         store = open_store(self._located(url))
         if create or for_dry_run:
             self.prepare()
         joined.recall(self.home / "joined", store)
+        near = ReferenceCache(store, references) if references is not None else store
         if create:
-            repository = Repository.create(store, store_format)
+            # Data is not written into a store that no longer exists: its format is read from the store itself.
+            repository = Repository.create(store, store_format).with_store(near)
+            if isinstance(near, ReferenceCache):
+                near.keep(FORMAT, codec.encode(repository.format))
             joined.join(self.home / "joined", store)
         else:
-            repository = self._open(store, store_format, for_dry_run=for_dry_run)
+            repository = self._open(near, store_format, for_dry_run=for_dry_run)
         if repository.note:
             _log.warning(repository.note)
         return repository

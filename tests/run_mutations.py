@@ -94,8 +94,8 @@ MUTATIONS = (
     Mutation(
         "a late rank's checkpoint counts although a newer attempt did not inherit it",
         "m5ws/repository/references/checkpoints.py",
-        "        accepted = inherited(",
-        "        accepted |= inherited(",
+        "        accepted = earlier | {",
+        "        accepted |= earlier | {",
         ("repository/test_ledger.py",),
     ),
     Mutation(

@@ -47,5 +47,5 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
     """Effect of an inexact resume: a notice, or a notice and the end of the attempt."""
 
     def sign(self, run: Run) -> Run:
-        """Return a new run with the user and the host that start the run."""
-        return msgspec.structs.replace(run, user=self.user, host=self.host)
+        """Return a new run with the user and the host that start the run, and the time of the store's clock."""
+        return msgspec.structs.replace(run, user=self.user, host=self.host, created_s=self.repo.store.now())

@@ -19,7 +19,7 @@ from m5ws.records.ledger import NODE, AttemptEnded, AttemptStarted, NodeStarted,
 from m5ws.records.run import Run
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.spool import SpoolWriter
-from m5ws.repository.references import notes, runs, snapshots
+from m5ws.repository.references import notes, parameters, run_index, runs, snapshots
 from m5ws.repository.repository import Repository
 from m5ws.wording.changes import describe
 
@@ -35,7 +35,7 @@ def _fenced(plan: AttemptPlan) -> Fenced:
 
 
 def _publish_run(ports: Ports, run: Run) -> None:
-    """Publish a new run, with its user and host. Raises ObjectExists if the store has another run with this id."""
+    """Publish a new run, signed. Raises ObjectExists if the store has another run with this id."""
     repo = ports.repo
     try:
         runs.publish(repo, ports.sign(run))
@@ -43,6 +43,7 @@ def _publish_run(ports: Ports, run: Run) -> None:
         # A kill came between the run of a sweep and its first attempt.
         if runs.load(repo, run.id) != run:
             raise
+        run_index.write_created(repo, run)
 
 
 @contextmanager
@@ -78,11 +79,14 @@ def publish(ports: Ports, plan: AttemptPlan, observed: Observed, spool: SpoolWri
     )
     declared = snapshots.load(repo, plan.run.snapshot).declared
     spool.append(started)
-    writer = ledger.ChainWriter(repo, plan.run.id, plan.attempt)
-    if writer.seq:
-        raise _fenced(plan)
-    # From here on, only the listed checkpoints of earlier attempts are valid.
-    writer.append({NODE: [codec.encode(started)]})
+    writer = ledger.ChainWriter(repo, plan.run.id, plan.attempt, is_new=True)
+    try:
+        # From here on, only the listed checkpoints of earlier attempts are valid.
+        writer.append({NODE: [codec.encode(started)]})
+    except Fenced as error:
+        raise _fenced(plan) from error
+    values = parameters.ParameterReader(repo).of_run(plan.run)
+    run_index.write(repo, runs.load(repo, plan.run.id), begun=plan.attempt, parameters=values)
     put = partial(repo.objects.put_record, observed)
     node = NodeStarted(time_s=time.time(), node=0, host=started.host, observed=put())
     spool.append(node)

@@ -226,7 +226,8 @@ def resumed(repo: Repository, run_id: str) -> Run:
 def _context(
     repo: Repository, run: Run, snapshot: Snapshot, attempt: int, directory: Path, author_dir: Path, resume: str | None
 ) -> Context:
-    copies, copies_bytes = repo.store.copies if isinstance(repo.store, CachedStore) else ("", 0)
+    near = repo.store if isinstance(repo.store, CachedStore) else None
+    copies, copies_bytes = near.copies if near is not None else ("", 0)
     return Context(
         store=repo.store.url,
         run=run.id,
@@ -241,6 +242,7 @@ def _context(
         resume=checkpoints.digest(repo, run.id, resume) if resume else None,
         goes_on=run.purpose != "reproduce",
         copies=str(copies),
+        references=str(near.references or "") if near is not None else "",
         copies_bytes=copies_bytes,
     )
 

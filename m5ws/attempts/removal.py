@@ -127,7 +127,7 @@ def _rests_on(
             yield f"run {other} starts from a checkpoint of {name}"
     for label in checkpoints.kept(repo, name):
         yield f"checkpoint {name}@{label} is kept (`m5ws checkpoint keep`)"
-    for verdict in runs.verdicts(repo, name, known):
+    for verdict in runs.verdicts(repo, name):
         if name in verdict.replays and verdict.run in staying:
             yield f"the verdict on run {verdict.run} rests on its replay {name}"
     original = known[name].reproduces if name in known else None

@@ -77,9 +77,9 @@ def command(context: click.Context, only: str | None, condition: str | None, lim
     return None
 
 
-def _print_older(more: Mapping[str, int]) -> None:
-    if left := " and ".join(f"{number:,} older {kind}" for kind, number in more.items() if number):
-        output.print_note(f"{left} not listed; `--limit N` lists more, `--limit 0` all")
+def _print_older(more: Mapping[str, bool]) -> None:
+    if left := " and ".join(kind for kind, is_cut in more.items() if is_cut):
+        output.print_note(f"older {left} are not listed; `--limit N` lists more, `--limit 0` all")
 
 
 def _snapshot(row: "SnapshotRow") -> tuple[str, ...]:

@@ -136,7 +136,7 @@ def _run(view: "RunView") -> str:
         "sweep": run.sweep.id if run.sweep else None,
         "starts": lineage.format_lineage(view.lineage, view.lineage_whole),
         "restarted": ", ".join(run.parent.restart) or None if run.parent else None,
-        "created": " by ".join(filter(None, (output.moment(view.created_s), _creator(run)))),
+        "created": " by ".join(filter(None, (output.moment(run.created_s), _creator(run)))),
         "command": " ".join(spec.command),
         "launch": spec.processes,
         "seed": str(spec.seed) if spec.seed is not None else None,
@@ -147,7 +147,7 @@ def _run(view: "RunView") -> str:
     for attempt in state.attempts:
         lines += ["", *_attempt(attempt, run.parent), *_differences(view.environments.get(attempt.attempt, ()))]
     if view.checkpoints:
-        rows = [(row.name, str(row.checkpoint.step), output.short(row.checkpoint.content)) for row in view.checkpoints]
+        rows = [(row.name, str(row.step), output.short(row.content)) for row in view.checkpoints]
         lines += ["", output.table(("CHECKPOINT", "STEP", "CONTENT"), rows)]
     if view.outputs:
         lines += ["", outputs.table(view.outputs)]

@@ -49,9 +49,10 @@ def notice(repo: Repository, run: str, attempt: int, observed: Observed) -> str 
 
     None if there are none, or if the first environment cannot be read: no attempt fails because of a notice.
     """
+    if attempt == 1:
+        return None
     try:
-        first, *_ = ledger.attempts(repo, run)
-        return _notice(repo, run, first, observed) if first != attempt else None
+        return _notice(repo, run, min(ledger.attempts(repo, run)), observed)
     except (M5Error, OSError) as error:
         _log.warning("cannot read the environment of the first attempt of run %s: %s", run, error)
         return None

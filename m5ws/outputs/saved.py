@@ -1,10 +1,15 @@
 """Output files in the store: the copies of a run, and the files of each."""
 
+import time
+from collections.abc import Mapping
+
 import msgspec
 
 from m5ws.errors import NotFound
 from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Content
+from m5ws.records.ledger import OutputsStored
+from m5ws.records.outputs import OutputFiles
 from m5ws.records.tree import Entry, Tree
 from m5ws.repository import bindings, concurrency
 from m5ws.repository.files import trees
@@ -41,22 +46,38 @@ class OutputsRow(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
 
 
-def listing(repo: Repository, run: str) -> tuple[OutputsRow, ...]:
-    """Return all output files of a run, oldest first. Raises NotFound, CorruptObject."""
-    return tuple(concurrency.for_each(lambda name: _row(repo, run, name), outputs.names(repo, run)))
+def listing(repo: Repository, run: str, recorded: Mapping[str, OutputsStored] | None = None) -> tuple[OutputsRow, ...]:
+    """Return all output files of a run, oldest first. Raises NotFound, CorruptObject.
+
+    `recorded` has events of the ledger by name; these output files are not read.
+    """
+    events = recorded or {}
+    return tuple(concurrency.for_each(lambda name: _row(repo, run, name, events.get(name)), outputs.names(repo, run)))
 
 
-def _row(repo: Repository, run: str, name: str) -> OutputsRow:
-    content = bindings.files(repo.objects, outputs.key(run, name))[1].content
-    tree = tree_of(repo, content)
+def event(repo: Repository, name: str, digest: Digest, stored: OutputFiles) -> OutputsStored:
+    """Return the event about stored output files, for the ledger. Raises NotFound, CorruptObject."""
+    tree = tree_of(repo, stored.content)
+    return OutputsStored(
+        time_s=time.time(),
+        name=name,
+        record=digest,
+        content=stored.content,
+        files=len(tree.entries),
+        size_bytes=tree.size_bytes,
+    )
+
+
+def _row(repo: Repository, run: str, name: str, known: OutputsStored | None) -> OutputsRow:
+    files = known or event(repo, name, *bindings.files(repo.objects, outputs.key(run, name)))
     return OutputsRow(
         name=name,
         attempt=outputs.attempt_of(name),
         final=outputs.is_final(name),
         when_s=stored_s(repo, run, name),
-        content=content,
-        files=len(tree.entries),
-        size_bytes=tree.size_bytes,
+        content=files.content,
+        files=files.files,
+        size_bytes=files.size_bytes,
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from m5ws import secret_scan
-from m5ws.outputs import collect
+from m5ws.outputs import collect, saved
 from m5ws.outputs.collect import Outputs
 from m5ws.records import codec
 from m5ws.records.base import Digest
@@ -97,7 +97,7 @@ def publish(repo: Repository, run: Run, attempt: int, left: Outputs) -> OutputsS
     if (written := record(repo, run, name, left)) is None:
         return None
     digest = stored_outputs.publish(repo, written)
-    return OutputsStored(name=name, record=digest, content=written.content) if left.files else None
+    return saved.event(repo, name, digest, written) if left.files else None
 
 
 def wait(record: Path, left: Outputs) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Iterator
 
 from m5ws.errors import UNREADABLE
+from m5ws.outputs import saved
 from m5ws.records.ledger import CheckpointPublished, OutputsStored
 from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints, outputs
@@ -56,10 +57,10 @@ def _missing_outputs(repo: Repository, run: str, attempt: int) -> Iterator[Outpu
     try:
         if name not in outputs.names(repo, run) or name in _recorded(repo, run, attempt):
             return
-        digest, stored = outputs.find(repo, run, name)
+        event = saved.event(repo, name, *outputs.find(repo, run, name))
     except UNREADABLE:
         return
-    yield OutputsStored(time_s=time.time(), name=name, record=digest, content=stored.content)
+    yield event
 
 
 def _recorded(repo: Repository, run: str, attempt: int) -> set[str]:

@@ -95,7 +95,8 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
     A replay makes a checkpoint after each step in `checkpoint_at`, and fingerprints after each in `fingerprint_at`, as
     its original did, and never by the clock. The attempt ends after step `until`, if given. Without `goes_on` no later
     attempt follows, so an early end makes no checkpoint. The ranks of a script without a session are killed after step
-    `killed_after`, if given, as by a crash. `copies` is the directory of the cache, of at most `copies_bytes`.
+    `killed_after`, if given, as by a crash. `copies` is the directory of the cache, of at most `copies_bytes`, and
+    `references` the directory with copies of references.
     """
 
     store: str
@@ -119,6 +120,7 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
     killed_after: int | None = None
     trace: Trace | None = None
     copies: str = ""
+    references: str = ""
     copies_bytes: int = 0
     observing: Observing = Observing()
 

@@ -96,11 +96,16 @@ class CheckpointPublished(Event, tag="checkpoint", frozen=True, kw_only=True):
 
 
 class OutputsStored(Event, tag="outputs", frozen=True, kw_only=True):
-    """The files that the script wrote by the end of the attempt are stored. `record` is an `OutputFiles`' digest."""
+    """The files that the script wrote by the end of the attempt are stored. `record` is an `OutputFiles`' digest.
+
+    `files` is their number, `size_bytes` their size.
+    """
 
     name: OutputsName
     record: Digest
     content: Digest
+    files: Count = 0
+    size_bytes: Count = 0
 
 
 NoticeKind = Literal[

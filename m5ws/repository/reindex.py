@@ -1,18 +1,23 @@
-"""Completes the run index and the summaries of attempts, after a kill."""
+"""Completes the index and the summaries of attempts, after a kill."""
 
-from m5ws.errors import UNREADABLE
+from contextlib import suppress
+from functools import partial
+
+from m5ws.errors import UNREADABLE, NotFound
 from m5ws.progress import Progress
+from m5ws.records.base import Digest
 from m5ws.repository import concurrency
 from m5ws.repository.ledger import ledger, summaries
-from m5ws.repository.references import run_index, runs
+from m5ws.repository.references import run_index, runs, snapshots
+from m5ws.repository.references.parameters import ParameterReader
 from m5ws.repository.references.run_index import RunFacts
 from m5ws.repository.repository import Repository
 
 
 def fill(repo: Repository, progress: Progress | None = None) -> int:
-    """Complete the index of all runs, and return the number of incomplete runs. Damaged runs are left out."""
+    """Complete the index, and return the number of runs and snapshots that it lacked. Damaged records are left out."""
     index, names = run_index.load(repo), runs.ids(repo)
-    filled = 0
+    filled = sum(concurrency.for_each(partial(_fill_snapshot, repo), _find_unlisted(repo)))
     for position, lacked in enumerate(
         concurrency.for_each(lambda run: _fill(repo, run, index.get(run, RunFacts())), names)
     ):
@@ -20,6 +25,21 @@ def fill(repo: Repository, progress: Progress | None = None) -> int:
         if progress:
             progress("indexing runs", position, len(names))
     return filled
+
+
+def _find_unlisted(repo: Repository) -> list[Digest]:
+    listed = {name for name, _ in snapshots.newest(repo)}
+    return [name for name in snapshots.ids(repo) if name not in listed]
+
+
+def _fill_snapshot(repo: Repository, snapshot_id: Digest) -> bool:
+    try:
+        snapshot = snapshots.load(repo, snapshot_id)
+        for annotation in snapshots.annotations(repo, snapshot_id):
+            snapshots.write_index(repo, snapshot_id, snapshot, annotation)
+    except UNREADABLE:
+        return False
+    return True
 
 
 def _fill(repo: Repository, run_id: str, known: RunFacts) -> bool:
@@ -32,17 +52,21 @@ def _fill(repo: Repository, run_id: str, known: RunFacts) -> bool:
 def _lacked(repo: Repository, run_id: str, known: RunFacts) -> bool:
     """Complete the index of a run; return True if it was incomplete."""
     lacked = False
-    run = runs.load(repo, run_id) if known.created is None or known.created.reproduces else None
-    if run is not None and known.created is None:
-        run_index.write_created(repo, run, run.created_s)
+    run = runs.load(repo, run_id)
+    if known.created is None:
+        run_index.write_created(repo, run)
         lacked = True
-    if run is not None and known.outcome is None and (verdict := runs.verdict(repo, run)) is not None:
+    if known.parameters is None:
+        with suppress(NotFound):  # The snapshot of a run may be in another store.
+            run_index.write(repo, run, parameters=ParameterReader(repo).of_run(run))
+    if known.outcome is None and (verdict := runs.verdict(repo, run)) is not None:
         run_index.write_verdict(repo, verdict)
         lacked = True
     if known.ended is not None and known.ended.is_final:
         return lacked
     for attempt in ledger.attempts(repo, run_id):
         if attempt not in known.losses:
+            run_index.write(repo, run, begun=attempt)
             run_index.write_ended(repo, run_id, attempt, *summaries.read(repo, run_id, attempt))
             lacked = True
     return lacked

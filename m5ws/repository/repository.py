@@ -11,7 +11,9 @@ from m5ws.records import codec
 from m5ws.records.store import Format
 from m5ws.repository import gc_plans
 from m5ws.repository.objects import Objects
+from m5ws.store.cache.references import ReferenceCache
 from m5ws.store.interface import FORMAT, ObjectStore, RegionAware
+from m5ws.store.listed import ListedStore
 
 
 class Repository:
@@ -26,17 +28,24 @@ class Repository:
         self.format = form
         self.note = note
         self.objects = Objects(store, form, lambda: gc_plans.read_states(store).done)
+        self.snapshots: set[str] = set()
+        """Snapshots that this process knows to be published. None is ever deleted."""
         self.patience: gc_plans.RetryPolicy | None = None
 
     @classmethod
     def open(cls, store: ObjectStore) -> "Repository":
         """Open an existing store. Raises NotFound if there is none, UnknownSchema if its version is unknown."""
+        known = store.copy(FORMAT) if isinstance(store, ReferenceCache) else None
         try:
-            data = store.get(FORMAT)
+            data = known or store.get(FORMAT)
         except NotFound as error:
             raise NotFound(f"no m5ws store at {store.url}", hint="Run `m5ws init` to create one.") from error
         form = codec.decode(data, Format, f"{store.url}/{FORMAT}")
-        note = store.check_region(form.home_region) if isinstance(store, RegionAware) else ""
+        origin = store.origin if isinstance(store, ReferenceCache) else store
+        if known is not None and isinstance(origin, RegionAware):
+            # The machine has compared the region of this store before.
+            origin.assume_region(form.home_region)
+        note = origin.check_region(form.home_region) if isinstance(origin, RegionAware) else ""
         return cls(store, form, note)
 
     @classmethod
@@ -65,7 +74,15 @@ class Repository:
 
     def with_store(self, store: ObjectStore) -> "Repository":
         """Return the same repository through `store`, which is a cache of its store."""
-        return Repository(store, self.format, self.note)
+        repository = Repository(store, self.format, self.note)
+        repository.snapshots = self.snapshots
+        return repository
+
+    def listed(self, prefix: str) -> "Repository":
+        """Return this repository for readers of one prefix, which is listed once (`ListedStore`)."""
+        view = self.with_store(ListedStore(self.store, prefix))
+        view.objects = self.objects
+        return view
 
     @classmethod
     def for_dry_run(cls, store: ObjectStore, form: Format | None = None) -> "Repository":

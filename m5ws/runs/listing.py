@@ -3,6 +3,7 @@
 A damaged or newer record does not hide the other rows: its row contains the error.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
@@ -15,7 +16,6 @@ from m5ws.outputs.kept_work import KeptWork
 from m5ws.outputs.saved import OutputsRow
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
-from m5ws.records.checkpoint import Checkpoint
 from m5ws.records.commit import CommitFacts
 from m5ws.records.environment import Observed
 from m5ws.records.note import Note, NoteOutcome
@@ -25,9 +25,9 @@ from m5ws.records.snapshot import Annotation, Snapshot
 from m5ws.records.verdict import Change, JointVerdict, Verdict
 from m5ws.repository import concurrency, removals
 from m5ws.repository.files import trees
-from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints, lineage, notes, run_index, runs, snapshots
 from m5ws.repository.references.run_index import AttemptEnd, RunCreation, RunFacts
+from m5ws.repository.references.snapshots import SnapshotFacts
 from m5ws.repository.repository import Repository
 from m5ws.runs.state import RunState, Standing, load, load_newest
 
@@ -35,7 +35,7 @@ Row = TypeVar("Row")
 
 
 class SnapshotRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot in a list; `created_s` is the time of its first annotation, `message` the newest message."""
+    """A snapshot in a list, with its newest annotation."""
 
     id: Digest
     created_s: float = 0.0
@@ -51,11 +51,9 @@ class SnapshotRow(msgspec.Struct, frozen=True, kw_only=True):
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     """A run in a list; `outcome` is the verdict's, for a reproduction that has one.
 
-    `created_s` is the time at which the store received the run, by the store's clock. `inexact`: an attempt that has
-    ended repeated a step of an earlier attempt with other values.
-    `user`, `host`, `loss`, `lowest_loss` and its step, `why`, `note_outcome`, `notes` and `changes` are only in tables
-    of runs (`run_table`).
-    `changes` are the parameters that are not the same in all runs of the table.
+    `created_s` is by the store's clock. `inexact`: an attempt that has ended repeated a step of an earlier attempt with
+    other values. `loss`, `lowest_loss` and its step, `why`, `note_outcome`, `notes` and `changes` are only in tables of
+    runs (`run_table`). `changes` are the parameters that are not the same in all runs of the table.
     `rechecks` is the replay that it repeats, if the verdict on that replay names it, `explains` the replay whose
     divergence it explains; only in a run's own view.
     """
@@ -110,16 +108,18 @@ class SnapshotView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint that counts, by its name."""
+    """A checkpoint that counts, by its name: its step, its record's digest, and the digest of its content."""
 
     name: str
-    checkpoint: Checkpoint
+    step: int
+    checkpoint: Digest
+    content: Digest
 
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
     """All that is known of a run; `verdict` rests on it if it is a replay, `replays` are its own replays.
 
-    `created_s` is as in `RunRow`. `outputs` are the files that its script wrote: at the end of its attempts, and copies
+    `outputs` are the files that its script wrote: at the end of its attempts, and copies
     made while it ran.
     `lineage` is the checkpoints that it stands on, the nearest first; not `lineage_whole` where a parent is not in
     this store. `forks` are the runs that start from its checkpoints, `joint` is the newest joint verdict on segments.
@@ -131,7 +131,6 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     observed: Observed | None
     checkpoints: tuple[CheckpointRow, ...]
     outputs: tuple[OutputsRow, ...] = ()
-    created_s: float
     verdict: Verdict | None
     replays: tuple[RunRow, ...]
     lineage: tuple[Parent, ...] = ()
@@ -148,19 +147,25 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SnapshotList(msgspec.Struct, frozen=True, kw_only=True):
-    """Snapshots, newest first, and the number of older snapshots that a limit left out."""
+    """Snapshots, newest first; `more` if a limit left out older snapshots."""
 
     rows: tuple[SnapshotRow, ...]
-    more: int = 0
+    more: bool = False
 
 
 def list_snapshots(repo: Repository, progress: Progress | None = None, limit: int = 0) -> SnapshotList:
-    """Return the newest snapshots, at most `limit`; all of them if it is 0. Only these are read."""
-    first = snapshots.created(repo)
-    newest = sorted(first, key=lambda snapshot: (-first[snapshot], snapshot))
-    chosen = newest[: limit or None]
-    rows = _rows(partial(_snapshot_row, repo), chosen, "reading snapshots", progress)
-    return SnapshotList(rows=tuple(rows), more=len(newest) - len(chosen))
+    """Return the newest snapshots, at most `limit`; all of them if it is 0.
+
+    The index is read as far as needed. At its end, snapshots that it lacks are read themselves.
+    """
+    index: dict[Digest, SnapshotFacts | None] = dict(
+        itertools.islice(snapshots.newest(repo), limit + 1 if limit else None)
+    )
+    if not limit or len(index) <= limit:
+        index = dict.fromkeys(snapshots.ids(repo)) | index
+    rows = _rows(lambda name: _snapshot_row(repo, name, index[name]), [*index], "reading snapshots", progress)
+    ordered = sorted(rows, key=lambda row: (-row.created_s, row.id))
+    return SnapshotList(rows=tuple(ordered[: limit or None]), more=bool(limit) and len(index) > limit)
 
 
 def list_runs(
@@ -207,13 +212,14 @@ def view_snapshot(repo: Repository, snapshot_id: Digest) -> SnapshotView:
 
 def view_run(repo: Repository, run_id: str) -> RunView:
     """Return all that is known of a run. Raises NotFound, CorruptObject."""
-    run = runs.load(repo, run_id)
+    run, repo = runs.load(repo, run_id), repo.listed(f"runs/{run_id}/")
     state = load(repo, run_id)
     observed = state.newest.observed if state.newest else None
-    known = runs.recorded_facts(repo)
+    known = runs.linked(repo, run_id)
     verdicts = runs.verdicts(repo, run_id, known)
     chain, whole = lineage.chain(repo, run)
-    written = saved.listing(repo, run_id)
+    stored = {event.name: event for attempt in state.attempts for event in attempt.outputs}
+    written = saved.listing(repo, run_id, stored)
     files = {row.name for row in written}
     verdict = next((verdict for verdict in verdicts if run_id in verdict.replays), None)
     return RunView(
@@ -223,12 +229,11 @@ def view_run(repo: Repository, run_id: str) -> RunView:
         observed=repo.objects.get_record(observed, Observed) if observed else None,
         checkpoints=tuple(
             concurrency.for_each(
-                lambda name: CheckpointRow(name=name, checkpoint=checkpoints.load(repo, run_id, name, state.published)),
+                partial(_checkpoint_row, repo, run_id, state),
                 (name for name in checkpoints.valid(repo, run_id) if name not in files),
             )
         ),
         outputs=written,
-        created_s=runs.creation(repo, run_id).created_s,
         verdict=verdict,
         replays=tuple(
             concurrency.for_each(lambda other: _replay(repo, other, verdicts), runs.replays_among(known, run_id))
@@ -243,22 +248,23 @@ def view_run(repo: Repository, run_id: str) -> RunView:
     )
 
 
-def _snapshot_row(repo: Repository, snapshot_id: Digest) -> SnapshotRow:
+def _checkpoint_row(repo: Repository, run_id: str, state: RunState, name: str) -> CheckpointRow:
+    """Return the row of a checkpoint from its event, or from its record if a kill prevented the event."""
+    if (event := state.published.get(name)) is not None:
+        return CheckpointRow(name=name, step=event.step, checkpoint=event.checkpoint, content=event.content)
+    digest, record = checkpoints.read(repo, run_id, name)
+    return CheckpointRow(name=name, step=record.step, checkpoint=digest, content=record.content)
+
+
+def _snapshot_row(repo: Repository, snapshot_id: Digest, facts: SnapshotFacts | None) -> SnapshotRow:
+    """Return the row of a snapshot, from its facts in the index if they are there."""
     try:
-        annotations = snapshots.annotations(repo, snapshot_id)
-        code = snapshots.load(repo, snapshot_id).code
+        facts = facts or snapshots.facts(
+            snapshots.load(repo, snapshot_id), snapshots.annotations(repo, snapshot_id)[-1]
+        )
     except runs.UNREADABLE as error:
         return SnapshotRow(id=snapshot_id, problem=str(error))
-    return SnapshotRow(
-        id=snapshot_id,
-        created_s=annotations[0].created_s,
-        commit=code.commit,
-        dirty=code.dirty,
-        author=annotations[0].author,
-        branch=annotations[0].branch,
-        message=next((annotation.message for annotation in reversed(annotations) if annotation.message), None),
-        derived_from=annotations[0].derived_from,
-    )
+    return SnapshotRow(id=snapshot_id, **msgspec.structs.asdict(facts))
 
 
 def _run_row(repo: Repository, run_id: str, facts: RunFacts | None = None) -> RunRow:
@@ -270,21 +276,20 @@ def _run_row(repo: Repository, run_id: str, facts: RunFacts | None = None) -> Ru
 
 
 def _row(repo: Repository, run_id: str, facts: RunFacts) -> RunRow:
-    known = facts.created
-    run = runs.load(repo, run_id) if known is None or known.parent is not None else None
-    fact = known if known is not None or run is None else run_index.created(run)
-    assert fact is not None
-    end = _end(repo, run_id, facts.ended)
+    fact = facts.created or run_index.created(runs.load(repo, run_id))
+    end = _end(repo, run_id, facts.ended, facts.begun)
     outcome = facts.outcome or (_outcome(repo, run_id) if fact.reproduces else None)
     return RunRow(
         id=run_id,
         created_s=fact.created_s,
         name=fact.name,
-        purpose=run.purpose if run is not None else "reproduce" if fact.reproduces else "train",
+        purpose="reproduce" if fact.reproduces else "train",
         snapshot=fact.snapshot,
         reproduces=fact.reproduces,
-        parent=run.parent if run is not None else None,
+        parent=fact.fork,
         sweep=fact.sweep,
+        user=fact.user,
+        host=fact.host,
         standing="refused" if outcome is not None and not end.attempt else end.outcome,  # type: ignore[arg-type]
         inexact=facts.inexact,
         attempts=end.attempt,
@@ -294,9 +299,9 @@ def _row(repo: Repository, run_id: str, facts: RunFacts) -> RunRow:
     )
 
 
-def _end(repo: Repository, run_id: str, known: AttemptEnd | None) -> AttemptEnd:
-    """Return the state of the newest attempt of a run. A finished run begins no further attempt, any other one may."""
-    if known is not None and (known.is_final or known.attempt == max(ledger.attempts(repo, run_id), default=0)):
+def _end(repo: Repository, run_id: str, known: AttemptEnd | None, begun: int) -> AttemptEnd:
+    """Return the state of the newest attempt of a run: `known`, unless the index has the start of a later attempt."""
+    if known is not None and (known.is_final or known.attempt >= begun):
         return _with_steps(repo, run_id, known)
     state = load_newest(repo, run_id)
     end = AttemptEnd(

@@ -1,18 +1,18 @@
 """The newest runs, with losses, notes and the parameters in which they differ.
 
-Cost: one listing of the run index, one of the runs and one of the notes, whatever the number of runs. Parameters,
-losses and notes are read of the shown runs alone.
+Cost: the listing of the run index as far as rows are shown, and listings of notes and removals, whatever the number of
+runs. Only facts that the index lacks, and notes, are read of each shown run.
 """
 
+import itertools
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import partial
 
 import msgspec
 
 from m5ws.errors import NotFound
 from m5ws.progress import Progress
-from m5ws.records.run import Run
 from m5ws.repository import concurrency, removals
 from m5ws.repository.references import notes, parameters, run_index, runs
 from m5ws.repository.references.parameters import ParameterReader
@@ -24,10 +24,10 @@ from m5ws.runs.where import DescribedRun
 
 
 class RunTable(msgspec.Struct, frozen=True, kw_only=True):
-    """The shown runs, newest first, each followed by its replays; `more` is the number of older runs."""
+    """The shown runs, newest first, each followed by its replays; `more` if there are older runs."""
 
     rows: tuple[RunRow, ...]
-    more: int = 0
+    more: bool = False
 
 
 def newest(
@@ -37,17 +37,31 @@ def newest(
 
     Removed runs are left out. Raises UsageError for an invalid condition.
     """
-    index = run_index.load(repo)
-    known, removed = runs.facts(repo, index), removals.removed_runs(repo)
-    readable = sorted(known.keys() - removed, key=lambda run: (-known[run].created_s, run))
-    damaged = [run for run in runs.ids(repo) if run not in known and run not in removed]
-    count = len(readable) + len(damaged)
-    end = (limit or None) if condition is None else None
-    described = _describe(repo, index, listing.list_runs(repo, progress, index, [*readable[:end], *damaged[:end]]))
+    removed, most = removals.removed_runs(repo), limit if condition is None else 0
+    present = ((run, facts) for run, facts in run_index.newest(repo) if facts.created and run not in removed)
+    index = dict(itertools.islice(present, most + 1 if most else None))
+    chosen = [*index]
+    if not most or len(index) <= most:
+        chosen = _choose(repo, index, removed, most)
+    described = _describe(repo, index, listing.list_runs(repo, progress, index, chosen[: most or None]))
     if condition is not None:
         kept = where.matching(described, condition, time.time())
-        count, described = len(kept), [pair for pair in described if pair[0].id in kept][: limit or None]
-    return RunTable(rows=tuple(_below_originals(_with_changes(described))), more=count - len(described))
+        described = [pair for pair in described if pair[0].id in kept]
+    shown = described[: limit or None]
+    more = len(shown) < len(described) or len(chosen) > (most or len(chosen))
+    return RunTable(rows=tuple(_below_originals(_with_changes(shown))), more=more)
+
+
+def _choose(repo: Repository, index: Mapping[str, RunFacts], removed: Container[str], most: int) -> list[str]:
+    """Return the runs that are not removed, the newest first, runs without keys in the index too, then damaged runs.
+
+    Damaged runs come within the first `most`.
+    """
+    known = runs.facts(repo, index)
+    readable = sorted((run for run in known if run not in removed), key=lambda run: (-known[run].created_s, run))
+    damaged = [run for run in runs.ids(repo) if run not in known and run not in removed]
+    place = max(0, most - len(damaged)) if most else len(readable)
+    return [*readable[:place], *damaged, *readable[place:]]
 
 
 def describe(repo: Repository, names: Sequence[str]) -> list[RunRow]:
@@ -80,13 +94,11 @@ def _detail_row(
     if row.problem is not None:
         return row, None
     try:
-        losses = run_losses.of_run(repo, row.id, index.get(row.id, RunFacts()), row.attempts)
+        facts = index.get(row.id, RunFacts())
+        losses = run_losses.of_run(repo, row.id, facts, row.attempts)
         written = notes.load(repo, row.id) if row.id in annotated else []
-        run = runs.load(repo, row.id)
         row = msgspec.structs.replace(
             row,
-            user=run.user,
-            host=run.host,
             loss=losses.last,
             lowest_loss=losses.lowest,
             lowest_step=losses.lowest_step,
@@ -94,13 +106,14 @@ def _detail_row(
             note_outcome=notes.outcome(written),
             notes=tuple(note.text for note in written if note.kind == "note"),
         )
-        return row, _parameters(reader, run)
+        return row, facts.parameters or _parameters(repo, reader, row.id)
     except runs.UNREADABLE as error:
         return msgspec.structs.replace(row, problem=str(error)), None
 
 
-def _parameters(reader: ParameterReader, run: Run) -> Mapping[str, str]:
+def _parameters(repo: Repository, reader: ParameterReader, run_id: str) -> Mapping[str, str]:
     """Return a run's parameters; without its snapshot in the store, the parameters of its launch alone."""
+    run = runs.load(repo, run_id)
     try:
         return reader.of_run(run)
     except NotFound:

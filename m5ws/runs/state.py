@@ -18,6 +18,7 @@ from m5ws.records.ledger import (
     CheckpointPublished,
     NodeStarted,
     Notice,
+    OutputsStored,
     RankEnded,
     RankStarted,
     Step,
@@ -45,6 +46,7 @@ class AttemptState(msgspec.Struct, frozen=True, kw_only=True):
     quantities: dict[str, str] = {}
     tokens_per_s: float | None = None
     checkpoints: tuple[CheckpointPublished, ...] = ()
+    outputs: tuple[OutputsStored, ...] = ()
     exit_code: int | None = None
     reason: EndReason | None = None
     notices: tuple[Notice, ...] = ()
@@ -166,6 +168,8 @@ def fold(state: AttemptState, origin: str, event: AnyEvent) -> AttemptState:
             )
         case CheckpointPublished():
             return replace(state, checkpoints=(*state.checkpoints, event))
+        case OutputsStored():
+            return replace(state, outputs=(*state.outputs, event))
         case Notice():
             return replace(state, notices=(*state.notices, event))
         case RankEnded() if event.failure is not None:

@@ -14,6 +14,7 @@ from m5ws.records.snapshot import Dataset, Tokenizer
 from m5ws.repository.files import trees
 from m5ws.repository.files.index import Index, Written
 from m5ws.repository.files.interface import SourceFile
+from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
 from m5ws.snapshot.sources.interface import SourceState
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from m5ws.snapshot.sources.tokenizer import Tokenizers
 
 
+PUBLISHED = "published"
+"""Kind of marks in the index: a tree or a snapshot, and the published snapshot with it."""
 Warn = Callable[[str], None]
 """Called with a line for people about the workspace, before its files are stored."""
 
@@ -81,7 +84,18 @@ class CaptureContext(msgspec.Struct, frozen=True, kw_only=True):
         recorded = [trees.recorded(self.repo.objects, files, self.index) for files in parts]
         if any(tree is None or self._named(check) not in tree.passed for tree in recorded):
             return None
+        known = [tree.tree for tree in recorded if tree is not None]
+        if all(self.is_published(tree.digest) for tree in known):
+            return tuple(known)
         return trees.present(self.repo.objects, recorded)
+
+    def is_published(self, digest: Digest) -> bool:
+        """Return True if the store lists a snapshot with this id or tree, which this workspace published.
+
+        All of its objects exist: it was published after them, and gc deletes none of them.
+        """
+        published = dict(mark.split(":") for mark in self.index.marks(PUBLISHED))
+        return digest in published and snapshots.is_published(self.repo, published[digest])
 
     def mark_passed(self, check: str, *parts: Sequence[SourceFile]) -> None:
         """Record that the files of `parts`, which are written, have passed a check."""

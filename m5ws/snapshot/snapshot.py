@@ -31,7 +31,7 @@ from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
 from m5ws.snapshot import local_installs
 from m5ws.snapshot.collect import store
-from m5ws.snapshot.context import CaptureContext, CaptureResult, Warn
+from m5ws.snapshot.context import PUBLISHED, CaptureContext, CaptureResult, Warn
 
 if TYPE_CHECKING:
     from m5ws.snapshot.sources.dvc import Dvc
@@ -47,6 +47,7 @@ class CapturedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot whose bytes are durable (not on a dry run), and its annotation.
 
     `new_bytes` is the size of the objects that the store did not have. `annotated`: the annotation is published.
+    `remembered`: this workspace has published the snapshot before.
     `warnings` are about the workspace, and not stored.
     """
 
@@ -58,6 +59,7 @@ class CapturedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     new_bytes: int
     unchanged: bool
     annotated: bool = False
+    remembered: bool = False
     warnings: tuple[str, ...] = ()
 
 
@@ -107,6 +109,11 @@ def take(
         if not dry_run and not captured.annotated:
             # Published from here on: every tree, and the observed environment, is durable.
             snapshots.publish(repo, captured.snapshot, captured.annotation, RetryPolicy(progress=progress))
+        elif not dry_run and not captured.remembered:
+            # A kill may have come between the annotation and its keys in the index.
+            snapshots.write_index(repo, captured.id, captured.snapshot, captured.annotation)
+        if not dry_run and not captured.remembered:
+            _remember(index_path, captured)
         return captured
 
     return repeated(attempt)
@@ -158,6 +165,7 @@ def _captured(context: CaptureContext, contents: CaptureResult, message: str | N
         new_bytes=contents.new_bytes,
         unchanged=contents.unchanged,
         annotated=published is not None,
+        remembered=published is not None and context.is_published(snapshot_id),
         warnings=tuple(context.warnings),
     )
 
@@ -209,9 +217,19 @@ def _published_annotation(context: CaptureContext, snapshot_id: Digest) -> Annot
     newest = annotations[-1]
     if newest.observed is None and context.observe and not context.dry_run:
         return None
+    if context.is_published(snapshot_id):
+        return newest
     # Records that gc deleted during a late publication, or that a disk lost, are written again.
     needed = {snapshot_id: 0} | ({newest.observed: 0} if newest.observed is not None else {})
     return newest if not presence.missing(context.repo.objects, needed) else None
+
+
+def _remember(index_path: Path, captured: CapturedSnapshot) -> None:
+    """Remember a snapshot as published, by its id and its trees. After an error of the publication it is not."""
+    digests = {captured.id, *captured.snapshot.trees.values()}
+    with Index(index_path) as index:
+        older = {mark for mark in index.marks(PUBLISHED) if mark.partition(":")[0] not in digests}
+        index.remember_marks(PUBLISHED, older | {f"{digest}:{captured.id}" for digest in digests})
 
 
 def _installation(context: CaptureContext) -> Digest:

@@ -59,6 +59,9 @@ class ObjectStore(Protocol):
     def stat(self, key: str) -> ObjectStat | None:
         """Return the key, size and time of an object without reading it, or None if it does not exist."""
 
+    def now(self) -> float:
+        """Return the time of the store's clock in seconds since the epoch; of this machine's clock if it has none."""
+
 
 @runtime_checkable
 class RegionAware(Protocol):

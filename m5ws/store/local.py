@@ -11,6 +11,7 @@ not behind a link are objects.
 import errno
 import os
 import stat
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -169,6 +170,14 @@ class LocalStore:
         except (FileNotFoundError, NotADirectoryError):
             self._check_there()
             return None
+
+    def now(self) -> float:
+        # A new file has the time of the file server.
+        folder = self.root / _TEMPORARY
+        with _naming(self.root, _TEMPORARY):
+            self._make_directory(folder)
+            with tempfile.TemporaryFile(dir=folder) as new:
+                return os.fstat(new.fileno()).st_mtime
 
     def descriptor(self, key: str) -> int | None:
         with suppress(CorruptObject):

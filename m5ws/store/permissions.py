@@ -4,24 +4,37 @@ So the folder of a team stays open for its group, and a user's own folder stays 
 with its permissions, also if its process is killed.
 """
 
+import math
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
-from m5ws import access
+from m5ws import access, locks
 
 _READ, _WRITE = 0o444, 0o222
 
 
 def make_folder(root: Path, folder: Path) -> None:
     """Create a folder below an existing root; do nothing if it exists."""
-    status = root.stat()
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):  # Some file systems have no locks.
+            # Otherwise the rename of one process may replace the folder in which another is about to create a file.
+            locks.acquire(descriptor, math.inf)
+        if not folder.is_dir():
+            _make(folder, os.fstat(descriptor))
+    finally:
+        os.close(descriptor)
+
+
+def _make(folder: Path, root: os.stat_result) -> None:
     made = folder.with_name(f".{os.urandom(12).hex()}")
     made.mkdir()
     try:
-        _take_group(made, status)
-        made.chmod(stat.S_IMODE(status.st_mode))
-        # A link or a file under this name stays, and is an error. Another process may have made the folder.
+        _take_group(made, root)
+        made.chmod(stat.S_IMODE(root.st_mode))
+        # A link or a file under this name stays, and is an error.
         made.rename(folder)
     except OSError:
         made.rmdir()

@@ -31,6 +31,7 @@ from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
 from m5ws.store.cache.cache import cached
+from m5ws.store.cache.references import ReferenceCache
 from m5ws.training import admission
 from m5ws.training.determinism import apply, portable
 from m5ws.training.observation import watch
@@ -56,7 +57,8 @@ def main(arguments: Sequence[str]) -> int:
     isolation.watch(orders, admitted.local_installs, loads.note)
     imported_copies.prefer(orders)
     spool = _open_spool(orders, rank)
-    repo = Repository.open(open_store(orders.store))
+    store = open_store(orders.store)
+    repo = Repository.open(ReferenceCache(store, Path(orders.references)) if orders.references else store)
     if orders.copies:
         repo = repo.with_store(cached(repo.store, Path(orders.copies), orders.copies_bytes))
     apply.apply(orders.determinism)

@@ -17,6 +17,7 @@ from m5ws.repository.fsck import fsck
 from m5ws.repository.ledger import ledger
 from m5ws.repository.references import runs
 from m5ws.repository.repository import Repository
+from m5ws.runs import listing
 from tests.support.records.bisect_lab import Lab
 from tests.support.stores.passing_store import PassingStore
 
@@ -39,6 +40,18 @@ def test_an_attempt_reports_its_stages_in_order(repo: Repository, tmp_path: Path
     assert _stages(lab, tmp_path) == ["materialising", "starting", "observing", "running", "storing", "removing"]
     lab.ranks.stop_at = lab.ranks.begun + 1
     assert _stages(lab, tmp_path) == ["materialising", "starting", "observing", "running", "stopping", "storing"]
+
+
+def test_a_run_has_the_time_of_the_clock_of_the_store(
+    repo: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = Lab(repo, tmp_path)
+    lab.train("a", lambda bad, step: 0.0)
+    monkeypatch.setattr(repo.store, "now", lambda: 5000.0)
+    plan = _plan(lab, tmp_path)
+    leader.execute(lab.ports, plan)
+    assert runs.load(repo, plan.run.id).created_s == 5000.0
+    assert next(row for row in listing.list_runs(repo) if row.id == plan.run.id).created_s == 5000.0
 
 
 def _failing(repo: Repository, number: int, error: BaseException, *, after: bool) -> Repository:

@@ -170,7 +170,7 @@ def test_a_forged_run_index_hides_no_dependents_and_ends_no_run(repo: Repository
     label = checkpoints.name(2, 1)
     parent = Parent(run=B, checkpoint=label, step=2, digest=checkpoints.digest(repo, B, label))
     _train(repo, C, outcome=None, parent=parent)
-    forge_creation(repo, C, parent=None)
+    forge_creation(repo, C, fork=None)
     with pytest.raises(RunNeeded, match=f"run {C} starts from a checkpoint of {B}"):
         removal.plan(repo, [B])
     for attempt in (1, 9):

@@ -140,6 +140,15 @@ def test_stat_returns_the_size_of_an_object(any_store: ObjectStore) -> None:
     assert found is not None and found.size_bytes == 1234 and found.key == "objects/ab/abc"
 
 
+def test_the_clock_of_a_store_is_the_clock_of_its_objects(any_store: ObjectStore) -> None:
+    before_s = any_store.now()
+    any_store.create("a", b"")
+    stat = any_store.stat("a")
+    assert stat is not None
+    # S3 has seconds.
+    assert before_s - 1 <= stat.modified_s <= any_store.now() + 1
+
+
 @pytest.mark.parametrize("key", ["", "/etc/passwd", "../x", "a/../b", "a//b", "a/./b", "a b", "ä"])
 def test_a_key_that_could_leave_the_store_is_refused(any_store: ObjectStore, key: str) -> None:
     with pytest.raises(UsageError):

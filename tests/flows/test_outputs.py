@@ -113,7 +113,7 @@ def test_output_files_of_a_run_with_steps_are_no_checkpoint(stepped: tuple[Works
     assert (row["name"], row["attempt"], row["final"], row["files"]) == ("0001-0-final", 1, True, 2)
     assert "at the end" in workspace.m5ws("outputs", run).stdout
     shown = workspace.json("show", run)
-    assert [checkpoint["checkpoint"]["step"] for checkpoint in shown["checkpoints"]] == [4, 8, 10]
+    assert [checkpoint["step"] for checkpoint in shown["checkpoints"]] == [4, 8, 10]
     assert [checkpoint["name"] for checkpoint in shown["outputs"]] == ["0001-0-final"]
     assert "OUTPUT FILES" in workspace.m5ws("show", run).stdout
     assert "after step 10" in workspace.m5ws("fork", run, "--dry-run").stderr

@@ -49,7 +49,7 @@ def test_a_snapshot_is_published_read_and_checked(workspace: Workspace, s3_serve
     assert "no damage" in workspace.m5ws("fsck").stdout
     store = open_store(s3_server.url(bucket, "team"))
     assert Repository.open(store).format.home_region == "eu-west-1"
-    assert {stat.key.split("/")[0] for stat in store.list("")} == {"format", "objects", "snapshots"}
+    assert {stat.key.split("/")[0] for stat in store.list("")} == {"format", "index", "objects", "snapshots"}
 
 
 def test_init_creates_a_bucket_store_or_joins_an_existing_store(

@@ -83,7 +83,6 @@ def _of_checkpoint(world: World, key: str) -> Commands:
         ("checkpoint", "export", which, out, "--format", "safetensors", "--dry-run"),
         ("checkpoint", "diff", which, beside),
         ("fork", which, "--dry-run"),
-        ("show", run),
         ("push", run, "--to", out, "--dry-run"),
         ("gc", "--dry-run"),
     ]
@@ -150,7 +149,7 @@ def _of_pin(world: World, key: str) -> Commands:
 def _of_annotation(world: World, key: str) -> Commands:
     snapshot = key.split("/")[1]
     push = ("push", snapshot, "--to", str(world.root / "out"), "--dry-run")
-    return [("show", snapshot), ("ls", "--snapshots"), push, ("gc", "--dry-run")]
+    return [("show", snapshot), push, ("gc", "--dry-run")]
 
 
 def _of_plan(world: World, key: str) -> Commands:

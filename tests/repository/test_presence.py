@@ -49,6 +49,9 @@ class Counting:
     def delete(self, key: str) -> None:
         raise AssertionError("nothing is deleted to find out")
 
+    def now(self) -> float:
+        raise AssertionError("no time is asked to find out")
+
 
 def _digests(first: int, count: int, step: int = 1) -> list[str]:
     """Return digests spread over the prefixes like real digests."""

@@ -1,10 +1,9 @@
 """The run index and the summaries of attempts: derived, cheap to read, and never trusted over the ledger."""
 
 import math
-import struct
+import random
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -13,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from m5ws.agent.delivery import Delivery
-from m5ws.errors import UsageError
 from m5ws.records import codec
 from m5ws.records.ledger import (
     NODE,
@@ -35,14 +33,13 @@ from m5ws.repository import bindings, reindex
 from m5ws.repository.fsck import fsck
 from m5ws.repository.ledger import ledger, summaries
 from m5ws.repository.ledger.spool import RankHeads, SpoolWriter, genesis
-from m5ws.repository.references import ids, run_index, runs, snapshots
+from m5ws.repository.references import ids, index_names, run_index, runs, snapshots
 from m5ws.repository.references.run_index import AttemptEnd, RunCreation, RunFacts
 from m5ws.repository.repository import Repository
 from m5ws.runs import listing, run_table, state
-from m5ws.runs.listing import RunRow, RunView
 from m5ws.store.local import LocalStore
 from tests.support.records import planted
-from tests.support.records.forged_index import forge_creation, forged_key
+from tests.support.records.forged_index import forge, forge_creation, forge_end
 from tests.support.stores.counting_store import CountingStore
 from tests.support.stores.dying_store import Died, DyingStore
 from tests.support.stores.passing_store import PassingStore
@@ -90,32 +87,49 @@ def _requests(repo: Repository) -> tuple[Repository, Counter[str]]:
 
 def _forget(repo: Repository) -> None:
     """Delete the index and all summaries, as if each writer had been killed before it wrote them."""
-    for stat in [*repo.store.list(run_index.PREFIX), *repo.store.list("runs/")]:
-        if stat.key.startswith(run_index.PREFIX) or "/summaries/" in stat.key:
+    for stat in [*repo.store.list(index_names.PREFIX), *repo.store.list("runs/")]:
+        if stat.key.startswith(index_names.PREFIX) or "/summaries/" in stat.key:
             repo.store.delete(stat.key)
 
 
 # --- names ----------------------------------------------------------------------------------------------------------
 
 
-@given(
-    _IDS,
-    st.floats(min_value=0, allow_infinity=False),
-    _IDS,
-    _MAYBE,
-    _MAYBE,
-    st.none() | st.text(max_size=20).filter(str.isprintable),
-)
+_RUN = Run(id="run", snapshot="0" * 64, spec=LaunchSpec(command=("x.py",)), created_s=1.0)
+
+
+def _names(run: Run, kind: str, value: object) -> list[str]:
+    return [key.rpartition("/")[2] for key in run_index.keys(run, kind, value)]
+
+
+@given(_IDS, st.floats(min_value=0, max_value=1e10), _MAYBE, st.none() | st.text(max_size=900), st.booleans())
 def test_index_names_are_parsed_back_into_the_written_facts(
-    run: str, created_s: float, snapshot: str, reproduces: str | None, parent: str | None, name: str | None
+    run: str, created_s: float, reproduces: str | None, name: str | None, is_fork: bool
 ) -> None:
-    none = {"-"} & {reproduces, parent}
-    fact = RunCreation(created_s=created_s, snapshot=snapshot, reproduces=reproduces, parent=parent, name=name)
-    for key in (run_index.created_key(run, fact), run_index.created_key(run, fact, "dated")):
-        assert key is not None
-        facts = RunFacts()
-        assert run_index.add(facts, run, key.rpartition("/")[2])
-        assert facts.created == fact or none
+    fork = Parent(run="p", checkpoint="0000000001-0001", step=1, digest="0" * 64) if is_fork else None
+    fact = RunCreation(created_s=created_s, snapshot="s", reproduces=reproduces, fork=fork, name=name)
+    record = msgspec.structs.replace(_RUN, id=run, created_s=created_s)
+    keys = run_index.keys(record, "created", fact)
+    assert keys and all(len(part) <= 255 for key in keys for part in key.split("/"))
+    names = _names(record, "created", fact)
+    assert run_index.read(run, reversed(names)).created == fact
+    assert run_index.read(f"{run}x", names) == RunFacts()
+    if len(names) > 1:
+        assert run_index.read(run, names[1:]) == RunFacts()
+
+
+def test_newer_runs_come_first_in_the_index(repo: Repository) -> None:
+    for number, created_s in enumerate((5.0, 1.5, 1.499, 1e9)):
+        _run(repo, f"{number:012x}", created_s=created_s)
+    assert [int(run, 16) for run, _ in run_index.newest(repo)] == [3, 0, 1, 2]
+
+
+def test_parameters_that_are_too_large_for_the_index_are_read_from_the_snapshot(repo: Repository) -> None:
+    draw = random.Random(1)
+    values = {f"key{number}": str(draw.random()) for number in range(2000)}
+    assert run_index.keys(_RUN, "parameters", values) == ()
+    kept = dict(list(values.items())[:100])
+    assert run_index.read("run", _names(_RUN, "parameters", kept)).parameters == kept
 
 
 @pytest.mark.parametrize("total", [None, 90])
@@ -123,62 +137,50 @@ def test_index_names_are_parsed_back_into_the_written_facts(
 def test_attempt_ends_are_read_back_and_a_final_end_replaces_an_earlier_end(outcome: str, total: int | None) -> None:
     final = AttemptEnd(attempt=2, is_final=True, outcome="finished", last_step=9, total_steps=total)
     end = AttemptEnd(attempt=2, is_final=outcome == "finished", outcome=outcome, last_step=9, total_steps=total)
-    for order in ((end, final), (final, end)):
-        facts = RunFacts()
-        for fact in order:
-            assert run_index.add(facts, "run", (run_index.ended_key("run", fact) or "").rpartition("/")[2])
-        assert facts.ended == final
+    names = {*_names(_RUN, "ended", end), *_names(_RUN, "ended", final)}
+    assert run_index.read("run", names).ended == final
 
 
-def test_an_index_name_with_a_false_run_or_fact_is_ignored() -> None:
-    key = run_index.ended_key("a", AttemptEnd(attempt=1, is_final=True, outcome="finished", last_step=7)) or ""
-    name = key.rpartition("/")[2]
-    for run, text in (("b", name), ("a", name.replace(".7.", ".8.")), ("a", "ended"), ("a", "")):
-        assert not run_index.add(RunFacts(), run, text)
+@pytest.mark.parametrize("value", [-1, 2**70, "1", None, {"attempt": -5}, b"x" * 99, [[]]])
+@pytest.mark.parametrize("kind", ["begun", "ended", "created", "parameters", "other"])
+def test_an_index_name_with_a_false_fact_is_ignored(value: object, kind: str) -> None:
+    try:
+        names = _names(_RUN, kind, value)
+    except OverflowError:
+        return
+    assert run_index.read("run", names) == RunFacts()
 
 
-@pytest.mark.parametrize("number", ["9" * 11, "9" * 150, "-5", "1_0", "١٢", ""])
-def test_an_index_name_with_an_impossible_number_is_foreign(repo: Repository, number: str) -> None:
+def test_an_index_name_that_expands_beyond_the_limit_is_ignored() -> None:
+    assert run_index.read("run", _names(_RUN, "parameters", {"a": "0" * 2**20})) == RunFacts()
+
+
+@pytest.mark.parametrize(
+    "text", ["ended", "", "ended.1.finished.2.90", f"ended.{'0' * 16}.01-01.AAAA", "created.x.01-01."]
+)
+def test_a_foreign_index_name_is_ignored_and_reported(repo: Repository, text: str) -> None:
     _run(repo, "a" * 12)
     _train(repo, "a" * 12, 2, _FINISHED)
     rows = run_table.newest(repo).rows
-    nan = struct.pack(">d", math.nan).hex()
-    for text in (f"ended.{number}.finished.1.1", f"ended.1.finished.{number}.1.{nan}.{nan}.{number}"):
-        key = forged_key("a" * 12, text)
-        assert not run_index.add(RunFacts(), "a" * 12, key.rpartition("/")[2])
-        with suppress(OSError, UsageError):  # A store may refuse the name.
-            repo.store.create(key, b"")
+    if text:
+        repo.store.create(f"{run_index.folder(runs.load(repo, 'a' * 12))}{text}", b"")
     assert run_table.newest(repo).rows == rows
-    assert {one.kind for one in fsck.check(repo).damage} <= {"foreign"}
+    assert len(fsck.check(repo).damage) == bool(text)
 
 
-@pytest.mark.parametrize("time_s", [math.nan, math.inf, -math.inf, -1.0])
-def test_an_index_name_with_an_invalid_time_is_foreign(repo: Repository, time_s: float) -> None:
-    keys = [
-        forged_key("a" * 12, f"{kind}.{struct.pack('>d', time_s).hex()}.{'0' * 64}.-.-.-.-")
-        for kind in ("created", "dated")
-    ]
-    assert not any(run_index.add(RunFacts(), "a" * 12, key.rpartition("/")[2]) for key in keys)
-    _run(repo, "a" * 12, created_s=time_s)
-    assert run_index.names(repo, "a" * 12) == () and fsck.check(repo).clean
-    for key in keys:
-        run_index.write(repo, key)
-    assert {one.kind for one in fsck.check(repo).damage} == {"foreign"}
+@pytest.mark.parametrize("time_s", [math.nan, math.inf, -math.inf, -1.0, 1e20])
+def test_a_run_with_an_invalid_time_has_no_keys_and_is_listed(repo: Repository, time_s: float) -> None:
+    run = _run(repo, "a" * 12, created_s=time_s)
+    assert run_index.names(repo, run) == () and fsck.check(repo).clean
+    assert [row.id for row in run_table.newest(repo).rows] == [run.id]
 
 
 def test_a_forged_number_of_attempts_costs_no_reads(repo: Repository) -> None:
     _run(repo, "a" * 12)
     _train(repo, "a" * 12, 2, _FINISHED)
-    repo.store.create(forged_key("a" * 12, "ended.9999999999.finished.1.1"), b"")
+    forge_end(repo, "a" * 12, 9999999999)
     (row,) = run_table.newest(repo).rows
     assert row.loss == 1.0
-
-
-def test_a_run_with_a_long_name_has_no_key_and_is_read(repo: Repository) -> None:
-    run = _run(repo, "a" * 12, name="n" * 200)
-    assert run_index.names(repo, run.id) == ()
-    (row,) = listing.list_runs(repo)
-    assert row.name == "n" * 200
 
 
 # --- requests -------------------------------------------------------------------------------------------------------
@@ -220,9 +222,11 @@ def test_replays_verdicts_and_forks_come_from_the_records_despite_a_false_index(
     _run(repo, "b" * 12, original.snapshot, created_s=3.0, purpose="reproduce", reproduces=original.id)
     runs.publish_verdict(repo, Verdict(run=original.id, replay="b" * 12, outcome="diverged"))
     fork = Parent(run=original.id, checkpoint="0000000001-0001", step=1, digest="0" * 64)
+    for linked in ("c" * 12, f"{1:012x}"):  # The second is no fork: its record decides.
+        repo.store.create(f"{runs.LINKS}{original.id}/{linked}", b"")
     repo.store.create(f"runs/{'c' * 12}/run", codec.encode(msgspec.structs.replace(original, id="c" * 12, parent=fork)))
     for hidden in ("b" * 12, "c" * 12):
-        forge_creation(repo, hidden, reproduces=None, parent=None)
+        forge_creation(repo, hidden, reproduces=None, fork=None)
     forge_creation(repo, f"{1:012x}", reproduces=original.id)
     view = listing.view_run(repo, original.id)
     assert [(row.id, row.outcome) for row in view.replays] == [("b" * 12, "diverged")]
@@ -260,34 +264,12 @@ def _rich(repo: Repository) -> None:
 def test_rows_and_views_are_equal_without_an_index_and_with_a_rebuilt_index(repo: Repository) -> None:
     _rich(repo)
     reindex.fill(repo)
-    before = _lists(repo)
+    before = listing.list_runs(repo), [listing.view_run(repo, run) for run in runs.ids(repo)]
     _forget(repo)
-    assert _lists(repo) == before
-    assert reindex.fill(repo) == len(runs.ids(repo))
-    assert _lists(repo) == before
+    assert (listing.list_runs(repo), [listing.view_run(repo, run) for run in runs.ids(repo)]) == before
+    assert reindex.fill(repo) == len(runs.ids(repo)) + 1  # and the snapshot
+    assert (listing.list_runs(repo), [listing.view_run(repo, run) for run in runs.ids(repo)]) == before
     assert fsck.check(repo).clean
-
-
-def _rows(repo: Repository) -> list[RunRow]:
-    """Return all rows, by id, without the times, which only the index has by the store's clock."""
-    return sorted(map(_timeless, listing.list_runs(repo)), key=lambda row: row.id)
-
-
-def _timeless(row: RunRow) -> RunRow:
-    return msgspec.structs.replace(row, created_s=0.0)
-
-
-def _lists(repo: Repository) -> object:
-    """Return all rows and views without the times."""
-
-    def view(run: str) -> RunView:
-        view = listing.view_run(repo, run)
-        lists = {
-            name: sorted(map(_timeless, getattr(view, name)), key=lambda row: row.id) for name in ("replays", "forks")
-        }
-        return msgspec.structs.replace(view, created_s=0.0, **lists)
-
-    return _rows(repo), list(map(view, runs.ids(repo)))
 
 
 def test_an_attempt_that_began_after_a_failed_attempt_is_shown(repo: Repository) -> None:
@@ -296,6 +278,7 @@ def test_an_attempt_that_began_after_a_failed_attempt_is_shown(repo: Repository)
     reindex.fill(repo)
     assert listing.list_runs(repo)[0].standing == "failed"
     _train(repo, "a" * 12, 5, attempt=2)
+    forge(repo, "a" * 12, "begun", 2)
     row = listing.list_runs(repo)[0]
     assert (row.standing, row.attempts, row.last_step) == ("running", 2, 5)
 
@@ -313,18 +296,16 @@ def test_fsck_names_false_index_keys_and_false_summaries(repo: Repository) -> No
     _rich(repo)
     reindex.fill(repo)
     run = f"{1:012x}"
+    end = AttemptEnd(attempt=1, is_final=True, outcome="finished", last_step=99, total_steps=90)
     false = [
-        run_index.ended_key(
-            run, AttemptEnd(attempt=1, is_final=True, outcome="finished", last_step=99, total_steps=90)
-        ),
-        run_index.created_key(run, RunCreation(created_s=1.0, snapshot="0" * 64)),
-        run_index.created_key(run, RunCreation(created_s=1.0, snapshot="0" * 64), "dated"),
-        run_index.verdict_key("d" * 12, "reproduced"),
-        run_index.verdict_key("f" * 12, "reproduced"),
-        f"{run_index.PREFIX}{run}/ended.1.finished.2.90.{'0' * 16}",
+        *forge(repo, run, "ended", end),
+        *forge(repo, run, "created", RunCreation(created_s=1.0, snapshot="0" * 64)),
+        *forge(repo, run, "begun", 7),
+        *forge(repo, run, "parameters", {"lr": "1"}),
+        *forge(repo, "d" * 12, "verdict", "reproduced"),
+        f"{run_index.folder(runs.load(repo, run))}ended.{'0' * 16}.01-01.AAAA",
     ]
-    for key in false:
-        run_index.write(repo, key)
+    index_names.write(repo.store, false)
     where = summaries.key(run, 1, len(repo.store.names(f"runs/{run}/ledger/0001/0/")))
     summary = bindings.record(repo.store, where, AttemptSummary)
     events = summary.events | {"0": summary.events["1"]}
@@ -379,12 +360,11 @@ def test_the_next_delivery_completes_the_index_after_a_kill_at_any_write(tmp_pat
         else:
             break
         assert fsck.check(whole).clean
-        rows = _rows(whole)
-        kept = [*whole.store.list(run_index.PREFIX)]
+        rows = listing.list_runs(whole)
+        kept = [*whole.store.list(index_names.PREFIX)]
         _forget(whole)
-        assert _rows(whole) == rows
-        for stat in kept:
-            run_index.write(whole, stat.key)
+        assert listing.list_runs(whole) == rows
+        index_names.write(whole.store, [stat.key for stat in kept])
         _attempt(whole, spools, run)
         reindex.fill(whole)
         index = run_index.load(whole)[run.id]

@@ -2,7 +2,6 @@
 write.
 """
 
-import os
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,10 @@ from m5ws.records.store import Format
 from m5ws.repository import removals
 from m5ws.repository.fsck import fsck
 from m5ws.repository.objects import key
-from m5ws.repository.references import checkpoints, run_index, runs, snapshots
+from m5ws.repository.references import checkpoints, runs, snapshots
 from m5ws.repository.references.ids import Kind
 from m5ws.repository.repository import Repository
 from m5ws.repository.transfer import transfer
-from m5ws.runs import listing
 from m5ws.store.local import LocalStore
 from tests.support.records import mlflow_runs as written
 from tests.support.records import planted
@@ -48,31 +46,9 @@ def _everything(repo: Repository) -> dict[str, bytes]:
     return {found.key: repo.store.get(found.key) for found in repo.store.list("")}
 
 
-def _copied(repo: Repository, run: str) -> dict[str, bytes]:
-    """Return the content of a copy: the run's creation is dated by the time in the first store."""
-    record = runs.load(repo, run)
-    first = run_index.created_key(run, run_index.created(record))
-    keys = first, run_index.dated_key(record, runs.creation(repo, run).created_s)
-    assert None not in keys
-    return {key if key != keys[0] else str(keys[1]): data for key, data in _everything(repo).items()}
-
-
-def test_a_copied_run_keeps_its_time_by_the_clock_of_its_first_store(
-    repo: Repository, other: Repository, run: str, tmp_path: Path
-) -> None:
-    created = str(run_index.created_key(run, run_index.created(runs.load(repo, run))))
-    os.utime(Path(repo.store.url, created), (5000, 5000))
-    third = Repository.create(LocalStore(tmp_path / "third", durable=False))
-    for source, target in ((repo, other), (other, third), (third, repo)):
-        transfer.copy(source, target, [(_RUN, run)])
-        (row,) = listing.list_runs(target)
-        assert row.created_s == 5000
-        assert fsck.check(target).clean
-
-
 def test_copy_transfers_a_run_with_all_needed_objects(repo: Repository, other: Repository, run: str) -> None:
     copied = transfer.copy(repo, other, [(_RUN, run)])
-    assert _everything(other) == _copied(repo, run)
+    assert _everything(other) == _everything(repo)
     assert fsck.check(other).clean
     assert (copied.runs, copied.snapshots, copied.new_objects) == (1, 1, copied.objects)
 
@@ -102,7 +78,7 @@ def test_a_crash_after_any_write_leaves_a_clean_target_store(
         except Died:
             assert fsck.check(target).clean
             transfer.copy(repo, target, [(_RUN, run)])
-        assert _everything(target) == _copied(repo, run)
+        assert _everything(target) == _everything(repo)
         if dying.lives > 0:
             assert lives > 10
             return

@@ -1,7 +1,6 @@
 """The table of `m5ws ls`: its runs, their differences, and the number of reads."""
 
 import math
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from m5ws.repository.repository import Repository
 from m5ws.runs import run_losses, run_table
 from m5ws.store.local import LocalStore
 from tests.support.records import planted
+from tests.support.records.forged_index import forget
 from tests.support.stores.counting_store import CountingStore
 
 
@@ -73,17 +73,7 @@ def test_replays_follow_their_originals_and_a_circle_of_replays_hides_nothing(re
         _run(repo, tmp_path, number, purpose="reproduce", reproduces=f"{other:012x}")
     assert [int(row.id, 16) for row in run_table.newest(repo).rows] == [7, 6, 3, 2, 1, 5, 4]
     table = run_table.newest(repo, limit=4)
-    assert [int(row.id, 16) for row in table.rows] == [7, 6, 5, 4] and table.more == 3
-
-
-def test_runs_are_listed_in_the_order_in_which_the_store_received_them(repo: Repository, tmp_path: Path) -> None:
-    now_s = time.time()
-    ahead = _run(repo, tmp_path, 1, created_s=now_s + 3600)
-    behind = _run(repo, tmp_path, 2, created_s=now_s - 3600)
-    newest = _run(repo, tmp_path, 4, created_s=now_s)
-    rows = run_table.newest(repo).rows
-    assert [row.id for row in rows] == [newest, behind, ahead]
-    assert all(abs(row.created_s - now_s) < 600 for row in rows)
+    assert [int(row.id, 16) for row in table.rows] == [7, 6, 5, 4] and table.more
 
 
 def test_rows_have_the_user_and_the_host_of_a_run(repo: Repository, tmp_path: Path) -> None:
@@ -128,15 +118,14 @@ def test_a_list_reads_only_the_shown_runs(repo: Repository, tmp_path: Path) -> N
     reindex.fill(repo)
     counting = CountingStore(repo.store)
     table = run_table.newest(Repository.open(counting), limit=2)
-    assert (len(table.rows), table.more) == (2, 29)
-    read = {int(key.split("/")[1], 16) for key in counting.gets if key.startswith(("runs/", "notes/"))}
-    assert read == {31, 30}
+    assert (len(table.rows), table.more) == (2, True)
+    assert not [key for key in counting.gets if key.startswith(("runs/", "notes/", "objects/"))]
 
 
 def test_a_damaged_run_is_listed(repo: Repository, tmp_path: Path) -> None:
     good, bad, lost = (_run(repo, tmp_path, number) for number in (1, 2, 3))
     repo.store.delete(f"runs/{bad}/ledger/0001/0/00000001")
+    forget(repo, lost, "created")
     repo.store.delete(f"runs/{lost}/run")
-    repo.store.delete(f"{run_index.PREFIX}{lost}/{run_index.names(repo, lost)[0]}")
     rows = {row.id: row.problem for row in run_table.newest(repo, limit=3).rows}
     assert rows.keys() == {good, bad, lost} and rows[good] is None and rows[bad] and rows[lost]

@@ -59,12 +59,12 @@ def test_a_snapshot_of_known_files_equals_a_snapshot_by_full_capture(places: dic
     assert (known.id == before.id) == (change in THE_SAME)
 
 
-def test_objects_that_the_store_lost_are_written_again(places: dict[str, Place]) -> None:
+def test_objects_that_the_store_lost_are_written_again_if_all_files_are_read(places: dict[str, Place]) -> None:
     place = places["nothing"]
     whole = place.take()
-    for stat in list(place.repo.store.list("objects/")):
+    for number, stat in enumerate(list(place.repo.store.list("objects/"))):
         place.repo.store.delete(stat.key)
-        captured = place.take()
+        captured = place.take(index=f"index {number}")
         assert captured.id == whole.id
         for tree in captured.snapshot.trees.values():
             for entry in trees.load(place.repo.objects, tree).entries:

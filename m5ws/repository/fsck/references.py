@@ -30,13 +30,14 @@ from m5ws.repository.fsck.records import Records, unread
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.chains import Chain, find_faults, first_missing
 from m5ws.repository.objects import is_digest
-from m5ws.repository.references import checkpoints, notes, outputs, run_index, runs
-from m5ws.repository.references.run_index import AttemptEnd, RunFacts
+from m5ws.repository.references import checkpoints, index_names, notes, outputs, run_index, runs, snapshots
+from m5ws.repository.references.parameters import ParameterReader
 from m5ws.repository.repository import Repository
 from m5ws.store.interface import FORMAT
 
 if TYPE_CHECKING:
     from m5ws.records.ledger import CheckpointPublished, OutputsStored
+    from m5ws.repository.references.run_index import AttemptEnd
 
 T = TypeVar("T")
 
@@ -64,7 +65,10 @@ class References:
         self._facts: dict[str, tuple[Run | None, Verdict | None]] = {}
         self._summaries: dict[tuple[str, int], dict[str, AttemptSummary]] = {}
         self._ends: dict[tuple[str, int], tuple[AttemptEnd, ...]] = {}
-        self._indexed: dict[str, list[str]] = {}
+        self._indexed: list[str] = []
+        self._annotated: set[str] = set()
+        self._links: set[str] = set()
+        self._parameters = ParameterReader(repo)
         self._unknown: set[tuple[str, str]] = set()
         self._removed: frozenset[str] = frozenset()
         self._garbage: list[tuple[str, str, PlanPart]] = []
@@ -77,10 +81,9 @@ class References:
         """Read everything, once."""
         names = self._repo.store.names
         # Before their originals, which were published first, so keys of runs that begin meanwhile are not compared.
-        for stat in self._repo.store.list(run_index.PREFIX):
-            run, _, name = stat.key.removeprefix(run_index.PREFIX).partition("/")
-            self._indexed.setdefault(run, []).append(name)
+        self._indexed = [stat.key for stat in self._repo.store.list(index_names.PREFIX)]
         self.snapshots, self.runs = names("snapshots/"), names("runs/")
+        self._links = {stat.key for stat in self._repo.store.list(runs.LINKS)}
         jobs: list[Callable[[], object]] = [partial(self._decode, FORMAT, Format)]
         jobs += [partial(self._snapshot, snapshot) for snapshot in self.snapshots]
         jobs += [partial(self._run, run) for run in self.runs]
@@ -91,8 +94,7 @@ class References:
         jobs += [partial(self._plan, name) for name in names(plans.PREFIX)]
         _do(jobs, "reading references", progress)
         _do([partial(self._attempt, *attempt) for attempt in self._attempts], "reading ledgers", progress)
-        for run in self._indexed:
-            self._index(run)
+        self._index()
         self._bindings()
 
     def _bindings(self) -> None:
@@ -137,11 +139,19 @@ class References:
         if not is_digest(snapshot_id):
             self._add("foreign", f"snapshots/{snapshot_id}", "not a snapshot id; move it out of the store")
             return
-        root = f"snapshot {snapshot_id}"
+        root, snapshot = f"snapshot {snapshot_id}", None
+        try:
+            snapshot = self._repo.objects.get_record(snapshot_id, Snapshot)
+        except (NotFound, CorruptObject, UnknownSchema):
+            self._unknown.add((snapshot_id, "annotated"))
         for name in self._repo.store.names(f"snapshots/{snapshot_id}/"):
             annotation = self._decode(f"snapshots/{snapshot_id}/{name}", Annotation, root)
             if annotation is not None and annotation.observed is not None:
                 self._records.need(root, annotation.observed)
+            if annotation is None:
+                self._unknown.add((snapshot_id, "annotated"))
+            elif snapshot is not None:
+                self._annotated |= snapshots.index_keys(snapshot_id, snapshot, annotation)
         self._records.walk(root, snapshot_id, Snapshot)
 
     def _run(self, run_id: str) -> None:
@@ -164,7 +174,8 @@ class References:
         for joint in self._repo.store.names(runs.joints_of(run_id)):
             self._decode(f"{runs.joints_of(run_id)}{joint}", JointVerdict, root)
         self._facts[run_id] = (run, verdict)
-        self._unknown |= {(run_id, "created"), (run_id, "dated")} if run is None else set()
+        self._unknown |= {(run_id, kind) for kind in run_index.KINDS} if run is None else set()
+        self._linked(run, root)
         for name in self._repo.store.names(f"runs/{run_id}/summaries/"):
             where = f"runs/{run_id}/summaries/{name}"
             if (summary := self._decode(where, AttemptSummary, root)) is not None:
@@ -249,22 +260,43 @@ class References:
             elif not derived.matches(summary, chain):
                 self._add("corrupt", where, "it does not match the ledger; delete it", root)
 
-    def _index(self, run_id: str) -> None:
-        """Compare the keys of a run in the index with their originals."""
-        run, verdict = self._facts.get(run_id, (None, None))
-        ends = (end for (name, _), attempt_ends in self._ends.items() if name == run_id for end in attempt_ends)
-        names, outcome = self._indexed[run_id], verdict.outcome if verdict is not None else None
-        expected = run_index.expected(run_id, run, ends, outcome, names)
-        for name in names:
-            where = f"{run_index.PREFIX}{run_id}/{name}"
-            if not run_index.add(RunFacts(), run_id, name):
-                self._add("foreign", where, FOREIGN)
-            elif where in expected or (run_id, name.partition(".")[0]) in self._unknown:
+    def _linked(self, run: Run | None, root: str) -> None:
+        """Report missing links from the origins of a run."""
+        for link in runs.link_keys(run) if run is not None else ():
+            if link not in self._links:
+                self._add("missing", link, "the link to the run", root)
+
+    def _index(self) -> None:
+        """Compare the keys of the index with their originals."""
+        expected = self._annotated.union(*map(self._expected, self._facts))
+        for where in self._indexed:
+            kind, _, rest = where.removeprefix(index_names.PREFIX).partition("/")
+            entry, _, name = rest.partition("/")
+            identifier, fact = entry.partition("-")[2], name.partition(".")[0]
+            if where in expected or (identifier, fact) in self._unknown:
                 continue
-            elif name.startswith("ended.") and not self._ends.get((run_id, int(name.split(".")[1]))):
-                self._add("missing", where, "the ledger lacks this end of an attempt", f"run {run_id}")
+            root = f"{kind.removesuffix('s')} {identifier}"
+            if not index_names.is_name(name):
+                self._add("foreign", where, FOREIGN)
+            elif fact == "ended" and not any(run == identifier and ends for (run, _), ends in self._ends.items()):
+                self._add("missing", where, "the ledger lacks this end of an attempt", root)
             else:
-                self._add("corrupt", where, "it does not match its original; delete it", f"run {run_id}")
+                self._add("corrupt", where, "it does not match its original; delete it", root)
+
+    def _expected(self, run_id: str) -> set[str]:
+        """Return the keys of a run that its records allow in the index."""
+        run, verdict = self._facts[run_id]
+        if run is None:
+            return set()
+        try:
+            values = self._parameters.of_run(run)
+        except (NotFound, CorruptObject, UnknownSchema):
+            # The damage of the snapshot is reported.
+            values = None
+            self._unknown.add((run_id, "parameters"))
+        ends = [end for (name, _), each in self._ends.items() if name == run_id for end in each]
+        attempts = [attempt for name, attempt in self._attempts if name == run_id]
+        return run_index.expected(run, attempts, ends, verdict.outcome if verdict is not None else None, values)
 
     def _chain(self, chain: Chain, root: str, heads: Container[Digest] = ()) -> Chain | None:
         """Follow a chain and return it. Report a broken chain, and return None."""

@@ -63,15 +63,18 @@ def _prefix(run: str, attempt: int, node: int) -> str:
 
 
 class ChainWriter:
-    """Appends batches to the chain of a node, from its end in the store. `counts` has its events by origin."""
+    """Appends batches to the chain of a node, from its end in the store. `counts` has its events by origin.
 
-    def __init__(self, repo: Repository, run: str, attempt: int, node: int = 0) -> None:
+    A chain that `is_new` is not read: if it exists, the first batch is refused.
+    """
+
+    def __init__(self, repo: Repository, run: str, attempt: int, node: int = 0, *, is_new: bool = False) -> None:
         self._repo = repo
         self._run, self._attempt, self._node = run, attempt, node
         self.head = start_of(run, attempt, node)
         self.seq = 0
         self.counts: Counter[str] = Counter()
-        for batch in read(repo, run, attempt, node):
+        for batch in () if is_new else read(repo, run, attempt, node):
             self._add(batch)
 
     def append(self, events: Mapping[str, Sequence[bytes]], repair: Callable[[], object] | None = None) -> None:

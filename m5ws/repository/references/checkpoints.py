@@ -172,7 +172,8 @@ def valid(repo: Repository, run: str) -> list[str]:
     published = set(names(repo, run))
     accepted: set[str] = set()
     for attempt in ledger.attempts(repo, run):
-        accepted = inherited(repo, run, attempt) | {label for label in published if attempt_of(label) == attempt}
+        earlier = inherited(repo, run, attempt) if attempt > 1 else set()
+        accepted = earlier | {label for label in published if attempt_of(label) == attempt}
     return sorted(accepted & published)
 
 

@@ -1,50 +1,45 @@
-"""The run index: facts of runs in the names of empty keys, so that one listing answers for all runs.
+"""The run index: facts of runs in the names of empty keys, so that one listing answers for the newest runs.
 
 Invariant: a key states a fact that never changes, and its original was published before the key was. A missing key
-costs a read of the original; docs/format.md, section "Run index", has the argument.
+costs a read of the original; docs/format.md, section "Index", has the argument.
 """
 
-import base64
-import binascii
-import hashlib
-import math
-import struct
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
-from typing import Literal
+from typing import Any
 
 import msgspec
 
-from m5ws.errors import ObjectExists
+from m5ws.records.base import Count
 from m5ws.records.ledger import NODE, AnyEvent, AttemptEnded, AttemptStarted, Notice
-from m5ws.records.run import Run
+from m5ws.records.run import Parent, Run
 from m5ws.records.verdict import Verdict
-from m5ws.repository.ledger import ledger, summaries
+from m5ws.repository import bindings
+from m5ws.repository.ledger import summaries
 from m5ws.repository.ledger.losses import LossRange
 from m5ws.repository.ledger.summaries import OriginSummary
+from m5ws.repository.references import index_names
 from m5ws.repository.repository import Repository
 
-PREFIX = "index/"
-_MOST_CHARACTERS = 255
-"""Length of the longest file name that all file systems take."""
-_MOST_DIGITS = 10
-"""Length of the longest number in a key: the step in a checkpoint's name."""
-_NONE = "-"
-_INEXACT = "inexact"
+RUNS = "runs"
+"""The list of runs in the index."""
 
 
 class RunCreation(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts of a `Run`; `parent` is the run that a fork starts from, `sweep` the id of its sweep.
-
-    `created_s` is by the store's clock if the fact is of the index, and else by the clock of the run's host.
-    """
+    """Facts of a `Run`; `fork` is the checkpoint that a fork starts from, `sweep` the id of its sweep."""
 
     created_s: float
     snapshot: str
     reproduces: str | None = None
-    parent: str | None = None
+    fork: Parent | None = None
     name: str | None = None
     sweep: str | None = None
+    user: str | None = None
+    host: str | None = None
+
+    @property
+    def parent(self) -> str | None:
+        """The run that a fork starts from."""
+        return self.fork.run if self.fork is not None else None
 
 
 class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,26 +48,28 @@ class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
     `inexact`: the attempt repeated a step of an earlier attempt with other values.
     """
 
-    attempt: int
+    attempt: Count
     is_final: bool
     outcome: str
-    last_step: int
-    total_steps: int | None = None
+    last_step: Count
+    total_steps: Count | None = None
     inexact: bool = False
     losses: LossRange = LossRange()
 
 
 class RunFacts(msgspec.Struct, kw_only=True):
-    """Facts of one run in the index; `ended` is the newest attempt that has ended, `losses` are by attempt.
+    """Facts of one run in the index; `begun` is the newest attempt, `ended` the newest that has ended.
 
-    `inexact`: an attempt was.
+    `inexact`: an attempt was. `losses` are by attempt. `parameters` are the run's, as `ParameterReader` returns them.
     """
 
     created: RunCreation | None = None
+    begun: int = 0
     ended: AttemptEnd | None = None
     outcome: str | None = None
     inexact: bool = False
     losses: dict[int, LossRange] = {}
+    parameters: dict[str, str] | None = None
 
 
 # --- facts ----------------------------------------------------------------------------------------------------------
@@ -80,14 +77,15 @@ class RunFacts(msgspec.Struct, kw_only=True):
 
 def created(run: Run) -> RunCreation:
     """Return the facts of a run's record."""
-    parent = run.parent.run if run.parent is not None else None
     return RunCreation(
         created_s=run.created_s,
         snapshot=run.snapshot,
         reproduces=run.reproduces,
-        parent=parent,
+        fork=run.parent,
         name=run.name,
         sweep=run.sweep.id if run.sweep is not None else None,
+        user=run.user,
+        host=run.host,
     )
 
 
@@ -114,185 +112,93 @@ def ended(attempt: int, node: list[AnyEvent], rank: OriginSummary | None) -> Att
 
 # --- keys -----------------------------------------------------------------------------------------------------------
 
-
-def created_key(run: str, fact: RunCreation, kind: Literal["created", "dated"] = "created") -> str | None:
-    """Return the key of a run's creation; None if its name would be too long, or its time is no time.
-
-    A `dated` key is of a run that was published earlier, and has that time.
-    """
-    name = _NONE if fact.name is None else f"n{base64.urlsafe_b64encode(fact.name.encode()).decode().rstrip('=')}"
-    links = (fact.reproduces or _NONE, fact.parent or _NONE, name, fact.sweep or _NONE)
-    return _key(run, kind, _double(fact.created_s), fact.snapshot, *links)
+KINDS: Mapping[str, Any] = {
+    "created": RunCreation,
+    "begun": Count,
+    "ended": AttemptEnd,
+    "verdict": str,
+    "parameters": dict[str, str],
+}
 
 
-def is_creation(key: str) -> bool:
-    """Return True for the key of a run's creation."""
-    return key.rpartition("/")[2].partition(".")[0] in ("created", "dated")
+def folder(run: Run) -> str | None:
+    """Return the prefix of a run's keys; None if the time of its creation is no time."""
+    return index_names.folder(RUNS, run.id, run.created_s)
 
 
-def ended_key(run: str, fact: AttemptEnd) -> str | None:
-    """Return the key of an attempt's end; None if a number would be too long."""
-    total = _NONE if fact.total_steps is None else str(fact.total_steps)
-    inexact, losses = _INEXACT if fact.inexact else _NONE, fact.losses
-    parts = ("ended", str(fact.attempt), fact.outcome, str(fact.last_step), total, inexact)
-    step = _NONE if losses.lowest_step is None else str(losses.lowest_step)
-    return _key(run, *parts, _double(losses.last), _double(losses.lowest), step)
+def keys(run: Run, kind: str, value: object) -> tuple[str, ...]:
+    """Return the keys of a fact of a run; none if the index cannot hold it."""
+    prefix = folder(run)
+    return () if prefix is None else tuple(prefix + name for name in index_names.names(run.id, kind, value))
 
 
-def verdict_key(run: str, outcome: str) -> str | None:
-    """Return the key of a replay's verdict."""
-    return _key(run, "verdict", outcome.replace(" ", _NONE))
-
-
-def _double(value: float | None) -> str:
-    return _NONE if value is None else struct.pack(">d", value).hex()
-
-
-def _key(run: str, *parts: str) -> str | None:
-    text = ".".join(parts)
-    name = f"{text}.{_check(run, text)}"
-    return f"{PREFIX}{run}/{name}" if len(name) <= _MOST_CHARACTERS and add(RunFacts(), run, name) else None
-
-
-def _check(run: str, text: str) -> str:
-    return hashlib.blake2b(f"{run}/{text}".encode(), digest_size=8).hexdigest()
-
-
-def add(facts: RunFacts, run: str, name: str, modified_s: float | None = None) -> bool:
-    """Add the fact in a key's name; return False, and add nothing, if m5ws does not write such a name.
-
-    `modified_s`: the time of the key by the store's clock, which is the time of a run that began in this store.
-    """
-    text, _, check = name.rpartition(".")
-    if check != _check(run, text):
-        return False
-    kind, *parts = text.split(".")
-    try:
-        if kind in ("created", "dated"):
-            fact = _created(*parts)
-            if kind == "created" and modified_s is not None:
-                fact = msgspec.structs.replace(fact, created_s=modified_s)
-            facts.created = fact if kind == "created" else facts.created or fact
+def read(run_id: str, names: Iterable[str]) -> RunFacts:
+    """Return the facts in the names of a run's keys. Names that m5ws does not write are left out."""
+    facts = RunFacts()
+    for kind, value in index_names.facts(run_id, names, KINDS):
+        if kind == "begun":
+            facts.begun = max(facts.begun, value)
         elif kind == "ended":
-            ended = _ended(*parts)
-            facts.ended = max(ended, facts.ended or ended, key=lambda end: (end.attempt, end.is_final))
-            facts.inexact = facts.inexact or ended.inexact
-            facts.losses[ended.attempt] = ended.losses
-        elif kind == "verdict":
-            (outcome,) = parts
-            facts.outcome = outcome.replace(_NONE, " ")
+            facts.ended = max(value, facts.ended or value, key=lambda end: (end.attempt, end.is_final))
+            facts.inexact = facts.inexact or value.inexact
+            facts.losses[value.attempt] = value.losses
         else:
-            return False
-    except (ValueError, TypeError, struct.error, binascii.Error):
-        return False
-    return True
-
-
-def _created(time: str, snapshot: str, reproduces: str, parent: str, name: str, sweep: str) -> RunCreation:
-    encoded = name[1:] + "=" * (-len(name[1:]) % 4)
-    (created_s,) = struct.unpack(">d", bytes.fromhex(time))
-    if not (math.isfinite(created_s) and created_s >= 0):
-        raise ValueError(f"no time: {created_s}")
-    return RunCreation(
-        created_s=created_s,
-        snapshot=snapshot,
-        reproduces=None if reproduces == _NONE else reproduces,
-        parent=None if parent == _NONE else parent,
-        name=None if name == _NONE else base64.urlsafe_b64decode(encoded).decode(),
-        sweep=None if sweep == _NONE else sweep,
-    )
-
-
-def _ended(attempt: str, outcome: str, last_step: str, total: str, inexact: str, *losses: str) -> AttemptEnd:
-    if inexact not in (_NONE, _INEXACT):
-        raise ValueError(f"no mark of an inexact resume: {inexact}")
-    return AttemptEnd(
-        attempt=_number(attempt),
-        is_final=outcome == "finished",
-        outcome=outcome,
-        last_step=_number(last_step),
-        total_steps=None if total == _NONE else _number(total),
-        inexact=inexact == _INEXACT,
-        losses=_losses(*losses),
-    )
-
-
-def _number(text: str) -> int:
-    if not ledger.is_number(text) or len(text) > _MOST_DIGITS:
-        raise ValueError(f"no number of a key: {text[:20]}")
-    return int(text)
-
-
-def _losses(last: str, lowest: str, step: str) -> LossRange:
-    values = (None if text == _NONE else struct.unpack(">d", bytes.fromhex(text))[0] for text in (last, lowest))
-    return LossRange(last=next(values), lowest=next(values), lowest_step=None if step == _NONE else _number(step))
+            setattr(facts, "outcome" if kind == "verdict" else kind, value)
+    return facts
 
 
 # --- the store ------------------------------------------------------------------------------------------------------
 
 
-def load(repo: Repository, run_id: str | None = None) -> dict[str, RunFacts]:
-    """Return the facts of all runs that the index has, or of one run. One listing.
-
-    Names that m5ws does not write are left out.
-    """
-    facts: dict[str, RunFacts] = {}
-    for stat in repo.store.list(PREFIX if run_id is None else f"{PREFIX}{run_id}/"):
-        run, _, name = stat.key.removeprefix(PREFIX).partition("/")
-        add(facts.setdefault(run, RunFacts()), run, name, stat.modified_s)
-    return facts
+def newest(repo: Repository) -> Iterator[tuple[str, RunFacts]]:
+    """Yield the runs that the index has, with their facts, the newest first."""
+    for run_id, names in index_names.newest(repo.store, RUNS):
+        yield run_id, read(run_id, names)
 
 
-def names(repo: Repository, run: str) -> tuple[str, ...]:
+def load(repo: Repository) -> dict[str, RunFacts]:
+    """Return the facts of all runs that the index has. One listing."""
+    return dict(newest(repo))
+
+
+def names(repo: Repository, run: Run) -> tuple[str, ...]:
     """Return the names of a run's keys in the index."""
-    return repo.store.names(f"{PREFIX}{run}/")
+    prefix = folder(run)
+    return () if prefix is None else repo.store.names(prefix)
 
 
-def write(repo: Repository, key: str | None) -> None:
-    """Create a key of the index, once; its original must be published already."""
-    if key is not None:
-        with suppress(ObjectExists):
-            repo.store.create(key, b"")
+def write(repo: Repository, run: Run, **facts: object) -> None:
+    """Create the keys of facts by their kinds, once; their originals must be published already."""
+    index_names.write(repo.store, [key for kind, value in facts.items() for key in keys(run, kind, value)])
 
 
-def write_created(repo: Repository, run: Run, created_s: float | None = None) -> None:
-    """Create the key of a published run, unless its purpose does not follow from the facts.
-
-    `created_s`: the time of a run that was published earlier, in this store or in another store.
-    """
+def write_created(repo: Repository, run: Run) -> None:
+    """Create the keys of a published run, unless its purpose does not follow from the facts."""
     if run.purpose == ("reproduce" if run.reproduces else "train"):
-        write(repo, created_key(run.id, created(run)) if created_s is None else dated_key(run, created_s))
-
-
-def dated_key(run: Run, created_s: float) -> str | None:
-    """Return the dated key of a run's creation."""
-    return created_key(run.id, msgspec.structs.replace(created(run), created_s=created_s), "dated")
+        write(repo, run, created=created(run))
 
 
 def write_verdict(repo: Repository, verdict: Verdict) -> None:
-    """Create the key of a published verdict."""
-    write(repo, verdict_key(verdict.replay, verdict.outcome))
+    """Create the keys of a published verdict."""
+    write(repo, _load(repo, verdict.replay), verdict=verdict.outcome)
 
 
 def write_ended(repo: Repository, run: str, attempt: int, origins: Mapping[str, OriginSummary], length: int) -> None:
-    """Create the summary and the key of an attempt, if its end is published, from events as in `summaries.read`."""
+    """Create the summary and the keys of an attempt, if its end is published, from events as in `summaries.read`."""
     if summaries.write(repo, run, attempt, origins, length):
         fact = ended(attempt, origins[NODE].events, origins.get("0"))
-        write(repo, ended_key(run, fact) if fact is not None else None)
+        if fact is not None:
+            write(repo, _load(repo, run), ended=fact)
+
+
+def _load(repo: Repository, run_id: str) -> Run:
+    return bindings.record(repo.store, f"runs/{run_id}/run", Run)
 
 
 def expected(
-    run: str, record: Run | None, ends: Iterator[AttemptEnd], outcome: str | None, present: Iterable[str]
+    run: Run, attempts: Iterable[int], ends: Iterable[AttemptEnd], outcome: str | None, parameters: object
 ) -> set[str]:
-    """Return the keys that originals allow: of a run's record, of ends of its attempts, and of its verdict.
-
-    A dated key among the `present` names may have any time, since this store has no record of the time.
-    """
-    keys = {ended_key(run, end) for end in ends}
-    if record is not None:
-        keys.add(created_key(run, created(record)))
-        valid = (name for name in present if name.startswith("dated.") and add(RunFacts(), run, name))
-        dated = [name.split(".")[1] for name in valid]
-        keys |= {dated_key(record, struct.unpack(">d", bytes.fromhex(time))[0]) for time in dated}
-    keys.add(verdict_key(run, outcome) if outcome is not None else None)
-    return {key for key in keys if key is not None}
+    """Return the keys that originals allow: of a run's record, its attempts and their ends, and its verdict."""
+    facts: list[tuple[str, object]] = [("created", created(run)), ("verdict", outcome), ("parameters", parameters)]
+    facts += [("begun", attempt) for attempt in attempts] + [("ended", end) for end in ends]
+    return {key for kind, value in facts if value is not None for key in keys(run, kind, value)}

@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 
 from m5ws import errors, secret_gate
-from m5ws.errors import NotFound, UsageError
+from m5ws.errors import NotFound, ObjectExists, UsageError
 from m5ws.records import codec
 from m5ws.records.run import Run
 from m5ws.records.verdict import JointVerdict, Verdict
@@ -13,6 +14,9 @@ from m5ws.repository.reachability.reach import ReachableObjects
 from m5ws.repository.references import run_index
 from m5ws.repository.references.run_index import RunCreation, RunFacts
 from m5ws.repository.repository import Repository
+
+LINKS = "linked/"
+"""Prefix of links, `linked/<run>/<other>`: empty keys, one for each replay and each fork of a run."""
 
 
 def new_id() -> str:
@@ -27,6 +31,10 @@ def publish(repo: Repository, run: Run) -> None:
     run that the run rests on is removed.
     """
     secret_gate.refuse(run, f"run {run.id}")
+    # Before the record, so each replay and each fork has its link. A link without a record is ignored.
+    for key in link_keys(run):
+        with suppress(ObjectExists):
+            repo.store.create(key, b"")
 
     def create() -> None:
         repo.store.create(f"runs/{run.id}/run", codec.encode(run))
@@ -37,6 +45,22 @@ def publish(repo: Repository, run: Run) -> None:
         _publish_fork(repo, run, create)
     run_index.write_created(repo, run)
     removals.refuse(repo, *removals.origins(run))
+
+
+def origins(run: Run) -> tuple[str, ...]:
+    """Return the runs that a run reproduces or starts from."""
+    return tuple(filter(None, (run.reproduces, run.parent.run if run.parent is not None else None)))
+
+
+def link_keys(run: Run) -> list[str]:
+    """Return the keys of the links to a run from its origins."""
+    return [f"{LINKS}{origin}/{run.id}" for origin in origins(run)]
+
+
+def linked(repo: Repository, run_id: str) -> dict[str, RunCreation]:
+    """Return the facts in the records of the replays and forks of a run. A record decides, not its link."""
+    records = readable(repo, repo.store.names(f"{LINKS}{run_id}/"))
+    return {run.id: run_index.created(run) for run in records if run_id in origins(run)}
 
 
 def _publish_fork(repo: Repository, run: Run, create: Callable[[], None]) -> None:
@@ -108,11 +132,11 @@ def joint(repo: Repository, run_id: str) -> JointVerdict | None:
 def verdicts(repo: Repository, run_id: str, known: Mapping[str, RunCreation] | None = None) -> list[Verdict]:
     """Return the verdicts that name a run, as the original or as a replay, oldest first.
 
-    `known`: the facts in the records of all runs, if the caller has read them.
+    `known`: the result of `linked` for the run, if the caller has it.
     """
-    run, known = load(repo, run_id), recorded_facts(repo) if known is None else known
-    replayed = {run_id, *replays_among(known, run_id)}
-    replayed |= set(replays_among(known, run.reproduces)) if run.reproduces else set()
+    replayed = {run_id, *replays_among(linked(repo, run_id) if known is None else known, run_id)}
+    if (original := load(repo, run_id).reproduces) is not None:
+        replayed |= set(replays(repo, original))
     loaded = concurrency.for_each(lambda one: verdict(repo, one), readable(repo, sorted(replayed)))
     relevant = [one for one in loaded if one is not None and run_id in (one.run, *one.replays)]
     return sorted(relevant, key=lambda one: one.created_s)
@@ -120,19 +144,13 @@ def verdicts(repo: Repository, run_id: str, known: Mapping[str, RunCreation] | N
 
 def replays(repo: Repository, run_id: str) -> list[str]:
     """Return the ids of the runs that reproduce `run_id`, oldest first."""
-    return [run.id for run in readable(repo, replays_among(recorded_facts(repo), run_id))]
+    return replays_among(linked(repo, run_id), run_id)
 
 
 def replays_among(known: Mapping[str, RunCreation], run_id: str) -> list[str]:
     """Return the ids of the runs that reproduce `run_id`, oldest first, of runs with these facts."""
     replays = [run for run, fact in known.items() if fact.reproduces == run_id]
     return sorted(replays, key=lambda run: known[run].created_s)
-
-
-def creation(repo: Repository, run_id: str) -> RunCreation:
-    """Return the facts of one run as `facts` does. Raises NotFound, CorruptObject, UnknownSchema."""
-    known = run_index.load(repo, run_id).get(run_id, RunFacts()).created
-    return known if known is not None else run_index.created(load(repo, run_id))
 
 
 def facts(repo: Repository, index: Mapping[str, RunFacts] | None = None) -> dict[str, RunCreation]:

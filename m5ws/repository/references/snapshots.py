@@ -5,6 +5,9 @@ snapshot names, so a visible snapshot is complete (promise 1).
 """
 
 import os
+from collections.abc import Iterator
+
+import msgspec
 
 from m5ws import secret_gate
 from m5ws.errors import NotFound
@@ -14,7 +17,57 @@ from m5ws.repository import bindings, concurrency, publishing
 from m5ws.repository.files import trees
 from m5ws.repository.gc_plans import RetryPolicy
 from m5ws.repository.reachability.reach import ReachableObjects
+from m5ws.repository.references import index_names
 from m5ws.repository.repository import Repository
+
+_MESSAGE_CHARACTERS = 200
+
+
+class SnapshotFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts of a snapshot and one of its annotations, for lists. Of the message, the first line."""
+
+    created_s: float
+    commit: str | None = None
+    dirty: bool = False
+    author: str | None = None
+    branch: str | None = None
+    message: str | None = None
+    derived_from: Digest | None = None
+
+
+def facts(snapshot: Snapshot, annotation: Annotation) -> SnapshotFacts:
+    """Return the facts of a snapshot's annotation."""
+    return SnapshotFacts(
+        created_s=annotation.created_s,
+        commit=snapshot.code.commit,
+        dirty=snapshot.code.dirty,
+        author=annotation.author,
+        branch=annotation.branch,
+        message=annotation.message.split("\n")[0][:_MESSAGE_CHARACTERS] if annotation.message else None,
+        derived_from=annotation.derived_from,
+    )
+
+
+def index_keys(snapshot_id: Digest, snapshot: Snapshot, annotation: Annotation) -> set[str]:
+    """Return the keys of an annotation in the index."""
+    folder = index_names.folder("snapshots", snapshot_id, annotation.created_s)
+    names = index_names.names(snapshot_id, "annotated", facts(snapshot, annotation))
+    return set() if folder is None else {folder + name for name in names}
+
+
+def write_index(repo: Repository, snapshot_id: Digest, snapshot: Snapshot, annotation: Annotation) -> None:
+    """Create the keys of a published annotation in the index, once."""
+    index_names.write(repo.store, index_keys(snapshot_id, snapshot, annotation))
+
+
+def newest(repo: Repository) -> Iterator[tuple[Digest, SnapshotFacts]]:
+    """Yield the snapshots that the index has, each with its newest annotation, the newest first."""
+    seen = set[Digest]()
+    for snapshot_id, names in index_names.newest(repo.store, "snapshots"):
+        for _, value in index_names.facts(snapshot_id, names, {"annotated": SnapshotFacts}):
+            if snapshot_id not in seen:
+                seen.add(snapshot_id)
+                yield snapshot_id, value
 
 
 def publish(
@@ -24,7 +77,7 @@ def publish(
 
     Raises ObjectDeleted if gc has deleted some of the objects: upload and publish all of them again.
     """
-    digest = repo.objects.put_record(snapshot)
+    digest, stored = repo.objects.put_record(snapshot), secret_gate.masked(annotation)
     stamp = f"{int(annotation.created_s * 1000):014d}-{os.urandom(4).hex()}"
 
     def needs() -> set[bytes]:
@@ -35,15 +88,24 @@ def publish(
 
     def create() -> None:
         # Published from here on.
-        bindings.create(repo.store, f"snapshots/{digest}/{stamp}", secret_gate.masked(annotation))
+        bindings.create(repo.store, f"snapshots/{digest}/{stamp}", stored)
 
     publishing.publish(repo, needs, create, run=None, patience=patience)
+    repo.snapshots.add(digest)
+    write_index(repo, digest, snapshot, stored)
     return digest
+
+
+def is_published(repo: Repository, snapshot_id: Digest) -> bool:
+    """Return True if the store lists a snapshot."""
+    if snapshot_id not in repo.snapshots and repo.store.names(f"snapshots/{snapshot_id}/"):
+        repo.snapshots.add(snapshot_id)
+    return snapshot_id in repo.snapshots
 
 
 def load(repo: Repository, snapshot_id: Digest) -> Snapshot:
     """Return a published snapshot. Raises NotFound, CorruptObject."""
-    if not repo.store.names(f"snapshots/{snapshot_id}/"):
+    if not is_published(repo, snapshot_id):
         raise NotFound(f"no snapshot {snapshot_id}")
     return repo.objects.get_record(snapshot_id, Snapshot)
 
@@ -62,17 +124,6 @@ def annotations(repo: Repository, snapshot_id: Digest) -> list[Annotation]:
     """Return the annotations of a snapshot, oldest first."""
     stats = repo.store.list(f"snapshots/{snapshot_id}/")
     return list(concurrency.for_each(lambda stat: bindings.record(repo.store, stat.key, Annotation), stats))
-
-
-def created(repo: Repository) -> dict[Digest, int]:
-    """Return the time of the first annotation of each snapshot, in milliseconds. One listing; the keys have it."""
-    times: dict[Digest, int] = {}
-    for stat in repo.store.list("snapshots/"):
-        _, snapshot, name = stat.key.split("/", 2)
-        time, _, _ = name.partition("-")
-        time_ms = int(time) if time.isascii() and time.isdigit() else 0
-        times[snapshot] = min(time_ms, times.get(snapshot, time_ms))
-    return times
 
 
 def ids(repo: Repository) -> list[Digest]:

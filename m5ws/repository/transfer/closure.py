@@ -56,8 +56,11 @@ def references(repo: Repository, kind: Kind, name: str) -> list[str]:
         keys = [f"snapshots/{name}/{annotation}" for annotation in repo.store.names(f"snapshots/{name}/")]
         if not keys:
             raise NotFound(f"no snapshot {name}")
-        return keys
-    keys = [f"runs/{name}/run"]
+        snapshot = repo.objects.get_record(name, Snapshot)
+        annotations = snapshots.annotations(repo, name)
+        indexed = {key for each in annotations for key in snapshots.index_keys(name, snapshot, each)}
+        return [*keys, *(key for key in sorted(indexed) if repo.store.stat(key) is not None)]
+    keys = [*runs.link_keys(runs.load(repo, name)), f"runs/{name}/run"]
     for attempt in ledger.attempts(repo, name):
         # Listed before the checkpoints, so the copy of a run in progress has all that its events name.
         nodes = ledger.nodes(repo, name, attempt)
@@ -77,10 +80,10 @@ def references(repo: Repository, kind: Kind, name: str) -> list[str]:
     noted = notes.keys(repo, name)
     for key in noted:
         bindings.record(repo.store, key, Note)
-    # Summaries of attempts, and keys in the index, are derived from the other records. A copy writes its own creation.
-    prefixes = (f"runs/{name}/summaries/", f"{run_index.PREFIX}{name}/")
+    # Summaries of attempts, and keys in the index, are derived from the other records.
+    prefixes = filter(None, (f"runs/{name}/summaries/", run_index.folder(runs.load(repo, name))))
     derived = [f"{prefix}{key}" for prefix in prefixes for key in repo.store.names(prefix)]
-    return [*keys, *joints, *noted, *(key for key in derived if not run_index.is_creation(key))]
+    return [*keys, *joints, *noted, *derived]
 
 
 def _batches(repo: Repository, run: str, attempt: int, node: int) -> list[str]:

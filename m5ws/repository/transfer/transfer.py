@@ -16,10 +16,7 @@ from m5ws.records.base import Digest
 from m5ws.repository import gc_plans, presence, publishing, removals
 from m5ws.repository.concurrency import Job, bounded_map
 from m5ws.repository.objects import key
-from m5ws.repository.references import run_index
-from m5ws.repository.references import runs as run_records
 from m5ws.repository.references.ids import Kind
-from m5ws.repository.references.run_index import RunFacts
 from m5ws.repository.repository import Repository
 from m5ws.repository.transfer import closure
 
@@ -89,7 +86,7 @@ def copy(
         publishing.publish(
             target,
             lambda: {bytes.fromhex(digest) for digest in needs},
-            lambda: _publish(source, target, new, runs),
+            lambda: _publish(source, target, new),
             run=None,
             patience=gc_plans.RetryPolicy(progress=progress),
             began=began,
@@ -178,15 +175,10 @@ def _copy_object(source: Repository, target: Repository, digest: Digest, least: 
     return len(data)
 
 
-def _publish(source: Repository, target: Repository, names: Sequence[str], copied: Sequence[str] = ()) -> None:
-    """Publish references, and the creation of each copied run in the index, with its time in the source."""
+def _publish(source: Repository, target: Repository, names: Sequence[str]) -> None:
     for name in names:
         try:
             # Published from here on: all objects it names exist.
             publishing.create_once(target, name, source.store.get(name))
         except ObjectExists:
             raise Conflict(f"{name} differs between {source.store.url} and {target.store.url}") from None
-    for run in copied:
-        if run_index.load(target, run).get(run, RunFacts()).created is None:
-            created_s = run_records.creation(source, run).created_s
-            run_index.write_created(target, run_records.load(source, run), created_s)

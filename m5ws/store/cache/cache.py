@@ -19,6 +19,7 @@ from m5ws import locks
 from m5ws.errors import ObjectExists
 from m5ws.store import permissions
 from m5ws.store.cache.limit import CacheLimit, open_shared
+from m5ws.store.cache.references import ReferenceCache
 from m5ws.store.interface import Buffer, ObjectStat, ObjectStore
 from m5ws.store.local import LocalStore, read
 
@@ -72,6 +73,11 @@ class CachedStore:
     def copies(self) -> tuple[Path, int]:
         """The directory of the copies, and their maximum total size in bytes."""
         return self._entries.root, self._limit_bytes
+
+    @property
+    def references(self) -> Path | None:
+        """The directory with copies of references; None if there is none."""
+        return self._store.directory if isinstance(self._store, ReferenceCache) else None
 
     @property
     def name(self) -> str:
@@ -222,3 +228,6 @@ class CachedStore:
 
     def stat(self, key: str) -> ObjectStat | None:
         return self._store.stat(key)
+
+    def now(self) -> float:
+        return self._store.now()

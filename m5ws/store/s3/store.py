@@ -88,6 +88,9 @@ class S3Store:
             return None
         return ObjectStat(key=key, size_bytes=size_bytes, modified_s=modified_s)
 
+    def now(self) -> float:
+        return self.connection.now()
+
     def region(self) -> str | None:
         return self.requests.call("finding the bucket", lambda _: self.connection.bucket_region)
 

@@ -84,6 +84,12 @@ class _Server(http.server.ThreadingHTTPServer):
     """With the default of 5, some of many simultaneous clients would reconnect only after a second."""
 
 
+def _cut(path: str, begin: int, delimiter: str | None) -> str:
+    """Return a path up to the first delimiter after a prefix of length `begin`."""
+    place = path.find(delimiter, begin) if delimiter else -1
+    return path if place < 0 else path[: place + 1]
+
+
 def _version(content: bytes) -> str:
     return f'"{hashlib.md5(content).hexdigest()}"'
 
@@ -198,16 +204,19 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _listing(self) -> bytes:
         """Return a page of ListObjectsV2."""
         asked = dict(parse_qsl(urlsplit(self.path).query))
-        prefix, after = asked.get("prefix", ""), asked.get("start-after", "")
+        prefix, after = asked.get("prefix", ""), asked.get("continuation-token", asked.get("start-after", ""))
         most, cut = int(asked.get("max-keys", 1000)), asked.get("delimiter")
-        paths = sorted(path for key in self.s3.objects if (path := f"store/{key}").startswith(prefix) and path > after)
-        rests = [path[len(prefix) :] for path in paths]
-        folders = sorted({prefix + rest.split(cut)[0] + cut for rest in rests if cut in rest} if cut else ())
-        files = [prefix + rest for rest in rests if not (cut and cut in rest)][:most]
-        found = "".join(map(self._entry, files))
+        paths = (path for key in list(self.s3.objects) if (path := f"store/{key}").startswith(prefix))
+        heads = {_cut(path, len(prefix), cut): None for path in paths}
+        listed = sorted(head for head in heads if head > after)[: most + 1]
+        page = listed[:most]
+        found = "".join(map(self._entry, (path for path in page if not (cut and path.endswith(cut)))))
+        folders = (path for path in page if cut and path.endswith(cut))
         found += "".join(f"<CommonPrefixes><Prefix>{folder}</Prefix></CommonPrefixes>" for folder in folders)
-        more = str(len(paths) > most and not cut).lower()
-        head = f"<Name>bucket</Name><KeyCount>{len(files) + len(folders)}</KeyCount><IsTruncated>{more}</IsTruncated>"
+        head = f"<Name>bucket</Name><KeyCount>{len(page)}</KeyCount>"
+        head += f"<IsTruncated>{str(len(listed) > most).lower()}</IsTruncated>"
+        if len(listed) > most:
+            head += f"<NextContinuationToken>{page[-1]}</NextContinuationToken>"
         return f"<ListBucketResult>{head}{found}</ListBucketResult>".encode()
 
     def _answer(self, status: int, body: bytes, extra: dict[str, str] | None = None, *, half: bool = False) -> None:

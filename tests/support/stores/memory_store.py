@@ -47,6 +47,9 @@ class MemoryStore:
     def delete(self, key: str) -> None:
         self.objects.pop(key, None)
 
+    def now(self) -> float:
+        return float(self._created)
+
     def stat(self, key: str) -> ObjectStat | None:
         found = self.objects.get(key)
         return ObjectStat(key=key, size_bytes=len(found[0]), modified_s=found[1]) if found else None

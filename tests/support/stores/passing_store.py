@@ -46,3 +46,7 @@ class PassingStore:
     def stat(self, key: str) -> ObjectStat | None:
         self._before("stat", key)
         return self._inner.stat(key)
+
+    def now(self) -> float:
+        self._before("now", "")
+        return self._inner.now()
