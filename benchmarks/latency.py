@@ -40,15 +40,17 @@ enabled = false
 [config]
 files = []
 [run]
-command = ["train.py"]
+command = ["train.py", "4"]
 """
 _SCRIPT = """\
+import sys
+import time
 import torch
 import m5ws
-m5ws.seed(7)
+m5ws.seed(time.time_ns() % 2**31)  # New tensors in each run.
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
-session = m5ws.session(model, optimizer, total_steps=12, checkpoint_every=4)
+session = m5ws.session(model, optimizer, total_steps=12, checkpoint_every=int(sys.argv[1]))
 for step in session.steps():
     loss = model(torch.ones(2, 4)).sum()
     loss.backward()
@@ -164,7 +166,8 @@ def measure(folder: Path, others: int, rtt_ms: float, rounds: int) -> list[dict[
             own = bench.workspace("own")
             bench.run(*own, "snapshot")
             bench.measure("snapshot, unchanged", "snapshot", own=own)
-            bench.measure("run, 12 steps", "run", "--no-progress", own=own)
+            for every, row in (("12", "run, 12 steps, 1 checkpoint"), ("4", "run, 12 steps, 3 checkpoints")):
+                bench.measure(row, "run", "--no-progress", "train.py", every, own=own)
             bench.measure("ls", "ls")
             bench.measure("show RUN", "show", many_runs.run_id(3))
     return [{"others": others, **row} for row in [*bench.rows, peer(folder, others, rtt_ms, rounds)]]
