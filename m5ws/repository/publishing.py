@@ -68,9 +68,12 @@ def publish(
         repair,
     )
     guard.settle(published=False)
-    # Published from here on (W4).
-    create()
-    guard.settle(published=True)
+    try:
+        # Published from here on (W4).
+        create()
+    finally:
+        # Also after an error: `create` may have created several references.
+        guard.settle(published=True)
     if run is not None:
         # After the reference: a removal that this look does not meet was published later, and its `rm` lists the
         # reference.

@@ -82,18 +82,21 @@ def copy(
             needs[digest] = max(size, needs.get(digest, 0))
     lacking = presence.missing(target.objects, needs)
     if not dry_run:
-        copy_objects(source, target, needs, lacking, progress)
-        publishing.publish(
-            target,
-            lambda: {bytes.fromhex(digest) for digest in needs},
-            lambda: _publish(source, target, new),
-            run=None,
-            patience=gc_plans.RetryPolicy(progress=progress),
-            began=began,
-            repair=lambda: copy_objects(source, target, needs, presence.missing(target.objects, needs), progress),
-        )
-        carried, apart = _compare_removals(source, target, runs, existing)
-        _publish(source, target, [removals.key(name) for name in carried])
+        try:
+            copy_objects(source, target, needs, lacking, progress)
+            publishing.publish(
+                target,
+                lambda: {bytes.fromhex(digest) for digest in needs},
+                lambda: _publish(source, target, new),
+                run=None,
+                patience=gc_plans.RetryPolicy(progress=progress),
+                began=began,
+                repair=lambda: copy_objects(source, target, needs, presence.missing(target.objects, needs), progress),
+            )
+        finally:
+            # Also after an error: a run that is removed meanwhile may have lost objects in both stores.
+            carried, apart = _compare_removals(source, target, runs, existing)
+            _publish(source, target, [removals.key(name) for name in carried])
         _refuse_apart(source, target, apart)
     return CopyCounts(
         snapshots=sum(kind == "snapshot" for kind, _ in roots),
