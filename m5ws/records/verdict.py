@@ -82,9 +82,8 @@ class ComparedItem(Record, frozen=True, kw_only=True):
 
     `judged`: the status decides. A judged item that differs makes a verdict *diverged*; an item that was not compared
     makes it at most *sampled*. `place` is the first differing key, line or tensor (`in_tensor`), with the values of
-    both sides. `others` is the number of other differing places, and `also` has the first of these. `reason` is the
-    reason of "not compared", and `problem` the text of an error. `replayed_as` is the name in the replay if a pattern
-    of `[run] results` pairs two names.
+    both sides. `reason` is the reason of "not compared", and `problem` the text of an error. `replayed_as` is the name
+    in the replay if a pattern of `[run] results` pairs two names.
     """
 
     kind: Literal["file", "artifact", "parameter", "metric", "result"]
@@ -95,8 +94,6 @@ class ComparedItem(Record, frozen=True, kw_only=True):
     in_tensor: bool = False
     original: str | None = None
     replayed: str | None = None
-    others: int = 0
-    also: tuple[str, ...] = ()
     reason: ItemReason | None = None
     problem: str | None = None
     replayed_as: str | None = None

@@ -88,8 +88,7 @@ def describe_item(item: ComparedItem) -> str:
     sides = (item.original, item.replayed)
     # A file of an unknown format is judged by its bytes, and has no place with values.
     values = "bytes" if sides == (None, None) else " → ".join("absent" if s is None else s or '""' for s in sides)
-    listed = ", ".join(item.also) + (", …" if item.others > len(item.also) else "")
-    return f"{name}{at} {values}{f' (and {item.others:,} more: {listed})' if item.others else ''}"
+    return f"{name}{at} {values}"
 
 
 def describe_item_reason(item: ComparedItem) -> str:
