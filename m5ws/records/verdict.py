@@ -162,22 +162,6 @@ class LargestDifference(Record, frozen=True, kw_only=True):
     values: int
 
 
-Hardware = Literal["the same machine", "the same kind of hardware", "other hardware"]
-
-
-class Expectation(Record, frozen=True, kw_only=True):
-    """Expectation of a replay by determinism level and hardware: `equal` bits, or not.
-
-    `hardware` compares the hardware of the replay and of the original's first attempt. `different` names the facts of
-    the hardware that differ.
-    """
-
-    level: Literal["portable", "strict", "warn", "off"]
-    hardware: Hardware
-    equal: bool
-    different: tuple[str, ...] = ()
-
-
 class Verdict(SealedRecord, tag="verdict/1", frozen=True, kw_only=True):
     """Result of `reproduce`. `compared` counts equal quantities by kind, `not_compared` lists gaps.
 
@@ -186,9 +170,8 @@ class Verdict(SealedRecord, tag="verdict/1", frozen=True, kw_only=True):
     `items` has each output file, artifact, parameter and metric of both runs, and `results` the patterns of `[run]
     results` by which they were judged; with `strict`, all output files were judged by their bytes. `hint` is the remedy
     if there is one.
-    `expected` is the expectation before the replay began. `recheck` is the second replay after a divergence, `course`
-    belongs to a replay that continued after it, `apart` to a comparison with a tolerance, and `explanation` to traced
-    replays.
+    `recheck` is the second replay after a divergence, `course` belongs to a replay that continued after it, `apart` to
+    a comparison with a tolerance, and `explanation` to traced replays.
     """
 
     run: str
@@ -205,7 +188,6 @@ class Verdict(SealedRecord, tag="verdict/1", frozen=True, kw_only=True):
     changes: tuple[Change, ...] = ()
     observed: bool = False
     reasons: tuple[Reason, ...] = ()
-    expected: Expectation | None = None
     recheck: Recheck | None = None
     course: DivergenceSummary | None = None
     apart: LargestDifference | None = None

@@ -5,8 +5,7 @@ original, and every compared quantity is equal (promise 8).
 """
 
 import logging
-import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -16,14 +15,14 @@ from m5ws.agent import recovery, untracked
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.ports import Ports, Watch
 from m5ws.attempts import leader, planning
-from m5ws.environment import drift, expectation, usage
+from m5ws.environment import drift, usage
 from m5ws.environment import recorded as pinned_environment
 from m5ws.errors import M5Error, UsageError
 from m5ws.progress import Progress, report
 from m5ws.records.environment import Observed
 from m5ws.records.ledger import AnyEvent
 from m5ws.records.run import LaunchSpec, Run, Segment
-from m5ws.records.verdict import Change, Divergence, Expectation, Recheck, Verdict
+from m5ws.records.verdict import Change, Divergence, Recheck, Verdict
 from m5ws.repository import removals
 from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints, runs, snapshots
@@ -164,7 +163,7 @@ def execute(
     listeners = _Listeners(watch=watch, progress=progress, on_recheck=on_recheck, on_side=on_side)
     on = request.keep_going or request.tolerance is not None
     try:
-        result, enough, expected = _replayed(ports, request, planned, comparison, listeners, announce)
+        result, enough = _replayed(ports, request, planned, comparison, listeners, announce)
     except _Refused as refused:
         return publish(ports, home, refused.verdict)
     stopped = result.outcome == "interrupted" and (result.asked or not enough)
@@ -182,7 +181,6 @@ def execute(
             verdict = recheck.without_recheck(verdict)
         else:
             verdict, interrupted = _rechecked(ports, request, planned, comparison, verdict, listeners)
-    verdict = msgspec.structs.replace(verdict, expected=expected)
     if request.explain and not stopped and interrupted is None:
         verdict, interrupted = _explained(ports, planned, comparison, verdict, listeners)
     report(progress, "publishing the verdict, also in MLflow" if ports.tracker else "publishing the verdict")
@@ -210,21 +208,18 @@ def _replayed(
     comparison: Comparison,
     listeners: _Listeners,
     announce: Announce,
-) -> tuple[leader.AttemptResult, bool, Expectation]:
+) -> tuple[leader.AttemptResult, bool]:
     """Execute and compare a replay. Raises _Refused before it begins, if its environment can change bits.
 
-    Return its result, True if the comparison needed no more of it, and the expected equality of bits.
+    Return its result, and True if the comparison needed no more of it.
     """
     enough = False
-    drifted: list[Change] = []
 
     def accept(observed: Observed) -> None:
-        drifted.extend(_drift(ports.repo, planned.run, observed))
-        announce(tuple(drifted))
+        drifted = _drift(ports.repo, planned.run, observed)
+        announce(drifted)
         if request.env == "fail" and drift.worst(drifted) in ("can", "does"):
-            verdict = refusals.of_environment(ports.repo, ports.sign(planned.run), drifted)
-            expected = expectation_of(ports, planned, drifted)
-            raise _Refused(msgspec.structs.replace(verdict, expected=expected))
+            raise _Refused(refusals.of_environment(ports.repo, ports.sign(planned.run), drifted))
 
     def feed(rank: str, event: AnyEvent) -> bool:
         nonlocal enough
@@ -234,7 +229,7 @@ def _replayed(
         return enough
 
     result = leader.execute(ports, planned, listeners.watch, listeners.progress, accept=accept, judge=feed)
-    return result, enough, expectation_of(ports, planned, drifted)
+    return result, enough
 
 
 def _repeats_inputs(repo: Repository, replay: Run) -> bool:
@@ -350,12 +345,6 @@ def _drift(repo: Repository, replay: Run, observed: Observed) -> tuple[Change, .
     levels = {snapshots.load(repo, snapshot).determinism for snapshot in (original, replay.snapshot)}
     own = (drift.VARIABLE, *(_OF_DETERMINISM if len(levels) > 1 else ()))
     return tuple(change for change in changes if not change.name.startswith(own))
-
-
-def expectation_of(ports: Ports, planned: AttemptPlan, drifted: Sequence[Change]) -> Expectation:
-    """Return the expected equality of bits for the replay's determinism level, hardware and drift."""
-    host = expectation.host(ports.repo, planned.run.reproduces or "")
-    return expectation.expected(planned.context.determinism, host, socket.gethostname(), drifted)
 
 
 def publish(ports: Ports, home: Path, verdict: Verdict, *, is_followed: bool = False) -> Verdict:

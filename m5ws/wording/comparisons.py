@@ -1,9 +1,8 @@
-"""Words of comparisons: differences, gaps, items, second replays and expectations."""
+"""Words of comparisons: differences, gaps, items and second replays."""
 
-from m5ws.records import portable
 from m5ws.records.failure import EndReason
 from m5ws.records.reasons import Ended, Gap, GapKind, ResultsHint
-from m5ws.records.verdict import ComparedItem, Divergence, DivergenceSummary, Expectation, Recheck
+from m5ws.records.verdict import ComparedItem, Divergence, DivergenceSummary, Recheck
 from m5ws.wording.failures import describe_end
 
 GAPS: dict[GapKind, str] = {
@@ -36,12 +35,6 @@ GAPS: dict[GapKind, str] = {
     "other quantities": "the names of the quantities of step {step} differ",
     "no quantities": "no quantity was recorded",
     "exact results": "delivered results are compared exactly",
-}
-_GUARANTEES = {
-    "portable": portable.PROMISE,
-    "strict": "equal bits on the same machine and the same kind of hardware, and none on other hardware",
-    "warn": "equal bits on the same machine and the same kind of hardware, unless torch warned of an operation",
-    "off": "nothing: operations need not be deterministic, even on the same machine",
 }
 _PURPOSES = {
     "pair": "To compare files with other names in the replay",
@@ -112,14 +105,6 @@ def describe_problem(recheck: Recheck) -> str:
     if recheck.ended is not None:
         return f"it {describe_ended(recheck.ended)}"
     return recheck.problem or "it did not record the quantity that differs"
-
-
-def describe_expectation(expected: Expectation) -> str:
-    """Return the expected bits of a replay, and the reason."""
-    names = f" ({', '.join(expected.different)})" if expected.different else ""
-    exception = ", unless torch warned of an operation" if expected.level == "warn" else ""
-    guarantee = f"equal bits there{exception}" if expected.equal else _GUARANTEES[expected.level]
-    return f"{expected.hardware}{names}; determinism level {expected.level} promises {guarantee}"
 
 
 def describe_hint(hint: ResultsHint) -> str:
