@@ -26,7 +26,6 @@ class _Arguments(segments.SegmentArguments):
     overrides: tuple[str, ...]
     seed: int | None
     nproc: int | None
-    keep_going: bool
     no_recheck: bool
     tolerance: float | None
     explain: bool
@@ -49,7 +48,6 @@ class _Arguments(segments.SegmentArguments):
     metavar="P",
     help="Replay P segments in parallel.",
 )
-@click.option("--keep-going", is_flag=True, help="Continue after a divergence, and count the steps that differ.")
 @click.option("--no-recheck", is_flag=True, help="Do not repeat a replay that diverged.")
 @click.option(
     "--tolerance",

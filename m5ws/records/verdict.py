@@ -136,19 +136,6 @@ class Recheck(Record, frozen=True, kw_only=True):
     start_equal: bool | None = None
 
 
-class DivergenceSummary(Record, frozen=True, kw_only=True):
-    """Extent of a divergence: `differ` of `compared` steps differ, the last of them is `last`. `by` counts by kind.
-
-    A step differs if a quantity of it differs on some rank, or the state or a checkpoint after it. Differences before
-    the first step do not count.
-    """
-
-    compared: int
-    differ: int
-    last: int
-    by: dict[str, int]
-
-
 class LargestDifference(Record, frozen=True, kw_only=True):
     """The largest relative difference from the original: `relative` is |a - b| / max(|a|, |b|).
 
@@ -170,8 +157,8 @@ class Verdict(SealedRecord, tag="verdict/1", frozen=True, kw_only=True):
     `items` has each output file, artifact, parameter and metric of both runs, and `results` the patterns of `[run]
     results` by which they were judged; with `strict`, all output files were judged by their bytes. `hint` is the remedy
     if there is one.
-    `recheck` is the second replay after a divergence, `course` belongs to a replay that continued after it, `apart` to
-    a comparison with a tolerance, and `explanation` to traced replays.
+    `recheck` is the second replay after a divergence, `apart` belongs to a comparison with a tolerance, and
+    `explanation` to traced replays.
     """
 
     run: str
@@ -189,7 +176,6 @@ class Verdict(SealedRecord, tag="verdict/1", frozen=True, kw_only=True):
     observed: bool = False
     reasons: tuple[Reason, ...] = ()
     recheck: Recheck | None = None
-    course: DivergenceSummary | None = None
     apart: LargestDifference | None = None
     explanation: Explanation | None = None
     created_s: float = 0.0

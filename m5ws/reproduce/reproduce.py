@@ -52,10 +52,10 @@ class ReplayInterrupted(M5Error):
 class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The run or segment to replay, and the changes to its inputs. A segment allows no changes.
 
-    `env` is the reaction to an environment that could change bits. With `keep_going`, a replay continues after a
-    divergence. With `recheck`, a diverged replay is repeated before the verdict. With a `tolerance`, a diverged replay
-    continues and is judged by it. With `explain`, the steps around a divergence are replayed and traced. `results`
-    has the patterns of `[run] results`; with `strict`, output files are judged by their bytes.
+    `env` is the reaction to an environment that could change bits. With `recheck`, a diverged replay is repeated before
+    the verdict. With a `tolerance`, a diverged replay continues and is judged by it. With `explain`, the steps around a
+    divergence are replayed and traced. `results` has the patterns of `[run] results`; with `strict`, output files are
+    judged by their bytes.
     """
 
     original: str
@@ -65,7 +65,6 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     nproc: int | None = None
     segment: Segment | None = None
-    keep_going: bool = False
     recheck: bool = True
     tolerance: float | None = None
     explain: bool = False
@@ -161,7 +160,6 @@ def execute(
         original = original.within(part.first - (part.digest is None), part.last)
     comparison = Comparison(original, (ports.repo, planned.run.id))
     listeners = _Listeners(watch=watch, progress=progress, on_recheck=on_recheck, on_side=on_side)
-    on = request.keep_going or request.tolerance is not None
     try:
         result, enough = _replayed(ports, request, planned, comparison, listeners, announce)
     except _Refused as refused:
@@ -172,8 +170,6 @@ def execute(
         raise ReplayInterrupted(f"replay {planned.run.id} was stopped before a verdict was known")
     report(progress, "comparing the results")
     verdict = judgement.judge(ports, planned.run, comparison, result, request.rules, ends_early=ends_early)
-    if on and verdict.first is not None:
-        verdict = msgspec.structs.replace(verdict, course=comparison.course())
     if request.tolerance is not None:
         verdict = tolerance.judge_tolerance(verdict, comparison, request.tolerance)
     elif verdict.outcome == "diverged" and _repeats_inputs(ports.repo, planned.run):
@@ -224,7 +220,7 @@ def _replayed(
     def feed(rank: str, event: AnyEvent) -> bool:
         nonlocal enough
         comparison.feed(rank, event)
-        is_complete = not request.keep_going and request.tolerance is None and comparison.is_decided()
+        is_complete = request.tolerance is None and comparison.is_decided()
         enough = is_complete or comparison.is_exhausted()
         return enough
 

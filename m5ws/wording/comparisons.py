@@ -2,7 +2,7 @@
 
 from m5ws.records.failure import EndReason
 from m5ws.records.reasons import Ended, Gap, GapKind, ResultsHint
-from m5ws.records.verdict import ComparedItem, Divergence, DivergenceSummary, Recheck
+from m5ws.records.verdict import ComparedItem, Divergence, Recheck
 from m5ws.wording.failures import describe_end
 
 GAPS: dict[GapKind, str] = {
@@ -91,13 +91,6 @@ def describe_item_reason(item: ComparedItem) -> str:
     if item.kind == "result" and item.reason == "unreadable":
         return f"{item.problem}"
     return f"{item.reason}"
-
-
-def describe_course(course: DivergenceSummary) -> str:
-    """Return the extent of a divergence."""
-    kinds = ", ".join(f"{kind} in {steps}" for kind, steps in course.by.items())
-    until = f", the last of them step {course.last}" if course.differ else ""
-    return f"{course.differ} of {course.compared} steps differ{until}{f' ({kinds})' if kinds else ''}"
 
 
 def describe_problem(recheck: Recheck) -> str:
