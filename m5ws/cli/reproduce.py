@@ -26,7 +26,6 @@ class _Arguments(segments.SegmentArguments):
     overrides: tuple[str, ...]
     seed: int | None
     nproc: int | None
-    keep_going: bool
     no_recheck: bool
     tolerance: float | None
     explain: bool
@@ -49,7 +48,6 @@ class _Arguments(segments.SegmentArguments):
     metavar="P",
     help="Replay P segments in parallel.",
 )
-@click.option("--keep-going", is_flag=True, help="Continue after a divergence, and count the steps that differ.")
 @click.option("--no-recheck", is_flag=True, help="Do not repeat a replay that diverged.")
 @click.option(
     "--tolerance",
@@ -157,14 +155,12 @@ def _one(workspace: "Workspace", ports: "Ports", request: "ReplayRequest", *, pr
     from m5ws.cli.terminal import explanation, verdict
     from m5ws.environment import drift
     from m5ws.reproduce import reproduce
-    from m5ws.wording.sentences import describe
 
     drifted: list[Change] = []
 
     def announce(changes: tuple[Change, ...]) -> None:
         drifted.extend(changes)
         environment.announce(changes)
-        output.print_note(f"hardware: {describe(reproduce.expectation_of(ports, plan, changes))}")
 
     plan = reproduce.plan(ports, request, workspace.home, workspace.root)
     output.print_note(f"replaying {request.original} as {plan.run.id}")
@@ -185,6 +181,5 @@ def _one(workspace: "Workspace", ports: "Ports", request: "ReplayRequest", *, pr
     output.print_json(outcome) if as_json else output.echo(verdict.format_verdict(outcome))
     if request.env == "fail" and drift.worst(drifted) in ("can", "does"):
         output.print_note("hint: `--env warn` replays anyway; `--env rebuild` installs the original environment.")
-        if outcome.expected is not None and not outcome.expected.equal:
-            output.print_note("hint: `--env warn --tolerance REL` compares values if bits cannot be equal.")
+        output.print_note("hint: `--env warn --tolerance REL` compares values if bits cannot be equal.")
     return outcome.exit_code

@@ -11,7 +11,6 @@ from m5ws.records.run import LaunchSpec
 
 RULES = "portable"
 """Part of the drift table with the ratings for two environments that both kept the level."""
-PROMISE = "equal bits on any x86-64 processor with AVX2, and where there is a GPU on the same model of it"
 _FACT = "cpu.portable"
 VARIABLES = {
     "ATEN_CPU_CAPABILITY": "avx2",

@@ -82,9 +82,8 @@ class ComparedItem(Record, frozen=True, kw_only=True):
 
     `judged`: the status decides. A judged item that differs makes a verdict *diverged*; an item that was not compared
     makes it at most *sampled*. `place` is the first differing key, line or tensor (`in_tensor`), with the values of
-    both sides. `others` is the number of other differing places, and `also` has the first of these. `reason` is the
-    reason of "not compared", and `problem` the text of an error. `replayed_as` is the name in the replay if a pattern
-    of `[run] results` pairs two names.
+    both sides. `reason` is the reason of "not compared", and `problem` the text of an error. `replayed_as` is the name
+    in the replay if a pattern of `[run] results` pairs two names.
     """
 
     kind: Literal["file", "artifact", "parameter", "metric", "result"]
@@ -95,8 +94,6 @@ class ComparedItem(Record, frozen=True, kw_only=True):
     in_tensor: bool = False
     original: str | None = None
     replayed: str | None = None
-    others: int = 0
-    also: tuple[str, ...] = ()
     reason: ItemReason | None = None
     problem: str | None = None
     replayed_as: str | None = None
@@ -139,19 +136,6 @@ class Recheck(Record, frozen=True, kw_only=True):
     start_equal: bool | None = None
 
 
-class DivergenceSummary(Record, frozen=True, kw_only=True):
-    """Extent of a divergence: `differ` of `compared` steps differ, the last of them is `last`. `by` counts by kind.
-
-    A step differs if a quantity of it differs on some rank, or the state or a checkpoint after it. Differences before
-    the first step do not count.
-    """
-
-    compared: int
-    differ: int
-    last: int
-    by: dict[str, int]
-
-
 class LargestDifference(Record, frozen=True, kw_only=True):
     """The largest relative difference from the original: `relative` is |a - b| / max(|a|, |b|).
 
@@ -165,22 +149,6 @@ class LargestDifference(Record, frozen=True, kw_only=True):
     values: int
 
 
-Hardware = Literal["the same machine", "the same kind of hardware", "other hardware"]
-
-
-class Expectation(Record, frozen=True, kw_only=True):
-    """Expectation of a replay by determinism level and hardware: `equal` bits, or not.
-
-    `hardware` compares the hardware of the replay and of the original's first attempt. `different` names the facts of
-    the hardware that differ.
-    """
-
-    level: Literal["portable", "strict", "warn", "off"]
-    hardware: Hardware
-    equal: bool
-    different: tuple[str, ...] = ()
-
-
 class Verdict(SealedRecord, tag="verdict/1", frozen=True, kw_only=True):
     """Result of `reproduce`. `compared` counts equal quantities by kind, `not_compared` lists gaps.
 
@@ -189,9 +157,8 @@ class Verdict(SealedRecord, tag="verdict/1", frozen=True, kw_only=True):
     `items` has each output file, artifact, parameter and metric of both runs, and `results` the patterns of `[run]
     results` by which they were judged; with `strict`, all output files were judged by their bytes. `hint` is the remedy
     if there is one.
-    `expected` is the expectation before the replay began. `recheck` is the second replay after a divergence, `course`
-    belongs to a replay that continued after it, `apart` to a comparison with a tolerance, and `explanation` to traced
-    replays.
+    `recheck` is the second replay after a divergence, `apart` belongs to a comparison with a tolerance, and
+    `explanation` to traced replays.
     """
 
     run: str
@@ -208,9 +175,7 @@ class Verdict(SealedRecord, tag="verdict/1", frozen=True, kw_only=True):
     changes: tuple[Change, ...] = ()
     observed: bool = False
     reasons: tuple[Reason, ...] = ()
-    expected: Expectation | None = None
     recheck: Recheck | None = None
-    course: DivergenceSummary | None = None
     apart: LargestDifference | None = None
     explanation: Explanation | None = None
     created_s: float = 0.0

@@ -106,7 +106,7 @@ def _compared(repo: Repository, row: RunRow, comparison: Comparison) -> Compared
         **msgspec.structs.asdict(row),
         quantities=newest.quantities if newest is not None else {},
         first=comparison.first(),
-        compared=comparison.course().compared,
+        compared=comparison.count_compared(),
     )
 
 

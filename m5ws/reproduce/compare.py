@@ -6,13 +6,13 @@ themselves, their numbers of steps are compared, both ways: the first step that 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 
 from m5ws.attempts.repeated_steps import names_in_both, values
 from m5ws.records.ledger import COMPLETE, AnyEvent, CheckpointPublished, RankEnded, State, Step
-from m5ws.records.verdict import Divergence, DivergenceSummary, QuantityKind
+from m5ws.records.verdict import Divergence, QuantityKind
 from m5ws.repository.repository import Repository
 from m5ws.reproduce.distances import Distances
 from m5ws.runs import recorded_steps
@@ -50,7 +50,6 @@ class Comparison:
         self._at_first: set[tuple[QuantityKind, str]] = set()
         """The quantities that differ at the first difference's step."""
         self._tensors: tuple[int, list[str]] | None = None
-        self._differing: dict[str, dict[int, Numbers]] = {}
         self._reached: dict[int, int] = {}
         self._ended: set[int] = set()
         self._settled_at: int | None = None
@@ -128,16 +127,9 @@ class Comparison:
         state = known is None or recorded_steps.last(self.replay.states.get(rank, {})) >= known
         return state and self._reached.get(rank, 0) >= step
 
-    def course(self) -> DivergenceSummary:
-        """Return a summary of the divergence so far, over all ranks."""
-        by = {kind: _count(ranks.values()) for kind, ranks in sorted(self._differing.items())}
-        every = [numbers for ranks in self._differing.values() for numbers in ranks.values()]
-        return DivergenceSummary(
-            compared=common(union(self.replay.steps.values()), union(self.original.steps.values())),
-            differ=_count(every),
-            last=max((numbers.last or 0 for numbers in every), default=0),
-            by={kind: count for kind, count in by.items() if count},
-        )
+    def count_compared(self) -> int:
+        """Return the number of steps that both sides recorded on any rank."""
+        return common(union(self.replay.steps.values()), union(self.original.steps.values()))
 
     def is_exhausted(self, *, has_ended: bool = False) -> bool:
         """Return True if the original did not finish and all of its steps have been compared.
@@ -221,8 +213,6 @@ class Comparison:
             self._first = Divergence(
                 step=step, rank=rank, kind=kind, quantity=quantity, original=original, replayed=new
             )
-        counted = quantity if kind in ("value", "steps") else kind
-        self._differing.setdefault(counted, {}).setdefault(rank, Numbers()).add(step)
 
     def _compare_step(self, rank: int, event: Step) -> None:
         self._reached[rank] = event.step
@@ -323,8 +313,3 @@ def _common(state: State, other: State) -> State:
     """Return a state with the tensors alone that another state has too."""
     tensors = {name: value for name, value in state.tensors.items() if name in other.tensors}
     return msgspec.structs.replace(state, tensors=tensors)
-
-
-def _count(ranks: Iterable[Numbers]) -> int:
-    """Return the number of steps that any of the ranks has, without step 0."""
-    return sum(1 for step in union(ranks) if step)

@@ -5,8 +5,7 @@ original, and every compared quantity is equal (promise 8).
 """
 
 import logging
-import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -16,14 +15,14 @@ from m5ws.agent import recovery, untracked
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.ports import Ports, Watch
 from m5ws.attempts import leader, planning
-from m5ws.environment import drift, expectation, usage
+from m5ws.environment import drift, usage
 from m5ws.environment import recorded as pinned_environment
 from m5ws.errors import M5Error, UsageError
 from m5ws.progress import Progress, report
 from m5ws.records.environment import Observed
 from m5ws.records.ledger import AnyEvent
 from m5ws.records.run import LaunchSpec, Run, Segment
-from m5ws.records.verdict import Change, Divergence, Expectation, Recheck, Verdict
+from m5ws.records.verdict import Change, Divergence, Recheck, Verdict
 from m5ws.repository import removals
 from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints, runs, snapshots
@@ -53,10 +52,10 @@ class ReplayInterrupted(M5Error):
 class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The run or segment to replay, and the changes to its inputs. A segment allows no changes.
 
-    `env` is the reaction to an environment that could change bits. With `keep_going`, a replay continues after a
-    divergence. With `recheck`, a diverged replay is repeated before the verdict. With a `tolerance`, a diverged replay
-    continues and is judged by it. With `explain`, the steps around a divergence are replayed and traced. `results`
-    has the patterns of `[run] results`; with `strict`, output files are judged by their bytes.
+    `env` is the reaction to an environment that could change bits. With `recheck`, a diverged replay is repeated before
+    the verdict. With a `tolerance`, a diverged replay continues and is judged by it. With `explain`, the steps around a
+    divergence are replayed and traced. `results` has the patterns of `[run] results`; with `strict`, output files are
+    judged by their bytes.
     """
 
     original: str
@@ -66,7 +65,6 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     nproc: int | None = None
     segment: Segment | None = None
-    keep_going: bool = False
     recheck: bool = True
     tolerance: float | None = None
     explain: bool = False
@@ -162,9 +160,8 @@ def execute(
         original = original.within(part.first - (part.digest is None), part.last)
     comparison = Comparison(original, (ports.repo, planned.run.id))
     listeners = _Listeners(watch=watch, progress=progress, on_recheck=on_recheck, on_side=on_side)
-    on = request.keep_going or request.tolerance is not None
     try:
-        result, enough, expected = _replayed(ports, request, planned, comparison, listeners, announce)
+        result, enough = _replayed(ports, request, planned, comparison, listeners, announce)
     except _Refused as refused:
         return publish(ports, home, refused.verdict)
     stopped = result.outcome == "interrupted" and (result.asked or not enough)
@@ -173,8 +170,6 @@ def execute(
         raise ReplayInterrupted(f"replay {planned.run.id} was stopped before a verdict was known")
     report(progress, "comparing the results")
     verdict = judgement.judge(ports, planned.run, comparison, result, request.rules, ends_early=ends_early)
-    if on and verdict.first is not None:
-        verdict = msgspec.structs.replace(verdict, course=comparison.course())
     if request.tolerance is not None:
         verdict = tolerance.judge_tolerance(verdict, comparison, request.tolerance)
     elif verdict.outcome == "diverged" and _repeats_inputs(ports.repo, planned.run):
@@ -182,7 +177,6 @@ def execute(
             verdict = recheck.without_recheck(verdict)
         else:
             verdict, interrupted = _rechecked(ports, request, planned, comparison, verdict, listeners)
-    verdict = msgspec.structs.replace(verdict, expected=expected)
     if request.explain and not stopped and interrupted is None:
         verdict, interrupted = _explained(ports, planned, comparison, verdict, listeners)
     report(progress, "publishing the verdict, also in MLflow" if ports.tracker else "publishing the verdict")
@@ -210,31 +204,28 @@ def _replayed(
     comparison: Comparison,
     listeners: _Listeners,
     announce: Announce,
-) -> tuple[leader.AttemptResult, bool, Expectation]:
+) -> tuple[leader.AttemptResult, bool]:
     """Execute and compare a replay. Raises _Refused before it begins, if its environment can change bits.
 
-    Return its result, True if the comparison needed no more of it, and the expected equality of bits.
+    Return its result, and True if the comparison needed no more of it.
     """
     enough = False
-    drifted: list[Change] = []
 
     def accept(observed: Observed) -> None:
-        drifted.extend(_drift(ports.repo, planned.run, observed))
-        announce(tuple(drifted))
+        drifted = _drift(ports.repo, planned.run, observed)
+        announce(drifted)
         if request.env == "fail" and drift.worst(drifted) in ("can", "does"):
-            verdict = refusals.of_environment(ports.repo, ports.sign(planned.run), drifted)
-            expected = expectation_of(ports, planned, drifted)
-            raise _Refused(msgspec.structs.replace(verdict, expected=expected))
+            raise _Refused(refusals.of_environment(ports.repo, ports.sign(planned.run), drifted))
 
     def feed(rank: str, event: AnyEvent) -> bool:
         nonlocal enough
         comparison.feed(rank, event)
-        is_complete = not request.keep_going and request.tolerance is None and comparison.is_decided()
+        is_complete = request.tolerance is None and comparison.is_decided()
         enough = is_complete or comparison.is_exhausted()
         return enough
 
     result = leader.execute(ports, planned, listeners.watch, listeners.progress, accept=accept, judge=feed)
-    return result, enough, expectation_of(ports, planned, drifted)
+    return result, enough
 
 
 def _repeats_inputs(repo: Repository, replay: Run) -> bool:
@@ -350,12 +341,6 @@ def _drift(repo: Repository, replay: Run, observed: Observed) -> tuple[Change, .
     levels = {snapshots.load(repo, snapshot).determinism for snapshot in (original, replay.snapshot)}
     own = (drift.VARIABLE, *(_OF_DETERMINISM if len(levels) > 1 else ()))
     return tuple(change for change in changes if not change.name.startswith(own))
-
-
-def expectation_of(ports: Ports, planned: AttemptPlan, drifted: Sequence[Change]) -> Expectation:
-    """Return the expected equality of bits for the replay's determinism level, hardware and drift."""
-    host = expectation.host(ports.repo, planned.run.reproduces or "")
-    return expectation.expected(planned.context.determinism, host, socket.gethostname(), drifted)
 
 
 def publish(ports: Ports, home: Path, verdict: Verdict, *, is_followed: bool = False) -> Verdict:

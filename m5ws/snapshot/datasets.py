@@ -31,9 +31,8 @@ def locate(context: CaptureContext, tracked: TrackedDataset, *, reuse: bool) -> 
     """Return the dataset's files, from the working tree or fetched; with `reuse`, the stored dataset if it exists."""
     assert context.datasets is not None
     files = pinned_files.below(context.root, tracked.path) or ()
-    chosen = context.datasets.select(context.root, tracked, files)
-    if chosen and not any(os.path.islink(file.location) for file in chosen):
-        return PinnedPath(path=tracked.path, files=chosen, tracked=tracked, verified=chosen)
+    if files and not any(os.path.islink(file.location) for file in files):
+        return PinnedPath(path=tracked.path, files=files, tracked=tracked, verified=files)
     if reuse and (stored := _find_stored(context, tracked)) is not None:
         return PinnedPath(path=tracked.path, files=(), tracked=tracked, stored=stored)
     target = context.staging / context.repo.objects.digest(tracked.path + tracked.hash.encode())

@@ -1,9 +1,8 @@
-"""Words of comparisons: differences, gaps, items, second replays and expectations."""
+"""Words of comparisons: differences, gaps, items and second replays."""
 
-from m5ws.records import portable
 from m5ws.records.failure import EndReason
 from m5ws.records.reasons import Ended, Gap, GapKind, ResultsHint
-from m5ws.records.verdict import ComparedItem, Divergence, DivergenceSummary, Expectation, Recheck
+from m5ws.records.verdict import ComparedItem, Divergence, Recheck
 from m5ws.wording.failures import describe_end
 
 GAPS: dict[GapKind, str] = {
@@ -36,12 +35,6 @@ GAPS: dict[GapKind, str] = {
     "other quantities": "the names of the quantities of step {step} differ",
     "no quantities": "no quantity was recorded",
     "exact results": "delivered results are compared exactly",
-}
-_GUARANTEES = {
-    "portable": portable.PROMISE,
-    "strict": "equal bits on the same machine and the same kind of hardware, and none on other hardware",
-    "warn": "equal bits on the same machine and the same kind of hardware, unless torch warned of an operation",
-    "off": "nothing: operations need not be deterministic, even on the same machine",
 }
 _PURPOSES = {
     "pair": "To compare files with other names in the replay",
@@ -88,8 +81,7 @@ def describe_item(item: ComparedItem) -> str:
     sides = (item.original, item.replayed)
     # A file of an unknown format is judged by its bytes, and has no place with values.
     values = "bytes" if sides == (None, None) else " → ".join("absent" if s is None else s or '""' for s in sides)
-    listed = ", ".join(item.also) + (", …" if item.others > len(item.also) else "")
-    return f"{name}{at} {values}{f' (and {item.others:,} more: {listed})' if item.others else ''}"
+    return f"{name}{at} {values}"
 
 
 def describe_item_reason(item: ComparedItem) -> str:
@@ -101,26 +93,11 @@ def describe_item_reason(item: ComparedItem) -> str:
     return f"{item.reason}"
 
 
-def describe_course(course: DivergenceSummary) -> str:
-    """Return the extent of a divergence."""
-    kinds = ", ".join(f"{kind} in {steps}" for kind, steps in course.by.items())
-    until = f", the last of them step {course.last}" if course.differ else ""
-    return f"{course.differ} of {course.compared} steps differ{until}{f' ({kinds})' if kinds else ''}"
-
-
 def describe_problem(recheck: Recheck) -> str:
     """Return the reason why a second replay has no result."""
     if recheck.ended is not None:
         return f"it {describe_ended(recheck.ended)}"
     return recheck.problem or "it did not record the quantity that differs"
-
-
-def describe_expectation(expected: Expectation) -> str:
-    """Return the expected bits of a replay, and the reason."""
-    names = f" ({', '.join(expected.different)})" if expected.different else ""
-    exception = ", unless torch warned of an operation" if expected.level == "warn" else ""
-    guarantee = f"equal bits there{exception}" if expected.equal else _GUARANTEES[expected.level]
-    return f"{expected.hardware}{names}; determinism level {expected.level} promises {guarantee}"
 
 
 def describe_hint(hint: ResultsHint) -> str:

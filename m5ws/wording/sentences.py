@@ -8,16 +8,14 @@ import msgspec
 from m5ws.records.certificate import Certificate
 from m5ws.records.failure import EndReason, Failure
 from m5ws.records.reasons import Gap, JointReason, ResultsHint
-from m5ws.records.verdict import ComparedItem, Divergence, DivergenceSummary, Expectation, Verdict
+from m5ws.records.verdict import ComparedItem, Divergence, Verdict
 from m5ws.wording import comparisons, failures, verdicts
 
 SENTENCES: Mapping[type, Callable[[Any], str]] = {
     Certificate: verdicts.describe_certificate,
     ComparedItem: comparisons.describe_item,
     Divergence: comparisons.locate,
-    DivergenceSummary: comparisons.describe_course,
     EndReason: failures.describe_end,
-    Expectation: comparisons.describe_expectation,
     Failure: failures.describe_failure,
     Gap: comparisons.describe_gap,
     JointReason: verdicts.describe_joint,

@@ -151,17 +151,6 @@ def test_ctrl_c_in_an_explanation_ends_the_command_and_keeps_the_verdict(
     assert kept["outcome"] == "diverged" and "stopped" in str(kept["explanation"]["sides"])
 
 
-def test_a_replay_that_keeps_going_counts_the_steps_that_differ(faulty: tuple[Workspace, str]) -> None:
-    workspace, _ = faulty
-    verdict = _given(faulty, "--keep-going", "--no-recheck")
-    assert verdict["outcome"] == "diverged" and verdict["recheck"] is None
-    assert _steps(workspace, verdict["replay"]) == list(range(1, 11))
-    course = verdict["course"]
-    assert (course["compared"], course["differ"], course["last"]) == (10, 4, 10)
-    assert course["by"]["tensor"] == 4 and course["by"]["checkpoint"] == 2
-    assert "Without a second replay it is unknown whether the run is deterministic" in verdict["sentence"]
-
-
 def test_a_replay_with_a_requested_change_has_no_second_replay(faulty: tuple[Workspace, str]) -> None:
     verdict = _given(faulty, "--set", "learning_rate=0.02")
     assert verdict["outcome"] == "diverged" and verdict["recheck"] is None
@@ -176,6 +165,6 @@ def test_unequal_results_are_consistent_within_a_given_tolerance(tmp_path: Path)
     consistent = workspace.json("reproduce", run, "--tolerance", "0.5")
     assert (consistent["outcome"], consistent["recheck"], consistent["first"]["step"]) == ("consistent", None, 5)
     assert 0 < consistent["apart"]["relative"] < 0.5 and consistent["apart"]["step"] >= 5
-    assert consistent["course"]["differ"] > 1 and "bits differ within" in consistent["sentence"]
+    assert "bits differ within" in consistent["sentence"]
     refused = workspace.m5ws("reproduce", run, "--tolerance", "0.5", "--segment", "1", expect=2)
     assert "--segment" in refused.stderr

@@ -292,13 +292,7 @@ def test_the_first_difference_has_the_lowest_step_first_cause_and_lowest_rank(
     assert comparison.is_decided() == bool(places)
     in_steps = {(step, rank) for step, quantity, rank in changes if " " not in quantity}
     assert comparison.equal["steps"] == 2 * _LAST - len(in_steps)
-    course = comparison.course()
-    differ = {step for step, _, _ in changes if step}
-    assert (course.compared, course.differ, course.last) == (_LAST, len(differ), max(differ, default=0))
-    counted = {quantity.partition(" ")[0]: set[int]() for _, quantity, _ in changes}
-    for step, quantity, _ in changes:
-        counted[quantity.partition(" ")[0]] |= {step} - {0}
-    assert course.by == {kind: len(steps) for kind, steps in counted.items() if steps}
+    assert comparison.count_compared() == _LAST
 
 
 def _settles_after(original: History, events: list[AnyEvent]) -> tuple[AnyEvent, Comparison]:

@@ -197,7 +197,7 @@ def test_a_comparison_by_ledger_equals_a_comparison_in_memory(repo: Repository, 
     for found in (streamed, whole):
         assert found.first() == held.first() and (held.first() is None) == (differs is None)
         assert (
-            found.course() == held.course()
+            found.count_compared() == held.count_compared()
             and found.equal == held.equal
             and found.distances.largest == held.distances.largest
         )

@@ -78,7 +78,6 @@ def test_pins_are_found_without_dvc(root: Path) -> None:
     assert sorted(datasets) == [b"data", b"one.csv"]
     assert datasets[b"data"].hash.endswith(".dir")
     assert datasets[b"one.csv"].pin == b"one.csv.dvc"
-    assert datasets[b"one.csv"].size_bytes == 4
 
 
 def test_checked_out_data_is_verified(root: Path) -> None:
@@ -103,15 +102,6 @@ def test_data_that_differs_from_its_pin_is_an_error_with_a_hint(root: Path, chan
         Dvc().verify(dataset, on_disk(root, dataset))
     assert "dvc commit data.dvc" in raised.value.hint
     assert "dvc checkout data.dvc" in raised.value.hint
-
-
-def test_files_that_dvc_ignores_are_not_in_the_dataset(root: Path) -> None:
-    dataset = find(root)[b"data"]
-    (root / ".dvcignore").write_text("# junk\n*.tmp\n")
-    (root / "data" / "sub" / "x.tmp").write_text("junk")
-    chosen = Dvc().select(root, dataset, on_disk(root, dataset))
-    assert {file.path for file in chosen} == set(EXPECTED)
-    Dvc().verify(dataset, chosen)
 
 
 def test_data_is_restored_from_the_dvc_cache(root: Path, tmp_path: Path) -> None:

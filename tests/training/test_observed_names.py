@@ -39,13 +39,6 @@ def test_labels_do_not_depend_on_the_order_of_calls() -> None:
         assert {name: label(later, again[name]) for order in orders for name in order} == labels
 
 
-def test_a_recreated_wrapper_keeps_its_label() -> None:
-    names, inner = Names(), torch.nn.Linear(2, 2)
-    assert [names.module(torch.nn.Sequential(inner)) for _ in range(3)] == ["model"] * 3
-    assert names.module(inner) == "model2"
-    assert names.module(torch.nn.Sequential(torch.nn.Linear(2, 2))) == "model3"
-
-
 def test_a_new_object_and_an_ambiguous_object_get_new_labels() -> None:
     first = Names()
     twins = [torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]

@@ -34,12 +34,8 @@ def format_verdict(verdict: Verdict) -> str:
     lines.append(f"  {describe(verdict)}")
     if verdict.hint is not None:
         lines.append(f"  {describe(verdict.hint)}")
-    if verdict.expected is not None and not verdict.expected.equal:
-        lines.append(f"  hardware: {describe(verdict.expected)}")
     if verdict.first is not None:
         lines += ["", *format_divergence(verdict.first)]
-    if verdict.course is not None:
-        lines.append(f"  after it  {describe(verdict.course)}")
     if verdict.recheck is not None:
         lines += ["", *_format_recheck(verdict.recheck)]
     if verdict.explanation is not None:

@@ -12,7 +12,6 @@ from m5ws.reproduce.outputs import tensor_files, text_values
 _READ_BYTES = 2**26
 """Upper bound of a file that is read only to find out if it has tensors. A longer file is known by its first bytes."""
 _SHOWN = 200
-_LISTED = 20
 
 
 class Content(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,26 +50,19 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """The first differing value of two files, with the texts of both sides; None for an absent value.
-
-    `others` is the number of other differing values, and `also` has the first keys of these.
-    """
+    """The first differing value of two files, with the texts of both sides; None for an absent value."""
 
     key: str | None = None
     original: str | None = None
     replayed: str | None = None
-    others: int = 0
-    also: tuple[str, ...] = ()
 
 
 def first_place(old: Mapping[str, str], new: Mapping[str, str]) -> Place | None:
     """Return the first value that differs, None if all are equal."""
-    differ = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
-    if not differ:
+    key = next((key for key in (*old, *new) if old.get(key) != new.get(key)), None)
+    if key is None:
         return None
-    key, *others = differ
-    also = tuple(others[:_LISTED])
-    return Place(key=key, original=_short(old.get(key)), replayed=_short(new.get(key)), others=len(others), also=also)
+    return Place(key=key, original=_short(old.get(key)), replayed=_short(new.get(key)))
 
 
 def first_tensor(old: Mapping[str, str], new: Mapping[str, str]) -> Place | None:

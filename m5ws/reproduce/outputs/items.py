@@ -135,15 +135,7 @@ def _differing(kind: Kind, name: str, place: Place, *, judged: bool, in_tensor: 
 
 def _at(item: ComparedItem, place: Place) -> ComparedItem:
     """Return an item that differs at a place."""
-    return replace(
-        item,
-        status="differs",
-        place=place.key,
-        original=place.original,
-        replayed=place.replayed,
-        others=place.others,
-        also=place.also,
-    )
+    return replace(item, status="differs", place=place.key, original=place.original, replayed=place.replayed)
 
 
 def _read(contents: Sequence[Content]) -> tuple[FileParts, str]:

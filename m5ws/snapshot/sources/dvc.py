@@ -10,7 +10,7 @@ import os
 import posixpath
 import shutil
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -56,11 +56,6 @@ class Dvc:
                 outs = [_dataset(pin, folder, out) for folder, out in _outs_of_lock(root, pin)]
                 datasets += [dataset for dataset in outs if not _holds(files, dataset.path)]
         return tuple(sorted(datasets, key=lambda dataset: dataset.path))
-
-    def select(self, root: Path, dataset: TrackedDataset, files: Sequence[SourceFile]) -> tuple[SourceFile, ...]:
-        """Return the `files` that no `.dvcignore` matches."""
-        ignored = _ignored(root, dataset.path)
-        return tuple(files) if ignored is None else tuple(file for file in files if not ignored(file.path))
 
     def verify(self, dataset: TrackedDataset, files: Sequence[SourceFile]) -> None:
         """Raise DatasetModified unless the MD5 of every file, and of their list, matches the pin."""
@@ -143,12 +138,7 @@ def _dataset(pin: bytes, folder: str, out: dict[str, Any]) -> TrackedDataset:
     if "md5" not in out:
         raise UnusablePin(f"{name} has no md5 for {path!r}")
     return TrackedDataset(
-        path=os.fsencode(inside),
-        pin=pin,
-        kind="dvc",
-        hash=str(out["md5"]),
-        size_bytes=out.get("size"),
-        executable=bool(out.get("isexec", False)),
+        path=os.fsencode(inside), pin=pin, hash=str(out["md5"]), executable=bool(out.get("isexec", False))
     )
 
 
@@ -157,37 +147,6 @@ def _holds(files: Sequence[bytes], path: bytes) -> bool:
     at = bisect_left(files, path)
     below = bisect_left(files, path + b"/")
     return (at < len(files) and files[at] == path) or (below < len(files) and files[below].startswith(path + b"/"))
-
-
-def _ignored(root: Path, path: bytes) -> Callable[[bytes], bool] | None:
-    """Return a matcher for the `.dvcignore` files from DVC's root down to `path`, None if they have no patterns."""
-    place = root / os.fsdecode(path)
-    top = next((folder for folder in (root, *root.parents) if (folder / ".dvc").is_dir()), root)
-    specs: list[tuple[str, Any]] = []
-    for folder in (
-        top,
-        *(parent for parent in reversed(place.parents) if parent.is_relative_to(top) and parent != top),
-    ):
-        lines = _patterns(folder / ".dvcignore")
-        if lines:
-            import pathspec
-
-            specs.append((os.path.relpath(root, folder), pathspec.GitIgnoreSpec.from_lines(lines)))
-    if not specs:
-        return None
-
-    def ignored(file: bytes) -> bool:
-        return any(spec.match_file(posixpath.normpath(f"{up}/{os.fsdecode(file)}")) for up, spec in specs)
-
-    return ignored
-
-
-def _patterns(path: Path) -> list[str]:
-    try:
-        text = path.read_text("utf-8", "surrogateescape")
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    return [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
 
 
 # --- hashes ----------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """Records of the sources of a snapshot: the state of a working tree, and datasets that another tool tracks."""
 
-from typing import Literal
-
 import msgspec
 
 
@@ -33,7 +31,5 @@ class TrackedDataset(msgspec.Struct, frozen=True, kw_only=True):
 
     path: bytes
     pin: bytes
-    kind: Literal["dvc"]
     hash: str
-    size_bytes: int | None = None
     executable: bool = False

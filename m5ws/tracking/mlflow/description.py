@@ -124,8 +124,6 @@ def _told(subject: Subject, verdict: Verdict) -> str:
     if verdict.explanation is not None:
         place, causes = verdict.explanation.place, " or ".join(map(str, verdict.explanation.causes))
         lines.append(f"- examined: {place.words if place is not None else 'no difference'}; cause: {causes}")
-    if verdict.course is not None:
-        lines.append(f"- {describe(verdict.course)}")
     if verdict.compared:
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(verdict.compared.items()))
         lines.append(f"- equal: {counts}")

@@ -6,12 +6,10 @@ a grid over the whole tensor, so that unchanged bytes are objects that the repos
 https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
 """
 
-import gc
 import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -73,7 +71,7 @@ def _save(state: dict[str, Any], writer: StorageWriter, group: "torch.distribute
 
 def _load(state: dict[str, Any], reader: StorageReader, group: "torch.distributed.ProcessGroup | None") -> None:
     planner = DefaultLoadPlanner(flatten_state_dict=False)
-    with _QuietAlone(), _no_collection():
+    with _QuietAlone():
         try:
             load_state(state, storage_reader=reader, planner=planner, process_group=group, no_dist=group is None)
         except CheckpointException as error:
@@ -132,21 +130,6 @@ def _shadow(tensor: torch.Tensor) -> torch.Tensor:
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     empty = torch.empty((), dtype=local.dtype).expand(local.shape)
     return sharded_like(tensor, empty) if isinstance(tensor, DTensor) else empty
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Pause Python's collection of cycles, which reads again and again the many small objects that a load plans with.
-
-    A save is not paused: a training may run beside it.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class _QuietAlone(warnings.catch_warnings):

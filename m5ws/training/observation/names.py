@@ -38,8 +38,6 @@ class Names:
         """Descriptions of the earlier attempts' modules and optimizers by label."""
         self._modules = labels()
         self._optimizers = labels()
-        self._by_parameter = labels()
-        """Labels of modules by their first parameter. A script may make a wrapper of its model again and again."""
         self._descriptions: dict[str, str] = {}
         """Descriptions by the labels that are in use."""
         self._stepped: list[tuple[str, weakref.ref[torch.optim.Optimizer]]] = []
@@ -54,11 +52,8 @@ class Names:
         """
         if module not in self._modules:
             parameters = list(module.parameters())
-            label = self._of_parameters(module, parameters)
-            if label is None and parameters:
-                label = self._label("model", module, parameters, self._place(parameters))
-                self._by_parameter[parameters[0]] = label
-            self._modules[module] = label
+            place = self._place(parameters)
+            self._modules[module] = self._label("model", module, parameters, place) if parameters else None
         return self._modules[module]
 
     def optimizer(self, optimizer: torch.optim.Optimizer, within: torch.optim.Optimizer | None = None) -> str:
@@ -99,12 +94,6 @@ class Names:
             label = word if number == 1 else f"{word}{number}"
         self.new[label] = self._descriptions[label] = description
         return label
-
-    def _of_parameters(self, module: torch.nn.Module, parameters: Sequence[torch.Tensor]) -> str | None:
-        """Return the label of an earlier module with the same parameters and description; None without one."""
-        label = self._by_parameter[parameters[0]] if parameters and parameters[0] in self._by_parameter else None
-        sizes = describe(module, parameters)
-        return label if label is not None and self._descriptions[label].startswith(sizes) else None
 
     def _place(self, parameters: Sequence[torch.Tensor]) -> str:
         """Return the first place of some parameters in an optimizer, "" if they are in none."""
