@@ -27,7 +27,6 @@ class _Arguments(segments.SegmentArguments):
     seed: int | None
     nproc: int | None
     no_recheck: bool
-    tolerance: float | None
     explain: bool
     strict: bool
 
@@ -49,12 +48,6 @@ class _Arguments(segments.SegmentArguments):
     help="Replay P segments in parallel.",
 )
 @click.option("--no-recheck", is_flag=True, help="Do not repeat a replay that diverged.")
-@click.option(
-    "--tolerance",
-    type=click.FloatRange(min=0, max=1, min_open=True),
-    metavar="REL",
-    help="Continue after a divergence; accept relative differences up to REL.",
-)
 @click.option("--explain", is_flag=True, help="Replay the steps around a divergence, and find its cause.")
 @click.option("--strict", is_flag=True, help="Judge each output file by its bytes.")
 @click.option("--no-progress", is_flag=True, help="Do not print steps.")
@@ -86,22 +79,18 @@ def command(
     run, or many parts in parallel, can be verified. All segments together verify the run.
 
     --env rebuild replays the run in its original environment: a virtual environment with the same distributions. On
-    other hardware bits cannot be equal, unless the determinism level is "portable". With --tolerance such a replay is
-    *consistent* if the relative difference of every recorded value is at most REL. A consistent run is not a reproduced
-    run.
+    other hardware bits cannot be equal, unless the determinism level is "portable".
 
     --explain replays the steps around the first difference, and prints the first module, backward operation or gradient
     that differs, and a cause if there is evidence for one.
 
-    Exit status: 0 reproduced, sampled or consistent, 1 diverged or nondeterministic, 2 not comparable, 3 an input is
-    missing.
+    Exit status: 0 reproduced or sampled, 1 diverged or nondeterministic, 2 not comparable, 3 an input is missing.
 
     \b
     Examples:
       m5ws reproduce 7c1d
       m5ws reproduce 7c1d --set optimizer.lr=1e-4
       m5ws reproduce 7c1d --env warn --explain
-      m5ws reproduce 7c1d --env warn --tolerance 1e-3
       m5ws reproduce 7c1d --all-segments --parallel 4
     """
     segments.refuse_useless(context)
@@ -181,5 +170,4 @@ def _one(workspace: "Workspace", ports: "Ports", request: "ReplayRequest", *, pr
     output.print_json(outcome) if as_json else output.echo(verdict.format_verdict(outcome))
     if request.env == "fail" and drift.worst(drifted) in ("can", "does"):
         output.print_note("hint: `--env warn` replays anyway; `--env rebuild` installs the original environment.")
-        output.print_note("hint: `--env warn --tolerance REL` compares values if bits cannot be equal.")
     return outcome.exit_code

@@ -13,7 +13,6 @@ CertificateOutcome = Literal["certified", "inexact", "diverged", "nondeterminist
 _OUTCOMES: dict[Outcome, CertificateOutcome] = {
     "reproduced": "certified",
     "sampled": "certified",
-    "consistent": "diverged",
     "diverged": "diverged",
     "nondeterministic": "nondeterministic",
     "not comparable": "not comparable",

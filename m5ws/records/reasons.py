@@ -14,7 +14,7 @@ GapKind = Literal[
     "weights of one side", "more weights of one side", "other failure", "generators not restored", "lost steps",
     "states of the original", "checkpoints of the original", "steps before the segment", "steps before the fork",
     "no steps", "none recorded", "states between", "original ended", "no weights alive", "files not kept",
-    "nothing run", "nothing resumed", "other batches", "other quantities", "no quantities", "exact results"
+    "nothing run", "nothing resumed"
 ]  # fmt: skip
 
 
@@ -85,13 +85,6 @@ class Unreadable(Record, tag="unreadable", frozen=True, kw_only=True):
     problem: str
 
 
-class Tolerance(Record, tag="tolerance", frozen=True, kw_only=True):
-    """The verdict's largest difference was judged by a tolerance, or the tolerance does not apply because of a gap."""
-
-    tolerance: float
-    gap: Gap | None = None
-
-
 class Interruption(Record, tag="interruption", frozen=True, kw_only=True):
     """A training was interrupted after a step, and `resumed` after another; None: the records do not prove which one.
 
@@ -113,7 +106,7 @@ class Fact(Record, tag="fact", frozen=True, kw_only=True):
     ]  # fmt: skip
 
 
-Reason = Differs | Equal | Ended | Unreadable | Tolerance | Interruption | Fact
+Reason = Differs | Equal | Ended | Unreadable | Interruption | Fact
 
 
 class JointReason(Record, frozen=True, kw_only=True):

@@ -99,14 +99,12 @@ class ComparedItem(Record, frozen=True, kw_only=True):
     replayed_as: str | None = None
 
 
-Outcome = Literal["reproduced", "sampled", "consistent", "diverged", "nondeterministic", "not comparable"]
-"""`sampled`: the replayed segment is equal, given the checkpoint that it started from. `consistent`: not equal, but all
-recorded values are within the requested tolerance."""
+Outcome = Literal["reproduced", "sampled", "diverged", "nondeterministic", "not comparable"]
+"""`sampled`: the replayed segment is equal, given the checkpoint that it started from."""
 
 EXIT_CODES: dict[Outcome, int] = {
     "reproduced": 0,
     "sampled": 0,
-    "consistent": 0,
     "diverged": 1,
     "nondeterministic": 1,
     "not comparable": 2,
@@ -136,19 +134,6 @@ class Recheck(Record, frozen=True, kw_only=True):
     start_equal: bool | None = None
 
 
-class LargestDifference(Record, frozen=True, kw_only=True):
-    """The largest relative difference from the original: `relative` is |a - b| / max(|a|, |b|).
-
-    `values` is the number of compared values.
-    """
-
-    relative: float
-    quantity: str
-    step: int
-    rank: int
-    values: int
-
-
 class Verdict(SealedRecord, tag="verdict/1", frozen=True, kw_only=True):
     """Result of `reproduce`. `compared` counts equal quantities by kind, `not_compared` lists gaps.
 
@@ -157,8 +142,7 @@ class Verdict(SealedRecord, tag="verdict/1", frozen=True, kw_only=True):
     `items` has each output file, artifact, parameter and metric of both runs, and `results` the patterns of `[run]
     results` by which they were judged; with `strict`, all output files were judged by their bytes. `hint` is the remedy
     if there is one.
-    `recheck` is the second replay after a divergence, `apart` belongs to a comparison with a tolerance, and
-    `explanation` to traced replays.
+    `recheck` is the second replay after a divergence, and `explanation` belongs to traced replays.
     """
 
     run: str
@@ -176,7 +160,6 @@ class Verdict(SealedRecord, tag="verdict/1", frozen=True, kw_only=True):
     observed: bool = False
     reasons: tuple[Reason, ...] = ()
     recheck: Recheck | None = None
-    apart: LargestDifference | None = None
     explanation: Explanation | None = None
     created_s: float = 0.0
 

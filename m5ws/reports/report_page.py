@@ -26,7 +26,7 @@ def build(report: RunReport) -> str:
         charts=curves.draw([(curve.label, curve.points) for curve in report.curves]),
         notices=[(attempt.attempt, notice) for attempt in view.state.attempts for notice in attempt.notices],
         lineage=lineage.format_lineage(view.lineage, view.lineage_whole),
-        good=("reproduced", "sampled", "consistent"),
+        good=("reproduced", "sampled"),
         bad=("diverged", "nondeterministic"),
         counts=_counts,
         declared=_declared(report.snapshot.snapshot.declared),

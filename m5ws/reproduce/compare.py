@@ -14,7 +14,6 @@ from m5ws.attempts.repeated_steps import names_in_both, values
 from m5ws.records.ledger import COMPLETE, AnyEvent, CheckpointPublished, RankEnded, State, Step
 from m5ws.records.verdict import Divergence, QuantityKind
 from m5ws.repository.repository import Repository
-from m5ws.reproduce.distances import Distances
 from m5ws.runs import recorded_steps
 from m5ws.runs.history import History
 from m5ws.runs.numbers import Numbers, common, union
@@ -55,7 +54,6 @@ class Comparison:
         self._settled_at: int | None = None
         self.lost_steps: dict[int, Numbers] = {}
         """Steps by rank that the original trained but its record lacks: a checkpoint after them exists."""
-        self.distances = Distances()
 
     def feed(self, rank: str, event: AnyEvent) -> None:
         """Add one event of the replay, and compare it with the original's event of the same rank and step."""
@@ -232,7 +230,6 @@ class Comparison:
                 kind = "batches" if name == "batch" else "digests" if name in known.digests else "quantities"
                 self.equal[kind] += name == "batch" or name in known.digests or name in known.quantities
         self.equal["steps"] += same
-        self.distances.add(known, event, rank)
 
     def _compare_beyond(self, rank: int, step: int) -> None:
         """Compare a step of the replay that the original's record lacks."""

@@ -32,7 +32,7 @@ from m5ws.reproduce.compare import Comparison
 from m5ws.reproduce.explain import explain
 from m5ws.reproduce.outputs import results
 from m5ws.reproduce.outputs.output_files import OutputRules
-from m5ws.reproduce.verdict import judgement, tolerance
+from m5ws.reproduce.verdict import judgement
 from m5ws.runs import history
 from m5ws.snapshot.config import overrides
 from m5ws.wording.verdicts import describe_verdict
@@ -53,9 +53,8 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The run or segment to replay, and the changes to its inputs. A segment allows no changes.
 
     `env` is the reaction to an environment that could change bits. With `recheck`, a diverged replay is repeated before
-    the verdict. With a `tolerance`, a diverged replay continues and is judged by it. With `explain`, the steps around a
-    divergence are replayed and traced. `results` has the patterns of `[run] results`; with `strict`, output files are
-    judged by their bytes.
+    the verdict. With `explain`, the steps around a divergence are replayed and traced. `results` has the patterns of
+    `[run] results`; with `strict`, output files are judged by their bytes.
     """
 
     original: str
@@ -66,7 +65,6 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
     nproc: int | None = None
     segment: Segment | None = None
     recheck: bool = True
-    tolerance: float | None = None
     explain: bool = False
     results: tuple[str, ...] = ()
     strict: bool = False
@@ -170,9 +168,7 @@ def execute(
         raise ReplayInterrupted(f"replay {planned.run.id} was stopped before a verdict was known")
     report(progress, "comparing the results")
     verdict = judgement.judge(ports, planned.run, comparison, result, request.rules, ends_early=ends_early)
-    if request.tolerance is not None:
-        verdict = tolerance.judge_tolerance(verdict, comparison, request.tolerance)
-    elif verdict.outcome == "diverged" and _repeats_inputs(ports.repo, planned.run):
+    if verdict.outcome == "diverged" and _repeats_inputs(ports.repo, planned.run):
         if stopped or not request.recheck:
             verdict = recheck.without_recheck(verdict)
         else:
@@ -220,8 +216,7 @@ def _replayed(
     def feed(rank: str, event: AnyEvent) -> bool:
         nonlocal enough
         comparison.feed(rank, event)
-        is_complete = request.tolerance is None and comparison.is_decided()
-        enough = is_complete or comparison.is_exhausted()
+        enough = comparison.is_decided() or comparison.is_exhausted()
         return enough
 
     result = leader.execute(ports, planned, listeners.watch, listeners.progress, accept=accept, judge=feed)

@@ -31,10 +31,6 @@ GAPS: dict[GapKind, str] = {
     "files not kept": "output files of the {side}: {name}",
     "nothing run": "everything: nothing was run",
     "nothing resumed": "everything: nothing was resumed",
-    "other batches": "the batches of step {step} differ",
-    "other quantities": "the names of the quantities of step {step} differ",
-    "no quantities": "no quantity was recorded",
-    "exact results": "delivered results are compared exactly",
 }
 _PURPOSES = {
     "pair": "To compare files with other names in the replay",

@@ -4,18 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import assert_never
 
 from m5ws.records.certificate import Certificate, find_outcome
-from m5ws.records.reasons import (
-    Differs,
-    Ended,
-    Equal,
-    Fact,
-    Gap,
-    Interruption,
-    JointReason,
-    Reason,
-    Tolerance,
-    Unreadable,
-)
+from m5ws.records.reasons import Differs, Ended, Equal, Fact, Interruption, JointReason, Reason, Unreadable
 from m5ws.records.verdict import ComparedItem, Divergence, Recheck, Verdict
 from m5ws.wording import changes
 from m5ws.wording.comparisons import describe_ended, describe_gap, describe_item, describe_problem, locate
@@ -37,7 +26,6 @@ _FACTS = {
 _OUTCOMES = {
     "reproduced": "everything that was compared is equal, bit for bit",
     "sampled": "everything that was compared is equal, bit for bit, given the checkpoint that the segment starts from",
-    "consistent": "the replay is not the same, but within the tolerance",
     "diverged": "the replay is not the same",
     "nondeterministic": "two replays of this run differ from each other",
     "not comparable": "this environment cannot give the same bits",
@@ -67,8 +55,6 @@ def describe_reason(reason: Reason, verdict: Verdict) -> str:
             return f"the {reason.side} {describe_ended(reason)}{none}"
         case Unreadable():
             return reason.problem
-        case Tolerance():
-            return _describe_tolerance(reason, verdict)
         case Interruption():
             return _describe_interruption(reason, verdict)
         case Fact():
@@ -118,17 +104,6 @@ def _count_items(items: Sequence[ComparedItem], verbs: tuple[str, str], other: s
     for kind in dict.fromkeys(item.kind for item in items):
         names = [item.name for item in items if item.kind == kind]
         yield f"{count(len(names), f'{other}{kind}')} {verbs[len(names) > 1]}: {list_names(names, most=_NAMED)}"
-
-
-def _describe_tolerance(reason: Tolerance, verdict: Verdict) -> str:
-    furthest = verdict.apart
-    if reason.gap is not None or furthest is None:
-        return f"the tolerance does not apply: {describe_gap(reason.gap or Gap(kind='no quantities'))}"
-    place = f"{furthest.quantity} of step {furthest.step}, rank {furthest.rank}"
-    of = f"of {furthest.values:,} recorded values is {furthest.relative:.3g} ({place})"
-    if verdict.outcome == "consistent":
-        return f"bits differ within the tolerance {reason.tolerance:g}: the largest relative difference {of}"
-    return f"the largest relative difference {of}, above the tolerance {reason.tolerance:g}"
 
 
 def _describe_interruption(reason: Interruption, verdict: Verdict) -> str:

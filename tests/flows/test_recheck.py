@@ -155,16 +155,3 @@ def test_a_replay_with_a_requested_change_has_no_second_replay(faulty: tuple[Wor
     verdict = _given(faulty, "--set", "learning_rate=0.02")
     assert verdict["outcome"] == "diverged" and verdict["recheck"] is None
     assert "without a second replay" not in verdict["sentence"]
-
-
-def test_unequal_results_are_consistent_within_a_given_tolerance(tmp_path: Path) -> None:
-    workspace = _edited(
-        tmp_path, ["    if step.number == 5:", f"        {_added('int.from_bytes(os.urandom(4)) / 2**40')}"]
-    )
-    run = workspace.train()
-    consistent = workspace.json("reproduce", run, "--tolerance", "0.5")
-    assert (consistent["outcome"], consistent["recheck"], consistent["first"]["step"]) == ("consistent", None, 5)
-    assert 0 < consistent["apart"]["relative"] < 0.5 and consistent["apart"]["step"] >= 5
-    assert "bits differ within" in consistent["sentence"]
-    refused = workspace.m5ws("reproduce", run, "--tolerance", "0.5", "--segment", "1", expect=2)
-    assert "--segment" in refused.stderr

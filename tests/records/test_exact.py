@@ -1,6 +1,5 @@
 """Floats as text: the round trip keeps all bits."""
 
-import math
 import struct
 
 import pytest
@@ -9,7 +8,6 @@ from hypothesis import strategies as st
 
 from m5ws.cli.terminal import output
 from m5ws.records import exact
-from m5ws.reproduce.distances import relative
 
 
 @given(bits=st.integers(0, 2**64 - 1) | st.sampled_from([0x7FF8 << 48, 0xFFF8 << 48, 0x7FF0 << 48, 0xFFF0 << 48]))
@@ -19,8 +17,6 @@ def test_every_float_survives_encoding_and_is_accepted_by_every_reader(bits: int
     text = exact.encode(value)
     assert struct.pack(">d", exact.decode(text)) == data
     assert output.number(text) == f"{value:.6g}"
-    other = exact.encode(0.5)
-    assert (relative(text, other) == math.inf) == (not math.isfinite(value))
 
 
 @pytest.mark.parametrize("text", ["nan:", "nan:00", "nan:3ff0000000000000", "nan:zz", "x"])

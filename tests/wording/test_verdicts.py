@@ -23,11 +23,10 @@ from m5ws.records.reasons import (
     JointReason,
     Reason,
     Resume,
-    Tolerance,
     Unreadable,
 )
 from m5ws.records.run import Segment
-from m5ws.records.verdict import Change, Divergence, LargestDifference, Outcome, QuantityKind, Recheck, Verdict
+from m5ws.records.verdict import Change, Divergence, Outcome, QuantityKind, Recheck, Verdict
 from m5ws.wording.changes import is_named_whole
 from m5ws.wording.sentences import describe
 
@@ -127,7 +126,6 @@ _BASE = Verdict(
     first=_FIRST,
     changes=(rate("config", "lr", "1", "2"),),
     recheck=Recheck(replay="c", repeats=True),
-    apart=LargestDifference(relative=0.5, quantity="loss", step=3, rank=0, values=9),
 )
 _KINDS: list[Reason] = [
     *(Differs(resume=resume) for resume in (None, Resume(step=2, is_cause=True), Resume(step=None, is_cause=False))),
@@ -137,8 +135,6 @@ _KINDS: list[Reason] = [
     Ended(side="replay", outcome="failed"),
     Ended(side="training", outcome="finished"),
     Unreadable(problem="a chunk is missing"),
-    Tolerance(tolerance=0.1),
-    Tolerance(tolerance=0.1, gap=Gap(kind="no quantities")),
     *(Interruption(after=5, resumed=resumed) for resumed in (None, 0, 2)),
     Interruption(after=5, differs=True),
     Interruption(after=5, missed=True),

@@ -65,11 +65,6 @@ def refuse_useless(context: click.Context) -> None:
             f"{' and '.join(changes)} cannot be combined with {ways[0]}: a segment starts from a checkpoint",
             hint="`m5ws fork RUN@STEP --set …` continues from a checkpoint with changes.",
         )
-    if ways and "tolerance" in given:
-        raise UsageError(
-            f"--tolerance cannot be combined with {ways[0]}",
-            hint="A segment starts from exact bits. Leave out --tolerance.",
-        )
 
 
 def are_many(given: SegmentArguments) -> bool:

@@ -24,8 +24,6 @@ def joint_outcome(verdicts: Sequence[Verdict], segments: Sequence[Segment]) -> t
     )
     if segments and segments[0].checkpoint is None and all(segment in equal for segment in segments):
         return "reproduced", JointReason(kind="all segments", of=len(segments))
-    if near := _first_with(verdicts, "consistent"):
-        return "consistent", name_verdict(near)
     if equal:
         last = segments[-1].last if segments else None
         return "sampled", JointReason(kind="some segments", equal=equal, last=last)

@@ -17,7 +17,7 @@ END = "[//]: # (m5ws: end)"
 _CHANGES = 12
 _CHARACTERS = 5000
 _BY_STRENGTH: tuple[Outcome, ...]
-_BY_STRENGTH = ("reproduced", "nondeterministic", "diverged", "consistent", "sampled", "not comparable")
+_BY_STRENGTH = ("reproduced", "nondeterministic", "diverged", "sampled", "not comparable")
 """A whole replay with equal bits proves the most. A difference counts more than equal bits in a part of the run."""
 _NOTE_CHARACTERS = 500
 
