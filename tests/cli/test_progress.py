@@ -11,7 +11,7 @@ import pytest
 
 from m5ws.cli.terminal import output
 from m5ws.cli.terminal.log_lines import LogReader
-from m5ws.cli.terminal.progress import Bar, name_silence
+from m5ws.cli.terminal.progress import Bar
 from m5ws.cli.terminal.run_progress import RunProgress
 from m5ws.records.ledger import AttemptEnded, CheckpointPublished, Notice, Observation, RankStarted, Step
 
@@ -106,28 +106,6 @@ def test_work_that_is_named_once_is_shown_on_a_terminal_after_a_moment(capsys: p
         clock.now += 1.0
         timers.fire()
     assert "short work" not in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("as_terminal")
-@pytest.mark.parametrize(
-    "show",
-    [
-        lambda: output.echo("printed"),
-        lambda: output.print_json("printed"),
-        lambda: Bar(terminal=False)("hidden", 0, 0),
-        output.end_silence,
-    ],
-)
-def test_a_command_names_its_wait_until_anything_else_is_shown(
-    show: Callable[[], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("m5ws.cli.terminal.progress._PATIENCE_S", 0.0)
-    name_silence("reading the store", terminal=True)
-    assert "reading the store" in capsys.readouterr().err
-    show()
-    assert capsys.readouterr().err.count(_LINE_ERASED) == 1
-    output.echo("later")
-    assert _LINE_ERASED not in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("as_terminal")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Literal
 import click
 from click.shell_completion import CompletionItem
 
-from m5ws.cli.terminal import output, progress
 from m5ws.control_characters import escaped
 from m5ws.workspace import Workspace, find
 
@@ -22,12 +21,7 @@ _BOTH: tuple[Kind, ...] = ("snapshot", "run")
 
 
 def workspace(context: click.Context) -> Workspace:
-    """Return the workspace of `-C` or the current directory. Raises NotFound, ConfigError.
-
-    From here on, a command may wait for the store, which is shown until the command prints.
-    """
-    progress.name_silence("reading the store")
-    context.call_on_close(output.end_silence)
+    """Return the workspace of `-C` or the current directory. Raises NotFound, ConfigError."""
     return find(context.find_root().params.get("directory") or Path())
 
 

@@ -6,7 +6,7 @@ of text from a store, a script or another person.
 
 import datetime
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,26 +34,8 @@ Line = str | tuple[str | StyledText, ...]
 """A line for people. It is in pieces if their styles differ."""
 
 
-_end_silence: Callable[[], None] | None = None
-
-
-def before_output(end: Callable[[], None]) -> None:
-    """Have `end` called once, before anything is printed or shown."""
-    global _end_silence  # noqa: PLW0603  # there is one terminal
-    _end_silence = end
-
-
-def end_silence() -> None:
-    """Call the function of `before_output`. Displays that do not print by `echo` call this before they begin."""
-    global _end_silence
-    end, _end_silence = _end_silence, None
-    if end is not None:
-        end()
-
-
 def echo(*lines: Line, err: bool = False, nl: bool = True) -> None:
     """Print lines, escaped. Styles are left out if there is no terminal."""
-    end_silence()
     click.echo("\n".join(map(_rendered, lines)), err=err, nl=nl)
 
 
@@ -88,7 +70,6 @@ def _rendered(line: Line) -> str:
 def print_json(value: object) -> None:
     """Print records, and lists and mappings of them, as one JSON document on stdout."""
     text = msgspec.json.format(msgspec.json.encode(plain(value)), indent=2).decode()
-    end_silence()
     # JSON escapes only C0. All other control characters are inside strings.
     click.echo(CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
 

@@ -29,13 +29,6 @@ def start_timer(delay_s: float, function: Callable[[], None]) -> None:
     timer.start()
 
 
-def name_silence(what: str, *, terminal: bool | None = None) -> None:
-    """Show a command's work until the command prints, or shows other progress, if that takes long."""
-    bar = Bar(terminal=terminal)
-    bar(what, 0, 0)
-    output.before_output(bar.close)
-
-
 class Bar:
     """A `Progress` with `close`. On a terminal, the line is erased at the end. Threads may share a bar."""
 
@@ -53,7 +46,6 @@ class Bar:
 
     def __call__(self, what: str, done: int, total: int) -> None:
         """Show that `done` of `total` is done. A total of 0 means unknown."""
-        output.end_silence()
         with self._lock:
             if self._display is not None:
                 self._display.update(what, done, total)

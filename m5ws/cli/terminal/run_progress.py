@@ -104,7 +104,6 @@ class RunProgress:
             from rich.console import Console
             from rich.live import Live
 
-            output.end_silence()
             self._live = Live(get_renderable=self._render, console=Console(stderr=True), transient=True)
             self._live.start()
 

@@ -13,7 +13,7 @@ from typing import Any
 from m5ws.records.run import Run
 from m5ws.records.verdict import JointVerdict, Verdict
 from m5ws.repository.repository import Repository
-from m5ws.tracking.mlflow import description, sweep_page
+from m5ws.tracking.mlflow import description
 from m5ws.tracking.mlflow import params as mlflow_params
 from m5ws.tracking.mlflow import tags as mlflow_subject
 from m5ws.tracking.mlflow.logged_models import Models, RunResult
@@ -68,10 +68,7 @@ class RunPage:
             self._log_datasets(run, subject)
 
     def _lineage(self, run: Run) -> dict[str, str]:
-        """Return the tag by which MLflow shows a run below its sweep, or a fork below a parent that has a page here."""
-        if run.sweep is not None:
-            experiment = self._run.info.experiment_id
-            return {mlflow_subject.PARENT_PAGE_TAG: sweep_page.open_page(self._client, experiment, run.sweep)}
+        """Return the tag by which MLflow shows a fork below a parent that has a page here."""
         run_ids = find(self._client, run.parent.run) if run.parent is not None else []
         return {mlflow_subject.PARENT_PAGE_TAG: run_ids[0]} if run_ids else {}
 

@@ -6,17 +6,17 @@ has the value "absent", so that MLflow's comparison page shows it.
 
 import contextlib
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import msgspec
 
 from m5ws.errors import NotFound
 from m5ws.records.environment import Observed
-from m5ws.records.ledger import NODE, Notice, RankStarted
+from m5ws.records.ledger import Notice, RankStarted
 from m5ws.records.note import Note
 from m5ws.records.run import Run
 from m5ws.records.snapshot import Annotation, Snapshot
-from m5ws.repository.ledger import ledger, summaries
+from m5ws.repository.ledger import ledger
 from m5ws.repository.references import notes, runs, snapshots
 from m5ws.repository.repository import Repository
 
@@ -34,17 +34,13 @@ _SHORT = 12
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
-    """A run with its snapshot. `facts` belong to its newest attempt, as its ranks observed them.
-
-    `environments`: by attempt, the differences of its environment from the first attempt's that can change bits.
-    """
+    """A run with its snapshot. `facts` belong to its newest attempt, as its ranks observed them."""
 
     run: Run
     snapshot: Snapshot
     annotation: Annotation | None = None
     attempt: int | None = None
     facts: dict[str, str | None] = {}
-    environments: dict[int, str] = {}
     notes: tuple[Note, ...] = ()
 
 
@@ -67,7 +63,6 @@ def load(repo: Repository, run_id: str) -> Subject:
         annotation=_annotation(repo, run),
         attempt=attempt,
         facts={} if attempt is None else _facts(repo, run_id, attempt),
-        environments=dict(_environments(repo, run_id)),
         notes=tuple(notes.load(repo, run_id)),
     )
 
@@ -92,9 +87,6 @@ def tags(subject: Subject) -> dict[str, str]:
         "m5ws.driver": _text(facts.get("gpu.driver")),
         "m5ws.torch": _text(facts.get("torch")),
         "m5ws.gpu": _gpu(facts),
-        "m5ws.other_environment": _text(
-            "; ".join(f"attempt {n}: {differences}" for n, differences in subject.environments.items())
-        ),
     }
     if subject.run.reproduces is not None:
         own["m5ws.reproduces"] = subject.run.reproduces
@@ -160,14 +152,6 @@ def _facts(repo: Repository, run_id: str, attempt: int) -> dict[str, str | None]
     if (rank := next((event for event in events if isinstance(event, RankStarted)), None)) is not None:
         facts |= {key: value for key, value in rank.facts.items() if value is not None}
     return facts
-
-
-def _environments(repo: Repository, run_id: str) -> Iterator[tuple[int, str]]:
-    """Yield each attempt that began in another environment than the first attempt, with the differences."""
-    for attempt in ledger.attempts(repo, run_id)[1:]:
-        for event in summaries.load(repo, run_id, attempt).get(NODE, ()):
-            if isinstance(event, Notice) and event.kind == "other-environment":
-                yield attempt, event.message
 
 
 def _source(subject: Subject) -> dict[str, str]:

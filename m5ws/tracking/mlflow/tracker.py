@@ -115,11 +115,6 @@ class Mlflow:
 
         client.refresh(self.options(run, once=True))
 
-    def attach(self, run: str, name: str, data: bytes) -> None:
-        from m5ws.tracking.mlflow import client
-
-        client.attach(self.options(run, once=True), name, data)
-
     def logged(self, run: str) -> LoggedResults:
         from m5ws.tracking.mlflow import logged_results
 
