@@ -58,9 +58,8 @@ def report(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> None
     if result.superseded:
         raise Superseded(f"attempt {result.attempt} of {ended}", hint=f"`m5ws show {run}` shows the newer attempt.")
     if result.outcome == "interrupted":
-        raise RunInterrupted(
-            ended, hint=f"{resume} if the store has something of it to restore; `--from-scratch` restarts it."
-        )
+        restart = f"`m5ws resume {run} --from-scratch` restarts it"
+        raise RunInterrupted(ended, hint=f"{resume}. If the store has nothing of it to restore, {restart}.")
     if result.outcome == "unsaved":
         kept = "The next m5ws command on this machine uploads the results that are kept here, if the store answers."
         raise RunUnsaved(ended, hint=f"{kept} If nothing was kept, {resume} from the newest checkpoint.")

@@ -1,4 +1,4 @@
-"""Queries to MLflow, and the verdicts that m5ws writes there.
+"""A client of MLflow.
 
 MLflow's errors become `TrackerError`. The caller decides on the reaction to a tracker that is down.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 from m5ws.errors import M5Error, MissingExtra
 from m5ws.tracking.mlflow import migrations
-from m5ws.tracking.mlflow.follower import Follower, FollowerOptions, limit_requests
+from m5ws.tracking.mlflow.follower import limit_requests
 from m5ws.tracking.mlflow.uri import database
 
 
@@ -18,24 +18,6 @@ class TrackerError(M5Error):
 
     exit_code = 3
     hint = "Check that the server of [mlflow] tracking_uri in m5ws.toml is up."
-
-
-def refresh(options: FollowerOptions) -> None:
-    """Write a run's verdicts, newest joint verdict and notes to its page. A missing page is created.
-
-    Raises TrackerError, MissingExtra.
-    """
-    with client(options.tracking_uri):
-        Follower(options).judge()
-
-
-def experiment_page(tracking_uri: str, name: str) -> str:
-    """Return the place of an experiment's runs below the UI's address; empty if there is no such experiment."""
-    if is_missing(tracking_uri):
-        return ""
-    with client(tracking_uri) as mlflow:
-        experiment = mlflow.get_experiment_by_name(name)
-    return f"/#/experiments/{experiment.experiment_id}/runs" if experiment is not None else ""
 
 
 @contextmanager

@@ -28,8 +28,6 @@ SNAPSHOT_TAG = "m5ws.snapshot_id"
 PARENT_PAGE_TAG = "mlflow.parentRunId"
 NOTE_TAG = "mlflow.note.content"
 TAG_CHARACTERS = 8000
-_DIGEST_CHARACTERS = 36
-_INPUT_TAG_CHARACTERS = 500
 _SHORT = 12
 
 
@@ -42,15 +40,6 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int | None = None
     facts: dict[str, str | None] = {}
     notes: tuple[Note, ...] = ()
-
-
-class DatasetInput(msgspec.Struct, frozen=True, kw_only=True):
-    """A dataset as MLflow lists it: the digest cut to MLflow's 36 characters, the full digest in `tags`."""
-
-    name: str
-    digest: str
-    source: str
-    tags: dict[str, str]
 
 
 def load(repo: Repository, run_id: str) -> Subject:
@@ -109,23 +98,6 @@ def name(run: Run) -> str:
     if run.name:
         return run.name
     return f"replay {run.id} of {run.reproduces}" if run.reproduces else f"run {run.id}"
-
-
-def datasets(subject: Subject) -> list[DatasetInput]:
-    """Return the run's datasets as MLflow's inputs."""
-    inputs = []
-    for dataset in subject.snapshot.datasets:
-        full = dataset.hash or dataset.tree
-        about = {"digest": full, "tree": dataset.tree, "kind": dataset.kind, "size_bytes": str(dataset.size_bytes)}
-        inputs.append(
-            DatasetInput(
-                name=dataset.name[:_INPUT_TAG_CHARACTERS],
-                digest=full if len(full) <= _DIGEST_CHARACTERS else full[:32],
-                source=f"m5ws:snapshot/{subject.run.snapshot}/data/{dataset.name}",
-                tags={f"m5ws.{key}": value[:_INPUT_TAG_CHARACTERS] for key, value in about.items()},
-            )
-        )
-    return inputs
 
 
 def notice_tag(notices: Iterable[Notice]) -> dict[str, str]:
