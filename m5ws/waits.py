@@ -29,7 +29,6 @@ class Waits:
         self._tell: Tell | None = None
         self._watcher: threading.Thread | None = None
         self._outage: Wait | None = None
-        self._away_s = float("-inf")
 
     def report(self, tell: Tell | None) -> None:
         """Report outages from now on; with None, none."""
@@ -39,10 +38,6 @@ class Waits:
     def is_away(self) -> bool:
         """True if an outage was reported, and its end was not."""
         return self._outage is not None
-
-    def was_away(self, since_s: float) -> bool:
-        """Return True if a wait with a failed attempt, or beyond the limit, ended since a time of `time.monotonic`."""
-        return self._away_s >= since_s
 
     def wait(self, store: str, action: str, size_bytes: int = 0) -> "Wait":
         """Return the wait for a request: `action` is a verb and a key, `size_bytes` the size of its transfer."""
@@ -58,11 +53,8 @@ class Waits:
     def end(self, wait: "Wait") -> None:
         """Take out a wait. Report the end of an outage."""
         del self._waiting[id(wait)]
-        now_s = self._clock()
-        if wait.problem is not None or wait.is_late(now_s):
-            self._away_s = now_s
         if self._outage is not None:
-            self._end_outage(wait, now_s)
+            self._end_outage(wait, self._clock())
 
     def check(self) -> None:
         """Report an outage that has begun."""

@@ -23,13 +23,6 @@ from m5ws.work import directories
 from m5ws.work.directories import WorkDirectory
 
 
-class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that is ready: the plan with its work directory."""
-
-    plan: AttemptPlan
-    work: WorkDirectory
-
-
 def _assign_directory(plan: AttemptPlan, work: WorkDirectory, observing: Observing) -> AttemptPlan:
     """Return the plan with a work directory. Processes start in a folder of it, and see no other current directory."""
     seen, request = str(work.seen), plan.request
@@ -72,8 +65,8 @@ def clear(plan: AttemptPlan) -> None:
     run_lock.mark_directory(plan.directory)
 
 
-def prepare(ports: Ports, plan: AttemptPlan, progress: Progress | None) -> Prepared:
-    """Make the work directory with the input files, and write the context of the ranks."""
+def prepare(ports: Ports, plan: AttemptPlan, progress: Progress | None) -> tuple[AttemptPlan, WorkDirectory]:
+    """Make the work directory with the input files, write the context of the ranks, and return the plan with both."""
     run, author = plan.run.reproduces or plan.run.id, Path(plan.context.author_dir)
     snapshot = snapshots.load(ports.repo, plan.run.snapshot)
     start, can_mount = plan.run.spec.directory, ports.launcher.can_mount
@@ -82,4 +75,4 @@ def prepare(ports: Ports, plan: AttemptPlan, progress: Progress | None) -> Prepa
     _materialise(ports.repo, snapshot, work.path, progress)
     _make_output_folders(work.path, plan.run.spec.outputs)
     (plan.directory / "context").write_bytes(codec.encode(plan.context))
-    return Prepared(plan=plan, work=work)
+    return plan, work

@@ -83,15 +83,15 @@ def execute(
             recovery.finish(ports.repo, plan.run.id, attempt, home / f"{attempt:04d}")
         prepare.clear(plan)
         try:
-            node = prepare.prepare(ports, plan, progress)
+            plan, work = prepare.prepare(ports, plan, progress)
             spool_path = Path(plan.context.spool_dir) / f"{NODE}.spool"
             with (
-                admission.launched(ports, node.plan, accept, progress, poll) as waiting,
+                admission.launched(ports, plan, accept, progress, poll) as waiting,
                 closing(SpoolWriter(spool_path, genesis(plan.run.id, plan.attempt, NODE))) as spool,
             ):
                 with begin.ended(spool):
-                    begin.publish(ports, node.plan, waiting.observed, spool)
-                    begun = _Attempt(ports, node.plan, node.work, waiting, spool, watch, judge, progress)
+                    begin.publish(ports, plan, waiting.observed, spool)
+                    begun = _Attempt(ports, plan, work, waiting, spool, watch, judge, progress)
                     # After the start: the `rm` of a removal that this look does not meet lists the attempt.
                     begun.is_removed()
                 result = begun.supervise(poll)

@@ -158,7 +158,7 @@ def plan(
         _require(run.spec)
     snapshot = snapshots.load(repo, run.snapshot)
     portable.refuse(snapshot.determinism, run.spec)
-    named_files.refuse_missing_script(repo, snapshot, run.spec, author_dir, environment)
+    named_files.refuse_missing_script(repo, snapshot, run.spec, environment)
     attempts = ledger.attempts(repo, run.id)
     attempt = max(attempts, default=0) + 1
     valid = checkpoints.valid(repo, run.id) if attempts and not from_scratch else []

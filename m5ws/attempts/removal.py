@@ -41,13 +41,6 @@ class RemovalPlan(msgspec.Struct, frozen=True, kw_only=True):
     rests_on: tuple[str, ...]
 
 
-class RemovalResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Removed runs as they were at their removal. `meanwhile` describes all that began since the plan, or may live."""
-
-    runs: list[RemovalPlan]
-    meanwhile: list[str]
-
-
 def plan(repo: Repository, names: Sequence[str], *, lost: bool = False) -> list[RemovalPlan]:
     """Return the runs to remove. Writes nothing. With `lost`, attempts without an end have ended.
 
@@ -84,8 +77,11 @@ def _plan(repo: Repository, run: str, fact: RunCreation | None) -> RemovalPlan:
     )
 
 
-def remove(repo: Repository, planned: Sequence[RemovalPlan], author: str | None) -> RemovalResult:
-    """Publish the removal of runs, then read the runs and all that rests on them again, and return the result."""
+def remove(repo: Repository, planned: Sequence[RemovalPlan], author: str | None) -> tuple[list[RemovalPlan], list[str]]:
+    """Publish the removal of runs, then read them and all that rests on them again.
+
+    Return the runs as they were at their removal, and all that began since the plan, or may live, as text for people.
+    """
     names = [row.run for row in planned]
     resting = {name: [row.run for row in planned if name in row.rests_on] for name in names}
     # A run before the runs that it rests on: a kill in between leaves no run that rests on a removed run.
@@ -96,7 +92,7 @@ def remove(repo: Repository, planned: Sequence[RemovalPlan], author: str | None)
     known = runs.recorded_facts(repo)
     now = [_plan(repo, name, known.get(name)) for name in names]
     late = [f"{reason}, since the removal began" for reason in _dependents(repo, names, known)]
-    return RemovalResult(runs=now, meanwhile=[*late, *_lives(planned, now)])
+    return now, [*late, *_lives(planned, now)]
 
 
 def _lives(planned: Sequence[RemovalPlan], now: Sequence[RemovalPlan]) -> Iterator[str]:

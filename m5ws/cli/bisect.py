@@ -8,6 +8,7 @@ import click
 from m5ws.cli.parameters import names
 from m5ws.cli.terminal import interrupt, output, verdict
 from m5ws.cli.terminal.run_progress import RunProgress
+from m5ws.wording.lists import count, list_names
 
 if TYPE_CHECKING:
     from m5ws.agent.ports import Ports
@@ -93,7 +94,7 @@ def _executed(
 
     plan = task.plan
     output.print_note(
-        f"{_count(len(plan.changes), 'difference')} to try, in at most {min(plan.most_runs, max_runs)} runs"
+        f"{count(len(plan.changes), 'difference')} to try, in at most {min(plan.most_runs, max_runs)} runs"
     )
 
     def begin(taken: tuple[str, ...], run: str) -> None:
@@ -117,10 +118,10 @@ def plan_text(plan: "BisectPlan") -> str:
     """Return a plan for people: the changes to try."""
     lines = [f"run {plan.bad} differs from run {plan.good}", *_difference(plan), ""]
     if plan.changes:
-        lines.append(f"to try, in at most {plan.most_runs:,} runs of {_count(max(plan.first.step, 1), 'step')} each:")
+        lines.append(f"to try, in at most {plan.most_runs:,} runs of {count(max(plan.first.step, 1), 'step')} each:")
         lines.append(f"  nothing (run {plan.good} itself, repeated)")
         tried: list[tuple[str, ...]] = [(name,) for name in plan.alone] or [plan.names]
-        lines += [f"  {_listed(taken)}" for taken in tried]
+        lines += [f"  {list_names(taken, most=_LISTED)}" for taken in tried]
         if len(plan.changes) > 1:
             lines.append(
                 "  then all differences and subsets if none suffices alone; else all but the difference that does"
@@ -139,7 +140,7 @@ def format_report(report: "BisectReport") -> str:
         known = sum(trial.known for trial in report.trials)
         lines += [
             "",
-            f"tried, in {_count(report.runs, 'run')}{f' and {known} of an earlier bisection' if known else ''}:",
+            f"tried, in {count(report.runs, 'run')}{f' and {known} of an earlier bisection' if known else ''}:",
         ]
         rows = [(_taken(trial.taken, plan), _answer(trial), trial.run or "-") for trial in report.trials]
         lines.append(output.table((f"from {plan.bad}", "result", "run"), rows))
@@ -155,20 +156,16 @@ def _difference(plan: "BisectPlan") -> list[str]:
     return [*verdict.format_divergence(plan.first, ("good", "bad")), *commits, *(f"  {line}" for line in plan.commits)]
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def _taken(taken: Sequence[str], plan: "BisectPlan") -> str:
     """Return the changes taken from BAD, or the changes not taken, whichever list is shorter."""
     left = [name for name in plan.names if name not in taken]
     if taken and not left:
         return "all of it" if len(taken) > 1 else taken[0]
-    return f"all but {_listed(left)}" if len(left) < len(taken) else _listed(taken) or "nothing"
-
-
-def _listed(shown: Sequence[str]) -> str:
-    return ", ".join(shown[:_LISTED]) + (f" and {len(shown) - _LISTED} more" if len(shown) > _LISTED else "")
+    return (
+        f"all but {list_names(left, most=_LISTED)}"
+        if len(left) < len(taken)
+        else list_names(taken, most=_LISTED) or "nothing"
+    )
 
 
 def _answer(trial: "Trial") -> str:

@@ -9,8 +9,8 @@ import click
 def command(context: click.Context, shell: str) -> None:
     """Print the completion script for a shell.
 
-    It completes commands, options, and ids of snapshots, runs and sweeps. zsh and fish show the name
-    and state of each run. It contacts no server: of a store in a bucket, it offers the runs of this workspace.
+    It completes commands, options, and ids of snapshots, runs and sweeps. It contacts no server: of a store in a
+    bucket, it offers the runs of this workspace.
 
     \b
     Examples:

@@ -43,4 +43,4 @@ def command(context: click.Context, checkpoint: str, **given: Unpack[_Arguments]
     repo = workspace.open_repository()
     new_run.refuse_invalid(given["why"])
     run = new_run.from_checkpoint(context, repo, checkpoint, given, given["restart"])
-    attempt.start(workspace, *new_run.plan(workspace, repo, run, given["env"], given["why"]), given)
+    attempt.start(*new_run.plan(workspace, repo, run, given["env"], given["why"]), given)

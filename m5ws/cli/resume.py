@@ -18,19 +18,6 @@ if TYPE_CHECKING:
     from m5ws.workspace import Workspace
 
 
-class _ResumeCommand(click.Command):
-    """A command that explains why it has no option for an input of the run."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except (click.BadParameter, click.BadOptionUsage):
-            raise
-        except click.UsageError as error:
-            hint = "A resumed run keeps its inputs. `m5ws fork RUN --set …` starts a new run from its checkpoint."
-            raise UsageError(error.format_message(), hint=hint) from error
-
-
 class _Arguments(start_options.StartArguments):
     """The values of the options."""
 
@@ -39,14 +26,13 @@ class _Arguments(start_options.StartArguments):
     take_over: bool
 
 
-@click.command("resume", cls=_ResumeCommand)
+@click.command("resume")
 @click.argument("run", type=names.Id(("run", "sweep")))
 @click.option("--at", metavar="TIME", help="Restore the output files of this earlier moment.")
 @click.option("--from-scratch", is_flag=True, help="Restore nothing, and restart at the first step.")
 @click.option("--take-over", is_flag=True, help="Stop an attempt that may be alive elsewhere.")
 @start_options.parallel
 @environment.option
-@start_options.detach
 @start_options.dry_run
 @start_options.no_progress
 @output.json_option
@@ -80,7 +66,7 @@ def command(context: click.Context, run: str, parallel: int | None, **given: Unp
         return _resume_sweep(workspace, repo, found_id, parallel or 1, given)
     if parallel is not None:
         raise UsageError(f"--parallel requires a sweep, and {run} is a run")
-    return attempt.start(workspace, *_plan(workspace, repo, found_id, given), given)
+    return attempt.start(*_plan(workspace, repo, found_id, given), given)
 
 
 def _plan(workspace: "Workspace", repo: "Repository", run_id: str, given: _Arguments) -> "tuple[Ports, AttemptPlan]":
@@ -121,8 +107,8 @@ def _resume_sweep(workspace: "Workspace", repo: "Repository", sweep_id: str, par
     """Resume a sweep. Raises SweepIncomplete, and UsageError for options that only a run has."""
     from m5ws.repository.references import notes
 
-    if given["detach"] or given["at"] is not None or given["from_scratch"] or "rebuild" in given["env"]:
-        raise UsageError("a sweep cannot be combined with --at, --from-scratch, --detach or --env rebuild")
+    if given["at"] is not None or given["from_scratch"] or "rebuild" in given["env"]:
+        raise UsageError("a sweep cannot be combined with --at, --from-scratch or --env rebuild")
     plan = sweep_runs.plan_resume(repo, sweep_id)
     if given["dry_run"]:
         return output.print_json(plan) if given["as_json"] else output.echo(sweep_runs.describe(plan))

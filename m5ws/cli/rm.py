@@ -56,18 +56,17 @@ def command(
         found = [run for given in runs for run in names.find_runs(repo, given)]
         if not found:
             raise UsageError("no run of this sweep has begun and is not removed")
-        planned = removal.plan(repo, found, lost=lost)
-        result = removal.RemovalResult(runs=planned, meanwhile=[])
+        removed, meanwhile = removal.plan(repo, found, lost=lost), list[str]()
         if not dry_run:
-            result = removal.remove(repo, planned, workspace.author())
+            removed, meanwhile = removal.remove(repo, removed, workspace.author())
     if as_json:
-        return output.print_json({"removed": result.runs, "meanwhile": result.meanwhile, "dry_run": dry_run})
+        return output.print_json({"removed": removed, "meanwhile": meanwhile, "dry_run": dry_run})
     rows = [
         (row.run, str(row.checkpoints), str(row.outputs), _describe_start(row.user, row.newest), row.name or "")
-        for row in result.runs
+        for row in removed
     ]
     output.echo(output.table(("RUN", "CHECKPOINTS", "OUTPUT FILES", "STARTED", "NAME"), rows))
-    for line in result.meanwhile:
+    for line in meanwhile:
         output.warn(line)
     output.print_note(
         "dry run: nothing was removed"

@@ -5,10 +5,11 @@ from typing import Unpack
 
 import click
 
-from m5ws.cli import detached
 from m5ws.cli.parameters import names, new_run, start_options
 from m5ws.cli.parameters.script import ScriptCommand
 from m5ws.cli.terminal import attempt
+from m5ws.records import codec
+from m5ws.records.run import Run
 
 
 class _Arguments(new_run.NewRunArguments, start_options.StartArguments):
@@ -48,8 +49,8 @@ def command(context: click.Context, message: str | None, planned: Path | None, *
     workspace = names.workspace(context)
     repo = workspace.open_repository(create=True)
     if planned is not None:
-        run = detached.load_planned(planned)
+        run = codec.decode(planned.read_bytes(), Run, str(planned))
     else:
         new_run.refuse_invalid(given["why"])
         run = new_run.from_snapshot(context, workspace, repo, given, message)
-    attempt.start(workspace, *new_run.plan(workspace, repo, run, given["env"], given["why"]), given)
+    attempt.start(*new_run.plan(workspace, repo, run, given["env"], given["why"]), given)

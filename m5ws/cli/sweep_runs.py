@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from m5ws import locks
-from m5ws.cli import detached
 from m5ws.cli.terminal import interrupt, output
 from m5ws.cli.terminal.log_lines import LogReader
-from m5ws.cli.terminal.progress import Bar
 from m5ws.errors import M5Error, UsageError
 from m5ws.launch import gpus
 from m5ws.launch.interface import Launcher, Process
 from m5ws.outputs import saved
+from m5ws.records import codec
 from m5ws.records.launch import LaunchRequest
 from m5ws.records.run import Axis, Run, Sweep
 
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from m5ws.workspace import Workspace
 
 _POLL_S = 0.1
+_PLANNED = "planned"
 _INTERRUPTED = 130
 _OUTCOMES = {0: "finished", 1: "failed", 4: "superseded", 5: "unsaved", 6: "removed", _INTERRUPTED: "interrupted"}
 """Outcomes of runs by the exit status of `m5ws run`."""
@@ -130,7 +130,7 @@ def execute(
     with _lock(workspace.prepare(), plan.sweep), interrupt.on_signals():
         request = partial(_request, workspace, repo, plan, options)
         shares = gpus.shares(gpus.visible(os.environ), parallel, plan.base.spec.nproc or 1)
-        results = Supervisor(workspace.launcher(), request, shares, progress=options.progress).run(plan.runs)
+        results = Supervisor(workspace.launcher(), request, shares).run(plan.runs)
     if as_json:
         output.print_json({"sweep": plan.sweep, "runs": results})
     _judge(repo, plan.sweep, results)
@@ -158,14 +158,16 @@ def _request(
     folder.mkdir(parents=True, exist_ok=True)
     if planned.state == sweeps.NOT_STARTED:
         run = sweeps.derive(repo, plan.sweep, plan.base, planned)
-        words = detached.planned_arguments(folder, run)
+        (folder / _PLANNED).write_bytes(codec.encode(run))
+        words = ["run", "--planned", str(folder / _PLANNED)]
         words += [f"--why={options.why}"] if options.why is not None else []
     else:
         is_saved = checkpoints.valid(repo, planned.id) or saved.newest_to_restore(repo, planned.id)
         words = ["resume", planned.id, *["--from-scratch"] * (not is_saved), *["--take-over"] * options.take_over]
     words += [*(f"--env={value}" for value in options.env), *["--no-progress"] * (not options.progress)]
-    argv = (*detached.program(workspace), *words)
-    return LaunchRequest(argv=argv, cwd=str(workspace.root), environment={}, log=str(folder / detached.LOG))
+    # -P: the current directory may contain a folder named m5ws.
+    argv = (sys.executable, "-P", "-m", "m5ws", "-C", str(workspace.root), *words)
+    return LaunchRequest(argv=argv, cwd=str(workspace.root), environment={}, log=str(folder / "supervisor.log"))
 
 
 class Supervisor:
@@ -176,16 +178,10 @@ class Supervisor:
     """
 
     def __init__(
-        self,
-        launcher: Launcher,
-        request: "Callable[[SweepRun], LaunchRequest]",
-        shares: Sequence[Mapping[str, str]],
-        *,
-        progress: bool,
+        self, launcher: Launcher, request: "Callable[[SweepRun], LaunchRequest]", shares: Sequence[Mapping[str, str]]
     ) -> None:
         self._launcher, self._request = launcher, request
         self._free = deque(shares)
-        self._bar = Bar() if progress and sys.stderr.isatty() else None
         self._running: list[tuple[SweepRun, Process, LogReader, Mapping[str, str]]] = []
         self._results: dict[str, StartedRun] = {}
         self._total = 0
@@ -202,8 +198,6 @@ class Supervisor:
             except KeyboardInterrupt:
                 waiting.clear()
                 self._stop()
-        if self._bar is not None:
-            self._bar.close()
         return [self._results.get(run.id, _result(run, "not started")) for run in planned]
 
     def _start(self, run: "SweepRun") -> None:
@@ -236,8 +230,6 @@ class Supervisor:
                 outcome = _OUTCOMES.get(exit_code, "interrupted" if exit_code < 0 else "not started")
                 self._results[run.id] = _result(run, outcome, exit_code)
                 self._say(run, f"{outcome}, {len(self._results):,} of {self._total:,} runs have ended")
-        if self._bar is not None:
-            self._bar("runs of the sweep that have ended", len(self._results), self._total)
 
     def _stop(self) -> None:
         """Have the running runs end as after Ctrl-C. A second call ends their ranks at once."""
@@ -248,8 +240,6 @@ class Supervisor:
                 os.kill(process.pid, signal.SIGTERM)
 
     def _say(self, run: "SweepRun", text: str, write: Callable[[str], None] = output.print_note) -> None:
-        if self._bar is not None:
-            self._bar.close()
         write(f"{run.name}: {text}")
 
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from m5ws.workspace import Workspace
 
 _INTERVAL_S = 2.0
-_LINE_EVERY_S = 10.0
 
 Show = Callable[["LiveState"], None]
 """Shows the state of a run."""
@@ -32,10 +31,9 @@ Show = Callable[["LiveState"], None]
 def command(context: click.Context, run: str, once: bool, as_json: bool) -> None:
     """Show a run while it goes on.
 
-    The view has the state, the last step, speed and time left, the quantities of the last step, checkpoints, notices,
-    errors of ranks, and verdicts. It is renewed every 2 seconds, until the run ends. Without a terminal, a line is
-    printed every 10 seconds, and the view at the end. A run on this machine is shown as it writes its steps. Of a run
-    elsewhere, the store has the steps, a minute later.
+    The view has the state, the last step, speed and time left, the quantities of the last step, checkpoints, notices
+    and errors of ranks. It is renewed every 2 seconds, until the run ends. Without a terminal, it is printed at the
+    end. The steps are at most a minute old, as the store has them.
 
     Ctrl-C ends the view. The run is not touched. --json prints the state once.
 
@@ -51,7 +49,7 @@ def command(context: click.Context, run: str, once: bool, as_json: bool) -> None
     workspace = names.workspace(context)
     repo = workspace.open_repository()
     run_id = names.find_id(repo, run, "run")
-    watched = live.LiveRun(repo, run_id, partial(workspace.attempt_dir, run_id))
+    watched = live.LiveRun(repo, run_id)
     with progress.Bar() as bar:
         watched.refresh(bar)
     if as_json:
@@ -59,7 +57,7 @@ def command(context: click.Context, run: str, once: bool, as_json: bool) -> None
     if once:
         return output.echo(*_lines(watched.state()))
     pause = partial(_pause, workspace, repo)
-    with interrupt.on_signals(), TerminalView() if sys.stdout.isatty() else nullcontext(PlainLines()) as show:
+    with interrupt.on_signals(), TerminalView() if sys.stdout.isatty() else nullcontext(_show_end) as show:
         follow(watched, show, pause)
     return None
 
@@ -101,16 +99,7 @@ class TerminalView(AbstractContextManager[Show]):
         self._live.update(output.rich_text(_lines(state)), refresh=True)
 
 
-class PlainLines:
-    """Prints the state of a run now and then, and its view at the end."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._next_s = clock()
-
-    def __call__(self, state: "LiveState") -> None:
-        if state.newest.standing not in ("created", "running"):
-            output.echo(*_lines(state))
-        elif self._clock() >= self._next_s:
-            output.echo(live_view.summary(state))
-            self._next_s = self._clock() + _LINE_EVERY_S
+def _show_end(state: "LiveState") -> None:
+    """Print the view of a run that has ended."""
+    if state.newest.standing not in ("created", "running"):
+        output.echo(*_lines(state))

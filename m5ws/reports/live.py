@@ -4,19 +4,13 @@ Invariant: memory does not grow with the steps, and after the first reading, nei
 """
 
 import math
-from collections import Counter, deque
-from collections.abc import Callable
-from pathlib import Path
+from collections import deque
 
 import msgspec
 
-from m5ws.agent import run_lock
 from m5ws.progress import Progress, report
 from m5ws.records.ledger import AnyEvent, CheckpointPublished, Notice, Step
-from m5ws.records.verdict import Verdict
 from m5ws.repository.ledger import losses
-from m5ws.repository.ledger.ledger import decode_event
-from m5ws.repository.ledger.spool import SpoolReader
 from m5ws.repository.ledger.tail import LedgerTail
 from m5ws.repository.references import runs
 from m5ws.repository.repository import Repository
@@ -46,21 +40,16 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True):
     last_checkpoint: int | None = None
     notices: tuple[Notice, ...] = ()
     notice_count: int = 0
-    verdicts: tuple[Verdict, ...] = ()
 
 
 class LiveRun:
-    """Reads the ledger of a run as it grows. `refresh` takes in the new events, `state` returns the result.
+    """Reads the ledger of a run as it grows. `refresh` takes in the new events, `state` returns the result."""
 
-    `attempt_dir` returns the directory of an attempt on this machine. Its spools have events that the store lacks.
-    """
-
-    def __init__(self, repo: Repository, run_id: str, attempt_dir: Callable[[int], Path]) -> None:
-        self._repo, self._run, self._attempt_dir = repo, runs.load(repo, run_id), attempt_dir
+    def __init__(self, repo: Repository, run_id: str) -> None:
+        self._run = runs.load(repo, run_id)
         self._tail = LedgerTail(repo, run_id)
         self._checkpoints = set[int]()
         self._notices: dict[tuple[str, str, int | None], Notice] = {}
-        self._verdicts = tuple(runs.verdicts(repo, run_id))
         self._begin(AttemptState(attempt=0, standing="created"))
 
     def _begin(self, attempt: AttemptState) -> None:
@@ -69,12 +58,6 @@ class LiveRun:
         self._rates: dict[str, float] = {}
         self._last_s: float | None = None
         self._not_finite: int | None = None
-        directory = self._attempt_dir(attempt.attempt)
-        is_own = run_lock.is_own(self._repo, self._run.id, attempt.attempt, directory)
-        self._spool_dir = directory / "spool" if is_own else None
-        self._spools: dict[str, SpoolReader] = {}
-        self._stored, self._spooled, self._taken = Counter[str](), Counter[str](), Counter[str]()
-        """Numbers of events by rank: read from the store, read from spools, and taken in."""
 
     @property
     def ended(self) -> bool:
@@ -88,19 +71,7 @@ class LiveRun:
             if number > self._attempt.attempt:
                 self._begin(AttemptState(attempt=number))
             if number == self._attempt.attempt:
-                self._take_new(rank, event, self._stored)
-        for path in sorted(self._spool_dir.glob("[0-9]*.spool")) if self._spool_dir is not None else ():
-            for data in self._spools.setdefault(path.stem, SpoolReader(path)).read():
-                self._take_new(path.stem, decode_event(data), self._spooled)
-        if self.ended:
-            self._verdicts = tuple(runs.verdicts(self._repo, self._run.id))
-
-    def _take_new(self, rank: str, event: AnyEvent, source: Counter[str]) -> None:
-        """Take in an event of a chain, unless the other source had it. Both sources have the events in one order."""
-        source[rank] += 1
-        if source[rank] > self._taken[rank]:
-            self._taken[rank] = source[rank]
-            self._take(rank, event)
+                self._take(rank, event)
 
     def _take(self, rank: str, event: AnyEvent) -> None:
         self._last_s = max(event.time_s, self._last_s or 0.0)
@@ -138,7 +109,6 @@ class LiveRun:
             last_checkpoint=max(self._checkpoints, default=None),
             notices=tuple(self._notices.values())[-_NOTICES:],
             notice_count=len(self._notices),
-            verdicts=self._verdicts,
         )
 
     def _steps_per_s(self) -> float | None:

@@ -72,9 +72,6 @@ class Tracker(Protocol):
     def refresh(self, run: str) -> None:
         """Show a run's published notes and verdicts on its page. Raises M5Error if the tracker does not answer."""
 
-    def attach(self, run: str, name: str, data: bytes) -> None:
-        """Store a file with a run's page, replacing one of that name. Raises M5Error if the tracker does not answer."""
-
     def logged(self, run: str) -> LoggedResults:
         """Return the results that the script of a run logged itself. Raises M5Error."""
 

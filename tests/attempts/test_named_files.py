@@ -12,25 +12,15 @@ from m5ws.repository.repository import Repository
 from tests.support.records import planted
 
 
-@pytest.mark.parametrize(
-    ("script", "suggested"),
-    [
-        ("trian.py", "train.py"),
-        ("eval.py", "exp/eval.py"),
-        ("../train.py", "train.py"),
-        ("ROOT/exp/eval.py", "exp/eval.py"),
-        ("other.py", None),
-        ("srun", None),
-    ],
-)
+@pytest.mark.parametrize(("script", "suggested"), [("trian.py", "train.py"), ("other.py", None), ("srun", None)])
 def test_the_error_for_a_missing_script_suggests_a_similar_script(
     repo: Repository, tmp_path: Path, script: str, suggested: str | None
 ) -> None:
     root = tmp_path / "w"
     snapshot = planted.snapshot(planted.tree(repo, root, {"train.py": "", "exp/eval.py": "", "run.py": ""}))
-    spec = LaunchSpec(command=(script.replace("ROOT", str(root)),))
+    spec = LaunchSpec(command=(script,))
     with pytest.raises(UsageError) as refused:
-        named_files.refuse_missing_script(repo, snapshot, spec, root, {})
+        named_files.refuse_missing_script(repo, snapshot, spec, {})
     hint = refused.value.hint
     assert f"mean {suggested}?" in hint if suggested is not None else "mean" not in hint
     for command in (
@@ -40,7 +30,7 @@ def test_the_error_for_a_missing_script_suggests_a_similar_script(
         ("sh", "-c", "true"),
         ("./run.py", "x"),
     ):
-        named_files.refuse_missing_script(repo, snapshot, LaunchSpec(command=command), root, dict(os.environ))
+        named_files.refuse_missing_script(repo, snapshot, LaunchSpec(command=command), dict(os.environ))
     for below in ("eval.py", "../train.py"):
         spec = LaunchSpec(command=(below,), directory="exp")
-        named_files.refuse_missing_script(repo, snapshot, spec, root, {})
+        named_files.refuse_missing_script(repo, snapshot, spec, {})

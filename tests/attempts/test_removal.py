@@ -158,7 +158,7 @@ def test_a_run_without_an_end_is_removed_only_if_its_machine_was_lost(repo: Repo
         removal.plan(repo, [A])
     planned = removal.plan(repo, [A], lost=True)
     assert [(row.checkpoints, row.newest.host if row.newest else "") for row in planned] == [(2, "h")]
-    assert any("attempt 1 on h has no end" in line for line in removal.remove(repo, planned, "Ada").meanwhile)
+    assert any("attempt 1 on h has no end" in line for line in removal.remove(repo, planned, "Ada")[1])
 
 
 def test_a_forged_run_index_hides_no_dependents_and_ends_no_run(repo: Repository) -> None:
@@ -221,7 +221,7 @@ def test_a_replay_of_a_removed_run_stops_and_rm_names_the_replay(repo: Repositor
 
     def rule(bad: frozenset[str], step: int) -> float:
         if step == 2:
-            words.extend(removal.remove(repo, planned, "Ada").meanwhile)
+            words.extend(removal.remove(repo, planned, "Ada")[1])
         return 0.0
 
     lab.ranks.rule = rule
@@ -245,7 +245,7 @@ def test_rm_counts_a_checkpoint_that_was_published_since_its_plan(repo: Reposito
     planned = removal.plan(repo, [A])
     content = Content(format="dcp/1", world=1, blobs={"w": planted.whole(repo.objects, b"new")})
     planted.checkpoint(repo, A, 3, content)
-    assert [row.checkpoints for row in removal.remove(repo, planned, "Ada").runs] == [3]
+    assert [row.checkpoints for row in removal.remove(repo, planned, "Ada")[0]] == [3]
     with pytest.raises(Removed):
         planted.checkpoint(repo, A, 4, content)
     with pytest.raises(Removed):

@@ -1,6 +1,7 @@
 """Notes about runs: `m5ws note`, and `m5ws run --why`."""
 
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,13 @@ def test_a_note_about_a_run_that_does_not_exist_is_damage(m5: M5, made: Made, ho
     kinds = {damage.key: damage.kind for damage in fsck.check(home).damage}
     assert kinds.pop(f"notes/{'0' * 12}") == "dangling" and len(kinds) == 1
     assert runs.load(home, note.run).id == made.run
+
+
+def test_an_unreachable_mlflow_causes_a_message_and_no_failure(m5: M5, made: Made, place: Path) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        (place / "m5ws.toml").write_text(f"[mlflow]\ntracking_uri = '{url}'\n")
+        noted = m5("note", made.run, "kept in the store")
+    assert noted.status == 0 and "MLflow" in noted.err
+    assert "kept in the store" in m5("show", made.run).out

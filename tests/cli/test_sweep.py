@@ -65,7 +65,6 @@ def test_a_dry_run_lists_the_runs_and_starts_none(m5: M5, made: Made, place: Pat
         (("lr=fast",), "text"),
         (("lr=1:1",), "range"),
         (("seed=0:1001",), "1,001 runs"),
-        (("lr=1", "--detach"), "--detach"),
         (("lr=1", "--set", "steps=many"), "steps"),
         (("lr=1", "--restart", "data"), "--from"),
         (("lr=1", "train.py"), "`--`"),
@@ -140,7 +139,7 @@ def test_a_resume_of_a_sweep_plans_only_unfinished_runs(m5: M5, swept: Sweep, ma
     _, second, third = (run.id for run in sweeps.list_planned(swept))
     document = m5("resume", swept.id, "--parallel", "2", "--dry-run", "--json").document
     assert [(run["id"], run["state"]) for run in document["runs"]] == [(second, "failed"), (third, "not started")]
-    for option in (("--at", "1"), ("--from-scratch",), ("--detach",), ("--env", "rebuild")):
+    for option in (("--at", "1"), ("--from-scratch",), ("--env", "rebuild")):
         assert m5("resume", swept.id, *option).status == 2
     assert m5("resume", made.run, "--parallel", "2").status == 2
 
@@ -160,7 +159,7 @@ def _supervisor(folder: Path, script: str, parallel: int) -> command.Supervisor:
         return LaunchRequest(argv=argv, cwd=str(folder), environment={}, log=str(folder / f"{run.id}.log"))
 
     shares = gpus.shares([f"gpu{number}" for number in range(2 * parallel)], parallel, nproc=1)
-    return command.Supervisor(LocalLauncher(os.environ), request, shares, progress=True)
+    return command.Supervisor(LocalLauncher(os.environ), request, shares)
 
 
 def test_a_failed_run_stops_no_other_run_and_output_lines_name_their_run(

@@ -20,7 +20,7 @@ from m5ws.reports.live import LiveRun, LiveState
 from m5ws.repository.references import checkpoints
 from m5ws.repository.repository import Repository
 from m5ws.runs.state import AttemptState
-from tests.cli.conftest import M5, Made
+from tests.cli.conftest import M5
 from tests.support.records import planted
 
 _RUN = "7c1d00000009"
@@ -84,42 +84,29 @@ def test_watch_as_json_prints_the_state(m5: M5, running: Repository) -> None:
     assert (document["not_finite"], document["last_checkpoint"]) == (60, 50)
 
 
-def test_watch_shows_verdicts(m5: M5, made: Made) -> None:
-    assert f"reproduced: replayed as {made.replay}" in m5("watch", made.run).out
-    assert f"reproduced: as a replay of {made.run}" in m5("watch", made.replay).out
-
-
-def test_watch_follows_a_live_run_with_few_lines(running: Repository, capsys: pytest.CaptureFixture[str]) -> None:
-    clock, number = [0.0], [100]
+def test_watch_without_a_terminal_prints_the_view_at_the_end(
+    running: Repository, capsys: pytest.CaptureFixture[str]
+) -> None:
+    number = [100]
 
     def pause() -> None:
-        clock[0] += 4.0
         number[0] += 1
         planted.append(running, _RUN, 1, "0", _step(number[0]))
-        if number[0] == 110:
+        if number[0] == 105:
             planted.append(running, _RUN, 1, NODE, AttemptEnded(outcome="finished", exit_code=0))
 
-    live = LiveRun(running, _RUN, lambda number: Path("nowhere", str(number)))
+    live = LiveRun(running, _RUN)
     live.refresh()
-    watch.follow(live, watch.PlainLines(clock=lambda: clock[0]), pause)
+    watch.follow(live, watch._show_end, pause)
     printed = capsys.readouterr().out.splitlines()
-    summaries = [line.split()[2] for line in printed if line.startswith("running")]
-    assert summaries == ["100/400", "103/400", "106/400", "109/400"]
-    assert any(line.startswith(f"run {_RUN} trial  finished") for line in printed)
-
-
-# --- lines
-
-
-def _state(**fields: object) -> LiveState:
-    return LiveState(run=_RUN, name=None, **fields)  # type: ignore[arg-type]
+    assert printed[0].startswith(f"run {_RUN} trial  finished") and printed[1].startswith("step 105/400")
 
 
 def test_a_slow_run_has_seconds_a_step_and_no_time_left_without_a_total() -> None:
-    shown = live_view.summary(
-        _state(newest=AttemptState(attempt=1, last_step=3), steps_per_s=0.25, tokens_per_s=1234.5)
+    state = LiveState(
+        run=_RUN, name=None, newest=AttemptState(attempt=1, last_step=3), steps_per_s=0.25, tokens_per_s=1234.5
     )
-    assert shown == "running  step 3  4 s/step  1,234 tokens/s"
+    assert live_view.lines(state, 0.0)[1] == "step 3  4 s/step  1,234 tokens/s"
 
 
 # --- a terminal

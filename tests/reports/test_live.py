@@ -1,31 +1,16 @@
 """A run while it goes on: new events alone are read, whatever the length of the ledger."""
 
 import math
-import os
 from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
 
-from m5ws.agent import run_lock
 from m5ws.errors import CorruptObject, NotFound
 from m5ws.records.exact import encode
 from m5ws.records.failure import EndReason, Failure
-from m5ws.records.ledger import (
-    NODE,
-    AttemptEnded,
-    AttemptStarted,
-    CheckpointPublished,
-    Event,
-    Notice,
-    RankEnded,
-    RankStarted,
-    Step,
-)
-from m5ws.records.verdict import Divergence, Verdict
+from m5ws.records.ledger import NODE, AttemptEnded, CheckpointPublished, Event, Notice, RankEnded, RankStarted, Step
 from m5ws.reports.live import LiveRun
-from m5ws.repository.ledger.spool import SpoolWriter, genesis
-from m5ws.repository.references import checkpoints, runs
+from m5ws.repository.references import checkpoints
 from m5ws.repository.repository import Repository
 from tests.support.records import planted
 from tests.support.stores.counting_store import CountingStore
@@ -53,8 +38,8 @@ def begun(repo: Repository) -> Repository:
     return repo
 
 
-def _live(repo: Repository, attempts: str | os.PathLike[str] = "/nowhere") -> LiveRun:
-    live = LiveRun(repo, _RUN, lambda number: Path(attempts, f"{number:04d}"))
+def _live(repo: Repository) -> LiveRun:
+    live = LiveRun(repo, _RUN)
     live.refresh()
     return live
 
@@ -136,48 +121,6 @@ def test_a_loss_that_is_not_finite_is_named_and_equal_notices_count_once(begun: 
     planted.append(begun, _RUN, 1, "1", notice, *(Notice(kind="limit", message=str(n)) for n in range(9)))
     state = _live(begun).state()
     assert (state.not_finite, state.notice_count, len(state.notices)) == (2, 10, 5)
-
-
-def test_verdicts_are_read_after_the_end_of_a_run(begun: Repository) -> None:
-    live = _live(begun)
-    planted.run(begun, _REPLAY, purpose="reproduce", reproduces=_RUN)
-    first = Divergence(step=2, rank=0, quantity="loss", original="0x1p+0", replayed="0x1p-1")
-    runs.publish_verdict(begun, Verdict(run=_RUN, replay=_REPLAY, outcome="diverged", first=first))
-    planted.append(begun, _RUN, 1, NODE, AttemptEnded(outcome="finished", exit_code=0))
-    live.refresh()
-    assert [verdict.outcome for verdict in live.state().verdicts] == ["diverged"]
-
-
-def test_a_local_run_is_read_from_its_spools_before_delivery(repo: Repository, tmp_path: Path) -> None:
-    planted.run(repo, _RUN)
-    directory = tmp_path / "0001"
-    started = AttemptStarted(attempt=1, host="here")
-    spools = {rank: _spool(directory, rank) for rank in ("node", "0")}
-    run_lock.mark_directory(directory)
-    spools["node"].append(started)
-    spools["0"].append(RankStarted(rank=0, world=1, pid=1))
-    planted.append(repo, _RUN, 1, "node", started)
-    planted.append(repo, _RUN, 1, "0", RankStarted(rank=0, world=1, pid=1))
-    live = _live(repo, tmp_path)
-    steps = list(_steps(1, 3))
-    for step in steps:
-        spools["0"].append(step)
-    live.refresh()
-    seen = live.state()
-    assert (seen.newest.last_step, seen.newest.host) == (3, "here")
-    # The store gets the same events later: none is taken in twice.
-    for step in steps:
-        planted.append(repo, _RUN, 1, "0", step)
-    live.refresh()
-    assert live.state() == seen
-    # A killed supervisor has no end in its spool: the next command writes it to the store.
-    planted.append(repo, _RUN, 1, "node", AttemptEnded(outcome="failed", exit_code=137))
-    live.refresh()
-    assert live.ended
-
-
-def _spool(directory: Path, rank: str) -> SpoolWriter:
-    return SpoolWriter(directory / "spool" / f"{rank}.spool", genesis(_RUN, 1, rank))
 
 
 def test_a_batch_that_breaks_the_chain_is_an_error(begun: Repository) -> None:

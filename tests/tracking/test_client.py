@@ -89,7 +89,6 @@ def test_logged_parameters_and_artifacts_exclude_entries_of_m5ws(
     (tmp_path / "w.npy").write_bytes(b"weights")
     client.log_model_artifact(model.model_id, str(tmp_path / "w.npy"))
     _deliver(tracker, _finished(repo, run))
-    tracker.attach(run.id, "report.html", b"<p>")
     logged = tracker.logged(run.id)
     assert logged.parameters == {"best_k": {(0, "0"), (0, "1")}}
     assert {name: len(each) for name, each in logged.artifacts.items()} == {"deep/eval.json": 2, "models/net/w.npy": 1}

@@ -1,7 +1,5 @@
 """Waits for stores: each outage is reported once when it is noticed, and once at its end."""
 
-from contextlib import suppress
-
 from m5ws.waits import Wait, Waits
 
 
@@ -76,23 +74,3 @@ def test_a_slow_transfer_is_no_outage_unless_an_attempt_failed() -> None:
     wait.problem = "the connection was reset"
     clock.later(1.0)
     assert len(clock.lines) == 1
-
-
-def test_a_late_answer_and_a_failed_attempt_are_known_without_a_report() -> None:
-    clock = _Clock()
-    clock.waits.report(None)
-    wait = clock.begin()
-    clock.later(5.0)
-    clock.end(wait)
-    assert not clock.waits.was_away(0.0)
-    wait = clock.begin()
-    clock.later(11.0)
-    with suppress(ValueError), wait:
-        raise ValueError
-    assert clock.waits.was_away(100.0) and not clock.waits.was_away(clock.now_s + 1)
-    clock.later(1.0)
-    wait = clock.begin()
-    wait.problem = "503 SlowDown"
-    clock.end(wait)
-    assert clock.waits.was_away(clock.now_s)
-    assert clock.lines == []

@@ -11,7 +11,6 @@ import click
 from click.shell_completion import CompletionItem
 
 from m5ws.cli.terminal import output, progress
-from m5ws.control_characters import escaped
 from m5ws.workspace import Workspace, find
 
 if TYPE_CHECKING:
@@ -67,11 +66,11 @@ class Id(click.ParamType[str]):
         from m5ws.cli.parameters import known_ids
 
         logging.disable()  # A completion must never write over a command line.
-        ids: list[known_ids.KnownId] = []
+        ids: list[str] = []
         with suppress(Exception):
             ids = known_ids.load(workspace(ctx), self.kinds, incomplete.lower())
         logging.disable(logging.NOTSET)
-        return [CompletionItem(known.id, help=" ".join(escaped(known.text).split())) for known in ids]
+        return list(map(CompletionItem, ids))
 
 
 class Text(click.ParamType[str]):

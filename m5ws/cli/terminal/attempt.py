@@ -1,10 +1,10 @@
-"""An attempt on the command line: printed, started in the background, or executed with its progress."""
+"""An attempt on the command line: printed, or executed with its progress."""
 
 import shlex
 from functools import partial
 from typing import TYPE_CHECKING
 
-from m5ws.cli import detached, environment
+from m5ws.cli import environment
 from m5ws.cli.terminal import interrupt, output, run_end
 from m5ws.cli.terminal.run_progress import RunProgress
 
@@ -12,18 +12,14 @@ if TYPE_CHECKING:
     from m5ws.agent.attempt_plan import AttemptPlan
     from m5ws.agent.ports import Ports
     from m5ws.cli.parameters.start_options import StartArguments
-    from m5ws.workspace import Workspace
 
 
-def start(workspace: "Workspace", ports: "Ports", plan: "AttemptPlan", given: "StartArguments") -> None:
-    """Print, detach or execute a planned attempt. Raises EnvironmentDiffers, and as `run_end.report` does."""
+def start(ports: "Ports", plan: "AttemptPlan", given: "StartArguments") -> None:
+    """Print or execute a planned attempt. Raises EnvironmentDiffers, and as `run_end.report` does."""
     environment.policy(given["env"])
     as_json = given["as_json"]
     if given["dry_run"]:
         return output.print_json(plan) if as_json else output.echo(_describe(plan))
-    if given["detach"]:
-        detached.start(workspace, ports.repo, plan, given["env"])
-        return output.print_json({"run": plan.run}) if as_json else output.echo(plan.run.id)
     return _follow(ports, plan, given["env"], enabled=not given["no_progress"], as_json=as_json)
 
 

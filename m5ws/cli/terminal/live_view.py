@@ -8,26 +8,15 @@ from m5ws.wording.failures import describe_end, describe_failure
 
 if TYPE_CHECKING:
     from m5ws.records.ledger import Notice
-    from m5ws.records.verdict import Verdict
     from m5ws.reports.live import LiveState
 
 _COLOURS = {"running": "cyan", "finished": "green", "failed": "red", "interrupted": "yellow", "unsaved": "red"}
-_VERDICTS = 3
 _ERRORS = 3
 
 
 def lines(state: "LiveState", now_s: float) -> list[Line]:
     """Return the view of a run."""
-    verdicts = [_verdict(state, verdict) for verdict in state.verdicts[-_VERDICTS:]]
-    return [_title(state), *_facts(state, now_s), _checkpoints(state), *_notices(state), *_errors(state), *verdicts]
-
-
-def summary(state: "LiveState") -> str:
-    """Return the state of a run in one line: step, loss, speed, time left."""
-    parts = [state.newest.standing, _step(state)]
-    if "loss" in state.newest.quantities:
-        parts.append(f"loss {output.number(state.newest.quantities['loss'])}")
-    return "  ".join([*parts, *_speed(state)])
+    return [_title(state), *_facts(state, now_s), _checkpoints(state), *_notices(state), *_errors(state)]
 
 
 def _notice(event: "Notice") -> str:
@@ -101,12 +90,6 @@ def _errors(state: "LiveState") -> list[Line]:
         f"rank {rank}: {_one_line(describe_failure(state.newest.rank_failures[rank]))}" for rank in ranks[:_ERRORS]
     ]
     return [*shown, f"{more:,} more ranks have errors"] if more > 0 else shown
-
-
-def _verdict(state: "LiveState", verdict: "Verdict") -> Line:
-    role = f"replayed as {verdict.replay}" if verdict.run == state.run else f"as a replay of {verdict.run}"
-    first = f", first difference at step {verdict.first.step}" if verdict.first is not None else ""
-    return f"{verdict.outcome}: {role}{first}"
 
 
 def _one_line(text: str) -> str:

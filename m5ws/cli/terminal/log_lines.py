@@ -7,9 +7,6 @@ from m5ws import secret_scan
 
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 """A control sequence of a terminal (ECMA-48, section 5.4), such as one for a colour or a movement of the cursor."""
-_ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception)(?:: .+)?$", re.MULTILINE)
-"""The line of a traceback that names the exception."""
-_END_BYTES = 65_536
 _KEY_BYTES = 16_384
 """The longest private key that is waited for. A key has many lines, and only a whole key is recognised."""
 
@@ -45,17 +42,6 @@ class LogReader:
                 return file.read()
         except FileNotFoundError:
             return b""
-
-
-def find_error(log: Path) -> str | None:
-    """Return the last line near the end of a log that names an exception; None without one."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _END_BYTES))
-            errors = _ERROR.findall(_plain(file.read()))
-    except FileNotFoundError:
-        return None
-    return errors[-1] if errors else None
 
 
 def _plain(text: bytes) -> str:

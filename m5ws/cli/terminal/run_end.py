@@ -1,11 +1,9 @@
 """The end of a run: its errors, the remedies, and the command that verifies the run."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from m5ws.cli.terminal import log_lines, output
+from m5ws.cli.terminal import output
 from m5ws.errors import M5Error
-from m5ws.records.failure import EndReason
 from m5ws.records.ledger import COMPLETE
 from m5ws.wording.failures import describe_end
 
@@ -14,10 +12,6 @@ if TYPE_CHECKING:
     from m5ws.agent.ports import Ports
     from m5ws.attempts.leader import AttemptResult
     from m5ws.records.run import Run
-
-_NOTHING_SAVED = (
-    "The store has no checkpoint and no output file of the run: `m5ws resume {} --from-scratch` restarts it."
-)
 
 
 class RunFailed(M5Error):
@@ -64,7 +58,8 @@ def report(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> None
     if result.superseded:
         raise Superseded(f"attempt {result.attempt} of {ended}", hint=f"`m5ws show {run}` shows the newer attempt.")
     if result.outcome == "interrupted":
-        raise RunInterrupted(ended, hint=f"{resume}." if _has_saved(ports, result) else _NOTHING_SAVED.format(run))
+        restart = f"`m5ws resume {run} --from-scratch` restarts it"
+        raise RunInterrupted(ended, hint=f"{resume}. If the store has nothing of it to restore, {restart}.")
     if result.outcome == "unsaved":
         kept = "The next m5ws command on this machine uploads the results that are kept here, if the store answers."
         raise RunUnsaved(ended, hint=f"{kept} If nothing was kept, {resume} from the newest checkpoint.")
@@ -72,32 +67,14 @@ def report(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> None
         hint = f'With [run] inexact = "warn", {resume}. `m5ws certify` tests the restores of a script.'
         raise InexactResume(ended, hint=hint)
     if result.outcome != "finished":
-        hint = f"{find_error(plan.directory / 'logs', result.reason)}{_restored(ports, plan, result)}"
-        raise RunFailed(ended, hint=f"{hint}`m5ws logs {run}` prints the output of its ranks.")
+        hint = f"{_restored(ports, plan, result)}`m5ws logs {run}` prints the output of its ranks."
+        raise RunFailed(ended, hint=hint)
     if not result.delivered:
         raise RunUnsaved(
             f"{ended}, but the store does not have the complete ledger",
             hint="The next m5ws command on this machine uploads the rest.",
         )
     _print_provable(ports, plan.run)
-
-
-def _has_saved(ports: "Ports", result: "AttemptResult") -> bool:
-    """Return False if the store has nothing that a resume could restore, and True if that is unknown."""
-    from m5ws.outputs import saved
-    from m5ws.repository.references import checkpoints
-
-    repo, run = ports.repo, result.run
-    return not result.delivered or bool(checkpoints.valid(repo, run) or saved.newest_to_restore(repo, run))
-
-
-def find_error(logs: Path, reason: EndReason | None) -> str:
-    """Return the last error in the log of the rank that ended with a status, as Hydra does after an exception."""
-    if reason is None or reason.failure is None or reason.failure.status is None or reason.dead:
-        return ""
-    rank = reason.rank or 0
-    error = log_lines.find_error(logs / f"rank-{rank}.log")
-    return f"The last error in the output of rank {rank} is {error!r}. " if error is not None else ""
 
 
 def _restored(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> str:

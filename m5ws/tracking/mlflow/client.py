@@ -1,21 +1,16 @@
-"""Queries to MLflow, and the verdicts that m5ws writes there.
+"""A client of MLflow.
 
 MLflow's errors become `TrackerError`. The caller decides on the reaction to a tracker that is down.
 """
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from m5ws.errors import M5Error, MissingExtra
 from m5ws.tracking.mlflow import migrations
-from m5ws.tracking.mlflow.follower import Follower, FollowerOptions, limit_requests
+from m5ws.tracking.mlflow.follower import limit_requests
 from m5ws.tracking.mlflow.uri import database
-
-ATTACHED = "m5ws"
-"""Folder of a page's artifacts that m5ws wrote."""
 
 
 class TrackerError(M5Error):
@@ -23,41 +18,6 @@ class TrackerError(M5Error):
 
     exit_code = 3
     hint = "Check that the server of [mlflow] tracking_uri in m5ws.toml is up."
-
-
-def refresh(options: FollowerOptions) -> None:
-    """Write a run's verdicts, newest joint verdict and notes to its page. A missing page is created.
-
-    Raises TrackerError, MissingExtra.
-    """
-    with client(options.tracking_uri):
-        Follower(options).judge()
-
-
-def attach(options: FollowerOptions, name: str, data: bytes) -> None:
-    """Store a file in the folder `m5ws` of a run's artifacts. Raises as `refresh`."""
-    with client(options.tracking_uri) as mlflow, tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, name)
-        path.write_bytes(data)
-        mlflow.log_artifact(_pages(mlflow, options)[0], str(path), ATTACHED)
-
-
-def experiment_page(tracking_uri: str, name: str) -> str:
-    """Return the place of an experiment's runs below the UI's address; empty if there is no such experiment."""
-    if is_missing(tracking_uri):
-        return ""
-    with client(tracking_uri) as mlflow:
-        experiment = mlflow.get_experiment_by_name(name)
-    return f"/#/experiments/{experiment.experiment_id}/runs" if experiment is not None else ""
-
-
-def _pages(mlflow: Any, options: FollowerOptions) -> list[str]:
-    """Return the MLflow runs of a run. The first is its page, which is created if it is missing."""
-    from m5ws.tracking.mlflow.run_page import find
-
-    if not find(mlflow, options.run):
-        Follower(options).advance(last=True)
-    return find(mlflow, options.run)
 
 
 @contextmanager

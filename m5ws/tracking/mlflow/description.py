@@ -43,10 +43,6 @@ def describe_run(subject: Subject, verdicts: Sequence[Verdict], joint: JointVerd
         lines.append(f"Replay of run `{run.reproduces}`.")
     if run.parent is not None:
         lines.append(f"Starts after step {run.parent.step} of run `{run.parent.run}`.")
-    lines += [
-        f"Attempt {attempt} ran in another environment than the first attempt: {differs}."
-        for attempt, differs in subject.environments.items()
-    ]
     if subject.annotation and subject.annotation.message:
         lines.append(f"> {' '.join(subject.annotation.message.split())}")
     lines += [_noted(note) for note in subject.notes]

@@ -7,7 +7,6 @@ is data to deliver.
 
 import math
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,8 +37,6 @@ from m5ws.tracking.mlflow.logged_models import made
 from m5ws.tracking.mlflow.metrics import Point, Points
 from m5ws.tracking.mlflow.uri import artifacts_dir
 
-_ADOPT_S = 30.0
-"""Seconds that a script has to start its own MLflow run, which becomes the run's page. Then one is created."""
 _STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "unsaved": "FAILED"}
 
 
@@ -79,7 +76,6 @@ class Follower:
         self._started_s: float | None = None
         self._ended: AttemptEnded | None = None
         self._latest_s = 0.0
-        self._born = time.monotonic()
         self._page: Any = None
         self._subject: tags.Subject | None = None
         self._described: object = None
@@ -92,26 +88,14 @@ class Follower:
             with self._skipping(f"an event of rank {rank}"):
                 self._take(attempt, rank, event)
         self._queue.extend(self._points.take(self._skipping))
-        waited = time.monotonic() - self._born > _ADOPT_S
-        if last or waited or self._queue or self._checkpoints or self._ended:
+        # Until then, a script may start its own MLflow run, which becomes the run's page.
+        if last or self._queue or self._checkpoints or self._ended:
             try:
                 with _lock_pages(self._options):
                     self._deliver(last)
             except BaseException:
                 self._page = None  # query MLflow's state again
                 raise
-
-    def page_due_s(self) -> float | None:
-        """Return the seconds until a run without new events gets its page; None if it has one."""
-        due_s = self._born + _ADOPT_S - time.monotonic()
-        return max(due_s, 0.0) + 1.0 if self._page is None else None
-
-    @property
-    def undelivered(self) -> str:
-        """The data known to be missing in MLflow, in words."""
-        steps = len(self._queue)
-        first = f", from step {self._queue[0].step}" if steps else ""
-        return f"run {self._options.run}: {steps} steps{first}, {len(self._checkpoints) - self._listed} checkpoints"
 
     def judge(self) -> None:
         """Write the verdicts and notes of the run to its pages. A missing page is created."""
@@ -168,8 +152,6 @@ class Follower:
             case CheckpointPublished() | OutputsStored():
                 self._checkpoints.append(event)
             case Notice():
-                if event.kind == "other-environment":
-                    self._subject = None
                 self._notices.append(event)
 
     def _deliver(self, last: bool) -> None:

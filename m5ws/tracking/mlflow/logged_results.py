@@ -1,6 +1,6 @@
 """Results that a script logged to MLflow itself: metrics, parameters, and artifacts, logged models included.
 
-Metrics, parameters, files and models that m5ws wrote are left out, and MLflow's measurements of the machine.
+Metrics, parameters and models that m5ws wrote are left out, and MLflow's measurements of the machine.
 """
 
 from collections import defaultdict
@@ -13,7 +13,7 @@ from m5ws.repository.repository import Repository
 from m5ws.store import open_store
 from m5ws.tracking.interface import Fetch, LoggedResults
 from m5ws.tracking.mlflow import params, tags
-from m5ws.tracking.mlflow.client import ATTACHED, client, is_missing
+from m5ws.tracking.mlflow.client import client, is_missing
 from m5ws.tracking.mlflow.logged_models import CHECKPOINT_TAG
 from m5ws.tracking.mlflow.metrics import PREFIX
 from m5ws.tracking.mlflow.pages import pages
@@ -61,8 +61,7 @@ def _own_parameters(store_url: str, run_id: str) -> dict[str, str]:
 
 def _artifacts(tracking_uri: str, mlflow: Any, mlflow_id: str) -> Iterator[tuple[str, Fetch]]:
     for path in _walk(lambda folder: mlflow.list_artifacts(mlflow_id, folder)):
-        if path.partition("/")[0] != ATTACHED:
-            yield path, partial(_fetch, tracking_uri, f"runs:/{mlflow_id}/{path}")
+        yield path, partial(_fetch, tracking_uri, f"runs:/{mlflow_id}/{path}")
 
 
 def _models(tracking_uri: str, mlflow: Any, run: Any) -> Iterator[tuple[str, Fetch]]:

@@ -53,7 +53,7 @@ def _follow(options: FollowerOptions) -> int:
         if last:
             return _describe(follower, options, failure)
         retry_s = _FIRST_RETRY_S if failure is None else min(retry_s * 2, _RETRY_S)
-        look, last = _wait(follower.page_due_s() if failure is None else retry_s)
+        look, last = _wait(None if failure is None else retry_s)
 
 
 def _catch_up(every: Sequence[FollowerOptions]) -> int:
@@ -86,8 +86,7 @@ def _describe(follower: Follower, options: FollowerOptions, failure: Exception |
     if failure is None:
         return int(bool(follower.refused))
     uri = secret_scan.masked(options.tracking_uri)
-    print(f"not in MLflow ({uri}): {follower.undelivered}", file=sys.stderr)
-    print(f"error: {type(failure).__name__}: {failure}", file=sys.stderr)
+    print(f"run {options.run} is not in MLflow ({uri}): {type(failure).__name__}: {failure}", file=sys.stderr)
     return 1
 
 

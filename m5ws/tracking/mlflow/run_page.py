@@ -13,7 +13,7 @@ from typing import Any
 from m5ws.records.run import Run
 from m5ws.records.verdict import JointVerdict, Verdict
 from m5ws.repository.repository import Repository
-from m5ws.tracking.mlflow import description, sweep_page
+from m5ws.tracking.mlflow import description
 from m5ws.tracking.mlflow import params as mlflow_params
 from m5ws.tracking.mlflow import tags as mlflow_subject
 from m5ws.tracking.mlflow.logged_models import Models, RunResult
@@ -29,6 +29,8 @@ _KIND = {"mlflow.experimentKind": "custom_model_development"}
 _METRICS = 1000
 _PARAMS = 100
 _TAGS = 100
+_DIGEST_CHARACTERS = 36
+_TAG_CHARACTERS = 500
 
 
 class RunPage:
@@ -68,10 +70,7 @@ class RunPage:
             self._log_datasets(run, subject)
 
     def _lineage(self, run: Run) -> dict[str, str]:
-        """Return the tag by which MLflow shows a run below its sweep, or a fork below a parent that has a page here."""
-        if run.sweep is not None:
-            experiment = self._run.info.experiment_id
-            return {mlflow_subject.PARENT_PAGE_TAG: sweep_page.open_page(self._client, experiment, run.sweep)}
+        """Return the tag by which MLflow shows a fork below a parent that has a page here."""
         run_ids = find(self._client, run.parent.run) if run.parent is not None else []
         return {mlflow_subject.PARENT_PAGE_TAG: run_ids[0]} if run_ids else {}
 
@@ -127,6 +126,7 @@ class RunPage:
             self._client.log_batch(run.info.run_id, params=group)
 
     def _log_datasets(self, run: Any, subject: Subject) -> None:
+        """List the datasets. MLflow has 36 characters of a digest, and the tags have all of it."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         logged = (
@@ -134,14 +134,15 @@ class RunPage:
             if run.inputs
             else set()
         )
-        inputs = [
-            DatasetInput(
-                Dataset(name=dataset.name, digest=dataset.digest, source_type="m5ws", source=dataset.source),
-                [InputTag(key, value) for key, value in dataset.tags.items()],
-            )
-            for dataset in mlflow_subject.datasets(subject)
-            if (dataset.name, dataset.digest) not in logged
-        ]
+        inputs = []
+        for dataset in subject.snapshot.datasets:
+            full = dataset.hash or dataset.tree
+            name, digest = dataset.name[:_TAG_CHARACTERS], full if len(full) <= _DIGEST_CHARACTERS else full[:32]
+            about = {"digest": full, "tree": dataset.tree, "kind": dataset.kind, "size_bytes": str(dataset.size_bytes)}
+            source = f"m5ws:snapshot/{subject.run.snapshot}/data/{dataset.name}"
+            if (name, digest) not in logged:
+                tags = [InputTag(f"m5ws.{key}", value[:_TAG_CHARACTERS]) for key, value in about.items()]
+                inputs.append(DatasetInput(Dataset(name=name, digest=digest, source_type="m5ws", source=source), tags))
         for group in _groups(inputs, _METRICS):
             self._client.log_inputs(run.info.run_id, datasets=group)
 

@@ -6,17 +6,17 @@ has the value "absent", so that MLflow's comparison page shows it.
 
 import contextlib
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import msgspec
 
 from m5ws.errors import NotFound
 from m5ws.records.environment import Observed
-from m5ws.records.ledger import NODE, Notice, RankStarted
+from m5ws.records.ledger import Notice, RankStarted
 from m5ws.records.note import Note
 from m5ws.records.run import Run
 from m5ws.records.snapshot import Annotation, Snapshot
-from m5ws.repository.ledger import ledger, summaries
+from m5ws.repository.ledger import ledger
 from m5ws.repository.references import notes, runs, snapshots
 from m5ws.repository.repository import Repository
 
@@ -28,33 +28,18 @@ SNAPSHOT_TAG = "m5ws.snapshot_id"
 PARENT_PAGE_TAG = "mlflow.parentRunId"
 NOTE_TAG = "mlflow.note.content"
 TAG_CHARACTERS = 8000
-_DIGEST_CHARACTERS = 36
-_INPUT_TAG_CHARACTERS = 500
 _SHORT = 12
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
-    """A run with its snapshot. `facts` belong to its newest attempt, as its ranks observed them.
-
-    `environments`: by attempt, the differences of its environment from the first attempt's that can change bits.
-    """
+    """A run with its snapshot. `facts` belong to its newest attempt, as its ranks observed them."""
 
     run: Run
     snapshot: Snapshot
     annotation: Annotation | None = None
     attempt: int | None = None
     facts: dict[str, str | None] = {}
-    environments: dict[int, str] = {}
     notes: tuple[Note, ...] = ()
-
-
-class DatasetInput(msgspec.Struct, frozen=True, kw_only=True):
-    """A dataset as MLflow lists it: the digest cut to MLflow's 36 characters, the full digest in `tags`."""
-
-    name: str
-    digest: str
-    source: str
-    tags: dict[str, str]
 
 
 def load(repo: Repository, run_id: str) -> Subject:
@@ -67,7 +52,6 @@ def load(repo: Repository, run_id: str) -> Subject:
         annotation=_annotation(repo, run),
         attempt=attempt,
         facts={} if attempt is None else _facts(repo, run_id, attempt),
-        environments=dict(_environments(repo, run_id)),
         notes=tuple(notes.load(repo, run_id)),
     )
 
@@ -92,9 +76,6 @@ def tags(subject: Subject) -> dict[str, str]:
         "m5ws.driver": _text(facts.get("gpu.driver")),
         "m5ws.torch": _text(facts.get("torch")),
         "m5ws.gpu": _gpu(facts),
-        "m5ws.other_environment": _text(
-            "; ".join(f"attempt {n}: {differences}" for n, differences in subject.environments.items())
-        ),
     }
     if subject.run.reproduces is not None:
         own["m5ws.reproduces"] = subject.run.reproduces
@@ -117,23 +98,6 @@ def name(run: Run) -> str:
     if run.name:
         return run.name
     return f"replay {run.id} of {run.reproduces}" if run.reproduces else f"run {run.id}"
-
-
-def datasets(subject: Subject) -> list[DatasetInput]:
-    """Return the run's datasets as MLflow's inputs."""
-    inputs = []
-    for dataset in subject.snapshot.datasets:
-        full = dataset.hash or dataset.tree
-        about = {"digest": full, "tree": dataset.tree, "kind": dataset.kind, "size_bytes": str(dataset.size_bytes)}
-        inputs.append(
-            DatasetInput(
-                name=dataset.name[:_INPUT_TAG_CHARACTERS],
-                digest=full if len(full) <= _DIGEST_CHARACTERS else full[:32],
-                source=f"m5ws:snapshot/{subject.run.snapshot}/data/{dataset.name}",
-                tags={f"m5ws.{key}": value[:_INPUT_TAG_CHARACTERS] for key, value in about.items()},
-            )
-        )
-    return inputs
 
 
 def notice_tag(notices: Iterable[Notice]) -> dict[str, str]:
@@ -160,14 +124,6 @@ def _facts(repo: Repository, run_id: str, attempt: int) -> dict[str, str | None]
     if (rank := next((event for event in events if isinstance(event, RankStarted)), None)) is not None:
         facts |= {key: value for key, value in rank.facts.items() if value is not None}
     return facts
-
-
-def _environments(repo: Repository, run_id: str) -> Iterator[tuple[int, str]]:
-    """Yield each attempt that began in another environment than the first attempt, with the differences."""
-    for attempt in ledger.attempts(repo, run_id)[1:]:
-        for event in summaries.load(repo, run_id, attempt).get(NODE, ()):
-            if isinstance(event, Notice) and event.kind == "other-environment":
-                yield attempt, event.message
 
 
 def _source(subject: Subject) -> dict[str, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from m5ws import locks
 from m5ws.tracking.interface import FOLLOWED, LoggedResults
 from m5ws.tracking.mlflow import process
-from m5ws.tracking.mlflow.follower import FollowerOptions
+from m5ws.tracking.mlflow.follower import Follower, FollowerOptions
 from m5ws.tracking.mlflow.migrations import announce, installed, migrate
 from m5ws.tracking.mlflow.uri import artifacts_dir, is_server
 
@@ -111,14 +111,10 @@ class Mlflow:
         return DeliveringProcess(process.argv(options, runs), self.tracking_uri, self._runs_dir.parent)
 
     def refresh(self, run: str) -> None:
-        from m5ws.tracking.mlflow import client
+        from m5ws.tracking.mlflow.client import client
 
-        client.refresh(self.options(run, once=True))
-
-    def attach(self, run: str, name: str, data: bytes) -> None:
-        from m5ws.tracking.mlflow import client
-
-        client.attach(self.options(run, once=True), name, data)
+        with client(self.tracking_uri):
+            Follower(self.options(run, once=True)).judge()
 
     def logged(self, run: str) -> LoggedResults:
         from m5ws.tracking.mlflow import logged_results
@@ -129,9 +125,13 @@ class Mlflow:
         return self.tracking_uri.rstrip("/") if is_server(self.tracking_uri) else f"http://127.0.0.1:{port}"
 
     def ui_page(self) -> str:
-        from m5ws.tracking.mlflow import client
+        from m5ws.tracking.mlflow.client import client, is_missing
 
-        return client.experiment_page(self.tracking_uri, self.experiment)
+        if is_missing(self.tracking_uri):
+            return ""
+        with client(self.tracking_uri) as mlflow:
+            experiment = mlflow.get_experiment_by_name(self.experiment)
+        return f"/#/experiments/{experiment.experiment_id}/runs" if experiment is not None else ""
 
     def ui_argv(self, port: int) -> tuple[str, ...]:
         if is_server(self.tracking_uri):

@@ -20,7 +20,6 @@ from m5ws.training.checkpoint import checkpointing
 from m5ws.training.runtime import collectives
 from m5ws.training.runtime.context import SAVE_THREAD, ActiveRank
 from m5ws.training.state.staging import HostBuffers, NoCopyStager, available_bytes
-from m5ws.waits import waits
 
 _log = logging.getLogger(__name__)
 _TRIES = 3
@@ -102,7 +101,6 @@ class CheckpointWriter:
         self._saver = Saver(self._saving.failures)
         self._buffers = HostBuffers()
         self._reported_memory = False
-        self._began_s = 0.0
 
     def raise_errors(self) -> None:
         """Raise the errors of a save that has ended, as `Saver.join` does."""
@@ -121,13 +119,10 @@ class CheckpointWriter:
         """Wait until the previous checkpoint is published; return False if the deadline is over before."""
         waited_s = self._saver.join(self._left_s() if stopping else None)
         if waited_s >= _NOTABLE_S:
-            cause = "checkpoints are due faster than they can be uploaded"
-            if waits.was_away(self._began_s):
-                cause = "the store did not answer in time"
             self._active.notice(
                 "checkpoint-waited",
                 f"the training was stopped for {waited_s:.1f} s after step {step}, until the previous checkpoint was "
-                f"saved: {cause}",
+                "saved",
                 step,
             )
         if self._saver.busy:
@@ -140,7 +135,6 @@ class CheckpointWriter:
 
         `common` and `rank` are as in `TrainingState`; `began_s` is the time at which the training was stopped.
         """
-        self._began_s = time.monotonic()
         beside = self._saving.asynchronous and not last and self._has_memory()
         staged = self._backend.stage(self._buffers if beside else NoCopyStager())
         self._buffers.wait()

@@ -118,12 +118,12 @@ class RemovalWorld:
             raise _Refused
         rest = [run for run, fact in runs.recorded_facts(repo).items() if A in (fact.reproduces, fact.parent)]
         gone = removals.removed_runs(repo)
-        result = removal.remove(
+        now, words = removal.remove(
             repo, removal.plan(repo, [A, *(run for run in rest if run not in gone)], lost=True), "Ada"
         )
-        self.words += result.meanwhile
-        self.removed[store.url] |= {row.run for row in result.runs}
-        self._named(repo, {row.run for row in result.runs}, result.meanwhile)
+        self.words += words
+        self.removed[store.url] |= {row.run for row in now}
+        self._named(repo, {row.run for row in now}, words)
 
     def gc(self) -> None:
         for store in (self.home, self.team):
