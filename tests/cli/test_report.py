@@ -20,12 +20,6 @@ def test_a_report_can_be_written_twice(m5: M5, made: Made, tmp_path: Path) -> No
     assert made.replay in target.read_text()
 
 
-def test_report_does_not_replace_another_file(m5: M5, made: Made, place: Path) -> None:
-    before = (place / "train.py").read_text()
-    assert m5("report", made.run, "-o", place / "train.py").status == 2
-    assert (place / "train.py").read_text() == before
-
-
 def test_the_page_is_attached_to_the_run_in_mlflow(m5: M5, made: Made, place: Path, tmp_path: Path) -> None:
     (place / "m5ws.toml").write_text("name = 'small'\n")
     done = m5("report", made.run, "-o", tmp_path / "report.html", "--json")

@@ -132,13 +132,3 @@ def test_a_killed_attempt_records_its_distributions_and_a_resume_shows_changes(p
 def _failed(place: _Place) -> Any:
     place.workspace.m5ws("run", "--no-progress", expect=1)
     return place.workspace.json("ls")["runs"]
-
-
-def test_a_run_can_be_resumed_beside_a_new_unused_distribution(place: _Place) -> None:
-    place.fails.touch()
-    [run] = [row["id"] for row in _failed(place)]
-    place.fails.unlink()
-    place.install("idle", "1.0")
-    place.workspace.m5ws("resume", run)
-    subject = tags.load(place.workspace.repo, run)
-    assert tags.tags(subject)["m5ws.other_environment"] == "absent"
