@@ -291,15 +291,3 @@ def test_a_work_directory_that_is_gone_is_no_error(home: _Home) -> None:
     home.deliver()
     assert stored_outputs.names(home.repo, _RUN) == []
     assert not [event for event in _events(home.repo) if isinstance(event, Notice)]
-
-
-def test_saved_inputs_are_read_back(tmp_path: Path) -> None:
-    work = tmp_path / "work"
-    write(work, {os.fsdecode(b"odd\xff"): "odd", "deep/file": "text"})
-    given = inputs.AttemptInputs(begun_ns=7, stamps=inputs.stamps(work))
-    inputs.save(tmp_path, work, given)
-    assert inputs.load(tmp_path, work) == given
-    moved = work.rename(tmp_path / "moved")
-    loaded = inputs.load(tmp_path, moved)
-    assert loaded is not None and inputs.modified(moved, loaded.stamps) == []
-    assert inputs.load(tmp_path / "nothing", work) is None

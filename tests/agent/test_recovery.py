@@ -19,7 +19,6 @@ from m5ws.repository.objects import key
 from m5ws.repository.references import runs
 from m5ws.repository.repository import Repository
 from m5ws.runs import history, state
-from m5ws.work import directories
 from tests.support.records import planted
 
 _RUN = "a" * 12
@@ -54,19 +53,6 @@ def test_recovery_delivers_and_ends_an_attempt_with_a_killed_supervisor(repo: Re
     before = len(list(repo.store.list("runs/")))
     recovery.deliver(repo, tmp_path)
     assert len(list(repo.store.list("runs/"))) == before
-
-
-def test_recovery_moves_the_work_directory_of_a_killed_attempt_back(repo: Repository, tmp_path: Path) -> None:
-    directory = _begun(repo, tmp_path / "home")
-    where = (tmp_path / "root", directory, _RUN, tmp_path / "checkout", lambda *_: False)
-    work = directories.make(*where).path
-    (work / "written.txt").write_text("by the script")
-    with run_lock.lock_run(directory.parent):
-        recovery.deliver(repo, tmp_path / "home")
-        assert work.exists()  # It is alive.
-    recovery.deliver(repo, tmp_path / "home")
-    assert (directory / "work" / "written.txt").read_text() == "by the script"
-    assert not (directory / "work").is_symlink() and not work.exists()
 
 
 def test_recovery_records_a_published_checkpoint_without_an_event(repo: Repository, tmp_path: Path) -> None:

@@ -15,8 +15,6 @@ from m5ws.repository.gc import execute, gc
 from m5ws.repository.objects import key
 from m5ws.repository.references import checkpoints, lineage, runs
 from m5ws.repository.repository import Repository
-from m5ws.repository.transfer import closure, transfer
-from m5ws.store.local import LocalStore
 from tests.support.records import mlflow_runs as written
 from tests.support.records import planted
 
@@ -92,23 +90,6 @@ def test_a_fork_keeps_its_start_checkpoint_without_the_reference_of_its_parent(r
     _collect(repo)
     assert fsck.check(repo).clean
     assert record.parent is not None and repo.objects.get_record(record.parent.digest, Checkpoint).step == 4
-
-
-def test_a_copied_fork_includes_its_start_checkpoint_and_not_its_parent(
-    repo: Repository, parent: Run, tmp_path: Path
-) -> None:
-    record = _fork(repo, f"{parent.id}@4")
-    runs.publish(repo, record)
-    target = Repository.create(LocalStore(tmp_path / "target"))
-    transfer.copy(repo, target, [("run", record.id)])
-    assert runs.ids(target) == [record.id] and fsck.check(target).clean
-    assert set(closure.start(target, "run", record.id)) <= set(closure.closure(repo, "run", record.id)) | set(
-        closure.closure(repo, "snapshot", record.snapshot)
-    )
-    chain, whole = lineage.chain(target, record)
-    assert (len(chain), whole) == (1, False)
-    transfer.copy(repo, target, [("run", parent.id)])
-    assert lineage.chain(target, record)[1] and fsck.check(target).clean
 
 
 def test_a_fork_record_with_a_false_start_checkpoint_is_refused(repo: Repository, parent: Run, tmp_path: Path) -> None:

@@ -39,18 +39,6 @@ def test_secrets_in_the_command_or_environment_of_a_run_are_refused(command: tup
     )
 
 
-@pytest.mark.parametrize("script", ["missing.py", "no-such-program", "/etc/train.py", "../train.py"])
-def test_a_script_that_the_snapshot_does_not_have_is_refused_before_the_launch(
-    repo: Repository, tmp_path: Path, script: str
-) -> None:
-    here = find(make_workspace(tmp_path / "w", "plain.py").root)
-    taken = _take(here, repo, tmp_path)
-    new = planning.new_run(taken.id, planning.spec(here.settings.run, planning.RunOptions(command=(script,))))
-    with pytest.raises(UsageError) as raised:
-        planning.plan(repo, new, here.home, here.root, {})
-    assert raised.value.hint
-
-
 def test_planning_a_run_writes_nothing(repo: Repository, tmp_path: Path) -> None:
     here = find(make_workspace(tmp_path / "w", "plain.py").root)
     taken = _take(here, repo, tmp_path)

@@ -61,11 +61,6 @@ def test_an_invalid_key_or_value_is_refused_before_the_first_write(repo: Reposit
     assert {stat.key for stat in repo.store.list("")} == before
 
 
-def test_a_value_like_a_secret_is_refused(repo: Repository, base: Run) -> None:
-    with pytest.raises(UsageError, match="secret"):
-        _create(repo, base, "seed=" + "hf" + "_" + "QwErTyUiOpAsDfGhJkLzXcVbNm12345678")
-
-
 @pytest.fixture
 def origin(repo: Repository, base: Run) -> Run:
     """A finished run of 8 steps with a checkpoint after the last."""

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from m5ws.attest import attest, verify
-from m5ws.errors import CorruptObject, NotFound
+from m5ws.errors import CorruptObject
 from m5ws.records.reasons import Fact, Unreadable
 from m5ws.records.run import Parent, Run, Segment
 from m5ws.records.verdict import Outcome, Recheck, Verdict
@@ -16,7 +16,6 @@ from m5ws.wording.sentences import describe
 from tests.support.records import planted
 from tests.support.records.forged_index import forge_creation
 from tests.support.records.told_run import HARMS, REPLAY, RUN, batches, made, write
-from tests.support.stores.memory_store import MemoryStore
 
 _PARTS = [Segment(first=0, last=4), Segment(first=4, last=8, checkpoint="0000000004-0001", digest="4" * 64)]
 
@@ -136,11 +135,3 @@ def test_a_damaged_run_is_not_attested(repo: Repository) -> None:
     write(repo, RUN, "0", here, forged=True)
     with pytest.raises(CorruptObject, match="rank 0"):
         attest.build(repo, RUN)
-
-
-def test_a_run_without_a_verdict_is_not_attested(repo: Repository) -> None:
-    assert isinstance(repo.store, MemoryStore)
-    repo.store.delete(f"runs/{REPLAY}/verdict")
-    for name in (RUN, REPLAY):
-        with pytest.raises(NotFound, match="verdict"):
-            attest.build(repo, name)

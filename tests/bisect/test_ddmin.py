@@ -117,18 +117,6 @@ def test_two_elements_that_matter_only_together_are_found_in_few_tests() -> None
     assert len(tested) <= 100
 
 
-def test_the_bound_holds_if_all_elements_are_needed() -> None:
-    everything = frozenset(range(8))
-    tested: set[frozenset[int]] = set()
-
-    def test(chosen: frozenset[int]) -> Answer:
-        tested.add(chosen)
-        return "differs" if chosen == everything else "same"
-
-    assert ddmin.minimise(sorted(everything), test) == everything
-    assert 8 < len(tested) <= ddmin.most(8)
-
-
 def test_a_cause_that_is_the_likeliest_element_needs_two_tests() -> None:
     tested: list[frozenset[int]] = []
 

@@ -101,12 +101,6 @@ def test_show_prints_the_origin_tensors_and_state_of_a_checkpoint(m5: M5, two: t
     assert {"where": "rank 0", "path": "feed.loader.given", "value": "7"} in shown["state"]
 
 
-def test_show_shortens_a_long_state_without_the_state_option(m5: M5, made: Made, home: Repository) -> None:
-    _publish(home, made, 8, _BASE[:4], {"feed": {f"value{number:03d}": number for number in range(100)}})
-    assert "76 more (--state lists them)" in m5("checkpoint", "show", made.run).out
-    assert "value099" in m5("checkpoint", "show", made.run, "--state").out
-
-
 def test_state_that_m5ws_never_wrote_is_an_error_and_no_bug(m5: M5, made: Made, home: Repository) -> None:
     _publish(home, made, 8, _BASE[:4], {"feed": {"!": "tuple"}, "state.own": {"!": "int"}})
     done = m5("checkpoint", "show", made.run)
@@ -124,11 +118,6 @@ def test_diff_names_the_tensors_and_the_state_that_differ(m5: M5, two: tuple[str
     assert change["name"] == "model.moved" and change["a"] != change["b"] and "@" not in change["a"] + change["b"]
     assert (found["equal"], found["tensors_equal"]) == (False, 1)
     assert [(one["where"], one["path"]) for one in found["state"]] == [("rank 0", "generators.torch")]
-
-
-def test_diff_of_equal_checkpoints_exits_with_0(m5: M5, two: tuple[str, str], made: Made, home: Repository) -> None:
-    done = m5("checkpoint", "diff", two[0], f"{made.run}@4")
-    assert done.status == 0 and "no difference: 2 tensors" in done.out
 
 
 def test_diff_names_a_tensor_that_one_checkpoint_lacks_or_has_in_another_shape(

@@ -38,11 +38,6 @@ def test_a_full_disk_at_stdout_is_an_error(place: Path, words: list[str], unbuff
     assert (done.returncode, done.stderr.count(b"No space left")) == (2, 1), done.stderr
 
 
-def test_the_error_of_a_missing_git_names_git(place: Path) -> None:
-    refused = _run(place, _SNAPSHOT, PATH="/nowhere")
-    assert (refused.returncode, "Install git" in refused.stderr) == (2, True), refused.stderr
-
-
 def test_git_inherits_no_descriptor(place: Path, tmp_path: Path) -> None:
     """A lock that a parent holds would stay held by a git that outlives m5ws."""
     log, wrapper = tmp_path / "log", tmp_path / "bin" / "git"

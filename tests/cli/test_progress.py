@@ -1,9 +1,5 @@
 """Progress is on stderr alone: a live line on a terminal, now and then a line elsewhere."""
 
-import os
-import pty
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +9,7 @@ from m5ws.cli.terminal import output
 from m5ws.cli.terminal.log_lines import LogReader
 from m5ws.cli.terminal.progress import Bar, name_silence
 from m5ws.cli.terminal.run_progress import RunProgress
-from m5ws.records.ledger import AttemptEnded, CheckpointPublished, Notice, Observation, RankStarted, Step
+from m5ws.records.ledger import AttemptEnded, Notice, Observation, RankStarted, Step
 
 _LINE_ERASED = "\x1b[1A\x1b[2K"
 
@@ -52,14 +48,6 @@ def test_long_work_prints_progress_lines_at_intervals(capsys: pytest.CaptureFixt
     assert (out, err.splitlines()) == (
         "", ["hashing: 10 of 1,000", "hashing: 20 of 1,000", "hashing: 30 of 1,000", "listing: 7"]
     )  # fmt: skip
-
-
-def test_work_without_a_count_is_printed_by_name_only(capsys: pytest.CaptureFixture[str]) -> None:
-    clock = Clock()
-    with Bar(terminal=False, clock=clock) as bar:
-        clock.now = 60.0
-        bar("starting the processes", 0, 0)
-    assert capsys.readouterr().err == "starting the processes\n"
 
 
 class Timers:
@@ -273,73 +261,9 @@ def test_script_output_is_printed_until_the_first_step_and_hidden_without_progre
     assert capsys.readouterr().err.splitlines() == ["loading", "step 1/10  loss 1  200 tokens/s"]
 
 
-def test_a_checkpoint_is_printed_as_a_line_outside_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    event = CheckpointPublished(step=5, name="0000000005-0001", checkpoint="a", content="b")
-    with RunProgress(terminal=False) as progress:
-        progress.watch("0", event)
-    assert capsys.readouterr().err == "checkpoint 0000000005-0001\n"
-
-
-@pytest.mark.parametrize(
-    ("exact", "shown"),
-    [("0x1.8000000000000p+1", "3"), ("-0x1.0p-2", "-0.25"), ("deadbeef", "deadbeef"), ("nan", "nan")],
-)
-def test_printed_numbers_are_shortened_and_digests_are_kept(exact: str, shown: str) -> None:
-    assert output.number(exact) == shown
-
-
-@pytest.mark.parametrize(
-    ("size_bytes", "expected"),
-    [(0, "0 B"), (999, "999 B"), (1000, "0.977 KiB"), (1536, "1.5 KiB"), (5 * 2**30, "5 GiB"), (3 * 2**50, "3072 TiB")],
-)
-def test_size_prints_a_number_of_bytes_with_a_unit(size_bytes: int, expected: str) -> None:
-    assert output.size(size_bytes) == expected
-
-
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [(0.2, "0s"), (59.6, "1m 00s"), (3599.0, "59m 59s"), (7260.0, "2h 01m"), (90000.0, "1d 01h")],
-)
-def test_duration_prints_seconds_in_readable_units(seconds: float, expected: str) -> None:
-    assert output.duration(seconds) == expected
-
-
 def test_paths_that_are_not_text_can_be_printed_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     output.print_json({"path": b"a\xff/\xc3\xa9", "at": Path("/x")})
     assert capsys.readouterr().out == '{\n  "path": "a\\\\xff/é",\n  "at": "/x"\n}\n'
-
-
-_LIVE = """
-from m5ws.cli.terminal.run_progress import RunProgress
-from m5ws.records.ledger import Notice, Observation, Step
-with RunProgress() as progress:
-    progress.prepare("materialising", 1, 2)
-    progress.watch("0", Step(step=1, quantities={"loss": (1.0).hex()}))
-    progress.watch("node", Notice(kind="limit", message="[not markup]"))
-    progress.watch("0", Step(step=2, quantities={"loss": (0.5).hex()}))
-"""
-
-
-def test_a_terminal_shows_a_live_line_and_notices_on_separate_lines() -> None:
-    ours, theirs = pty.openpty()
-    with subprocess.Popen([sys.executable, "-c", _LIVE], stdout=subprocess.PIPE, stderr=theirs) as child:
-        os.close(theirs)
-        said = b""
-        while part := _read(ours):
-            said += part
-        os.close(ours)
-        assert child.stdout is not None and child.stdout.read() == b""
-    assert child.returncode == 0, said
-    assert b"limit: [not markup]" in said
-    assert b"step 2  loss 0.5" in said
-
-
-def _read(descriptor: int) -> bytes:
-    """Return the output at the other side of a terminal; nothing once it is closed."""
-    try:
-        return os.read(descriptor, 4096)
-    except OSError:
-        return b""
 
 
 def test_observed_steps_do_not_end_followed_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,9 +12,3 @@ def test_a_report_can_be_written_twice(m5: M5, made: Made, tmp_path: Path) -> No
         assert done.status == 0, done.err
     assert done.document == {"run": made.run, "file": str(target), "verdict": "reproduced"}
     assert made.replay in target.read_text()
-
-
-def test_report_does_not_replace_another_file(m5: M5, made: Made, place: Path) -> None:
-    before = (place / "train.py").read_text()
-    assert m5("report", made.run, "-o", place / "train.py").status == 2
-    assert (place / "train.py").read_text() == before

@@ -58,32 +58,6 @@ def test_a_dry_run_lists_the_runs_and_starts_none(m5: M5, made: Made, place: Pat
     assert not (place / ".m5ws" / "sweeps").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (("rate=1,2",), "rate"),
-        (("lr=fast",), "text"),
-        (("lr=1:1",), "range"),
-        (("seed=0:1001",), "1,001 runs"),
-        (("lr=1", "--set", "steps=many"), "steps"),
-        (("lr=1", "--restart", "data"), "--from"),
-        (("lr=1", "train.py"), "`--`"),
-    ],
-)
-def test_an_invalid_sweep_is_refused_before_a_run_starts(
-    m5: M5, made: Made, words: tuple[str, ...], named: str
-) -> None:
-    done = m5("sweep", "--snapshot", made.snapshot, *words, "--", "train.py")
-    assert (done.status, done.out) == (2, "")
-    assert done.err.startswith("error: ") and named in done.err
-    assert {run["id"] for run in m5("ls", "--json").document["runs"]} == {made.run, made.replay}
-
-
-def test_a_missing_script_is_reported_once_for_the_whole_sweep(m5: M5, made: Made) -> None:
-    done = m5("sweep", "lr=1,2", "--snapshot", made.snapshot, "--", "absent.py")
-    assert done.status == 2 and done.err.count("error:") == 1
-
-
 # --- views ----------------------------------------------------------------------------------------------------------
 
 

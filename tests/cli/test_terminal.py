@@ -14,7 +14,6 @@ import pytest
 
 import m5ws
 from m5ws.cli import cli
-from m5ws.cli.terminal import output
 from m5ws.control_characters import escaped
 from m5ws.records import codec
 from m5ws.records import ledger as events
@@ -144,10 +143,6 @@ def test_logs_print_no_colours_and_json_escapes_colours(m5: Any, store: dict[str
     assert m5("logs", store["run"], "--json").document["logs"]["0"].endswith("\x1b[31mred\x1b[0m\n")
 
 
-def test_a_cell_of_a_table_is_one_line() -> None:
-    assert output.table(("A", "B"), [("x\ny", "1")]).splitlines() == ["A     B", "x\\ny  1"]
-
-
 def test_plain_text_is_printed_unchanged() -> None:
     text = "".join(map(chr, (*range(32, 127), *range(0xA1, 0x600), 0x200D, 0x1F600))) + "\n\t"
     assert escaped(text.replace("\u061c", "")) == text.replace("\u061c", "")
@@ -162,9 +157,3 @@ def test_only_the_output_module_prints() -> None:
             if isinstance(node, ast.Call) and ast.unparse(node.func) in {"click.echo", "click.secho", "print"}:
                 calls += [] if path.name in own else [f"{path.name}: {ast.unparse(node)}"]
     assert calls == ["__init__.py: click.echo(nothing.format_message())"]
-
-
-def test_the_planted_record_has_hostile_text_in_every_text_field() -> None:
-    record = hostile(Verdict)
-    assert record.changes[0].name == record.first.quantity == HOSTILE
-    assert record.compared == {HOSTILE: 1}

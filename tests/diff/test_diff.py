@@ -143,11 +143,6 @@ def test_token_ids_of_different_probe_texts_are_not_compared(make: Maker) -> Non
     assert (change.name, change.rating) == ("probe text", "cannot")
 
 
-def test_a_removed_tokenizer_is_a_difference(make: Maker) -> None:
-    (change,) = between_snapshots(make.repo, make.snapshot(), make.snapshot(tokenizer=None))
-    assert (change.part, change.name, change.new) == ("tokenizer", "tok.json", None)
-
-
 def test_data_files_are_named_and_counted(make: Maker) -> None:
     new = {"data/a.txt": b"A!", "data/b.txt": b"b"} | {f"data/n{number:02}": b"n" for number in range(25)}
     (change,) = between_snapshots(make.repo, make.snapshot(), make.snapshot(datasets=(make.dataset(new),)))
@@ -169,12 +164,6 @@ def test_the_same_files_pinned_in_another_way_cannot_change_bits(make: Maker) ->
     pinned = make.dataset(DATA, kind="dvc", hash="aa.dir")
     (change,) = between_snapshots(make.repo, make.snapshot(), make.snapshot(datasets=(pinned,)))
     assert change.rating == "cannot"
-
-
-def test_a_new_dataset_is_a_difference(make: Maker) -> None:
-    extra = make.dataset({"x": b"1"}, name="extra")
-    (change,) = between_snapshots(make.repo, make.snapshot(datasets=()), make.snapshot(datasets=(extra,)))
-    assert (change.name, change.old, change.detail) == ("extra", None, "added 1: x")
 
 
 def test_the_declared_environment_and_determinism_are_compared(make: Maker) -> None:
@@ -260,12 +249,6 @@ def test_a_file_that_both_commands_name_is_compared_by_its_keys(make: Maker) -> 
     absent = LaunchSpec(command=("train.py", "--deepspeed", "ds/c.json"))
     changes = between_runs(make.repo, make.run(old, spec), make.run(old, absent))
     assert rows(changes) == [("argument", "deepspeed", "ds/a.json", "ds/c.json")]
-
-
-def test_snapshots_of_runs_are_compared_too(make: Maker) -> None:
-    config = make.tree({"config.yaml": b"optimizer:\n  lr: 0.002\nsteps: 10\n"})
-    a, b = make.run(make.snapshot(), SPEC), make.run(make.snapshot(config=config), SPEC)
-    assert rows(between_runs(make.repo, a, b)) == [("config", "optimizer.lr", "0.001", "0.002")]
 
 
 def test_facts_from_ranks_take_precedence_over_facts_from_before_the_launch(make: Maker) -> None:

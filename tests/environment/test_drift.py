@@ -10,7 +10,6 @@ from m5ws.environment.drift import conflicts, drift, pairs, rule, rules, unmet, 
 from m5ws.records.environment import Declared, Observed, Origin
 from m5ws.records.verdict import Change
 from m5ws.training.runtime.facts import versions
-from m5ws.wording.changes import describe, title
 
 names = st.text(string.ascii_lowercase + ".-", min_size=1, max_size=12)
 environments = st.builds(
@@ -30,14 +29,6 @@ def rating(part: str, name: str) -> str:
 
 
 # --- the table -----------------------------------------------------------------------------------------------------
-
-
-def test_long_values_are_shown_from_their_first_difference() -> None:
-    same = " ".join(f"--option{number} {number}" for number in range(30))
-    line = title(Change(part="launch", name="command", old=f"t.py {same} --lr 1", new=f"t.py {same} --lr 2 --x"))
-    assert "--lr 1 → " in line and line.endswith("--lr 2 --x") and len(line) < 100
-    longer = title(Change(part="launch", name="command", old="a" * 200, new="a" * 201))
-    assert len(longer) < 250
 
 
 def test_every_rule_has_a_reason_and_a_source() -> None:
@@ -127,15 +118,6 @@ def test_a_fact_recorded_on_one_side_only_is_rated_can() -> None:
 
 def test_a_missing_variable_counts_as_not_set() -> None:
     assert one({}, {"variable.MKL_CBWR": "COMPATIBLE"}).rating == "does"
-
-
-def test_a_change_reads_as_one_line() -> None:
-    line = describe(one({"threads": "1"}, {"threads": "2"}))
-    assert line == (
-        "environment threads: 1 → 2 (changes bits: threads split reductions, which changes the order of summation)"
-    )
-    assert "absent → 2.27 (can change bits" in describe(one({"nccl": None}, {"nccl": "2.27"}))
-    assert "\n" not in describe(Change(part="code", name="a.py", old="1", new="2", detail="--- a\n+++ b\n"))
 
 
 # --- under level portable ------------------------------------------------------------------------------------------

@@ -216,11 +216,6 @@ def test_lock_files_are_pinned_by_digest(tmp_path: Path) -> None:
     assert declared.wanted == {"nccl": "2.27"}
 
 
-def test_a_machine_without_declarations_declares_nothing(tmp_path: Path) -> None:
-    declared = Machine(root=tmp_path).declare(tmp_path, (), None)
-    assert (declared.locks, declared.image, declared.wanted) == ({}, None, {})
-
-
 @pytest.mark.parametrize(
     "image", ["train", "train:1.0", f"train@{DIGEST[:-1]}", f"user:pass@host/train@{DIGEST}", f"train@{DIGEST} "]
 )

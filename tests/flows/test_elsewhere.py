@@ -283,10 +283,10 @@ def test_another_machine_can_read_and_take_over_a_live_run(
     assert fsck.check(repo).damage == ()
 
 
-def _killed(places: _Places, verb: str, file: Path) -> str:
+def _killed(places: _Places, file: Path) -> str:
     """Run a training that pauses after step 6, and return its id. All is killed once a checkpoint is published."""
     known, ended = set(runs.ids(places.repo)), list[Ended]()
-    command = (verb, places.homes[0].root, "run", "--no-progress")
+    command = ("mute", places.homes[0].root, "run", "--no-progress")
     started = threading.Thread(target=lambda: ended.append(places.warm.run(*command, until=file)))
     started.start()
     try:
@@ -303,7 +303,7 @@ def _killed(places: _Places, verb: str, file: Path) -> str:
 def test_steps_lost_with_a_machine_are_named_and_are_no_divergence(
     places: _Places, held: Path, whole: tuple[history.History, float]
 ) -> None:
-    run = _killed(places, "mute", held.with_name("saved"))
+    run = _killed(places, held.with_name("saved"))
     assert places.history(run).last_step == 0
     assert [checkpoints.step_of(name) for name in checkpoints.valid(places.repo, run)] == [4]
     assert places.m5ws(1, "resume", run, "--take-over")[0] == 0
@@ -314,18 +314,3 @@ def test_steps_lost_with_a_machine_are_named_and_are_no_divergence(
     verdict = json.JSONDecoder().raw_decode(output)[0]
     assert (status, verdict["outcome"]) == (0, "reproduced"), output
     assert any("not in its record" in gap["sentence"] for gap in verdict["not_compared"]), verdict["not_compared"]
-
-
-@pytest.mark.long
-def test_a_run_is_resumed_with_other_libraries_only_with_env_warn(
-    places: _Places, held: Path, whole: tuple[history.History, float]
-) -> None:
-    run = _killed(places, "m5ws", held.with_name("saved"))
-    there, before = places.homes[1], _chain(places.repo, run, 1)
-    variables = _PATHS | {"OMP_DYNAMIC": "TRUE"}
-    resume = ("resume", run, "--take-over", "--no-progress")
-    refused = there.m5ws(*resume, expect=2, environment=variables).stderr
-    assert "variable.OMP_DYNAMIC: absent → TRUE" in refused and "--env warn" in refused
-    assert ledger.attempts(places.repo, run) == [1] and _chain(places.repo, run, 1) == before
-    there.m5ws(*resume, "--env", "warn", environment=variables)
-    assert_alike(whole[0], places.history(run))

@@ -129,12 +129,3 @@ def test_a_killed_attempt_records_its_distributions_and_a_resume_shows_changes(p
 def _failed(place: _Place) -> Any:
     place.workspace.m5ws("run", "--no-progress", expect=1)
     return place.workspace.json("ls")["runs"]
-
-
-def test_a_run_can_be_resumed_beside_a_new_unused_distribution(place: _Place) -> None:
-    place.fails.touch()
-    [run] = [row["id"] for row in _failed(place)]
-    place.fails.unlink()
-    place.install("idle", "1.0")
-    place.workspace.m5ws("resume", run)
-    assert "other-environment" not in place.workspace.m5ws("show", run).stdout

@@ -84,26 +84,6 @@ def test_two_ranks_name_the_same_module(two: tuple[Workspace, str]) -> None:
     assert _causes(explanation) == [("module setting", True), ("recorded change", True)]
 
 
-def test_another_number_of_processes_is_named_as_a_recorded_change(two: tuple[Workspace, str]) -> None:
-    explanation = _explained(two, "--nproc", "1")
-    assert _causes(explanation)[0] == ("recorded change", True)
-
-
-@pytest.mark.soak
-def test_another_number_of_threads_is_named_as_a_recorded_change(one: tuple[Workspace, str]) -> None:
-    workspace, _ = one
-    settings = workspace.root / "m5ws.toml"
-    before = settings.read_text()
-    settings.write_text(before + "\n[determinism]\nthreads = 2\n")
-    try:
-        changed = workspace.json("snapshot")["id"]
-    finally:
-        settings.write_text(before)
-    explanation = _explained(one, "--snapshot", changed)
-    assert explanation["between"] == "original and replay" and explanation["place"] is not None
-    assert _causes(explanation) == [("recorded change", True)]
-
-
 @pytest.mark.long
 def test_the_original_is_replayed_with_its_own_environment(one: tuple[Workspace, str]) -> None:
     """A variable that the original did not have is unset for its side, so its replay equals it."""

@@ -74,13 +74,6 @@ def test_a_script_that_starts_from_the_beginning_is_not_certified(workspace: Wor
     assert "nothing was resumed" in certificate["sentence"]
 
 
-def test_a_certificate_is_printed_with_its_interruptions(workspace: Workspace) -> None:
-    """The script has saved no checkpoint by then."""
-    printed = workspace.m5ws("certify", "--", "train.py", "late", "4", expect=2).stdout
-    assert "NOT CERTIFIED" in printed
-    assert ["3", "the", "beginning"] in [line.split()[:3] for line in printed.splitlines()]
-
-
 def test_a_script_that_does_not_repeat_itself_is_nondeterministic(workspace: Workspace) -> None:
     certificate = _certify(workspace, "noise at last", expect=1)
     assert certificate["outcome"] == "nondeterministic"

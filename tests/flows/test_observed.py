@@ -34,48 +34,6 @@ def test_a_run_without_a_record_of_its_final_weights_is_at_most_sampled(workspac
     assert (verdict["outcome"], verdict["reasons"][0]["doubt"]["kind"]) == ("sampled", "no weights alive")
 
 
-def test_a_changed_learning_rate_is_named_at_its_step(workspace: Workspace) -> None:
-    run = workspace.train("--", "train.py", "plain", "3", "1e-2")
-    workspace.edit("train.py", 'float(argument(3, "1e-2"))', "2e-2")
-    snapshot = workspace.m5ws("snapshot").stdout.strip()
-    verdict = workspace.json("reproduce", run, "--snapshot", snapshot, expect=1)
-    assert verdict["outcome"] == "diverged"
-    assert (verdict["first"]["step"], verdict["first"]["quantity"]) == (1, "lr")
-    assert verdict["first"]["tensor"].startswith("model.")
-    assert "train.py" in verdict["sentence"].split(".")[0] + verdict["sentence"]
-
-
-def test_a_step_that_does_not_repeat_itself_is_nondeterministic(workspace: Workspace) -> None:
-    workspace.edit(
-        "train.py",
-        "    for x, target in batches(steps):\n        optimizer.zero_grad()",
-        (
-            "    import random\n    for x, target in batches(steps):\n"
-            "        x = x + random.SystemRandom().random()\n        optimizer.zero_grad()"
-        ),
-    )
-    run = workspace.train("--", "train.py", "plain", "3")
-    verdict = workspace.json("reproduce", run, expect=1)
-    assert verdict["outcome"] == "nondeterministic"
-    assert (verdict["first"]["step"], verdict["first"]["quantity"]) == (1, "batch")
-    assert verdict["recheck"]["first"]["quantity"] == "batch"
-
-
-def test_a_hidden_input_that_changed_is_found_by_two_replays_that_agree(workspace: Workspace, tmp_path: Path) -> None:
-    """The first replay ends at the step that differs, before it writes the files of the later steps."""
-    hidden = tmp_path / "hidden"
-    hidden.write_text("0")
-    workspace.edit(
-        "train.py", "begin + shift), begin):", "begin + shift), begin):\n        x = x + HIDDEN * (step > 2)"
-    )
-    workspace.edit("train.py", "import torch\n", f"import torch\n\nHIDDEN = float(open({str(hidden)!r}).read())\n")
-    run = workspace.train("--", "train.py", "resuming", "300")
-    hidden.write_text("1")
-    verdict = workspace.json("reproduce", run, expect=1)
-    assert (verdict["outcome"], verdict["first"]["step"]) == ("diverged", 3), verdict
-    assert verdict["recheck"]["repeats"]
-
-
 def test_a_run_that_is_not_observed_is_compared_by_its_files(workspace: Workspace) -> None:
     run = workspace.train("--no-observe", "--", "train.py", "resuming", "4")
     verdict = workspace.json("reproduce", run)

@@ -19,36 +19,6 @@ def _without_mlflow(root: Path) -> Workspace:
     return workspace
 
 
-@pytest.mark.long
-def test_files_and_metrics_are_compared(tmp_path: Path) -> None:
-    workspace = make_workspace(tmp_path / "w", "plain.py", nproc=1, mlflow=True, run=_RUN)
-    run = workspace.train()
-    verdict = workspace.json("reproduce", run)
-    assert verdict["outcome"] == "reproduced"
-    assert verdict["compared"]["files"] == 1 and verdict["compared"]["metrics"] == 1
-    assert workspace.history(run).logged
-    assert any("no step was recorded" in gap["sentence"] for gap in verdict["not_compared"])
-
-
-def test_a_file_that_differs_is_named(tmp_path: Path) -> None:
-    workspace = _without_mlflow(tmp_path / "w")
-    first, second = (workspace.train("--", "train.py", seed) for seed in "01")
-    assert workspace.history(second).outputs != workspace.history(first).outputs
-    assert not workspace.history(first).logged
-    workspace.edit("m5ws.toml", "[run]", "[run]\nkeep_work = true")
-    run = workspace.train("--", "train.py", "0", "noise")
-    verdict = workspace.json("reproduce", run, expect=1)
-    # The script has no steps to end after, so the second replay is whole.
-    assert verdict["outcome"] == "nondeterministic" and verdict["recheck"]["last"] is None
-    assert verdict["first"]["sentence"] == verdict["recheck"]["first"]["sentence"] == "file out/noise.txt: line 1"
-    left = workspace.root / ".m5ws" / "runs" / run / "0001" / "work"
-    assert [path.relative_to(left).as_posix() for path in sorted(left.rglob("*"))] == [
-        "out",
-        "out/noise.txt",
-        "out/weights.txt",
-    ]
-
-
 def test_a_run_without_results_gets_a_warning_and_is_not_comparable(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "w", "plain.py", nproc=1, run=_RUN)
     (workspace.root / "train.py").write_text(

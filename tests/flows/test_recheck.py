@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -106,34 +107,23 @@ def test_ctrl_c_before_the_replay_trains_ends_the_command_with_a_message(
     assert done.stdout == "" and "before a verdict was known" in done.stderr
 
 
-def test_ctrl_c_in_the_second_replay_ends_the_command_and_keeps_the_first_verdict(
-    faulty: tuple[Workspace, str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("options", "module", "shows", "told"),
+    [
+        ((), verdict, "print_recheck", "the second replay was stopped"),
+        (("--explain", "--no-recheck"), explanation, "print_side", "the explanation was stopped"),
+    ],
+)
+def test_ctrl_c_after_the_first_replay_ends_the_command_and_keeps_its_verdict(
+    faulty: tuple[Workspace, str],
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    module: ModuleType,
+    shows: str,
+    told: str,
 ) -> None:
     workspace, run = faulty
-    second: list[str] = []
-    watch = RunProgress.watch
-
-    def pressed(shown: RunProgress, rank: str, event: AnyEvent) -> bool:
-        if second:
-            raise KeyboardInterrupt
-        return bool(watch(shown, rank, event))
-
-    monkeypatch.setattr(verdict, "print_recheck", lambda _first, replay: second.append(replay))
-    monkeypatch.setattr(RunProgress, "watch", pressed)
-    done = workspace.m5ws("reproduce", run, expect=130)
-    assert done.stdout == "" and "the second replay was stopped. The first replay diverged" in done.stderr
-    first = re.search(r"replaying \w+ as (\w+)", done.stderr)
-    assert first is not None
-    kept = workspace.json("show", first[1])["verdict"]
-    assert (kept["outcome"], kept["recheck"]) == ("diverged", None) and "second replay" in kept["sentence"]
-    assert workspace.json("show", second[0])["verdict"] is None
-
-
-def test_ctrl_c_in_an_explanation_ends_the_command_and_keeps_the_verdict(
-    faulty: tuple[Workspace, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    workspace, run = faulty
-    begun: list[str] = []
+    begun: list[object] = []
     watch = RunProgress.watch
 
     def pressed(shown: RunProgress, rank: str, event: AnyEvent) -> bool:
@@ -141,14 +131,15 @@ def test_ctrl_c_in_an_explanation_ends_the_command_and_keeps_the_verdict(
             raise KeyboardInterrupt
         return bool(watch(shown, rank, event))
 
-    monkeypatch.setattr(explanation, "print_side", lambda side, _steps: begun.append(side.replay))
+    monkeypatch.setattr(module, shows, lambda *given: begun.append(given))
     monkeypatch.setattr(RunProgress, "watch", pressed)
-    done = workspace.m5ws("reproduce", run, "--explain", "--no-recheck", expect=130)
-    assert done.stdout == "" and "the explanation was stopped. The first replay diverged" in done.stderr
+    done = workspace.m5ws("reproduce", run, *options, expect=130)
+    assert done.stdout == "" and f"{told}. The first replay diverged" in done.stderr and len(begun) == 1
     first = re.search(r"replaying \w+ as (\w+)", done.stderr)
-    assert first is not None and len(begun) == 1
+    assert first is not None
     kept = workspace.json("show", first[1])["verdict"]
-    assert kept["outcome"] == "diverged" and "stopped" in str(kept["explanation"]["sides"])
+    assert (kept["outcome"], kept["recheck"]) == ("diverged", None)
+    assert "stopped" in str(kept["explanation"]["sides"]) if options else "second replay" in kept["sentence"]
 
 
 def test_a_replay_with_a_requested_change_has_no_second_replay(faulty: tuple[Workspace, str]) -> None:

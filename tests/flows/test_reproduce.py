@@ -1,13 +1,11 @@
 """Run and reproduce, for real: the same bits without changes, and the named change with one."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.ranks.base_runs import BaseRuns
-from tests.support.workspace.workspaces import Workspace, train_tokenizer
+from tests.support.workspace.workspaces import Workspace
 
 
 @pytest.fixture(scope="module", params=["fsdp", pytest.param("zero", marks=pytest.mark.long)])
@@ -54,61 +52,6 @@ def test_a_changed_seed_is_named(trained: tuple[Workspace, str]) -> None:
     verdict = _replay(trained, "--seed", "8", expect=1)
     assert verdict["outcome"] == "diverged" and verdict["first"]["step"] == 0
     assert verdict["first"]["tensor"] is not None and "seed" in verdict["sentence"]
-
-
-def _changed(workspace: Workspace, path: str, change: Callable[[Path], object]) -> str:
-    """Snapshot the workspace with one file changed, restore the file, and return the snapshot's id."""
-    file = workspace.root / path
-    before = file.read_bytes()
-    change(file)
-    try:
-        return str(workspace.json("snapshot")["id"])
-    finally:
-        file.write_bytes(before)
-
-
-def _replace(old: str, new: str) -> Callable[[Path], object]:
-    return lambda file: file.write_text(file.read_text().replace(old, new))
-
-
-@_ONE_WAY
-@pytest.mark.parametrize(
-    ("path", "change", "part", "quantities", "detail"),
-    [
-        ("data/corpus.txt", _replace("lazy", "idle"), "data", {"batch"}, "corpus.txt"),
-        ("small.py", _replace("torch.relu", "nn.functional.silu"), "code", {"loss"}, "silu"),
-        ("tokenizer/tokenizer.json", lambda file: train_tokenizer(file.parents[1], 100), "tokenizer", None, ""),
-    ],
-)
-def test_a_changed_file_is_named_with_its_part(
-    trained: tuple[Workspace, str],
-    path: str,
-    change: Callable[[Path], object],
-    part: str,
-    quantities: set[str] | None,
-    detail: str,
-) -> None:
-    verdict = _replay(trained, "--snapshot", _changed(trained[0], path, change), expect=1)
-    assert verdict["outcome"] == "diverged" and verdict["first"]["step"] <= 1
-    assert quantities is None or (verdict["first"]["step"], {verdict["first"]["quantity"]}) == (1, quantities)
-    details = [change["detail"] or "" for change in verdict["changes"] if change["part"] == part]
-    assert details and any(detail in each for each in details)
-    assert (part if part == "tokenizer" else path.rpartition("/")[2]) in verdict["sentence"]
-
-
-@pytest.mark.long
-@_ONE_WAY
-def test_a_changed_thread_count_is_named(trained: tuple[Workspace, str]) -> None:
-    workspace, _ = trained
-
-    def more_threads(file: Path) -> None:
-        file.write_text(file.read_text() + "\n[determinism]\nthreads = 2\n")
-
-    changed = _changed(workspace, "m5ws.toml", more_threads)
-    verdict = _replay(trained, "--snapshot", changed, expect=None)
-    assert verdict["outcome"] in ("diverged", "not comparable")
-    assert any(change["part"] == "determinism" and change["name"] == "threads" for change in verdict["changes"])
-    assert "threads" in verdict["sentence"]
 
 
 @_ONE_WAY

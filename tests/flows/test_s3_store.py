@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -64,41 +63,6 @@ def test_init_creates_a_bucket_store_or_joins_an_existing_store(
     ]
 
 
-def test_init_with_a_store_that_cannot_be_used_writes_nothing(tmp_path: Path, s3_server: S3Server) -> None:
-    given = ("--store", "s3://no-such-bucket/team", "--endpoint-url", s3_server.endpoint)
-    done = _m5ws(tmp_path, "init", *given, "w", expect=3)
-    assert "no-such-bucket" in done.stderr
-    assert not (tmp_path / "w").exists()
-
-
-def test_a_local_snapshot_is_pushed_to_a_bucket_and_pulled_into_another_store(
-    tmp_path: Path, s3_server: S3Server, bucket: str
-) -> None:
-    team = s3_server.url(bucket, "team")
-    for name in ("laptop", "desk"):
-        _m5ws(tmp_path, "init", name)
-    (tmp_path / "laptop" / "big.bin").write_bytes(bytes(range(256)) * 8192)
-    made = json.loads(_m5ws(tmp_path / "laptop", "snapshot", "--json").stdout)["id"]
-    first = json.loads(_m5ws(tmp_path / "laptop", "push", made, "--to", team, "--json").stdout)
-    again = json.loads(_m5ws(tmp_path / "laptop", "push", "--all", "--to", team, "--json").stdout)
-    assert first["new_objects"] == first["objects"] > 0 and again["new_objects"] == again["references"] == 0
-    _m5ws(tmp_path / "desk", "pull", made[:12], "--from", team)
-    _m5ws(tmp_path / "desk", "fsck")
-    _m5ws(tmp_path / "desk", "checkout", made, str(tmp_path / "copy"))
-    assert (tmp_path / "copy" / "big.bin").read_bytes() == bytes(range(256)) * 8192
-
-
-def test_gc_deletes_unneeded_objects_in_a_bucket(workspace: Workspace, s3_server: S3Server, bucket: str) -> None:
-    kept = workspace.m5ws("snapshot").stdout.strip()
-    repo = Repository.open(open_store(s3_server.url(bucket, "team")))
-    left = repo.objects.put(b"left by a writer that was killed")
-    planned = workspace.json("gc", "--older-than", "0s", "--grace", "0s")
-    done = workspace.json("gc", "--older-than", "0s", "--grace", "0s")
-    assert planned != done and not repo.objects.has(left)
-    workspace.m5ws("fsck")
-    workspace.m5ws("checkout", kept, str(workspace.root.parent / "copy"))
-
-
 def _m5ws(place: Path, *words: str, expect: int = 0) -> "subprocess.CompletedProcess[str]":
     done = command_line.call("-C", str(place), *words)
     assert done.returncode == expect, done.stderr
@@ -154,14 +118,3 @@ def test_versioned_and_locked_buckets_work(workspace: Workspace, s3_server: S3Se
     _with_store(workspace, s3_server, bucket)
     workspace.m5ws("snapshot")
     assert "no damage" in workspace.m5ws("fsck").stdout
-
-
-def test_a_directory_store_loads_no_s3_library(workspace: Workspace) -> None:
-    settings = workspace.root / "m5ws.toml"
-    text = settings.read_text()
-    settings.write_text(text[: text.index("[store]")])
-    code = "import sys; from m5ws.cli import main; main(sys.argv[1:]); print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "-C", str(workspace.root), "snapshot"], capture_output=True, text=True, check=True
-    )
-    assert not {"boto3", "botocore", "obstore"}.intersection(done.stdout.split())

@@ -167,9 +167,3 @@ def test_a_resumed_attempt_has_the_work_directory_of_the_first_attempt(tmp_path:
     workspace.m5ws("outputs", run, str(tmp_path / "found"))
     places = (tmp_path / "found" / "out" / "places.txt").read_text().split()
     assert len(places) == 2 and places[0] == places[1]
-
-
-def test_a_work_directory_inside_the_checkout_is_refused(tmp_path: Path) -> None:
-    workspace = make_workspace(tmp_path / "w", "plain.py", nproc=1, run='work_dir = "scratch"')
-    refused = workspace.m5ws("run", expect=2)
-    assert "inside the workspace" in refused.stderr and "work_dir" in refused.stderr

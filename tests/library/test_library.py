@@ -10,9 +10,7 @@ import torch
 
 import m5ws
 from m5ws.errors import AmbiguousId, CorruptObject, M5Error, NotFound, UsageError
-from m5ws.records.checkpoint import Content
-from m5ws.repository.objects import key
-from m5ws.repository.references import checkpoints, notes
+from m5ws.repository.references import notes
 from tests.library.conftest import BEGIN_S, Planted, loss
 from tests.support.records import planted
 from tests.support.workspace import command_line
@@ -49,16 +47,6 @@ print(*({{"torch", "pandas", "numpy", "click", "mlflow"}} & sys.modules.keys()))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
-
-
-def test_a_workspace_is_found_from_a_folder_below_it(
-    planted_workspace: Planted, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    below = planted_workspace.root / "notebooks"
-    below.mkdir()
-    monkeypatch.chdir(below)
-    assert repr(m5ws.Workspace()) == f"m5ws.Workspace({str(planted_workspace.root)!r})"
-    assert len(m5ws.Workspace().runs()) == 2
 
 
 def test_runs_equal_the_rows_of_the_ls_command(planted_workspace: Planted, workspace: m5ws.Workspace) -> None:
@@ -176,20 +164,6 @@ def test_a_run_loads_its_newest_checkpoint_or_the_checkpoint_at_a_step(
         assert all(torch.equal(tensors[name].view(torch.int32), expected[name].view(torch.int32)) for name in expected)
         torch.nn.Linear(3, 2).load_state_dict(tensors)
     assert list(run.load("optimizer")) == ["state.weight.exp_avg"]
-
-
-def test_a_damaged_tensor_is_never_loaded(planted_workspace: Planted, run: m5ws.Run) -> None:
-    repo = planted_workspace.repo
-    record = checkpoints.load(repo, run.id, checkpoints.name(4, 2))
-    for tensor in repo.objects.get_record(record.content, Content).tensors:
-        (part,) = tensor.shards[0].parts
-        path = planted_workspace.root / ".m5ws" / "store" / key(part.object)
-        data = bytearray(path.read_bytes())
-        data[part.offset] ^= 1
-        path.chmod(0o644)
-        path.write_bytes(data)
-    with pytest.raises(CorruptObject):
-        run.load()
 
 
 def test_outputs_are_written_to_a_new_folder(run: m5ws.Run, tmp_path: Path) -> None:

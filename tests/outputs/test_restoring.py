@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from m5ws.errors import Fenced, Misplaced
-from m5ws.outputs import copies, restoring, saved, storing, unrecorded
+from m5ws.outputs import copies, restoring, saved, storing
 from m5ws.outputs.collect import Outputs
 from m5ws.records.base import Digest
 from m5ws.records.gc import RetentionRules
@@ -178,10 +178,7 @@ def _publish(repo: Repository, folder: Path, number: int | None, attempt: int = 
 @pytest.fixture
 def begun(repo: Repository, tmp_path: Path) -> Repository:
     """A store with a run whose first attempt has begun."""
-    (tmp_path / "code").mkdir()
-    pinned = planted.publish(repo, planted.snapshot(planted.tree(repo, tmp_path / "code", {"x.py": "1"})))
-    planted.run(repo, _RUN, pinned)
-    planted.begin(repo, _RUN, 1)
+    _begun(repo, tmp_path)
     return repo
 
 
@@ -224,15 +221,6 @@ def test_gc_keeps_a_planned_copy_that_became_the_newest_copy(begun: Repository, 
     begun.store.delete(outputs.key(_RUN, "0001-0-000001"))
     assert execute.execute(begun, planned, "lock", grace_s=0.0).copies == 0
     assert outputs.names(begun, _RUN) == ["0001-0-000000"] and fsck.check(begun).clean
-
-
-def test_published_output_files_of_a_killed_attempt_are_recorded_later(begun: Repository, tmp_path: Path) -> None:
-    content = _publish(begun, tmp_path, None)
-    (event,) = unrecorded.events(begun, _RUN, 1)
-    assert isinstance(event, OutputsStored) and (event.name, event.content) == ("0001-0-final", content)
-    planted.append(begun, _RUN, 1, NODE, event)
-    assert [*unrecorded.events(begun, _RUN, 1)] == []
-    assert history.load(begun, _RUN).outputs == content
 
 
 def test_output_files_under_another_key_are_misplaced(begun: Repository, tmp_path: Path) -> None:

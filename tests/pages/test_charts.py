@@ -3,7 +3,6 @@
 import math
 import sys
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -27,11 +26,3 @@ def test_finite_values_are_drawn_within_the_chart_and_other_values_are_omitted(v
 def test_fifty_lines_have_fifty_different_styles() -> None:
     chart = charts.draw("loss", [(f"run {number}", [(1, 1.0), (2, number)]) for number in range(50)])
     assert chart is not None and len({(line.colour, line.dash) for line in chart.lines}) == 50
-
-
-@pytest.mark.parametrize(
-    ("limits", "expected"),
-    [((0.0, 10.0), [0, 2, 4, 6, 8, 10]), ((0.13, 0.19), [0.14, 0.16, 0.18]), ((-1.0, 1.0), [-1, -0.5, 0, 0.5, 1])],
-)
-def test_ticks_are_round_numbers(limits: tuple[float, float], expected: list[float]) -> None:
-    assert charts.ticks(*limits) == pytest.approx(expected)

@@ -51,11 +51,6 @@ def test_a_template_is_copied_with_its_links_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_only_a_folder_with_a_configuration_is_a_template() -> None:
-    assert init.templates() == ["small"]
-
-
-@pytest.mark.usefixtures("folder")
 def test_an_unknown_template_is_refused_with_a_list_of_templates(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="'small'") as caught:
         init.plan(tmp_path / "w", "smal")
@@ -104,8 +99,3 @@ def test_a_file_that_appears_between_plan_and_write_is_not_written_over(tmp_path
         init.apply(planned)
     assert (tmp_path / "w" / "one.py").read_text() == "mine\n"
     assert not (tmp_path / "w" / "m5ws.toml").exists()
-
-
-def test_without_a_template_only_the_configuration_is_written(tmp_path: Path) -> None:
-    init.apply(init.plan(tmp_path))
-    assert [path.name for path in tmp_path.iterdir()] == ["m5ws.toml"]

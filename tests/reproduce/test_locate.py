@@ -114,10 +114,6 @@ def test_recorded_values_locate_a_difference_if_traces_are_equal() -> None:
     assert random.alone and both is not None and not both.alone
 
 
-def test_equal_steps_have_no_place() -> None:
-    assert place(passed()) is None
-
-
 def test_different_operations_are_located_without_a_comparison_of_values() -> None:
     rows = passed()
     rows[10] = msgspec.structs.replace(rows[10], op="Gelu")

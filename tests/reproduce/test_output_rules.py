@@ -23,11 +23,9 @@ from hypothesis import strategies as st
 
 from m5ws.config import result_patterns
 from m5ws.records.reasons import ResultsHint
-from m5ws.records.verdict import ComparedItem
 from m5ws.reproduce.outputs import output_files
 from m5ws.reproduce.outputs.content import Content
 from m5ws.reproduce.outputs.output_files import OutputReport, OutputRules, Results
-from m5ws.wording.sentences import describe
 
 Status = Literal["equal", "differs", "only original", "only replay"]
 _STATUSES: tuple[Status, ...] = ("equal", "differs", "only original", "only replay")
@@ -279,11 +277,6 @@ def test_an_invalid_result_pattern_is_refused(text: str) -> None:
 @pytest.mark.parametrize("text", ["out/a.json", "./out/a.json", "out//a.json", "out/./a.json:key", "**/./a.json"])
 def test_all_spellings_of_a_path_name_the_same_file(text: str) -> None:
     assert result_patterns.parse(text).find(["out/a.json", "out/b.json"]) == ["out/a.json"]
-
-
-def test_an_empty_value_is_shown_differently_from_an_absent_value() -> None:
-    item = ComparedItem(kind="file", name="m.csv", status="differs", place="1.loss", original="", replayed=None)
-    assert describe(item) == 'file m.csv: 1.loss "" → absent'
 
 
 _HOSTILE = {

@@ -57,12 +57,11 @@ _HEIGHTS = """
 
 
 class Site(msgspec.Struct):
-    """A running UI, and the MLflow ids of an original, of its equal replay and of a diverged replay."""
+    """A running UI, and the MLflow ids of an original and of a diverged replay."""
 
     url: str
     experiment: str
     original: str
-    equal: str
     diverged: str
 
 
@@ -97,13 +96,12 @@ def browser(site: Site, tmp_path: Path) -> Iterator[Browser]:
         yield opened
 
 
-def _runs(repo: Repository, directory: Path) -> tuple[Run, Run, Run]:
+def _runs(repo: Repository, directory: Path) -> tuple[Run, Run]:
     first = written.publish_snapshot(repo, directory / "first")
     other = written.publish_snapshot(repo, directory / "other", config=written.CONFIG.replace("3.0e-4", "3.1e-4"))
     original = written.publish_run(repo, first, name="gpt-fsdp")
-    equal = written.publish_run(repo, first, name="gpt-fsdp, replayed", reproduces=original.id, purpose="reproduce")
     changed = written.publish_run(repo, other, name="gpt-fsdp, another lr", reproduces=original.id, purpose="reproduce")
-    return original, equal, changed
+    return original, changed
 
 
 def _deliver(repo: Repository, tracker: Mlflow, run: Run) -> Run:
@@ -116,27 +114,24 @@ def _deliver(repo: Repository, tracker: Mlflow, run: Run) -> Run:
     return run
 
 
-def _judge(repo: Repository, tracker: Mlflow, original: Run, equal: Run, changed: Run) -> None:
+def _judge(repo: Repository, tracker: Mlflow, original: Run, changed: Run) -> None:
     first = Divergence(step=1, rank=0, quantity="lr", original=(3.0e-4).hex(), replayed=(3.1e-4).hex())
     changes = (
         Change(part="config", name="train.lr", old="3.0e-4", new="3.1e-4"),
         Change(part="environment", name="nccl", old="2.29.3", new="2.30.0"),
     )
-    for verdict in (
-        Verdict(
-            run=original.id,
-            replay=changed.id,
-            outcome="diverged",
-            first=first,
-            changes=changes,
-            reasons=(Differs(),),
-            created_s=1.0,
-        ),
-        Verdict(run=original.id, replay=equal.id, outcome="reproduced", compared={"steps": 60}, created_s=2.0),
-    ):
-        runs.publish_verdict(repo, verdict)
-        for name in (verdict.run, *verdict.replays):
-            tracker.refresh(name)
+    verdict = Verdict(
+        run=original.id,
+        replay=changed.id,
+        outcome="diverged",
+        first=first,
+        changes=changes,
+        reasons=(Differs(),),
+        created_s=1.0,
+    )
+    runs.publish_verdict(repo, verdict)
+    for name in (verdict.run, *verdict.replays):
+        tracker.refresh(name)
 
 
 def _until_up(server: subprocess.Popen[bytes], url: str) -> None:
@@ -205,17 +200,6 @@ def test_show_diff_only_leaves_the_rows_that_differ(site: Site, browser: Browser
     assert _rows(browser, "Parameters") == {"train.lr": ["0.0003", "0.00031"]}
     browser.resize(1400, 1250)
     _picture(browser, "mlflow-compare", """document.querySelector('[aria-label="Parameters - Show diff only"]')""")
-
-
-def test_an_equal_replay_differs_in_nothing_that_was_pinned(site: Site, browser: Browser) -> None:
-    _compare(browser, site, site.original, site.equal)
-    _show_diff_only(browser, "Tags")
-    browser.until(f"!{_ROWS}('Tags').some(row => row[0] === 'm5ws.torch')")
-    tags = _rows(browser, "Tags")
-    assert set(tags) & PINS == set()
-    assert "m5ws.run_id" in tags
-    _show_diff_only(browser, "Parameters")
-    assert _rows(browser, "Parameters") == {}
 
 
 def test_the_page_of_a_run_shows_the_verdict(site: Site, browser: Browser) -> None:

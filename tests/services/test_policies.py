@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import loud_skip
 from tests.support.s3.ceph import Ceph
 from tests.support.s3.policies import PAGES, template, together
 from tests.support.s3.s3_client import answer_of, connect, fresh_bucket
@@ -73,14 +72,6 @@ def bucket(ceph: Ceph) -> Bucket:
     return Bucket(ceph)
 
 
-def test_without_a_policy_only_the_owner_has_access(bucket: Bucket) -> None:
-    for user in ROLES:
-        tries = bucket.tries(user)
-        assert {tries.get("team/there"), tries.list("team/"), tries.create("team/new"), tries.delete("team/there")} == {
-            DENIED
-        }
-
-
 @pytest.fixture
 def roles(bucket: Bucket) -> Bucket:
     bucket.allow(**{role: role for role in ROLES})
@@ -127,35 +118,6 @@ def test_an_operator_can_publish_and_delete(roles: Bucket) -> None:
     tries = roles.tries("operator")
     assert tries.create("team/new") == tries.delete("team/new") == "ok"
     assert tries.get("team/new") == "404 NoSuchKey"
-
-
-@pytest.fixture
-def ceph_16(ceph: Ceph) -> None:
-    if "version 16.2." not in ceph.version:
-        loud_skip(f"the pages describe Ceph 16.2, and this is {ceph.version}")
-
-
-def test_ceph_16_ignores_the_policy_condition_against_overwriting(ceph_16: None, roles: Bucket) -> None:
-    """On AWS this is 403. docs/how-to/access.md has the protection for a server like this server."""
-    assert roles.tries("researcher").overwrite("team/there") == "ok"
-
-
-def test_the_write_once_policy_makes_ceph_16_deny_every_create(ceph_16: None, roles: Bucket) -> None:
-    """Which is why the page says to leave it out there."""
-    denying = template("write-once", bucket=roles.name, prefix="team")
-    allowing = [json.loads(roles.admin.get_bucket_policy(Bucket=roles.name)["Policy"])]
-    roles.admin.put_bucket_policy(Bucket=roles.name, Policy=together(*allowing, denying))
-    assert roles.tries("researcher").create("team/new") == DENIED
-
-
-def test_ceph_16_ignores_conditional_creates_in_a_versioned_bucket(ceph_16: None, roles: Bucket) -> None:
-    """The trap of Ceph 16: versions, which would undo an overwrite, turn the conditional create off."""
-    versioning = {"Status": "Enabled"}
-    roles.admin.put_bucket_versioning(Bucket=roles.name, VersioningConfiguration=versioning)
-    tries = roles.tries("researcher")
-    assert tries.create("team/new") == "ok" and tries.create("team/new") == "ok"
-    versions = roles.admin.list_object_versions(Bucket=roles.name, Prefix="team/new")["Versions"]
-    assert len(versions) == 2
 
 
 def test_a_team_has_access_only_to_its_prefix(bucket: Bucket) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from m5ws.errors import CorruptObject, NotFound
+from m5ws.errors import CorruptObject
 from m5ws.repository.files.interface import SourceFile
 from m5ws.snapshot.sources import pinned_files
 from m5ws.snapshot.sources.dvc import DatasetModified, Dvc, UnusablePin
@@ -73,18 +72,6 @@ def contents(files: tuple[SourceFile, ...]) -> dict[bytes, bytes]:
 EXPECTED = {b"data/a.txt": b"alpha\r\n", "data/sub/ü b.bin".encode(): bytes(range(256)) * 9000}
 
 
-def test_pins_are_found_without_dvc(root: Path) -> None:
-    datasets = find(root)
-    assert sorted(datasets) == [b"data", b"one.csv"]
-    assert datasets[b"data"].hash.endswith(".dir")
-    assert datasets[b"one.csv"].pin == b"one.csv.dvc"
-
-
-def test_checked_out_data_is_verified(root: Path) -> None:
-    for dataset in find(root).values():
-        Dvc().verify(dataset, on_disk(root, dataset))
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -110,15 +97,6 @@ def test_data_is_restored_from_the_dvc_cache(root: Path, tmp_path: Path) -> None
     assert contents(Dvc().fetch(root, find(root)[b"data"], tmp_path / "t")) == EXPECTED
 
 
-def test_data_is_restored_from_the_dvc_remote(root: Path, tmp_path: Path) -> None:
-    without_data(root)
-    shutil.rmtree(root / ".dvc" / "cache")
-    datasets = find(root)
-    assert contents(Dvc().fetch(root, datasets[b"data"], tmp_path / "t")) == EXPECTED
-    assert contents(Dvc().fetch(root, datasets[b"one.csv"], tmp_path / "u")) == {b"one.csv": b"1,2\n"}
-    assert not (root / "data").exists()
-
-
 def test_data_of_a_workspace_below_the_dvc_root_is_fetched(root: Path, tmp_path: Path) -> None:
     (root / "ws").mkdir()
     (root / "ws" / "in.txt").write_text("inside")
@@ -141,15 +119,6 @@ def test_the_remotes_copy_replaces_a_damaged_cache_file(root: Path, tmp_path: Pa
     _damage(tmp_path / "remote", dataset.hash)
     with pytest.raises(CorruptObject, match=r"one\.csv\.dvc"):
         Dvc().fetch(root, dataset, tmp_path / "u")
-
-
-def test_data_missing_everywhere_is_an_error_with_the_name_of_its_pin(root: Path, tmp_path: Path) -> None:
-    datasets = find(without_data(root))
-    shutil.rmtree(root / ".dvc" / "cache")
-    shutil.rmtree(tmp_path / "remote")
-    for dataset in datasets.values():
-        with pytest.raises(NotFound, match=re.escape(os.fsdecode(dataset.pin))):
-            Dvc().fetch(root, dataset, tmp_path / "t")
 
 
 def test_a_dvc_list_with_a_path_outside_the_target_is_refused(root: Path, tmp_path: Path) -> None:

@@ -4,11 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from m5ws.bisect.bisect import BisectPlan, BisectReport
-from m5ws.cli import bisect
 from m5ws.diff import commit_history
 from m5ws.records.commit import CommitsBetween
-from m5ws.records.verdict import Change, Divergence
+from m5ws.records.verdict import Change
 from m5ws.repository.repository import Repository
 from m5ws.snapshot.sources.git_history import GitHistory, make_repository
 from tests.support.records import planted
@@ -140,7 +138,7 @@ def test_only_a_commit_change_is_detailed_with_its_history(root: Path) -> None:
     )
 
 
-def test_the_plan_of_bisect_lists_the_commits_between_its_runs(root: Path, repo: Repository, tmp_path: Path) -> None:
+def test_the_commits_between_two_runs_are_described_for_bisect(root: Path, repo: Repository, tmp_path: Path) -> None:
     code = planted.tree(repo, tmp_path / "code", {"train.py": "x"})
     first, second = _commit(root, "a", "one"), _commit(root, "b", "two")
     pinned = [planted.publish(repo, planted.snapshot(code, commit=commit)) for commit in (first, second, None)]
@@ -149,18 +147,3 @@ def test_the_plan_of_bisect_lists_the_commits_between_its_runs(root: Path, repo:
     assert len(commits) == 1 and commits[0].endswith("Ada: two")
     assert commit_history.describe_commits(repo, history, pinned[0], pinned[0]) == ()
     assert commit_history.describe_commits(repo, history, pinned[0], pinned[2]) == ()
-    plan = BisectPlan(
-        good="a" * 12,
-        bad="b" * 12,
-        first=Divergence(step=1, rank=0, quantity="loss", original="x", replayed="y"),
-        changes=(),
-        names=(),
-        alone=(),
-        untried=(),
-        environment=(),
-        most_runs=0,
-        commits=commits,
-    )
-    expected = f"commits from {'a' * 12} to {'b' * 12}:\n  {commits[0]}"
-    assert expected in bisect.plan_text(plan)
-    assert expected in bisect.format_report(BisectReport(outcome="unfinished", plan=plan, reason="why"))

@@ -206,11 +206,6 @@ def test_a_data_path_inside_a_dvc_dataset_is_pinned_only_by_dvc(root: Path, repo
     ]
 
 
-def test_dvc_can_be_switched_off(root: Path, repo: Repository) -> None:
-    captured = captures.take(root, repo)
-    assert captured.snapshot.datasets == ()
-
-
 def test_without_git_the_cache_is_not_captured(root: Path, repo: Repository) -> None:
     shutil.rmtree(root / ".git")
     captured = take(root, repo)

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,43 +22,10 @@ from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from m5ws.tracking.mlflow import process as mlflow_process
 from m5ws.tracking.mlflow.follower import Follower
-from m5ws.tracking.mlflow.run_page import DELIVERED_TAG, find
+from m5ws.tracking.mlflow.run_page import find
 from m5ws.tracking.mlflow.tracker import Mlflow
 from tests.support.records import mlflow_runs as written
 from tests.support.records import planted
-from tests.support.waiting import wait_for
-
-Start = Callable[..., subprocess.Popen[bytes]]
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    """Starts followers whose standard input this process holds; none is left over."""
-    started: list[subprocess.Popen[bytes]] = []
-
-    def begin(tracker: Mlflow, run: Run) -> subprocess.Popen[bytes]:
-        options = tracker.options(run.id)
-        environment = {**os.environ, mlflow_process.URI: options.tracking_uri}
-        argv = mlflow_process.argv(options, [run.id])
-        process = subprocess.Popen(argv, env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
-        started.append(process)
-        return process
-
-    yield begin
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-def _finish(process: subprocess.Popen[bytes]) -> int:
-    process.communicate(timeout=120)
-    return process.returncode
-
-
-def _wake(process: subprocess.Popen[bytes]) -> None:
-    """Announce new events, as a supervisor does."""
-    assert process.stdin is not None
-    os.write(process.stdin.fileno(), b"\n")
 
 
 def _deliver(tracker: Mlflow, run: Run, *, once: bool = True) -> None:
@@ -165,48 +131,6 @@ def test_absent_facts_have_the_tag_value_absent(
         assert page.data.tags[f"m5ws.{name}"] == "absent"
     assert page.info.status == "FAILED"
     assert page.data.metrics == {}
-
-
-@pytest.mark.soak
-def test_kills_of_a_follower_leave_no_gap_and_no_duplicate(
-    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient, start: Start
-) -> None:
-    """Killed in the midst of a delivery, twice over."""
-    written.begin(repo, run)
-    last, seen = 0, 0
-    for _ in range(2):
-        follower = start(tracker, run)
-        for _ in range(4):
-            written.train(repo, run, range(last + 1, last + 101))
-            last += 100
-            _wake(follower)
-        wait_for(lambda: find(client, run.id) and len(_history(client, run, "m5ws/loss")) > seen)  # noqa: B023
-        os.kill(follower.pid, signal.SIGKILL)
-        follower.wait()
-        seen = len(_history(client, run, "m5ws/loss"))
-    assert _page(client, run).info.status == "RUNNING"
-    follower = start(tracker, run)
-    written.train(repo, run, [last + 1])
-    written.end(repo, run)
-    assert _finish(follower) == 0
-    for name in ("m5ws/loss", "m5ws/lr", "m5ws/step_s"):
-        assert [step for step, _ in _history(client, run, name)] == list(range(1, last + 2))
-    assert _page(client, run).data.tags[DELIVERED_TAG] == f"1:{last + 1}"
-    assert _page(client, run).info.status == "FINISHED"
-
-
-def test_a_batch_that_is_sent_twice_is_in_mlflow_once(
-    repo: Repository, run: Run, tracker: Mlflow, client: MlflowClient
-) -> None:
-    """The state after a kill between MLflow's commit of a batch and its commit of the position."""
-    written.begin(repo, run)
-    written.train(repo, run, range(1, 21))
-    _deliver(tracker, run)
-    page = _page(client, run)
-    client.set_tag(page.info.run_id, DELIVERED_TAG, "1:7")
-    _deliver(tracker, run)
-    assert _history(client, run, "m5ws/loss") == _losses(1, 20)
-    assert _page(client, run).data.tags[DELIVERED_TAG] == "1:20"
 
 
 def test_a_resumed_attempt_continues_on_the_same_page(

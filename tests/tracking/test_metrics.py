@@ -1,12 +1,8 @@
 """Steps to points: whatever the portions, the same points in the same order; none twice, none made up."""
 
-import math
-
-import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from m5ws.records import exact
 from m5ws.records.ledger import AnyEvent, AttemptEnded, AttemptStarted, RankStarted, Step
 from m5ws.tracking.mlflow.metrics import Point, Points
 
@@ -33,18 +29,6 @@ def _points(told: list[Told]) -> list[Point]:
     for one in told:
         points.add(*one)
     return list(points.take())
-
-
-def test_a_loss_that_becomes_nan_is_delivered_with_all_later_steps() -> None:
-    chains = _attempt(1, 1, 3, world=1)
-    chains["0"] = [
-        msgspec.structs.replace(event, quantities={"loss": exact.encode(math.nan)})
-        if isinstance(event, Step) and event.step > 1
-        else event
-        for event in chains["0"]
-    ]
-    losses = [point.values["m5ws/loss"] for point in _points(_told(1, chains))]
-    assert losses[0] == 1.0 and len(losses) == 3 and all(map(math.isnan, losses[1:]))
 
 
 def test_a_point_has_the_quantities_of_rank_0_and_the_tokens_of_all_ranks() -> None:

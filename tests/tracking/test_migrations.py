@@ -40,7 +40,3 @@ def test_an_old_database_is_copied_and_upgraded(tmp_path: Path) -> None:
     assert {one.name for one in client.search_experiments()} >= {"kept", "tests"}
     with sqlite3.connect(tmp_path / f"mlflow.db.before-{installed()}") as copy:
         assert copy.execute("SELECT name FROM experiments").fetchall() == [("kept",)]
-
-
-def test_migrate_does_nothing_for_a_server() -> None:
-    Mlflow("http://127.0.0.1:1", "tests", "", Path()).migrate()

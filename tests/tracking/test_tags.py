@@ -8,7 +8,6 @@ from mlflow.utils.validation import _validate_param, _validate_tag
 
 from m5ws.config.flatten import flatten
 from m5ws.records.reasons import Unreadable
-from m5ws.records.run import Axis, Sweep
 from m5ws.records.snapshot import Dataset
 from m5ws.records.verdict import Verdict
 from m5ws.repository.repository import Repository
@@ -21,17 +20,6 @@ def _subject(repo: Repository, tmp_path: Path, config: str = written.CONFIG) -> 
     run = written.publish_run(repo, written.publish_snapshot(repo, tmp_path, config=config))
     written.begin(repo, run)
     return tags.load(repo, run.id)
-
-
-def test_a_run_of_a_sweep_has_its_tag(repo: Repository, tmp_path: Path) -> None:
-    sweep = Sweep(id="5eeb00000000", snapshot="0" * 64, axes=(Axis(key="lr", values=("1", "2")),))
-    subject = _subject(repo, tmp_path)
-    run = msgspec.structs.replace(subject.run, sweep=sweep)
-    assert tags.tags(msgspec.structs.replace(subject, run=run))["m5ws.sweep"] == sweep.id
-
-
-def test_facts_from_ranks_take_precedence(repo: Repository, tmp_path: Path) -> None:
-    assert _subject(repo, tmp_path).facts["threads"] == "2"
 
 
 def test_the_tag_of_many_datasets_is_one_line_and_changes_with_any_dataset(repo: Repository, tmp_path: Path) -> None:

@@ -205,21 +205,3 @@ def test_only_compat_reads_internals() -> None:
     assert {"ds_tensor", "grad_position", "ds_opt_adam", "fp32_partitioned_groups_flat"} <= internals
     found = [access for path in outside() for access in accesses(path, internals)]
     assert [access for access in found if not access.endswith(": _exit")] == []
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "engine._config.x",
-        "getattr(module, '_compiled_call_impl', None)",
-        "from torch.utils import _pytree",
-        "from torch.distributed.tensor._utils import x",
-        "import torch._dynamo",
-        "parameter.ds_tensor.data",
-        "hasattr(optimizer, 'bf16_groups')",
-    ],
-)
-def test_the_check_finds_each_kind_of_access(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(globals(), "ROOT", tmp_path)
-    (tmp_path / "file.py").write_text(source)
-    assert list(accesses(tmp_path / "file.py", internals_of_deepspeed()))

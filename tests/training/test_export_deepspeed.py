@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
-from tests.support.files import safetensors_reader
 from tests.support.files.exports import bits, export, recorded
 from tests.support.ranks import forks
 from tests.training.conftest import Runner
@@ -38,7 +38,7 @@ def test_masters_and_moments_have_the_models_names(
     export(repo, digest, "safetensors", tmp_path / "all", "all")
     export(repo, digest, "hf", tmp_path / "hf")
     said = recorded(repo, digest)
-    found, _ = safetensors_reader.load(tmp_path / "all" / "checkpoint.safetensors")
+    found = load_file(tmp_path / "all" / "checkpoint.safetensors")
     trained = {one.removeprefix("master.") for one in said if one.startswith("master.")}
     expected = {f"model.{one}": said[f"master.{one}"] for one in trained}
     expected |= {"model.frozen.weight": said["model.frozen.weight"], "model.seen": said["buffer.seen@0"]}
@@ -48,7 +48,7 @@ def test_masters_and_moments_have_the_models_names(
         for moment in ("exp_avg", "exp_avg_sq")
     }
     assert bits(found) == expected
-    weights, _ = safetensors_reader.load(tmp_path / "hf" / "model.safetensors")
+    weights = load_file(tmp_path / "hf" / "model.safetensors")
     assert bits(weights) == {
         one.removeprefix("model."): value for one, value in expected.items() if one[:6] == "model."
     }

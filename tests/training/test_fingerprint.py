@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from m5ws.training.backends.base import Box, Piece, Span
 from m5ws.training.fingerprint import batches, fingerprint, kernel, run_sums, tensor_sums
 from tests.support.machine import triton_device
+from tests.support.records import kinds
 
 MASK = (1 << 64) - 1
 
@@ -67,36 +68,9 @@ def from_bits(*bits: int) -> torch.Tensor:
     )
 
 
-TYPES = [
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-    torch.float8_e8m0fnu,
-    torch.complex64,
-    torch.complex128,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-    torch.bool,
-]
-
-
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("dtype", kinds.DTYPES, ids=str)
 def test_a_fingerprint_equals_the_reference_for_every_dtype(dtype: torch.dtype) -> None:
-    if dtype == torch.bool:
-        tensor = torch.tensor([True, False, True])
-    elif dtype.is_floating_point or dtype.is_complex:
-        tensor = torch.randn(5, 7, generator=torch.Generator().manual_seed(1)).to(dtype)
-    else:
-        tensor = torch.arange(35).view(5, 7).to(dtype)
+    tensor = kinds.random((5, 7), dtype)
     assert whole(tensor) == reference(tensor)
 
 

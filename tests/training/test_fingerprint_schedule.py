@@ -71,12 +71,6 @@ def states(attempt: Any) -> list[int]:
     return sorted(event.step for event in attempt.of(State))
 
 
-def test_a_session_fingerprints_its_third_step(in_process: Any) -> None:
-    attempt, error = in_process(train(4, None))
-    assert error is None
-    assert states(attempt) == [0, 3, 4]
-
-
 def test_a_replay_fingerprints_the_steps_of_its_original(in_process: Any) -> None:
     attempt, _ = in_process(train(8, 4), fingerprint_at=(1, 4, 6))
     assert states(attempt) == [0, 1, 4, 6, 8]

@@ -14,12 +14,10 @@ from m5ws.errors import CorruptObject, M5Error
 from m5ws.records import codec
 from m5ws.records.checkpoint import Checkpoint, Content, Shard
 from m5ws.records.checkpoint import Tensor as TensorRecord
-from m5ws.records.tree import Slice
 from m5ws.repository.repository import Repository
 from m5ws.training.backends.torch_backend import TorchBackend
 from m5ws.training.checkpoint import checkpointing
 from m5ws.training.runtime.context import ActiveRank
-from m5ws.training.state import content_check
 from m5ws.training.state.plain_state import RestoreError, decode
 from m5ws.training.state.staging import NoCopyStager
 from tests.support.records import planted
@@ -157,19 +155,6 @@ def test_a_false_tensor_record_is_refused(trained: Loader, change: Change) -> No
     assert isinstance(error, CorruptObject), error
     assert "model.weight" in str(error) or "object " in str(error)
     assert bool((trained.model.weight == 1.0).all())
-
-
-def test_shards_that_do_not_fill_a_tensor_are_refused() -> None:
-    part = Slice(object="0" * 64, offset=0, size_bytes=48, digest="0" * 64)
-    whole = TensorRecord(
-        name="t", dtype="float32", shape=(3, 4), shards=(Shard(offsets=(0, 0), sizes=(3, 4), parts=(part,)),)
-    )
-    boxes = [((0, 0), (1, 2)), ((0, 2), (2, 2)), ((1, 0), (2, 1)), ((1, 1), (1, 1)), ((2, 1), (1, 3))]
-    content_check.check(Content(format="dcp/1", world=0, tensors=(_shards(*boxes)(whole),)))
-    for left_out in range(len(boxes)):
-        rest = boxes[:left_out] + boxes[left_out + 1 :]
-        with pytest.raises(CorruptObject, match="fill"):
-            content_check.check(Content(format="dcp/1", world=0, tensors=(_shards(*rest)(whole),)))
 
 
 class _Code:

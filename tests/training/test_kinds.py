@@ -236,22 +236,6 @@ def test_nested_state_of_a_script_resumes_with_its_bits(in_process: Any) -> None
         assert tensor_bytes.readable(back["of"][name]).tobytes() == tensor_bytes.readable(tensor).tobytes()
 
 
-def test_state_common_to_all_ranks_is_restored_on_another_number_of_ranks(repo: Repository) -> None:
-    model = torch.nn.Linear(3, 2)
-    optimizer = Masters(model.parameters())
-    model(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
-    backend = TorchBackend(model, optimizer)
-    saved = backend.stage(NoCopyStager()).save(repo.objects, None, bits(backend))
-    other = torch.nn.Linear(3, 2)
-    loaded = Masters(other.parameters())
-    TorchBackend(other, loaded).load(repo.objects, content(saved), saved.common, None, None)
-    for before, after in zip(model.parameters(), other.parameters(), strict=True):
-        assert loaded.state[after]["step"] == 1
-        assert loaded.state[after]["history"] == optimizer.state[before]["history"]
-        assert loaded.state[after]["notes"] == optimizer.state[before]["notes"]
-
-
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_a_tensor_of_more_than_2_to_the_31_bytes_is_saved_and_restored(repo: Repository) -> None:

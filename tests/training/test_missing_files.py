@@ -84,13 +84,3 @@ def test_a_module_and_a_file_beside_the_workspace_name_the_folder_above(
         assert text is not None and f"{tmp_path}/mono/common/" in text and 'directory = "exp/vae"' in text
         assert f"`m5ws -C {tmp_path}/mono init`" in text
     assert missing_files.advice(_raised("../../common/absent.json"), inside) is None
-
-
-def test_a_rank_that_fails_leaves_a_notice(runner: Any) -> None:
-    write(runner.tmp / "author", {"data/train.txt": ""})
-    script = runner.tmp / "reads.py"
-    script.write_text("open('data/train.txt')\n")
-    attempt = runner(str(script))
-    assert attempt.status == 1
-    (notice,) = attempt.notices("missing-file")
-    assert 'paths = ["data"]' in notice

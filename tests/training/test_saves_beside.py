@@ -14,7 +14,6 @@ from m5ws.records.ledger import CheckpointPublished, Step
 from m5ws.repository.repository import Repository
 from m5ws.store.interface import Buffer
 from m5ws.store.local import LocalStore
-from m5ws.training.checkpoint.writer import TooManyFailures
 from tests.support.ranks.loops import train
 from tests.support.records import planted
 
@@ -83,15 +82,6 @@ def test_a_save_that_fails_is_a_notice_and_tried_again(in_process: Any, gated: G
     assert list(attempt.contents) == [2, 3]
     (notice,) = attempt.notices("save-failed")
     assert "after step 2" in notice and "No space left" in notice
-
-
-def test_the_configured_number_of_failed_saves_ends_the_training(in_process: Any, gated: Gated) -> None:
-    gated.failures = 10**6
-    attempt, error = in_process(train(4, 1), repo=Repository.open(gated), saving=Saving(failures=2))
-    assert isinstance(error, TooManyFailures)
-    assert "2 checkpoints" in str(error) and not attempt.contents
-    again, error = in_process(train(2, 1), repo=Repository.open(gated))
-    assert error is None and not again.contents and len(again.of(Step)) == 2
 
 
 def test_an_attempt_superseded_during_a_save_ends(in_process: Any, gated: Gated) -> None:

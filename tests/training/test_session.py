@@ -302,20 +302,3 @@ def test_calls_of_a_session_out_of_order_are_refused(in_process: Any, calls: tup
 
     _, error = in_process(script)
     assert isinstance(error, UsageError)
-
-
-def test_should_stop_ends_the_loop_of_a_framework(in_process: Any) -> None:
-    done: list[int] = []
-
-    def script() -> None:
-        session = m5ws.session(torch.nn.Linear(2, 1), total_steps=9)
-        number = session.begin()
-        while not session.should_stop:
-            if number == 3:
-                session.stop()
-            done.append(number)
-            session.end_step()
-            number += 1
-
-    attempt, error = in_process(script)
-    assert error is None and done == [1, 2, 3] and list(attempt.contents) == [3]

@@ -23,7 +23,3 @@ def test_no_module_imports_itself_indirectly() -> None:
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     assert len(imports) > 200
     assert _circles(imports) == []
-
-
-def test_an_import_circle_is_found() -> None:
-    assert _circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]

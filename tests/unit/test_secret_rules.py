@@ -43,10 +43,6 @@ def named(name: str, size: int, alphabet: str = LETTERS) -> Kind:
     return make
 
 
-def made(form: Callable[[random.Random], str]) -> Kind:
-    return form
-
-
 KINDS: dict[str, Kind] = {
     "github": token("gh" + "p_", 36),
     "github server": token("gh" + "s_", 36),
@@ -58,7 +54,7 @@ KINDS: dict[str, Kind] = {
     "hugging face org": token("api" + "_org_", 34),
     "wandb": named("WANDB_API" + "_KEY", 40, HEX),
     "wandb new": token("wandb" + "_v1_", 60),
-    "wandb call": made(lambda c: "wandb.login(key='" + text(c, 40, HEX) + "')"),
+    "wandb call": lambda c: "wandb.login(key='" + text(c, 40, HEX) + "')",
     "aws id": token("AK" + "IA", 16, UPPER),
     "aws secret": named("aws_secret" + "_access_key", 40),
     "aws camel": named("Secret" + "AccessKey", 40),
@@ -104,31 +100,25 @@ KINDS: dict[str, Kind] = {
     "notion": token("nt" + "n_", 46),
     "shopify": token("shp" + "at_", 32, HEX),
     "age": token("AGE-SECRET" + "-KEY-1", 58, UPPER),
-    "terraform": made(lambda c: text(c, 14) + ".atlas" + "v1." + text(c, 64)),
-    "azure storage": made(
-        lambda c: "DefaultEndpointsProtocol=https;AccountName=x;Account" + "Key=" + text(c, 86) + "=="
-    ),
+    "terraform": lambda c: text(c, 14) + ".atlas" + "v1." + text(c, 64),
+    "azure storage": lambda c: "DefaultEndpointsProtocol=https;AccountName=x;Account" + "Key=" + text(c, 86) + "==",
     "azure client": named("AZURE_CLIENT" + "_SECRET", 37),
     "azure sas": token("https://x.blob.core.windows.net/c?sp=r&" + "sig=", 43),
-    "jwt": made(lambda c: "token = 'eyJ" + text(c, 33) + "." + text(c, 80) + "." + text(c, 43) + "'"),
-    "bearer": made(lambda c: "Authorization: Bear" + "er " + text(c, 60)),
-    "basic": made(lambda c: "Authorization: Bas" + "ic " + base64.b64encode(text(c, 24).encode()).decode()),
-    "postgres": made(lambda c: "postgres" + f"://admin:{text(c, 9)}7a@db.corp.net/x"),
-    "redis": made(lambda c: "redis" + f"://:{text(c, 9)}7a@cache:6379/0"),
-    "pem": made(lambda c: "-----BEGIN RSA PRIVATE " + "KEY-----\nMIIEow" + text(c, 64)),
-    "openssh": made(lambda c: "-----BEGIN OPENSSH PRIVATE " + "KEY-----\nb3BlbnNza" + text(c, 64)),
-    "google json": made(lambda c: '{"private_key":"-----BEGIN PRIVATE ' + "KEY-----\\nMII" + text(c, 60) + '\\n"}'),
-    "kubeconfig": made(
-        lambda c: (
-            "client-key-data: "
-            + base64.b64encode(("-----BEGIN RSA PRIVATE " + "KEY-----\nMIIEow" + text(c, 200)).encode()).decode()
-        )
+    "jwt": lambda c: "token = 'eyJ" + text(c, 33) + "." + text(c, 80) + "." + text(c, 43) + "'",
+    "bearer": lambda c: "Authorization: Bear" + "er " + text(c, 60),
+    "basic": lambda c: "Authorization: Bas" + "ic " + base64.b64encode(text(c, 24).encode()).decode(),
+    "postgres": lambda c: "postgres" + f"://admin:{text(c, 9)}7a@db.corp.net/x",
+    "redis": lambda c: "redis" + f"://:{text(c, 9)}7a@cache:6379/0",
+    "pem": lambda c: "-----BEGIN RSA PRIVATE " + "KEY-----\nMIIEow" + text(c, 64),
+    "openssh": lambda c: "-----BEGIN OPENSSH PRIVATE " + "KEY-----\nb3BlbnNza" + text(c, 64),
+    "google json": lambda c: '{"private_key":"-----BEGIN PRIVATE ' + "KEY-----\\nMII" + text(c, 60) + '\\n"}',
+    "kubeconfig": lambda c: (
+        "client-key-data: "
+        + base64.b64encode(("-----BEGIN RSA PRIVATE " + "KEY-----\nMIIEow" + text(c, 200)).encode()).decode()
     ),
-    "docker auth": made(
-        lambda c: '{"auths":{"ghcr.io":{"auth":"' + base64.b64encode(text(c, 40).encode()).decode() + '"}}}'
-    ),
-    "netrc": made(lambda c: "machine api.wandb.ai login user pass" + f"word {text(c, 40, HEX)}"),
-    "password": made(lambda c: "pass" + f"word = 'S3{text(c, 9)}!9'"),
+    "docker auth": lambda c: '{"auths":{"ghcr.io":{"auth":"' + base64.b64encode(text(c, 40).encode()).decode() + '"}}}',
+    "netrc": lambda c: "machine api.wandb.ai login user pass" + f"word {text(c, 40, HEX)}",
+    "password": lambda c: "pass" + f"word = 'S3{text(c, 9)}!9'",
     "any token": named("SERVICE_API" + "_TOKEN", 32),
     "any secret": named("client" + "_secret", 40),
     "digits": named("my_api" + "_key", 32, HEX),

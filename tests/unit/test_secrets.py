@@ -11,35 +11,11 @@ from hypothesis import strategies as st
 from m5ws import secret_rules, secret_scan, secret_text
 
 # Joined here, so that no line of this file looks like a secret.
-PEM = "-----BEGIN {}PRIVATE KEY-----"
-TOKENS = {
-    "a GitHub token": "gh" + "p_" + "a1B2" * 9,
-    "a Hugging Face token": "h" + "f_" + "aBcD" * 8 + "xy",
-    "an AWS access key": "AK" + "IA" + "Q3EXAMPLF7ABCDEF",
-    "a Slack token": "xox" + "b-123456789012-abcdef",
-    "a GitLab token": "glp" + "at-" + "abcdefghij0123456789",
-    "an OpenAI or Anthropic key": "s" + "k-proj-" + "abcdefghij0123456789",
-    "a Google API key": "AI" + "za" + "b" * 35,
-}
+_TOKEN = "ghp" + "_a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8"
 
 
 def _whats(path: str, text: str) -> list[str]:
     return [finding.what for finding in secret_scan.findings(path, text.encode())]
-
-
-@pytest.mark.parametrize("what", TOKENS)
-def test_tokens_are_found_with_their_line_and_masked(what: str) -> None:
-    token = TOKENS[what]
-    (finding,) = secret_scan.findings("a.py", f"x = 1\n\nkey = '{token}'\n".encode())
-    assert (finding.path, finding.line) == ("a.py", 3)
-    assert finding.what.startswith(what)
-    assert token[10:] not in finding.what
-
-
-@pytest.mark.parametrize("kind", ["", "RSA ", "EC ", "OPENSSH ", "ENCRYPTED "])
-@pytest.mark.parametrize("end", ["\n", "\r\n", "\\n"])
-def test_private_keys_are_found(kind: str, end: str) -> None:
-    assert _whats("k.txt", f"{PEM.format(kind)}{end}MIIEow") == [f"a private key (-----BEGIN {kind}PRIVATE KEY***)"]
 
 
 @pytest.mark.parametrize(
@@ -123,35 +99,12 @@ def test_ordinary_file_names_are_not_recognised_as_secrets(path: str) -> None:
 
 
 def test_binary_files_are_not_looked_into() -> None:
-    assert secret_scan.findings("a.bin", b"\0" + TOKENS["a GitHub token"].encode()) == []
-
-
-def test_an_error_lists_all_secrets_and_both_remedies() -> None:
-    found = [
-        secret_scan.SecretMatch(path="a.py", line=3, what="x"),
-        secret_scan.SecretMatch(path="id_rsa", line=0, what="y"),
-    ]
-    error = secret_scan.SecretsFound(found)
-    assert "a.py:3: x" in str(error)
-    assert "id_rsa: y" in str(error)
-    assert '[code] exclude = ["a.py", "id_rsa"]' in error.hint
-    assert "[secrets] allow" in error.hint
+    assert secret_scan.findings("a.bin", b"\0" + _TOKEN.encode()) == []
 
 
 def test_secrets_in_text_for_people_are_masked() -> None:
-    text = f"use {TOKENS['a GitHub token']} at https://ada:hunter2@example.org"
+    text = f"use {_TOKEN} at https://ada:hunter2@example.org"
     assert secret_scan.masked(text) == "use *** at https://ada:***@example.org"
-
-
-def test_hostile_text_is_searched_in_bounded_time() -> None:
-    for text in (
-        "a." * 300_000,
-        "://" * 200_000,
-        "a://b:" * 100_000,
-        "x" * 600_000 + "://@=",
-        "?token=" * 100_000 + "://@",
-    ):
-        secret_scan.findings(".env", text.encode())
 
 
 def test_m5ws_and_its_templates_contain_no_secrets() -> None:
@@ -160,7 +113,6 @@ def test_m5ws_and_its_templates_contain_no_secrets() -> None:
         assert secret_scan.findings(path.name, path.read_bytes()) == [], path
 
 
-_TOKEN = "ghp_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8"
 _codes = st.sampled_from(["\x1b[0m", "\x1b[31m", "\x1b[1;38;5;9m", "\x1b[K"])
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from m5ws import workspace
 from m5ws.errors import NotFound
-from m5ws.launch.local import LocalLauncher
 from m5ws.records.run import LaunchSpec, Run
 from m5ws.repository.repository import Repository
 from tests.support.stores.memory_store import MemoryStore
@@ -132,10 +131,6 @@ def test_a_workspace_without_a_name_has_the_name_of_its_directory(tmp_path: Path
 
 def test_dvc_datasets_are_not_searched_if_dvc_is_disabled(tmp_path: Path) -> None:
     assert workspace.find(_workspace(tmp_path, "[data]\ndvc = false\n"), {}).datasets() is None
-
-
-def test_the_launcher_inherits_the_environment_that_was_read(tmp_path: Path) -> None:
-    assert isinstance(workspace.find(_workspace(tmp_path), {"A": "1"}).launcher(), LocalLauncher)
 
 
 def test_a_setting_leaves_the_user_and_the_host_out_of_the_record_of_a_run(tmp_path: Path) -> None:

@@ -102,22 +102,6 @@ def test_changed_files_are_named_without_digests_and_other_changes_with_both_val
     assert not whole & {"train.py", "new.py", "tokenizer.json", "corpus", "kernel"} and "seed" in whole
 
 
-@pytest.mark.parametrize(
-    ("quantity", "step", "words"),
-    [
-        (("value", "loss"), 3, "loss at step 3 on rank 0"),
-        (("tensor", "model.w"), 3, "tensor model.w after step 3"),
-        (("generator", "torch"), 0, "generator torch before the first step"),
-        (("file", "out/a"), 0, "file out/a"),
-    ],
-)
-def test_a_reason_contains_the_place_of_the_first_difference(
-    quantity: tuple[QuantityKind, str], step: int, words: str
-) -> None:
-    first = _differing(step, quantity=quantity)
-    assert _explain(first, ()) == f"no recorded change explains the difference. The first difference is {words}"
-
-
 _FIRST = _differing(3)
 _BASE = Verdict(
     run="a",

@@ -33,7 +33,7 @@ for step in range(done + 1, steps + 1):
     (model(inputs) - inputs.sum(1, keepdim=True)).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
-    if step == steps or (step % 2 == 0 and kind != "late"):
+    if step == steps or step % 2 == 0:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
         torch.save(state if kind == "undrawn" else {**state, "generator": torch.get_rng_state()}, file)
 if kind == "elsewhere" and len(sys.argv) > 3:

@@ -4,7 +4,6 @@ import json
 import os
 from pathlib import Path
 
-import settings
 import torch
 
 import m5ws
@@ -17,7 +16,7 @@ points = torch.tensor([float(number) for number in Path("data/points.txt").read_
 session = m5ws.session(model, optimizer, total_steps=6)
 for step in session.steps():
     x = points.roll(step.number)[:8]
-    loss = (model(x) - settings.target(config, step.number)).square().sum()
+    loss = (model(x) - 1).square().sum()
     if step.number == 4:
         # An input that no snapshot pins.
         loss = loss + float(os.environ.get("TILT", "0"))
