@@ -76,8 +76,7 @@ def test_a_resume_restores_files_of_a_folder_that_is_declared_later(workspace: W
 def test_a_resume_without_checkpoint_and_output_files_needs_from_scratch(workspace: Workspace, tmp_path: Path) -> None:
     failed = workspace.m5ws("run", "--no-progress", "--", "train.py", "nothing", expect=1)
     run = failed.stdout.strip()
-    # The script has printed its exception, and ended with a status.
-    assert "ConfigError: no key" in failed.stderr
+    assert f"`m5ws logs {run}`" in failed.stderr
     assert "no output files" in workspace.m5ws("outputs", run, str(tmp_path / "model"), expect=3).stderr
     refused = workspace.m5ws("resume", run, expect=2)
     assert "neither a checkpoint nor output files" in refused.stderr and "--from-scratch" in refused.stderr
