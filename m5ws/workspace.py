@@ -10,7 +10,7 @@ import os
 import pwd
 import shlex
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -24,7 +24,7 @@ from m5ws.errors import MissingExtra, NotFound, UsageError
 from m5ws.launch.interface import Launcher
 from m5ws.records.launch import Observing
 from m5ws.records.store import Format
-from m5ws.store.interface import FORMAT, ObjectStore
+from m5ws.store.interface import ObjectStore
 from m5ws.tracking.interface import Tracker
 
 if TYPE_CHECKING:
@@ -145,20 +145,20 @@ class Workspace:
         With `for_dry_run`, a missing store is returned as it would be created. Without `near`, all data is
         read from the store itself and not from this machine's cache.
         """
-        limit_bytes = self.settings.store.cache_limit_bytes or 0
-        is_cached = near and self.cache_dir is not None and limit_bytes > 0
-        repository = self.repository_at(
+        return self.repository_at(
             self.settings.store.url,
             create=create,
             for_dry_run=for_dry_run,
             store_format=store_format,
-            references=self._user_cache.with_name("m5ws-references") if is_cached else None,
+            near=self._near if near else lambda store: store,
         )
-        if self.cache_dir is None or not is_cached:
-            return repository
+
+    def _near(self, store: ObjectStore) -> ObjectStore:
         from m5ws.store.cache.cache import cached
 
-        return repository.with_store(cached(repository.store, self.cache_dir, limit_bytes))
+        limit_bytes = self.settings.store.cache_limit_bytes or 0
+        references = self._user_cache.with_name("m5ws-references")
+        return store if self.cache_dir is None else cached(store, self.cache_dir, limit_bytes, references)
 
     def open_repository(self, *, create: bool = False) -> "Repository":
         """Open the store, and deliver the data that ended runs left on this machine. Raises NotFound."""
@@ -187,32 +187,27 @@ class Workspace:
         create: bool = False,
         for_dry_run: bool = False,
         store_format: Format | None = None,
-        references: Path | None = None,
+        near: Callable[[ObjectStore], ObjectStore] = lambda store: store,
     ) -> "Repository":
-        """Open or create the store at any URL, as `repository` does, without a cache of objects.
+        """Open or create the store at any URL, as `repository` does.
 
-        A relative path is resolved against the workspace. A new store gets `store_format`. `references` is the folder
-        for copies of references; without a folder there are none.
+        A relative path is resolved against the workspace. A new store gets `store_format`. `near` puts a cache before
+        the store.
         """
-        from m5ws.records import codec
         from m5ws.repository.repository import Repository
         from m5ws.store import open_store
-        from m5ws.store.cache.references import ReferenceCache
         from m5ws.store.s3 import joined
 
         store = open_store(self._located(url))
         if create or for_dry_run:
             self.prepare()
         joined.recall(self.home / "joined", store)
-        near = ReferenceCache(store, references) if references is not None else store
         if create:
             # Data is not written into a store that no longer exists: its format is read from the store itself.
-            repository = Repository.create(store, store_format).with_store(near)
-            if isinstance(near, ReferenceCache):
-                near.keep(FORMAT, codec.encode(repository.format))
+            repository = Repository.create(store, store_format).with_store(near(store))
             joined.join(self.home / "joined", store)
         else:
-            repository = self._open(near, store_format, for_dry_run=for_dry_run)
+            repository = self._open(near(store), store_format, for_dry_run=for_dry_run)
         if repository.note:
             _log.warning(repository.note)
         return repository

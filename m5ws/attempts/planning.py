@@ -242,7 +242,7 @@ def _context(
         resume=checkpoints.digest(repo, run.id, resume) if resume else None,
         goes_on=run.purpose != "reproduce",
         copies=str(copies),
-        references=str(near.references or "") if near is not None else "",
+        references=str(near.references.directory) if near is not None and near.references is not None else "",
         copies_bytes=copies_bytes,
     )
 

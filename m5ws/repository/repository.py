@@ -11,7 +11,7 @@ from m5ws.records import codec
 from m5ws.records.store import Format
 from m5ws.repository import gc_plans
 from m5ws.repository.objects import Objects
-from m5ws.store.cache.references import ReferenceCache
+from m5ws.store.cache.cache import CachedStore
 from m5ws.store.interface import FORMAT, ObjectStore, RegionAware
 from m5ws.store.listed import ListedStore
 
@@ -35,13 +35,13 @@ class Repository:
     @classmethod
     def open(cls, store: ObjectStore) -> "Repository":
         """Open an existing store. Raises NotFound if there is none, UnknownSchema if its version is unknown."""
-        known = store.copy(FORMAT) if isinstance(store, ReferenceCache) else None
+        known = store.copy(FORMAT) if isinstance(store, CachedStore) else None
         try:
             data = known or store.get(FORMAT)
         except NotFound as error:
             raise NotFound(f"no m5ws store at {store.url}", hint="Run `m5ws init` to create one.") from error
         form = codec.decode(data, Format, f"{store.url}/{FORMAT}")
-        origin = store.origin if isinstance(store, ReferenceCache) else store
+        origin = store.origin if isinstance(store, CachedStore) else store
         if known is not None and isinstance(origin, RegionAware):
             # The machine has compared the region of this store before.
             origin.assume_region(form.home_region)

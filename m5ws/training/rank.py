@@ -31,7 +31,6 @@ from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
 from m5ws.store.cache.cache import cached
-from m5ws.store.cache.references import ReferenceCache
 from m5ws.training import admission
 from m5ws.training.determinism import apply, portable
 from m5ws.training.observation import watch
@@ -57,10 +56,8 @@ def main(arguments: Sequence[str]) -> int:
     isolation.watch(orders, admitted.local_installs, loads.note)
     imported_copies.prefer(orders)
     spool = _open_spool(orders, rank)
-    store = open_store(orders.store)
-    repo = Repository.open(ReferenceCache(store, Path(orders.references)) if orders.references else store)
-    if orders.copies:
-        repo = repo.with_store(cached(repo.store, Path(orders.copies), orders.copies_bytes))
+    references = Path(orders.references) if orders.references else None
+    repo = Repository.open(cached(open_store(orders.store), Path(orders.copies), orders.copies_bytes, references))
     apply.apply(orders.determinism)
     if orders.determinism.level != "off":
         # Otherwise the system seeds them, for a script that does not.

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from m5ws.errors import NotFound
-from m5ws.store.cache.references import ReferenceCache
+from m5ws.store.cache.cache import CachedStore
+from m5ws.store.interface import ObjectStore
 from m5ws.store.listed import ListedStore
 from m5ws.store.local import LocalStore
 from tests.support.stores.counting_store import CountingStore
@@ -19,28 +20,30 @@ def far(tmp_path: Path) -> CountingStore:
     return CountingStore(LocalStore(tmp_path / "far"))
 
 
+def _cached(store: ObjectStore, folder: Path, references: Path) -> CachedStore:
+    return CachedStore(store, folder / "objects", 2**20, references)
+
+
 @pytest.fixture
-def near(far: CountingStore, tmp_path: Path) -> ReferenceCache:
-    return ReferenceCache(far, tmp_path / "near")
+def near(far: CountingStore, tmp_path: Path) -> CachedStore:
+    return _cached(far, tmp_path, tmp_path / "near")
 
 
 @pytest.mark.parametrize("key", [*_KEPT, *_NOT_KEPT])
-def test_only_references_that_are_never_deleted_are_read_once(
-    far: CountingStore, near: ReferenceCache, key: str
-) -> None:
+def test_only_references_that_are_never_deleted_are_read_once(far: CountingStore, near: CachedStore, key: str) -> None:
     far.create(key, b"data")
     assert [near.get(key) for _ in range(3)] == [b"data"] * 3
     assert len(far.gets) == (1 if key in _KEPT else 3)
 
 
-def test_a_created_reference_is_not_read(far: CountingStore, near: ReferenceCache) -> None:
+def test_a_created_reference_is_not_read(far: CountingStore, near: CachedStore) -> None:
     near.create("runs/a/run", b"data")
     assert near.get("runs/a/run") == b"data" and far.get("runs/a/run") == b"data"
     assert far.gets == ["runs/a/run"]
 
 
 @pytest.mark.parametrize("key", ["removed/a", "runs/a/verdict"])
-def test_absence_is_never_remembered(far: CountingStore, near: ReferenceCache, key: str) -> None:
+def test_absence_is_never_remembered(far: CountingStore, near: CachedStore, key: str) -> None:
     with pytest.raises(NotFound):
         near.get(key)
     far.create(key, b"now")
@@ -49,7 +52,7 @@ def test_absence_is_never_remembered(far: CountingStore, near: ReferenceCache, k
 
 @pytest.mark.parametrize("damage", [b"", b"short", b"x" * 36])
 def test_a_damaged_copy_is_read_again_from_the_store(
-    far: CountingStore, near: ReferenceCache, tmp_path: Path, damage: bytes
+    far: CountingStore, near: CachedStore, tmp_path: Path, damage: bytes
 ) -> None:
     near.create("runs/a/run", b"data")
     (copy,) = (tmp_path / "near" / "objects").glob("*/*")
@@ -59,18 +62,18 @@ def test_a_damaged_copy_is_read_again_from_the_store(
     assert far.gets == ["runs/a/run"]
 
 
-def test_two_stores_share_no_copies(tmp_path: Path, far: CountingStore, near: ReferenceCache) -> None:
+def test_two_stores_share_no_copies(tmp_path: Path, far: CountingStore, near: CachedStore) -> None:
     near.create("format", b"one")
     other = LocalStore(tmp_path / "other")
     other.create("format", b"two")
-    assert ReferenceCache(other, tmp_path / "near").get("format") == b"two"
+    assert _cached(other, tmp_path, tmp_path / "near").get("format") == b"two"
 
 
-def test_copies_are_private_and_an_unusable_folder_is_no_error(tmp_path: Path, near: ReferenceCache) -> None:
+def test_copies_are_private_and_an_unusable_folder_is_no_error(tmp_path: Path, near: CachedStore) -> None:
     near.create("runs/a/run", b"data")
     assert (tmp_path / "near").stat().st_mode & 0o077 == 0
     (tmp_path / "file").write_text("in the way")
-    blocked = ReferenceCache(near.origin, tmp_path / "file")
+    blocked = _cached(near.origin, tmp_path, tmp_path / "file")
     assert [blocked.get("runs/a/run") for _ in range(2)] == [b"data"] * 2
 
 

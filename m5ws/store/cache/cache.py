@@ -1,8 +1,8 @@
 """A read-through cache on this machine's disk, in front of a remote store.
 
-The cache keeps content-addressed objects only, because references and ledgers can appear at any time. It verifies
-nothing: `repository.objects` checks every byte against its digest, and requests a `refetch` copy after a mismatch. So
-each read is hashed once, and a damaged entry is replaced without an error. A failure of the cache is never an error for
+Of content-addressed objects it verifies nothing: `repository.objects` checks every byte against its digest, and
+requests a `refetch` copy after a mismatch. So each read is hashed once, and a damaged entry is replaced without an
+error. Copies of references are apart (`references`). A failure of the cache is never an error for
 the reader: objects that cannot be cached come from the store, with one warning.
 """
 
@@ -19,7 +19,7 @@ from m5ws import locks
 from m5ws.errors import ObjectExists
 from m5ws.store import permissions
 from m5ws.store.cache.limit import CacheLimit, open_shared
-from m5ws.store.cache.references import ReferenceCache
+from m5ws.store.cache.references import References
 from m5ws.store.interface import Buffer, ObjectStat, ObjectStore
 from m5ws.store.local import LocalStore, read
 
@@ -42,9 +42,12 @@ _FREED_BYTES = 64 * 2**20
 _log = logging.getLogger(__name__)
 
 
-def cached(store: ObjectStore, directory: Path, limit_bytes: int) -> ObjectStore:
-    """Return `store` with a cache of at most `limit_bytes` in `directory`; `store` itself for a limit of 0."""
-    return CachedStore(store, directory, limit_bytes) if limit_bytes > 0 else store
+def cached(store: ObjectStore, directory: Path, limit_bytes: int, references: Path | None = None) -> ObjectStore:
+    """Return `store` with a cache of at most `limit_bytes` in `directory`; `store` itself for a limit of 0.
+
+    `references` is the folder for copies of references; without a folder there are none.
+    """
+    return CachedStore(store, directory, limit_bytes, references) if limit_bytes > 0 else store
 
 
 class CachedStore:
@@ -56,28 +59,24 @@ class CachedStore:
     that are read often.
     """
 
-    def __init__(self, store: ObjectStore, directory: Path, limit_bytes: int) -> None:
-        self._store = store
+    def __init__(self, store: ObjectStore, directory: Path, limit_bytes: int, references: Path | None = None) -> None:
+        self.origin = store
         self._limit_bytes = limit_bytes
         self._entries = LocalStore(directory, durable=False)
         self._room = CacheLimit(self._entries, limit_bytes)
+        self.references = References(store.url, references) if references is not None else None
         self._large: set[str] = set()
         self.problem: OSError | None = None
         """The first reason why an object could not be cached."""
 
     @property
     def url(self) -> str:
-        return self._store.url
+        return self.origin.url
 
     @property
     def copies(self) -> tuple[Path, int]:
         """The directory of the copies, and their maximum total size in bytes."""
         return self._entries.root, self._limit_bytes
-
-    @property
-    def references(self) -> Path | None:
-        """The directory with copies of references; None if there is none."""
-        return self._store.directory if isinstance(self._store, ReferenceCache) else None
 
     @property
     def name(self) -> str:
@@ -93,20 +92,32 @@ class CachedStore:
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         if not key.startswith(_OBJECTS):
-            return self._store.get(key, start, length)
+            return self.origin.get(key, start, length) if start or length is not None else self._reference(key)
         data = self._read(key, start, length)
         if data is not None:
             return data
         if key in self._large and (start or length is not None):
-            return self._store.get(key, start, length)
+            return self.origin.get(key, start, length)
         with self._alone(key):
             data = self._read(key, start, length)
             return self._fetch(key, start, length) if data is None else data
 
+    def copy(self, key: str) -> bytes | None:
+        """Return the copy of a reference, or None."""
+        return self.references.get(key) if self.references is not None else None
+
+    def _reference(self, key: str) -> bytes:
+        data = self.copy(key)
+        if data is None:
+            data = self.origin.get(key)
+            if self.references is not None:
+                self.references.keep(key, data)
+        return data
+
     def refetch(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         """Delete the copy and read the object from the store itself, as `get`. Raises NotFound."""
         if not key.startswith(_OBJECTS):
-            return self._store.get(key, start, length)
+            return self.origin.get(key, start, length)
         self._drop(key)
         return self._fetch(key, start, length)
 
@@ -149,14 +160,14 @@ class CachedStore:
     def _fetch(self, key: str, start: int, length: int | None) -> bytes:
         """Read from the store, and cache the object if it was read completely."""
         if not start and length is None:
-            data = self._store.get(key)
+            data = self.origin.get(key)
         else:
             # One request reads a small object completely, and shows whether an object is large.
-            data = self._store.get(key, 0, WHOLE_BYTES + 1)
+            data = self.origin.get(key, 0, WHOLE_BYTES + 1)
             if len(data) > WHOLE_BYTES:
                 self._large.add(key)
                 within = length is not None and start + length <= len(data)
-                return data[start : start + length] if within and length else self._store.get(key, start, length)
+                return data[start : start + length] if within and length else self.origin.get(key, start, length)
         self._keep(key, data)
         return data if not start and length is None else data[start : None if length is None else start + length]
 
@@ -211,23 +222,26 @@ class CachedStore:
     # --- everything else ---------------------------------------------------------------------------
 
     def create(self, key: str, data: Buffer) -> None:
-        self._store.create(key, data)
-        if key.startswith(_OBJECTS) and memoryview(data).nbytes <= WHOLE_BYTES:
-            self._keep(key, data)
+        self.origin.create(key, data)
+        if key.startswith(_OBJECTS):
+            if memoryview(data).nbytes <= WHOLE_BYTES:
+                self._keep(key, data)
+        elif self.references is not None:
+            self.references.keep(key, bytes(data))
 
     def list(self, prefix: str) -> Iterator[ObjectStat]:
-        return self._store.list(prefix)
+        return self.origin.list(prefix)
 
     def names(self, prefix: str) -> tuple[str, ...]:
-        return self._store.names(prefix)
+        return self.origin.names(prefix)
 
     def delete(self, key: str) -> None:
-        self._store.delete(key)
+        self.origin.delete(key)
         if key.startswith(_OBJECTS):
             self._drop(key)
 
     def stat(self, key: str) -> ObjectStat | None:
-        return self._store.stat(key)
+        return self.origin.stat(key)
 
     def now(self) -> float:
-        return self._store.now()
+        return self.origin.now()

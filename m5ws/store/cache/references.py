@@ -6,7 +6,6 @@ copy has a checksum, and is read again from the store if it is damaged. The copi
 cache of a group: another user could forge them, because a reference is not named by its content.
 """
 
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import blake3
 
 from m5ws.errors import CorruptObject, NotFound, ObjectExists
 from m5ws.store.cache.limit import CacheLimit
-from m5ws.store.interface import FORMAT, Buffer, ObjectStat, ObjectStore
+from m5ws.store.interface import FORMAT
 from m5ws.store.local import LocalStore
 
 _KEPT = (FORMAT, "notes/", "removed/", "runs/", "snapshots/")
@@ -25,11 +24,11 @@ _LIMIT_BYTES = 2**30
 _SEAL_BYTES = 32
 
 
-class ReferenceCache:
-    """`ObjectStore` on a store and a directory."""
+class References:
+    """Copies of references of the store at `url`, in a directory."""
 
-    def __init__(self, store: ObjectStore, directory: Path) -> None:
-        self.origin = store
+    def __init__(self, url: str, directory: Path) -> None:
+        self._url = url
         self._entries = LocalStore(directory, durable=False)
         self._room = CacheLimit(self._entries, _LIMIT_BYTES)
 
@@ -38,41 +37,10 @@ class ReferenceCache:
         """The directory of the copies."""
         return self._entries.root
 
-    @property
-    def url(self) -> str:
-        return self.origin.url
-
-    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        if start or length is not None or not _is_kept(key):
-            return self.origin.get(key, start, length)
-        data = self.copy(key)
-        if data is None:
-            data = self.origin.get(key)
-            self.keep(key, data)
-        return data
-
-    def create(self, key: str, data: Buffer) -> None:
-        self.origin.create(key, data)
-        if _is_kept(key):
-            self.keep(key, bytes(data))
-
-    def list(self, prefix: str) -> Iterator[ObjectStat]:
-        return self.origin.list(prefix)
-
-    def names(self, prefix: str) -> tuple[str, ...]:
-        return self.origin.names(prefix)
-
-    def delete(self, key: str) -> None:
-        self.origin.delete(key)
-
-    def stat(self, key: str) -> ObjectStat | None:
-        return self.origin.stat(key)
-
-    def now(self) -> float:
-        return self.origin.now()
-
-    def copy(self, key: str) -> bytes | None:
+    def get(self, key: str) -> bytes | None:
         """Return the copy of a reference; None if there is none, or if it is damaged."""
+        if not _is_kept(key):
+            return None
         entry = self._entry(key)
         try:
             stored = self._entries.get(entry)
@@ -87,14 +55,14 @@ class ReferenceCache:
 
     def keep(self, key: str, data: bytes) -> None:
         """Keep a copy of a published reference, if possible. Without copies, references come from the store."""
-        if len(data) > _LARGEST_BYTES:
+        if not _is_kept(key) or len(data) > _LARGEST_BYTES:
             return
         with suppress(OSError, ObjectExists, CorruptObject):
             self._room.take(len(data))
             self._entries.create(self._entry(key), data + blake3.blake3(data).digest())
 
     def _entry(self, key: str) -> str:
-        name = blake3.blake3(f"{self.url}\n{key}".encode()).hexdigest()
+        name = blake3.blake3(f"{self._url}\n{key}".encode()).hexdigest()
         return f"objects/{name[:2]}/{name}"
 
 
