@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import blake3
 
-from m5ws.errors import CorruptObject, ObjectExists
+from m5ws.errors import CorruptObject, NotFound, ObjectExists
 from m5ws.records import codec
 from m5ws.records.base import Digest, Record
 from m5ws.records.store import Format
@@ -27,6 +27,7 @@ from m5ws.store.interface import Buffer, ObjectStore
 
 R = TypeVar("R", bound=Record)
 _READS = 3
+_HINT = "Run `m5ws fsck` in a workspace of the store {}. It lists all damage and its effects."
 _ASKED_BYTES = 64 * 2**10
 """Smaller objects are uploaded without an existence check, which would take as long."""
 _SEEN_MOST = 2**17
@@ -160,7 +161,11 @@ class Objects:
 
     def _readings(self, *where: Any) -> Iterator[bytes]:
         """Yield readings of an object: first a cache's copy, if there is one, then the store's."""
-        yield self.store.get(*where)
+        try:
+            data = self.store.get(*where)
+        except NotFound as error:
+            raise NotFound(str(error), hint=_HINT.format(self.store.url)) from error
+        yield data
         for _ in range(_READS - 1):
             yield self.store.refetch(*where) if isinstance(self.store, CachedStore) else self.store.get(*where)
 
@@ -191,8 +196,7 @@ def check_length(store: ObjectStore, digest: Digest, stored_bytes: int, size_byt
 
 def damaged(store: ObjectStore, problem: str) -> CorruptObject:
     """Return the error for a damaged object, which names the store: a copy reads two stores."""
-    hint = f"Run `m5ws fsck` in a workspace of the store {store.url}. It lists all damage and its effects."
-    return CorruptObject(f"{problem} (in the store {store.url})", hint=hint)
+    return CorruptObject(f"{problem} (in the store {store.url})", hint=_HINT.format(store.url))
 
 
 def _not_as_written(store: ObjectStore, part: Slice) -> CorruptObject:

@@ -256,10 +256,10 @@ class LocalStore:
 
     def _sweep(self) -> None:
         """Delete the files of killed writers: unpublished files older than any write in progress."""
-        if not self._is_inside(_TEMPORARY):
-            return
         oldest_s = time.time() - (_STALE_S if self._durable else _STALE_COPY_S)
         try:
+            if not self._is_inside(_TEMPORARY):
+                return
             with os.scandir(self.root / _TEMPORARY) as scanned:
                 stale = [entry.path for entry in scanned if entry.stat(follow_symlinks=False).st_mtime < oldest_s]
         except OSError:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from m5ws.errors import NotFound
 from m5ws.repository import objects
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
@@ -25,3 +26,12 @@ def test_a_limited_number_of_stored_objects_is_remembered(
         watched.objects.put_if_absent(content)
     assert len(watched.objects._seen) == 1
     assert [watched.objects.get(watched.objects.digest(content)) for content in contents] == contents
+
+
+def test_the_error_for_a_missing_object_names_the_store_and_the_check(repo: Repository) -> None:
+    with pytest.raises(NotFound) as missing:
+        repo.objects.get("a" * 64)
+    assert (
+        repo.store.url in str(missing.value)
+        and f"`m5ws fsck` in a workspace of the store {repo.store.url}" in missing.value.hint
+    )

@@ -36,6 +36,7 @@ def use_cache(folder: Path, number: str) -> None:
     for stat in far.list("objects/"):
         objects.get(stat.key.rpartition("/")[2])
         if near.problem is not None:
+            print("read without the cache:", end=" ")
             raise near.problem
         assert near.cached_size(stat.key)
 
