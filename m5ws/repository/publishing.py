@@ -71,9 +71,11 @@ def publish(
     try:
         # Published from here on (W4).
         create()
-    finally:
-        # Also after an error: `create` may have created several references.
+    except (M5Error, OSError):
+        # `create` may have created several references before its error.
         guard.settle(published=True)
+        raise
+    guard.settle(published=True)
     if run is not None:
         # After the reference: a removal that this look does not meet was published later, and its `rm` lists the
         # reference.

@@ -93,10 +93,11 @@ def copy(
                 began=began,
                 repair=lambda: copy_objects(source, target, needs, presence.missing(target.objects, needs), progress),
             )
-        finally:
-            # Also after an error: a run that is removed meanwhile may have lost objects in both stores.
-            carried, apart = _compare_removals(source, target, runs, existing)
-            _publish(source, target, [removals.key(name) for name in carried])
+        except (M5Error, OSError):
+            # A run that is removed meanwhile may have lost objects in both stores.
+            _copy_removals(source, target, runs, existing)
+            raise
+        apart = _copy_removals(source, target, runs, existing)
         _refuse_apart(source, target, apart)
     return CopyCounts(
         snapshots=sum(kind == "snapshot" for kind, _ in roots),
@@ -131,6 +132,15 @@ def _compare_removals(
     here, there = removals.removed_runs(source), removals.removed_runs(target)
     apart = [name for name in names if name in there - here or (name in here - there and name in existing)]
     return [name for name in names if name in here - there and name not in apart], apart
+
+
+def _copy_removals(
+    source: Repository, target: Repository, names: Sequence[str], existing: Collection[str]
+) -> list[str]:
+    """Copy removals that were published meanwhile. Return the runs that are removed in one of the stores alone."""
+    carried, apart = _compare_removals(source, target, names, existing)
+    _publish(source, target, [removals.key(name) for name in carried])
+    return apart
 
 
 def _refuse_apart(source: Repository, target: Repository, apart: Sequence[str]) -> None:
