@@ -34,8 +34,13 @@ def acquire(descriptor: int, wait_s: float = 0.0) -> bool:
 
 
 def release(descriptor: int) -> None:
-    """Unlock an open file. Closing it is not enough: a child that was forked meanwhile has the same open file."""
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    """Unlock and close a file. To close it is not enough: a child that was forked meanwhile has the same open file.
+
+    A script may fork loaders, which live long, while a checkpoint is saved.
+    """
+    with suppress(OSError):  # Some file systems have no locks.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
 
 
 def is_held(path: Path) -> bool:

@@ -4,7 +4,6 @@ So the folder of a team stays open for its group, and a user's own folder stays 
 with its permissions, also if its process is killed.
 """
 
-import math
 import os
 import stat
 from contextlib import suppress
@@ -13,6 +12,8 @@ from pathlib import Path
 from m5ws import access, locks
 
 _READ, _WRITE = 0o444, 0o222
+_PATIENCE_S = 5.0
+"""Longest wait for another process that makes a folder. Then this process makes its folder beside it."""
 
 
 def make_folder(root: Path, folder: Path) -> None:
@@ -21,14 +22,11 @@ def make_folder(root: Path, folder: Path) -> None:
     try:
         with suppress(OSError):  # Some file systems have no locks.
             # Otherwise the rename of one process may replace the folder in which another is about to create a file.
-            locks.acquire(descriptor, math.inf)
+            locks.acquire(descriptor, _PATIENCE_S)
         if not folder.is_dir():
             _make(folder, os.fstat(descriptor))
     finally:
-        with suppress(OSError):
-            # A script may fork loaders, which live long, while a checkpoint is saved.
-            locks.release(descriptor)
-        os.close(descriptor)
+        locks.release(descriptor)
 
 
 def _make(folder: Path, root: os.stat_result) -> None:

@@ -191,7 +191,7 @@ class CachedStore:
                 locks.acquire(descriptor, _PATIENCE_S)
             yield
         finally:
-            os.close(descriptor)
+            locks.release(descriptor)
 
     # --- keeping -----------------------------------------------------------------------------------
 

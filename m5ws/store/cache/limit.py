@@ -75,7 +75,7 @@ class CacheLimit:
         try:
             yield descriptor if locks.acquire(descriptor, wait_s) else None
         finally:
-            os.close(descriptor)
+            locks.release(descriptor)
 
 
 def open_shared(root: Path, name: str) -> int:
