@@ -34,17 +34,10 @@ from m5ws.runs.state import RunState, Standing, load, load_newest
 Row = TypeVar("Row")
 
 
-class SnapshotRow(msgspec.Struct, frozen=True, kw_only=True):
+class SnapshotRow(SnapshotFacts, frozen=True, kw_only=True):
     """A snapshot in a list, with its newest annotation."""
 
     id: Digest
-    created_s: float = 0.0
-    commit: str | None = None
-    dirty: bool = False
-    author: str | None = None
-    branch: str | None = None
-    message: str | None = None
-    derived_from: Digest | None = None
     problem: str | None = None
 
 

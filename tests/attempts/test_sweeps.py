@@ -136,7 +136,7 @@ def test_lists_name_the_sweep_of_a_run(repo: Repository, base: Run, is_indexed: 
     sweep = _create(repo, base, "seed=0:2")
     run, other = _publish(repo, sweep, base, 0), planted.run(repo, runs.new_id(), base.snapshot)
     if not is_indexed:
-        for name in run_index.names(repo, run):
-            repo.store.delete(f"{run_index.folder(run)}{name}")
+        for stat in [*repo.store.list(str(run_index.folder(run)))]:
+            repo.store.delete(stat.key)
     assert {row.id: row.sweep for row in listing.list_runs(repo)} == {run.id: sweep.id, other.id: None}
     assert runs.sweeps(repo) == [sweep.id]

@@ -50,7 +50,7 @@ class Counting:
         raise AssertionError("nothing is deleted to find out")
 
     def now(self) -> float:
-        raise AssertionError("no time is asked to find out")
+        raise AssertionError("the clock of the store is not read")
 
 
 def _digests(first: int, count: int, step: int = 1) -> list[str]:

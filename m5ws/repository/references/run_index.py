@@ -161,12 +161,6 @@ def load(repo: Repository) -> dict[str, RunFacts]:
     return dict(newest(repo))
 
 
-def names(repo: Repository, run: Run) -> tuple[str, ...]:
-    """Return the names of a run's keys in the index."""
-    prefix = folder(run)
-    return () if prefix is None else repo.store.names(prefix)
-
-
 def write(repo: Repository, run: Run, **facts: object) -> None:
     """Create the keys of facts by their kinds, once; their originals must be published already."""
     index_names.write(repo.store, [key for kind, value in facts.items() for key in keys(run, kind, value)])

@@ -26,7 +26,7 @@ _MESSAGE_CHARACTERS = 200
 class SnapshotFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of a snapshot and one of its annotations, for lists. Of the message, the first line."""
 
-    created_s: float
+    created_s: float = 0.0
     commit: str | None = None
     dirty: bool = False
     author: str | None = None

@@ -74,12 +74,7 @@ def copy(
     new = [name for name in references if not _there(source, target, name)]
     # First, so that an interrupted copy leaves no run without its removal.
     new = [*(removals.key(name) for name in runs if name in carried), *new]
-    needs: dict[Digest, int] = {}
-    for position, (kind, root) in enumerate(roots):
-        if progress:
-            progress("reading records", position, len(roots))
-        for digest, size in closure.closure(source, kind, root).items():
-            needs[digest] = max(size, needs.get(digest, 0))
+    needs = _find_needs(source, roots, progress)
     lacking = presence.missing(target.objects, needs)
     if not dry_run:
         try:
@@ -109,6 +104,17 @@ def copy(
         references=len(new),
         left_out=tuple(name for _, name in left_out),
     )
+
+
+def _find_needs(source: Repository, roots: Sequence[tuple[Kind, str]], progress: Progress | None) -> dict[Digest, int]:
+    """Return the objects of snapshots and runs, with the bytes that their references need of each."""
+    needs: dict[Digest, int] = {}
+    for position, (kind, root) in enumerate(roots):
+        if progress:
+            progress("reading records", position, len(roots))
+        for digest, size in closure.closure(source, kind, root).items():
+            needs[digest] = max(size, needs.get(digest, 0))
+    return needs
 
 
 def _refuse_foreign(source: Repository, target: Repository) -> None:

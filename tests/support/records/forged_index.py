@@ -15,10 +15,8 @@ def forge(repo: Repository, run: str, kind: str, value: object) -> tuple[str, ..
 
 def forget(repo: Repository, run: str, kind: str) -> None:
     """Delete the keys of a run with a kind of facts."""
-    record = runs.load(repo, run)
-    for name in run_index.names(repo, record):
-        if name.startswith(f"{kind}."):
-            repo.store.delete(f"{run_index.folder(record)}{name}")
+    for stat in [*repo.store.list(f"{run_index.folder(runs.load(repo, run))}{kind}.")]:
+        repo.store.delete(stat.key)
 
 
 def forge_creation(repo: Repository, run: str, **fields: object) -> None:
