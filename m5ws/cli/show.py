@@ -12,7 +12,6 @@ from m5ws.cli.terminal import output, progress, verdict
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from m5ws.records.commit import CommitFacts
     from m5ws.records.environment import Observed
     from m5ws.records.note import Note
     from m5ws.records.run import Parent, Run
@@ -29,16 +28,15 @@ if TYPE_CHECKING:
 def command(context: click.Context, name: str, environment: bool, as_json: bool) -> None:
     """Show a snapshot, a run or a sweep.
 
-    For a snapshot: its parts with digests and sizes, its messages, and its commit if the git repository around the
-    workspace has it. For a run: its state, attempts, checkpoints, output files and verdicts, and
-    the run or checkpoint that it started from. For a sweep: its values, and the state of each of its runs.
+    For a snapshot: its parts with digests and sizes, its commit and its messages. For a run: its state, attempts,
+    checkpoints, output files and verdicts, and the run or checkpoint that it started from. For a sweep: its values, and
+    the state of each of its runs.
 
     \b
     Example:
       m5ws show 1f3a9c
     """
     from m5ws.agent import untracked
-    from m5ws.diff import commit_history
     from m5ws.outputs import kept_work
     from m5ws.repository.references import ids as refs
     from m5ws.runs import listing
@@ -53,8 +51,6 @@ def command(context: click.Context, name: str, environment: bool, as_json: bool)
     with progress.Bar() as bar:
         bar(f"reading the records of the {kind}", 0, 0)
         view = listing.view_run(repo, record_id) if kind == "run" else listing.view_snapshot(repo, record_id)
-        snapshot = view.run.snapshot if isinstance(view, listing.RunView) else view.id
-        view = msgspec.structs.replace(view, commit=commit_history.facts(repo, workspace.history(), snapshot))
     if isinstance(view, listing.RunView):
         view = msgspec.structs.replace(view, kept=kept_work.find(workspace.home, workspace.kept, record_id))
     if as_json:
@@ -73,8 +69,7 @@ def _snapshot(view: "SnapshotView") -> str:
     code, tokenizer = view.snapshot.code, view.snapshot.tokenizer
     state = "with changes" if code.dirty else "clean"
     lines = [f"snapshot {view.id}"]
-    commit = {"commit": f"{code.commit} ({state})" if code.commit else "none", **_commit(view.commit)}
-    lines.append(output.fields(commit, "  "))
+    lines.append(output.fields({"commit": f"{code.commit} ({state})" if code.commit else "none"}, "  "))
     for annotation in view.annotations:
         fields = {
             "when": output.moment(annotation.created_s),
@@ -106,20 +101,6 @@ def _snapshot(view: "SnapshotView") -> str:
     return "\n".join(lines)
 
 
-def _commit(facts: "CommitFacts | None", *, named: bool = False) -> dict[str, str | None]:
-    """Return the facts of a commit as fields, with its id if `named`."""
-    if facts is None:
-        return {}
-    if facts.commit is None:
-        return {"history": f"not available: {facts.missing}"}
-    commit = facts.commit
-    return {
-        **({"commit": commit.id} if named else {}),
-        "subject": commit.subject,
-        "committed by": f"{commit.author}, {output.moment(commit.authored_s)}",
-    }
-
-
 def _run(view: "RunView") -> str:
     from m5ws.outputs import kept_work
     from m5ws.repository.references import lineage
@@ -131,7 +112,7 @@ def _run(view: "RunView") -> str:
         "removed": " by ".join(filter(None, (output.moment(gone.created_s), gone.author))) if gone else None,
         "state": f"{view.standing}, step {state.last_step}{total}{_inexact(state)}",
         "snapshot": run.snapshot,
-        **_commit(view.commit, named=True),
+        "commit": view.commit,
         "reproduces": run.reproduces,
         "sweep": run.sweep.id if run.sweep else None,
         "starts": lineage.format_lineage(view.lineage, view.lineage_whole),

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from m5ws.errors import M5Error
 from m5ws.records.base import Digest
-from m5ws.records.commit import Commit, CommitFacts, CommitsBetween
-from m5ws.records.snapshot import Snapshot
+from m5ws.records.commit import Commit, CommitsBetween
 from m5ws.records.verdict import Change
 from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
@@ -21,15 +19,6 @@ if TYPE_CHECKING:
     from m5ws.snapshot.sources.git_history import GitHistory
 
 _SHORT = 10
-
-
-def facts(repo: Repository, history: "GitHistory", snapshot: Digest) -> CommitFacts | None:
-    """Return the facts of a snapshot's commit; None if it has none or is unreadable."""
-    try:
-        commit = repo.objects.get_record(snapshot, Snapshot).code.commit
-    except M5Error:
-        return None
-    return history.facts(commit) if commit else None
 
 
 def describe_commits(repo: Repository, history: "GitHistory | None", old: Digest, new: Digest) -> tuple[str, ...]:

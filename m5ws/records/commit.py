@@ -12,13 +12,6 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     subject: str
 
 
-class CommitFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A commit. `missing` is the reason why the local history does not have it."""
-
-    commit: Commit | None = None
-    missing: str | None = None
-
-
 class CommitsBetween(msgspec.Struct, frozen=True, kw_only=True):
     """The newest commits that only one of two commits has among its ancestors, itself included, and their number.
 

@@ -16,7 +16,6 @@ from m5ws.outputs.kept_work import KeptWork
 from m5ws.outputs.saved import OutputsRow
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
-from m5ws.records.commit import CommitFacts
 from m5ws.records.environment import Observed
 from m5ws.records.note import Note, NoteOutcome
 from m5ws.records.removal import Removal
@@ -97,7 +96,6 @@ class SnapshotView(msgspec.Struct, frozen=True, kw_only=True):
     annotations: tuple[Annotation, ...]
     observed: Observed | None
     runs: tuple[str, ...]
-    commit: CommitFacts | None = None
 
 
 class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,6 +117,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     run: Run
+    commit: str | None
     standing: Standing
     state: RunState
     observed: Observed | None
@@ -134,7 +133,6 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     removal: Removal | None = None
     environments: dict[int, tuple[Change, ...]] = {}
     """By attempt, how its environment differs from the first attempt's; attempts without a difference are left out."""
-    commit: CommitFacts | None = None
     kept: tuple[KeptWork, ...] = ()
     """Work of a removed run on this machine."""
 
@@ -217,6 +215,7 @@ def view_run(repo: Repository, run_id: str) -> RunView:
     verdict = next((verdict for verdict in verdicts if run_id in verdict.replays), None)
     return RunView(
         run=run,
+        commit=repo.objects.get_record(run.snapshot, Snapshot).code.commit,
         standing="refused" if verdict is not None and state.newest is None else state.standing,
         state=state,
         observed=repo.objects.get_record(observed, Observed) if observed else None,

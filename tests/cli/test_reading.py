@@ -115,18 +115,13 @@ def test_show_and_diff_read_the_git_history(m5: Any, home: Repository, place: Pa
     run = planted.run(home, "7c1d00000009", two)
     for name in (two, run.id):
         shown = m5("show", name)
-        assert f"{second}" in shown.out and "Warm up longer" in shown.out and "Ada, " in shown.out
-        assert m5("show", name, "--json").document["commit"]["commit"]["subject"] == "Warm up longer"
+        assert second in shown.out
     changed = m5("diff", one, two).out
     assert f"    + {second[:10]} " in changed and "Ada: Warm up longer" in changed
     assert "Ada: Warm up longer" not in m5("diff", one, two, "--brief").out
 
 
-def test_show_and_diff_work_without_the_commit_of_a_snapshot(
-    m5: Any, made: Any, home: Repository, tmp_path: Path
-) -> None:
-    shown = m5("show", made.snapshot)
-    assert shown.status == 0 and "history  not available: the repository does not have such a commit" in shown.out
+def test_diff_works_without_the_commit_of_a_snapshot(m5: Any, made: Any, home: Repository, tmp_path: Path) -> None:
     code = planted.tree(home, tmp_path / "code", {"train.py": "print('trained')\n"})
     found = m5("diff", made.snapshot, planted.publish(home, planted.snapshot(code, commit="b" * 40)))
     assert found.status == 0 and "the history between the commits is unavailable: the repository does not" in found.out

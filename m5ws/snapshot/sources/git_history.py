@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from m5ws import secret_gate
 from m5ws.errors import M5Error
-from m5ws.records.commit import Commit, CommitFacts, CommitsBetween
+from m5ws.records.commit import Commit, CommitsBetween
 
 if TYPE_CHECKING:
     from git import Commit as GitCommit
@@ -29,15 +29,6 @@ class GitHistory:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-
-    def facts(self, commit: str) -> CommitFacts:
-        """Return the facts of a commit."""
-        try:
-            with _opened(self._root) as repo:
-                _check(commit)
-                return secret_gate.masked(CommitFacts(commit=_commit(repo.commit(commit))))
-        except _Missing as error:
-            return CommitFacts(missing=str(error))
 
     def between(self, old: str, new: str) -> CommitsBetween:
         """Return the commits that only one of two commits has among its ancestors."""
