@@ -12,8 +12,9 @@ root=${1:-m5ws-demo}
 text=${2:+$(realpath "$2")}
 
 printf '# A project in git: a small GPT, real text, and a tokenizer trained on it.\n'
-show m5ws -q init --template gpt-fsdp --git "$root"
+show m5ws -q init --template gpt-fsdp "$root"
 show cd "$root"
+show git init -q
 show python prepare.py ${text:+"$text"}
 
 printf '\n# Pin code, config, tokenizer, data and environment, and train from them on two processes.\n'

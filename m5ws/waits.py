@@ -8,7 +8,6 @@ line does: ranks and followers of a run wait for the same store.
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 LIMIT_S = 10.0
@@ -106,9 +105,7 @@ class Wait:
         self._waits.begin(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._waits.end(self)
 
 

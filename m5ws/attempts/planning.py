@@ -118,12 +118,11 @@ def new_run(
     name: str | None = None,
     reproduces: str | None = None,
     parent: Parent | None = None,
-    run_id: str | None = None,
 ) -> Run:
     """Return a new run. With `reproduces`, it replays another run; with `parent`, it is a fork. Raises SecretText."""
     secret_gate.refuse_value("--name", "name", name or "")
     return Run(
-        id=run_id or runs.new_id(),
+        id=runs.new_id(),
         snapshot=snapshot_id,
         spec=launch,
         purpose="reproduce" if reproduces else "train",

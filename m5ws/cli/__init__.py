@@ -53,7 +53,6 @@ COMMANDS = {
     "du": "List the bytes of runs.",
     "gc": "Delete unneeded objects: plan first, delete after a grace period.",
     "ui": "Open MLflow with this workspace's runs.",
-    "completion": "Print the completion script for a shell.",
 }
 
 

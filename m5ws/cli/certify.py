@@ -54,14 +54,7 @@ class NothingToCertify(M5Error):
     help="Test N restores, chosen at random (default: all, or 1 without m5ws.session).",
 )
 @click.option("--sample-seed", type=int, default=0, show_default=True, metavar="N", help="Seed of that choice.")
-@click.option(
-    "--parallel",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    metavar="P",
-    help="Number of parallel restores.",
-)
+@segments.parallel
 @click.option("--no-progress", is_flag=True, help="Do not print steps.")
 @output.json_option
 @click.pass_context

@@ -15,7 +15,6 @@ from m5ws.errors import UsageError
 @click.option("--store", metavar="STORE", help="A directory, relative to the workspace, or s3://bucket/prefix.")
 @click.option("--region", metavar="NAME", help="Region of the S3 bucket.")
 @click.option("--endpoint-url", metavar="URL", help="S3 server, if it is not AWS.")
-@click.option("--git", "with_git", is_flag=True, help="Create a git repository, and commit the files.")
 @click.option("--list", "list_only", is_flag=True, help="List the templates, and do nothing.")
 @output.json_option
 @click.pass_context
@@ -26,7 +25,6 @@ def command(
     store: str | None,
     region: str | None,
     endpoint_url: str | None,
-    with_git: bool,
     list_only: bool,
     as_json: bool,
 ) -> None:
@@ -38,13 +36,12 @@ def command(
 
     \b
     Examples:
-      m5ws init --template gpt-fsdp --git my-model
+      m5ws init --template gpt-fsdp my-model
       m5ws init --store s3://team-training/m5ws --region eu-west-1
     """
     from m5ws import workspace
     from m5ws.config.settings import StoreSettings
     from m5ws.projects import init
-    from m5ws.snapshot.sources import git_history
 
     if list_only:
         known = init.templates()
@@ -55,24 +52,19 @@ def command(
     plan = init.plan(root, template, store=settings)
     if (region or endpoint_url) and "://" not in (store or ""):
         raise UsageError("--region and --endpoint-url require an S3 store: --store s3://bucket/prefix")
-    if with_git and (root / ".git").exists():
-        raise UsageError(f"{root} is already a git repository", hint="Leave out --git.")
     if store is not None:
         workspace.try_store(root, StoreSettings(url=store, region=region, endpoint_url=endpoint_url))
     init.apply(plan)
     workspace.find(root).repository(create=True)
     written = [file.path for file in plan.files]
-    message = f"Start from {template}" if template else "Make a workspace"
-    commit = git_history.make_repository(root, (*written, *plan.kept), message) if with_git else None
     if as_json:
-        made = {"commit": commit} if commit is not None else {}
-        return output.print_json({"workspace": str(root), "files": written, "kept": plan.kept, **made})
+        return output.print_json({"workspace": str(root), "files": written, "kept": plan.kept})
     output.echo(f"{root} is a workspace: {', '.join(written)}")
     for path in plan.kept:
         output.print_note(f"note: existing {path} was not changed; the template's rules were not added")
     if not init.in_git(root):
         output.print_note("hint: run `git init` here, so that snapshots record their commit.")
-    elif commit is None:
+    else:
         output.print_note("hint: commit m5ws.toml after your changes, so that every checkout has the same settings.")
     move = "" if directory is None else f"cd {shlex.quote(str(directory))}; "
     begin = "python prepare.py; m5ws run" if "prepare.py" in written else "m5ws run SCRIPT"

@@ -39,14 +39,7 @@ class _Arguments(segments.SegmentArguments):
 @click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Use another seed.")
 @click.option("--nproc", type=click.IntRange(min=1), metavar="N", help="Use another number of processes.")
 @segments.options
-@click.option(
-    "--parallel",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    metavar="P",
-    help="Replay P segments in parallel.",
-)
+@segments.parallel
 @click.option("--no-recheck", is_flag=True, help="Do not repeat a replay that diverged.")
 @click.option("--explain", is_flag=True, help="Replay the steps around a divergence, and find its cause.")
 @click.option("--strict", is_flag=True, help="Judge each output file by its bytes.")

@@ -73,7 +73,8 @@ def compare(
 
     Of the ledgers, rank 0's are read, one run after another.
     """
-    refuse_number(names)
+    if not 2 <= len(set(names)) <= MOST_RUNS:
+        raise UsageError(f"2 to {MOST_RUNS} runs can be compared, not {len(set(names))}")
     rows = {row.id: row for row in run_table.describe(repo, names)}
     if (damaged := next((row for row in rows.values() if row.problem), None)) is not None:
         raise UsageError(f"run {damaged.id} is damaged: {damaged.problem}", hint="`m5ws fsck` lists all damage.")
@@ -87,12 +88,6 @@ def compare(
         compared.append(_compared(repo, rows[name], compare_histories(first, done)))
         drawn.append(curves.of_steps(done.steps.get(0, {})))
     return RunComparison(runs=tuple(compared), inputs=tuple(inputs)), drawn
-
-
-def refuse_number(names: Sequence[str]) -> None:
-    """Raise UsageError unless there are 2 to 50 different runs."""
-    if not 2 <= len(set(names)) <= MOST_RUNS:
-        raise UsageError(f"2 to {MOST_RUNS} runs can be compared, not {len(set(names))}")
 
 
 def _load(repo: Repository, run: str) -> History:

@@ -30,6 +30,9 @@ class Series(Mapping[int, R]):
     def up_to(self, number: int) -> int | None:
         """Return the last step that has a value and is not after `number`, or None."""
 
+    def __contains__(self, number: object) -> bool:
+        return isinstance(number, int) and self.up_to(number) == number
+
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
@@ -108,9 +111,6 @@ class ChainSeries(Series[R]):
             raise CorruptObject(f"step {number} is not in the ledger any more")
         return value
 
-    def __contains__(self, number: object) -> bool:
-        return isinstance(number, int) and self.up_to(number) == number
-
     def __iter__(self) -> Iterator[int]:
         return iter(self._numbers)
 
@@ -143,9 +143,6 @@ class JoinedSeries(Series[R]):
         if part is None:
             raise KeyError(number)
         return part[number]
-
-    def __contains__(self, number: object) -> bool:
-        return any(number in part for part in self.parts)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.parts[0]) if len(self.parts) == 1 else union(self.parts)
@@ -180,9 +177,6 @@ class LiveSeries(Series[R]):
             raise KeyError(number)
         return self._recent[number] if number in self._recent else self._older()[number]
 
-    def __contains__(self, number: object) -> bool:
-        return number in self._numbers
-
     def __iter__(self) -> Iterator[int]:
         return iter(self._numbers)
 
@@ -205,9 +199,6 @@ class SeriesRange(Series[R]):
         if number not in self:
             raise KeyError(number)
         return self._whole[number]
-
-    def __contains__(self, number: object) -> bool:
-        return isinstance(number, int) and self._first < number <= self._end and number in self._whole
 
     def __iter__(self) -> Iterator[int]:
         return (number for number in self._whole if self._first < number <= self._end)

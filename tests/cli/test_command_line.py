@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +11,6 @@ import click
 import pytest
 
 from m5ws.cli import COMMANDS, cli
-from m5ws.records.run import Axis, Sweep
-from m5ws.repository.repository import Repository
-from tests.support.records import planted
 from tests.support.workspace.checkouts import commit_all, git
 
 HEAVY = (
@@ -60,10 +56,9 @@ def test_the_help_of_a_verb_loads_nothing_heavy() -> None:
 
 
 def test_reading_verbs_load_nothing_heavy(place: Path, made: Any) -> None:
-    verbs = (["ls"], ["diff", made.snapshot, made.changed], ["fsck"], ["ls", "--json"], ["snapshot"])
+    shown = ["show", made.run]
+    verbs = (["ls"], ["diff", made.snapshot, made.changed], ["fsck"], ["ls", "--json"], ["snapshot"], shown)
     assert not _loaded(*(["-C", str(place), *words] for words in verbs)) & set(HEAVY)
-    # A commit is looked up in its repository.
-    assert _loaded(["-C", str(place), "show", made.run]) & set(HEAVY) == {"git"}
 
 
 def test_every_verb_has_the_short_help_that_the_list_shows() -> None:
@@ -127,36 +122,26 @@ def _completed(words: str, place: Path) -> list[str]:
     return [row.split(",")[1] for row in done.stdout.splitlines() if row]
 
 
-def test_completion_offers_verbs_ids_and_options(place: Path, made: Any) -> None:
-    assert _completed("sn", place) == ["snapshot"]
-    assert _completed("reproduce 7c", place) == sorted((made.run, made.replay))
-    assert made.snapshot[:12] in _completed("show ", place)
-    assert _completed("show --env", place) == ["--environment"]
-    assert _completed("checkout 7c1d000000 ", place) != [made.run]
-
-
-def test_completion_offers_sweeps(place: Path, home: Repository, made: Any) -> None:
-    sweep = Sweep(id="5eeb00000000", snapshot=made.snapshot, axes=(Axis(key="lr", values=("1", "2")),))
-    planted.run(home, "5eeb00000001", made.snapshot, name="lr=1", sweep=sweep)
-    assert _completed("show 5e", place) == [sweep.id, "5eeb00000001"]
-    assert sweep.id not in _completed("logs ", place) and sweep.id in _completed("resume 5eeb", place)
-
-
-def test_completion_of_a_bucket_store_sends_no_request(place: Path) -> None:
+def test_completion_offers_verbs_runs_and_options_without_a_request(place: Path) -> None:
     # No server has this address. A request would take seconds, and end with an error.
     server = "endpoint_url = 'http://192.0.2.1:9'"
     (place / "m5ws.toml").write_text(f"[store]\nurl = 's3://bucket/prefix'\n{server}\n")
-    (place / ".m5ws" / "runs" / "9a0400000000").mkdir(parents=True)
-    assert _completed("show ", place) == ["9a0400000000"]
-    assert _complete("show 9a04", place).stderr == ""
+    for run in ("9a0400000000", "7c1d00000000"):
+        (place / ".m5ws" / "runs" / run).mkdir(parents=True)
+    assert _completed("sn", place) == ["snapshot"]
+    assert _completed("show --env", place) == ["--environment"]
+    assert _completed("reproduce ", place) == ["7c1d00000000", "9a0400000000"]
+    assert _completed("show 9A04", place) == ["9a0400000000"]
+    assert _completed("reproduce 9a04 --snapshot ", place) == []
 
 
-@pytest.mark.parametrize("fault", ["m5ws.toml", ".m5ws/store/format", ".m5ws/store/index"])
-def test_completion_is_silent_on_errors(place: Path, made: Any, fault: str) -> None:
-    path = place / fault
-    if path.is_dir():
-        shutil.rmtree(path)
-    path.write_text("= no valid content")
+def test_the_script_of_a_shell_is_printed(tmp_path: Path) -> None:
+    done = _run(env=os.environ | {"_M5WS_COMPLETE": "zsh_source"})
+    assert done.returncode == 0 and done.stdout.startswith("#compdef m5ws\n")
+
+
+def test_completion_is_silent_on_errors(place: Path) -> None:
+    (place / "m5ws.toml").write_text("= no valid content")
     done = _complete("show ", place)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -185,19 +170,6 @@ def test_init_in_a_git_repository_adds_only_m5ws_toml(m5: Any, tmp_path: Path) -
     assert done.status == 0 and "git init" not in done.err
     assert "commit m5ws.toml" in done.err and done.err.endswith("next: m5ws run SCRIPT\n")
     assert git(tmp_path, "status", "--porcelain", "-uall") == "?? m5ws.toml"
-
-
-def test_init_with_git_commits_its_files_and_refuses_an_existing_repository(m5: Any, tmp_path: Path) -> None:
-    done = m5("init", "--git", "--template", "gpt-fsdp", tmp_path / "w", "--json")
-    assert done.status == 0 and git(tmp_path / "w", "log", "--format=%H %s") == (
-        f"{done.document['commit']} Start from gpt-fsdp"
-    )
-    assert git(tmp_path / "w", "status", "--porcelain") == ""
-    assert m5("init", "--git", tmp_path / "w" / "sub").status == 0 and git(tmp_path / "w" / "sub", "rev-list", "HEAD")
-    git(tmp_path, "init", "-q", "other")
-    refused = m5("init", "--git", tmp_path / "other")
-    assert refused.status == 2 and "git repository" in refused.err
-    assert not (tmp_path / "other" / "m5ws.toml").exists()
 
 
 # --- ui --------------------------------------------------------------------------------------------

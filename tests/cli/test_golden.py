@@ -188,7 +188,6 @@ _SCENES = (
             "gc --older-than soon",
             "gc --grace -1d",
             "ui --port 99999",
-            "completion powershell",
             "-C nowhere ls",
         ),
     ),

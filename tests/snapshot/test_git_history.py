@@ -8,7 +8,7 @@ from m5ws.diff import commit_history
 from m5ws.records.commit import CommitsBetween
 from m5ws.records.verdict import Change
 from m5ws.repository.repository import Repository
-from m5ws.snapshot.sources.git_history import GitHistory, make_repository
+from m5ws.snapshot.sources.git_history import GitHistory
 from tests.support.records import planted
 from tests.support.workspace.checkouts import git, write
 
@@ -104,13 +104,6 @@ def test_a_hook_of_another_repository_does_not_change_the_history(
     git(tmp_path / "other", "init", "-q")
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))
     assert _subjects(GitHistory(root).between(first, second)) == (["two"], [])
-
-
-def test_a_new_repository_has_one_commit_of_the_files(tmp_path: Path) -> None:
-    write(tmp_path, {"a": "1", "b/c": "2", "left": "out"})
-    commit = make_repository(tmp_path, ("a", "b/c"), "Begin")
-    assert git(tmp_path, "log", "--format=%H %s %D") == f"{commit} Begin HEAD -> main"
-    assert git(tmp_path, "status", "--porcelain") == "?? left"
 
 
 def test_only_a_commit_change_is_detailed_with_its_history(root: Path) -> None:

@@ -1,6 +1,7 @@
-"""Arguments that name a snapshot, a run or a sweep, with shell completion.
+"""Arguments that name a snapshot, a run or a sweep.
 
-Completion must never break a command line. Without a workspace or store it offers nothing.
+Shell completion offers the runs that were started in this workspace, without a request to the store. It must never
+break a command line: without a workspace it offers nothing.
 """
 
 from contextlib import suppress
@@ -61,16 +62,10 @@ class Id(click.ParamType[str]):
         self.kinds = kinds
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        import logging
-
-        from m5ws.cli.parameters import known_ids
-
-        logging.disable()  # A completion must never write over a command line.
-        ids: list[str] = []
+        runs: list[str] = []
         with suppress(Exception):
-            ids = known_ids.load(workspace(ctx), self.kinds, incomplete.lower())
-        logging.disable(logging.NOTSET)
-        return list(map(CompletionItem, ids))
+            runs = [folder.name for folder in (workspace(ctx).home / "runs").iterdir() if "run" in self.kinds]
+        return [CompletionItem(run) for run in sorted(runs) if run.startswith(incomplete.lower())]
 
 
 class Text(click.ParamType[str]):

@@ -25,7 +25,14 @@ T = TypeVar("T")
 _WAYS = {"segment": "--segment", "steps": "--from/--to", "sample": "--sample", "all_segments": "--all-segments"}
 _CHANGES = {"snapshot": "--snapshot", "overrides": "--set", "seed": "--seed", "nproc": "--nproc"}
 
-
+parallel = click.option(
+    "--parallel",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="P",
+    help="Number of parallel replays.",
+)
 options = grouped(
     click.option("--segment", type=click.IntRange(min=1), metavar="K", help="Replay only the Kth segment."),
     click.option(

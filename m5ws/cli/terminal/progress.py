@@ -8,9 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from types import TracebackType
-from typing import Self
+from contextlib import AbstractContextManager, suppress
 
 from m5ws.cli.terminal import output
 from m5ws.control_characters import escaped
@@ -36,7 +34,7 @@ def name_silence(what: str, *, terminal: bool | None = None) -> None:
     output.before_output(bar.close)
 
 
-class Bar:
+class Bar(AbstractContextManager["Bar"]):
     """A `Progress` with `close`. On a terminal, the line is erased at the end. Threads may share a bar."""
 
     def __init__(
@@ -93,12 +91,7 @@ class Bar:
             if self._hidden is not None:
                 self._show_in_time()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
 

@@ -7,10 +7,10 @@ own. Of a script without a session, the output of rank 0 is printed instead of s
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from m5ws.cli.terminal import output
 from m5ws.cli.terminal.log_lines import LogReader
@@ -35,7 +35,7 @@ _LINE_EVERY_S = 10.0
 _SMOOTH = 0.9
 
 
-class RunProgress:
+class RunProgress(AbstractContextManager["RunProgress"]):
     """Shows the preparation (`prepare` is a `Progress`), then the steps (`watch` takes ledger events).
 
     `log`: the log of rank 0, whose lines `poll` prints until a session's first step. On a terminal, the last line is
@@ -177,12 +177,7 @@ class RunProgress:
             parts.append(f"{output.duration((step.total - step.step) * self._step_s)} left")
         return "  ".join(parts)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def _count(self, rank: str, step: Step) -> None:

@@ -12,6 +12,7 @@ import shutil
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,11 +155,7 @@ def _holds(files: Sequence[bytes], path: bytes) -> bool:
 
 def _md5(location: str | Path) -> str:
     with open(location, "rb", buffering=0) as file:
-        return hashlib.file_digest(file, _new_md5).hexdigest()
-
-
-def _new_md5() -> "hashlib._Hash":
-    return hashlib.md5(usedforsecurity=False)
+        return hashlib.file_digest(file, partial(hashlib.md5, usedforsecurity=False)).hexdigest()
 
 
 def _md5_of_list(files: Any) -> str:

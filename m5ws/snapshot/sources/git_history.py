@@ -1,4 +1,4 @@
-"""History of commits, and new repositories, by GitPython.
+"""History of commits, by GitPython.
 
 Snapshots and verdicts do not depend on it, so a missing history is a fact and not an error. A snapshot's files come
 from the git executable (`git`), which is faster (docs/design/0001).
@@ -6,14 +6,12 @@ from the git executable (`git`), which is faster (docs/design/0001).
 
 import configparser
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from m5ws import secret_gate
-from m5ws.errors import M5Error
 from m5ws.records.commit import Commit, CommitsBetween
 
 if TYPE_CHECKING:
@@ -45,17 +43,6 @@ class GitHistory:
             return CommitsBetween(missing=str(error))
 
 
-def make_repository(root: Path, files: Sequence[str], message: str) -> str:
-    """Make a git repository at `root` with one commit of `files`, and return its id. Raises M5Error if git refuses."""
-    git = _library()
-    try:
-        with git.Repo.init(root, initial_branch="main") as repo:
-            repo.index.add(list(files))
-            return str(repo.index.commit(message).hexsha)
-    except (git.GitError, OSError) as error:
-        raise M5Error(f"git could not create a repository in {root}: {error}") from error
-
-
 class _Missing(Exception):
     """The history does not have a commit. The message is the reason."""
 
@@ -64,9 +51,9 @@ class _Missing(Exception):
 def _opened(root: Path) -> "Iterator[Repo]":
     """Open the repository around `root` for reading. Raises _Missing, also for errors while it is open."""
     try:
-        git = _library()
-    except M5Error as error:
-        raise _Missing(str(error)) from error
+        import git
+    except ImportError as error:
+        raise _Missing("git is not installed") from error
     try:
         with git.Repo(root, search_parent_directories=True) as repo:
             # In a git hook, inherited variables name another repository.
@@ -93,14 +80,6 @@ def _check_joined(repo: "Repo", old: str, new: str) -> None:
     """Raise _Missing if a shallow clone ends between two commits: git would count all of its commits as between."""
     if _is_shallow(repo) and not repo.merge_base(old, new):
         raise _Missing("the clone is shallow, and ends before these commits meet")
-
-
-def _library() -> ModuleType:
-    try:
-        import git
-    except ImportError as error:
-        raise M5Error("git is not installed") from error
-    return git
 
 
 def _is_shallow(repo: "Repo") -> bool:

@@ -5,6 +5,7 @@ attempt, the attempt is marked as tracked. A ledger without an end is not comple
 is data to deliver.
 """
 
+import itertools
 import math
 import os
 from collections import deque
@@ -37,6 +38,8 @@ from m5ws.tracking.mlflow.logged_models import made
 from m5ws.tracking.mlflow.metrics import Point, Points
 from m5ws.tracking.mlflow.uri import artifacts_dir
 
+_MOST_POINTS = 1000
+"""Points that are tried at once. One call takes 1,000 metrics."""
 _STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "unsaved": "FAILED"}
 
 
@@ -165,7 +168,7 @@ class Follower:
             page.settle("RUNNING", None)
         self._describe(page, subject, last)
         while self._queue:
-            for _ in range(self._send(page, [*_front(self._queue)])):
+            for _ in range(self._send(page, [*itertools.islice(self._queue, _MOST_POINTS)])):
                 self._queue.popleft()
         # Checkpoints come last, because hundreds of them take seconds.
         self._settle(page, last)
@@ -265,11 +268,3 @@ def limit_requests() -> None:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-
-
-def _front(queue: deque[Point]) -> Iterator[Point]:
-    """Yield as many points as one call can take, and all that were delivered before."""
-    for index, point in enumerate(queue):
-        if index >= 1000:
-            return
-        yield point

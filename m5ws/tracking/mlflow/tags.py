@@ -69,7 +69,7 @@ def tags(subject: Subject) -> dict[str, str]:
         "m5ws.config": snapshot.config,
         "m5ws.tokenizer": _text(snapshot.tokenizer and snapshot.tokenizer.tree),
         "m5ws.data": _data(snapshot),
-        "m5ws.image_digest": _image(subject),
+        "m5ws.image_digest": _text(snapshot.declared.image or facts.get("container.image")),
         "m5ws.nccl": _text(facts.get("nccl")),
         "m5ws.efa": _versions(facts, {"driver": "efa.driver", "libfabric": "libfabric", "ofi-nccl": "aws-ofi-nccl"}),
         "m5ws.cuda": _text(facts.get("torch.cuda")),
@@ -151,10 +151,6 @@ def _data(snapshot: Snapshot) -> str:
         return "_".join(line.split()) or ABSENT
     every = "".join(f"{dataset.name}\0{dataset.hash or dataset.tree}\0" for dataset in snapshot.datasets)
     return f"{len(snapshot.datasets)}-datasets={hashlib.sha256(every.encode()).hexdigest()[:16]}"
-
-
-def _image(subject: Subject) -> str:
-    return _text(subject.snapshot.declared.image or subject.facts.get("container.image"))
 
 
 def _gpu(facts: dict[str, str | None]) -> str:
