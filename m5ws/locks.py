@@ -33,6 +33,11 @@ def acquire(descriptor: int, wait_s: float = 0.0) -> bool:
             return True
 
 
+def release(descriptor: int) -> None:
+    """Unlock an open file. Closing it is not enough: a child that was forked meanwhile has the same open file."""
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
 def is_held(path: Path) -> bool:
     """Return True if a process holds the lock on a file."""
     try:

@@ -25,6 +25,9 @@ def make_folder(root: Path, folder: Path) -> None:
         if not folder.is_dir():
             _make(folder, os.fstat(descriptor))
     finally:
+        with suppress(OSError):
+            # A script may fork loaders, which live long, while a checkpoint is saved.
+            locks.release(descriptor)
         os.close(descriptor)
 
 
