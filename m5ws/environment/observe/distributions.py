@@ -4,6 +4,7 @@ m5ws is not part of a run's code, so its origin does not count. Its version and 
 separate facts (own_package.py).
 """
 
+import csv
 import hashlib
 import inspect
 import json
@@ -13,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from email import message_from_string
+from fnmatch import fnmatchcase
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -88,6 +90,28 @@ def _module(top: str, below: str) -> str | None:
     if not below:
         return inspect.getmodulename(top)
     return f"{top}/{inspect.getmodulename(below) or below}"
+
+
+def owner(file: Path, pattern: str) -> str | None:
+    """Return the distribution that installed a file, None without one. Only names that match `pattern` are searched."""
+    known = _first()
+    return next((name for name in sorted(known) if fnmatchcase(name, pattern) and _owns(known[name][1], file)), None)
+
+
+def _owns(distribution: metadata.Distribution, file: Path) -> bool:
+    """Return True if a distribution lists a file, or if the file is below the source of its editable install.
+
+    A distribution without a list, as in Debian's packages, owns each file beside its metadata.
+    """
+    origin = _origin(distribution)
+    if origin is not None and origin.kind == "editable" and _inside(file, Path(unquote(urlsplit(origin.url).path))):
+        return True
+    folder = Path(str(distribution.locate_file("")))
+    if (record := distribution.read_text("RECORD")) is None:
+        return _inside(file, folder)
+    listed = (folder / row[0] for row in csv.reader(line for line in record.splitlines() if file.name in line))
+    # Some installers place links to files in their cache, and /proc/self/maps has the files.
+    return any(path.name == file.name and path.resolve() == file.resolve() for path in listed)
 
 
 def outside(
