@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from m5ws import secret_scan
-from m5ws.environment.observe import own_package
+from m5ws.environment.observe import conda, own_package
 from m5ws.records.environment import Origin
 
 _FIELD = re.compile(r"^(name|version):[ \t]*(\S.*?)[ \t]*$", re.MULTILINE | re.IGNORECASE)
@@ -45,8 +45,9 @@ def origins(*roots: Path) -> dict[str, Origin]:
 
     A source inside one of `roots` (a workspace, or a copy of one) is named by its path there.
     """
-    known = {name: _origin(installed) for name, (_, installed) in sorted(_first().items()) if name != own_package.NAME}
-    return {name: _placed(origin, roots) for name, origin in known.items() if origin is not None}
+    lines, known = conda.lines(), sorted(_first().items())
+    found = {name: _origin(installed, lines) for name, (_, installed) in known if name != own_package.NAME}
+    return {name: _placed(origin, roots) for name, origin in found.items() if origin is not None}
 
 
 def provides() -> dict[str, tuple[str, ...]]:
@@ -103,7 +104,7 @@ def _owns(distribution: metadata.Distribution, file: Path) -> bool:
 
     A distribution without a list, as in Debian's packages, owns each file beside its metadata.
     """
-    origin = _origin(distribution)
+    origin = _origin(distribution, {})
     if origin is not None and origin.kind == "editable" and _inside(file, Path(unquote(urlsplit(origin.url).path))):
         return True
     folder = Path(str(distribution.locate_file("")))
@@ -180,10 +181,11 @@ def _normalised(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _origin(distribution: metadata.Distribution) -> Origin | None:
-    """Return the origin in direct_url.json, or in an egg-info folder beside the source (before PEP 610)."""
-    if (distribution.read_text("INSTALLER") or "").strip() == "conda":
-        return Origin(kind="conda")
+def _origin(distribution: metadata.Distribution, conda_lines: Mapping[Path, str]) -> Origin | None:
+    """Return the origin in conda's records, in direct_url.json, or in an egg-info folder (before PEP 610)."""
+    line = conda_lines.get(getattr(distribution, "_path", Path()))
+    if line is not None or (distribution.read_text("INSTALLER") or "").strip() == "conda":
+        return Origin(kind="conda", url=line or "")
     direct_url = distribution.read_text("direct_url.json")
     if direct_url is not None:
         origin = _direct_origin(direct_url)
@@ -242,7 +244,7 @@ def _egg_folder(distribution: metadata.Distribution) -> Path | None:
 
 
 def _placed(origin: Origin, roots: tuple[Path, ...]) -> Origin:
-    if not origin.url.startswith("file:"):
+    if origin.kind == "conda" or not origin.url.startswith("file:"):
         return origin
     path = Path(unquote(urlsplit(origin.url).path))
     root = next((root for root in roots if _inside(path, root)), None)

@@ -63,7 +63,7 @@ class Machine:
 
     def observe(self, environment: Mapping[str, str]) -> Observed:
         """Return the observed environment, with `environment` over the variables that processes inherit."""
-        from m5ws.environment.observe import distributions, native_libraries, own_package
+        from m5ws.environment.observe import conda, distributions, native_libraries, own_package
 
         merged = {**self._base, **environment}
         installed = distributions.installed()
@@ -72,7 +72,7 @@ class Machine:
         origins = distributions.origins(*self._roots)
         code = distributions.outside(self._roots, merged, origins) | {"m5ws.code": own_package.code()}
         known = {name: value for name, value in effective.items() if value is not None or name not in native}
-        facts = native | known | code | _owners(known) | variables.facts(self._variables, merged)
+        facts = native | known | code | conda.facts() | _owners(known) | variables.facts(self._variables, merged)
         return Observed(
             facts=secret_gate.masked(dict(sorted(facts.items()))),
             distributions=installed,
