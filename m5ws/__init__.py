@@ -8,7 +8,8 @@ imports none of them: each name is imported on first use.
 Layers, from top to bottom. An import points down only (import-linter checks it):
 
     cli · library · workspace        verbs; the Python interface; the one place that chooses implementations
-    attest bisect projects reports   statements; the cause of a difference; init; comparisons for people
+    attest bisect doctor projects reports
+                                     statements; the cause of a difference; checks; init; comparisons for people
     reproduce                        replay and verdict
     attempts · agent                 write side of a run: plan, begin, lead, end; one node: launch, deliver, stop
     runs · outputs · work            read side: state, history, lists; output files; work directories

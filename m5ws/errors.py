@@ -60,7 +60,7 @@ class UnknownSchema(M5Error):
     """The kind or version of a record is unknown to this m5ws."""
 
     exit_code = 3
-    hint = "Another version of m5ws wrote this record. Read it with that version."
+    hint = "Another version of m5ws wrote this record. Read it with that version. `m5ws doctor` prints versions."
 
 
 UNREADABLE = (NotFound, CorruptObject, UnknownSchema)

@@ -120,7 +120,7 @@ _SLOWEST = (
     "services/test_frameworks.py", "flows/test_told_to_end.py", "flows/test_documented_commands.py",
     "services/test_triton.py", "services/test_mlflow_ui.py", "services/test_page_delivery.py",
     "templates/test_training.py", "flows/test_evidence.py",
-    "flows/test_rebuild.py", "environment/test_virtual_environments.py",
+    "services/test_package_tools.py", "environment/test_virtual_environments.py",
     "flows/test_resume.py", "cli/test_running.py", "snapshot/test_known_files.py", "flows/test_reproduce.py",
     "flows/test_explain.py", "flows/test_elsewhere.py", "tracking/test_follower.py",
     "flows/test_segments.py", "training/test_features.py", "environment/test_machine.py", "flows/test_isolation.py",

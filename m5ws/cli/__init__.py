@@ -48,6 +48,7 @@ COMMANDS = {
     "prefetch": "Download a snapshot or run into this machine's cache.",
     "push": "Copy snapshots and runs to another store.",
     "pull": "Copy snapshots and runs from another store to this workspace's store.",
+    "doctor": "Check this machine and this workspace, with a remedy for each failure.",
     "fsck": "Check the whole store and list the damage.",
     "rm": "Remove runs.",
     "du": "List the bytes of runs.",

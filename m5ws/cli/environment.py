@@ -104,12 +104,12 @@ def announce(drifted: "tuple[Change, ...]") -> None:
 
 
 def _table(drifted: "tuple[Change, ...]", old: str) -> str:
-    from m5ws.wording.changes import effect
+    from m5ws.wording.changes import effect, values
 
     rows = [
         (
             change.name,
-            *(output.cut(value, _WIDTH) for value in (change.old, change.new)),
+            *(output.cut(value, _WIDTH) for value in values(change, _WIDTH)),
             effect(change.rating),
             change.detail or "",
         )

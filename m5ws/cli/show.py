@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 @click.command("show")
 @click.argument("name", metavar="ID", type=names.Id(("snapshot", "run", "sweep")))
 @click.option("--environment", is_flag=True, help="Print the observed environment, with all distributions.")
+@click.option("--lock", type=click.Choice(["conda", "pip"]), help="Print the packages at a run's start as a lock file.")
 @output.json_option
 @click.pass_context
-def command(context: click.Context, name: str, environment: bool, as_json: bool) -> None:
+def command(context: click.Context, name: str, environment: bool, lock: str | None, as_json: bool) -> None:
     """Show a snapshot, a run or a sweep.
 
     For a snapshot: its parts with digests and sizes, its commit and its messages. For a run: its state, attempts,
@@ -44,6 +45,10 @@ def command(context: click.Context, name: str, environment: bool, as_json: bool)
     workspace = names.workspace(context)
     repo = workspace.open_repository()
     kind, record_id = refs.resolve(repo, name, ("snapshot", "run", "sweep"))
+    if lock is not None:
+        from m5ws.environment.rebuild import rebuild
+
+        return output.echo(rebuild.lock(repo, refs.resolve(repo, name, ("run",))[1], lock))
     if kind == "sweep":
         from m5ws.cli import sweep_runs
 

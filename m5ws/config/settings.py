@@ -79,7 +79,8 @@ class EnvironmentSettings(_Section, frozen=True, kw_only=True):
     `allow_local`: name patterns of distributions that may be installed from files outside the workspace.
     """
 
-    locks: tuple[str, ...] = ("constraints.txt", "requirements.txt", "uv.lock", "poetry.lock", "environment.yml")
+    locks: tuple[str, ...] = ("constraints.txt", "requirements.txt", "uv.lock", "poetry.lock", "pylock.toml",
+                              "environment.yml", "conda-lock.yml", "pixi.lock")  # fmt: skip
     image: str | None = None
     wanted: dict[str, str] = {}
     variables: tuple[str, ...] = ()

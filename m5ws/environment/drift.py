@@ -24,6 +24,8 @@ VARIABLE = "variable."
 """Prefix of facts about environment variables."""
 LOADED = "loaded."
 """Prefix of facts whose values are the paths of loaded libraries."""
+OWNER = "owner."
+"""Prefix of facts with the distribution that installed a loaded library, None if no distribution did."""
 _WANTED = {"cuda": "torch.cuda", "efa": "efa.driver", "ofi-nccl": "aws-ofi-nccl", "driver": "gpu.driver"}
 
 
@@ -186,29 +188,34 @@ def _new_conflicts(pinned: Observed, observed: Observed) -> Iterator[Change]:
 
 
 def conflicts(observed: Observed) -> tuple[Change, ...]:
-    """Return libraries whose loaded version is not the version that pip installed. The old value is the installed
-    version.
+    """Return loaded libraries that are not the installed library, although pip lists a distribution of the library.
+
+    The file of the loaded library decides. If a distribution installed the file, its version is compared. If none did,
+    another copy takes precedence, whatever its version. The old value is the installed version.
+    """
+    return tuple(change for pair in _table().pair if (change := _conflict(pair, observed)) is not None)
+
+
+def _conflict(pair: Pair, observed: Observed) -> Change | None:
+    """Return the difference between a loaded and an installed library, None without a difference.
 
     Public versions are compared: torch 2.14.1 on PyPI loads as `2.14.1+cu130`, and NVIDIA's builds differ in the local
     part too (https://packaging.python.org/en/latest/specifications/version-specifiers/#local-version-identifiers).
     """
-    changes = []
-    for pair in _table().pair:
-        installed, loaded = _installed(pair.installed, observed), observed.facts.get(pair.loaded)
-        version = _plain(loaded) if loaded is not None else None
-        if installed is not None and version is not None and not _meets(_public(version), _public(installed)):
-            changes.append(
-                msgspec.structs.replace(
-                    rate("environment", f"loaded {pair.loaded}", installed, version), detail=pair.why
-                )
-            )
-    return tuple(changes)
-
-
-def _installed(pattern: str, observed: Observed) -> str | None:
-    """Return the version of the distribution that matches a pattern, None unless exactly one matches."""
-    versions = [version for name, version in observed.distributions.items() if fnmatchcase(name, pattern)]
-    return versions[0] if len(versions) == 1 else None
+    loaded, files = observed.facts.get(pair.loaded), observed.facts.get(f"{LOADED}{pair.loaded}")
+    owner = observed.facts.get(f"{OWNER}{pair.loaded}")
+    installed = {name: version for name, version in observed.distributions.items() if fnmatchcase(name, pair.installed)}
+    if loaded is None or files is None or not installed:
+        return None
+    version = _plain(loaded)
+    name = f"loaded {pair.loaded}"
+    if owner is None:
+        change = rate("environment", name, ", ".join(sorted(installed.values())), f"{version} in {files}")
+    elif not _meets(_public(version), _public(installed[owner])):
+        change = rate("environment", name, installed[owner], version)
+    else:
+        return None
+    return msgspec.structs.replace(change, detail=pair.why)
 
 
 def _public(version: str) -> str:

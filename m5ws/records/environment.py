@@ -4,6 +4,9 @@ from typing import Literal
 
 from m5ws.records.base import Digest, Record
 
+ENVIRONMENT = "{environment}"
+"""The folder of the Python environment, in the path of a loaded library."""
+
 
 class Declared(Record, frozen=True, kw_only=True):
     """The environment that the author asks for: lock files by digest, image by digest, versions by name."""
@@ -46,11 +49,11 @@ class Observed(Record, tag="environment/1", frozen=True, kw_only=True):
     Names: python, platform, kernel, glibc, cpu.model, cpu.flags, cpu.capability, cpu.portable, cpu.count, torch,
     torch.cuda, torch.git, cuda.driver, cudnn, nccl, nccl.installed, libfabric, aws-ofi-nccl, efa.driver; gpu.model,
     gpu.count, gpu.driver, container.image, aws.ami, aws.instance_type; threads, threads.interop, deterministic, mkl,
-    onednn, deepspeed, m5ws.code, rebuilt, variable.NAME for each allowed
-    environment variable. `distributions` maps each installed distribution to its version, `origins` each distribution
-    that comes from no index to its origin. `provides` maps distributions that list their files to their modules and
-    folders: `numpy`, `google/auth` in a shared folder, `/lib/libiomp5.so` beside the folders of modules. `origins` and
-    `provides` are None if they were not observed.
+    onednn, deepspeed, m5ws.code, rebuilt, loaded.NAME and owner.NAME for loaded libraries, conda.NAME for packages of
+    conda, variable.NAME for each allowed environment variable. `distributions` maps each installed distribution to its
+    version, `origins` each distribution that comes from no index to its origin. `provides` maps distributions that list
+    their files to their modules and folders: `numpy`, `google/auth` in a shared folder, `/lib/libiomp5.so` beside the
+    folders of modules. `origins` and `provides` are None if they were not observed.
     """
 
     facts: dict[str, str | None] = {}

@@ -16,23 +16,27 @@ _NORMAL = re.compile(
 class Requirement(Record, frozen=True, kw_only=True):
     """One distribution of an exact version.
 
-    It comes from an index, from `url`, or from `path`, a file or folder of the snapshot's code. `hash` is the SHA-256
-    of the archive at `url`, if it is known.
+    It comes from an index, from `url`, or from `path`, a file or folder of the snapshot's code, `editable` or copied.
+    `hash` is the SHA-256 of the archive at `url`, if it is known.
     """
 
     name: str
     version: str
     url: str = ""
     path: str = ""
+    editable: bool = False
     hash: str | None = None
 
     @property
     def line(self) -> str:
-        """The requirement as a line for pip. A requirement with a `path` has none."""
-        assert not self.path
+        """The requirement as a line for pip. A path is below the folder of the code."""
+        if self.path:
+            return f"--editable ./{self.path}" if self.editable else f"./{self.path}"
         exact = "===" if _NORMAL.fullmatch(self.version) else "=="
-        requirement = f"{self.name} @ {self.url}" if self.url else f"{self.name}{exact}{self.version}"
-        return f"{requirement} --hash=sha256:{self.hash}" if self.hash else requirement
+        if not self.url:
+            return f"{self.name}{exact}{self.version}"
+        mark = "&" if "#" in self.url else "#"
+        return f"{self.name} @ {self.url}" + (f"{mark}sha256={self.hash}" if self.hash else "")
 
 
 class Recipe(Record, frozen=True, kw_only=True):

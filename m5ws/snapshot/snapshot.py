@@ -234,7 +234,6 @@ def _remember(index_path: Path, captured: CapturedSnapshot) -> None:
 
 def _installation(context: CaptureContext) -> Digest:
     """Return a digest of the interpreter, the times of its package folders, and the kernel release."""
-    folders = [
-        (path, os.stat(path).st_mtime_ns) for path in sys.path if path.endswith("-packages") and os.path.isdir(path)
-    ]
+    places = [*(path for path in sys.path if path.endswith("-packages")), os.path.join(sys.prefix, "conda-meta")]
+    folders = [(path, os.stat(path).st_mtime_ns) for path in places if os.path.isdir(path)]
     return context.repo.objects.digest(repr((sys.executable, sys.version, os.uname().release, folders)).encode())

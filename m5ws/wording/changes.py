@@ -24,8 +24,14 @@ def describe(change: Change, *, with_part: bool = True) -> str:
 
 def title(change: Change, *, with_part: bool = True) -> str:
     """Return the name of a change with its old and new value, without the rating."""
-    old, new = _from_difference(change.old, change.new)
-    return f"{f'{change.part} ' if with_part else ''}{change.name}: {_value(old)} → {_value(new)}"
+    old, new = values(change)
+    return f"{f'{change.part} ' if with_part else ''}{change.name}: {old} → {new}"
+
+
+def values(change: Change, characters: int = _CHARACTERS) -> tuple[str, str]:
+    """Return the old and the new value in at most that many characters. Long values begin near their difference."""
+    old, new = _from_difference(change.old, change.new, characters)
+    return _value(old, characters), _value(new, characters)
 
 
 def explain(changes: Sequence[Change], rewritten: str | None) -> str:
@@ -65,16 +71,16 @@ def _is_file(change: Change) -> bool:
     return change.part in ("code", "tokenizer") and change.name not in {"probe ids", "commit"}
 
 
-def _from_difference(old: str | None, new: str | None) -> tuple[str | None, str | None]:
+def _from_difference(old: str | None, new: str | None, characters: int) -> tuple[str | None, str | None]:
     """Return two values, without the common beginning of long values: otherwise only the beginning could be shown."""
-    if old is None or new is None or max(len(old), len(new)) <= _CHARACTERS:
+    if old is None or new is None or max(len(old), len(new)) <= characters:
         return old, new
     place = next((place for place, pair in enumerate(zip(old, new, strict=False)) if pair[0] != pair[1]), 0)
     start = max(0, place - _CONTEXT)
     return (f"…{old[start:]}", f"…{new[start:]}") if start else (old, new)
 
 
-def _value(value: str | None) -> str:
+def _value(value: str | None, characters: int) -> str:
     if value is None:
         return "absent"
-    return value if len(value) <= _CHARACTERS else f"{value[: _CHARACTERS - 3]}…"
+    return value if len(value) <= characters else f"{value[: characters - 3]}…"

@@ -40,11 +40,11 @@ def test_a_recipe_requests_each_distribution_from_its_recorded_origin(repo: Repo
     observed = Observed(facts={"python": "3.11.7"}, distributions=_VERSIONS, origins=_ORIGINS)
     made = rebuild.recipe(repo, _run(repo, tmp_path / "w", observed))
     assert made.python == "3.11.7"
-    assert [requirement.path or requirement.line for requirement in made.requirements] == [
+    assert [requirement.line for requirement in made.requirements] == [
         f"cloned @ git+https://example.org/c.git@{'c' * 40}#subdirectory=py/c",
-        f"fetched @ https://example.org/f.zip --hash=sha256:{B}",
+        f"fetched @ https://example.org/f.zip#sha256={B}",
         "green-eggs===1.2",
-        "libs/mine",
+        "--editable ./libs/mine",
         "torch===2.13.0+cpu",
     ]
     rebuild.code_writer(repo, made)(tmp_path / "code")

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import blake3
-import msgspec
 import pytest
 
 from m5ws.environment.observe import own_package
@@ -29,18 +28,6 @@ pytestmark = pytest.mark.services
 
 _HERE = ".".join(map(str, sys.version_info[:3]))
 _MINOR = ".".join(map(str, sys.version_info[:2]))
-_BACKEND = """
-import os, zipfile
-def build_wheel(folder, config_settings=None, metadata_directory=None):
-    info = "tools-3.dist-info"
-    with zipfile.ZipFile(os.path.join(folder, "tools-3-py3-none-any.whl"), "w") as archive:
-        archive.writestr("tools.py", open("tools.py").read())
-        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\\nName: tools\\nVersion: 3\\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
-        archive.writestr(f"{info}/RECORD", "")
-    return "tools-3-py3-none-any.whl"
-"""
-_PROJECT = "[build-system]\nrequires = []\nbuild-backend = 'backend'\nbackend-path = ['.']\n"
 
 
 class Shop:
@@ -78,7 +65,7 @@ def output(python: Path, code: str) -> str:
 
 
 def test_an_environment_with_exactly_the_named_requirements_is_built_once(shop: Shop) -> None:
-    wanted = recipe(Requirement(name="greeting", version="1.0", hash=wheels.sha256(shop.one)))
+    wanted = recipe(Requirement(name="greeting", version="1.0", url=shop.one.as_uri(), hash=wheels.sha256(shop.one)))
     with ThreadPoolExecutor(2) as pool:
         python, again = pool.map(shop.build, (wanted, wanted))
     assert output(python, "import greeting; print(greeting.TEXT)") == "one"  # 1.0, not 1.0+other
@@ -100,7 +87,7 @@ def test_an_environment_with_exactly_the_named_requirements_is_built_once(shop: 
 
 def test_a_failed_installation_is_explained_and_leaves_no_complete_environment(shop: Shop) -> None:
     for wanted, reason in (
-        (Requirement(name="greeting", version="1.0", hash="0" * 64), "DO NOT MATCH THE HASHES"),
+        (Requirement(name="greeting", version="1.0", url=shop.one.as_uri(), hash="0" * 64), "DO NOT MATCH THE HASHES"),
         (Requirement(name="greeting", version="3.0"), "No matching distribution found for greeting===3.0"),
     ):
         with pytest.raises(NotInstalled) as raised:
@@ -109,28 +96,6 @@ def test_a_failed_installation_is_explained_and_leaves_no_complete_environment(s
         log = raised.value.hint.rpartition(": ")[2]
         assert "PIP_INDEX_URL" in raised.value.hint and Path(log).is_file()
     assert not [place for place in shop.built if (place / "complete").exists()]
-
-
-def test_code_of_the_workspace_is_installed_from_the_snapshot(shop: Shop) -> None:
-    wanted = Recipe(
-        python=_HERE, requirements=(Requirement(name="tools", version="3", path="libs/tools"),), code="0" * 64
-    )
-    code = {"libs/tools/pyproject.toml": _PROJECT, "libs/tools/backend.py": _BACKEND, "libs/tools/tools.py": "A = 7\n"}
-    python = shop.build(wanted, code)
-    assert (
-        output(python, "import tools; print(tools.A, tools.__file__)")
-        == f"7 {python.parents[1]}/lib/python{_MINOR}/site-packages/tools.py"
-    )
-    copied = str(python.parents[2] / "code")
-    code_text = (
-        "import json; from pathlib import Path; from m5ws.environment.observe import distributions;"
-        f"print(distributions.origins(Path({str(shop.root)!r}), Path({copied!r}))['tools'])"
-    )
-    own = own_package.copy(shop.kept)
-    needed = os.pathsep.join([str(own), str(Path(msgspec.__file__).parents[1])])
-    command: list[str | Path] = [python, "-c", code_text]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env={"PYTHONPATH": needed})
-    assert done.stdout.strip() == "the workspace's libs/tools"
 
 
 def test_m5ws_can_be_imported_with_any_pythonpath_of_a_run(shop: Shop, tmp_path: Path) -> None:

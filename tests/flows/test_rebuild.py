@@ -1,21 +1,16 @@
 """`reproduce --env rebuild`: the environment of a run is rebuilt, and the replay runs in it."""
 
 import json
-import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from m5ws.environment import recorded
 from m5ws.environment.observe import own_package
-from m5ws.records.environment import Observed
-from m5ws.repository.repository import Repository
-from m5ws.store import open_store
 from tests.support.files import wheels
 from tests.support.workspace.checkouts import commit_all, write
+from tests.support.workspace.places import Place
 
 pytestmark = pytest.mark.services
 
@@ -28,32 +23,6 @@ if os.environ.get("RANK", "0") == "0":
 """
 _SETTINGS = "[run]\ncommand = ['train.py']\noutputs = ['out']\n[mlflow]\nenabled = false\n"
 _NEEDED = ("torch", "numpy", "blake3", "click", "msgspec", "pathspec", "rich", "ruamel.yaml", "tomlkit")
-
-
-class Place(msgspec.Struct, frozen=True):
-    """A workspace with a script without m5ws, and the interpreter of m5ws."""
-
-    root: Path
-    python: str
-    environment: dict[str, str]
-
-    def m5ws(
-        self, *words: str, expect: int = 0, added: Mapping[str, str] | None = None
-    ) -> "subprocess.CompletedProcess[str]":
-        done = subprocess.run(
-            [self.python, "-P", "-m", "m5ws", "-C", str(self.root), *words],
-            capture_output=True,
-            text=True,
-            env=self.environment | dict(added or {}),
-            timeout=600,
-        )
-        logs = "".join(path.read_text(errors="replace")[-2000:] for path in sorted(self.root.rglob("logs/*.log")))
-        assert done.returncode == expect, f"{done.returncode}\n{done.stdout}\n{done.stderr}\n{logs}"
-        return done
-
-    def observed(self, run: str) -> Observed:
-        repo = Repository.open(open_store(str(self.root / ".m5ws" / "store")))
-        return recorded.of_run(repo, run)
 
 
 def place(folder: Path, python: str, own: Path, settings: str = _SETTINGS, links: Path | None = None) -> Place:
@@ -86,22 +55,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     python = wheels.environment(folder / "venv", links, *pinned, "m5ws==0.1.0", "greeting==1.0")
     here = place(folder, str(python), own, links=links)
     return Trained(here, here.m5ws("run", "--no-progress").stdout.strip(), python, links)
-
-
-def test_a_replay_with_env_rebuild_runs_with_the_pinned_distributions(trained: Trained) -> None:
-    here, run = trained.here, trained.run
-    wheels.install(trained.python, trained.links, "greeting==2.0")
-    refused = here.m5ws("reproduce", run, expect=2)
-    assert "distribution.greeting" in refused.stderr and "`--env rebuild`" in refused.stderr
-
-    again = here.m5ws("reproduce", run, "--env", "rebuild", "--json")
-    verdict = json.loads(again.stdout)
-    assert verdict["outcome"] == "reproduced" and verdict["compared"]["files"] == 1
-    assert "environment: rebuilt" in again.stderr
-    before, after = here.observed(run), here.observed(verdict["replay"])
-    assert after.distributions == before.distributions and after.distributions["greeting"] == "1.0"
-    assert [change["name"] for change in verdict["changes"]] == ["rebuilt"]
-    assert (after.facts["rebuilt"] or "").startswith("virtual environment ")
 
 
 @pytest.mark.soak

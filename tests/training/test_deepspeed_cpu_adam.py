@@ -183,12 +183,12 @@ def test_two_environments_have_two_folders(
 
 
 def test_the_list_of_build_variables_of_torch_is_complete() -> None:
-    """One of the names in the sources is the place and one is a macro."""
+    """One of the names in the sources is the place and one is a macro. Older versions of torch have fewer names."""
     builders = metadata.distribution("deepspeed").locate_file("deepspeed/ops/op_builder")
     sources = [Path(torch.__file__).parent / "utils" / "cpp_extension.py", *Path(str(builders)).glob("*.py")]
     assert len(sources) > 10
     named = {name for path in sources for name in re.findall(r"""['"]((?:PY)?TORCH_[A-Z_]+)['"]""", path.read_text())}
-    assert named - {"TORCH_EXTENSIONS_DIR", "TORCH_EXTENSION_NAME"} == cpu_adam._TORCH_VARIABLES
+    assert named - {"TORCH_EXTENSIONS_DIR", "TORCH_EXTENSION_NAME"} <= cpu_adam._TORCH_VARIABLES
 
 
 def test_ranks_and_the_build_process_use_the_same_operator_folder(

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from m5ws.records import codec
 from m5ws.records.launch import Saving
@@ -23,6 +24,7 @@ from tests.support.ranks.orders import orders
 from tests.support.records import planted
 
 _SCRIPT = Path(__file__).parent / "scripts" / "matrix.py"
+_OF_MUON = {"muon", "two_optimizers", "second_in_state", "wrapped_optimizers"}
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -190,6 +192,8 @@ def _split(name: str) -> tuple[str, int]:
 
 @pytest.mark.parametrize("row", _ROWS)
 def test_each_feature_resumes_exactly_or_is_refused_at_once(tried: Try, row: Row) -> None:
+    if row.feature in _OF_MUON and not hasattr(torch.optim, "Muon"):
+        pytest.skip("torch.optim.Muon begins with torch 2.9")
     ranks = tried(row.feature, row.ranks, row.source)
     if row.refused:
         assert all(re.search(row.refused, found["error"]) and "again" not in found for found in ranks), ranks

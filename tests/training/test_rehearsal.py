@@ -77,7 +77,8 @@ def test_tensors_of_equal_layouts_on_all_ranks_are_planned_once(
     # Names of one half of the ranks count too, and names of a single rank.
     assert f"{3 * (8 + 2 * 2 + 4)} tensors are planned" in log
     refused = [line for line in log.splitlines() if line.startswith("rank")]
-    assert len(refused) == 4 and all("rows.1" in line for line in refused), log
+    # torch 2.8 names the tensor in a warning, and not in the error.
+    assert len(refused) == 4 and "rows.1" in log, log
 
 
 class Own:

@@ -4,6 +4,7 @@ m5ws is not part of a run's code, so its origin does not count. Its version and 
 separate facts (own_package.py).
 """
 
+import csv
 import hashlib
 import inspect
 import json
@@ -13,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from email import message_from_string
+from fnmatch import fnmatchcase
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from m5ws import secret_scan
-from m5ws.environment.observe import own_package
+from m5ws.environment.observe import conda, own_package
 from m5ws.records.environment import Origin
 
 _FIELD = re.compile(r"^(name|version):[ \t]*(\S.*?)[ \t]*$", re.MULTILINE | re.IGNORECASE)
@@ -43,8 +45,9 @@ def origins(*roots: Path) -> dict[str, Origin]:
 
     A source inside one of `roots` (a workspace, or a copy of one) is named by its path there.
     """
-    known = {name: _origin(installed) for name, (_, installed) in sorted(_first().items()) if name != own_package.NAME}
-    return {name: _placed(origin, roots) for name, origin in known.items() if origin is not None}
+    lines, known = conda.lines(), sorted(_first().items())
+    found = {name: _origin(installed, lines) for name, (_, installed) in known if name != own_package.NAME}
+    return {name: _placed(origin, roots) for name, origin in found.items() if origin is not None}
 
 
 def provides() -> dict[str, tuple[str, ...]]:
@@ -88,6 +91,28 @@ def _module(top: str, below: str) -> str | None:
     if not below:
         return inspect.getmodulename(top)
     return f"{top}/{inspect.getmodulename(below) or below}"
+
+
+def owner(file: Path, pattern: str) -> str | None:
+    """Return the distribution that installed a file, None without one. Only names that match `pattern` are searched."""
+    known = _first()
+    return next((name for name in sorted(known) if fnmatchcase(name, pattern) and _owns(known[name][1], file)), None)
+
+
+def _owns(distribution: metadata.Distribution, file: Path) -> bool:
+    """Return True if a distribution lists a file, or if the file is below the source of its editable install.
+
+    A distribution without a list, as in Debian's packages, owns each file beside its metadata.
+    """
+    origin = _origin(distribution, {})
+    if origin is not None and origin.kind == "editable" and _inside(file, Path(unquote(urlsplit(origin.url).path))):
+        return True
+    folder = Path(str(distribution.locate_file("")))
+    if (record := distribution.read_text("RECORD")) is None:
+        return _inside(file, folder)
+    listed = (folder / row[0] for row in csv.reader(line for line in record.splitlines() if file.name in line))
+    # Some installers place links to files in their cache, and /proc/self/maps has the files.
+    return any(path.name == file.name and path.resolve() == file.resolve() for path in listed)
 
 
 def outside(
@@ -156,10 +181,11 @@ def _normalised(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _origin(distribution: metadata.Distribution) -> Origin | None:
-    """Return the origin in direct_url.json, or in an egg-info folder beside the source (before PEP 610)."""
-    if (distribution.read_text("INSTALLER") or "").strip() == "conda":
-        return Origin(kind="conda")
+def _origin(distribution: metadata.Distribution, conda_lines: Mapping[Path, str]) -> Origin | None:
+    """Return the origin in conda's records, in direct_url.json, or in an egg-info folder (before PEP 610)."""
+    line = conda_lines.get(getattr(distribution, "_path", Path()))
+    if line is not None or (distribution.read_text("INSTALLER") or "").strip() == "conda":
+        return Origin(kind="conda", url=line or "")
     direct_url = distribution.read_text("direct_url.json")
     if direct_url is not None:
         origin = _direct_origin(direct_url)
@@ -218,7 +244,7 @@ def _egg_folder(distribution: metadata.Distribution) -> Path | None:
 
 
 def _placed(origin: Origin, roots: tuple[Path, ...]) -> Origin:
-    if not origin.url.startswith("file:"):
+    if origin.kind == "conda" or not origin.url.startswith("file:"):
         return origin
     path = Path(unquote(urlsplit(origin.url).path))
     root = next((root for root in roots if _inside(path, root)), None)

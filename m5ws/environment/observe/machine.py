@@ -6,6 +6,7 @@ it. Modules are imported on use, because most snapshots only declare.
 
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,12 +17,14 @@ from m5ws import secret_gate
 from m5ws.environment.observe import variables
 from m5ws.errors import ConfigError
 from m5ws.records.base import Digest
-from m5ws.records.environment import Declared, Observed, Origin
+from m5ws.records.environment import ENVIRONMENT, Declared, Observed, Origin
 
 if TYPE_CHECKING:
     from m5ws.environment.observe.hardware import Facts
 
 _IMAGE = re.compile(r"[A-Za-z0-9][\w.:/-]*@sha256:[0-9a-f]{64}")
+_PATHS = re.compile(r" (?=/|\{environment\}/)")
+"""The blank between the paths of a library's files. A path may contain blanks too."""
 _IMAGE_HINT = (
     "Name the image by digest, NAME@sha256:…; `docker image inspect --format '{{index .RepoDigests 0}}' IMAGE` "
     "prints it for an image that was pulled or pushed."
@@ -60,7 +63,7 @@ class Machine:
 
     def observe(self, environment: Mapping[str, str]) -> Observed:
         """Return the observed environment, with `environment` over the variables that processes inherit."""
-        from m5ws.environment.observe import distributions, native_libraries, own_package
+        from m5ws.environment.observe import conda, distributions, native_libraries, own_package
 
         merged = {**self._base, **environment}
         installed = distributions.installed()
@@ -69,7 +72,7 @@ class Machine:
         origins = distributions.origins(*self._roots)
         code = distributions.outside(self._roots, merged, origins) | {"m5ws.code": own_package.code()}
         known = {name: value for name, value in effective.items() if value is not None or name not in native}
-        facts = native | known | code | variables.facts(self._variables, merged)
+        facts = native | known | code | conda.facts() | _owners(known) | variables.facts(self._variables, merged)
         return Observed(
             facts=secret_gate.masked(dict(sorted(facts.items()))),
             distributions=installed,
@@ -117,6 +120,23 @@ class Machine:
             **hardware.aws(self._system),
             **native_libraries.network(environment, self._system),
         }
+
+
+def _owners(effective: "Facts") -> "Facts":
+    """Return the distributions that installed the loaded libraries which `drift.conflicts` compares.
+
+    A library with several loaded files has an owner if it has installed all of them.
+    """
+    from m5ws.environment import drift
+    from m5ws.environment.observe import distributions
+
+    facts: Facts = {}
+    for pair in drift.pairs():
+        if files := effective.get(f"{drift.LOADED}{pair.loaded}"):
+            paths = (Path(path.replace(ENVIRONMENT, sys.prefix, 1)) for path in _PATHS.split(files))
+            owners = {distributions.owner(path, pair.installed) for path in paths}
+            facts[f"{drift.OWNER}{pair.loaded}"] = owners.pop() if len(owners) == 1 else None
+    return facts
 
 
 def _glibc() -> str | None:

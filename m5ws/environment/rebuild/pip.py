@@ -6,7 +6,7 @@ from pathlib import Path
 
 from m5ws.errors import M5Error
 from m5ws.progress import Progress
-from m5ws.records.recipe import Recipe, Requirement
+from m5ws.records.recipe import Recipe
 
 _LOG = "pip.log"
 _BUNDLED = ("setuptools", "pip")
@@ -34,22 +34,17 @@ def install(recipe: Recipe, base: Path, place: Path, environment: Mapping[str, s
     pip = [python, "-I", "-m", "pip"]
     if progress:
         progress("installing distributions", 0, 0)
-    for number, part in enumerate(_parts(recipe)):
-        lines = place / f"requirements-{number}.txt"
-        lines.write_text("".join(f"{requirement.line}\n" for requirement in part if not requirement.path))
+    if recipe.requirements:
+        lines = place / "requirements.txt"
+        lines.write_text("".join(f"{each.line}\n" for each in recipe.requirements if not each.path))
         words = [*pip, "install", "--no-deps", "--no-input", "--disable-pip-version-check", "--requirement", str(lines)]
-        words += [str(place / "code" / requirement.path) for requirement in part if requirement.path]
+        for each in recipe.requirements:
+            if each.path:
+                words += [*(["--editable"] if each.editable else []), str(place / "code" / each.path)]
         _run(words, place, variables, log, "pip", base)
     for name in _BUNDLED:
         if name not in recipe.names:
             _run([*pip, "uninstall", "--yes", name], place, variables, log, "pip", base)
-
-
-def _parts(recipe: Recipe) -> list[list[Requirement]]:
-    """Return the requirements by call of pip, which checks either all hashes of a call or none."""
-    hashed = [requirement for requirement in recipe.requirements if requirement.hash]
-    bare = [requirement for requirement in recipe.requirements if not requirement.hash]
-    return [part for part in (hashed, bare) if part]
 
 
 def _run(

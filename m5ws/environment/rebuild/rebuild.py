@@ -2,6 +2,7 @@
 
 `recipe` reads the recorded environment. It refuses distributions that cannot be installed again, all in one error,
 before anything is installed. `virtual_environments` builds it; the replay runs there, and its drift is judged as usual.
+`lock` returns the recorded environment as a file for pip or conda.
 """
 
 import re
@@ -9,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from m5ws.environment import recorded
+from m5ws.environment.observe.conda import CONDA
 from m5ws.errors import M5Error, NotFound, UsageError
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
@@ -30,6 +32,11 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]*://((?!\$\{|\\)[!-~])+")
 _COMMIT = re.compile(r"[0-9A-Za-z][\w.-]*", re.ASCII)
 _FOLDER = re.compile(r"[0-9A-Za-z_][\w./-]*", re.ASCII)
 _PYTHON = re.compile(r"\d+\.\d+\.[0-9A-Za-z+]+", re.ASCII)
+_CONDA_HINT = """Make the environment again, install m5ws in it, and reproduce there without `--env rebuild`:
+  m5ws show {run} --lock conda > conda.txt
+  m5ws show {run} --lock pip > pip.txt
+  conda create --yes --prefix ./conda-{run} --file conda.txt
+  ./conda-{run}/bin/python -m pip install --no-deps --requirement pip.txt"""
 
 
 class NotRebuildable(M5Error):
@@ -50,7 +57,8 @@ def recipe(
     """Return the recipe of the environment in which `run` began, or of `replacement`.
 
     Distributions from the workspace are installed from the run's snapshot, or from the replay's `snapshot_id`. Raises
-    NotRebuildable, UsageError for a run that is pinned to a container image, NotFound if no environment was recorded.
+    NotRebuildable, UsageError for a conda environment or a pinned container image, NotFound if no environment was
+    recorded.
     """
     original = runs.load(repo, run)
     snapshot = snapshots.load(repo, snapshot_id or original.snapshot)
@@ -68,20 +76,28 @@ def recipe(
             f"run {run} did not record its installed distributions",
             hint="Only environments of `m5ws run` can be rebuilt.",
         )
-    code = trees.load(repo.objects, snapshot.code.tree)
-    requirements, refused = [], dict[str, str]()
-    for name, version in sorted(pinned.distributions.items()):
-        if name == _M5WS:
-            continue
-        origin = (pinned.origins or {}).get(name)
-        if why := _strange(name, version, origin) or _refused(origin, code):
-            refused[f"{name} {version}"] = why
-        else:
-            requirements.append(_requirement(name, version, origin))
-    if refused:
-        raise NotRebuildable(run, refused)
+    if packages := _conda_lines(pinned):
+        raise UsageError(
+            f"run {run} began in an environment with {len(packages)} packages of conda, and m5ws starts no conda",
+            hint=_CONDA_HINT.format(run=run),
+        )
+    requirements = _requirements(run, pinned, trees.load(repo.objects, snapshot.code.tree))
     inside = any(requirement.path for requirement in requirements)
-    return Recipe(python=python, requirements=tuple(requirements), code=snapshot.code.tree if inside else None)
+    return Recipe(python=python, requirements=requirements, code=snapshot.code.tree if inside else None)
+
+
+def lock(repo: Repository, run: str, tool: str) -> str:
+    """Return the packages that `conda` or `pip` had installed when `run` began, as a file for the same tool.
+
+    Paths are below a checkout of the snapshot. Raises NotRebuildable for distributions that pip cannot install again.
+    """
+    pinned = recorded.of_run(repo, run)
+    if tool == "conda":
+        if not (lines := _conda_lines(pinned)):
+            raise UsageError(f"run {run} began in no conda environment", hint="`--lock pip` lists its distributions.")
+        return "\n".join(["@EXPLICIT", *lines])
+    code = trees.load(repo.objects, snapshots.load(repo, runs.load(repo, run).snapshot).code.tree)
+    return "\n".join(each.line for each in _requirements(run, pinned, code))
 
 
 def code_writer(repo: Repository, made: Recipe, progress: Progress | None = None) -> Callable[[Path], None]:
@@ -94,11 +110,33 @@ def code_writer(repo: Repository, made: Recipe, progress: Progress | None = None
     return write
 
 
+def _conda_lines(pinned: Observed) -> list[str]:
+    """Return the line of each package of conda, in the format of `conda list --explicit`."""
+    lines = {value for name, value in pinned.facts.items() if name.startswith(CONDA) and value}
+    return sorted(lines | {origin.url for origin in (pinned.origins or {}).values() if origin.kind == "conda"} - {""})
+
+
+def _requirements(run: str, pinned: Observed, code: Tree) -> tuple[Requirement, ...]:
+    """Return requirements for pip: all distributions but m5ws and packages of conda. Raises NotRebuildable."""
+    requirements, refused = [], dict[str, str]()
+    for name, version in sorted(pinned.distributions.items()):
+        origin = (pinned.origins or {}).get(name)
+        if name == _M5WS or (origin is not None and origin.kind == "conda" and origin.url):
+            continue
+        if why := _strange(name, version, origin) or _refused(origin, code):
+            refused[f"{name} {version}"] = why
+        else:
+            requirements.append(_requirement(name, version, origin))
+    if refused:
+        raise NotRebuildable(run, refused)
+    return tuple(requirements)
+
+
 def _requirement(name: str, version: str, origin: Origin | None) -> Requirement:
     if origin is None:
         return Requirement(name=name, version=version)
     if origin.inside:
-        return Requirement(name=name, version=version, path=origin.url)
+        return Requirement(name=name, version=version, path=origin.url, editable=origin.kind == "editable")
     below = f"#subdirectory={origin.subdirectory}" if origin.subdirectory else ""
     if origin.kind == "vcs":
         return Requirement(name=name, version=version, url=f"{origin.vcs}+{origin.url}@{origin.commit}{below}")

@@ -82,6 +82,14 @@ class Git:
             return None
         return _remote_and_author(self._facts(root), None)[1]
 
+    def check(self, root: Path) -> str:
+        """Return git's version, after git has accepted the repository around `root`, if there is one. Raises
+        GitError.
+        """
+        if _in_repository(root):
+            self._run(root, "rev-parse", "--show-toplevel")
+        return self._run(root, "version").decode("utf-8", "replace").strip()
+
     def _descend(self, root: Path, listing: _Listing, pool: ThreadPoolExecutor) -> list[str]:
         """Add the files of submodules and nested repositories, and return notes about them."""
         notes: list[str] = []

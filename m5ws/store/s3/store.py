@@ -13,7 +13,14 @@ from m5ws.store.interface import Buffer, ChecksummedStat, ObjectStat
 from m5ws.store.keys import checked
 from m5ws.store.s3 import probe as s3_probe
 from m5ws.store.s3.clients import Connection
-from m5ws.store.s3.errors import NoSuchKey, PreconditionFailed, RangeNotSatisfiable, WrongRegion, wrong_region
+from m5ws.store.s3.errors import (
+    AccessDenied,
+    NoSuchKey,
+    PreconditionFailed,
+    RangeNotSatisfiable,
+    WrongRegion,
+    wrong_region,
+)
 from m5ws.store.s3.listing import Listing
 from m5ws.store.s3.location import Location
 from m5ws.store.s3.retry import Retrier, RetryPolicy
@@ -123,7 +130,9 @@ class S3Store:
 
     def probe(self) -> None:
         if not self._probed:
-            s3_probe.race(self)
+            # A user who may only read joins a store without this test.
+            with suppress(AccessDenied):
+                s3_probe.race(self)
             self._probed = True
 
     def _path(self, key: str) -> str:

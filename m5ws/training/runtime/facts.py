@@ -12,11 +12,13 @@ from pathlib import Path
 
 import torch
 
+from m5ws.records.environment import ENVIRONMENT
 from m5ws.training.determinism import portable
 
 Facts = dict[str, str | None]
 
 _LIBRARIES = {
+    "torch": r"libtorch_cpu\.so",
     "nccl": r"libnccl\.so|libnccl-static",
     "aws-ofi-nccl": r"libnccl-net[^/]*\.so|libnccl-ofi[^/]*\.so",
     "libfabric": r"libfabric\.so",
@@ -75,7 +77,7 @@ def loaded() -> Facts:
 
 def _place(path: str) -> str:
     inside = next((folder for folder in (sys.prefix, sys.exec_prefix) if path.startswith(f"{folder}{os.sep}")), None)
-    return path if inside is None else f"{{environment}}{path.removeprefix(inside)}"
+    return path if inside is None else f"{ENVIRONMENT}{path.removeprefix(inside)}"
 
 
 def maps() -> list[str]:

@@ -65,8 +65,8 @@ class _Copies:
 
 def _copy(path: str, context: Context) -> str | None:
     """Return the run's copy of a file or folder of the checkout; None if it is elsewhere, or has none."""
-    if not isolation.is_in_checkout(path, context):
+    if (checkout := isolation.checkout_of(path, context)) is None:
         return None
-    place = os.path.relpath(isolation.real_path(path), os.path.realpath(context.author_dir))
+    place = os.path.relpath(isolation.real_path(path), checkout)
     copy = os.path.normpath(os.path.join(context.work_dir, place))
     return copy if os.path.exists(copy) else None

@@ -72,17 +72,21 @@ def check(context: Context) -> None:
 
     A virtual environment may lie in the checkout: packages installed in it are the environment, not the code.
     """
-    foreign = {name: path for name, path in _files() if is_in_checkout(path, context)}
+    foreign = {name: path for name, path in _files() if checkout_of(path, context) is not None}
     if foreign:
         listed = ", ".join(f"{name} ({path})" for name, path in sorted(foreign.items())[:5])
         raise NotIsolated(f"{len(foreign)} module(s) were loaded from the author's checkout: {listed}")
 
 
-def is_in_checkout(file: str, context: Context) -> bool:
-    """Return True if a file is in the author's checkout, and neither the run's own copy nor an installed package."""
-    path = real_path(file)
-    author, work = _real_folder(context.author_dir), _real_folder(context.work_dir)
-    return _is_below(path, author) and not _is_below(path, work) and not _is_installed(path, author)
+def checkout_of(file: str, context: Context) -> str | None:
+    """Return the checkout that has a file: the author's, or the copy from which the environment was rebuilt.
+
+    None for the run's own copy, and for an installed package.
+    """
+    path, work = real_path(file), _real_folder(context.work_dir)
+    folders = (_real_folder(folder) for folder in (context.author_dir, context.observing.copy) if folder)
+    around = next((folder for folder in folders if _is_below(path, folder)), None)
+    return None if around is None or _is_below(path, work) or _is_installed(path, around) else around
 
 
 def take_limits() -> Iterator[str]:
@@ -103,7 +107,7 @@ def _refuse(module: str, file: str, context: Context, unpinned: tuple[_Unpinned,
     """Raise NotIsolated if no snapshot contains a module's file. Record it if its distribution is allowed."""
     if module.partition(".")[0] == "m5ws":
         return
-    if is_in_checkout(file, context):
+    if checkout_of(file, context) is not None:
         raise NotIsolated(f"{module} was imported from the author's checkout ({file}), and the snapshot has no copy")
     path = real_path(file)
     for one in unpinned:

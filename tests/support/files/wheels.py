@@ -56,7 +56,10 @@ def borrowed(folder: Path, shelf: Path, *names: str) -> list[str]:
             source = Path(str(distribution.locate_file(top)))
             if source.exists() and not top.endswith((".dist-info", ".egg-info")) and top not in ("..", "__pycache__"):
                 (own / top).symlink_to(source)
-        wheel(folder, name, distribution.version, {f"{name}_borrowed.pth": f"{own}\n"})
+        files = {f"{name}_borrowed.pth": f"{own}\n"}
+        if points := distribution.read_text("entry_points.txt"):
+            files[f"{name.replace('-', '_')}-{distribution.version}.dist-info/entry_points.txt"] = points
+        wheel(folder, name, distribution.version, files)
         pinned.append(f"{name}=={distribution.version}")
     return pinned
 
