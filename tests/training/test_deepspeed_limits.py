@@ -68,7 +68,9 @@ def test_the_template_uses_only_known_settings() -> None:
 
 def fields() -> Iterator[tuple[str, set[str], Any]]:
     """Yield DeepSpeed's sections with the names of their fields, as scripts write them."""
-    from deepspeed.runtime import precision_config
+    precision_config: Any = pytest.importorskip(
+        "deepspeed.runtime.precision_config", reason="DeepSpeed before 0.17.3 has no classes of bf16 and fp16"
+    )
     from deepspeed.runtime.zero import config, offload_config
 
     sections = {

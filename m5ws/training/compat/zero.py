@@ -48,14 +48,17 @@ def group_rank(optimizer: Any, number: int) -> int:
 
 
 def offsets(optimizer: Any, number: int) -> Iterator[tuple[torch.nn.Parameter, int]]:
-    """Yield a group's parameters in the order of the flat buffer, and the offset of each in elements."""
-    if hasattr(optimizer, "round_robin_bit16_groups"):
+    """Yield a group's parameters in the order of the flat buffer, and the offset of each in elements.
+
+    DeepSpeed from 0.19.7 can leave gaps between parameters, but not between those of its bf16 optimizer.
+    """
+    if hasattr(optimizer, "round_robin_bit16_offsets"):
         yield from zip(
             optimizer.round_robin_bit16_groups[number], optimizer.round_robin_bit16_offsets[number], strict=True
         )
         return
     offset = 0
-    for parameter in optimizer.bf16_groups[number]:
+    for parameter in _first(optimizer, ("round_robin_bit16_groups", "bf16_groups"))[number]:
         yield parameter, offset
         offset += parameter.numel()
 
@@ -77,7 +80,9 @@ def part_elements(parameter: Any) -> int:
 
 
 def part_rank(parameter: Any) -> int:
-    """Return this rank's place among the ranks over which a parameter is cut."""
+    """Return this rank's place among the ranks over which a parameter is cut. DeepSpeed before 0.19.3 does not keep it."""
+    if not hasattr(parameter, "ds_zero_partition_rank"):
+        parameter.ds_zero_partition_rank = torch.distributed.get_rank(parameter.ds_process_group)
     return int(parameter.ds_zero_partition_rank)
 
 
@@ -121,7 +126,7 @@ def _of_stages_1_and_2(optimizer: Any) -> Iterator[Fact]:
         return any(list(offsets(optimizer, number)) for number in range(len(flat_buffers(optimizer))))
 
     yield Fact("deepspeed", "ZeroOptimizer.real_dp_process_group", lambda: group_rank(optimizer, 0) >= 0)
-    yield Fact("deepspeed", "round_robin_bit16_offsets, or bf16_groups", laid_out)
+    yield Fact("deepspeed", "round_robin_bit16_groups, or bf16_groups", laid_out)
 
 
 def _of_stage_3(optimizer: Any) -> Iterator[Fact]:
@@ -133,7 +138,9 @@ def _of_stage_3(optimizer: Any) -> Iterator[Fact]:
 
     yield Fact("deepspeed", "Parameter.ds_tensor.ds_numel and ds_numel", is_cut)
     yield Fact("deepspeed", "Parameter.ds_shape", lambda: first().ds_shape.numel() == elements(first()))
-    yield Fact("deepspeed", "Parameter.ds_zero_partition_rank", lambda: part_rank(first()) < _ranks())
+    yield Fact(
+        "deepspeed", "Parameter.ds_zero_partition_rank, or ds_process_group", lambda: part_rank(first()) < _ranks()
+    )
     yield Fact("deepspeed", "ZeroOptimizer.grad_position and get_param_id", lambda: len(place(optimizer, first())) == 3)
 
 

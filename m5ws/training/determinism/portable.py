@@ -13,6 +13,7 @@ import torch
 
 from m5ws.errors import M5Error
 from m5ws.records import portable
+from m5ws.training.compat.tensors import replace_kernel
 
 BASELINE = "x86-64-v3"
 """The fact `cpu.portable` if the settings are in force: the instructions that every such machine has."""
@@ -65,7 +66,7 @@ def replace_square_roots() -> None:
         # torch warns that one of its kernels is replaced; that is intended.
         warnings.simplefilter("ignore")
         for name, kernel in (("sqrt", _sqrt), ("sqrt_", _sqrt_in_place), ("sqrt.out", _sqrt_out)):
-            library.impl(name, kernel, "CPU", allow_override=True)  # type: ignore[no-untyped-call]
+            replace_kernel(library, name, kernel)
     _registered.append(library)
 
 

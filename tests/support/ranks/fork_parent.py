@@ -57,7 +57,9 @@ def _serve(modules: list[str]) -> None:
     answers = os.dup(1)
     os.dup2(2, 1)  # Libraries print when they are imported.
     for name in modules:
-        importlib.import_module(name)
+        # Some versions lack a module that others import late.
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(name)
     if "deepspeed" in modules:
         _prepare_deepspeed()
     gc.collect()
@@ -131,7 +133,7 @@ def _be_torchrun(call: Call, ranks: int) -> int:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     store = TCPStore(
-        "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=True
+        "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=False
     )
 
     def pass_on(number: int, _: FrameType | None) -> None:
