@@ -13,7 +13,7 @@ stamp := $(VENV)/.complete
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-services lint docs check bench mutations soak canary clean
+.PHONY: help venv demo test test-services lint docs check bench mutations soak versions clean
 
 help: ## Show what can be made.
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -59,8 +59,8 @@ mutations: $(stamp) ## Plant faults in a copy of the core, each of which the tes
 soak: $(stamp) ## Run the campaigns.
 	$(bin)/python -m pytest -m soak $(ARGS)
 
-canary: ## Run the training tests with the newest torch and DeepSpeed, or with the versions in CANARY="torch==… deepspeed==…".
-	PYTHON=$(PYTHON) WORKERS=$(WORKERS) .ci/canary $(CANARY)
+versions: $(stamp) ## Run the main job and the tests with each row of versions in tests/versions.toml, or with ROWS="name name".
+	$(bin)/python tests/run_versions.py --workers $(WORKERS) $(ARGS) $(ROWS)
 
 clean: ## Remove what was made, but for demo directories.
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
