@@ -28,7 +28,7 @@ RESULTS = ROOT / "tests" / "data" / "versions"
 PAGE = ROOT / "docs" / "reference" / "versions.md"
 LIBRARIES = ("torch", "deepspeed", "numpy", "mlflow", "dvc")
 DRIFT = "loaded torch"
-"""The beginning of a notice that a loaded torch is not the installed one."""
+"""The beginning of a notice that a loaded torch is not the installed torch."""
 Result = dict[str, Any]
 
 
@@ -105,7 +105,7 @@ def main_job(environment: Environment) -> Result:
 
 
 def tests(environment: Environment, paths: Sequence[str], workers: str) -> Result:
-    """Run tests, and return their counts and the names of those that failed or were skipped."""
+    """Run tests, and return their counts and the names of failed and skipped tests."""
     report = environment.folder / "report.xml"
     report.unlink(missing_ok=True)
     done = environment.run(
@@ -118,7 +118,7 @@ def tests(environment: Environment, paths: Sequence[str], workers: str) -> Resul
 
 
 def counted(root: ET.Element) -> Result:
-    """Return what a report of pytest has: counts, failures, and the reasons of skipped tests with their numbers."""
+    """Return the counts and failures in a report of pytest, and the reasons of skipped tests with their numbers."""
     result: Result = {"passed": 0, "failed": [], "skipped": {}}
     for case in root.iter("testcase"):
         name = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name', '')}"
@@ -180,8 +180,8 @@ def page(table: Result, results: dict[str, Result]) -> str:
     lines = [
         "# Tested versions", "", "Made by `make versions` from the rows of `tests/versions.toml`. Do not edit it.", "",
         "The main job is the README's demo: train, reproduce, change one number. It runs with the built wheel, and",
-        "passes only if no notice says that the loaded torch is not the installed torch. The tests are shown as passed /",
-        "failed / skipped. `m5ws --help` is CPU time, the least of ten.", "",
+        "passes only if no notice says that the loaded torch is not the installed torch. The tests are shown as",
+        "passed / failed / skipped. `m5ws --help` is CPU time, the least of ten.", "",
         _line(heads), _line("---" for _ in heads),
     ]  # fmt: skip
     lines += [_line(_cells(name, row, results.get(name), suites)) for name, row in table["row"].items()]

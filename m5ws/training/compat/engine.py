@@ -54,7 +54,7 @@ def state_classes() -> dict[str, type]:
 def without_sets(saved: dict[str, Any]) -> dict[str, Any]:
     """Return saved state without sets, whose order differs between processes.
 
-    Older versions save the names of sparse gradients as a set, and only look names up in what they load.
+    Versions before 0.19.8 save the names of sparse gradients as a set, and only look names up in the loaded set.
     """
     return {key: sorted(value) if isinstance(value, set) else value for key, value in saved.items()}
 

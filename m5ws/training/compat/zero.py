@@ -50,7 +50,7 @@ def group_rank(optimizer: Any, number: int) -> int:
 def offsets(optimizer: Any, number: int) -> Iterator[tuple[torch.nn.Parameter, int]]:
     """Yield a group's parameters in the order of the flat buffer, and the offset of each in elements.
 
-    DeepSpeed from 0.19.7 can leave gaps between parameters, but not between those of its bf16 optimizer.
+    DeepSpeed from 0.19.7 can leave gaps between parameters, but not between parameters of its bf16 optimizer.
     """
     if hasattr(optimizer, "round_robin_bit16_offsets"):
         yield from zip(
@@ -80,7 +80,10 @@ def part_elements(parameter: Any) -> int:
 
 
 def part_rank(parameter: Any) -> int:
-    """Return this rank's place among the ranks over which a parameter is cut. DeepSpeed before 0.19.3 does not keep it."""
+    """Return this rank's place among the ranks over which a parameter is cut.
+
+    DeepSpeed before 0.19.3 does not keep it. It is kept here, as process groups may be destroyed later.
+    """
     if not hasattr(parameter, "ds_zero_partition_rank"):
         parameter.ds_zero_partition_rank = torch.distributed.get_rank(parameter.ds_process_group)
     return int(parameter.ds_zero_partition_rank)
