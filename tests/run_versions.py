@@ -51,12 +51,11 @@ class Environment:
     def __init__(self, folder: Path, python: str) -> None:
         self.folder = folder
         subprocess.run([python, "-m", "venv", "--clear", str(folder)], check=True)
-        (folder / "tmp").mkdir()
+        folder.chmod(0o755)  # Some tests run as another user.
         self._variables = {
             **os.environ,
             "PATH": f"{folder}/bin:{os.environ['PATH']}",
             "PYTHONDONTWRITEBYTECODE": "",
-            "TMPDIR": f"{folder}/tmp",
             "TORCH_EXTENSIONS_DIR": f"{folder}/operators",
         }
 
@@ -92,7 +91,7 @@ class Environment:
 
 def main_job(environment: Environment) -> Result:
     """Run the README's demo, then train once more, with all notices."""
-    demo = environment.folder / "tmp" / "demo"
+    demo = environment.folder / "demo"
     commands = (
         ("sh", str(ROOT / "examples" / "demo.sh"), str(demo)),
         ("m5ws", "-C", str(demo), "run", "--name", "notices"),
@@ -133,7 +132,7 @@ def counted(root: ET.Element) -> Result:
     return result
 
 
-def run_row(row: dict[str, str], suites: dict[str, list[str]], wheel: Path, options: argparse.Namespace) -> Result:
+def run_row(row: Result, suites: dict[str, list[str]], wheel: Path, options: argparse.Namespace) -> Result:
     """Make the environment of a row, and return its results."""
     python = interpreter(row["python"], options.pythons)
     folder = Path(tempfile.mkdtemp(prefix="m5ws-versions-", dir=options.folder))
@@ -141,7 +140,7 @@ def run_row(row: dict[str, str], suites: dict[str, list[str]], wheel: Path, opti
         environment = Environment(folder, python)
         index = ["--extra-index-url", options.index] if options.index else []
         pins = (f"{name}=={row[name]}" for name in LIBRARIES if name in row)
-        environment.install(*index, f"m5ws[all,dev] @ {wheel.as_uri()}", *pins)
+        environment.install(*index, f"m5ws[all,dev] @ {wheel.as_uri()}", *pins, *row.get("with", []))
         result: Result = {
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
             "python": environment.run(
@@ -198,7 +197,7 @@ def page(table: Result, results: dict[str, Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cells(name: str, row: dict[str, str], result: Result | None, suites: Sequence[str]) -> Iterator[str]:
+def _cells(name: str, row: Result, result: Result | None, suites: Sequence[str]) -> Iterator[str]:
     yield name
     yield from (str((result or row).get(key, "newest")) for key in ("python", *LIBRARIES))
     if result is None:
