@@ -67,13 +67,28 @@ def report(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> None
         hint = f'With [run] inexact = "warn", {resume}. `m5ws certify` tests the restores of a script.'
         raise InexactResume(ended, hint=hint)
     if result.outcome != "finished":
-        raise RunFailed(ended, hint=f"`m5ws logs {run}` prints the output of its ranks.")
+        hint = f"{_restored(ports, plan, result)}`m5ws logs {run}` prints the output of its ranks."
+        raise RunFailed(ended, hint=hint)
     if not result.delivered:
         raise RunUnsaved(
             f"{ended}, but the store does not have the complete ledger",
             hint="The next m5ws command on this machine uploads the rest.",
         )
     _print_provable(ports, plan.run)
+
+
+def _restored(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> str:
+    """Return advice on the output files that an attempt had restored, if it failed before its first step."""
+    from m5ws.runs import state
+
+    run = plan.run.id
+    if plan.outputs is None or not result.delivered or state.attempt_of(ports.repo, run, plan.attempt).last_step:
+        return ""
+    return (
+        f"The attempt had restored the output files {plan.outputs.name} and recorded no step. "
+        f"`m5ws outputs {run} --copies` lists earlier copies, and `m5ws resume {run} --at TIME` restores one; "
+        "`--from-scratch` restores none. "
+    )
 
 
 def _print_provable(ports: "Ports", run: "Run") -> None:
