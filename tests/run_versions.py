@@ -140,7 +140,7 @@ def run_row(row: Result, suites: dict[str, list[str]], wheel: Path, options: arg
         environment = Environment(folder, python)
         index = ["--extra-index-url", options.index] if options.index else []
         pins = (f"{name}=={row[name]}" for name in LIBRARIES if name in row)
-        environment.install(*index, f"m5ws[all,dev] @ {wheel.as_uri()}", *pins, *row.get("with", []))
+        environment.install(*index, f"m5ws[all,test] @ {wheel.as_uri()}", *pins, *row.get("with", []))
         result: Result = {
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
             "python": environment.run(
