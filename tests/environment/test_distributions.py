@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -131,7 +132,12 @@ def test_a_distribution_is_identified_by_its_modules_and_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed = {
-        "one": ("shared_by_two/one.py", "one.cpython-311-x86_64-linux-gnu.so", "one.libs/liba.so", "../../../bin/one"),
+        "one": (
+            "shared_by_two/one.py",
+            f"one{sysconfig.get_config_var('EXT_SUFFIX')}",
+            "one.libs/liba.so",
+            "../../../bin/one",
+        ),
         "two": ("shared_by_two/two/__init__.py", "../../../lib/libtwo.so.2", "two.pth", "__pycache__/two.pyc"),
         "code": ("package_of_two/__init__.py", "package_of_two/code.py"),
         "code_too": ('"package_of_two/more, of it.py"',),

@@ -106,7 +106,9 @@ def test_public_signatures_equal_the_golden_file(pytestconfig: pytest.Config) ->
     for kind, names in _fields().items():
         types = {field.name: field.type for field in msgspec.structs.fields(_RECORDS[kind])}
         lines += [f"{kind}.{name}: {inspect.formatannotation(types[name])}" for name in names]
-    files.check("python.txt", "\n".join(lines) + "\n")
+    text = "\n".join(lines) + "\n"
+    # Python 3.11 prints the module of Annotated, and Python 3.13 that in which Path is written.
+    files.check("python.txt", text.replace("typing.Annotated", "Annotated").replace("pathlib._local", "pathlib"))
 
 
 def test_the_examples_of_the_page_run(planted_workspace: Planted, monkeypatch: pytest.MonkeyPatch) -> None:

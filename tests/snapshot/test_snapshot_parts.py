@@ -50,7 +50,7 @@ def test_the_default_config_file_may_be_absent(root: Path, repo: Repository) -> 
     [
         ("c.yaml", "a: 1\nb: [1\nc: 2\n", 3),
         ("c.yaml", "a: 1\na: 2\n", 2),
-        ("c.json", '{\n"a": 1,\n}', 3),
+        ("c.json", '{\n"a": 1,\n"b"}', 3),
         ("c.json", '{\n"a": 1,\n"a": 2}', 3),
         ("c.toml", "a = 1\nb = = 2\n", 2),
         ("c.yaml", b"a: 1\nb: \xff\n", 2),
