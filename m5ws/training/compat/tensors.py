@@ -1,7 +1,5 @@
 """Internals of torch's tensors: nested values, wrapper classes, leaves of autograd graphs."""
 
-import inspect
-from collections.abc import Callable
 from typing import Any, TypeGuard
 
 import torch
@@ -18,12 +16,6 @@ def tree_leaves(values: Any) -> list[Any]:
 def is_wrapper(tensor: object) -> bool:
     """Return True for a tensor of a class that wraps inner tensors."""
     return bool(_python_dispatch.is_traceable_wrapper_subclass(tensor))
-
-
-def replace_kernel(library: torch.library.Library, name: str, kernel: Callable[..., torch.Tensor]) -> None:
-    """Replace torch's kernel of an operation on a CPU. torch from 2.8 asks for an argument; before, all may replace."""
-    arguments = {"allow_override": True} if "allow_override" in inspect.signature(library.impl).parameters else {}
-    library.impl(name, kernel, "CPU", **arguments)  # type: ignore[no-untyped-call]
 
 
 def is_accumulator(node: Any) -> TypeGuard[Any]:

@@ -4,6 +4,7 @@ The variables (`m5ws.records.portable`) pin the instructions that libraries choo
 root begins with an estimate (`rsqrtps`) that differs between AMD and Intel, and AdamW uses it. Here it is replaced.
 """
 
+import inspect
 import os
 import platform
 import warnings
@@ -13,7 +14,6 @@ import torch
 
 from m5ws.errors import M5Error
 from m5ws.records import portable
-from m5ws.training.compat.tensors import replace_kernel
 
 BASELINE = "x86-64-v3"
 """The fact `cpu.portable` if the settings are in force: the instructions that every such machine has."""
@@ -62,11 +62,13 @@ def replace_square_roots() -> None:
     if _registered:
         return
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    # torch from 2.8 asks for this argument.
+    override = {"allow_override": True} if "allow_override" in inspect.signature(library.impl).parameters else {}
     with warnings.catch_warnings():
         # torch warns that one of its kernels is replaced; that is intended.
         warnings.simplefilter("ignore")
         for name, kernel in (("sqrt", _sqrt), ("sqrt_", _sqrt_in_place), ("sqrt.out", _sqrt_out)):
-            replace_kernel(library, name, kernel)
+            library.impl(name, kernel, "CPU", **override)  # type: ignore[no-untyped-call]
     _registered.append(library)
 
 
