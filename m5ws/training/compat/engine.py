@@ -51,12 +51,13 @@ def state_classes() -> dict[str, type]:
     return {kind.__name__: kind for kind in (LossScaler, DynamicLossScaler, fragment_address)}
 
 
-def without_sets(saved: dict[str, Any]) -> dict[str, Any]:
-    """Return saved state without sets, whose order differs between processes.
+def with_sorted_names(saved: dict[str, Any]) -> dict[str, Any]:
+    """Return saved state with the names of sparse gradients in order.
 
-    Versions before 0.19.8 save the names of sparse gradients as a set, and only look names up in the loaded set.
+    DeepSpeed before 0.19.8 saves these names as a set, and only looks names up in the loaded set.
     """
-    return {key: sorted(value) if isinstance(value, set) else value for key, value in saved.items()}
+    names = saved.get("sparse_tensor_module_names")
+    return {**saved, "sparse_tensor_module_names": sorted(names)} if isinstance(names, set) else saved
 
 
 def stage_class() -> Any:
@@ -70,7 +71,7 @@ def _has_no_new_methods() -> bool:
     """Return True if DeepSpeed has added no method that m5ws's checkpoint engine lacks."""
     from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 
-    return {name for name in vars(CheckpointEngine) if not name.startswith("_")} <= _LENT | _NOT_CALLED | {"save"}
+    return {name for name in vars(CheckpointEngine) if not name.startswith("_")} == _LENT | _NOT_CALLED | {"save"}
 
 
 def facts(engine: Any) -> tuple[Fact, ...]:

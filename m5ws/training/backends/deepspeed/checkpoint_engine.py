@@ -33,7 +33,7 @@ class BorrowedCheckpointEngine:
         os.makedirs(path, exist_ok=exist_ok)
 
     def save(self, state_dict: dict[str, Any], path: str) -> None:
-        self.files[os.path.basename(path)] = internals.without_sets(state_dict)
+        self.files[os.path.basename(path)] = internals.with_sorted_names(state_dict)
 
     def load(self, path: str, map_location: Any = None) -> dict[str, Any]:
         return self.files[os.path.basename(path)]
