@@ -5,6 +5,7 @@ a file. A fork cannot change variables that Python or a library reads at its sta
 each set of such variables. tests/contract/test_launchers.py runs the same tests with both launchers.
 """
 
+import contextlib
 import math
 import os
 import signal
@@ -62,10 +63,15 @@ class ForkParent:
             env=dict(environment),
         )
 
+    def has_ended(self) -> bool:
+        """Return True if the process was killed, or could not import a module."""
+        return self._process.poll() is not None
+
     def close(self) -> None:
         """End the process, and with it every launch that is still running."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
 
@@ -80,7 +86,7 @@ class ForkParent:
                 pid, _, status = answer.decode().rstrip("\n").partition(" ")
                 if status == call.status:
                     return int(pid)
-        raise RuntimeError("the parent process of the ranks has ended")
+        raise RuntimeError(f"the parent process of the ranks has ended with status {self._process.wait()}")
 
 
 class ForkParents:
@@ -110,7 +116,7 @@ class ForkParents:
         )
         key = (read, deepspeed)
         with self._lock:
-            if key not in self._parents:
+            if key not in self._parents or self._parents[key].has_ended():
                 self._parents[key] = ForkParent(environment, (*(_DEEPSPEED if deepspeed else _TORCH), *self._modules))
             return self._parents[key]
 
@@ -205,18 +211,24 @@ class _Forked:
         self._status = Path(call.status)
         self._status.unlink(missing_ok=True)
         self._pid = parent.start(call)
+        self._ended: int | None = None
 
     @property
     def pid(self) -> int:
         return self._pid
 
     def poll(self) -> int | None:
-        alive = send_signal(self._pid, 0)
-        if self._status.exists():
-            return int(self._status.read_text())
-        return None if alive else -signal.SIGKILL
+        if self._ended is None:
+            alive = send_signal(self._pid, 0)
+            if self._status.exists():
+                self._ended = int(self._status.read_text())
+            elif not alive:
+                self._ended = -signal.SIGKILL
+        return self._ended
 
     def stop(self, grace_s: float, number: signal.Signals = signal.SIGTERM) -> int:
+        if (status := self.poll()) is not None:
+            return status  # Another process may have its id by now.
         end_s = time.monotonic() + grace_s
         send_signal(self._pid, number)
         while (status := self.poll()) is None:
