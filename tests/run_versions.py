@@ -9,9 +9,11 @@ apply.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -29,6 +31,8 @@ PAGE = ROOT / "docs" / "reference" / "versions.md"
 LIBRARIES = ("torch", "deepspeed", "numpy", "mlflow", "dvc")
 DRIFT = "loaded torch"
 """The beginning of a notice that a loaded torch is not the installed torch."""
+PAGES_S = 180.0
+"""A run does not wait for its page."""
 Result = dict[str, Any]
 
 
@@ -90,7 +94,7 @@ class Environment:
 
 
 def main_job(environment: Environment) -> Result:
-    """Run the README's demo, then train once more, with all notices."""
+    """Run the README's demo, then train once more, with all notices. Each run has a page in MLflow."""
     demo = environment.folder / "demo"
     commands = (
         ("sh", str(ROOT / "examples" / "demo.sh"), str(demo)),
@@ -100,7 +104,25 @@ def main_job(environment: Environment) -> Result:
         done = environment.run(*command, cwd=environment.folder)
         if done.returncode or DRIFT in done.stdout:
             return {"passed": False, "output": done.stdout[-2000:]}
+    runs = len(list((demo / ".m5ws" / "store" / "runs").iterdir()))
+    if (pages := ended_pages(demo / ".m5ws" / "mlflow.db", runs)) < runs:
+        log = (demo / ".m5ws" / "mlflow.log").read_text()
+        return {"passed": False, "output": f"{pages} of {runs} runs have a page in MLflow\n{log[-2000:]}"}
     return {"passed": True}
+
+
+def ended_pages(path: Path, wanted: int) -> int:
+    """Return the number of runs that have ended in MLflow's database. Wait for the wanted number, up to a limit."""
+    end_s = time.monotonic() + PAGES_S
+    count = 0
+    while count < wanted and time.monotonic() < end_s:
+        time.sleep(1)
+        with (
+            contextlib.suppress(sqlite3.OperationalError),
+            contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as pages,
+        ):
+            (count,) = pages.execute("SELECT count(*) FROM runs WHERE status != 'RUNNING'").fetchone()
+    return count
 
 
 def tests(environment: Environment, paths: Sequence[str], workers: str) -> Result:

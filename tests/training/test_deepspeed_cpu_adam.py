@@ -4,8 +4,10 @@ import functools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -221,6 +223,35 @@ def test_a_rank_uses_the_folder_of_the_built_operator(built: Path, tmp_path: Pat
     done = run("-m", "torch.distributed.run", "--standalone", str(script))
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["{}", str(built.parents[1])]
+
+
+@pytest.mark.long
+def test_a_build_waits_for_a_build_in_progress_and_not_for_a_killed_build(tmp_path: Path) -> None:
+    compiler = tmp_path / "bin" / "c++"
+    compiler.parent.mkdir()
+    environment = {name: value for name, value in os.environ.items() if name not in ("CC", "CXX")} | {
+        "PYTHONPATH": str(PACKAGE), "PATH": f"{compiler.parent}:{os.environ['PATH']}",
+        "TORCH_EXTENSIONS_DIR": str(tmp_path / "operators"),
+    }  # fmt: skip
+
+    def build(script: str) -> "subprocess.Popen[str]":
+        compiler.write_text(f"#!/bin/sh\n{script}\n")
+        compiler.chmod(0o755)
+        command = [sys.executable, "-m", "m5ws.training.backends.deepspeed.cpu_adam"]
+        return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+    first = build('case "$*" in *.cpp*) touch "$0.compiles"; sleep 1000;; *) exec g++ "$@";; esac')
+    while not compiler.with_name("c++.compiles").exists():
+        assert first.poll() is None
+        time.sleep(0.05)
+    second = build("exit 1")  # also of `c++ --version`
+    (lock,) = tmp_path.glob("operators/*/*/lock")
+    os.utime(lock, (1, 1))
+    with pytest.raises(subprocess.TimeoutExpired):
+        second.wait(2.0)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate()
+    assert "could not be built" in second.communicate()[1]
 
 
 @pytest.mark.long

@@ -7,25 +7,26 @@ With it, a call imports neither torch nor DeepSpeed and takes a fraction of a se
 """
 
 import json
+import math
 import os
 import re
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import blake3
 
+from m5ws import locks
 from m5ws.errors import M5Error, MissingExtra
 
-# torch waits for ever for the lock of a killed build; no build takes as long as this.
-_STALE_LOCK_S = 900.0
-# If all operators are built, a rank holds the lock for the seconds of a load; a killed rank leaves it.
-_LOADED_S = 120.0
+# torch waits for ever for the lock file of a killed process. A rank holds it for the seconds of a load.
+_LOAD_S = 120.0
 _ROOT = "TORCH_EXTENSIONS_DIR"
 _OWN = re.compile(r"m5ws-[0-9a-f]{16}")
 # Variables that choose the compiler or the instructions; with DS_*.
@@ -68,17 +69,29 @@ def ensure_cpu_adam() -> Path:
     MissingExtra, BuildFailed.
     """
     folder = use_own_folder()
-    note = folder / _NOTE_NAME
-    operator = _known(note)
-    _drop_locks(folder, _STALE_LOCK_S if operator is None else _LOADED_S)
-    if operator is not None:
+    with _only_builder(folder):
+        return _known_or_built(folder / _NOTE_NAME)
+
+
+@contextmanager
+def _only_builder(folder: Path) -> Iterator[None]:
+    """Wait for another process that builds, or was killed while it built. No operator is then being built."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "building", "a") as file:
+        with suppress(OSError):  # Some file systems have no locks.
+            locks.acquire(file.fileno(), math.inf)
+        _drop_locks(folder, _LOAD_S)
+        yield
+
+
+def _known_or_built(note: Path) -> Path:
+    if (operator := _known(note)) is not None:
         return operator
     with _shown_on_failure():
         from m5ws.training.compat import cpu_adam as internals
 
         module, *_ = [_load(builder) for builder in internals.builders()]
     operator = Path(module.__file__)
-    folder.mkdir(parents=True, exist_ok=True)
     temporary = note.with_suffix(f".{os.getpid()}")
     temporary.write_text(str(operator))
     temporary.replace(note)
@@ -128,7 +141,7 @@ def _known(note: Path) -> Path | None:
 def _load(builder: Any) -> Any:
     try:
         return builder.load(verbose=True)
-    except (RuntimeError, OSError, ImportError) as error:
+    except (RuntimeError, OSError, ImportError, subprocess.SubprocessError) as error:
         raise BuildFailed(f"DeepSpeed's operator {builder.name} could not be built or loaded: {error}") from error
 
 
