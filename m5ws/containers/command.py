@@ -45,8 +45,6 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
     cwd: str
     folders: tuple[str, ...]
     mount: tuple[str, str] | None = None
-    log: str = ""
-    """The log of the launch, as a label for people who list containers."""
 
 
 def argv(
@@ -66,7 +64,7 @@ def argv(
     mounts = [(folder, folder) for folder in container.folders] + ([container.mount] if container.mount else [])
     variables = (name if host.get(name, value) == value else f"{name}={value}" for name, value in environment.items())
     options = [
-        *("run", "--rm", "--pull", "never", "--name", container.name, "--label", f"m5ws.log={container.log}"),
+        *("run", "--rm", "--pull", "never", "--name", container.name),
         *("--network", "host", "--log-driver", "none", "--security-opt", "label=disable", "--workdir", container.cwd),
         *_user(engine),
         *_shared_memory(),

@@ -77,7 +77,6 @@ class ContainerLauncher:
             cwd=request.cwd,
             folders=(*request.folders, self._home(request.image)),
             mount=request.mount,
-            log=request.log,
         )
 
     def _home(self, image: str) -> str:
@@ -115,16 +114,20 @@ class ContainerProcess:
         """As `Process.stop`."""
         return self._ended(self._process.stop(grace_s, number))
 
-    def facts(self) -> dict[str, str]:
+    def facts(self) -> dict[str, str | None]:
         """As `Process.facts`: the image by the digest that the engine lists for the started container.
 
         Raises EngineError.
         """
         digest = engines.started_digest(self._engine, self._container.name)
+        source = f"{self._engine.name} {self._engine.version}"
         return {
             "container": self._engine.name,
+            "container.source": source,
             "container.image": f"{self._container.image.partition('@')[0]}@{digest}",
-            "container.image.source": f"{self._engine.name} {self._engine.version}",
+            "container.image.source": source,
+            # A variable in the image may claim another image.
+            "container.image.unverified": None,
         }
 
     def _ended(self, status: int) -> int:

@@ -32,7 +32,7 @@ class Process(Protocol):
         SIGINT ends the ranks as Ctrl-C in a terminal does. No process of the launch is left.
         """
 
-    def facts(self) -> Mapping[str, str]:
+    def facts(self) -> Mapping[str, str | None]:
         """Return facts about the environment of the processes that only their launcher can know.
 
         A fact replaces the fact of the same name that a rank observes.

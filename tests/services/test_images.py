@@ -14,8 +14,9 @@ import pytest
 
 from m5ws.environment import recorded
 from m5ws.launch import reaper
-from m5ws.records.ledger import AttemptEnded
+from m5ws.records.ledger import AttemptEnded, Step
 from m5ws.repository.ledger import ledger
+from m5ws.repository.references import checkpoints, runs
 from tests.conftest import loud_skip
 from tests.support.machine import podman
 from tests.support.waiting import is_alive, wait_for
@@ -80,8 +81,18 @@ def facts(workspace: Workspace, run: str) -> dict[str, str | None]:
     return recorded.of_run(workspace.repo, run).facts
 
 
-def checkpoints(workspace: Workspace, run: str) -> int:
-    return len(workspace.json("show", run)["checkpoints"])
+def newest_checkpoint(workspace: Workspace) -> tuple[int, int]:
+    """Return step and attempt of the newest valid checkpoint of the only run."""
+    (run,) = runs.facts(workspace.repo)
+    label = checkpoints.valid(workspace.repo, run)[-1]
+    return checkpoints.step_of(label), checkpoints.attempt_of(label)
+
+
+def newest_step(workspace: Workspace, attempt: int) -> tuple[int, int]:
+    """Return the last recorded step of an attempt of the only run, and the attempt."""
+    (run,) = runs.facts(workspace.repo)
+    events = ledger.events(workspace.repo, run, attempt, "0")
+    return max(event.step for event in events if isinstance(event, Step)), attempt
 
 
 def slow(workspace: Workspace) -> None:
@@ -118,7 +129,7 @@ def test_a_run_in_an_image_stops_resumes_and_is_reproduced(
         process.send_signal(each)
         output = process.communicate()[0]
         assert process.returncode == 130, output
-        assert checkpoints(workspace, "first") == number, output
+        assert newest_checkpoint(workspace) == newest_step(workspace, number), output
         assert engine.containers() == []
         words = ("resume", "first")
     workspace.process("resume", "first")
@@ -143,7 +154,8 @@ def test_a_process_in_an_image_sees_its_own_folders_and_variables(
         monkeypatch.setenv(name, value)
     workspace = pinned(tmp_path / "w", engine.image, nproc=1)
     (workspace.root / "train.py").write_text(_PROBE)
-    hidden = [str(workspace.root / "train.py"), str(tmp_path / "caches"), "/etc/debian_version"]
+    (tmp_path / "beside").write_text("not mounted")
+    hidden = [str(workspace.root / "train.py"), str(tmp_path / "beside"), "/etc/debian_version"]
     look = f'trainer = "python"\nenvironment = {{ LOOK = "{":".join((*hidden, "/tmp"))}", PATH = "/usr/local/bin" }}'
     workspace.edit("m5ws.toml", 'trainer = "torchrun"', look)
     commit_all(workspace.root)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -15,13 +16,14 @@ from pathlib import Path
 
 import m5ws
 
-PROGRAMS = ("podman", "runc", "conmon")
-PACKAGES = "podman and runc"
+PROGRAMS = ("podman", "runc")
+_MOST_PROCESSES = 32768
 _PREFIX = Path(sys.base_prefix)
 _LIBRARY = Path("lib", f"python{sys.version_info.major}.{sys.version_info.minor}")
 _PYTHON = _PREFIX / "bin" / _LIBRARY.name
 _UNUSED = re.compile(
-    r"/(include|test|tests|benchmarks|idlelib|tkinter|ensurepip|pydoc_data)/|/bin/(test_|protoc)[^/]*$|\.(a|pyi|h|cmake|pth)$|/libpython3\.?\d*\.so$"
+    r"/(include|test|tests|benchmarks|idlelib|tkinter|ensurepip|pydoc_data)/"
+    r"|/bin/(test_|protoc)[^/]*$|\.(a|pyi|h|cmake|pth)$|/libpython3\.?\d*\.so$"
 )
 _NOT_IMPORTED = {"gitpython", "huggingface-hub", "setuptools", "pygments"}
 """Requirements that no rank imports."""
@@ -29,24 +31,21 @@ _NOT_IMPORTED = {"gitpython", "huggingface-hub", "setuptools", "pygments"}
 
 def missing() -> str | None:
     """Return the reason why Podman cannot be tried here; None if it can."""
-    absent = [
-        program
-        for program in PROGRAMS
-        if shutil.which(program, path=f"{os.environ['PATH']}:/usr/libexec/podman:/usr/lib/podman") is None
-    ]
+    absent = [program for program in PROGRAMS if shutil.which(program) is None]
     if absent:
-        return f"no {', '.join(absent)} on PATH: install {PACKAGES}"
+        return f"no {' and no '.join(absent)} on PATH (apt-get install {' '.join(PROGRAMS)})"
     return None if os.geteuid() == 0 else "Podman is tried as root"
 
 
 @contextmanager
 def own(folder: Path) -> Iterator[dict[str, str]]:
     """Yield the variables of a Podman with its storage below `folder`, which is empty again after the block."""
+    # A machine may refuse the limits that Podman sets for its containers.
+    files, processes = (resource.getrlimit(limit)[1] for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC))
+    processes = _MOST_PROCESSES if processes == resource.RLIM_INFINITY else min(processes, _MOST_PROCESSES)
     (folder / "containers.conf").write_text(
-        # A machine may refuse the number of open files that Podman sets for its containers.
-        f'[containers]\ndefault_ulimits = ["nofile={_most_files()}:{_most_files()}", "nproc=32768:32768"]\n'
-        '[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "none"\n'
-        f'tmp_dir = "{folder}/tmp"\n[network]\nnetwork_backend = "netavark"\n'
+        f'[containers]\ndefault_ulimits = ["nofile={files}:{files}", "nproc={processes}:{processes}"]\n'
+        f'[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "none"\ntmp_dir = "{folder}/tmp"\n'
     )
     (folder / "storage.conf").write_text(
         f'[storage]\ndriver = "overlay"\ngraphroot = "{folder}/root"\nrunroot = "{folder}/run"\n'
@@ -57,16 +56,9 @@ def own(folder: Path) -> Iterator[dict[str, str]]:
     finally:
         call(variables, "rm", "--all", "--force", "--time", "0")
         call(variables, "rmi", "--all", "--force")
-        for each in ("root", "root/overlay"):
-            subprocess.run(["umount", folder / each], capture_output=True, check=False)
+        subprocess.run(["umount", folder / "root/overlay"], capture_output=True, check=False)
         for each in ("root", "run", "tmp"):
             shutil.rmtree(folder / each, ignore_errors=True)
-
-
-def _most_files() -> int:
-    import resource
-
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
 def call(variables: Mapping[str, str], *words: str) -> str:
