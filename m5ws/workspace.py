@@ -42,7 +42,7 @@ FILE, STATE = "m5ws.toml", ".m5ws"
 VARIABLES = {
     "XDG_CACHE_HOME": "Parent of the caches: machine facts from torch, copies of remote objects, environments.",
     "XDG_STATE_HOME": "Parent of the work directories of runs, if `m5ws.toml` sets none.",
-    "M5WS_CONTAINER_IMAGE": "Image of the container by digest, set by the program that starts the container.",
+    "M5WS_CONTAINER_IMAGE": "Image by digest of the container around m5ws, set by the program that starts it.",
     "MLFLOW_TRACKING_URI": "The MLflow server, if `m5ws.toml` sets none.",
 }
 
@@ -279,9 +279,18 @@ class Workspace:
         return Observing(root=str(self.root), variables=self.settings.environment.variables)
 
     def launcher(self) -> Launcher:
+        """Return the launcher of this machine. In an image, processes get the variables that are recorded.
+
+        If the store is a bucket, they get the variables with its credentials too.
+        """
+        from m5ws.containers.launcher import ContainerLauncher
+        from m5ws.environment.observe import variables
         from m5ws.launch import local
 
-        return local.LocalLauncher(self.environment)
+        names = variables.allowed(self.settings.environment.variables)
+        credentials = ("AWS_*",) if self.store_dir is None else ()
+        homes = self._user_cache.with_name("m5ws-homes")
+        return ContainerLauncher(local.LocalLauncher(self.environment), self.environment, (*names, *credentials), homes)
 
     def tracker(self) -> Tracker | None:
         """Return the MLflow tracker; None if `m5ws.toml` disables it."""

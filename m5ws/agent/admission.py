@@ -55,6 +55,7 @@ def launched(
         process = ports.launcher.launch(plan.request)
         report(progress, "observing the environment in the first rank")
         observed = _await_observation(plan, process, poll)
+        observed = msgspec.structs.replace(observed, facts={**observed.facts, **process.facts()})
         accept(observed)
     except BaseException:
         stop.early(process)

@@ -69,8 +69,9 @@ def prepare(ports: Ports, plan: AttemptPlan, progress: Progress | None) -> tuple
     """Make the work directory with the input files, write the context of the ranks, and return the plan with both."""
     run, author = plan.run.reproduces or plan.run.id, Path(plan.context.author_dir)
     snapshot = snapshots.load(ports.repo, plan.run.snapshot)
-    start, can_mount = plan.run.spec.directory, ports.launcher.can_mount
-    work = directories.make(ports.work_root, plan.directory, run, author, can_mount, start)
+    # Every engine mounts folders in its containers.
+    can_mount = ports.launcher.can_mount if plan.request.image is None else lambda *_: True
+    work = directories.make(ports.work_root, plan.directory, run, author, can_mount, plan.run.spec.directory)
     plan = _assign_directory(plan, work, ports.observing)
     _materialise(ports.repo, snapshot, work.path, progress)
     _make_output_folders(work.path, plan.run.spec.outputs)

@@ -6,6 +6,7 @@ resume in another workspace of the machine finds the attempt's directory through
 """
 
 import logging
+import os
 import socket
 import time
 from contextlib import suppress
@@ -16,6 +17,7 @@ import msgspec
 
 from m5ws.agent.delivery import DELIVERED, Delivery
 from m5ws.agent.run_lock import RANKS_S, Notify, RunAlive, is_own, lock_run
+from m5ws.containers import launcher
 from m5ws.errors import M5Error, ObjectExists
 from m5ws.filesystem import write_atomically
 from m5ws.outputs import killed, unrecorded, unsaved
@@ -51,6 +53,7 @@ def finish(repo: Repository, run: str, attempt: int, directory: Path, opener: un
     if (work := directories.find(directory)) is not None:
         directories.keep_links(work)
     directories.end(directory)
+    launcher.remove_left(directory / "logs", os.environ)
     if (directory / DELIVERED).exists() or not is_own(repo, run, attempt, directory):
         return
     left = Delivery(repo, run, attempt, directory / "spool")

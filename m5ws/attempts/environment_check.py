@@ -23,8 +23,7 @@ class EnvironmentDiffers(M5Error):
 
 
 _FIRST = (
-    "`--env warn` continues anyway. Install the declared versions. For a declared image, run m5ws in its container, "
-    "with M5WS_CONTAINER_IMAGE set to the image."
+    "`--env warn` continues anyway. Install the declared versions, in the image if [environment] image declares one."
 )
 """Hint for a new run, which has no environment yet that could be rebuilt."""
 

@@ -19,11 +19,13 @@ from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.attempts import named_files
 from m5ws.config.commands import launchers
 from m5ws.config.settings import RunSettings
+from m5ws.containers import choice
+from m5ws.containers.command import PYTHON
 from m5ws.errors import CorruptObject, MissingExtra, NotFound, UsageError
 from m5ws.launch import launch_request
 from m5ws.outputs import saved
 from m5ws.records import portable
-from m5ws.records.launch import Context, Saving
+from m5ws.records.launch import Context, LaunchRequest, Saving
 from m5ws.records.run import LaunchSpec, Parent, Run, Starter, Trainer
 from m5ws.records.snapshot import Snapshot
 from m5ws.repository import bindings, removals
@@ -153,9 +155,10 @@ def plan(
     lacks the checkpoint of a fork, Removed if a run that the run rests on is removed.
     """
     removals.refuse(repo, *removals.origins(run))
-    if python == sys.executable:
-        _require(run.spec)
     snapshot = snapshots.load(repo, run.snapshot)
+    image = choice.image_to_start(snapshot.declared.image, environment)
+    if python == sys.executable and image is None:
+        _require(run.spec)
     portable.refuse(snapshot.determinism, run.spec)
     named_files.refuse_missing_script(repo, snapshot, run.spec, environment)
     attempts = ledger.attempts(repo, run.id)
@@ -176,8 +179,7 @@ def plan(
     if run.parent is not None and resume is None:
         resume, context = run.parent.checkpoint, _from_parent(repo, context, run.parent)
     tracking = tracker.environment() if tracker is not None else {}
-    patience_s = stop.patience_s(context.saving)
-    request = launch_request.render(context, directory, environment, tracking, python, patience_s)
+    request = _render(context, directory, environment, tracking, python, image)
     restores = attempts and segment is None and not from_scratch
     outputs = saved.newest_to_restore(repo, run.id) if restores else None
     return AttemptPlan(
@@ -190,6 +192,28 @@ def plan(
         inherits=tuple(valid),
         outputs=outputs,
     )
+
+
+def _render(
+    context: Context,
+    directory: Path,
+    environment: Mapping[str, str],
+    tracking: Mapping[str, str],
+    python: str,
+    image: str | None,
+) -> LaunchRequest:
+    """Return the launch of an attempt. Processes in an image see the attempt's directory, the store and the caches.
+
+    They do not see a tracker's database in a file, and inherit none of the variables that are rendered here.
+    """
+    patience_s = stop.patience_s(context.saving)
+    if image is None:
+        return launch_request.render(context, directory, environment, tracking, python, patience_s)
+    servers = tracking if any(value.startswith("http") for value in tracking.values()) else {}
+    request = launch_request.render(context, directory, {}, servers, PYTHON, patience_s)
+    store = () if "://" in context.store else (context.store,)
+    folders = (str(directory), *store, *filter(None, (context.copies, context.references)))
+    return msgspec.structs.replace(request, image=image, folders=folders, unset=launch_request.of_ranks(environment))
 
 
 def repeat_fingerprints(planned: AttemptPlan, steps: Iterable[int]) -> AttemptPlan:

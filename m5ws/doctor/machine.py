@@ -4,23 +4,17 @@ import ctypes
 import os
 import re
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from m5ws.containers import engines
 from m5ws.environment.observe import hardware, native_libraries
 from m5ws.launch import child
 from m5ws.records.check import Check
 from m5ws.snapshot.sources.git import Git
 from m5ws.wording.checks import NO_MOUNT
 
-_ENGINES = {
-    "docker": ("version", "--format", "{{.Server.Version}}"),
-    "podman": ("version", "--format", "{{.Client.Version}}"),
-    "apptainer": ("version",),
-}
-"""Arguments with which each container engine prints its version. Docker's command does so if its server answers."""
 _LANDLOCK_CREATE_RULESET = 444
 
 
@@ -31,12 +25,12 @@ def check_git(name: str, root: Path) -> Check:
     return Check(name, "ok", Git().check(root))
 
 
-def check_containers(name: str) -> Check:
-    """List the container engines that answer. m5ws runs inside containers, and starts none."""
-    installed = [engine for engine in _ENGINES if shutil.which(engine) is not None]
-    answers = {engine: _run(engine, *_ENGINES[engine]) for engine in installed}
-    listed = ", ".join(f"{engine} {version or 'does not answer'}" for engine, version in answers.items())
-    return Check(name, "ok" if any(answers.values()) else "not needed", listed or "no engine on PATH")
+def check_containers(name: str, environment: Mapping[str, str] = os.environ) -> Check:
+    """List the container engines on PATH, and the version of each engine that answers."""
+    answers = engines.answers(environment)
+    versions = {engine: answer.version for engine, answer in answers.items() if isinstance(answer, engines.Engine)}
+    listed = ", ".join(f"{engine} {versions.get(engine, 'does not answer')}" for engine in answers)
+    return Check(name, "ok" if versions else "not needed", listed or "no engine on PATH")
 
 
 def check_landlock(name: str) -> Check:
@@ -96,9 +90,3 @@ def _devices(system: Path, vendor: str, kind: tuple[str, str]) -> int:
     folders = (system / "sys/bus/pci/devices").glob("*")
     texts = ((hardware.text(folder / "vendor"), hardware.text(folder / name) or "") for folder in folders)
     return sum(owner == vendor and text.startswith(prefix) for owner, text in texts)
-
-
-def _run(*argv: str) -> str | None:
-    """Return the first line that a program prints, None if it fails."""
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    return done.stdout.partition("\n")[0] if done.returncode == 0 else None

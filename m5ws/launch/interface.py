@@ -1,6 +1,7 @@
 """Interfaces of a launcher and of the processes that it starts."""
 
 import signal
+from collections.abc import Mapping
 from typing import Protocol
 
 from m5ws.errors import M5Error
@@ -29,6 +30,12 @@ class Process(Protocol):
         """Request the end by SIGTERM or SIGINT, kill all processes after `grace_s` seconds, and return the exit status.
 
         SIGINT ends the ranks as Ctrl-C in a terminal does. No process of the launch is left.
+        """
+
+    def facts(self) -> Mapping[str, str | None]:
+        """Return facts about the environment of the processes that only their launcher can know.
+
+        A fact replaces the fact of the same name that a rank observes.
         """
 
 

@@ -171,6 +171,8 @@ def _leave(status: int) -> None:
         if number not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
+        # The first process of a container gets no such signal (pid_namespaces(7)).
+        os._exit(128 + number)
     os._exit(os.waitstatus_to_exitcode(status))
 
 

@@ -131,7 +131,8 @@ class LaunchRequest(Record, tag="launch/1", frozen=True, kw_only=True):
     `unset` names variables that are not inherited. `prepare` is a command that runs to its end before (for example to
     build a compiled operator once, not once a rank). `mount`: a folder, and the path of an empty folder at which all
     these processes see the first folder. `processes`: the folder in which ranks name themselves. If the caller dies,
-    the processes have `patience_s` to end; without end if it is 0.
+    the processes have `patience_s` to end; without end if it is 0. `image`: the image by digest in which the processes
+    run. They see `folders` of the host there, at the same paths.
     """
 
     argv: tuple[str, ...]
@@ -143,3 +144,5 @@ class LaunchRequest(Record, tag="launch/1", frozen=True, kw_only=True):
     mount: tuple[str, str] | None = None
     processes: str = ""
     patience_s: int = 0
+    image: str | None = None
+    folders: tuple[str, ...] = ()

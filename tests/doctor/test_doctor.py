@@ -112,7 +112,7 @@ def test_only_container_engines_that_answer_count(tmp_path: Path, monkeypatch: p
     program(tmp_path, "docker", "echo 28.2; echo cannot connect >&2; exit 1")
     assert check("containers", machine.check_containers) == Check("containers", "not needed", "docker does not answer")
     program(tmp_path, "podman", "echo 5.4.0")
-    assert check("containers", machine.check_containers).detail == "docker does not answer, podman 5.4.0"
+    assert check("containers", machine.check_containers).detail == "podman 5.4.0, docker does not answer"
 
 
 def test_kernel_features_are_never_broken() -> None:

@@ -83,12 +83,11 @@ class Machine:
     def origins(self, image: str | None) -> dict[str, Origin]:
         """Return the origins of installed distributions that do not come from an index, without m5ws.
 
-        Empty inside a container of `image`, because the image pins them.
+        Empty with a pinned `image`: the ranks run in the image, which pins them.
         """
-        from m5ws.environment.observe import distributions, hardware
+        from m5ws.environment.observe import distributions
 
-        inside = hardware.container(self._system, self._base)["container.image"]
-        return {} if image is not None and inside == image else distributions.origins(*self._roots)
+        return {} if image is not None else distributions.origins(*self._roots)
 
     def declare(self, root: Path, lock_files: Sequence[str], image: str | None) -> Declared:
         """Return the existing lock files, by digest, and the container image, which must be named by digest.

@@ -65,9 +65,8 @@ def recipe(
     declared = snapshots.load(repo, original.snapshot).declared
     if declared.image is not None:
         raise UsageError(
-            f"run {run} is pinned to the container image {declared.image}, and --env rebuild starts no containers",
-            hint=f"Start the image with M5WS_CONTAINER_IMAGE={declared.image}, and reproduce there without "
-            "`--env rebuild`.",
+            f"run {run} is pinned to the container image {declared.image}, and --env rebuild makes no images",
+            hint="Leave out `--env rebuild`: m5ws starts the image.",
         )
     pinned = replacement or recorded.of_run(repo, run)
     python = pinned.facts.get("python")

@@ -226,6 +226,10 @@ class _Forked:
                 self._ended = -signal.SIGKILL
         return self._ended
 
+    def facts(self) -> dict[str, str]:
+        """As `Process.facts`: none."""
+        return {}
+
     def stop(self, grace_s: float, number: signal.Signals = signal.SIGTERM) -> int:
         if (status := self.poll()) is not None:
             return status  # Another process may have its id by now.

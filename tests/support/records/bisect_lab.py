@@ -54,6 +54,9 @@ class OneRank:
         self._status = 130
         return self._status
 
+    def facts(self) -> dict[str, str]:
+        return {}
+
 
 class Ranks:
     """A `Launcher` of such ranks. `facts` and `installed` are the environment that they observe.
