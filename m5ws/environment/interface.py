@@ -23,7 +23,7 @@ class Observer(Protocol):
     def origins(self, image: str | None) -> dict[str, Origin]:
         """Return the origins of installed distributions that do not come from an index, without m5ws. Fast.
 
-        Empty inside a container of `image`, because the image pins them.
+        Empty with a pinned `image`: the ranks run in the image, which pins them.
         """
 
 
