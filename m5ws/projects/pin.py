@@ -3,7 +3,6 @@
 A pin is exact, and the run itself meets it. A name that the run did not record stays as it is, and is reported.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -79,4 +78,4 @@ def write(path: Path, text: str) -> None:
     target = path.resolve()
     mode = target.stat().st_mode
     write_atomically(target, text.encode())
-    os.chmod(target, mode)
+    target.chmod(mode)

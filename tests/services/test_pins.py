@@ -12,6 +12,7 @@ import pytest
 
 from m5ws.cli import main
 from m5ws.environment.observe import container
+from tests.conftest import loud_skip
 from tests.support.workspace.checkouts import write
 
 pytestmark = pytest.mark.services
@@ -47,13 +48,12 @@ def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, podman_works: None)
 
 @pytest.fixture
 def podman_works() -> None:
-    """Skip loudly if Podman is missing, as `tests/services/conftest.py` does for servers."""
     try:
         ready = os.geteuid() == 0 and subprocess.run(["podman", "--version"], capture_output=True).returncode == 0
     except FileNotFoundError:
         ready = False
     if not ready:
-        pytest.skip("no podman as root: install the Debian packages podman and runc")
+        loud_skip("no podman as root: install the Debian packages podman and runc")
 
 
 def import_image(folder: Path, content: str) -> None:
