@@ -19,7 +19,7 @@ from m5ws.filesystem import write_atomically
 from m5ws.launch.interface import LaunchFailed, Process
 from m5ws.progress import Progress, report
 from m5ws.records import codec
-from m5ws.records.environment import Observed, Origin
+from m5ws.records.environment import Observed, Origin, same_image
 from m5ws.records.launch import ADMITTED, OBSERVED, Admission, LocalInstall
 from m5ws.repository.references import snapshots
 from m5ws.snapshot import local_installs
@@ -82,10 +82,10 @@ def _await_observation(plan: AttemptPlan, process: Process, poll: Callable[[], N
 def permit(ports: Ports, plan: AttemptPlan, observed: Observed) -> None:
     """Let the ranks begin the script, with a list of the distributions that no snapshot contains.
 
-    The image that the snapshot pins also pins its distributions.
+    The image that the snapshot pins also pins its distributions, if the runtime or its engine states this image.
     """
     image = snapshots.load(ports.repo, plan.run.snapshot).declared.image
-    is_pinned = image is not None and observed.facts.get("container.image") == image
+    is_pinned = same_image(image, observed.facts.get("container.image"))
     origins: Mapping[str, Origin] = {} if is_pinned else observed.origins or {}
     refused = local_installs.local(origins, ports.allow_local)
     installs = tuple(

@@ -91,8 +91,12 @@ def publish(ports: Ports, plan: AttemptPlan, observed: Observed, spool: SpoolWri
     node = NodeStarted(time_s=time.time(), node=0, host=started.host, observed=put())
     spool.append(node)
     writer.append({NODE: [codec.encode(node)]}, repair=put)
-    for change in (*drift.unmet(declared, observed), *drift.conflicts(observed)):
-        spool.append(Notice(time_s=time.time(), kind="environment", message=describe(change)))
+    texts = [describe(change) for change in (*drift.unmet(declared, observed), *drift.conflicts(observed))]
+    if drift.is_unverified(declared, observed):
+        source = observed.facts.get("container.image.source")
+        texts.append(f"the runtime does not state the declared image {declared.image}. Its source is {source}")
+    for text in texts:
+        spool.append(Notice(time_s=time.time(), kind="environment", message=text))
     if (message := attempt_environments.notice(repo, plan.run.id, plan.attempt, observed)) is not None:
         spool.append(Notice(time_s=time.time(), kind="other-environment", message=message))
     if plan.attempt > 1:

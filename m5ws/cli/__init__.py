@@ -35,6 +35,7 @@ COMMANDS = {
     "ls": "List snapshots and runs.",
     "show": "Show a snapshot, a run or a sweep.",
     "watch": "Show a run while it goes on.",
+    "pin": "Write the versions and the image of a run into m5ws.toml.",
     "note": "Add a note to a run.",
     "diff": "Show the differences between two snapshots or runs.",
     "compare": "Compare the inputs and results of 2 to 50 runs.",

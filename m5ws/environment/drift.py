@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from m5ws.records import portable
-from m5ws.records.environment import Declared, Observed
+from m5ws.records.environment import Declared, Observed, same_image
 from m5ws.records.verdict import Change
 
 Rating = Literal["cannot", "can", "does"]
@@ -26,6 +26,7 @@ LOADED = "loaded."
 """Prefix of facts whose values are the paths of loaded libraries."""
 OWNER = "owner."
 """Prefix of facts with the distribution that installed a loaded library, None if no distribution did."""
+_IMAGE = "container.image"
 _WANTED = {"cuda": "torch.cuda", "efa": "efa.driver", "ofi-nccl": "aws-ofi-nccl", "driver": "gpu.driver"}
 
 
@@ -145,19 +146,30 @@ def unmet(declared: Declared, observed: Observed) -> tuple[Change, ...]:
     A declared name is a fact's (`nccl`, `cuda`, `efa`, …) or a distribution's. Any 2.27.x meets `2.27`. The old value
     is the declared value.
     """
-    values = {name: _observed(name, observed) for name in declared.wanted}
+    values = {name: version_of(name, observed) for name in declared.wanted}
     wrong = [rate("declared", name, declared.wanted[name], value) for name, value in values.items()
              if not _meets(declared.wanted[name], value)]  # fmt: skip
-    image = observed.facts.get("container.image")
-    if declared.image is not None and image != declared.image:
+    image = observed.facts.get(_IMAGE)
+    if declared.image is not None and not same_image(declared.image, image) and not is_unverified(declared, observed):
         wrong.append(rate("declared", "image", declared.image, image))
     return tuple(wrong)
+
+
+def is_unverified(declared: Declared, observed: Observed) -> bool:
+    """Return True if only a variable names the declared image, and the runtime states no image.
+
+    A variable that names another image, or contradicts the runtime, is not believed: then the image is unmet.
+    """
+    claim = observed.facts.get(f"{_IMAGE}.unverified")
+    return observed.facts.get(_IMAGE) is None and same_image(declared.image, claim)
 
 
 def _facts(pinned: Mapping[str, str | None], observed: Mapping[str, str | None]) -> Iterator[Change]:
     alike = portable.is_kept(pinned, observed)
     for name, old, new in _different(pinned, observed):
         change = rate("environment", name, old, new)
+        if name.startswith(_IMAGE) and same_image(pinned.get(_IMAGE), observed.get(_IMAGE)):
+            change = msgspec.structs.replace(change, rating="cannot", detail="both images have the same digest")
         if alike and (under := _part_rule(portable.RULES, name)) is not None:
             change = msgspec.structs.replace(change, rating=under.rating, detail=under.why)
         known = name.startswith(VARIABLE) or (name in pinned and name in observed)
@@ -240,7 +252,8 @@ def _different(
             yield name, old.get(name), new.get(name)
 
 
-def _observed(name: str, observed: Observed) -> str | None:
+def version_of(name: str, observed: Observed) -> str | None:
+    """Return the observed value of a declared name: a fact's, or a distribution's version."""
     fact = _WANTED.get(name, name)
     return observed.facts.get(fact) or observed.facts.get(f"{fact}.installed") or observed.distributions.get(name)
 

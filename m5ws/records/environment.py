@@ -1,11 +1,20 @@
 """Records of environments, declared and observed, and of determinism settings."""
 
+import re
 from typing import Literal
 
 from m5ws.records.base import Digest, Record
 
 ENVIRONMENT = "{environment}"
 """The folder of the Python environment, in the path of a loaded library."""
+IMAGE = re.compile(r"[A-Za-z0-9][\w.:/-]*@sha256:[0-9a-f]{64}")
+"""The name of an image by digest."""
+
+
+def same_image(a: str | None, b: str | None) -> bool:
+    """Return True if two images have the same digest (github.com/opencontainers/image-spec/blob/main/descriptor.md)."""
+    digests = [(name or "").partition("@")[2] for name in (a, b)]
+    return digests[0] == digests[1] != ""
 
 
 class Declared(Record, frozen=True, kw_only=True):
@@ -48,7 +57,7 @@ class Observed(Record, tag="environment/1", frozen=True, kw_only=True):
 
     Names: python, platform, kernel, glibc, cpu.model, cpu.flags, cpu.capability, cpu.portable, cpu.count, torch,
     torch.cuda, torch.git, cuda.driver, cudnn, nccl, nccl.installed, libfabric, aws-ofi-nccl, efa.driver; gpu.model,
-    gpu.count, gpu.driver, container.image, aws.ami, aws.instance_type; threads, threads.interop, deterministic, mkl,
+    gpu.count, gpu.driver, container.*, aws.ami, aws.instance_type; threads, threads.interop, deterministic, mkl,
     onednn, deepspeed, m5ws.code, rebuilt, loaded.NAME and owner.NAME for loaded libraries, conda.NAME for packages of
     conda, variable.NAME for each allowed environment variable. `distributions` maps each installed distribution to its
     version, `origins` each distribution that comes from no index to its origin. `provides` maps distributions that list

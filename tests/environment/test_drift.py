@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from m5ws.environment.drift import conflicts, drift, pairs, rule, rules, unmet, worst
+from m5ws.environment.drift import conflicts, drift, is_unverified, pairs, rule, rules, unmet, worst
 from m5ws.records.environment import Declared, Observed, Origin
 from m5ws.records.verdict import Change
 from m5ws.training.runtime.facts import versions
@@ -171,11 +171,45 @@ def test_wanted_versions_are_compared_with_facts_and_distributions() -> None:
     assert (change.part, change.name, change.old, change.new) == ("declared", "efa", "2.13", None)
 
 
-def test_running_outside_the_declared_image_is_a_difference() -> None:
-    declared = Declared(image="train@sha256:00")
-    assert unmet(declared, Observed(facts={"container.image": "train@sha256:00"})) == ()
-    (change,) = unmet(declared, Observed(facts={"container.image": None}))
-    assert (change.name, change.new) == ("image", None)
+_A, _B = (f"train@sha256:{letter * 64}" for letter in "ab")
+_STATED: tuple[tuple[str | None, bool], ...] = (
+    (None, False), (_A, True), (f"docker.io/library/{_A}", True), (_B, False), ("train:2", False), ("train", False)
+)  # fmt: skip
+"""Images that a runtime states, and True if each is the image _A."""
+
+
+@pytest.mark.parametrize(("stated", "is_met"), _STATED)
+@pytest.mark.parametrize("claimed", [None, _A, _B, "train:2"])
+def test_a_declared_image_is_met_by_its_digest_and_never_in_silence_by_a_variable(
+    stated: str | None, is_met: bool, claimed: str | None
+) -> None:
+    observed = Observed(facts={"container.image": stated, "container.image.unverified": claimed})
+    is_notice = stated is None and claimed == _A
+    assert is_unverified(Declared(image=_A), observed) is is_notice
+    differences = unmet(Declared(image=_A), observed)
+    assert [(change.name, change.old, change.new) for change in differences] == (
+        [] if is_met or is_notice else [("image", _A, stated)]
+    )
+    assert unmet(Declared(), observed) == () and not is_unverified(Declared(), observed)
+
+
+def test_one_image_under_two_names_or_from_two_sources_cannot_change_bits() -> None:
+    kubernetes: dict[str, str | None] = {
+        "container": "kubernetes", "container.image": f"docker.io/library/{_A}", "container.image_id": None,
+        "container.source": "x", "container.image.source": "x", "container.image.unverified": None,
+    }  # fmt: skip
+    ecs = kubernetes | {
+        "container": "ecs", "container.image": _A, "container.image_id": "sha256:1", "container.source": "y",
+        "container.image.source": "y", "container.image.unverified": _B,
+    }  # fmt: skip
+    assert set(ratings(kubernetes, ecs)) == set(kubernetes) and set(ratings(kubernetes, ecs).values()) == {"cannot"}
+    other = ratings(kubernetes, ecs | {"container.image": _B})
+    assert {name for name, rated in other.items() if rated == "can"} == {
+        "container.image", "container.image_id", "container.image.unverified"
+    }  # fmt: skip
+    # The same name without a digest can be of any image.
+    tagged: dict[str, str | None] = {"container.image": "train:2", "container.image_id": "sha256:1"}
+    assert ratings(tagged, tagged | {"container.image_id": "sha256:2"}) == {"container.image_id": "can"}
 
 
 # --- origins, and loaded libraries ---------------------------------------------------------------------------------

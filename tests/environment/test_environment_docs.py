@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from m5ws.environment.drift import rules
-from m5ws.environment.observe import hardware, native_libraries, variables
+from m5ws.environment.observe import container, hardware, native_libraries, variables
 from m5ws.training.runtime.facts import versions
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "environment.md"
@@ -35,7 +35,7 @@ def test_the_page_lists_the_drift_rules_of_the_code() -> None:
 
 def test_every_fact_is_documented() -> None:
     root = Path("/")
-    facts = {**hardware.cpu(root), **hardware.gpu(root), **hardware.container(root, {}), **hardware.aws(root)}
+    facts = {**hardware.cpu(root), **hardware.gpu(root), **container.facts(root, {}), **hardware.aws(root)}
     for name in {*facts, *native_libraries.network({}, root), *versions()}:
         assert f"`{name}`" in PAGE.read_text(), name
 

@@ -169,28 +169,6 @@ def test_the_installed_nccl_version_comes_from_its_distribution_or_library(tmp_p
     assert native_libraries.nccl({}, {"LD_LIBRARY_PATH": str(tmp_path / "lib")}, tmp_path) == "2.26.2"
 
 
-def test_the_container_image_comes_from_the_variable_of_m5ws(tmp_path: Path) -> None:
-    (tmp_path / ".dockerenv").touch()
-    image = f"registry/train@{DIGEST}"
-    facts = hardware.container(tmp_path, {"M5WS_CONTAINER_IMAGE": image})
-    assert facts == {"container": "docker", "container.image": image, "container.image_id": None}
-
-
-def test_the_podman_image_is_read_from_containerenv(tmp_path: Path) -> None:
-    write(tmp_path / "run/.containerenv", 'engine="podman-4.3.1"\nimage="docker.io/library/train:1"\nimageid="fe12"\n')
-    facts = hardware.container(tmp_path, {})
-    assert facts == {
-        "container": "podman",
-        "container.image": "docker.io/library/train:1",
-        "container.image_id": "fe12",
-    }
-
-
-def test_container_facts_are_absent_outside_a_container(tmp_path: Path) -> None:
-    write(tmp_path / "proc/self/cgroup", "0::/user.slice/user-1000.slice/session-2.scope\n")
-    assert set(hardware.container(tmp_path, {}).values()) == {None}
-
-
 def test_an_arm_processor_is_identified_by_its_numbers(tmp_path: Path) -> None:
     first = "processor\t: 0\nFeatures\t: fp asimd sve\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\nCPU revision\t: 1\n"
     text = f"{first}\n{first.replace(': 0', ': 1')}"

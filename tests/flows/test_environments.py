@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from m5ws.records.ledger import Imported, RankEnded
 from m5ws.repository.ledger import ledger
+from m5ws.runs import state
 from tests.support.workspace.checkouts import commit_all
 from tests.support.workspace.workspaces import make_workspace
 
@@ -129,3 +131,25 @@ def test_a_killed_attempt_records_its_distributions_and_a_resume_shows_changes(p
 def _failed(place: _Place) -> Any:
     place.workspace.m5ws("run", "--no-progress", expect=1)
     return place.workspace.json("ls")["runs"]
+
+
+def test_a_variable_alone_gives_a_notice_for_the_declared_image_and_no_other_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=1)
+    declared, other = (f"train@sha256:{letter * 64}" for letter in "ab")
+    with (workspace.root / "m5ws.toml").open("a") as file:
+        file.write(f"[environment]\nimage = '{declared}'\n")
+    commit_all(workspace.root)
+    # As in a container without a container engine.
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "git").symlink_to(str(shutil.which("git")))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    for claim in ("", other):
+        monkeypatch.setenv("M5WS_CONTAINER_IMAGE", claim)
+        refused = workspace.m5ws("run", expect=None)
+        assert refused.returncode != 0 and "image" in refused.stderr
+    monkeypatch.setenv("M5WS_CONTAINER_IMAGE", declared)
+    notices = state.load(workspace.repo, workspace.train()).notices
+    (message,) = (notice.message for notice in notices if notice.kind == "environment")
+    assert declared in message and "M5WS_CONTAINER_IMAGE, unverified" in message

@@ -25,6 +25,7 @@ _ELSEWHERE = {
     "deepspeed --num_gpus": "tests/contract/test_launchers.py",
     "init --store s3": "tests/flows/test_s3_store.py",
     "init --template": "tests/templates",
+    "pin --image": "tests/services/test_pins.py",
     "--env rebuild": "tests/flows/test_rebuild.py",
     "resume RUN --at": "tests/cli/test_outputs.py",
     "fork RUN ": "tests/flows/test_removed.py",

@@ -15,8 +15,8 @@ import blake3
 Facts = dict[str, str | None]
 
 IMAGE_VARIABLE = "M5WS_CONTAINER_IMAGE"
-"""Variable with the container's image by digest. The program that starts the container sets it, because no process in
-a container can read the name of its image."""
+"""Variable with the container's image by digest. The program that starts the container sets it, because few runtimes
+state the image inside."""
 
 
 def text(path: Path) -> str | None:
@@ -67,35 +67,6 @@ def gpu(system: Path) -> Facts:
         "gpu.model": ", ".join(dict.fromkeys(models)) or None,
         "gpu.count": str(len(cards)) if cards else None,
     }
-
-
-def container(system: Path, environment: Mapping[str, str]) -> Facts:
-    """Return the engine of this container (None outside of one) and its image, if known.
-
-    The image comes from `M5WS_CONTAINER_IMAGE`, from Podman's `.containerenv`, or is Apptainer's image file.
-    """
-    podman = text(system / "run/.containerenv")
-    podman_values = dict(re.findall(r'^(image|imageid)="([^"]*)"', podman or "", re.MULTILINE))
-    apptainer = environment.get("APPTAINER_CONTAINER") or environment.get("SINGULARITY_CONTAINER")
-    return {
-        "container": _engine(system, environment, podman is not None, apptainer is not None),
-        "container.image": environment.get(IMAGE_VARIABLE) or podman_values.get("image") or apptainer or None,
-        "container.image_id": podman_values.get("imageid") or None,
-    }
-
-
-def _engine(system: Path, environment: Mapping[str, str], podman: bool, apptainer: bool) -> str | None:
-    control_groups = text(system / "proc/self/cgroup") or ""
-    if podman or (system / "run/.containerenv").exists():
-        return "podman"
-    if apptainer:
-        return "apptainer"
-    if "kubepods" in control_groups or "KUBERNETES_SERVICE_HOST" in environment:
-        return "kubernetes"
-    if (system / ".dockerenv").exists() or "/docker" in control_groups:
-        return "docker"
-    match = re.search(r"containerd|lxc|enroot", control_groups)
-    return match[0] if match else None
 
 
 def aws(system: Path) -> Facts:

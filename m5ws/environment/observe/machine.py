@@ -17,17 +17,16 @@ from m5ws import secret_gate
 from m5ws.environment.observe import variables
 from m5ws.errors import ConfigError
 from m5ws.records.base import Digest
-from m5ws.records.environment import ENVIRONMENT, Declared, Observed, Origin
+from m5ws.records.environment import ENVIRONMENT, IMAGE, Declared, Observed, Origin
 
 if TYPE_CHECKING:
     from m5ws.environment.observe.hardware import Facts
 
-_IMAGE = re.compile(r"[A-Za-z0-9][\w.:/-]*@sha256:[0-9a-f]{64}")
 _PATHS = re.compile(r" (?=/|\{environment\}/)")
 """The blank between the paths of a library's files. A path may contain blanks too."""
 _IMAGE_HINT = (
-    "Name the image by digest, NAME@sha256:…; `docker image inspect --format '{{index .RepoDigests 0}}' IMAGE` "
-    "prints it for an image that was pulled or pushed."
+    "Name the image by digest, NAME@sha256:…; `m5ws pin --image NAME` asks the container engine for the digest, and "
+    "writes this key."
 )
 
 
@@ -94,7 +93,7 @@ class Machine:
 
         Raises ConfigError for an image without digest, and for a lock file outside the workspace.
         """
-        if image is not None and not _IMAGE.fullmatch(image):
+        if image is not None and not IMAGE.fullmatch(image):
             raise ConfigError(f"environment.image is {image!r}, which has no digest", hint=_IMAGE_HINT)
         locks = {name: digest for name in lock_files if (digest := _lock(root, name)) is not None}
         return Declared(locks=locks, image=image, wanted=self._wanted)
@@ -103,7 +102,7 @@ class Machine:
         import platform
         import sysconfig
 
-        from m5ws.environment.observe import hardware, native_libraries
+        from m5ws.environment.observe import container, hardware, native_libraries
 
         release = hardware.os_release(self._system)
         return {
@@ -115,7 +114,7 @@ class Machine:
             "glibc": _glibc(),
             **hardware.cpu(self._system),
             **hardware.gpu(self._system),
-            **hardware.container(self._system, environment),
+            **container.facts(self._system, environment),
             **hardware.aws(self._system),
             **native_libraries.network(environment, self._system),
         }

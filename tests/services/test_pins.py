@@ -1,0 +1,102 @@
+"""`m5ws pin --image` and the facts of a container, by a real Podman as root, without a registry."""
+
+import os
+import resource
+import subprocess
+import tarfile
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from m5ws.cli import main
+from m5ws.environment.observe import container
+from tests.conftest import loud_skip
+from tests.support.workspace.checkouts import write
+
+pytestmark = pytest.mark.services
+
+_TAG = "localhost/m5/pinned:v1"
+_OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+
+def podman(*words: str) -> str:
+    done = subprocess.run(["podman", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, podman_works: None) -> Iterator[Path]:
+    """Give Podman a storage of its own, and limits that a machine of CI may set."""
+    limits = f'["nofile={_OPEN_FILES}:{_OPEN_FILES}", "nproc=32768:32768"]'
+    engine = '[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "none"\n'
+    write(
+        tmp_path,
+        {
+            "containers.conf": f"[containers]\ndefault_ulimits = {limits}\n{engine}tmp_dir = '{tmp_path}/tmp'\n",
+            "storage.conf": f"[storage]\ndriver = 'vfs'\ngraphroot = '{tmp_path}/root'\nrunroot = '{tmp_path}/run'\n",
+        },
+    )
+    monkeypatch.setenv("CONTAINERS_CONF", str(tmp_path / "containers.conf"))
+    monkeypatch.setenv("CONTAINERS_STORAGE_CONF", str(tmp_path / "storage.conf"))
+    yield tmp_path
+    podman("rm", "--all", "--force", "--time", "0")
+    podman("rmi", "--all", "--force")
+
+
+@pytest.fixture
+def podman_works() -> None:
+    try:
+        ready = os.geteuid() == 0 and subprocess.run(["podman", "--version"], capture_output=True).returncode == 0
+    except FileNotFoundError:
+        ready = False
+    if not ready:
+        loud_skip("no podman as root: install the Debian packages podman and runc")
+
+
+def import_image(folder: Path, content: str) -> None:
+    """Move the tag to an image with `cat`, its libraries, and a file with `content`."""
+    (folder / "content").write_text(content)
+    lines = subprocess.run(["ldd", "/bin/cat"], capture_output=True, text=True, check=True).stdout.split()
+    with tarfile.open(folder / "image.tar", "w", dereference=True) as archive:
+        archive.add(folder / "content", "content")
+        for path in {"/bin/cat", *(word for word in lines if word.startswith("/"))}:
+            archive.add(path, path)
+    podman("import", "--quiet", str(folder / "image.tar"), _TAG)
+
+
+def pinned(folder: Path) -> str:
+    return str(tomllib.loads((folder / "m5ws.toml").read_text())["environment"]["image"])
+
+
+def test_a_tag_is_pinned_and_its_move_is_reported(storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(storage, {"m5ws.toml": "# mine\n[mlflow]\nenabled = false\n"})
+    import_image(storage, "one")
+    assert main(["-C", str(storage), "pin", "--image", _TAG]) == 0
+    first = pinned(storage)
+    assert podman("run", "--rm", "--network", "none", first, "/bin/cat", "/content") == "one"
+    import_image(storage, "two")
+    capsys.readouterr()
+    assert main(["-C", str(storage), "pin", "--image", _TAG]) == 0
+    second = pinned(storage)
+    name, _, old = first.partition("@")
+    new = second.partition("@")[2]
+    assert old != new and capsys.readouterr().err == f"{name} was {old}, is {new}\n"
+    assert podman("run", "--rm", "--network", "none", second, "/bin/cat", "/content") == "two"
+    assert (storage / "m5ws.toml").read_text().startswith("# mine\n[mlflow]\nenabled = false\n")
+
+
+@pytest.mark.parametrize("privileged", [True, False])
+def test_podman_states_the_image_of_a_privileged_container(storage: Path, privileged: bool) -> None:
+    import_image(storage, "one")
+    (digest,) = podman("image", "inspect", "--format", "{{range .RepoDigests}}{{.}} {{end}}", _TAG).split()
+    seen = storage / "seen"
+    for file in ("run/.containerenv", "proc/self/mountinfo"):
+        options = ["--rm", "--network", "none", *(["--privileged"] if privileged else [])]
+        write(seen, {file: podman("run", *options, digest, "/bin/cat", f"/{file}") + "\n"})
+    facts = container.facts(seen, {})
+    assert facts["container"] == "podman"
+    assert facts["container.image"] == (digest if privileged else None)
+    assert (facts["container.image_id"] is None) is not privileged
