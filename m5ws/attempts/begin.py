@@ -10,6 +10,7 @@ from functools import partial
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.ports import Ports
 from m5ws.environment import attempt_environments, drift
+from m5ws.environment.nccl import rules
 from m5ws.errors import Fenced, M5Error, ObjectExists
 from m5ws.outputs import unrecorded
 from m5ws.records import codec
@@ -93,6 +94,8 @@ def publish(ports: Ports, plan: AttemptPlan, observed: Observed, spool: SpoolWri
     writer.append({NODE: [codec.encode(node)]}, repair=put)
     for change in (*drift.unmet(declared, observed), *drift.conflicts(observed)):
         spool.append(Notice(time_s=time.time(), kind="environment", message=describe(change)))
+    for rule in rules.matching(observed):
+        spool.append(Notice(time_s=time.time(), kind="network", message=rule.describe(observed.facts)))
     if (message := attempt_environments.notice(repo, plan.run.id, plan.attempt, observed)) is not None:
         spool.append(Notice(time_s=time.time(), kind="other-environment", message=message))
     if plan.attempt > 1:
