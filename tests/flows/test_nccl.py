@@ -80,5 +80,5 @@ def test_a_run_through_sockets_ends_if_efa_is_wanted(workspace: Workspace) -> No
     arguments = ("run", "--name", "slow", "--", "train.py", log, "hang")
     done = workspace.m5ws(*arguments, environment={"FI_PROVIDER": "efa"}, expect=1)
     sentence = f"NCCL of rank 0 on node {host} sends through NET/Socket, and FI_PROVIDER=efa asks for EFA"
-    assert sentence in done.stderr and "the machine has no EFA device" in done.stderr
+    assert f"{sentence}: " in done.stderr
     assert sentence in workspace.m5ws("show", "slow").stdout
