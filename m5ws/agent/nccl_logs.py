@@ -19,7 +19,7 @@ _INTERVAL_S = 1.0
 
 
 class NcclLogs:
-    """Reads the logs of a node's ranks. `problem`: data goes through TCP sockets, and EFA is wanted."""
+    """Reads the logs of a node's ranks. `problem`: data goes without EFA, and EFA is wanted."""
 
     def __init__(
         self,
@@ -66,13 +66,13 @@ class NcclLogs:
                 log.feed((lines[0] + lines[1]).decode(errors="replace"))
 
     def _find_problem(self) -> str | None:
-        rank = next((rank for rank, log in sorted(self._logs.items()) if efa.SOCKET in log.sends), None)
-        if self._wanted is None or rank is None:
-            return None
-        return (
-            f"NCCL of rank {rank} on node {socket.gethostname()} sends through NET/Socket, and {self._wanted} asks for "
-            f"EFA: {efa.cause(self._logs[rank], self._observed, self._system)}"
-        )
+        for rank, log in sorted(self._logs.items()) if self._wanted is not None else ():
+            if (network := efa.detour(log)) is not None:
+                return (
+                    f"NCCL of rank {rank} on node {socket.gethostname()} sends through {network}, and {self._wanted} "
+                    f"asks for EFA: {efa.cause(log, self._observed, self._system)}"
+                )
+        return None
 
     def _record(self, facts: dict[int, dict[str, str]]) -> None:
         for rank, each in facts.items():

@@ -18,6 +18,7 @@ from tests.support.machine.efa_machines import make_machine
 from tests.support.paths import ROOT
 
 _SOCKET = (ROOT / "tests/data/nccl/socket-two-nodes.log").read_text()
+_TCP = (ROOT / "tests/data/nccl/2.4.6-ofi-tcp.log").read_text()
 _EFA = (ROOT / "tests/data/nccl/libfabric-p5en.log").read_text()
 
 
@@ -82,6 +83,15 @@ def test_the_end_records_facts_that_are_new(node: _Node) -> None:
     node.write("2.8.nccl", _SOCKET)
     node.logs.finish()
     assert node.recorded == [(0, read(_EFA)), (2, read(_SOCKET))]
+
+
+def test_data_through_another_provider_is_a_problem_if_efa_is_wanted(node: _Node) -> None:
+    node.write("0.8.nccl", _EFA)
+    node.poll()
+    assert node.problem == ""
+    node.write("1.8.nccl", _TCP)
+    node.poll()
+    assert "rank 1" in node.problem and "sends through libfabric's provider tcp;ofi_rxm" in node.problem
 
 
 def test_data_through_sockets_is_a_problem_if_efa_is_wanted(node: _Node, tmp_path: Path) -> None:

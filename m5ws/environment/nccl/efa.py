@@ -26,8 +26,16 @@ def wanted_by(declared: Declared, observed: Observed) -> str | None:
     return f"FI_PROVIDER={provider}" if _lists_efa(provider) and not provider.startswith("^") else None
 
 
+def detour(log: NcclLog) -> str | None:
+    """Return the network through which data goes without EFA; None with EFA, and without data between nodes."""
+    provider = log.facts.get("nccl.provider", "efa")
+    if SOCKET in log.sends:
+        return f"NET/{SOCKET}"
+    return f"libfabric's provider {provider}" if log.sends and "efa" not in provider else None
+
+
 def cause(log: NcclLog, observed: Observed, system: Path = Path("/")) -> str:
-    """Return the first known cause of a network over TCP sockets, with its remedy. `system`: root of /sys and /dev."""
+    """Return the first known cause of a network without EFA, with its remedy. `system`: root of /sys and /dev."""
     return next(chain(_of_devices(system), _of_settings(observed, log), (_LAST,)))
 
 
