@@ -125,3 +125,11 @@ def test_rings_of_two_communicators_are_two_digests() -> None:
     facts = read("\n".join([*lines, ""]))
     assert facts["nccl.rings"] == ", ".join(sorted((_digest("7 0\n7 1"), _digest("8 0\n8 1"))))
     assert "nccl.rings" not in read("\n".join([*lines[:2], ""]))
+
+
+@pytest.mark.parametrize("lost", range(4))
+def test_rings_without_one_of_their_lines_have_no_digest(lost: int) -> None:
+    """One thread makes two communicators, in turn. Lines of the second never complete the rings of the first."""
+    lines = [f"h:1:1 [0] NCCL INFO Channel 0{n}/02 : {communicator} {n}" for communicator in (7, 8) for n in (0, 1)]
+    left = "8 0\n8 1" if lost < 2 else "7 0\n7 1"
+    assert read("\n".join([*lines[:lost], *lines[lost + 1 :], ""]))["nccl.rings"] == _digest(left)
