@@ -16,6 +16,7 @@ from m5ws.agent import admission, stop
 from m5ws.agent.admission import Waiting
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.delivery import Delivery
+from m5ws.agent.nccl_logs import NcclLogs
 from m5ws.agent.ports import Ports
 from m5ws.agent.results import Results
 from m5ws.agent.store_thread import StoreThread
@@ -26,6 +27,7 @@ from m5ws.progress import Progress, report
 from m5ws.records.ledger import AnyEvent, Notify
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.spool import Spools, SpoolWriter
+from m5ws.repository.references import snapshots
 from m5ws.work import directories
 from m5ws.work.directories import WorkDirectory
 
@@ -71,6 +73,8 @@ class Node:
         self.results = Results(ports.repo, plan, work.path, spool, notify)
         self.delivery = Delivery(ports.repo, plan.run.id, plan.attempt, Path(plan.context.spool_dir))
         self._spools = Spools(Path(plan.context.spool_dir))
+        declared = snapshots.load(ports.repo, plan.run.snapshot).declared
+        self.nccl = NcclLogs(Path(plan.context.spool_dir), spool, declared, waiting.observed)
 
     def run(self, listen: Listen, show: Show, poll: Callable[[], None]) -> NodeEnd:
         """Run the script to its end. `poll` is called several times a second, and once after the end.
@@ -100,6 +104,7 @@ class Node:
 
     def deliver_rest(self) -> Events:
         """Deliver all that processes left in their spools, with a notice for each process that outlived the script."""
+        self.nccl.finish()
         with suppress(FileNotFoundError):
             for line in Path(self._plan.request.processes, LEFT_PROCESSES).read_text().splitlines():
                 pid, _, command = line.partition(" ")
@@ -134,6 +139,7 @@ class Node:
             time.sleep(_POLL_S)
             poll()
             beside.raise_error()
+            self.nccl.poll()
             grace_s = show(self.read_new())
             if grace_s is not None and not is_stopped:
                 is_stopped = True

@@ -10,6 +10,7 @@ from functools import partial
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.ports import Ports
 from m5ws.environment import attempt_environments, drift
+from m5ws.environment.nccl import rules
 from m5ws.errors import Fenced, M5Error, ObjectExists
 from m5ws.outputs import unrecorded
 from m5ws.records import codec
@@ -97,6 +98,8 @@ def publish(ports: Ports, plan: AttemptPlan, observed: Observed, spool: SpoolWri
         texts.append(f"the runtime does not state the declared image {declared.image}. Its source is {source}")
     for text in texts:
         spool.append(Notice(time_s=time.time(), kind="environment", message=text))
+    for rule in rules.matching(observed):
+        spool.append(Notice(time_s=time.time(), kind="network", message=rule.describe(observed.facts)))
     if (message := attempt_environments.notice(repo, plan.run.id, plan.attempt, observed)) is not None:
         spool.append(Notice(time_s=time.time(), kind="other-environment", message=message))
     if plan.attempt > 1:

@@ -201,6 +201,8 @@ class _Attempt:
             return "failed", end.exit_code, EndReason(kind="not launched", problem=end.problem)
         if self._inexact is not None:
             return "failed", 1, self._inexact
+        if self._node.nccl.problem is not None and end.exit_code:
+            return "failed", 1, EndReason(kind="wrong network", problem=self._node.nccl.problem)
         if self._has_enough:
             return "interrupted", end.exit_code, EndReason(kind="enough steps")
         if end.exit_code:
@@ -213,11 +215,12 @@ class _Attempt:
     def _show(self, events: Events) -> float | None:
         """Show new events. Return the processes' time to end if the attempt needs no more steps, or if it is fenced.
 
-        After an inexact resume that must end the attempt, no rank may save a last checkpoint.
+        After an inexact resume that must end the attempt, no rank may save a last checkpoint. On a wrong network, ranks
+        do not wait for each other.
         """
         stops = [bool(self._watch(rank, event)) for rank, event in events] if self._watch is not None else []
         self._has_enough = self._has_enough or any(stops)
-        if self._inexact is not None:
+        if self._inexact is not None or self._node.nccl.problem is not None:
             return 0.0
         return stop.GRACE_S if self._has_enough else None
 

@@ -57,7 +57,7 @@ def check_io_limits(name: str, system: Path = Path("/")) -> Check:
 
 def check_gpus(name: str, system: Path = Path("/")) -> Check:
     """Check that NVIDIA's GPUs have their driver."""
-    facts, devices = hardware.gpu(system), _devices(system, vendor="0x10de", kind=("class", "0x03"))
+    facts, devices = hardware.gpu(system), hardware.pci_devices(system, vendor="0x10de", kind=("class", "0x03"))
     if facts["gpu.driver"] is None:
         return Check(name, "broken" if devices else "not needed", f"{devices or 'no'} NVIDIA GPUs, no driver")
     return Check(name, "ok", f"{facts['gpu.count']} × {facts['gpu.model']}, driver {facts['gpu.driver']}")
@@ -65,7 +65,7 @@ def check_gpus(name: str, system: Path = Path("/")) -> Check:
 
 def check_efa(name: str, environment: Mapping[str, str] = os.environ, system: Path = Path("/")) -> Check:
     """Check that EFA devices have their driver and the libraries with which NCCL uses them."""
-    if not _devices(system, vendor="0x1d0f", kind=("device", "0xefa")):
+    if not hardware.pci_devices(system, vendor="0x1d0f", kind=("device", "0xefa")):
         return Check(name, "not needed", "no EFA device")
     facts = native_libraries.network(environment, system)
     parts = {part: facts[part] for part in ("efa.driver", "libfabric", "aws-ofi-nccl")}
@@ -82,11 +82,3 @@ PROBES: Mapping[str, Callable[[str], Check]] = {
     "efa": check_efa,
 }
 """The checks that need no workspace and no folder."""
-
-
-def _devices(system: Path, vendor: str, kind: tuple[str, str]) -> int:
-    """Return the number of PCI devices of a vendor in whose folder a file begins with the given text."""
-    name, prefix = kind
-    folders = (system / "sys/bus/pci/devices").glob("*")
-    texts = ((hardware.text(folder / "vendor"), hardware.text(folder / name) or "") for folder in folders)
-    return sum(owner == vendor and text.startswith(prefix) for owner, text in texts)

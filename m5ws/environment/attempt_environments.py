@@ -11,7 +11,7 @@ from m5ws.environment.drift import drift, rate
 from m5ws.environment.usage import EnvironmentSide, Usage
 from m5ws.errors import M5Error
 from m5ws.records.environment import Observed
-from m5ws.records.ledger import NODE, NodeStarted, RankStarted
+from m5ws.records.ledger import NODE, NcclLogged, NodeStarted, RankStarted
 from m5ws.records.verdict import Change
 from m5ws.repository.ledger import ledger, summaries
 from m5ws.repository.repository import Repository
@@ -125,9 +125,10 @@ def _by_rank(repo: Repository, run: str, attempt: int | None) -> dict[str, Obser
     node = next((event for event in events.get(NODE, ()) if isinstance(event, NodeStarted)), None)
     if node is None:
         return {}
+    logged = {str(event.rank): event.facts for event in events[NODE] if isinstance(event, NcclLogged)}
     observed, by_rank = repo.objects.get_record(node.observed, Observed), dict[str, Observed]()
     for rank, each in events.items():
         if (start := next((event for event in each if isinstance(event, RankStarted)), None)) is not None:
-            facts = observed.facts | start.facts | {"world": str(start.world)}
+            facts = observed.facts | start.facts | {"world": str(start.world)} | logged.get(rank, {})
             by_rank[rank] = msgspec.structs.replace(observed, facts=facts)
     return by_rank or {NODE: observed}

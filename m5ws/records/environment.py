@@ -59,10 +59,11 @@ class Observed(Record, tag="environment/1", frozen=True, kw_only=True):
     torch.cuda, torch.git, cuda.driver, cudnn, nccl, nccl.installed, libfabric, aws-ofi-nccl, efa.driver; gpu.model,
     gpu.count, gpu.driver, container.*, aws.ami, aws.instance_type; threads, threads.interop, deterministic, mkl,
     onednn, deepspeed, m5ws.code, rebuilt, loaded.NAME and owner.NAME for loaded libraries, conda.NAME for packages of
-    conda, variable.NAME for each allowed environment variable. `distributions` maps each installed distribution to its
-    version, `origins` each distribution that comes from no index to its origin. `provides` maps distributions that list
-    their files to their modules and folders: `numpy`, `google/auth` in a shared folder, `/lib/libiomp5.so` beside the
-    folders of modules. `origins` and `provides` are None if they were not observed.
+    conda, nccl.NAME for the facts of NCCL's log, variable.NAME for each allowed environment variable. `distributions`
+    maps each installed distribution to its version, `origins` each distribution that comes from no index to its origin.
+    `provides` maps distributions that list their files to their modules and folders: `numpy`, `google/auth` in a shared
+    folder, `/lib/libiomp5.so` beside the folders of modules. `origins` and `provides` are None if they were not
+    observed.
     """
 
     facts: dict[str, str | None] = {}

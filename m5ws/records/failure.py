@@ -29,7 +29,8 @@ class EndReason(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     kind: Literal[
         "ranks failed", "status", "stopped", "superseded", "removed", "enough steps", "not launched",
-        "fork not restored", "killed for a test", "supervisor killed", "unsaved", "inexact resume"
+        "fork not restored", "killed for a test", "supervisor killed", "unsaved", "inexact resume",
+        "wrong network"
     ]  # fmt: skip
     dead: dict[str, int] = {}
     failure: Failure | None = None

@@ -110,14 +110,14 @@ class OutputsStored(Event, tag="outputs", frozen=True, kw_only=True):
 
 NoticeKind = Literal[
     "checkpoint-kept", "checkpoint-waited", "environment", "fork", "inexact-resume", "input-modified", "launch-failed",
-    "left-process", "limit", "missing-file", "not-traced", "other-environment", "outputs-not-kept",
+    "left-process", "limit", "missing-file", "network", "not-traced", "other-environment", "outputs-not-kept",
     "outputs-not-stored", "outputs-restored", "resume", "resume-limit", "resume-unchecked", "save-failed", "unplaced"
 ]  # fmt: skip
 """`environment`: it differs from the declared environment. `other-environment`: a later attempt's differs from the
 first attempt's. `limit`: a part of the run is not recorded. `inexact-resume`: a resume repeated a step with other
 values. `resume-limit`: state that a resume does not restore. `resume-unchecked`: a resumed script repeated no step.
 `unplaced`: an observed attempt does not show after which step it continues. `checkpoint-waited`: the training stood
-still for it.
+still for it. `network`: a variable of NCCL or libfabric has a known effect.
 """
 Notify = Callable[[NoticeKind, str], None]
 """Called with the kind and the message of a notice, which it appends to the node's own events."""
@@ -182,6 +182,13 @@ class Imported(Event, tag="imported", frozen=True, kw_only=True):
     libraries: dict[str, str | None] = msgspec.field(default_factory=dict)
 
 
+class NcclLogged(Event, tag="nccl-logged", frozen=True, kw_only=True):
+    """Facts in a rank's log of NCCL so far (`nccl.NAME`). The last such event of the rank counts."""
+
+    rank: int
+    facts: dict[str, str] = msgspec.field(default_factory=dict)
+
+
 class RankEnded(Event, tag="rank-ended", frozen=True, kw_only=True):
     """A rank has ended. `failure` is None if its script succeeded."""
 
@@ -221,6 +228,7 @@ AnyEvent = (
     | Observation
     | ScriptEnded
     | Imported
+    | NcclLogged
     | RankEnded
     | AttemptEnded
 )

@@ -34,7 +34,7 @@ from m5ws.store.cache.cache import cached
 from m5ws.training import admission
 from m5ws.training.determinism import apply, portable
 from m5ws.training.observation import watch
-from m5ws.training.runtime import context, facts, imported_copies, imports, isolation, missing_files, script_error
+from m5ws.training.runtime import context, facts, imported_copies, imports, isolation, missing_files, nccl, script_error
 from m5ws.training.runtime.stop import StopRequest
 from m5ws.training.state import rng
 
@@ -62,7 +62,8 @@ def main(arguments: Sequence[str]) -> int:
     if orders.determinism.level != "off":
         # Otherwise the system seeds them, for a script that does not.
         rng.seed_all((orders.spec.seed or 0) + rank)
-    active = context.ActiveRank(orders, repo, spool, stop, rank, world, _facts(orders), loads)
+    captured = nccl.capture(Path(orders.spool_dir), rank)
+    active = context.ActiveRank(orders, repo, spool, stop, rank, world, _facts(orders) | captured, loads)
     context.activate(active)
     active.emit(RankStarted, rank=rank, world=world, pid=os.getpid(), facts=active.facts)
     if orders.spec.observe:

@@ -17,6 +17,7 @@ ENDS = {
     "supervisor killed": "the supervisor was killed",
     "unsaved": "{problem}",
     "inexact resume": "{problem}",
+    "wrong network": "{problem}",
 }
 
 

@@ -52,9 +52,10 @@ def test_the_last_rule_matches_everything() -> None:
 RATED = {
     "can": "torch distribution.torch distribution.numpy distribution.deepspeed distribution.triton "
     "distribution.nvidia-nccl-cu12 distribution.unheard-of nccl nccl.installed loaded.nccl cpu.flags gpu.driver python "
-    "unheard.of m5ws.code aws-ofi-nccl python.path.outside variable.FI_PROVIDER mkl",
+    "unheard.of m5ws.code aws-ofi-nccl python.path.outside variable.FI_PROVIDER mkl "
+    "nccl.algorithms nccl.protocols nccl.channels nccl.rings nccl.trees nccl.network",
     "does": "threads cpu.capability world variable.ONEDNN_MAX_CPU_ISA variable.OPENBLAS_CORETYPE",
-    "cannot": "kernel distribution.ruff distribution.types-requests variable.NCCL_DEBUG rebuilt "
+    "cannot": "kernel distribution.ruff distribution.types-requests variable.NCCL_DEBUG rebuilt nccl.log "
     "variable.TORCH_EXTENSIONS_DIR variable.CUDA_VISIBLE_DEVICES",
 }
 

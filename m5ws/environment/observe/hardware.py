@@ -69,6 +69,14 @@ def gpu(system: Path) -> Facts:
     }
 
 
+def pci_devices(system: Path, vendor: str, kind: tuple[str, str]) -> int:
+    """Return the number of PCI devices of a vendor in whose folder a file begins with the given text."""
+    name, prefix = kind
+    folders = (system / "sys/bus/pci/devices").glob("*")
+    texts = ((text(folder / "vendor"), text(folder / name) or "") for folder in folders)
+    return sum(owner == vendor and value.startswith(prefix) for owner, value in texts)
+
+
 def aws(system: Path) -> Facts:
     """Return AMI and instance type from files of cloud-init or the firmware, without the metadata service."""
     metadata = _cloud_metadata(system)

@@ -35,6 +35,7 @@ BUILT_IN = (
     "OPENBLAS_*",
     "PYTHONHASHSEED",
     "PYTORCH_*",
+    "RDMAV_*",
     "TOKENIZERS_PARALLELISM",
     "TORCH_*",
     "TORCHINDUCTOR_*",

@@ -1,0 +1,40 @@
+"""NCCL's log of this rank: the variables by which NCCL writes it into a file, which the node reads.
+
+The user's own setting wins, in a variable or in a configuration file of NCCL
+(https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html).
+"""
+
+import os
+import re
+from collections.abc import Iterator, MutableMapping
+from pathlib import Path
+
+_OWN = ("NCCL_DEBUG", "NCCL_DEBUG_FILE")
+_SUBSYSTEMS = "INIT,ENV,NET,GRAPH"
+"""TUNING is left out: with it, NCCL writes a line for each collective (src/enqueue.cc)."""
+
+
+def capture(
+    folder: Path, rank: int, environment: MutableMapping[str, str] = os.environ, system: Path = Path("/")
+) -> dict[str, str | None]:
+    """Have NCCL write its log into a folder. Return the fact `nccl.log` if the user directs the log elsewhere."""
+    if (own := next(_own(environment, system), None)) is not None:
+        return {"nccl.log": f"not recorded: {own}"}
+    environment["NCCL_DEBUG"] = "INFO"
+    environment["NCCL_DEBUG_FILE"] = str(folder / f"{rank}.%p.nccl")
+    environment.setdefault("NCCL_DEBUG_SUBSYS", _SUBSYSTEMS)
+    return {}
+
+
+def _own(environment: MutableMapping[str, str], system: Path) -> Iterator[str]:
+    """Yield the user's settings of the log."""
+    yield from (f"{name} is set" for name in _OWN if name in environment)
+    home = environment.get("HOME")
+    own = environment.get("NCCL_CONF_FILE") or (f"{home}/.nccl.conf" if home else None)
+    for path in (*((Path(own),) if own else ()), system / "etc/nccl.conf"):
+        try:
+            lines = path.read_text(errors="replace").splitlines()
+        except OSError:
+            continue
+        names = (re.match(r"\s*(\w+)\s*=", line) for line in lines)
+        yield from (f"{path.name} sets {name[1]}" for name in names if name and name[1] in _OWN)
