@@ -322,6 +322,7 @@ class Workspace:
             history=self.history(),
             keep_work=self.settings.run.keep_work,
             inexact=self.settings.run.inexact,
+            inputs=self.settings.run.inputs,
             **self._creator(),
         )
 

@@ -7,15 +7,24 @@ when its launcher dies (training/rank.py).
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from m5ws.launch import child, reaper
+from m5ws.launch import child, landlock, reaper
 from m5ws.launch.interface import LaunchFailed, Process
 from m5ws.records.launch import LaunchRequest, open_log
 
 _KILLED_S = 20.0
 """The longest wait for the end of killed processes."""
+
+
+class NoLandlock(LaunchFailed):
+    """The kernel cannot refuse reads."""
+
+    hint = (
+        "Use Linux 5.19 or newer with `landlock` in its boot parameter lsm=, and in a container a seccomp profile that "
+        'allows the system calls 444 to 446. `m5ws doctor` checks for it. Or set [run] inputs = "recorded" in m5ws.toml.'
+    )
 
 
 class LocalLauncher:
@@ -31,6 +40,7 @@ class LocalLauncher:
         the processes run.
         """
         Path(request.log).parent.mkdir(parents=True, exist_ok=True)
+        argv = _limited(request)
         if request.processes:
             Path(request.processes).mkdir(parents=True, exist_ok=True)
         inherited = {name: value for name, value in self._environment.items() if name not in request.unset}
@@ -40,7 +50,7 @@ class LocalLauncher:
                 self._prepare(request, environment, log.fileno())
             try:
                 process = subprocess.Popen(
-                    reaper.command(request.argv, request.mount, request.processes, request.patience_s),
+                    reaper.command(argv, request.mount, request.processes, request.patience_s),
                     cwd=request.cwd,
                     env=environment,
                     stdin=subprocess.DEVNULL,
@@ -71,6 +81,23 @@ class LocalLauncher:
             raise LaunchFailed(
                 f"`{' '.join(request.prepare)}` ended with status {done.returncode}", hint=f"Its output: {request.log}"
             )
+
+
+def _limited(request: LaunchRequest) -> Sequence[str]:
+    """Return the command of a request, which limits itself to the places of `access`. Raises NoLandlock."""
+    if request.access is None:
+        return request.argv
+    try:
+        version = landlock.abi()
+    except OSError as error:
+        raise NoLandlock(
+            f'[run] inputs = "pinned" needs Landlock, and this kernel has none: {error}'
+        ) from error
+    if version < landlock.LEAST_ABI:
+        raise NoLandlock(
+            f'[run] inputs = "pinned" needs ABI {landlock.LEAST_ABI} of Landlock; the kernel has {version}'
+        )
+    return landlock.command(request.argv, request.access.read, request.access.write)
 
 
 class LocalProcess:

@@ -16,6 +16,9 @@ OBSERVED = "observed"
 ADMITTED = "admitted"
 """Name of the file, in the folder of spools, with the admission of the ranks."""
 
+REFUSED = "refused"
+"""Name of the file, in the folder of spools, with the files and hosts that were refused: a line of JSON for each."""
+
 UNSAVED = "unsaved"
 """Name of the store, in an attempt's directory, for a last checkpoint that could not be saved in the run's store."""
 
@@ -87,6 +90,17 @@ class Observing(Record, frozen=True, kw_only=True):
     rebuilt: str | None = None
 
 
+class Access(Record, frozen=True, kw_only=True):
+    """The places and hosts that the processes of an attempt may use: places to `read`, and places to read and `write`.
+
+    A place is the absolute path of a folder with all below it, or of a file. `hosts` are names and addresses.
+    """
+
+    read: tuple[str, ...]
+    write: tuple[str, ...]
+    hosts: tuple[str, ...] = ()
+
+
 class Context(Record, tag="context/1", frozen=True, kw_only=True):
     """Context of a rank, in the file that M5WS_CONTEXT names. It stays on the machine.
 
@@ -96,7 +110,7 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
     its original did, and never by the clock. The attempt ends after step `until`, if given. Without `goes_on` no later
     attempt follows, so an early end makes no checkpoint. The ranks of a script without a session are killed after step
     `killed_after`, if given, as by a crash. `copies` is the directory of the cache, of at most `copies_bytes`, and
-    `references` the directory with copies of references.
+    `references` the directory with copies of references. `access`: None if nothing is refused.
     """
 
     store: str
@@ -123,6 +137,7 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
     references: str = ""
     copies_bytes: int = 0
     observing: Observing = Observing()
+    access: Access | None = None
 
 
 class LaunchRequest(Record, tag="launch/1", frozen=True, kw_only=True):
@@ -131,7 +146,8 @@ class LaunchRequest(Record, tag="launch/1", frozen=True, kw_only=True):
     `unset` names variables that are not inherited. `prepare` is a command that runs to its end before (for example to
     build a compiled operator once, not once a rank). `mount`: a folder, and the path of an empty folder at which all
     these processes see the first folder. `processes`: the folder in which ranks name themselves. If the caller dies,
-    the processes have `patience_s` to end; without end if it is 0.
+    the processes have `patience_s` to end; without end if it is 0. `access`: the processes of `argv` use these places
+    alone; None if nothing is refused.
     """
 
     argv: tuple[str, ...]
@@ -143,3 +159,4 @@ class LaunchRequest(Record, tag="launch/1", frozen=True, kw_only=True):
     mount: tuple[str, str] | None = None
     processes: str = ""
     patience_s: int = 0
+    access: Access | None = None

@@ -20,6 +20,7 @@ import msgspec
 
 from m5ws.errors import UsageError
 from m5ws.records.base import RunId
+from m5ws.work import temporary
 
 _log = logging.getLogger(__name__)
 _MARK = "m5ws-"
@@ -116,6 +117,7 @@ def end(attempt: Path) -> None:
 
     The remaining files move into its own directory, as `work` and `beside`. On another file system `work` stays.
     """
+    temporary.remove(attempt)
     home, aside = _own(attempt), attempt / f".{_WORK}"
     try:
         if home is not None and not _has_ended(home):
@@ -135,6 +137,7 @@ def end(attempt: Path) -> None:
 
 def remove(attempt: Path) -> None:
     """Remove the work directory of an attempt and its content, if it has one of its own. Files beside it stay."""
+    temporary.remove(attempt)
     if (home := _own(attempt)) is not None:
         shutil.rmtree(home / _WORK if _others(home) else home, ignore_errors=True)
         (attempt / _WORK).unlink()
