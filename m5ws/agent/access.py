@@ -95,7 +95,11 @@ def _folders(python: str) -> list[str]:
 
 
 def _editable(author: str) -> Iterator[str]:
-    """Yield the folders of editable installs outside of the author's checkout. A rank judges each import from there."""
+    """Yield the folders of editable installs outside of the author's checkout. A rank judges each import from there.
+
+    The first is the folder that Python searches for m5ws.
+    """
+    yield str(Path(known_places.__file__).parents[2])
     checkout = Path(author).resolve()
     for origin in distributions.origins(checkout).values():
         if origin.kind == "editable" and origin.local:

@@ -29,13 +29,11 @@ from m5ws.records.launch import REFUSED
 from m5ws.records.ledger import AnyEvent, Notify
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.spool import Spools, SpoolWriter
-from m5ws.wording.refusals import describe_refusal
+from m5ws.wording import refusals
 from m5ws.work import directories
 from m5ws.work.directories import WorkDirectory
 
 _POLL_S = 0.1
-_REFUSALS = 20
-"""The most refused files and hosts that are named."""
 _STOPPING = "stopping the ranks, which may save a last checkpoint (Ctrl-C again ends them at once)"
 
 Events = list[tuple[str, AnyEvent]]
@@ -108,8 +106,8 @@ class Node:
         """Deliver all that processes left in their spools, with notices of refusals and of processes that are left."""
         with suppress(FileNotFoundError):
             refused = Path(self._plan.context.spool_dir, REFUSED).read_text(errors="replace").splitlines()
-            for kind, name in map(json.loads, list(dict.fromkeys(refused))[:_REFUSALS]):
-                self._notify("refused", secret_scan.masked(describe_refusal(kind, name)))
+            for message in refusals.describe(map(json.loads, dict.fromkeys(refused))):
+                self._notify("refused", secret_scan.masked(message))
         with suppress(FileNotFoundError):
             for line in Path(self._plan.request.processes, LEFT_PROCESSES).read_text().splitlines():
                 pid, _, command = line.partition(" ")

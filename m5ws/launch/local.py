@@ -23,7 +23,7 @@ class NoLandlock(LaunchFailed):
 
     hint = (
         "Use Linux 5.19 or newer with `landlock` in its boot parameter lsm=, and in a container a seccomp profile that "
-        'allows the system calls 444 to 446. `m5ws doctor` checks for it. Or set [run] inputs = "recorded" in m5ws.toml.'
+        'allows the system calls 444 to 446; see `m5ws doctor`. Or set [run] inputs = "recorded" in m5ws.toml.'
     )
 
 
@@ -90,9 +90,7 @@ def _limited(request: LaunchRequest) -> Sequence[str]:
     try:
         version = landlock.abi()
     except OSError as error:
-        raise NoLandlock(
-            f'[run] inputs = "pinned" needs Landlock, and this kernel has none: {error}'
-        ) from error
+        raise NoLandlock(f'[run] inputs = "pinned" needs Landlock, and this kernel has none: {error}') from error
     if version < landlock.LEAST_ABI:
         raise NoLandlock(
             f'[run] inputs = "pinned" needs ABI {landlock.LEAST_ABI} of Landlock; the kernel has {version}'

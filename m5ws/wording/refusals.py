@@ -1,23 +1,35 @@
 """Sentences of refused files and hosts under `[run] inputs = "pinned"`."""
 
+from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
+
+from m5ws.wording.lists import list_names
 
 _RECORDED = 'or set [run] inputs = "recorded"'
 
 
-def describe_refusal(kind: str, name: str) -> str:
-    """Return the refusal to `read` or `write` the file `name`, or to `connect` to the host `name`, with the remedy."""
-    if kind == "connect":
-        return (
-            f"refused: {name} is no host of the run. Download the data before, and add the files to [data] or "
-            f"[tokenizer] in m5ws.toml; {_RECORDED}"
-        )
-    if kind == "write":
-        return f"refused: {name} is outside of the work directory. Write below the current directory, {_RECORDED}"
-    path = PurePosixPath(name)
+def describe(refused: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield a sentence with the remedy for each kind of refusals: to `read` or `write` a file, to `connect` to a host.
+
+    Each refusal is a kind and a name.
+    """
+    names = dict[str, list[str]]()
+    for kind, name in refused:
+        names.setdefault(kind, []).append(name)
+    if read := names.get("read"):
+        yield f"not pinned: {list_names(read)}. {_pin(PurePosixPath(read[0]))}, {_RECORDED}"
+    if written := names.get("write"):
+        places = "Write below the current directory or TMPDIR"
+        yield f"not in the work directory: {list_names(written)}. {places}, {_RECORDED}"
+    if hosts := names.get("connect"):
+        pin = "Download the files before the run, and add them to [data] or [tokenizer] in m5ws.toml"
+        yield f"not hosts of the run: {list_names(hosts)}. {pin}, {_RECORDED}"
+
+
+def _pin(path: PurePosixPath) -> str:
     folder = path.parent if path.suffix else path
-    link = folder.name or "data"
+    name = folder.name or "data"
     return (
-        f"refused: {name} is not pinned. Make a link in the workspace, `ln -s {folder} {link}`, add {link} to "
-        f"[tokenizer] path or [data] paths in m5ws.toml, and read {link} in the script; {_RECORDED}"
+        f"Run `ln -s {folder} {name}` in the workspace, add {name} to [tokenizer] path or [data] paths in m5ws.toml, "
+        f"and let the script read {name}"
     )
