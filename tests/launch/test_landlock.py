@@ -52,7 +52,17 @@ def _probe(place: Path, *, limited: bool, start: tuple[str, ...] = (), torch: bo
         os.set_inheritable(inherited.fileno(), True)
         argv = [sys.executable, str(_PROBE), str(place / "outside"), str(inherited.fileno()), *["torch"] * torch]
         if limited:
-            read = (*known_places.python_folders(), str(ROOT), "/usr", "/bin", "/lib", "/lib64", "/etc", "/proc", "/sys")
+            read = (
+                *known_places.python_folders(),
+                str(ROOT),
+                "/usr",
+                "/bin",
+                "/lib",
+                "/lib64",
+                "/etc",
+                "/proc",
+                "/sys",
+            )
             argv = landlock.command(argv, read, (str(work), "/dev/shm", "/dev/null", "/dev/urandom"))
         done = subprocess.run(
             [*start, *argv],

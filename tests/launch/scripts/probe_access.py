@@ -97,7 +97,7 @@ def reads(outside: Path, descriptor: int) -> dict[str, Callable[[], Any]]:
         "shell": lambda: child("sh", "-c", f". {file}"),
         "python child": lambda: child(sys.executable, "-c", f"open({file!r})"),
         "link of a file": lambda: open(link(file, "a")).read(),
-        "link of a folder": lambda: (Path(link(str(outside), "b")) / "file").read_bytes(),
+        "link of a folder": (Path(link(str(outside), "b")) / "file").read_bytes,
         "dots": lambda: open(os.path.relpath(file)).read(),
         "descriptor": lambda: os.read(descriptor, 10),
         "fifo": lambda: fifo(str(outside / "fifo")),
@@ -127,10 +127,10 @@ def writes(outside: Path) -> dict[str, Callable[[], Any]]:
         "write": lambda: (outside / "written").write_text("x"),
         "append": lambda: open(file, "a"),
         "truncate": lambda: os.truncate(outside / "cut", 1),
-        "mkdir": lambda: (outside / "made").mkdir(),
+        "mkdir": (outside / "made").mkdir,
         "symlink": lambda: (outside / "linked").symlink_to("file"),
-        "remove": lambda: (outside / "removed").unlink(),
-        "rmdir": lambda: (outside / "empty").rmdir(),
+        "remove": (outside / "removed").unlink,
+        "rmdir": (outside / "empty").rmdir,
         "rename": lambda: (outside / "renamed").rename(outside / "renamed.txt"),
         "mkfifo": lambda: os.mkfifo(outside / "piped"),
         "socket": lambda: socket.socket(socket.AF_UNIX).bind(str(outside / "socket")),
@@ -144,7 +144,10 @@ def own() -> dict[str, Callable[[], Any]]:
         "moved to another folder": lambda: (Path("e").mkdir(), Path("f").write_text(""), os.rename("f", "e/f")),
         "system": lambda: (open("/etc/passwd").read(), os.listdir("/proc/self"), open("/proc/cpuinfo").read()),
         "devices": lambda: (open("/dev/null", "w").write("x"), open("/dev/urandom", "rb").read(1)),
-        "shared memory": lambda: (Path(f"/dev/shm/m5ws-{os.getpid()}").touch(), os.unlink(f"/dev/shm/m5ws-{os.getpid()}")),
+        "shared memory": lambda: (
+            Path(f"/dev/shm/m5ws-{os.getpid()}").touch(),
+            os.unlink(f"/dev/shm/m5ws-{os.getpid()}"),
+        ),
         "listener": lambda: Listener(family="AF_UNIX").close(),
         "compiler": lambda: child("sh", "-c", "ls /usr/bin >/dev/null"),
     }
@@ -153,9 +156,11 @@ def own() -> dict[str, Callable[[], Any]]:
 def result(use: Callable[[], Any]) -> str:
     try:
         use()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001
         text = f"{type(error).__name__}: {error}"
-        refused = getattr(error, "errno", None) in (errno.EACCES, errno.EBADF, errno.EXDEV) or "ermission denied" in text
+        refused = (
+            getattr(error, "errno", None) in (errno.EACCES, errno.EBADF, errno.EXDEV) or "ermission denied" in text
+        )
         return "refused" if refused or isinstance(error, sqlite3.OperationalError) else text
     return "done"
 
