@@ -18,6 +18,7 @@ import msgspec
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.ports import Ports
 from m5ws.environment.observe import distributions
+from m5ws.errors import UsageError
 from m5ws.launch import known_places
 from m5ws.records.launch import Access, Context
 from m5ws.work import temporary
@@ -29,7 +30,9 @@ https://huggingface.co/docs/transformers/installation#offline-mode).
 """
 _PROGRAMS = ("PATH", "LD_LIBRARY_PATH")
 _SQLITE = "sqlite:///"
-_PREFIXES = "import sys; print(sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix, sep='\\n')"
+_FOLDERS = "import sys; print(sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix, *sys.path, sep='\\n')"
+_PREFIXES = 4
+"""Number of the first folders that contain whole installations."""
 
 
 def limit(ports: Ports, plan: AttemptPlan) -> AttemptPlan:
@@ -59,17 +62,19 @@ def _variables(folder: Path) -> dict[str, str]:
 
 
 def _find(context: Context, environment: Mapping[str, str], python: str, folder: Path) -> Access:
-    is_own = python == sys.executable
-    places = known_places.find(context, environment, None if is_own else _folders(python))
+    """Return the access of an attempt. Raises UsageError if the author's checkout would be readable."""
+    places = known_places.find(context, environment, _python(python, environment, Path(context.author_dir).resolve()))
     for cache in places.caches:
         Path(cache).mkdir(parents=True, exist_ok=True)
-    programs = [place for name in _PROGRAMS for place in environment.get(name, "").split(os.pathsep)]
-    editable = _editable(context.author_dir) if is_own else ()
-    read = (*places.python, *editable, *places.system, *places.credentials, *programs)
+    read = _real((*places.python, *places.system, *places.credentials))
     own = (context.work_dir, str(folder), "/dev/shm", *_own(context, environment))  # noqa: S108  no temporary file
-    write = (*own, *places.caches, *filter(_is_character_device, places.devices))
-    hosts = known_places.hosts(context, environment)
-    return Access(read=_real(read), write=_real(write), hosts=tuple(sorted(hosts)))
+    write = _real((*own, *places.caches, *filter(_is_character_device, places.devices)))
+    if around := [place for place in (*read, *write) if _is_below(os.path.realpath(context.author_dir), place)]:
+        raise UsageError(
+            f'[run] inputs = "pinned" cannot refuse the workspace's files: they are in {around[0]}, which runs may read',
+            hint='Move the workspace, or set [run] inputs = "recorded" in m5ws.toml.',
+        )
+    return Access(read=read, write=write, hosts=tuple(sorted(known_places.hosts(context, environment))))
 
 
 def _own(context: Context, environment: Mapping[str, str]) -> Iterator[str]:
@@ -88,24 +93,32 @@ def _own(context: Context, environment: Mapping[str, str]) -> Iterator[str]:
             yield str(folder)
 
 
-def _folders(python: str) -> list[str]:
-    """Return the folders of a rebuilt environment: all rebuilt environments with m5ws, and the base installation."""
-    done = subprocess.run([python, "-I", "-c", _PREFIXES], capture_output=True, text=True, check=True)
-    return [str(Path(python).parents[3]), *done.stdout.splitlines()]
+def _python(python: str, environment: Mapping[str, str], checkout: Path) -> Iterator[str]:
+    """Yield the folders of programs, and of an interpreter: its installations, and its import path without PYTHONPATH.
 
-
-def _editable(author: str) -> Iterator[str]:
-    """Yield the folders of editable installs outside of the author's checkout. A rank judges each import from there.
-
-    The first is the folder that Python searches for m5ws.
+    Folders in the checkout are left out, such as an editable install: ranks import the snapshot's copies. Its
+    environment may lie there. A rank judges each import from any other editable install.
     """
     yield str(Path(known_places.__file__).parents[2])
-    checkout = Path(author).resolve()
-    for origin in distributions.origins(checkout).values():
-        if origin.kind == "editable" and origin.local:
-            folder = Path(unquote(urlsplit(origin.url).path)).resolve()
-            if not checkout.is_relative_to(folder):
-                yield str(folder)
+    done = subprocess.run([python, "-E", "-P", "-c", _FOLDERS], capture_output=True, text=True, check=True)
+    folders = done.stdout.splitlines()
+    prefixes = folders[:_PREFIXES]
+    for name in _PROGRAMS:
+        folders += environment.get(name, "").split(os.pathsep)
+    if python == sys.executable:
+        origins = [origin for origin in distributions.origins(checkout).values() if origin.local]
+        folders += [unquote(urlsplit(origin.url).path) for origin in origins if origin.kind == "editable"]
+    else:
+        # A rebuilt environment is beside the other rebuilt environments, and beside the copy of m5ws in its ranks.
+        folders.append(str(Path(python).parents[3]))
+    for folder in filter(os.path.isabs, folders):
+        is_environment = any(_is_below(folder, prefix) for prefix in prefixes)
+        if is_environment or os.path.realpath(folder) == str(checkout) or not _is_below(folder, str(checkout)):
+            yield folder
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def _is_character_device(place: str) -> bool:
