@@ -71,7 +71,7 @@ def _find(context: Context, environment: Mapping[str, str], python: str, folder:
     write = _real((*own, *places.caches, *filter(_is_character_device, places.devices)))
     if around := [place for place in (*read, *write) if _is_below(os.path.realpath(context.author_dir), place)]:
         raise UsageError(
-            f'[run] inputs = "pinned" cannot refuse the workspace's files: they are in {around[0]}, which runs may read',
+            f'[run] inputs = "pinned" cannot refuse files of the workspace inside of {around[0]}',
             hint='Move the workspace, or set [run] inputs = "recorded" in m5ws.toml.',
         )
     return Access(read=read, write=write, hosts=tuple(sorted(known_places.hosts(context, environment))))
