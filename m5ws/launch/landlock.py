@@ -20,20 +20,21 @@ _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE, _IOCTL_DEV = (1 << bit 
 _READ = _EXECUTE | _READ_FILE | _READ_DIR
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 _BITS = {1: 13, 2: 14, 3: 15, 5: 16}
-"""Number of access rights to files since an ABI: 2 has moves between folders, 3 truncation, 5 ioctl of devices."""
-LEAST_ABI = 2
-"""ABI of Linux 5.19. Before, the kernel refuses each move of a file to another folder."""
-_NOT_STARTED = 127
+"""Numbers of access rights to files: ABI 2 adds moves between folders, 3 truncation, 5 ioctl of devices."""
+LEAST_ABI = 2  # Linux 5.19. Before, the kernel refuses each move of a file to another folder.
 
 
 def abi() -> int:
-    """Return the version of this kernel's Landlock. Raises OSError if the kernel has none, or if it is switched off."""
-    return _call(_CREATE_RULESET, None, 0, _VERSION)
+    """Return the version of this kernel's Landlock; 0 if the kernel has none, or if it is switched off."""
+    try:
+        return _call(_CREATE_RULESET, None, 0, _VERSION)
+    except OSError:
+        return 0
 
 
 def rights(version: int) -> int:
     """Return the access rights to files that a version has, as bits. All of them are refused outside of the places."""
-    bits: int = max(count for since, count in _BITS.items() if since <= version)
+    bits: int = max((count for since, count in _BITS.items() if since <= version), default=0)
     return (1 << bits) - 1
 
 
@@ -72,11 +73,9 @@ def _allow(ruleset: int, place: str, allowed: int) -> None:
 
 def _call(number: int, *arguments: int | bytes | None) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
-    # Variadic arguments without a type are passed as 32 bits.
     result = libc.syscall(number, *(ctypes.c_long(value) if isinstance(value, int) else value for value in arguments))
     if result < 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"Landlock, system call {number}: {os.strerror(error)}")
+        raise OSError(ctypes.get_errno(), f"{os.strerror(ctypes.get_errno())} (Landlock, system call {number})")
     return int(result)
 
 
@@ -89,7 +88,7 @@ def close_foreign(places: Iterable[str]) -> None:
             if int(name) > 2 and not f"{target}{os.sep}".startswith(inside):
                 os.close(int(name))
         except OSError:  # the descriptor of this list
-            continue
+            pass
 
 
 def main(places: str, *argv: str) -> None:
@@ -101,7 +100,7 @@ def main(places: str, *argv: str) -> None:
         os.execvp(argv[0], argv)
     except OSError as error:
         sys.stderr.write(f"m5ws: {argv[0]} could not be started: {error}\n")
-        sys.exit(_NOT_STARTED)
+        sys.exit(127)
 
 
 if __name__ == "__main__":

@@ -18,15 +18,6 @@ _KILLED_S = 20.0
 """The longest wait for the end of killed processes."""
 
 
-class NoLandlock(LaunchFailed):
-    """The kernel cannot refuse reads."""
-
-    hint = (
-        "Use Linux 5.19 or newer with `landlock` in its boot parameter lsm=, and in a container a seccomp profile that "
-        'allows the system calls 444 to 446; see `m5ws doctor`. Or set [run] inputs = "recorded" in m5ws.toml.'
-    )
-
-
 class LocalLauncher:
     """`Launcher` on this machine; the processes inherit `environment`."""
 
@@ -84,17 +75,13 @@ class LocalLauncher:
 
 
 def _limited(request: LaunchRequest) -> Sequence[str]:
-    """Return the command of a request, which limits itself to the places of `access`. Raises NoLandlock."""
+    """Return the command of a request, which limits itself to the places of `access`. Raises LaunchFailed."""
     if request.access is None:
         return request.argv
-    try:
-        version = landlock.abi()
-    except OSError as error:
-        raise NoLandlock(f'[run] inputs = "pinned" needs Landlock, and this kernel has none: {error}') from error
-    if version < landlock.LEAST_ABI:
-        raise NoLandlock(
-            f'[run] inputs = "pinned" needs ABI {landlock.LEAST_ABI} of Landlock; the kernel has {version}'
-        )
+    if (version := landlock.abi()) < landlock.LEAST_ABI:
+        problem = f"needs ABI {landlock.LEAST_ABI} of the kernel's Landlock, and the kernel has ABI {version}"
+        hint = 'Use Linux 5.19 or newer with `landlock` in its boot parameter lsm=, or set [run] inputs = "recorded".'
+        raise LaunchFailed(f'[run] inputs = "pinned" {problem}', hint=hint)
     return landlock.command(request.argv, request.access.read, request.access.write)
 
 

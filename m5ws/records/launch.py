@@ -91,9 +91,9 @@ class Observing(Record, frozen=True, kw_only=True):
 
 
 class Access(Record, frozen=True, kw_only=True):
-    """The places and hosts that the processes of an attempt may use: places to `read`, and places to read and `write`.
+    """Places that the processes of an attempt may only `read`, or also `write`, and `hosts` by name or address.
 
-    A place is the absolute path of a folder with all below it, or of a file. `hosts` are names and addresses.
+    A place is the absolute path of a folder with all below it, or of a file.
     """
 
     read: tuple[str, ...]
@@ -146,8 +146,7 @@ class LaunchRequest(Record, tag="launch/1", frozen=True, kw_only=True):
     `unset` names variables that are not inherited. `prepare` is a command that runs to its end before (for example to
     build a compiled operator once, not once a rank). `mount`: a folder, and the path of an empty folder at which all
     these processes see the first folder. `processes`: the folder in which ranks name themselves. If the caller dies,
-    the processes have `patience_s` to end; without end if it is 0. `access`: the processes of `argv` use these places
-    alone; None if nothing is refused.
+    the processes have `patience_s` to end; without end if it is 0. `access`: as in `Context`, for `argv` alone.
     """
 
     argv: tuple[str, ...]

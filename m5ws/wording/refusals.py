@@ -5,31 +5,21 @@ from pathlib import PurePosixPath
 
 from m5ws.wording.lists import list_names
 
-_RECORDED = 'or set [run] inputs = "recorded"'
+_SENTENCES = {
+    "read": "not pinned: {names}. Run `ln -s {folder} {link}` in the workspace, add {link} to [tokenizer] path or "
+    "[data] paths in m5ws.toml, and let the script read {link}",
+    "write": "not in the work directory: {names}. Write below the current directory or TMPDIR",
+    "connect": "not hosts of the run: {names}. Download the files before, and add them to [data] or [tokenizer]",
+}
 
 
 def describe(refused: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Yield a sentence with the remedy for each kind of refusals: to `read` or `write` a file, to `connect` to a host.
-
-    Each refusal is a kind and a name.
-    """
+    """Yield a sentence with the remedy for each kind of refusal. Each refusal is a key of `_SENTENCES` and a name."""
     names = dict[str, list[str]]()
     for kind, name in refused:
         names.setdefault(kind, []).append(name)
-    if read := names.get("read"):
-        yield f"not pinned: {list_names(read)}. {_pin(PurePosixPath(read[0]))}, {_RECORDED}"
-    if written := names.get("write"):
-        places = "Write below the current directory or TMPDIR"
-        yield f"not in the work directory: {list_names(written)}. {places}, {_RECORDED}"
-    if hosts := names.get("connect"):
-        pin = "Download the files before the run, and add them to [data] or [tokenizer] in m5ws.toml"
-        yield f"not hosts of the run: {list_names(hosts)}. {pin}, {_RECORDED}"
-
-
-def _pin(path: PurePosixPath) -> str:
-    folder = path.parent if path.suffix else path
-    name = folder.name or "data"
-    return (
-        f"Run `ln -s {folder} {name}` in the workspace, add {name} to [tokenizer] path or [data] paths in m5ws.toml, "
-        f"and let the script read {name}"
-    )
+    for kind, listed in sorted(names.items()):
+        first = PurePosixPath(listed[0])
+        folder = first.parent if first.suffix else first
+        text = _SENTENCES[kind].format(names=list_names(listed), folder=folder, link=folder.name or "data")
+        yield f'{text}; or set [run] inputs = "recorded"'

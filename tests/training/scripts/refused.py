@@ -28,8 +28,8 @@ def read_in_c(path: str) -> None:
 if __name__ == "__main__":
     orders = json.loads(sys.argv[1])
     context = codec.decode(Path(orders["context"]).read_bytes(), Context, "context")
-    watching = refusals.watch(context)
-    assert watching is not None
+    watching = refusals.Refusals(context)
+    watching.watch()
     connected = [connect(host, orders["port"]) for host in orders["hosts"]]
     named = orders["file"]
     try:
