@@ -40,7 +40,8 @@ def limit(ports: Ports, plan: AttemptPlan) -> AttemptPlan:
     if ports.inputs == "recorded":
         return plan
     folder = str(directories.make_temporary(plan.directory))
-    variables = {"TMPDIR": folder, "HF_HOME": f"{folder}/huggingface"} | dict.fromkeys(_OFFLINE, "1")
+    variables = {"TMPDIR": folder, "HF_HOME": f"{folder}/huggingface", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    variables |= dict.fromkeys(_OFFLINE, "1")
     request = msgspec.structs.replace(plan.request, environment=plan.request.environment | variables)
     access = _find(plan.context, dict(ports.environment) | request.environment, ports.python)
     return msgspec.structs.replace(
@@ -53,13 +54,15 @@ def limit(ports: Ports, plan: AttemptPlan) -> AttemptPlan:
 def _find(context: Context, environment: Mapping[str, str], python: str) -> Access:
     checkout, attempt = os.path.realpath(context.author_dir), os.path.dirname(context.spool_dir)
     places = known_places.find(context, environment, _python(python, environment, checkout))
-    for cache in places.caches:
-        Path(cache).mkdir(parents=True, exist_ok=True)
+    made = (*places.caches, *_database(environment, attempt))
+    for folder in made:
+        Path(folder).mkdir(parents=True, exist_ok=True)
     read = (*places.python, *places.system, *places.credentials)
     store = context.store.removeprefix("file://")
     own = (context.work_dir, attempt, f"{os.path.dirname(attempt)}/ranks", store, context.copies, context.references)
-    devices = ("/dev/shm", *filter(_is_no_disk, places.devices))  # noqa: S108  no temporary file
-    used = (*own, environment["TMPDIR"], *places.caches, *devices)
+    devices = [place for place in places.devices if place.startswith("/dev/") and os.path.exists(place)]
+    no_disks = [place for place in devices if not stat.S_ISBLK(os.stat(place).st_mode)]
+    used = (*own, environment["TMPDIR"], *made, "/dev/shm", *no_disks)  # noqa: S108  no temporary file
     write = tuple(dict.fromkeys(os.path.realpath(place) for place in used if os.path.isabs(place)))
     if around := [place for place in (*read, *write) if _is_below(checkout, place)]:
         raise UsageError(
@@ -67,6 +70,12 @@ def _find(context: Context, environment: Mapping[str, str], python: str) -> Acce
             hint='Move the workspace, or set [run] inputs = "recorded" in m5ws.toml.',
         )
     return Access(read=read, write=write, hosts=tuple(sorted(known_places.hosts(context, environment))))
+
+
+def _database(environment: Mapping[str, str], attempt: str) -> list[str]:
+    """Return the folder of MLflow's SQLite file, where SQLite makes files, unless it has the work of other runs too."""
+    folder = os.path.dirname(environment.get("MLFLOW_TRACKING_URI", "").partition("sqlite:///")[2])
+    return [folder] if folder and not _is_below(attempt, folder) else []
 
 
 def _python(python: str, environment: Mapping[str, str], checkout: str) -> Iterator[str]:
@@ -92,8 +101,3 @@ def _python(python: str, environment: Mapping[str, str], checkout: str) -> Itera
 
 def _is_below(path: str, folder: str) -> bool:
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
-
-
-def _is_no_disk(place: str) -> bool:
-    mode = os.stat(place).st_mode if os.path.exists(place) else 0
-    return place.startswith("/dev/") and (stat.S_ISCHR(mode) or stat.S_ISDIR(mode))

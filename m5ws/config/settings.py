@@ -121,7 +121,7 @@ class RunSettings(_Section, frozen=True, kw_only=True):
 
 
 class MlflowSettings(_Section, frozen=True, kw_only=True):
-    """`tracking_uri` None stands for the workspace's own SQLite file, .m5ws/mlflow.db."""
+    """`tracking_uri` None stands for the workspace's own SQLite file, .m5ws/mlflow/mlflow.db."""
 
     enabled: bool = True
     tracking_uri: str | None = None

@@ -44,6 +44,13 @@ def test_an_environment_in_the_checkout_is_readable_and_the_checkout_is_not(tmp_
         assert not _allows(found.read, file) and not _allows(found.write, file)
 
 
+@pytest.mark.parametrize(("database", "is_allowed"), [("m", True), ("home/mlflow", True), ("home", False), ("", False)])
+def test_a_database_is_writable_if_no_other_run_is_beside_it(tmp_path: Path, database: str, is_allowed: bool) -> None:
+    uri = f"sqlite:///{tmp_path / database}/mlflow.db"
+    found = _find(tmp_path, tmp_path / "checkout", Path(sys.executable), MLFLOW_TRACKING_URI=uri)
+    assert _allows(found.write, tmp_path / database / "mlflow.db-journal") == is_allowed
+
+
 def test_folders_of_the_attempt_are_writable_and_folders_of_other_runs_are_not(tmp_path: Path) -> None:
     found = _find(tmp_path, tmp_path / "checkout", Path(sys.executable))
     attempt = tmp_path / "home" / "runs" / "r" / "0001"

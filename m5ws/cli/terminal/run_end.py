@@ -68,8 +68,6 @@ def report(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> None
         raise InexactResume(ended, hint=hint)
     if result.outcome != "finished":
         hint = f"{_restored(ports, plan, result)}`m5ws logs {run}` prints the output of its ranks."
-        if ports.inputs == "pinned":
-            hint += ' "Permission denied" there is the error of a file that is not pinned.'
         raise RunFailed(ended, hint=hint)
     if not result.delivered:
         raise RunUnsaved(
