@@ -95,7 +95,7 @@ def test_a_pinned_run_stops_resumes_and_is_reproduced(tmp_path: Path, script: st
     workspace = make_workspace(tmp_path / "w", script, trainer=trainer, run='inputs = "pinned"')
     workspace.edit("config.yaml", "pause_s: 0.0", "pause_s: 0.2")
     with workspace.start("run", "--no-progress") as process:
-        wait_for(lambda: list(workspace.root.glob(".m5ws/store/**/checkpoints/*")) or process.poll() is not None)
+        wait_for(lambda: list(workspace.root.glob(".m5ws/store/runs/*/checkpoints/*")) or process.poll() is not None)
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=300)
     [run] = [row["id"] for row in workspace.json("ls")["runs"]]
