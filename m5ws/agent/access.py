@@ -23,10 +23,8 @@ from m5ws.launch import known_places
 from m5ws.records.launch import Access, Context
 from m5ws.work import directories
 
+# https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables
 _OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE", "TRANSFORMERS_OFFLINE")
-"""Variables that switch off the downloads of Hugging Face's libraries
-(https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables). They write to HF_HOME even so.
-"""
 _FOLDERS = "import sys; print(sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix, *sys.path, sep='\\n')"
 """Prints the folders of whole installations, which are four, and the import path."""
 
