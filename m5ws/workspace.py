@@ -126,7 +126,7 @@ class Workspace:
     @property
     def tracking_uri(self) -> str:
         """The MLflow store: of `m5ws.toml`, else of MLFLOW_TRACKING_URI, else a file of this workspace."""
-        own = f"sqlite:///{self.home / 'mlflow.db'}"
+        own = f"sqlite:///{self.home / 'mlflow' / 'mlflow.db'}"
         return self.settings.mlflow.tracking_uri or self.environment.get("MLFLOW_TRACKING_URI") or own
 
     def prepare(self) -> Path:
@@ -331,6 +331,7 @@ class Workspace:
             history=self.history(),
             keep_work=self.settings.run.keep_work,
             inexact=self.settings.run.inexact,
+            inputs=self.settings.run.inputs,
             **self._creator(),
         )
 

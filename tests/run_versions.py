@@ -105,7 +105,7 @@ def main_job(environment: Environment) -> Result:
         if done.returncode or DRIFT in done.stdout:
             return {"passed": False, "output": done.stdout[-2000:]}
     runs = len(list((demo / ".m5ws" / "store" / "runs").iterdir()))
-    if (pages := ended_pages(demo / ".m5ws" / "mlflow.db", runs)) < runs:
+    if (pages := ended_pages(demo / ".m5ws" / "mlflow" / "mlflow.db", runs)) < runs:
         log = (demo / ".m5ws" / "mlflow.log").read_text()
         return {"passed": False, "output": f"{pages} of {runs} runs have a page in MLflow\n{log[-2000:]}"}
     return {"passed": True}

@@ -45,6 +45,8 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
     """Output files stay in the work directories of finished attempts."""
     inexact: Literal["warn", "stop"] = "warn"
     """Effect of an inexact resume: a notice, or a notice and the end of the attempt."""
+    inputs: Literal["recorded", "pinned"] = "recorded"
+    """Files that the processes of a run may read: all, or pinned files alone."""
 
     def sign(self, run: Run) -> Run:
         """Return a new run with the user and the host that start the run, and the time of the store's clock."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from m5ws.agent import run_lock
+from m5ws.agent import access, run_lock
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.ports import Ports
 from m5ws.progress import Progress
@@ -72,7 +72,7 @@ def prepare(ports: Ports, plan: AttemptPlan, progress: Progress | None) -> tuple
     # Every engine mounts folders in its containers.
     can_mount = ports.launcher.can_mount if plan.request.image is None else lambda *_: True
     work = directories.make(ports.work_root, plan.directory, run, author, can_mount, plan.run.spec.directory)
-    plan = _assign_directory(plan, work, ports.observing)
+    plan = access.limit(ports, _assign_directory(plan, work, ports.observing))
     _materialise(ports.repo, snapshot, work.path, progress)
     _make_output_folders(work.path, plan.run.spec.outputs)
     (plan.directory / "context").write_bytes(codec.encode(plan.context))

@@ -95,6 +95,7 @@ class RunSettings(_Section, frozen=True, kw_only=True):
     `keep_work`: output files stay in the work directory of a finished attempt, though the store has them.
     `observe`: record the steps of scripts that do not use m5ws.session.
     `inexact`: the effect of a resume that repeats a step with other values: a notice, or the end of the attempt.
+    `inputs`: the processes of a run may read all files, or pinned files alone.
     `record_user`: the record of a run has the user and the host that started the run.
     `results`: the results that `reproduce` and `certify` judge: `glob`, `glob:key` or `metric:NAME`
     (`result_patterns`).
@@ -115,11 +116,12 @@ class RunSettings(_Section, frozen=True, kw_only=True):
     observe: bool = True
     record_user: bool = True
     inexact: Literal["warn", "stop"] = "warn"
+    inputs: Literal["recorded", "pinned"] = "recorded"
     environment: dict[str, str] = {}
 
 
 class MlflowSettings(_Section, frozen=True, kw_only=True):
-    """`tracking_uri` None stands for the workspace's own SQLite file, .m5ws/mlflow.db."""
+    """`tracking_uri` None stands for the workspace's own SQLite file, .m5ws/mlflow/mlflow.db."""
 
     enabled: bool = True
     tracking_uri: str | None = None

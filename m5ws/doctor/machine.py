@@ -1,6 +1,5 @@
 """Programs, kernel features and devices of this machine. `system` is the root folder of /proc and /sys."""
 
-import ctypes
 import os
 import re
 import shutil
@@ -10,12 +9,10 @@ from pathlib import Path
 
 from m5ws.containers import engines
 from m5ws.environment.observe import hardware, native_libraries
-from m5ws.launch import child
+from m5ws.launch import child, landlock
 from m5ws.records.check import Check
 from m5ws.snapshot.sources.git import Git
 from m5ws.wording.checks import NO_MOUNT
-
-_LANDLOCK_CREATE_RULESET = 444
 
 
 def check_git(name: str, root: Path) -> Check:
@@ -34,10 +31,9 @@ def check_containers(name: str, environment: Mapping[str, str] = os.environ) -> 
 
 
 def check_landlock(name: str) -> Check:
-    """Check for Landlock (https://docs.kernel.org/userspace-api/landlock.html)."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    abi = libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, 1)
-    return Check(name, "ok", f"ABI {abi}") if abi > 0 else Check(name, "not needed", os.strerror(ctypes.get_errno()))
+    """Check for Landlock, which `[run] inputs = "pinned"` needs."""
+    version = landlock.abi()
+    return Check(name, "ok" if version >= landlock.LEAST_ABI else "not needed", f"ABI {version}")
 
 
 def check_namespaces(name: str) -> Check:

@@ -7,10 +7,10 @@ when its launcher dies (training/rank.py).
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from m5ws.launch import child, reaper
+from m5ws.launch import child, landlock, reaper
 from m5ws.launch.interface import LaunchFailed, Process
 from m5ws.records.launch import LaunchRequest, open_log
 
@@ -31,6 +31,7 @@ class LocalLauncher:
         the processes run.
         """
         Path(request.log).parent.mkdir(parents=True, exist_ok=True)
+        argv = _limited(request)
         if request.processes:
             Path(request.processes).mkdir(parents=True, exist_ok=True)
         inherited = {name: value for name, value in self._environment.items() if name not in request.unset}
@@ -40,7 +41,7 @@ class LocalLauncher:
                 self._prepare(request, environment, log.fileno())
             try:
                 process = subprocess.Popen(
-                    reaper.command(request.argv, request.mount, request.processes, request.patience_s),
+                    reaper.command(argv, request.mount, request.processes, request.patience_s),
                     cwd=request.cwd,
                     env=environment,
                     stdin=subprocess.DEVNULL,
@@ -71,6 +72,17 @@ class LocalLauncher:
             raise LaunchFailed(
                 f"`{' '.join(request.prepare)}` ended with status {done.returncode}", hint=f"Its output: {request.log}"
             )
+
+
+def _limited(request: LaunchRequest) -> Sequence[str]:
+    """Return the command of a request, which limits itself to the places of `access`. Raises LaunchFailed."""
+    if request.access is None:
+        return request.argv
+    if (version := landlock.abi()) < landlock.LEAST_ABI:
+        problem = f"needs ABI {landlock.LEAST_ABI} of the kernel's Landlock, and the kernel has ABI {version}"
+        hint = 'Use Linux 5.19 or newer with `landlock` in its boot parameter lsm=, or set [run] inputs = "recorded".'
+        raise LaunchFailed(f'[run] inputs = "pinned" {problem}', hint=hint)
+    return landlock.command(request.argv, request.access.read, request.access.write)
 
 
 class LocalProcess:

@@ -16,6 +16,9 @@ OBSERVED = "observed"
 ADMITTED = "admitted"
 """Name of the file, in the folder of spools, with the admission of the ranks."""
 
+REFUSED = "refused"
+"""Name of the file, in the folder of spools, with the files and hosts that were refused: a line of JSON for each."""
+
 UNSAVED = "unsaved"
 """Name of the store, in an attempt's directory, for a last checkpoint that could not be saved in the run's store."""
 
@@ -87,6 +90,17 @@ class Observing(Record, frozen=True, kw_only=True):
     rebuilt: str | None = None
 
 
+class Access(Record, frozen=True, kw_only=True):
+    """Places that the processes of an attempt may only `read`, or also `write`, and `hosts` by name or address.
+
+    A place is the absolute path of a folder with all below it, or of a file.
+    """
+
+    read: tuple[str, ...]
+    write: tuple[str, ...]
+    hosts: tuple[str, ...] = ()
+
+
 class Context(Record, tag="context/1", frozen=True, kw_only=True):
     """Context of a rank, in the file that M5WS_CONTEXT names. It stays on the machine.
 
@@ -96,7 +110,7 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
     its original did, and never by the clock. The attempt ends after step `until`, if given. Without `goes_on` no later
     attempt follows, so an early end makes no checkpoint. The ranks of a script without a session are killed after step
     `killed_after`, if given, as by a crash. `copies` is the directory of the cache, of at most `copies_bytes`, and
-    `references` the directory with copies of references.
+    `references` the directory with copies of references. `access`: None if nothing is refused.
     """
 
     store: str
@@ -123,6 +137,7 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
     references: str = ""
     copies_bytes: int = 0
     observing: Observing = Observing()
+    access: Access | None = None
 
 
 class LaunchRequest(Record, tag="launch/1", frozen=True, kw_only=True):
@@ -132,7 +147,7 @@ class LaunchRequest(Record, tag="launch/1", frozen=True, kw_only=True):
     build a compiled operator once, not once a rank). `mount`: a folder, and the path of an empty folder at which all
     these processes see the first folder. `processes`: the folder in which ranks name themselves. If the caller dies,
     the processes have `patience_s` to end; without end if it is 0. `image`: the image by digest in which the processes
-    run. They see `folders` of the host there, at the same paths.
+    run. They see `folders` of the host there, at the same paths. `access`: as in `Context`, for `argv` alone.
     """
 
     argv: tuple[str, ...]
@@ -146,3 +161,4 @@ class LaunchRequest(Record, tag="launch/1", frozen=True, kw_only=True):
     patience_s: int = 0
     image: str | None = None
     folders: tuple[str, ...] = ()
+    access: Access | None = None

@@ -12,6 +12,7 @@ import os
 import shlex
 import shutil
 import stat
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +27,7 @@ _MARK = "m5ws-"
 _WORK = "work"
 _ATTEMPT = ".m5ws-attempt"
 """Name of a file beside a work directory with the path of the attempt's directory."""
+_TEMPORARY = "temporary"
 _BESIDE = "beside"
 """Name of the folder in an attempt's directory for files that a script wrote beside the work directory."""
 RESTORED = ".m5ws-restored"
@@ -116,6 +118,7 @@ def end(attempt: Path) -> None:
 
     The remaining files move into its own directory, as `work` and `beside`. On another file system `work` stays.
     """
+    _remove_temporary(attempt)
     home, aside = _own(attempt), attempt / f".{_WORK}"
     try:
         if home is not None and not _has_ended(home):
@@ -135,6 +138,7 @@ def end(attempt: Path) -> None:
 
 def remove(attempt: Path) -> None:
     """Remove the work directory of an attempt and its content, if it has one of its own. Files beside it stay."""
+    _remove_temporary(attempt)
     if (home := _own(attempt)) is not None:
         shutil.rmtree(home / _WORK if _others(home) else home, ignore_errors=True)
         (attempt / _WORK).unlink()
@@ -152,6 +156,23 @@ def beside(attempt: Path) -> list[Path]:
     home, kept = _own(attempt), attempt / _BESIDE
     waiting = _others(home) if home is not None else []
     return sorted({*(kept.iterdir() if kept.is_dir() else ()), *(kept / entry.name for entry in waiting)})
+
+
+def make_temporary(attempt: Path) -> Path:
+    """Create the temporary folder of an attempt, to which its directory links. A socket's path is at most 108 bytes.
+
+    The name contains the inode of the attempt's directory, so that a copy of the directory removes nothing.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=f"{_MARK}{attempt.stat().st_ino:x}-")).resolve()
+    (attempt / _TEMPORARY).symlink_to(folder)
+    return folder
+
+
+def _remove_temporary(attempt: Path) -> None:
+    link = attempt / _TEMPORARY
+    if link.is_symlink() and link.readlink().name.startswith(f"{_MARK}{attempt.stat().st_ino:x}-"):
+        shutil.rmtree(link.readlink(), ignore_errors=True)
+        link.unlink()
 
 
 def _others(home: Path) -> list[Path]:

@@ -179,7 +179,7 @@ def test_ui_as_json_prints_the_url_and_the_command(m5: Any, place: Path) -> None
     (place / "m5ws.toml").write_text("")
     document = m5("ui", "--port", "5123", "--json").document
     assert document["url"] == "http://127.0.0.1:5123"
-    assert f"MLFLOW_BACKEND_STORE_URI=sqlite:///{place}/.m5ws/mlflow.db" in document["command"]
+    assert f"MLFLOW_BACKEND_STORE_URI=sqlite:///{place}/.m5ws/mlflow/mlflow.db" in document["command"]
     assert "5123" in document["command"]
 
 

@@ -319,6 +319,18 @@ def _facts(run: m5ws.Run) -> list[Any]:
     return [steps, {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}]
 
 
+@pytest.mark.parametrize("example", _EXAMPLES, ids=lambda example: example.name)
+def test_an_example_uses_nothing_that_is_not_pinned(
+    example: Example, interpreter: Callable[[Versions], Path], tmp_path: Path
+) -> None:
+    python = interpreter(example.versions)
+    place = _make_place(tmp_path / "w", example.name, python, _program(python))
+    settings = place.root / "m5ws.toml"
+    settings.write_text(settings.read_text().replace("[run]\n", '[run]\ninputs = "pinned"\n'))
+    place.m5ws("run", "--no-progress")
+    assert list(place.root.glob(".m5ws/runs/*/0001/context")) and not list(place.root.glob(".m5ws/**/refused"))
+
+
 Trained = Callable[[Example, Versions], tuple[Place, Result]]
 
 

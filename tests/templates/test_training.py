@@ -70,6 +70,16 @@ def check_it_is_reproduced(root: Path, text: Path, change: str, run_m5ws: Callab
     assert verdict["not_compared"] == []
 
 
+@pytest.mark.parametrize("template", ["gpt-fsdp", "gpt-deepspeed"])
+def test_a_template_uses_nothing_that_is_not_pinned(workspace: Make, text: Path, template: str) -> None:
+    root = workspace(template)
+    call(root, sys.executable, "prepare.py", str(text))
+    settings = root / "m5ws.toml"
+    settings.write_text(settings.read_text().replace("[run]\n", '[run]\ninputs = "pinned"\n'))
+    m5ws(root, "run", "--no-progress")
+    assert list(root.glob(".m5ws/runs/*/0001/context")) and not list(root.glob(".m5ws/**/refused"))
+
+
 # tests/templates/test_demo.py reproduces gpt-fsdp.
 @pytest.mark.parametrize(
     ("template", "change"),

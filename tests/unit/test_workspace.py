@@ -72,7 +72,7 @@ def test_a_relative_store_is_taken_from_the_workspace_not_from_the_current_direc
 @pytest.mark.parametrize(
     ("text", "environment", "expected"),
     [
-        ("", {}, "sqlite:///{root}/.m5ws/mlflow.db"),
+        ("", {}, "sqlite:///{root}/.m5ws/mlflow/mlflow.db"),
         ("", {"MLFLOW_TRACKING_URI": "http://server"}, "http://server"),
         ("[mlflow]\ntracking_uri = 'http://own'\n", {"MLFLOW_TRACKING_URI": "http://server"}, "http://own"),
     ],

@@ -83,8 +83,8 @@ def checkout_of(file: str, context: Context) -> str | None:
 
     None for the run's own copy, and for an installed package.
     """
-    path, work = real_path(file), _real_folder(context.work_dir)
-    folders = (_real_folder(folder) for folder in (context.author_dir, context.observing.copy) if folder)
+    path, work = real_path(file), real_folder(context.work_dir)
+    folders = (real_folder(folder) for folder in (context.author_dir, context.observing.copy) if folder)
     around = next((folder for folder in folders if _is_below(path, folder)), None)
     return None if around is None or _is_below(path, work) or _is_installed(path, around) else around
 
@@ -99,7 +99,7 @@ def take_limits() -> Iterator[str]:
 @cache
 def real_path(file: str) -> str:
     """Return a path with its links resolved. A link in site-packages that leads elsewhere is an editable install."""
-    path = os.path.join(_real_folder(os.path.dirname(file)), os.path.basename(file))
+    path = os.path.join(real_folder(os.path.dirname(file)), os.path.basename(file))
     return os.path.realpath(path) if os.path.islink(path) else path
 
 
@@ -159,7 +159,7 @@ def _files() -> list[tuple[str, str]]:
 
 def _is_installed(path: str, around: str) -> bool:
     """Return True if a path in the folder `around` belongs to an environment in that folder."""
-    prefixes = (_real_folder(sys.prefix), _real_folder(sys.base_prefix))
+    prefixes = (real_folder(sys.prefix), real_folder(sys.base_prefix))
     if any(_is_below(prefix, around) and _is_below(path, prefix) for prefix in prefixes):
         return True
     return not PACKAGES.isdisjoint(Path(path).relative_to(around).parts)
@@ -170,6 +170,6 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 @cache
-def _real_folder(folder: str) -> str:
+def real_folder(folder: str) -> str:
     """Return a folder with its links resolved, once for each of the few folders of thousands of modules."""
     return os.path.realpath(folder)

@@ -21,6 +21,7 @@ import msgspec
 
 from m5ws.launch import child
 from m5ws.launch.interface import LaunchFailed, Process
+from m5ws.launch.local import LocalLauncher
 from m5ws.records import determinism
 from m5ws.records.environment import Determinism
 from m5ws.records.launch import LaunchRequest
@@ -129,7 +130,12 @@ class ForkLauncher:
         self._environment = dict(environment)
 
     def launch(self, request: LaunchRequest) -> Process:
-        """Start the ranks of a launch as `m5ws.launch.local` does. Raises LaunchFailed."""
+        """Start the ranks of a launch as `m5ws.launch.local` does. Raises LaunchFailed.
+
+        Ranks with limits are started by `m5ws.launch.local`.
+        """
+        if request.access is not None:
+            return LocalLauncher(self._environment).launch(request)
         Path(request.log).parent.mkdir(parents=True, exist_ok=True)
         inherited = {name: value for name, value in self._environment.items() if name not in request.unset}
         environment = inherited | request.environment
