@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -12,14 +11,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from m5ws.containers.launcher import ContainerLauncher, remove_left
 from m5ws.environment import recorded
 from m5ws.launch import reaper
+from m5ws.launch.interface import Process
+from m5ws.launch.local import LocalLauncher
+from m5ws.records.launch import LaunchRequest
 from m5ws.records.ledger import AttemptEnded, Step
 from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints, runs
 from tests.conftest import loud_skip
 from tests.support.machine import podman
-from tests.support.waiting import is_alive, wait_for
+from tests.support.waiting import wait_for
 from tests.support.workspace.checkouts import commit_all
 from tests.support.workspace.workspaces import Workspace, make_workspace
 
@@ -82,10 +85,13 @@ def facts(workspace: Workspace, run: str) -> dict[str, str | None]:
 
 
 def newest_checkpoint(workspace: Workspace) -> tuple[int, int]:
-    """Return step and attempt of the newest valid checkpoint of the only run."""
-    (run,) = runs.facts(workspace.repo)
-    label = checkpoints.valid(workspace.repo, run)[-1]
-    return checkpoints.step_of(label), checkpoints.attempt_of(label)
+    """Return step and attempt of the newest valid checkpoint of the only run; zeros without one."""
+    if not list(workspace.root.glob(".m5ws/runs/*/*/spool/admitted")):
+        return 0, 0
+    for run in runs.facts(workspace.repo):
+        for label in reversed(checkpoints.valid(workspace.repo, run)):
+            return checkpoints.step_of(label), checkpoints.attempt_of(label)
+    return 0, 0
 
 
 def newest_step(workspace: Workspace, attempt: int) -> tuple[int, int]:
@@ -97,22 +103,17 @@ def newest_step(workspace: Workspace, attempt: int) -> tuple[int, int]:
 
 def slow(workspace: Workspace) -> None:
     workspace.edit("config.yaml", "pause_s: 0.0", "pause_s: 1.0")
-    workspace.edit("config.yaml", "steps: 10", "steps: 20")
+    workspace.edit("config.yaml", "steps: 10", "steps: 12")
+    workspace.edit("m5ws.toml", "checkpoint_every = 4", "checkpoint_every = 1")
     commit_all(workspace.root)
 
 
-def begun(workspace: Workspace, name: str, *arguments: str) -> "subprocess.Popen[str]":
-    """Start an attempt in the background, and wait for its first step."""
+def begun(workspace: Workspace, attempt: int, *arguments: str) -> "subprocess.Popen[str]":
+    """Start an attempt in the background, and wait for its first checkpoint."""
     process = workspace.start(*arguments)
-    wait_for(lambda: process.poll() is not None or steps(workspace, name))
+    wait_for(lambda: process.poll() is not None or newest_checkpoint(workspace)[1] == attempt)
     assert process.poll() is None, process.communicate()[0]
     return process
-
-
-def steps(workspace: Workspace, attempt: str) -> bool:
-    """Return True if a rank of the newest attempt with this number has written a step to its spool."""
-    spools = (workspace.root / ".m5ws" / "runs").glob(f"*/{attempt}/spool/0.spool")
-    return any(b"quantities" in spool.read_bytes() for spool in spools)
 
 
 def test_a_run_in_an_image_stops_resumes_and_is_reproduced(
@@ -124,7 +125,7 @@ def test_a_run_in_an_image_stops_resumes_and_is_reproduced(
     signals = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
     words: tuple[str, ...] = ("run", "--name", "first")
     for number, each in enumerate(signals, 1):
-        process = begun(workspace, f"{number:04d}", *words)
+        process = begun(workspace, number, *words)
         assert len(engine.containers()) == 1
         process.send_signal(each)
         output = process.communicate()[0]
@@ -170,32 +171,19 @@ def test_a_process_in_an_image_sees_its_own_folders_and_variables(
     assert [path.read_text() for path in tmp_path.glob("caches/m5ws-homes/*/probe")] == ["kept"]
 
 
-@pytest.mark.parametrize("victim", ["m5ws", "the engine's command", "a rank", "all but the container"])
-def test_nothing_is_left_after_a_kill(engine: Podman, tmp_path: Path, victim: str) -> None:
+@pytest.mark.parametrize("victim", ["m5ws", "a rank"])
+def test_a_run_is_resumed_after_a_kill_of_one_process(engine: Podman, tmp_path: Path, victim: str) -> None:
     workspace = pinned(tmp_path / "w", engine.image)
     slow(workspace)
-    process = begun(workspace, "0001", "run", "--name", "killed")
-    below = reaper.descendants(process.pid)
-    lines = {pid: reaper.command_line(pid) for pid in below}
-    command = [pid for pid, line in lines.items() if re.search(r"podman run ", line) and "reaper.py" not in line]
-    outer = [pid for pid, line in lines.items() if "reaper.py" in line and "podman run " in line]
+    process = begun(workspace, 1, "run", "--name", "killed")
+    lines = {pid: reaper.command_line(pid) for pid in reaper.descendants(process.pid)}
     ranks = [pid for pid, line in lines.items() if "m5ws.training.rank" in line and "torch.distributed" not in line]
-    assert len(command) == len(outer) == 1 and len(ranks) == 2
-    victims = {
-        "m5ws": [process.pid],
-        "the engine's command": command,
-        "a rank": ranks[:1],
-        "all but the container": [process.pid, *outer, *command],
-    }[victim]
-    if victim == "all but the container":
-        for pid in victims:
-            os.kill(pid, signal.SIGSTOP)
-    for pid in victims:
-        os.kill(pid, signal.SIGKILL)
+    assert len(ranks) == 2
+    os.kill(process.pid if victim == "m5ws" else ranks[0], signal.SIGKILL)
     process.communicate()
-    # The next command removes a container whose launch was killed with m5ws.
-    wait_for(lambda: not workspace.process("ls").returncode and not engine.containers())
-    assert not any(map(is_alive, below))
+    wait_for(lambda: not engine.containers())
+    # Another process may have the id by now.
+    wait_for(lambda: not any(line and reaper.command_line(pid) == line for pid, line in lines.items()))
     workspace.process("resume", "killed")
     run = workspace.json("show", "killed")["run"]["id"]
     ends = [ledger.ended(workspace.repo, run, attempt) for attempt in ledger.attempts(workspace.repo, run)]
@@ -204,11 +192,65 @@ def test_nothing_is_left_after_a_kill(engine: Podman, tmp_path: Path, victim: st
     assert engine.containers() == []
 
 
+def launched(engine: Podman, folder: Path) -> Process:
+    """Start a process in a container that ends with status 7 after SIGTERM, and wait until it runs."""
+    script = "import signal, time; signal.signal(15, lambda *_: exit(7)); print('begun', flush=True); time.sleep(600)"
+    request = LaunchRequest(
+        argv=("python3", "-c", script),
+        cwd=str(folder),
+        environment={},
+        log=str(folder / "logs" / "launcher.log"),
+        processes=str(folder / "processes"),
+        image=engine.image,
+        folders=(str(folder),),
+    )
+    environment = dict(os.environ)
+    launcher = ContainerLauncher(LocalLauncher(environment), environment, (), folder / "homes")
+    process, log = launcher.launch(request), Path(request.log)
+    wait_for(lambda: process.poll() is not None or "begun" in log.read_text())
+    assert process.poll() is None, log.read_text()
+    return process
+
+
+def of_launch(process: Process) -> list[int]:
+    """Return the reaper of a launch, and the command of its engine."""
+    program = f"{shutil.which('podman')} run"
+    below = reaper.descendants(process.pid)
+    return [process.pid, *(pid for pid in below if reaper.command_line(pid).startswith(program))]
+
+
+def test_a_stopped_container_ends_as_its_process(engine: Podman, tmp_path: Path) -> None:
+    process = launched(engine, tmp_path)
+    assert process.facts()["container.image"] == engine.image
+    assert process.stop(60.0) == 7 and engine.containers() == []
+    killed = launched(engine, tmp_path)
+    assert killed.stop(0.0) != 0 and engine.containers() == []
+
+
+@pytest.mark.parametrize("with_reaper", [False, True])
+def test_no_container_is_left_after_a_kill_of_the_engines_command(
+    engine: Podman, tmp_path: Path, with_reaper: bool
+) -> None:
+    process = launched(engine, tmp_path)
+    launch, command = of_launch(process)
+    assert len(engine.containers()) == 1
+    victims = [launch, command] if with_reaper else [command]
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in victims:
+            os.kill(pid, number)
+    if with_reaper:
+        # Nobody looks after the container now, as after a kill of m5ws with all processes of the launch.
+        remove_left(tmp_path / "logs", os.environ)
+    else:
+        wait_for(lambda: process.poll() is not None)
+    assert engine.containers() == [] and not (tmp_path / "logs" / "container").exists()
+
+
 def test_an_image_that_cannot_train_is_refused(engine: Podman, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bare = podman.load(engine.variables, "localhost/m5ws/bare:1", podman.files_of())
-    name, digest = engine.image.split("@")
+    name = engine.image.partition("@")[0]
     refused = {
-        bare: (1, "RUN pip install 'm5ws[train]=="),
+        bare: (2, "RUN pip install 'm5ws[train]=="),
         f"{name}@sha256:{'0' * 64}": (3, "podman pull"),
         f"{name}:1": (2, "has no digest"),
     }
@@ -217,10 +259,10 @@ def test_an_image_that_cannot_train_is_refused(engine: Podman, tmp_path: Path, m
         error = workspace.process("run", expect=None)
         assert error.returncode == status and message in error.stderr, error.stderr
         assert workspace.json("ls")["runs"] == []
+    assert engine.containers() == []
     (tmp_path / "git").symlink_to(shutil.which("git") or "")
     monkeypatch.setenv("PATH", str(tmp_path))
     workspace = pinned(tmp_path / "w", engine.image)
     error = workspace.m5ws("run", expect=3)
     assert "no container engine answers" in error.stderr and "Install Podman" in error.stderr
-    assert f"M5WS_CONTAINER_IMAGE={engine.image}" in error.stderr and digest in error.stderr
-    assert engine.containers() == []
+    assert f"M5WS_CONTAINER_IMAGE={engine.image}" in error.stderr

@@ -75,7 +75,8 @@ def containers(variables: Mapping[str, str]) -> list[str]:
 def load(variables: Mapping[str, str], name: str, files: Mapping[str, Path]) -> str:
     """Import an image with these files by their paths, `python3` on PATH, and return its name by digest."""
     command = ["podman", "import", "--quiet", "-", name]
-    with subprocess.Popen(command, env=os.environ | dict(variables), stdin=subprocess.PIPE) as process:
+    environment = os.environ | dict(variables)
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
         assert process.stdin is not None
         with tarfile.open(fileobj=process.stdin, mode="w|") as archive:
             for path, file in sorted(files.items()):
