@@ -36,6 +36,7 @@ COMMANDS = {
     "show": "Show a snapshot, a run or a sweep.",
     "watch": "Show a run while it goes on.",
     "note": "Add a note to a run.",
+    "adopt": "Pin files that a run read from elsewhere.",
     "diff": "Show the differences between two snapshots or runs.",
     "compare": "Compare the inputs and results of 2 to 50 runs.",
     "report": "Write one page about a run, for readers without m5ws.",

@@ -35,7 +35,7 @@ _CACHES = {
     "TRITON_CACHE_DIR": "{home}/.triton/cache",
     "CUDA_CACHE_PATH": "{home}/.nv",
     "NUMBA_CACHE_DIR": "{cache}/numba",
-    "MPLCONFIGDIR": "{home}/.config/matplotlib",
+    "MPLCONFIGDIR": "{cache}/matplotlib",
     "PYTHONPYCACHEPREFIX": "",
 }
 """Variables with the folders in which libraries keep compiled code, and their defaults. Matplotlib keeps its list of

@@ -35,6 +35,7 @@ from m5ws.training import admission
 from m5ws.training.determinism import apply, portable
 from m5ws.training.observation import watch
 from m5ws.training.runtime import context, facts, imported_copies, imports, isolation, missing_files, script_error
+from m5ws.training.runtime.reads import note_reads
 from m5ws.training.runtime.stop import StopRequest
 from m5ws.training.state import rng
 
@@ -67,6 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     active.emit(RankStarted, rank=rank, world=world, pid=os.getpid(), facts=active.facts)
     if orders.spec.observe:
         watch.start(active)
+    note_reads(orders, os.environ)
     end = _run(arguments, active)
     with _without_signals():
         active.note_imports()
@@ -123,7 +125,6 @@ def _run(arguments: Sequence[str], active: context.ActiveRank) -> _End:
         finally:
             watch.finish()
             alive.clear()
-        isolation.check(active.context)
     except SystemExit as leaving:
         if leaving.code is None or leaving.code == 0:
             return _End(0)
