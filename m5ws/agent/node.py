@@ -20,6 +20,7 @@ from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.delivery import Delivery
 from m5ws.agent.nccl_logs import NcclLogs
 from m5ws.agent.ports import Ports
+from m5ws.agent.read_files import ReadFiles
 from m5ws.agent.results import Results
 from m5ws.agent.store_thread import StoreThread
 from m5ws.errors import M5Error
@@ -79,6 +80,7 @@ class Node:
         self._spools = Spools(Path(plan.context.spool_dir))
         declared = snapshots.load(ports.repo, plan.run.snapshot).declared
         self.nccl = NcclLogs(Path(plan.context.spool_dir), spool, declared, waiting.observed)
+        self._reads = ReadFiles(ports.repo, plan, spool, notify)
 
     def run(self, listen: Listen, show: Show, poll: Callable[[], None]) -> NodeEnd:
         """Run the script to its end. `poll` is called several times a second, and once after the end.
@@ -117,6 +119,8 @@ class Node:
             for line in Path(self._plan.request.processes, LEFT_PROCESSES).read_text().splitlines():
                 pid, _, command = line.partition(" ")
                 self._notify("left-process", f"process {pid} outlived the script, and was ended: {command}")
+        self._reads.record(last=True)
+        self._reads.report()
         return self.delivery.deliver(final=True)
 
     def keep_results(self, *, has_finished: bool, is_stopped: bool) -> str | None:
@@ -138,6 +142,7 @@ class Node:
         return [(origin, ledger.decode_event(event)) for origin, new in self._spools.read().items() for event in new]
 
     def _use_store(self, listen: Listen) -> None:
+        self._reads.record()
         listen(self.delivery.deliver())
         self.results.copy()
 

@@ -6,7 +6,7 @@ that it continues. `reproduce` compares by the same rules.
 
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.ports import Ports
-from m5ws.environment import drift, recorded, usage
+from m5ws.environment import drift, reads, recorded, usage
 from m5ws.errors import M5Error
 from m5ws.records.environment import Observed
 from m5ws.records.verdict import Change
@@ -31,7 +31,8 @@ _FIRST = (
 def differences(ports: Ports, plan: AttemptPlan, observed: Observed) -> tuple[Change, ...]:
     """Return all differences, the most serious first. Distributions that no rank loaded count as harmless.
 
-    A first attempt without declared versions has no required environment.
+    A first attempt without declared versions has no required environment. Files that earlier attempts read are
+    compared too.
     """
     unmet = drift.unmet(snapshots.load(ports.repo, plan.run.snapshot).declared, observed)
     if plan.attempt == 1:
@@ -41,7 +42,7 @@ def differences(ports: Ports, plan: AttemptPlan, observed: Observed) -> tuple[Ch
         observed=recorded.of_attempt(ports.repo, plan.run.id, continued),
         usage=usage.of_attempt(ports.repo, plan.run.id, continued),
     )
-    return (*unmet, *usage.before_launch(pinned, observed))
+    return (*unmet, *usage.before_launch(pinned, observed), *reads.changes_since(ports.repo, plan.run.id))
 
 
 def refuse(changes: tuple[Change, ...], *, is_new: bool) -> None:

@@ -171,6 +171,7 @@ def plan(
         _context(repo, run, snapshot, attempt, directory, author_dir, resume),
         saving=saving or Saving(),
         checkpoint_at=checkpoint_at,
+        image=image,
     )
     segment = run.segment
     if segment is not None:

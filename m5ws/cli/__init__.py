@@ -37,6 +37,7 @@ COMMANDS = {
     "watch": "Show a run while it goes on.",
     "pin": "Write the versions and the image of a run into m5ws.toml.",
     "note": "Add a note to a run.",
+    "adopt": "Pin files that a run read from elsewhere.",
     "diff": "Show the differences between two snapshots or runs.",
     "compare": "Compare the inputs and results of 2 to 50 runs.",
     "report": "Write one page about a run, for readers without m5ws.",

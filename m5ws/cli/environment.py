@@ -95,11 +95,17 @@ def check(given: "Ports", plan: "AttemptPlan", env: Sequence[str], observed: "Ob
 
 
 def announce(drifted: "tuple[Change, ...]") -> None:
-    """Print the differences of the pinned and the observed environment side by side, on stderr."""
+    """Print the differences of the pinned and the observed environment side by side, on stderr.
+
+    Changes of files that the original read are announced on their own.
+    """
     if not drifted:
         output.print_note("environment: the same as at the start of the original run")
         return
-    output.print_note("environment: drifted since the start of the original run")
+    if all(change.part == "read" for change in drifted):
+        output.print_note("files outside the snapshot: changed since the original run read them")
+    else:
+        output.print_note("environment: drifted since the start of the original run")
     output.print_note(_table(drifted, "original"))
 
 

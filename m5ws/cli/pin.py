@@ -29,6 +29,7 @@ def command(context: click.Context, run: str | None, image: str | None, dry_run:
       m5ws pin 7c1d --dry-run
       m5ws pin --image registry.example.org/train:v2
     """
+    from m5ws.config import toml_edit
     from m5ws.projects import pin
     from m5ws.workspace import FILE
 
@@ -45,7 +46,7 @@ def command(context: click.Context, run: str | None, image: str | None, dry_run:
     new = pin.edited(old, pins)
     lines = list(difflib.unified_diff(old.splitlines(), new.splitlines(), FILE, FILE, lineterm=""))
     if new != old and not dry_run:
-        pin.write(workspace.root / FILE, new)
+        toml_edit.write(workspace.root / FILE, new)
     if as_json:
         return output.print_json({"pins": pins, "diff": lines, "dry_run": dry_run})
     for note in pins.notes:

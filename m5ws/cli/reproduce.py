@@ -162,5 +162,7 @@ def _one(workspace: "Workspace", ports: "Ports", request: "ReplayRequest", *, pr
         raise reproduce.ReplayInterrupted(f"replay {plan.run.id} was stopped before a verdict was known") from None
     output.print_json(outcome) if as_json else output.echo(verdict.format_verdict(outcome))
     if request.env == "fail" and drift.worst(drifted) in ("can", "does"):
-        output.print_note("hint: `--env warn` replays anyway; `--env rebuild` installs the original environment.")
+        files = all(change.part == "read" for change in drifted)
+        other = "Restore the files. " if files else "`--env rebuild` installs the original environment. "
+        output.print_note(f"hint: {other}`--env warn` replays anyway.")
     return outcome.exit_code

@@ -1,4 +1,4 @@
-"""One value set in a TOML file. All other bytes of the file stay the same (https://toml.io/en/v1.0.0).
+"""One value or entry of an array set in a TOML file. All other bytes of the file stay the same (https://toml.io/en/v1.0.0).
 
 tomlkit changes an existing value, and adds a key to an inline table. Any other new key is one line below the header of
 its table. A table without a header gets a dotted key on the first line, and a new table a header at the end.
@@ -8,12 +8,14 @@ import re
 import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from m5ws.config.reader import Key
+from m5ws.filesystem import write_atomically
 
 
-def with_value(text: str, key: Key, value: str) -> str:
+def with_value(text: str, key: Key, value: str | list[str]) -> str:
     """Return valid TOML with another value of a key, which is below a table of the root."""
     import tomlkit
     from tomlkit.items import InlineTable
@@ -32,7 +34,31 @@ def with_value(text: str, key: Key, value: str) -> str:
     return tomlkit.dumps(document)
 
 
-def _with_line(text: str, key: Key, value: str) -> str:
+def with_entry(text: str, key: Key, entry: str) -> str:
+    """Return valid TOML with an entry in the array of a key, which is below a table of the root."""
+    import tomlkit
+
+    document = tomlkit.parse(text)
+    node: Any = document
+    for name in key:
+        node = node.get(name, {})
+    if not node:
+        return with_value(text, key, [entry])
+    if entry in node:
+        return text
+    node.append(entry)
+    return tomlkit.dumps(document)
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file with its mode. A symbolic link stays, and its target is written. Raises OSError."""
+    target = path.resolve()
+    mode = target.stat().st_mode
+    write_atomically(target, text.encode())
+    target.chmod(mode)
+
+
+def _with_line(text: str, key: Key, value: str | list[str]) -> str:
     """Return the text with one line more, for a new key outside of inline tables."""
     import tomlkit
 

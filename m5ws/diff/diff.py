@@ -13,7 +13,7 @@ from m5ws.diff import arguments as argument_diff
 from m5ws.diff import trees as tree_diff
 from m5ws.diff.arguments import changed_values
 from m5ws.diff.trees import FilePair
-from m5ws.environment import attempt_environments
+from m5ws.environment import attempt_environments, reads
 from m5ws.environment.drift import rate
 from m5ws.records.base import Digest
 from m5ws.records.environment import Declared, Determinism
@@ -46,7 +46,7 @@ def between_snapshots(repo: Repository, a: Digest, b: Digest) -> tuple[Change, .
 
 
 def between_runs(repo: Repository, a: str, b: str, attempt: int | None = None) -> tuple[Change, ...]:
-    """Return the changes from run `a` to `b`: in their snapshots, launches and environments.
+    """Return the changes from run `a` to `b`: in their snapshots, launches and environments, and in files outside.
 
     The environments are of each run's last attempt, or of `attempt` of `a`, with the facts that its ranks
     observed. Raises NotFound, CorruptObject.
@@ -58,7 +58,8 @@ def between_runs(repo: Repository, a: str, b: str, attempt: int | None = None) -
     named = {"world"} if any(change.name == "nproc" for change in launched) else set()
     observed = attempt_environments.between_runs(repo, a, b, attempt)
     environment = (change for change in observed if change.name not in named)
-    return (*(change for change in inputs if change.part != "launch"), *launched, *environment)
+    pinned = (change for change in inputs if change.part != "launch")
+    return (*pinned, *launched, *environment, *reads.between(repo, a, b))
 
 
 def between_inputs(repo: Repository, old: Run, new: Run) -> tuple[Change, ...]:

@@ -4,7 +4,6 @@ A pin is exact, and the run itself meets it. A name that the run did not record 
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 
@@ -12,7 +11,6 @@ from m5ws.config.toml_edit import with_value
 from m5ws.containers import engines
 from m5ws.environment import drift, recorded
 from m5ws.errors import NotFound
-from m5ws.filesystem import write_atomically
 from m5ws.records.environment import IMAGE, Observed, same_image
 from m5ws.repository.repository import Repository
 from m5ws.runs import state
@@ -71,11 +69,3 @@ def edited(text: str, pins: Pins) -> str:
     for name, version in reversed([*pins.wanted.items()]):
         text = with_value(text, ("environment", "wanted", name), version)
     return text if pins.image is None else with_value(text, ("environment", "image"), pins.image)
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file with its mode. A symbolic link stays, and its target is written."""
-    target = path.resolve()
-    mode = target.stat().st_mode
-    write_atomically(target, text.encode())
-    target.chmod(mode)

@@ -110,7 +110,8 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
     its original did, and never by the clock. The attempt ends after step `until`, if given. Without `goes_on` no later
     attempt follows, so an early end makes no checkpoint. The ranks of a script without a session are killed after step
     `killed_after`, if given, as by a crash. `copies` is the directory of the cache, of at most `copies_bytes`, and
-    `references` the directory with copies of references. `access`: None if nothing is refused.
+    `references` the directory with copies of references. `image`: the image in which the ranks run. `access`: None if
+    nothing is refused.
     """
 
     store: str
@@ -137,6 +138,7 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
     references: str = ""
     copies_bytes: int = 0
     observing: Observing = Observing()
+    image: str | None = None
     access: Access | None = None
 
 

@@ -7,6 +7,7 @@ import msgspec
 
 from m5ws.records.base import CheckpointName, Count, Digest, OutputsName, Record
 from m5ws.records.failure import EndReason, Failure
+from m5ws.records.reads import ReadPath
 
 NODE = "node"
 """Origin of a node's own events, in the place of a rank's number."""
@@ -110,16 +111,16 @@ class OutputsStored(Event, tag="outputs", frozen=True, kw_only=True):
 
 NoticeKind = Literal[
     "checkpoint-kept", "checkpoint-waited", "environment", "fork", "inexact-resume", "input-modified", "launch-failed",
-    "left-process", "limit", "missing-file", "network", "not-traced", "other-environment", "outputs-not-kept",
-    "outputs-not-stored", "outputs-restored", "refused", "resume", "resume-limit", "resume-unchecked", "save-failed",
-    "unplaced"
+    "left-process", "limit", "missing-file", "network", "not-pinned", "not-traced", "other-environment",
+    "outputs-not-kept", "outputs-not-stored", "outputs-restored", "refused", "resume", "resume-limit",
+    "resume-unchecked", "save-failed", "unplaced"
 ]  # fmt: skip
 """`environment`: it differs from the declared environment. `other-environment`: a later attempt's differs from the
-first attempt's. `limit`: a part of the run is not recorded. `inexact-resume`: a resume repeated a step with other
-values. `resume-limit`: state that a resume does not restore. `resume-unchecked`: a resumed script repeated no step.
-`unplaced`: an observed attempt does not show after which step it continues. `checkpoint-waited`: the training stood
-still for it. `network`: a variable of NCCL or libfabric has a known effect. `refused`: a file or host that is not
-pinned.
+first attempt's. `limit`: a part of the run is not recorded. `not-pinned`: the run read files that no snapshot contains.
+`inexact-resume`: a resume repeated a step with other values. `resume-limit`: state that a resume does not restore.
+`resume-unchecked`: a resumed script repeated no step. `unplaced`: an observed attempt does not show after which step it
+continues. `checkpoint-waited`: the training stood still for it. `network`: a variable of NCCL or libfabric has a known
+effect. `refused`: a file or host that is not pinned.
 """
 Notify = Callable[[NoticeKind, str], None]
 """Called with the kind and the message of a notice, which it appends to the node's own events."""
@@ -191,6 +192,16 @@ class NcclLogged(Event, tag="nccl-logged", frozen=True, kw_only=True):
     facts: dict[str, str] = msgspec.field(default_factory=dict)
 
 
+class Reads(Event, tag="reads", frozen=True, kw_only=True):
+    """Files, folders and hosts that the processes of a node used outside known places, since its last event of this
+    kind. `more`: a process used more than it noted.
+    """
+
+    paths: tuple[ReadPath, ...] = ()
+    hosts: tuple[str, ...] = ()
+    more: bool = False
+
+
 class RankEnded(Event, tag="rank-ended", frozen=True, kw_only=True):
     """A rank has ended. `failure` is None if its script succeeded."""
 
@@ -231,6 +242,7 @@ AnyEvent = (
     | ScriptEnded
     | Imported
     | NcclLogged
+    | Reads
     | RankEnded
     | AttemptEnded
 )

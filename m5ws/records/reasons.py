@@ -14,7 +14,7 @@ GapKind = Literal[
     "weights of one side", "more weights of one side", "other failure", "generators not restored", "lost steps",
     "states of the original", "checkpoints of the original", "steps before the segment", "steps before the fork",
     "no steps", "none recorded", "states between", "original ended", "no weights alive", "files not kept",
-    "nothing run", "nothing resumed"
+    "nothing run", "nothing resumed", "files outside", "hosts"
 ]  # fmt: skip
 
 
@@ -101,8 +101,8 @@ class Fact(Record, tag="fact", frozen=True, kw_only=True):
     """A reason without fields of its own. The verdict has changes, the recheck and the explanation."""
 
     kind: Literal[
-        "records missing", "state not compared", "nothing in common", "nothing recorded", "environment", "recheck",
-        "no recheck", "traces differ"
+        "records missing", "state not compared", "nothing in common", "nothing recorded", "environment", "reads",
+        "recheck", "no recheck", "traces differ"
     ]  # fmt: skip
 
 

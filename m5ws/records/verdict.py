@@ -13,8 +13,8 @@ from m5ws.records.run import Segment
 class Change(Record, frozen=True, kw_only=True):
     """One difference between two sets of inputs or environments.
 
-    `part` is code, config, tokenizer, data, declared, determinism, argument, launch or environment. `rating` is the
-    effect on bits. `detail` is for people (for code, a unified diff).
+    `part` is code, config, tokenizer, data, declared, determinism, argument, launch, environment, or read (a file that
+    no snapshot contains). `rating` is the effect on bits. `detail` is for people (for code, a unified diff).
     """
 
     part: str

@@ -1,11 +1,14 @@
 """The parts of a run that a comparison does not cover."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from m5ws.environment import reads
 from m5ws.records.ledger import COMPLETE
-from m5ws.records.reasons import Gap
+from m5ws.records.reasons import Gap, GapKind
+from m5ws.repository.repository import Repository
 from m5ws.reproduce.compare import Comparison
 from m5ws.runs.step_lists import absent_in, describe_ranges, join_ranks
+from m5ws.wording.lists import list_names
 
 _NAMED = 3
 
@@ -85,6 +88,18 @@ def unrecorded(comparison: Comparison, begin: int) -> Iterator[Gap]:
     if between > 0:
         yield Gap(kind="states between", number=between, steps=str(last - begin))
     yield from unseen_end(comparison)
+
+
+def unpinned(repo: Repository, runs: Iterable[str]) -> Iterator[Gap]:
+    """Yield the files that runs read and no snapshot contains, and the hosts that they connected to."""
+    known = reads.of_runs(repo, runs)
+    lists: dict[GapKind, list[str]] = {
+        "files outside": [read.path for read in known.unpinned],
+        "hosts": list(known.hosts),
+    }
+    for kind, names in lists.items():
+        if names:
+            yield Gap(kind=kind, number=len(names), name=list_names(names, most=_NAMED))
 
 
 def unseen_end(comparison: Comparison) -> Iterator[Gap]:

@@ -19,6 +19,11 @@ def of_environment(repo: Repository, replay: Run, drifted: Sequence[Change]) -> 
     return _verdict(repo, replay, Fact(kind="environment"), tuple(drifted))
 
 
+def of_reads(repo: Repository, replay: Run, changed: Sequence[Change]) -> Verdict:
+    """Publish a replay of a run whose files outside the snapshot have changed, and return its verdict."""
+    return _verdict(repo, replay, Fact(kind="reads"), tuple(changed))
+
+
 def of_checkpoints(repo: Repository, replay: Run, original: History) -> Verdict | None:
     """Publish a replay whose original has a foreign checkpoint or output file, and return its verdict.
 

@@ -15,7 +15,7 @@ from m5ws.agent import recovery, untracked
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.ports import Ports, Watch
 from m5ws.attempts import leader, planning
-from m5ws.environment import drift, usage
+from m5ws.environment import drift, reads, usage
 from m5ws.environment import recorded as pinned_environment
 from m5ws.errors import M5Error, UsageError
 from m5ws.progress import Progress, report
@@ -201,11 +201,16 @@ def _replayed(
     listeners: _Listeners,
     announce: Announce,
 ) -> tuple[leader.AttemptResult, bool]:
-    """Execute and compare a replay. Raises _Refused before it begins, if its environment can change bits.
+    """Execute and compare a replay. Raises _Refused before it begins, if its environment can change bits, or if files
+    that the original read have changed.
 
     Return its result, and True if the comparison needed no more of it.
     """
     enough = False
+    if request.env != "ignore" and (changed := reads.changes_since(ports.repo, request.original)):
+        announce(changed)
+        if request.env == "fail":
+            raise _Refused(refusals.of_reads(ports.repo, ports.sign(planned.run), changed))
 
     def accept(observed: Observed) -> None:
         drifted = _drift(ports.repo, planned.run, observed)

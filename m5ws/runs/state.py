@@ -21,6 +21,7 @@ from m5ws.records.ledger import (
     OutputsStored,
     RankEnded,
     RankStarted,
+    Reads,
     Step,
 )
 from m5ws.repository.ledger import ledger, summaries
@@ -51,6 +52,7 @@ class AttemptState(msgspec.Struct, frozen=True, kw_only=True):
     reason: EndReason | None = None
     notices: tuple[Notice, ...] = ()
     rank_failures: dict[str, Failure] = {}
+    reads: tuple[Reads, ...] = ()
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,6 +174,8 @@ def fold(state: AttemptState, origin: str, event: AnyEvent) -> AttemptState:
             return replace(state, outputs=(*state.outputs, event))
         case Notice():
             return replace(state, notices=(*state.notices, event))
+        case Reads():
+            return replace(state, reads=(*state.reads, event))
         case RankEnded() if event.failure is not None:
             return replace(state, rank_failures=state.rank_failures | {origin: event.failure})
         case _:

@@ -35,6 +35,7 @@ from m5ws.training import admission
 from m5ws.training.determinism import apply, portable
 from m5ws.training.observation import watch
 from m5ws.training.runtime import context, facts, imported_copies, imports, isolation, missing_files, nccl, script_error
+from m5ws.training.runtime.reads import note_reads
 from m5ws.training.runtime.refusals import Refusals
 from m5ws.training.runtime.stop import StopRequest
 from m5ws.training.state import rng
@@ -71,6 +72,8 @@ def main(arguments: Sequence[str]) -> int:
         watch.start(active)
     refusals = Refusals(orders)
     refusals.watch()
+    if orders.access is None:
+        note_reads(orders, os.environ)
     end = _run(arguments, active, refusals)
     with _without_signals():
         active.note_imports()
@@ -127,7 +130,6 @@ def _run(arguments: Sequence[str], active: context.ActiveRank, refusals: Refusal
         finally:
             watch.finish()
             alive.clear()
-        isolation.check(active.context)
     except SystemExit as leaving:
         if leaving.code is None or leaving.code == 0:
             return _End(0)

@@ -68,7 +68,7 @@ def _name(change: Change) -> str:
 
 def _is_file(change: Change) -> bool:
     """Return True if a change is of a file, whose old and new values are digests."""
-    return change.part in ("code", "tokenizer") and change.name not in {"probe ids", "commit"}
+    return change.part in ("code", "tokenizer", "read") and change.name not in {"probe ids", "commit"}
 
 
 def _from_difference(old: str | None, new: str | None, characters: int) -> tuple[str | None, str | None]:

@@ -31,6 +31,8 @@ GAPS: dict[GapKind, str] = {
     "files not kept": "output files of the {side}: {name}",
     "nothing run": "everything: nothing was run",
     "nothing resumed": "everything: nothing was resumed",
+    "files outside": "files that were read, and that no snapshot contains ({number}): {name}",
+    "hosts": "content from hosts ({number}): {name}",
 }
 _PURPOSES = {
     "pair": "To compare files with other names in the replay",

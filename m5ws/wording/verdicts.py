@@ -128,6 +128,8 @@ def _describe_fact(reason: Fact, verdict: Verdict) -> str:
     if reason.kind == "environment":
         grave = [changes.title(change) for change in verdict.changes if change.rating != "cannot"]
         return f"the environment differs: {list_names(grave, '; ', 5)}"
+    if reason.kind == "reads":
+        return f"files that the original read have changed: {changes.enumerate_able(verdict.changes)}"
     if reason.kind == "traces differ":
         place = verdict.explanation.place if verdict.explanation is not None else None
         where = f", first in {place.words}" if place is not None else ""

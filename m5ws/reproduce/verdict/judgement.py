@@ -59,7 +59,7 @@ def judge(
         outcome=outcome,
         segment=replay.segment,
         compared=dict(comparison.equal + _count_listed(files)),
-        not_compared=(*_list_gaps(comparison, replay), *files.not_compared),
+        not_compared=(*_list_gaps(comparison, replay), *gaps.unpinned(ports.repo, runs), *files.not_compared),
         items=files.items,
         results=tuple(pattern.text for pattern in rules.results),
         strict=rules.strict,

@@ -21,8 +21,6 @@ from m5ws.errors import M5Error
 from m5ws.records.launch import Context, LocalInstall
 
 PACKAGES = frozenset({"site-packages", "dist-packages"})
-_loaded: dict[str, str] = {}
-"""File and name of each module loaded since `watch`, including modules removed from `sys.modules`."""
 _limits: dict[str, None] = {}
 """Imports from distributions that are allowed although no snapshot contains them, in words."""
 
@@ -53,7 +51,6 @@ def watch(context: Context, installs: Sequence[LocalInstall], note: Callable[[st
     get_code, create_module = SourceFileLoader.get_code, ExtensionFileLoader.create_module
 
     def loading(loader: SourceFileLoader, fullname: str) -> CodeType | None:
-        _loaded[loader.path] = fullname
         note(fullname)
         _refuse(fullname, loader.path, context, unpinned)
         return get_code(loader, fullname)
@@ -65,17 +62,6 @@ def watch(context: Context, installs: Sequence[LocalInstall], note: Callable[[st
 
     SourceFileLoader.get_code = loading  # type: ignore[method-assign, assignment]
     ExtensionFileLoader.create_module = creating  # type: ignore[method-assign, assignment]
-
-
-def check(context: Context) -> None:
-    """Raise NotIsolated if a loaded module lies in the author's checkout and is not the run's own copy.
-
-    A virtual environment may lie in the checkout: packages installed in it are the environment, not the code.
-    """
-    foreign = {name: path for name, path in _files() if checkout_of(path, context) is not None}
-    if foreign:
-        listed = ", ".join(f"{name} ({path})" for name, path in sorted(foreign.items())[:5])
-        raise NotIsolated(f"{len(foreign)} module(s) were loaded from the author's checkout: {listed}")
 
 
 def checkout_of(file: str, context: Context) -> str | None:
@@ -144,17 +130,6 @@ def _places(install: LocalInstall) -> tuple[str, ...]:
     except metadata.PackageNotFoundError:
         return ()
     return tuple(os.path.realpath(str(file.locate())) for file in files if file.suffix in (".py", ".so"))
-
-
-def _files() -> list[tuple[str, str]]:
-    """Return the name and file of every loaded module that has a file, except m5ws's own."""
-    files = [(name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items())]
-    files += [(name, file) for file, name in _loaded.items()]
-    return [
-        (name, file)
-        for name, file in files
-        if isinstance(file, str) and name.partition(".")[0] != "m5ws" and not file.startswith("<")
-    ]
 
 
 def _is_installed(path: str, around: str) -> bool:

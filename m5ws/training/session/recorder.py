@@ -17,7 +17,7 @@ from m5ws.training.checkpoint import checkpointing
 from m5ws.training.checkpoint.writer import CheckpointWriter
 from m5ws.training.dataloader import BatchDigest, Feed
 from m5ws.training.fingerprint import fingerprint
-from m5ws.training.runtime import collectives, context, isolation
+from m5ws.training.runtime import collectives, context
 from m5ws.training.runtime.threads import Threads
 from m5ws.training.session import checkpoint_limits, fork, rehearsal, restore
 from m5ws.training.session.checkpoint_limits import StepWatch
@@ -184,7 +184,6 @@ class Recorder:
             if not stopping:
                 # Else the end of the script is protected: torchrun ends all ranks when the first has ended.
                 self._active.stop.finish()
-            isolation.check(self._active.context)
         if stopping and not last:
             self._active.stop.end()
 

@@ -19,7 +19,7 @@ from m5ws.errors import UsageError
 from m5ws.training.backends.base import Backend
 from m5ws.training.dataloader import BatchDigest, Feed
 from m5ws.training.observation import watch
-from m5ws.training.runtime import context, isolation
+from m5ws.training.runtime import context
 from m5ws.training.session import fork
 from m5ws.training.session.fork import Fork
 from m5ws.training.session.recorder import Recorder
@@ -63,7 +63,7 @@ def session(
     - `checkpoint_every`, `fingerprint_every`: steps between checkpoints and between fingerprints, unless the settings
       of the run have such a number.
 
-    Raises UsageError, StateError (some state cannot be stored), NotIsolated.
+    Raises UsageError, StateError (some state cannot be stored).
     """
     if (model is None) == (engine is None):
         raise UsageError("m5ws.session() takes a model (and its optimizer) or engine=, but not both")
@@ -75,7 +75,6 @@ def session(
     feed = Feed(loader, batches, restart) if loader is not None else None
     recorder = started = tracer = None
     if active is not None and batches is not None:
-        isolation.check(active.context)
         own = _named(state)
         parts = [model if engine is None else engine, *own.values()]
         modules = [part for part in parts if isinstance(part, torch.nn.Module)]
