@@ -56,6 +56,9 @@ class _Rank:
     def can_mount(self, folder: str, path: str) -> bool:
         return False
 
+    def facts(self) -> dict[str, str]:
+        return {}
+
     def launch(self, request: LaunchRequest) -> "_Rank":
         path = request.environment[launch_request.CONTEXT_VARIABLE]
         self._context = codec.decode(Path(path).read_bytes(), Context, path)

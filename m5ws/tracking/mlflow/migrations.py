@@ -124,7 +124,7 @@ def main(tracking_uri: str, experiment: str) -> None:
     artifacts = artifacts_dir(tracking_uri)
     if artifacts is not None:
         os.chdir(artifacts.parent)  # MLflow puts files of its default experiment in the current directory
-    # Opening creates a database that does not exist. MLflow 3.0 cannot create a database by an upgrade.
+    # Opening creates a database that does not exist. Some versions cannot create a database by an upgrade.
     if (path := database(tracking_uri)) is not None and path.exists():
         upgrade.main([tracking_uri], standalone_mode=False)
     open_experiment(MlflowClient(tracking_uri), experiment, artifacts)
