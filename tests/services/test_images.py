@@ -171,7 +171,7 @@ def test_a_process_in_an_image_sees_its_own_folders_and_variables(
     assert [path.read_text() for path in tmp_path.glob("caches/m5ws-homes/*/probe")] == ["kept"]
 
 
-@pytest.mark.parametrize("victim", ["m5ws", "a rank"])
+@pytest.mark.parametrize("victim", ["m5ws", pytest.param("a rank", marks=pytest.mark.soak)])
 def test_a_run_is_resumed_after_a_kill_of_one_process(engine: Podman, tmp_path: Path, victim: str) -> None:
     workspace = pinned(tmp_path / "w", engine.image)
     slow(workspace)

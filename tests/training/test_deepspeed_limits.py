@@ -18,6 +18,8 @@ NOT_KNOWN = {
     }
 }
 """Features of DeepSpeed that no test trains with."""
+REMOVED = {"mics_hierarchical_params_gather", "mics_shard_size", "zeropp_loco_param"}
+"""More such features, which later versions than 0.19.0 lack."""
 
 
 @pytest.mark.parametrize(
@@ -89,4 +91,4 @@ def fields() -> Iterator[tuple[str, set[str], Any]]:
 
 def test_every_field_of_the_installed_deepspeed_is_known_or_listed_as_unknown() -> None:
     for path, names, rules in fields():
-        assert names - rules.keys() == NOT_KNOWN.get(path, set()), path
+        assert names - rules.keys() - REMOVED == NOT_KNOWN.get(path, set()), path
