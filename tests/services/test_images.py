@@ -20,7 +20,6 @@ from m5ws.records.launch import LaunchRequest
 from m5ws.records.ledger import AttemptEnded, Step
 from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints, runs
-from tests.conftest import loud_skip
 from tests.support.machine import podman
 from tests.support.waiting import wait_for
 from tests.support.workspace.checkouts import commit_all
@@ -55,9 +54,7 @@ class Podman(msgspec.Struct, frozen=True):
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
-    if reason := podman.missing():
-        loud_skip(reason)
-    with podman.own(tmp_path_factory.mktemp("podman")) as variables, pytest.MonkeyPatch.context() as patch:
+    with podman.usable(tmp_path_factory.mktemp("podman")) as variables, pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
         image = podman.load(

@@ -1,7 +1,5 @@
 """`m5ws pin --image` and the facts of a container, by a real Podman as root, without a registry."""
 
-import os
-import resource
 import subprocess
 import tarfile
 import tomllib
@@ -12,13 +10,12 @@ import pytest
 
 from m5ws.cli import main
 from m5ws.environment.observe import container
-from tests.conftest import loud_skip
+from tests.support.machine.podman import usable
 from tests.support.workspace.checkouts import write
 
 pytestmark = pytest.mark.services
 
 _TAG = "localhost/m5/pinned:v1"
-_OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
 def podman(*words: str) -> str:
@@ -28,32 +25,11 @@ def podman(*words: str) -> str:
 
 
 @pytest.fixture
-def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, podman_works: None) -> Iterator[Path]:
-    """Give Podman a storage of its own, and limits that a machine of CI may set."""
-    limits = f'["nofile={_OPEN_FILES}:{_OPEN_FILES}", "nproc=32768:32768"]'
-    engine = '[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "none"\n'
-    write(
-        tmp_path,
-        {
-            "containers.conf": f"[containers]\ndefault_ulimits = {limits}\n{engine}tmp_dir = '{tmp_path}/tmp'\n",
-            "storage.conf": f"[storage]\ndriver = 'vfs'\ngraphroot = '{tmp_path}/root'\nrunroot = '{tmp_path}/run'\n",
-        },
-    )
-    monkeypatch.setenv("CONTAINERS_CONF", str(tmp_path / "containers.conf"))
-    monkeypatch.setenv("CONTAINERS_STORAGE_CONF", str(tmp_path / "storage.conf"))
-    yield tmp_path
-    podman("rm", "--all", "--force", "--time", "0")
-    podman("rmi", "--all", "--force")
-
-
-@pytest.fixture
-def podman_works() -> None:
-    try:
-        ready = os.geteuid() == 0 and subprocess.run(["podman", "--version"], capture_output=True).returncode == 0
-    except FileNotFoundError:
-        ready = False
-    if not ready:
-        loud_skip("no podman as root: install the Debian packages podman and runc")
+def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with usable(tmp_path) as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        yield tmp_path
 
 
 def import_image(folder: Path, content: str) -> None:

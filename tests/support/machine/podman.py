@@ -15,6 +15,7 @@ from io import BytesIO
 from pathlib import Path
 
 import m5ws
+from tests.conftest import loud_skip
 
 PROGRAMS = ("podman", "runc")
 _MOST_PROCESSES = 32768
@@ -29,7 +30,31 @@ _NOT_IMPORTED = {"gitpython", "huggingface-hub", "setuptools", "pygments"}
 """Requirements that no rank imports."""
 
 
-def missing() -> str | None:
+@contextmanager
+def usable(folder: Path) -> Iterator[dict[str, str]]:
+    """Yield the variables as `own`, or skip the test loudly if no container starts on this machine."""
+    if reason := _missing():
+        loud_skip(reason)
+    with own(folder) as variables:
+        if reason := _refusal(variables):
+            loud_skip(reason)
+        yield variables
+
+
+def _refusal(variables: Mapping[str, str]) -> str | None:
+    """Return the error of Podman if it starts no container; None if it starts one."""
+    program = Path("/bin/true")
+    try:
+        image = load(
+            variables, "localhost/m5ws/trial:1", {name: Path(name) for name in (*_libraries([program]), str(program))}
+        )
+        call(variables, "run", "--rm", "--network", "host", "--security-opt", "label=disable", image, str(program))
+    except (OSError, subprocess.CalledProcessError) as error:
+        return f"podman starts no container here: {getattr(error, 'stderr', None) or error}"
+    return None
+
+
+def _missing() -> str | None:
     """Return the reason why Podman cannot be tried here; None if it can."""
     absent = [program for program in PROGRAMS if shutil.which(program) is None]
     if absent:
@@ -83,7 +108,8 @@ def load(variables: Mapping[str, str], name: str, files: Mapping[str, Path]) -> 
                 archive.add(file.resolve(), path.lstrip("/"), recursive=False)
             _add_rest(archive)
         process.stdin.close()
-    assert process.returncode == 0
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
     return str(json.loads(call(variables, "image", "inspect", "--format", "{{json .RepoDigests}}", name))[0])
 
 
