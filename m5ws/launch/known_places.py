@@ -85,9 +85,11 @@ def find(context: Context, environment: Mapping[str, str], python: Iterable[str]
 
 
 def python_folders() -> Iterator[str]:
-    """Yield the folders of this Python: its environment, the base installation, and the package m5ws."""
+    """Yield the folders of this Python: its environment, the base installation, its packages, and the package m5ws."""
     yield from (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix)
     yield from sysconfig.get_paths().values()
+    # A .pth file may add the packages of another environment.
+    yield from (folder for folder in sys.path if os.path.basename(folder) in ("site-packages", "dist-packages"))
     if site.ENABLE_USER_SITE:
         yield site.getusersitepackages()
     yield str(Path(__file__).parents[1])

@@ -85,3 +85,9 @@ def test_hosts_of_the_run_are_known_and_the_bucket_of_another_store_is_not(
     assert host in hosts
     assert "localhost" in hosts
     assert hosts.isdisjoint({"other.s3.eu-west-1.amazonaws.com", "huggingface.co"})
+
+
+def test_packages_that_a_pth_file_adds_belong_to_the_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, "/other/lib/python3.11/site-packages", "/other/code"])
+    folders = {*known_places.python_folders()}
+    assert "/other/lib/python3.11/site-packages" in folders and "/other/code" not in folders

@@ -283,7 +283,7 @@ def _command(example: Example) -> list[str]:
 
 def _kill_and_resume(place: Place, example: Example, kill: Kill, name: str) -> None:
     """Kill a training, resume it, and compare its steps and last state with the uninterrupted training's."""
-    mark = place.root.parent / f"mark-{name}"
+    mark = place.root / ".m5ws" / f"mark-{name}"  # Else m5ws records it as an input of the run.
     mark.write_text(kill.words)
     killed = place.run(
         "-C", str(place.root), "run", "--no-progress", "--name", name, "--",
