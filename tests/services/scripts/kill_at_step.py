@@ -19,7 +19,8 @@ of_launcher = [word for word in sys.argv if word.startswith("--local_rank=")]
 given = [word for word in sys.argv[1:] if word not in of_launcher]
 last, mark = int(given[0]), Path(given[1])
 sys.argv[:] = [given[2], *of_launcher, *given[3:]]
-words = mark.read_text().split() if mark.exists() else []
+# m5ws records a file that is read, and misses it at a resume.
+words = mark.read_text().split() if mark.exists() and mark.stat().st_size else []
 number = next((signal.Signals[word] for word in words if word.startswith("SIG")), signal.SIGKILL)
 moment = next((word for word in words if word in ("before", "forward")), "after")
 updates = dict[int, int]()
