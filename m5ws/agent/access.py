@@ -1,4 +1,4 @@
-"""The limits of an attempt under `[run] inputs = "pinned"`: places, hosts and variables of its processes.
+"""The limits of an attempt under `[run] inputs = "pinned"`: places and variables of its processes.
 
 They read the work directory, which has the pinned files, and places that no snapshot contains: Python, the system, the
 store. They write only to folders of the attempt, to the store, to `/dev/shm` and to caches of compiled code. The kernel
@@ -42,18 +42,17 @@ def limit(ports: Ports, plan: AttemptPlan) -> AttemptPlan:
     variables |= dict.fromkeys(_OFFLINE, "1")
     request = msgspec.structs.replace(plan.request, environment=plan.request.environment | variables)
     environment = dict(ports.environment) | request.environment
-    hosts = tuple(sorted(known_places.hosts(plan.context, environment)))
     if request.image is not None:
         # A container sees its image and the folders of the attempt, nothing else.
-        access = Access(read=(os.sep,), write=(os.sep,), hosts=hosts)
+        access = Access(read=(os.sep,), write=(os.sep,))
     else:
-        access = msgspec.structs.replace(_find(plan.context, environment, ports.python), hosts=hosts)
+        access = _find(plan.context, environment, ports.python)
         request = msgspec.structs.replace(request, access=access)
     return msgspec.structs.replace(plan, request=request, context=msgspec.structs.replace(plan.context, access=access))
 
 
 def _find(context: Context, environment: Mapping[str, str], python: str) -> Access:
-    """Return the places of processes on this machine, without hosts. Raises UsageError as `limit`."""
+    """Return the places of processes on this machine. Raises UsageError as `limit`."""
     checkout, attempt = os.path.realpath(context.author_dir), os.path.dirname(context.spool_dir)
     places = known_places.find(context, environment, _python(python, environment, checkout))
     made = (*places.caches, *_database(environment, attempt))

@@ -4,7 +4,6 @@ Ranks write only to local spools. Events that the store does not take stay there
 once. The leader of the attempt (`attempts/leader.py`) sees each event, and decides about the attempt.
 """
 
-import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,7 +12,6 @@ from pathlib import Path
 
 import msgspec
 
-from m5ws import secret_scan
 from m5ws.agent import admission, stop
 from m5ws.agent.admission import Waiting
 from m5ws.agent.attempt_plan import AttemptPlan
@@ -27,12 +25,10 @@ from m5ws.errors import M5Error
 from m5ws.launch.interface import LEFT_PROCESSES, Process
 from m5ws.outputs import killed
 from m5ws.progress import Progress, report
-from m5ws.records.launch import REFUSED
 from m5ws.records.ledger import AnyEvent, Notify
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.spool import Spools, SpoolWriter
 from m5ws.repository.references import snapshots
-from m5ws.wording import refusals
 from m5ws.work import directories
 from m5ws.work.directories import WorkDirectory
 
@@ -111,10 +107,6 @@ class Node:
     def deliver_rest(self) -> Events:
         """Deliver all that processes left in their spools, with notices of refusals and of processes that are left."""
         self.nccl.finish()
-        with suppress(FileNotFoundError):
-            refused = Path(self._plan.context.spool_dir, REFUSED).read_text(errors="replace").splitlines()
-            for message in refusals.describe(map(json.loads, dict.fromkeys(refused))):
-                self._notify("refused", secret_scan.masked(message))
         with suppress(FileNotFoundError):
             for line in Path(self._plan.request.processes, LEFT_PROCESSES).read_text().splitlines():
                 pid, _, command = line.partition(" ")

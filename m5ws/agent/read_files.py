@@ -11,16 +11,18 @@ from pathlib import Path, PurePath
 
 import msgspec
 
+from m5ws import secret_scan
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.environment import reads
 from m5ws.errors import M5Error
 from m5ws.launch import read_notes
 from m5ws.records.ledger import Notify, Reads
-from m5ws.records.reads import ReadPath
+from m5ws.records.reads import HOST, MORE, WRITTEN, ReadPath
 from m5ws.repository.files import trees
 from m5ws.repository.ledger.spool import SpoolWriter
 from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
+from m5ws.wording import refusals
 from m5ws.wording.reads import describe
 
 _BUDGET_S = 1.0
@@ -44,6 +46,8 @@ class ReadFiles:
 
     def record(self, *, last: bool = False) -> None:
         """Record new notes; with `last`, all notes, and folders. An error of the system or the store is logged."""
+        if self._plan.context.access is not None:  # They are notes of refusals.
+            return
         try:
             hosts, more = self._take()
             paths = tuple(self._measured(time.monotonic() + (_LAST_S if last else _BUDGET_S), last=last))
@@ -54,7 +58,10 @@ class ReadFiles:
             _log.warning("the files that run %s read are not all recorded: %s", self._plan.run.id, error)
 
     def report(self) -> None:
-        """Write a notice about the files that no snapshot contains. A verdict on a replay has its own list."""
+        """Write notices of refusals, and of the files that no snapshot contains. A verdict has its own list."""
+        if self._plan.context.access is not None:
+            for message in refusals.describe(self._notes.read()):
+                self._notify("refused", secret_scan.masked(message))
         text = describe(reads.join(self._events), self._plan.run.id)
         if text is not None and self._plan.run.purpose == "train":
             self._notify("not-pinned", text)
@@ -63,13 +70,13 @@ class ReadFiles:
         """Take in new notes. Return the new hosts, and True if a process has more than its notes."""
         hosts, more = list[str](), False
         for kind, text in self._notes.read():
-            if kind == read_notes.WRITTEN:
+            if kind == WRITTEN:
                 self._made.add(text)
-            elif kind == read_notes.MORE:
+            elif kind == MORE:
                 more = True
             elif text not in self._known:
                 self._known.add(text)
-                if kind == read_notes.HOST:
+                if kind == HOST:
                     hosts.append(text)
                 elif not self._is_made(text):
                     self._waiting[text] = None

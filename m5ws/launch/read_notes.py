@@ -10,8 +10,6 @@ from pathlib import Path
 
 NAME = "reads"
 """Name of the file in the folder of spools."""
-READ, WRITTEN, HOST, MORE = "r", "w", "h", "m"
-"""Kinds: a file or folder that was read; a path that the run made; a host; a process has more than its notes."""
 
 
 def append(path: Path, kind: str, text: str = "") -> None:

@@ -16,9 +16,6 @@ OBSERVED = "observed"
 ADMITTED = "admitted"
 """Name of the file, in the folder of spools, with the admission of the ranks."""
 
-REFUSED = "refused"
-"""Name of the file, in the folder of spools, with the files and hosts that were refused: a line of JSON for each."""
-
 UNSAVED = "unsaved"
 """Name of the store, in an attempt's directory, for a last checkpoint that could not be saved in the run's store."""
 
@@ -91,14 +88,13 @@ class Observing(Record, frozen=True, kw_only=True):
 
 
 class Access(Record, frozen=True, kw_only=True):
-    """Places that the processes of an attempt may only `read`, or also `write`, and `hosts` by name or address.
+    """Places that the processes of an attempt may only `read`, or also `write`.
 
     A place is the absolute path of a folder with all below it, or of a file.
     """
 
     read: tuple[str, ...]
     write: tuple[str, ...]
-    hosts: tuple[str, ...] = ()
 
 
 class Context(Record, tag="context/1", frozen=True, kw_only=True):

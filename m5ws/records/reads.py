@@ -6,6 +6,11 @@ import msgspec
 
 from m5ws.records.base import Count, Digest, Record
 
+READ, WRITTEN, HOST, MORE = "r", "w", "h", "m"
+"""Kinds of notes (`launch.read_notes`): a file or folder that was read; a path that the run made; a host; a process has
+more than its notes.
+"""
+
 
 class ReadPath(Record, frozen=True, kw_only=True):
     """A file or folder outside the known places of a run (`launch.known_places`), soon after its first read.

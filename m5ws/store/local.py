@@ -250,6 +250,7 @@ class LocalStore:
         if directory.is_relative_to(self.root) and directory != self.root:
             permissions.make_folder(self.root, directory)
         else:
+            self._check_there()
             directory.mkdir(exist_ok=True)
         if self._durable:
             _sync_directory(directory.parent)

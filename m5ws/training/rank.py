@@ -35,8 +35,7 @@ from m5ws.training import admission
 from m5ws.training.determinism import apply, portable
 from m5ws.training.observation import watch
 from m5ws.training.runtime import context, facts, imported_copies, imports, isolation, missing_files, nccl, script_error
-from m5ws.training.runtime.reads import note_reads
-from m5ws.training.runtime.refusals import Refusals
+from m5ws.training.runtime.reads import ReadNotes, note_reads
 from m5ws.training.runtime.stop import StopRequest
 from m5ws.training.state import rng
 
@@ -70,11 +69,7 @@ def main(arguments: Sequence[str]) -> int:
     active.emit(RankStarted, rank=rank, world=world, pid=os.getpid(), facts=active.facts)
     if orders.spec.observe:
         watch.start(active)
-    refusals = Refusals(orders)
-    refusals.watch()
-    if orders.access is None:
-        note_reads(orders, os.environ)
-    end = _run(arguments, active, refusals)
+    end = _run(arguments, active, note_reads(orders, os.environ))
     with _without_signals():
         active.note_imports()
         active.emit(RankEnded, rank=rank, failure=end.failure)
@@ -119,7 +114,7 @@ class _End(msgspec.Struct, frozen=True):
     error: BaseException | None = None
 
 
-def _run(arguments: Sequence[str], active: context.ActiveRank, refusals: Refusals) -> _End:
+def _run(arguments: Sequence[str], active: context.ActiveRank, notes: ReadNotes) -> _End:
     """Run the script to its end."""
     try:
         if portable.is_asked(active.context.determinism):
@@ -144,7 +139,7 @@ def _run(arguments: Sequence[str], active: context.ActiveRank, refusals: Refusal
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if (advice := missing_files.advice(error, active.context)) is not None:
             active.notice("missing-file", secret_scan.masked(advice))
-        refusals.search(error)
+        notes.search(error)
         return _End(getattr(error, "exit_code", 1), script_error.find_failure(error), error)
     return _End(0)
 

@@ -49,7 +49,7 @@ _SETTINGS = """\
 [config]
 files = ["config.yaml"]
 [run]
-command = ["train.py", "--lr", "1e-3"]
+command = ["train.py", "--lr", "1e-3", "--tokenizer", "{tokenizer}"]
 fingerprint_every = 1
 [mlflow]
 enabled = false
@@ -80,7 +80,11 @@ class _Places:
             (root / name).write_text(script)
         (root / "run.sh").write_text("python train.py\n")
         (root / "config.yaml").write_text(_CONFIG)
-        (root / "m5ws.toml").write_text(_SETTINGS)
+        tokenizer = folder / "tok"
+        tokenizer.mkdir()
+        for name in ("merges.txt", "tokenizer.json"):
+            (tokenizer / name).write_text("{}")
+        (root / "m5ws.toml").write_text(_SETTINGS.replace("{tokenizer}", str(tokenizer)))
         commit_all(root)
         self.run, other, third = (self.workspace.train("--seed", str(seed)) for seed in (0, 1, 2))
         self._pair = self.workspace.train("--nproc", "2", "train.py")
@@ -104,7 +108,7 @@ class _Places:
             "7c1d": self.run, "9a04": other, "5e77": third, "8346": self.run, "5cc7": third, "5eeb0c1d27e5": self.sweep,
             "20000": "2", "20500": "4", "DIR": str(folder / "exported"), "~/.ssh/id_ed25519": str(key),
             "/mnt/team/m5ws": str(folder / "team"), "s3://our-bucket/llm?region=eu-west-1": str(folder / "bucket"),
-            "first": self.run, "faster": third,
+            "first": self.run, "faster": third, "/shared/tok": str(tokenizer),
         }  # fmt: skip
         self._words = words | {name: str(root / name) for name in ("team.allowed", "7c1d.verdict.json")}
         self._folder = folder

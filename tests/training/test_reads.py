@@ -11,6 +11,7 @@ import pytest
 
 from m5ws.launch import read_notes
 from m5ws.records import codec
+from m5ws.records import reads as recorded
 from tests.support.ranks.orders import orders
 
 _BEGIN = """
@@ -28,10 +29,10 @@ class Notes:
     """The notes of one process, by kind."""
 
     def __init__(self, notes: list[tuple[str, str]]) -> None:
-        self.read = [text for kind, text in notes if kind == read_notes.READ]
-        self.hosts = [text for kind, text in notes if kind == read_notes.HOST]
-        self.written = [text for kind, text in notes if kind == read_notes.WRITTEN]
-        self.more = any(kind == read_notes.MORE for kind, _ in notes)
+        self.read = [text for kind, text in notes if kind == recorded.READ]
+        self.hosts = [text for kind, text in notes if kind == recorded.HOST]
+        self.written = [text for kind, text in notes if kind == recorded.WRITTEN]
+        self.more = any(kind == recorded.MORE for kind, _ in notes)
 
 
 def _run(tmp_path: Path, code: str, environment: Mapping[str, str] | None = None) -> Notes:

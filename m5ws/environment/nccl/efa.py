@@ -6,7 +6,7 @@ from itertools import chain
 from pathlib import Path
 
 from m5ws.environment.nccl.log import NcclLog
-from m5ws.environment.nccl.versions import is_in
+from m5ws.environment.nccl.rules import is_in
 from m5ws.environment.observe import hardware
 from m5ws.records.environment import Declared, Observed
 

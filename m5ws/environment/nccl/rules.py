@@ -4,6 +4,7 @@ The rules are data, in rules.toml beside this file, each with its source. A rule
 that is not known, its rule does not match. Of each variable, the first matching rule counts.
 """
 
+import re
 import tomllib
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -12,8 +13,8 @@ from importlib import resources
 from typing import Literal
 
 import msgspec
+from packaging.specifiers import SpecifierSet
 
-from m5ws.environment.nccl.versions import is_in
 from m5ws.records.environment import Observed
 
 Effect = Literal["harmless", "slow", "hangs", "corrupts"]
@@ -23,6 +24,7 @@ _EFFECTS: Mapping[Effect, str] = {
     "hangs": "can hang or abort the run",
     "corrupts": "can corrupt data",
 }
+_NUMBERS = re.compile(r"\d+(?:\.\d+)*")
 HAZARDS = frozenset[Effect](("hangs", "corrupts"))
 
 
@@ -78,6 +80,12 @@ def matching(observed: Observed) -> tuple[Rule, ...]:
         if rule.variable not in first and rule.matches(observed.facts):
             first[rule.variable] = rule
     return tuple(first.values())
+
+
+def is_in(version: str | None, bounds: str) -> bool:
+    """Return True if the leading numbers of a version are in bounds; the numbers of `1.7.4-aws` are 1.7.4."""
+    match = _NUMBERS.match(version or "")
+    return match is not None and match[0] in SpecifierSet(bounds)
 
 
 def _holds(value: str | None, condition: str) -> bool:

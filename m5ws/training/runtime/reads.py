@@ -3,45 +3,65 @@
 Python reports each event to audit hooks before it happens (https://docs.python.org/3/library/audit_events.html). A hook
 stays in forked processes. Files that C code opens, and processes that are not forks, report nothing. The supervisor
 computes sizes and digests, so the script waits for none of them.
+
+Under `[run] inputs = "pinned"` the kernel refuses these files, and its error may have no path. Then a note is of a
+refusal, and hosts are refused here.
 """
 
+import errno
 import os
+import re
 import shutil
+import socket
 import stat
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from m5ws.launch import known_places, read_notes
 from m5ws.records.launch import Context
+from m5ws.records.reads import HOST, MORE, READ, WRITTEN
 
 _MOST = 10_000
 """The number of paths and hosts that a process notes. A set of millions of paths would take memory from the script."""
 _PROBLEMS = (AttributeError, OSError, RuntimeError, TypeError, ValueError)
 """Errors of missing files and unusual arguments. An error of a hook would end the call that the script makes."""
+_LOOPBACK = re.compile(r"127(\.\d+){3}")
+Places = tuple[str, ...]
 
 
-def note_reads(orders: Context, environment: Mapping[str, str]) -> None:
+class HostRefused(PermissionError):
+    """The script may not connect to this host."""
+
+
+def note_reads(orders: Context, environment: Mapping[str, str]) -> "ReadNotes":
     """Note the reads of this process and of its forks, from now on; in an image, hosts alone. A hook stays for good."""
-    places = known_places.find(orders, environment)
-    if orders.image is not None:
-        places = msgspec.structs.replace(places, system=(os.sep,))  # The pinned image contains them.
-    hosts = known_places.hosts(orders, environment)
-    notes = ReadNotes(Path(orders.spool_dir) / read_notes.NAME, places, hosts)
+    if orders.access is not None:
+        fixed, own = orders.access.read, orders.access.write
+    else:
+        places = known_places.find(orders, environment)
+        # A pinned image contains all files of a run.
+        fixed, own = places.fixed if orders.image is None else (os.sep,), (*places.own, *places.caches)
+    notes = ReadNotes(orders, fixed, own, known_places.hosts(orders, environment))
+    if orders.access is not None:
+        notes.accept_addresses()
     sys.addaudithook(notes.audit)
     os.register_at_fork(before=notes.learn)
+    return notes
 
 
 class ReadNotes:
-    """The notes of one process. The script waits for a look into a set, and once for each new path."""
+    """The notes of one process. The script waits for a look into a set, and once for each new path.
 
-    def __init__(self, file: Path, places: known_places.Places, hosts: frozenset[str]) -> None:
-        self._file, self._hosts = file, hosts
-        self._fixed = _below(places.fixed)
-        self._own = _below((*places.own, *places.caches))
+    Files in `fixed` places are read without a note, files in `own` places read and written.
+    """
+
+    def __init__(self, orders: Context, fixed: Places, own: Places, hosts: frozenset[str]) -> None:
+        self._file, self._hosts = Path(orders.spool_dir) / read_notes.NAME, set(hosts)
+        self._fixed, self._own, self._checkout = _below(fixed), _below(own), _folder(orders.author_dir)
+        self._refuses = orders.access is not None
         self._folders: dict[str, bool | None] = {}
         """Folders with known files. None: of the run's own, in which a link may lead out."""
         self._judged: set[object] = set()
@@ -49,7 +69,7 @@ class ReadNotes:
         self._seen: set[str] = set()
         self._made: set[str] = set()
         self._ports: set[object] = set()
-        self._reader = read_notes.NoteReader(file)
+        self._reader = read_notes.NoteReader(self._file)
         self._handlers: dict[str, Callable[..., None]] = {
             "open": self._open,
             "os.listdir": self._list,
@@ -61,6 +81,7 @@ class ReadNotes:
             "subprocess.Popen": self._execute,
             "os.exec": self._execute,
             "os.posix_spawn": self._execute,
+            "sqlite3.connect": self._connect_database,
             "socket.getaddrinfo": self._resolve,
             "socket.connect": self._connect,
         }
@@ -71,6 +92,8 @@ class ReadNotes:
         if handle is not None:
             try:
                 handle(*arguments)
+            except HostRefused:
+                raise
             except _PROBLEMS:
                 return
 
@@ -78,34 +101,47 @@ class ReadNotes:
         """Take in the notes of forks. Otherwise the workers of each epoch would write the same notes again."""
         self._seen.update(text for _, text in self._reader.read())
 
+    def search(self, error: BaseException) -> None:
+        """Note refused files that the frames of an error name, if nothing was noted before."""
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        for frame in frames if self._refuses and not self._seen else ():
+            for value in (*frame.f_locals.values(), *frame.f_code.co_consts):
+                if isinstance(value, str | os.PathLike) and os.path.isabs(value) and os.path.exists(value):
+                    self._read(value, bool)
+
     # --- files ----------------------------------------------------------------------------------------
 
     def _open(self, path: Any, _mode: object, flags: int) -> None:
         if path in self._judged:
             return
         access = flags & os.O_ACCMODE
-        if access == os.O_RDONLY or (access == os.O_RDWR and not flags & os.O_CREAT):
+        if access == os.O_RDONLY or (access == os.O_RDWR and not flags & os.O_CREAT and not self._refuses):
             self._read(path, stat.S_ISREG)
-        elif (place := self._place(path)) is not None:
-            self._write(place)
+        else:
+            self._write(path)
+
+    def _connect_database(self, path: Any) -> None:
+        if os.fsdecode(path) != ":memory:":
+            self._open(path, None, os.O_RDWR if os.path.exists(path) else os.O_RDWR | os.O_CREAT)
 
     def _list(self, path: Any) -> None:
         place = self._place("." if path is None else path)
-        if place is None:
+        # Python's import lists folders of the checkout, whose modules have copies.
+        if place is None or (place in sys.path and _folder(place).startswith(self._checkout)):
             return
         above = _folder(os.path.realpath(place))
         # The names in a folder above known places are not the run's inputs.
-        if not any(known.startswith(above) for known in (*self._own, *self._fixed)):
+        if self._refuses or not any(known.startswith(above) for known in (*self._own, *self._fixed)):
             self._read(place, stat.S_ISDIR)
 
     def _make(self, path: Any, *_: object) -> None:
-        if (place := self._place(path)) is not None and not os.path.lexists(place):
-            self._write(place)
+        if not os.path.lexists(path):
+            self._write(path)
 
     def _move(self, source: Any, target: Any, *_: object) -> None:
         """A file that the run made stays its own under another name."""
-        if (place := self._place(target)) is not None and os.path.realpath(os.fsdecode(source)) in self._made:
-            self._write(place)
+        if os.path.realpath(os.fsdecode(source)) in self._made:
+            self._write(target)
 
     def _load(self, name: Any) -> None:
         if name is not None and os.sep in os.fsdecode(name):
@@ -119,29 +155,33 @@ class ReadNotes:
         if (place := self._place(path)) is not None and has_kind(os.stat(place).st_mode) and self._is_new(place):
             # The name in the work directory means nothing after the attempt.
             is_link = _folder(place).startswith(self._own)
-            self._note(read_notes.READ, os.path.realpath(place) if is_link else os.path.normpath(place))
+            self._note(READ, os.path.realpath(place) if is_link else os.path.normpath(place))
             self._place(place)
 
-    def _write(self, place: str) -> None:
-        if self._is_new(place):
+    def _write(self, path: Any) -> None:
+        place = self._place(path, is_written=True)
+        if place is not None and self._is_new(place):
             real = os.path.realpath(place)
             self._made.add(real)
-            self._note(read_notes.WRITTEN, real)
+            self._note(WRITTEN, real)
 
-    def _place(self, path: Any) -> str | None:
+    def _place(self, path: Any, *, is_written: bool = False) -> str | None:
         """Return the absolute path of a file that is neither noted nor in a known place; else None."""
         if isinstance(path, int):
             return None
         place = os.fsdecode(path)
         if not os.path.isabs(place):
             place = os.path.join(os.getcwd(), place)
-        if place not in self._seen and not self._is_known(place):
+        if place not in self._seen and not self._is_known(place, is_written and self._refuses):
             return place
         if place == path and len(self._judged) < _MOST:
             self._judged.add(place)
         return None
 
-    def _is_known(self, place: str) -> bool:
+    def _is_known(self, place: str, is_refused: bool) -> bool:
+        """`is_refused`: the kernel refuses a write to a fixed place."""
+        if is_refused:
+            return _folder(os.path.realpath(place)).startswith(self._own)
         folder = os.path.dirname(place)
         if folder not in self._folders:
             self._folders[folder] = self._judge(folder)
@@ -162,21 +202,36 @@ class ReadNotes:
 
     # --- hosts ----------------------------------------------------------------------------------------
 
+    def accept_addresses(self) -> None:
+        """Remember the addresses of accepted names. S3 answers each question with other addresses."""
+        resolve = socket.getaddrinfo
+
+        def getaddrinfo(*arguments: Any, **options: Any) -> Any:
+            addresses = resolve(*arguments, **options)  # The event raised an error for a refused name.
+            self._hosts.update(str(address[4][0]) for address in addresses)
+            return addresses
+
+        socket.getaddrinfo = getaddrinfo
+
     def _resolve(self, host: Any, port: object, *_: object) -> None:
         """A look-up without a port is of a name alone."""
-        if host is not None and port not in (None, 0, "0"):
+        if host is not None and (self._refuses or port not in (None, 0, "0")):
             self._ports.add(str(port))
-            self._note_host(os.fsdecode(host))
+            self._use_host(os.fsdecode(host))
 
     def _connect(self, _socket: object, address: object) -> None:
         """An address on a port for which a name was looked up is counted as an address of the name."""
-        if isinstance(address, tuple) and len(address) > 1 and str(address[1]) not in self._ports:
-            self._note_host(os.fsdecode(address[0]))
+        if isinstance(address, tuple) and len(address) > 1 and (self._refuses or str(address[1]) not in self._ports):
+            self._use_host(os.fsdecode(address[0]))
 
-    def _note_host(self, host: str) -> None:
+    def _use_host(self, host: str) -> None:
         name = host.lower().rstrip(".")
-        if name not in self._hosts and not name.startswith("127.") and name not in self._seen and self._is_new(name):
-            self._note(read_notes.HOST, name)
+        if name in self._hosts or _LOOPBACK.fullmatch(name):
+            return
+        if name not in self._seen and self._is_new(name):
+            self._note(HOST, name)
+        if self._refuses:
+            raise HostRefused(errno.EACCES, f'{name} is no host of the run ([run] inputs = "pinned")')
 
     # --- notes ----------------------------------------------------------------------------------------
 
@@ -187,7 +242,7 @@ class ReadNotes:
             return True
         if len(self._seen) == _MOST:
             self._seen.add("")
-            self._note(read_notes.MORE)
+            self._note(MORE)
         return False
 
     def _note(self, kind: str, text: str = "") -> None:
@@ -201,5 +256,5 @@ def _folder(path: str) -> str:
     return path if path.endswith(os.sep) else path + os.sep
 
 
-def _below(places: tuple[str, ...]) -> tuple[str, ...]:
+def _below(places: Places) -> Places:
     return tuple(map(_folder, places))

@@ -14,9 +14,13 @@ import m5ws
 parser = argparse.ArgumentParser()
 parser.add_argument("--lr", type=float, default=1e-3)
 parser.add_argument("--stop", type=Path, default=Path("absent"))
+parser.add_argument("--tokenizer", type=Path)
 for name, steps in (("epochs", 3), ("max-steps", 6), ("save-steps", 1)):
     parser.add_argument(f"--{name}", type=int, default=steps)
 options = parser.parse_args()
+if options.tokenizer:
+    for file in sorted(options.tokenizer.iterdir()):
+        file.read_bytes()
 settings = yaml.safe_load(Path("config.yaml").read_text())
 if int(os.environ.get("WORLD_SIZE", "1")) > 1:
     dist.init_process_group("gloo")

@@ -1,6 +1,6 @@
 """Try the hosts and files of the arguments with the hook of a rank, in limits; print the results and the notes.
 
-Arguments: JSON with `context`, `hosts` to connect to, `literals` and `files`.
+Arguments: JSON with `context`, the `allowed` host, `hosts` to connect to, and a `file`.
 """
 
 import json
@@ -8,9 +8,10 @@ import socket
 import sys
 from pathlib import Path
 
+from m5ws.launch import read_notes
 from m5ws.records import codec
 from m5ws.records.launch import Context
-from m5ws.training.runtime import refusals
+from m5ws.training.runtime.reads import note_reads
 
 
 def connect(host: str, port: int) -> str:
@@ -28,13 +29,12 @@ def read_in_c(path: str) -> None:
 if __name__ == "__main__":
     orders = json.loads(sys.argv[1])
     context = codec.decode(Path(orders["context"]).read_bytes(), Context, "context")
-    watching = refusals.Refusals(context)
-    watching.watch()
+    watching = note_reads(context, {"MASTER_ADDR": orders["allowed"]})
     connected = [connect(host, orders["port"]) for host in orders["hosts"]]
     named = orders["file"]
     try:
         read_in_c(named)
     except RuntimeError as error:
         watching.search(error)
-    notes = Path(context.spool_dir) / "refused"
-    print(json.dumps([connected, notes.read_text().splitlines() if notes.exists() else []]))
+    notes = read_notes.NoteReader(Path(context.spool_dir) / read_notes.NAME)
+    print(json.dumps([connected, list(notes.read())]))
