@@ -71,7 +71,7 @@ def test_refusals_are_listed_once_with_the_remedy(workspace: Workspace, shared: 
     assert done.stderr.count("[data] paths") == 1 and done.stderr.count('inputs = "recorded"') == 3
     results = _results(workspace.m5ws("logs", workspace.json("ls")["runs"][0]["id"]).stdout)
     assert results["glob"] == [] and results["hub"] == "LocalEntryNotFoundError"
-    assert (results["name"], results["address"]) == ("PermissionError", "PermissionError")
+    assert (results["name"], results["address"]) == ("HostRefused", "HostRefused")
     assert not [path for path in results["descriptors"] if path.startswith(str(shared))]
     assert not Path(results["temporary"]).exists()
     assert sorted(path.name for path in shared.iterdir()) == ["by-a-worker", "by-open", "tokenizer.json"]
