@@ -145,6 +145,49 @@ def test_an_optimizer_tracked_late_gets_the_products_of_an_uninterrupted_optimiz
     assert bits(other) == bits(optimizer)
 
 
+def _updated(optimizer: Any, size: int, dtype: torch.dtype) -> list[bytes]:
+    """Return the bits of parameters and moments after three updates of `size` elements."""
+    generator = torch.Generator().manual_seed(size)
+    values = [torch.randn(size, generator=generator).to(dtype), *torch.zeros(2, size)]
+    for step in range(1, 4):
+        gradient = torch.randn(size, generator=generator).to(dtype)
+        parameter, mean, square = values
+        optimizer.ds_opt_adam.adam_update(
+            optimizer.opt_id, step, 1e-2, *BETAS, 1e-8, 0.1, True, parameter, gradient, mean, square
+        )
+    return [value.view(torch.uint8).numpy().tobytes() for value in values]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [1, 127, 128, 1_000_003])
+def test_the_number_of_threads_changes_no_bit_of_an_update(make: Any, size: int, dtype: torch.dtype) -> None:
+    bits_by_threads = {}
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            bits_by_threads[threads] = _updated(make([torch.nn.Parameter(torch.zeros(1))]), size, dtype)
+    finally:
+        torch.set_num_threads(before)
+    assert all(each == bits_by_threads[1] for each in bits_by_threads.values())
+
+
+def test_an_update_uses_the_cores_of_its_rank_and_leaves_the_number_of_threads(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    optimizer = make([torch.nn.Parameter(torch.zeros(3))])
+    track(optimizer)
+    seen = []
+    update = optimizer.ds_opt_adam._update
+    optimizer.ds_opt_adam._update = lambda *words: (seen.append(torch.get_num_threads()), update(*words))
+    before = torch.get_num_threads()
+    optimizer.param_groups[0]["params"][0].grad = torch.ones(3)
+    optimizer.step()
+    assert (seen, torch.get_num_threads()) == ([4], before)
+
+
 @pytest.fixture
 def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file in place of the operator, built already in this environment's folder below `tmp_path`."""

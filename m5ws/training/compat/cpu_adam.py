@@ -3,6 +3,7 @@
 https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/csrc/includes/cpu_adam.h (`IncrementStep`)
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,19 +21,36 @@ Update = Callable[[int, float, float], None]
 
 
 class OperatorProxy:
-    """Replaces an optimizer's operator, and calls `follow` before each update."""
+    """Replaces an optimizer's operator, and calls `follow` before each update.
+
+    An update uses all cores of its rank. Each element is computed from its own values alone, so the number of threads
+    changes no bits, unlike in torch's sums.
+    """
 
     def __init__(self, compiled: Any, follow: Update) -> None:
         self.compiled = compiled
         self.follow = follow
         self._update = compiled.adam_update
+        self._threads = cores_of_rank()
 
     def adam_update(self, number: int, step: int, lr: float, beta1: float, beta2: float, *rest: Any) -> Any:
         self.follow(step, beta1, beta2)
-        return self._update(number, step, lr, beta1, beta2, *rest)
+        threads = torch.get_num_threads()
+        if self._threads <= threads:
+            return self._update(number, step, lr, beta1, beta2, *rest)
+        torch.set_num_threads(self._threads)
+        try:
+            return self._update(number, step, lr, beta1, beta2, *rest)
+        finally:
+            torch.set_num_threads(threads)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.compiled, name)
+
+
+def cores_of_rank() -> int:
+    """Return this rank's share of the cores that its process may use."""
+    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def followed(optimizer: Any) -> OperatorProxy | None:
