@@ -5,7 +5,7 @@ rated `can`: a difference is harmless only with evidence.
 """
 
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib import resources
@@ -27,6 +27,12 @@ LOADED = "loaded."
 OWNER = "owner."
 """Prefix of facts with the distribution that installed a loaded library, None if no distribution did."""
 _IMAGE = "container.image"
+_THREADS = f"{VARIABLE}OMP_NUM_THREADS"
+_CONDITIONS: dict[str, Callable[[Mapping[str, str | None], Mapping[str, str | None]], bool]] = {
+    "threads": lambda old, new: old.get(_THREADS) is not None and old.get(_THREADS) == new.get(_THREADS),
+    portable.RULES: portable.is_kept,
+}
+"""Parts of the table that hold for two environments if their facts meet a condition, before the general rules."""
 _WANTED = {"cuda": "torch.cuda", "efa": "efa.driver", "ofi-nccl": "aws-ofi-nccl", "driver": "gpu.driver"}
 
 
@@ -165,13 +171,14 @@ def is_unverified(declared: Declared, observed: Observed) -> bool:
 
 
 def _facts(pinned: Mapping[str, str | None], observed: Mapping[str, str | None]) -> Iterator[Change]:
-    alike = portable.is_kept(pinned, observed)
+    kept = [part for part, is_kept in _CONDITIONS.items() if is_kept(pinned, observed)]
     for name, old, new in _different(pinned, observed):
         change = rate("environment", name, old, new)
         if name.startswith(_IMAGE) and same_image(pinned.get(_IMAGE), observed.get(_IMAGE)):
             change = msgspec.structs.replace(change, rating="cannot", detail="both images have the same digest")
-        if alike and (under := _part_rule(portable.RULES, name)) is not None:
-            change = msgspec.structs.replace(change, rating=under.rating, detail=under.why)
+        for under in (_part_rule(part, name) for part in kept):
+            if under is not None:
+                change = msgspec.structs.replace(change, rating=under.rating, detail=under.why)
         known = name.startswith(VARIABLE) or (name in pinned and name in observed)
         if known or name.startswith("editable.") or change.rating == "cannot":
             yield change
