@@ -27,7 +27,7 @@ pytestmark = pytest.mark.services
 
 _PROGRAMS = {"uv": "uv==0.13.9", "poetry": "poetry==2.5.1", "python": "py-rattler==0.28.0"}
 """Programs, and the distributions that bring them."""
-_NEEDED = ("torch", "numpy", "blake3", "click", "msgspec", "pathspec", "rich", "ruamel.yaml", "tomlkit")
+_NEEDED = ("torch", "numpy", "blake3", "click", "msgspec", "packaging", "pathspec", "rich", "ruamel.yaml", "tomlkit")
 _VERSION = ".".join(map(str, sys.version_info[:3]))
 _SITE = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
 _SCRIPT = """
