@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -25,3 +26,4 @@ async def _main(channel: str, prefix: str, *specs: str) -> None:
 
 
 asyncio.run(_main(*sys.argv[1:]))
+os._exit(0)  # Threads of rattler outlive the loop, and were seen to abort the interpreter's own end.
