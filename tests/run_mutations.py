@@ -167,11 +167,9 @@ MUTATIONS = (
         "        if self._feed is not None:\n"
         "            self._feed.start()\n"
         "        self._probe_loader()\n"
-        "        if restored.rank is not None:\n"
-        "            # Last of all: creating an iterator of the loader draws a seed from the global generator.\n"
-        '            rng.restore(restored.rank["generators"], self._generators)\n',
-        "        if restored.rank is not None:\n"
-        '            rng.restore(restored.rank["generators"], self._generators)\n'
+        "        # Last of all: creating an iterator of the loader draws a seed from the global generator.\n"
+        "        generators = self._restore_generators(restored) if restored.rank is not None else {}\n",
+        "        generators = self._restore_generators(restored) if restored.rank is not None else {}\n"
         "        if self._feed is not None:\n"
         "            self._feed.start()\n"
         "        self._probe_loader()\n",

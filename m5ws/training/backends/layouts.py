@@ -71,9 +71,21 @@ def like(
         return _of(parameter, dtype, parameter)
     if device is None and isinstance(parameter, DTensor):
         raise RestoreError(f"{leaf} is a shard of another shape than its parameter, which m5ws cannot rebuild")
-    if alike and parameter.ndim and leaf not in common["whole"] and device == parameter.device.type:
+    if alike and parameter.ndim and leaf not in common["whole"] and device == OF_PARAMETER:
         return _of(parameter, dtype, parameter)
     return LayoutLike(record.shape, dtype, "cpu" if device == "cpu" else str(parameter.device))
+
+
+OF_PARAMETER = "parameter"
+
+
+def device(leaf: torch.Tensor, parameter: torch.Tensor) -> str:
+    """Return the device of a leaf as a checkpoint has it: the parameter's, on whatever device that is later, or "cpu".
+
+    Numbers on a CPU stay there, as in torch's `Optimizer.load_state_dict`: Adam's step.
+    """
+    is_on_cpu = leaf.device.type == "cpu" and (leaf.ndim == 0 or parameter.device.type != "cpu")
+    return "cpu" if is_on_cpu else OF_PARAMETER
 
 
 def as_it_is(state: Mapping[str, torch.Tensor], leaf: str, wanted: LayoutLike) -> torch.Tensor:

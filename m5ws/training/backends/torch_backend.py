@@ -206,7 +206,7 @@ class TorchBackend:
     def _layouts(self) -> dict[str, dict[str, Plain]]:
         """Return the layout of each leaf whose layout differs from its parameter's. Raises StateError.
 
-        `devices`: the device type of leaves without shards (Adam's step stays on the CPU). `whole`: leaves without
+        `devices`: the device of leaves without shards (Adam's step stays on the CPU). `whole`: leaves without
         shards whose parameter, of the same shape, is sharded. `placements`: shards of another shape, or sharded
         differently. `tied`: further names of tied tensors. `transient`: buffers that the model's state dict leaves out.
         """
@@ -218,7 +218,7 @@ class TorchBackend:
         for name, parameter, values in self._states(self._parameters()):
             for leaf, tensor in optimizer_state.leaves(name, values):
                 if not isinstance(tensor, DTensor):
-                    kinds["devices"][leaf] = tensor.device.type
+                    kinds["devices"][leaf] = layouts.device(tensor, parameter)
                     if isinstance(parameter, DTensor) and tensor.shape == parameter.shape:
                         kinds["whole"][leaf] = True
                 elif not isinstance(parameter, DTensor) or tensor.device_mesh != parameter.device_mesh:

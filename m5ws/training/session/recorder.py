@@ -100,12 +100,22 @@ class Recorder:
         if self._feed is not None:
             self._feed.start()
         self._probe_loader()
-        if restored.rank is not None:
-            # Last of all: creating an iterator of the loader draws a seed from the global generator.
-            rng.restore(restored.rank["generators"], self._generators)
+        # Last of all: creating an iterator of the loader draws a seed from the global generator.
+        generators = self._restore_generators(restored) if restored.rank is not None else {}
         tensors, states = self._fingerprint(restored.step, restored=True)
-        restore.verify(restored, tensors, states)
+        restore.verify(restored, tensors, states, generators)
         return restored.step
+
+    def _restore_generators(self, restored: checkpointing.RestoredState) -> dict[str, Plain]:
+        """Restore this rank's generators and return their stored states; publish a notice if the device is another."""
+        assert restored.rank is not None
+        states, seeds, changes = rng.on_device(restored.rank["generators"], rng.devices())
+        rng.restore(states, self._generators)
+        rng.seed_devices(seeds)
+        if changes:
+            message = f"the checkpoint was made on another device: {'; '.join(changes)}"
+            self._active.notice("resume-limit", message, restored.step)
+        return states
 
     def _restore_position(self, restored: checkpointing.RestoredState) -> None:
         """Restore the position in the data; publish a notice of the state that this attempt does not restore."""

@@ -31,15 +31,23 @@ def restore_object(name: str, item: Any, source: Mapping[str, Plain], step: int,
         )
 
 
-def verify(restored: checkpointing.RestoredState, tensors: dict[str, str], generators: Mapping[str, Plain]) -> None:
-    """Raise RestoreError unless the present fingerprints and generators equal the checkpoint's."""
+def verify(
+    restored: checkpointing.RestoredState,
+    tensors: dict[str, str],
+    generators: Mapping[str, Plain],
+    stored: Mapping[str, Plain],
+) -> None:
+    """Raise RestoreError unless the present fingerprints equal the checkpoint's, and generators their stored states.
+
+    A generator without a stored state is of a device that the checkpoint lacks.
+    """
     saved = restored.fingerprints
     if restored.rank is None:
         checkpointing.verify_fingerprints("tensors", *_alike(_bits(tensors), _bits(saved)), restored.step)
         return
     checkpointing.verify_fingerprints("tensors", *_on_their_ranks(tensors, saved), restored.step)
-    stored = rng.digests(restored.rank["generators"])
-    checkpointing.verify_fingerprints("generators", rng.digests(generators), stored, restored.step)
+    present = {name: state for name, state in generators.items() if name in stored}
+    checkpointing.verify_fingerprints("generators", rng.digests(present), rng.digests(stored), restored.step)
 
 
 def is_elastic(feed: Feed | None, restored: checkpointing.RestoredState) -> bool:

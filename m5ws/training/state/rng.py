@@ -5,7 +5,7 @@ Each has a name, so that a resume that differs names the generator that was used
 
 import hashlib
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from m5ws.records import codec
 from m5ws.training.state import plain_state
 from m5ws.training.state.plain_state import Plain
 
+_DEVICES = frozenset({"cuda"})
+"""Devices with a generator of their own, as modules of torch."""
 Named = Mapping[str, torch.Generator]
 """Generators beyond the global generators, by name: the loader's, and the script's registered generators."""
 
@@ -38,8 +40,7 @@ def read(named: Named) -> dict[str, object]:
         "numpy": np.random.get_state(),
         "torch": torch.get_rng_state(),
     }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        states["cuda"] = torch.cuda.get_rng_state()
+    states |= {name: getattr(torch, name).get_rng_state() for name in devices()}
     return states | {name: generator.get_state() for name, generator in named.items()}
 
 
@@ -58,14 +59,41 @@ def restore(states: Mapping[str, Plain], named: Named) -> None:
             np.random.set_state(state)
         elif name == "torch":
             torch.set_rng_state(state)
-        elif name == "cuda" and torch.cuda.is_available():
-            torch.cuda.set_rng_state(state)
+        elif name in devices():
+            getattr(torch, name).set_rng_state(state)
         elif name in named:
             named[name].set_state(state)
         else:
             raise plain_state.RestoreError(
                 f"the checkpoint has the state of generator {name!r}, which does not exist now"
             )
+
+
+def on_device(
+    states: Mapping[str, Plain], present: Collection[str]
+) -> tuple[dict[str, Plain], dict[str, int], list[str]]:
+    """Return captured states for a process with the device generators `present`, on the device of the capture or not.
+
+    The states are without generators of absent devices. A generator that the capture lacks has a seed by its name: the
+    first 63 bits of the BLAKE2b digest of the CPU generator's state. The list has one line for each difference.
+    """
+    absent, new = _DEVICES.intersection(states).difference(present), set(present).difference(states)
+    seed = hashlib.blake2b(codec.encode_plain(states["torch"]), digest_size=8).digest()
+    changes = [f"generator {name} is left out: there is no such device" for name in sorted(absent)]
+    changes += [f"generator {name} is seeded from the state of generator torch" for name in sorted(new)]
+    kept = {name: state for name, state in states.items() if name not in absent}
+    return kept, dict.fromkeys(new, int.from_bytes(seed, "big") >> 1), changes
+
+
+def devices() -> tuple[str, ...]:
+    """Return the devices of this process with a generator of their own, which are used."""
+    return ("cuda",) if torch.cuda.is_available() and torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+
+
+def seed_devices(seeds: Mapping[str, int]) -> None:
+    """Seed generators of devices, by name."""
+    for name, seed in seeds.items():
+        getattr(torch, name).manual_seed(seed)
 
 
 def digests(states: Mapping[str, Plain]) -> dict[str, str]:
