@@ -15,7 +15,6 @@ _SCRIPTS = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "tutorial.md")
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800)  # A page has up to eleven launches.
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "tutorial.md"], ids=["readme", "tutorial"])
 def test_documented_commands_print_the_documented_lines(page: Path, tmp_path: Path) -> None:
     root = tmp_path / "mine"
