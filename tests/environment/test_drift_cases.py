@@ -39,7 +39,7 @@ _DISTRIBUTIONS = {
 _RUN = Observed(
     facts=_FACTS,
     distributions=_DISTRIBUTIONS,
-    origins={"flash": Origin(kind="git", url="https://example.org/flash.git", commit="1" * 40)},
+    origins={"flash": Origin(kind="vcs", url="https://example.org/flash.git", commit="1" * 40)},
     provides={name: (name.replace("nvidia-", "nvidia/").partition("-cu12")[0],) for name in _DISTRIBUTIONS},
 )
 _USED = Usage(

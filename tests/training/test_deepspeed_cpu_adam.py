@@ -179,9 +179,14 @@ def test_an_update_uses_the_cores_of_its_rank_and_leaves_the_number_of_threads(
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     optimizer = make([torch.nn.Parameter(torch.zeros(3))])
     track(optimizer)
-    seen = []
+    seen = list[int]()
     update = optimizer.ds_opt_adam._update
-    optimizer.ds_opt_adam._update = lambda *words: (seen.append(torch.get_num_threads()), update(*words))
+
+    def watched(*words: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return update(*words)
+
+    optimizer.ds_opt_adam._update = watched
     before = torch.get_num_threads()
     optimizer.param_groups[0]["params"][0].grad = torch.ones(3)
     optimizer.step()

@@ -39,10 +39,9 @@ class Machine:
     """Plants a device named cuda into this process, and takes it out."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.device = Device()
+        self.device, self.has_device = Device(), True
         monkeypatch.setattr(rng, "devices", lambda: ("cuda",) if self.has_device else ())
         monkeypatch.setattr(torch, "cuda", self.device)
-        self.has_device = True
 
 
 @pytest.fixture
