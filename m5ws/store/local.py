@@ -212,7 +212,8 @@ class LocalStore:
         """
         if self._known:
             try:
-                os.lstat(self.root / FORMAT)
+                with _naming(self.root, FORMAT):
+                    os.lstat(self.root / FORMAT)
             except (FileNotFoundError, NotADirectoryError) as error:
                 raise StoreGone(f"the store {self.root} no longer exists") from error
 

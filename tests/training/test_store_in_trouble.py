@@ -39,7 +39,7 @@ _STEPS = 14
 _SAID = {
     "away": r"the store .* no longer exists|StoreUnreachable|StoreFailing",
     "full": "No space left on device|QuotaExceeded",
-    "denied": "Permission denied|AccessDenied",
+    "denied": "PathDenied: permission denied|AccessDenied",
 }
 _PATIENCE_S = 0.3
 _HEADER = ("| store | for a minute it | checkpoints | saves that failed, said | seconds |", "|---|---|---|---|---|")
