@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from tests.support.paths import ROOT
 from tests.support.workspace.checkouts import commit_all
@@ -82,8 +84,8 @@ class _Places:
         (root / "config.yaml").write_text(_CONFIG)
         tokenizer = folder / "tok"
         tokenizer.mkdir()
-        for name in ("merges.txt", "tokenizer.json"):
-            (tokenizer / name).write_text("{}")
+        (tokenizer / "merges.txt").write_text("{}")
+        Tokenizer(WordLevel({"a": 0}, "a")).save(str(tokenizer / "tokenizer.json"))
         (root / "m5ws.toml").write_text(_SETTINGS.replace("{tokenizer}", str(tokenizer)))
         commit_all(root)
         self.run, other, third = (self.workspace.train("--seed", str(seed)) for seed in (0, 1, 2))

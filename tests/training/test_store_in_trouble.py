@@ -26,6 +26,7 @@ from m5ws.store.s3.retry import RetryPolicy
 from m5ws.store.s3.store import S3Store
 from m5ws.training.checkpoint import checkpointing
 from m5ws.training.checkpoint.writer import TooManyFailures
+from m5ws.training.runtime import context
 from tests.conftest import loud_skip
 from tests.support.campaigns import soak_page
 from tests.support.faults.troubles import TROUBLES, Directory, Server, file_system
@@ -120,7 +121,7 @@ class _Tried:
 
     def _wait_for(self, step: int) -> None:
         end_s = time.monotonic() + _WAIT_S
-        while self.published()[-1:] != [step]:
+        while self.published()[-1:] != [step] or _saves():
             assert time.monotonic() < end_s, f"the checkpoint after step {step} was not published"
             time.sleep(0.02)
 
@@ -146,6 +147,11 @@ class _Tried:
 @pytest.fixture
 def tried(in_process: Any, repo: Repository, troubled: Directory | Server) -> _Tried:
     return _Tried(in_process, repo, troubled)
+
+
+def _saves() -> bool:
+    """Return True while a save is running: it reads the store once more after it has published."""
+    return any(thread.name == context.SAVE_THREAD for thread in threading.enumerate())
 
 
 def _says(notices: list[str], trouble: str) -> bool:
