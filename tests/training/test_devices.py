@@ -52,14 +52,15 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
 
 def test_generators_of_absent_devices_are_left_out_and_of_new_devices_are_seeded() -> None:
     states = rng.capture({})
-    assert rng.on_device(states, ()) == (states, {}, [])
-    assert rng.on_device(states | {"cuda": states["torch"]}, ("cuda",)) == (states | {"cuda": states["torch"]}, {}, [])
-    kept, seeds, changes = rng.on_device(states | {"cuda": states["torch"]}, ())
+    with_device = states | {"cuda": states["torch"]}
+    assert rng.on_device(states, ["cuda"], ()) == (states, {}, [])
+    assert rng.on_device(with_device, ["cuda"], ("cuda",)) == (with_device, {}, [])
+    kept, seeds, changes = rng.on_device(with_device, ["cuda"], ())
     assert (kept, seeds, changes) == (states, {}, ["generator cuda is left out: there is no such device"])
-    kept, seeds, changes = rng.on_device(states, ("cuda",))
+    kept, seeds, changes = rng.on_device(states, [], ("cuda",))
     assert kept == states and changes == ["generator cuda is seeded from the state of generator torch"]
     torch.rand(1)
-    assert rng.on_device(states, ("cuda",))[1] == seeds != rng.on_device(rng.capture({}), ("cuda",))[1]
+    assert rng.on_device(states, [], ("cuda",))[1] == seeds != rng.on_device(rng.capture({}), [], ("cuda",))[1]
 
 
 def test_a_checkpoint_continues_on_a_machine_with_another_device_and_a_notice_names_it(

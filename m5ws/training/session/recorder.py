@@ -109,7 +109,8 @@ class Recorder:
     def _restore_generators(self, restored: checkpointing.RestoredState) -> dict[str, Plain]:
         """Restore this rank's generators and return their stored states; publish a notice if the device is another."""
         assert restored.rank is not None
-        states, seeds, changes = rng.on_device(restored.rank["generators"], rng.devices())
+        captured = restored.rank.get("devices", ())
+        states, seeds, changes = rng.on_device(restored.rank["generators"], captured, rng.devices())
         rng.restore(states, self._generators)
         rng.seed_devices(seeds)
         if changes:
@@ -295,7 +296,8 @@ class Recorder:
         feed = {"feed": self._position(step)} if self._feed is not None else {}
         if feed and self._feed is not None and self._feed.elastic:
             common |= self._if_alike(feed, step)
-        return common, {**own, **feed, "generators": states}
+        devices = {"devices": list(used)} if (used := rng.devices()) else {}
+        return common, {**own, **feed, **devices, "generators": states}
 
     def _position(self, step: int) -> dict[str, Plain]:
         """Return the position in the data; none, with a notice, if the loader's state_dict fails. Raises StateError."""

@@ -14,8 +14,6 @@ from m5ws.records import codec
 from m5ws.training.state import plain_state
 from m5ws.training.state.plain_state import Plain
 
-_DEVICES = frozenset({"cuda"})
-"""Devices with a generator of their own, as modules of torch."""
 Named = Mapping[str, torch.Generator]
 """Generators beyond the global generators, by name: the loader's, and the script's registered generators."""
 
@@ -70,14 +68,14 @@ def restore(states: Mapping[str, Plain], named: Named) -> None:
 
 
 def on_device(
-    states: Mapping[str, Plain], present: Collection[str]
+    states: Mapping[str, Plain], captured: Collection[str], present: Collection[str]
 ) -> tuple[dict[str, Plain], dict[str, int], list[str]]:
-    """Return captured states for a process with the device generators `present`, on the device of the capture or not.
+    """Return states with the device generators `captured`, for a process with the device generators `present`.
 
     The states are without generators of absent devices. A generator that the capture lacks has a seed by its name: the
     first 63 bits of the BLAKE2b digest of the CPU generator's state. The list has one line for each difference.
     """
-    absent, new = _DEVICES.intersection(states).difference(present), set(present).difference(states)
+    absent, new = set(states).intersection(captured).difference(present), set(present).difference(states)
     seed = hashlib.blake2b(codec.encode_plain(states["torch"]), digest_size=8).digest()
     changes = [f"generator {name} is left out: there is no such device" for name in sorted(absent)]
     changes += [f"generator {name} is seeded from the state of generator torch" for name in sorted(new)]
@@ -86,8 +84,13 @@ def on_device(
 
 
 def devices() -> tuple[str, ...]:
-    """Return the devices of this process with a generator of their own, which are used."""
-    return ("cuda",) if torch.cuda.is_available() and torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+    """Return the devices of this process with a generator of their own, which are used, as modules of torch."""
+    device = torch.accelerator.current_accelerator()
+    if device is None or not torch.accelerator.is_available():
+        return ()
+    module = torch.get_device_module(device)
+    is_used = not hasattr(module, "is_initialized") or module.is_initialized()
+    return (device.type,) if is_used and hasattr(module, "get_rng_state") else ()
 
 
 def seed_devices(seeds: Mapping[str, int]) -> None:
