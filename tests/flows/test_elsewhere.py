@@ -66,8 +66,8 @@ class _Places(msgspec.Struct, frozen=True):
     def history(self, run: str) -> history.History:
         return history.load(self.repo, run)
 
-    def kill_ranks(self, where: int, run: str) -> None:
-        """Kill all ranks of a run on one machine: the processes that write its logs."""
+    def kill_ranks(self, where: int, run: str = "") -> None:
+        """Kill all ranks of a run on one machine, or of all its runs: the processes that write their logs."""
         directory = str(self.homes[where].root / ".m5ws" / "runs" / run)
         for process in Path("/proc").glob("[0-9]*"):
             try:
@@ -164,6 +164,8 @@ def _one_run(places: _Places, whole: tuple[history.History, float], draw: random
             break
         count.killed += 1
         if not begun:
+            # Its ranks wait for ever for the permission to begin: forks do not end with their supervisor.
+            places.kill_ranks(where)
             continue
         [run] = begun
         if draw.random() < 0.5:
