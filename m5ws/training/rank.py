@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     _die_with_parent(parent)
     _handle_warnings()
-    stop = StopRequest(Path(orders.spool_dir) / "stop", world)
+    stop = StopRequest(Path(orders.spool_dir) / "processes")
     stop.register()
     _redirect(Path(orders.log_dir) / f"rank-{rank}.log")
     admitted = admission.wait(orders, is_first=os.environ.get("LOCAL_RANK", "0") == "0")

@@ -162,7 +162,7 @@ class InProcess:
         orders, directory = self.runner.context(spec, resume)
         orders = msgspec.structs.replace(orders, **orders_more)
         spool = SpoolWriter(directory / "spool" / "0.spool", genesis(orders.run, orders.attempt, "0"))
-        stop = StopRequest(directory / "spool" / "stop", 1)
+        stop = StopRequest(directory / "spool" / "processes")
         error: BaseException | None = None
         context.activate(context.ActiveRank(orders, repo or self.runner.repo, spool, stop, 0, 1))
         try:

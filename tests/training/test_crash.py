@@ -41,7 +41,9 @@ def _save(repo: Repository, folder: Path) -> bool:
     optimizer.step()
     context = orders(folder, store=repo.store.url, run=_RUN, snapshot=repo.objects.digest(b"none"))
     spool = SpoolWriter(folder / "0.spool", genesis(_RUN, 1, "0"))
-    active = ActiveRank(context=context, repo=repo, spool=spool, stop=StopRequest(folder / "stop", 1), rank=0, world=1)
+    active = ActiveRank(
+        context=context, repo=repo, spool=spool, stop=StopRequest(folder / "processes"), rank=0, world=1
+    )
     backend = TorchBackend(model, optimizer)
     moment = checkpointing.TrainingState(step=1, common={}, rank={"generators": {}}, head=spool.head)
     return checkpointing.save(active, backend.stage(HostBuffers()), backend.format, None, moment, folder / "kept")

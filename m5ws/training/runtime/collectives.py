@@ -5,8 +5,10 @@ the model. With one process, every function is the identity.
 """
 
 import os
+from collections.abc import Sequence
 from typing import TypeVar
 
+import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
@@ -50,6 +52,13 @@ def gather(value: T, group: ProcessGroup | None) -> list[T]:
     values: list[T | None] = [None] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group=group)
     return values  # type: ignore[return-value]
+
+
+def greatest(values: Sequence[int], group: ProcessGroup) -> list[int]:
+    """Return the greatest of all ranks' values at each place; collective."""
+    reduced = torch.tensor(values, dtype=torch.int64)
+    dist.all_reduce(reduced, dist.ReduceOp.MAX, group=group)
+    return reduced.tolist()
 
 
 def equal_on_all(value: Plain, objects: Objects, group: ProcessGroup | None) -> bool:

@@ -20,6 +20,7 @@ from m5ws.training.fingerprint import fingerprint
 from m5ws.training.runtime import collectives, context
 from m5ws.training.runtime.threads import Threads
 from m5ws.training.session import checkpoint_limits, fork, rehearsal, restore
+from m5ws.training.session.agreement import Agreement
 from m5ws.training.session.checkpoint_limits import StepWatch
 from m5ws.training.session.checkpoint_schedule import Cadence
 from m5ws.training.session.fingerprint_schedule import FingerprintSchedule
@@ -56,6 +57,7 @@ class Recorder:
         self._fingerprints = FingerprintSchedule(fingerprint_every, active.context.fingerprint_at, self._group)
         self._writer = CheckpointWriter(active, backend)
         self._cadence = Cadence(active, checkpoint_every)
+        self._agreement = Agreement(self._group)
         self._pending: StepEvent | None = None
         self._pending_step: Step | None = None
         self._first = 1
@@ -169,10 +171,12 @@ class Recorder:
             self._backend.check()
             self._rehearse()
             self._position(step.number)
-        stopping = self._active.stop.is_due(step.number)
+        stopping, by_clock = self._agreement.on(step.number, self._active.stop.is_requested, self._cadence.is_time)
+        if stopping:
+            self._active.stop.agree()
         self._writer.raise_errors()
         ends = last or stopping
-        if (ends and self._saves_at_end(step.number)) or self._cadence.due(step.number):
+        if (ends and self._saves_at_end(step.number)) or by_clock or self._cadence.is_due(step.number):
             self._flush()
             self._checkpoint(step.number, last=ends, stopping=stopping)
             self._fingerprints.checkpointed(step.number)
