@@ -11,7 +11,7 @@ import pwd
 import shlex
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -54,6 +54,14 @@ class Workspace:
     root: Path
     settings: Settings
     environment: Mapping[str, str] = field(repr=False)
+    scratch: Path | None = None
+    """A folder on the local disk of a node, in the place of `.m5ws` and of the folder for work directories."""
+
+    def on_node(self, scratch: Path, node: int) -> "Workspace":
+        """Return this workspace as the agent of a node uses it: other agents share the checkout with it."""
+        folder = Path(os.path.abspath(scratch)) / f"m5ws-{os.getuid()}"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return replace(self, scratch=folder / f"node-{node}")
 
     @property
     def name(self) -> str:
@@ -63,7 +71,7 @@ class Workspace:
     @property
     def home(self) -> Path:
         """The directory `.m5ws` with all of m5ws's own files. `prepare` creates it."""
-        return self.root / STATE
+        return self.root / STATE if self.scratch is None else self.scratch
 
     @property
     def index_path(self) -> Path:
@@ -114,6 +122,8 @@ class Workspace:
     @property
     def work_root(self) -> Path:
         """The parent of the work directories of attempts. All workspaces of a user share it."""
+        if self.scratch is not None:
+            return self.scratch / "work"
         if named := self.settings.run.work_dir:
             return self.root / Path(named).expanduser()
         return self._user_dir("XDG_STATE_HOME", ".local/state") / "m5ws" / "work"
@@ -126,7 +136,7 @@ class Workspace:
     @property
     def tracking_uri(self) -> str:
         """The MLflow store: of `m5ws.toml`, else of MLFLOW_TRACKING_URI, else a file of this workspace."""
-        own = f"sqlite:///{self.home / 'mlflow' / 'mlflow.db'}"
+        own = f"sqlite:///{self.root / STATE / 'mlflow' / 'mlflow.db'}"
         return self.settings.mlflow.tracking_uri or self.environment.get("MLFLOW_TRACKING_URI") or own
 
     def prepare(self) -> Path:

@@ -30,8 +30,10 @@ _BUILDING = "preparing DeepSpeed's operators; the first time in an environment, 
 _LINES = 20
 _LOGS = ("launcher.log", "rank-0.log")
 
-Accept = Callable[[Observed], None]
-"""Called with the environment of an attempt before the attempt begins. Raises an error to refuse it."""
+Accept = Callable[[Observed, Mapping[str, Observed]], None]
+"""Called with the environment of a node, and of the other nodes by their names, before the attempt begins. Raises an
+error to refuse it.
+"""
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,11 +45,16 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def launched(
-    ports: Ports, plan: AttemptPlan, accept: Accept, progress: Progress | None, poll: Callable[[], None]
+    ports: Ports,
+    plan: AttemptPlan,
+    accept: Callable[[Observed], None],
+    progress: Progress | None,
+    poll: Callable[[], None],
 ) -> Iterator[Waiting]:
     """Launch the processes, and yield them if their environment is accepted. None is left after the block.
 
-    Raises LaunchFailed, and as `accept`. Then the logs are left, and no work directory.
+    `accept` raises an error to refuse the environment. Raises LaunchFailed, and as `accept`. Then the logs are left,
+    and no work directory.
     """
     report(progress, _BUILDING if plan.request.prepare else "starting the processes")
     process = None

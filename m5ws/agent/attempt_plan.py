@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from m5ws.outputs.saved import StoredOutputs
-from m5ws.records.launch import Context, LaunchRequest
+from m5ws.records.launch import Context, LaunchRequest, Place
 from m5ws.records.note import Note
 from m5ws.records.run import Run
 
@@ -14,7 +14,7 @@ class AttemptPlan(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt, ready for execution, with its own `directory`. It starts from the checkpoint `resume`.
 
     `outputs`: if there is no such checkpoint, output files of an earlier attempt to restore. `why`: the expectation of
-    a new run, which is published with the run.
+    a new run, which is published with the run. `place` is the place of this machine among the nodes.
     """
 
     run: Run
@@ -27,6 +27,7 @@ class AttemptPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The checkpoints that were valid at planning. Later publications of older attempts are ignored."""
     outputs: StoredOutputs | None = None
     why: Note | None = None
+    place: Place = Place()
 
     @property
     def from_scratch(self) -> bool:

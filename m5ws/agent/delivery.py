@@ -43,9 +43,17 @@ class Delivery:
     """Delivers the spools of a node of one attempt. Events that an earlier supervisor delivered are left out."""
 
     def __init__(
-        self, repo: Repository, run: str, attempt: int, spools: Path, clock: Callable[[], float] = time.monotonic
+        self,
+        repo: Repository,
+        run: str,
+        attempt: int,
+        spools: Path,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        node: int = 0,
     ) -> None:
         self._repo, self._run, self._attempt, self._spools, self._clock = repo, run, attempt, spools, clock
+        self._node, self.nodes = node, 1
         self._seen, self._unpublished = Spools(spools), Spools(spools)
         self._telling: defaultdict[str, OriginSummary] = defaultdict(OriginSummary)
         self._writer: ChainWriter | None = None
@@ -85,10 +93,13 @@ class Delivery:
         for each, event in zip(stored, events, strict=True):
             self._telling[NODE].add(each, event)
 
-    def finish(self) -> list[tuple[str, AnyEvent]]:
-        """Deliver the rest after the last event. If nothing is left, mark the attempt as delivered."""
+    def finish(self, *, is_whole: bool = True) -> list[tuple[str, AnyEvent]]:
+        """Deliver the rest after the last event. If nothing is left, mark the attempt as delivered.
+
+        Unless the attempt `is_whole`, a lost node may deliver events later, so there is no summary.
+        """
         delivered = self.deliver(final=True)
-        if self.complete:
+        if self.complete and is_whole and self._node == 0:
             self._summarise()
         if self.complete and not unsaved.waiting(self._spools.parent):
             (self._spools.parent / DELIVERED).touch()
@@ -98,7 +109,7 @@ class Delivery:
         """Write the summary and index key of an attempt that has ended; without them, its ledger is read."""
         try:
             writer, counts = self._writer, {origin: each.count for origin, each in self._telling.items()}
-            if writer is not None and writer.counts == counts:
+            if self.nodes == 1 and writer is not None and writer.counts == counts:
                 origins, length = dict(self._telling), writer.seq
             else:
                 origins, length = summaries.read(self._repo, self._run, self._attempt)
@@ -125,6 +136,7 @@ class Delivery:
         events = [ledger.decode_event(event) for event in new]
         for stored, event in zip(new, events, strict=True):
             self._telling[origin].add(stored, event)
+            self.nodes = event.nodes if isinstance(event, AttemptStarted) else self.nodes
             self.last_s = max(self.last_s, event.time_s)
         self._urgent = self._urgent or not all(isinstance(event, Step | State) for event in events)
         return [event for event in events if not isinstance(event, AttemptStarted)]
@@ -155,7 +167,8 @@ class Delivery:
     def _append(self) -> None:
         published: Mapping[str, int] = {}
         if self._writer is None:
-            self._writer, self._unpublished = ChainWriter(self._repo, self._run, self._attempt), Spools(self._spools)
+            self._writer = ChainWriter(self._repo, self._run, self._attempt, self._node)
+            self._unpublished = Spools(self._spools)
             published = dict(self._writer.counts)
         events = {origin: new[published.get(origin, 0) :] for origin, new in self._unpublished.read().items()}
         if any(events.values()):

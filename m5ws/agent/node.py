@@ -72,15 +72,18 @@ class Node:
         self._ports, self._plan, self._work, self._progress = ports, plan, work, progress
         self._waiting, self._notify = waiting, notify
         self.results = Results(ports.repo, plan, work.path, spool, notify)
-        self.delivery = Delivery(ports.repo, plan.run.id, plan.attempt, Path(plan.context.spool_dir))
+        self.delivery = Delivery(
+            ports.repo, plan.run.id, plan.attempt, Path(plan.context.spool_dir), node=plan.place.node
+        )
         self._spools = Spools(Path(plan.context.spool_dir))
         declared = snapshots.load(ports.repo, plan.run.snapshot).declared
         self.nccl = NcclLogs(Path(plan.context.spool_dir), spool, declared, waiting.observed)
         self._reads = ReadFiles(ports.repo, plan, spool, notify)
 
-    def run(self, listen: Listen, show: Show, poll: Callable[[], None]) -> NodeEnd:
+    def run(self, listen: Listen, show: Show, poll: Callable[[], None], asked: Callable[[str], None]) -> NodeEnd:
         """Run the script to its end. `poll` is called several times a second, and once after the end.
 
+        `asked` is called with the name of the signal by which the user stops the processes, before they get it.
         `listen` is called in another thread, which has ended when this returns.
         """
         process, beside = self._waiting.process, StoreThread(partial(self._use_store, listen))
@@ -93,6 +96,7 @@ class Node:
             beside.end()
         except KeyboardInterrupt as request:
             report(self._progress, _STOPPING)
+            asked(stop.name_of(request))
             name, status = stop.at_request(process, self._plan.context.saving, request)
             return self._ended(status, request=name)
         except M5Error as error:

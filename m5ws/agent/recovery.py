@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from m5ws.agent.delivery import DELIVERED, Delivery
-from m5ws.agent.run_lock import RANKS_S, Notify, RunAlive, is_own, lock_run
+from m5ws.agent.run_lock import RANKS_S, Notify, RunAlive, is_own, lock_run, own_node
 from m5ws.containers import launcher
 from m5ws.errors import M5Error, ObjectExists
 from m5ws.filesystem import write_atomically
@@ -54,11 +54,15 @@ def finish(repo: Repository, run: str, attempt: int, directory: Path, opener: un
         directories.keep_links(work)
     directories.end(directory)
     launcher.remove_left(directory / "logs", os.environ)
-    if (directory / DELIVERED).exists() or not is_own(repo, run, attempt, directory):
+    node = own_node(repo, run, attempt, directory) if not (directory / DELIVERED).exists() else None
+    if node is None:
         return
-    left = Delivery(repo, run, attempt, directory / "spool")
+    left = Delivery(repo, run, attempt, directory / "spool", node=node)
     left.deliver(final=True)
     if not left.complete:
+        return
+    if node:  # Only its leader ends an attempt.
+        left.finish()
         return
     complete, is_removed = False, opener is not None and _is_removed(repo, run)
     if opener is not None and not is_removed and unsaved.waiting(directory):
@@ -70,7 +74,9 @@ def finish(repo: Repository, run: str, attempt: int, directory: Path, opener: un
         left.append(_end_killed(repo, run, attempt, directory, left, is_stored=opener is not None))
     elif opener is not None and not is_removed:
         if end.outcome == "unsaved" and complete:
-            ended = AttemptEnded(time_s=end.time_s, outcome="finished", exit_code=0, heads=end.heads)
+            ended = AttemptEnded(
+                time_s=end.time_s, outcome="finished", exit_code=0, heads=end.heads, is_whole=end.is_whole
+            )
             left.append([*unrecorded.events(repo, run, attempt), ended])
             (directory / TRACKED).unlink(missing_ok=True)
         unsaved.remove(directory)
@@ -98,7 +104,10 @@ def _end_killed(
     """
     notices: list[Notice] = []
     reason, heads = EndReason(kind="supervisor killed"), left.heads()
-    ended = AttemptEnded(time_s=left.last_s, outcome="failed", exit_code=137, reason=reason, heads=heads)
+    whole = left.nodes == 1
+    ended = AttemptEnded(
+        time_s=left.last_s, outcome="failed", exit_code=137, reason=reason, heads=heads, is_whole=whole
+    )
     if is_stored:
         notices = killed.store(repo, run, attempt, directory)
         if killed.is_done(repo, run, attempt, directory):

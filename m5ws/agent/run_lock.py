@@ -12,7 +12,7 @@ from pathlib import Path
 from m5ws import locks
 from m5ws.errors import UsageError
 from m5ws.records import codec
-from m5ws.records.ledger import NODE
+from m5ws.records.ledger import NODE, NodeStarted
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.spool import SpoolReader
 from m5ws.repository.repository import Repository
@@ -68,13 +68,19 @@ def mark_directory(directory: Path) -> None:
 
 
 def is_own(repo: Repository, run: str, attempt: int, directory: Path) -> bool:
-    """Return True if the spools of the stored attempt are in this directory.
+    """Return True if the spools of the attempt's leader are in this directory."""
+    return own_node(repo, run, attempt, directory) == 0
+
+
+def own_node(repo: Repository, run: str, attempt: int, directory: Path) -> int | None:
+    """Return the number of the node of the stored attempt whose spools are in this directory; None if there is none.
 
     Another machine may have begun the attempt after it was planned here, or the directory may be a copy.
     """
     spooled = SpoolReader(directory / "spool" / f"{NODE}.spool").read()
-    stored = ledger.started(repo, run, attempt) if spooled else None
-    if stored is None or codec.encode(stored) != spooled[0]:
-        return False
+    begin = ledger.decode_event(spooled[0]) if spooled else None
+    node = begin.node if isinstance(begin, NodeStarted) else 0
+    stored = ledger.first(repo, run, attempt, node) if begin is not None else None
     mark = directory / _OWNER
-    return mark.exists() and mark.read_text() == str(mark.stat().st_ino)
+    is_place = mark.exists() and mark.read_text() == str(mark.stat().st_ino)
+    return node if stored is not None and is_place and codec.encode(stored) == spooled[0] else None

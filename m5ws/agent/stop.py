@@ -19,15 +19,24 @@ def patience_s(saving: Saving) -> int:
     return math.ceil(saving.deadline_s + GRACE_S)
 
 
+def name_of(request: KeyboardInterrupt) -> str:
+    """Return the name of the signal by which the user stops the processes."""
+    return str(request) or signal.SIGINT.name
+
+
+def number_of(name: str) -> signal.Signals:
+    """Return the signal that the processes get. They end by SIGTERM for each warning of a scheduler."""
+    return signal.SIGINT if name == signal.SIGINT.name else signal.SIGTERM
+
+
 def at_request(process: Process, saving: Saving, request: KeyboardInterrupt) -> tuple[str, int]:
     """Stop the processes as the user asked, and return the signal's name and the exit status.
 
     The ranks may save a last checkpoint. A second request stops the processes at once.
     """
-    name = str(request) or signal.SIGINT.name
-    number = signal.SIGINT if name == signal.SIGINT.name else signal.SIGTERM
+    name = name_of(request)
     try:
-        return name, process.stop(patience_s(saving), number)
+        return name, process.stop(patience_s(saving), number_of(name))
     except KeyboardInterrupt:
         return name, process.stop(0.0)
 

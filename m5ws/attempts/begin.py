@@ -76,7 +76,13 @@ def publish(ports: Ports, plan: AttemptPlan, observed: Observed, spool: SpoolWri
         if plan.why is not None:
             notes.publish(repo, plan.why)
     started = AttemptStarted(
-        time_s=time.time(), attempt=plan.attempt, host=socket.gethostname(), inherits=plan.inherits, resume=plan.resume
+        time_s=time.time(),
+        attempt=plan.attempt,
+        host=socket.gethostname(),
+        nodes=plan.place.nodes,
+        job=plan.place.job,
+        inherits=plan.inherits,
+        resume=plan.resume,
     )
     declared = snapshots.load(repo, plan.run.snapshot).declared
     spool.append(started)

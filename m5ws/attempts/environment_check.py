@@ -4,6 +4,10 @@ Every run requires the versions that its snapshot declares. A resumed run also r
 that it continues. `reproduce` compares by the same rules.
 """
 
+from collections.abc import Mapping
+
+import msgspec
+
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.ports import Ports
 from m5ws.environment import drift, reads, recorded, usage
@@ -28,13 +32,16 @@ _FIRST = (
 """Hint for a new run, which has no environment yet that could be rebuilt."""
 
 
-def differences(ports: Ports, plan: AttemptPlan, observed: Observed) -> tuple[Change, ...]:
+def differences(
+    ports: Ports, plan: AttemptPlan, observed: Observed, others: Mapping[str, Observed]
+) -> tuple[Change, ...]:
     """Return all differences, the most serious first. Distributions that no rank loaded count as harmless.
 
     A first attempt without declared versions has no required environment. Files that earlier attempts read are
-    compared too.
+    compared too. `others` has the environments of other nodes by their names; all nodes must be alike.
     """
     unmet = drift.unmet(snapshots.load(ports.repo, plan.run.snapshot).declared, observed)
+    unmet = (*unmet, *(_on(name, change) for name, other in others.items() for change in drift.drift(observed, other)))
     if plan.attempt == 1:
         return unmet
     continued = _continued(plan)
@@ -54,6 +61,10 @@ def refuse(changes: tuple[Change, ...], *, is_new: bool) -> None:
             f"the environment differs: {'; '.join(map(title, grave[:_NAMED]))}{more}",
             hint=_FIRST if is_new else EnvironmentDiffers.hint,
         )
+
+
+def _on(node: str, change: Change) -> Change:
+    return msgspec.structs.replace(change, name=f"{change.name} on {node}")
 
 
 def _continued(plan: AttemptPlan) -> int:

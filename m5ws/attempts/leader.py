@@ -12,18 +12,25 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
+import blake3
 import msgspec
 
 from m5ws.agent import admission, failure, prepare, recovery, run_lock, stop, untracked, work_files
 from m5ws.agent.admission import Waiting
 from m5ws.agent.attempt_plan import AttemptPlan
+from m5ws.agent.link import NodeLost
 from m5ws.agent.node import Events, Node, NodeEnd
 from m5ws.agent.ports import Ports, Watch
 from m5ws.attempts import begin, repeated_steps
+from m5ws.attempts.followers import Followers, heads_of, ranks_of, statuses_of
 from m5ws.errors import M5Error
 from m5ws.progress import Progress, report
+from m5ws.records import codec
+from m5ws.records.environment import Observed
 from m5ws.records.failure import EndReason
 from m5ws.records.ledger import NODE, AttemptEnded, AttemptStarted, Notice, NoticeKind, RankStarted, State
+from m5ws.records.nodes import Ended
+from m5ws.records.run import Run
 from m5ws.repository import removals
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
@@ -34,6 +41,10 @@ from m5ws.work import directories
 from m5ws.work.directories import WorkDirectory
 
 _log = logging.getLogger(__name__)
+JOIN_S = 600.0
+"""The longest wait for all nodes of an attempt."""
+STATUSES = {"finished": 0, "interrupted": 130, "unsaved": recovery.UNSAVED_STATUS}
+"""Exit statuses of followers by the outcome of the attempt: 1 for any other outcome."""
 _FENCE_S = 30.0
 """Interval of checks for a newer attempt and a removal. They fence this attempt's publications even before a check."""
 
@@ -62,7 +73,7 @@ def execute(
     watch: Watch | None = None,
     progress: Progress | None = None,
     poll: Callable[[], None] = lambda: None,
-    accept: admission.Accept = lambda _: None,
+    accept: admission.Accept = lambda *_: None,
     judge: Watch | None = None,
 ) -> AttemptResult:
     """Run one attempt to its end. Raises RunAlive if the run is alive, Fenced if the attempt has begun elsewhere, and
@@ -79,23 +90,28 @@ def execute(
     with run_lock.lock_run(home, notify=partial(report, progress)):
         _announce(ports.tracker)
         begin.refuse_stale(ports.repo, plan)
+        followers = Followers(plan, link_key(plan.run))
         for attempt in range(1, plan.attempt):
             recovery.finish(ports.repo, plan.run.id, attempt, home / f"{attempt:04d}")
         prepare.clear(plan)
         try:
+            followers.gather(JOIN_S, poll, progress)
             plan, work = prepare.prepare(ports, plan, progress)
             spool_path = Path(plan.context.spool_dir) / f"{NODE}.spool"
             with (
-                admission.launched(ports, plan, accept, progress, poll) as waiting,
+                admission.launched(ports, plan, partial(_accept, accept, followers, poll), progress, poll) as waiting,
                 closing(SpoolWriter(spool_path, genesis(plan.run.id, plan.attempt, NODE))) as spool,
             ):
                 with begin.ended(spool):
                     begin.publish(ports, plan, waiting.observed, spool)
-                    begun = _Attempt(ports, plan, work, waiting, spool, watch, judge, progress)
+                    followers.begin()
+                    begun = _Attempt(ports, plan, work, waiting, spool, watch, judge, progress, followers)
                     # After the start: the `rm` of a removal that this look does not meet lists the attempt.
                     begun.is_removed()
                 result = begun.supervise(poll)
+                followers.close(STATUSES.get(result.outcome, 1) if followers.lost is None else NodeLost.exit_code)
         finally:
+            followers.close()
             directories.end(plan.directory)
         if result.reason is not None and result.reason.kind == "removed":
             raise removals.Removed(f"attempt {plan.attempt} of run {plan.run.id} was stopped: {result.reason.problem}")
@@ -103,6 +119,16 @@ def execute(
             report(progress, "removing output files that are stored")
             _remove_outputs(ports.repo, plan)
         return result
+
+
+def link_key(run: Run) -> bytes:
+    """Return the key of the link between the nodes of a run: a digest of the run's record, which only the store has."""
+    return blake3.blake3(codec.encode(run), derive_key_context="m5ws 2026-11 link between nodes").digest()
+
+
+def _accept(accept: admission.Accept, followers: Followers, poll: Callable[[], None], observed: Observed) -> None:
+    """Compare the environments of all nodes before the attempt begins. Raises as `admission.Accept`."""
+    accept(observed, followers.observed(poll))
 
 
 def _remove_outputs(repo: Repository, plan: AttemptPlan) -> None:
@@ -135,8 +161,10 @@ class _Attempt:
         watch: Watch | None,
         judge: Watch | None,
         progress: Progress | None,
+        followers: Followers,
     ) -> None:
         self._ports, self._plan, self._progress = ports, plan, progress
+        self._followers, self._ends = followers, list[Ended]()
         self._spool = spool
         self._watch, self._compare = watch, judge
         self._has_enough = False
@@ -167,13 +195,14 @@ class _Attempt:
         if self._removal is not None:
             removed = NodeEnd(exit_code=1, time_s=time.time())
             return self._end(*self._judge(removed), removed.time_s)
-        end = self._node.run(self._listen, self._show, poll)
+        end = self._node.run(self._listen, self._show, poll, self._stop_followers)
+        self._ends = self._followers.await_ends(stop.patience_s(self._plan.context.saving), self._progress)
         self._show(self._node.read_new())
         self._seen(self._node.deliver_rest())
         self._superseded()
         self.is_removed()
         outcome, exit_code, reason = self._judge(end)
-        unsaved = self._node.keep_results(has_finished=outcome == "finished", is_stopped=end.request is not None)
+        unsaved = self._node.keep_results(has_finished=outcome == "finished", is_stopped=self._request(end) is not None)
         if outcome == "finished" and unsaved is not None:
             outcome, exit_code = "unsaved", recovery.UNSAVED_STATUS
             reason = EndReason(kind="unsaved", problem=unsaved)
@@ -185,7 +214,7 @@ class _Attempt:
         if outcome == "failed" and reason is None:
             reason = self._find_failure(exit_code)
         result = self._end(outcome, exit_code, reason, end.time_s)
-        return msgspec.structs.replace(result, asked=end.request is not None)
+        return msgspec.structs.replace(result, asked=self._request(end) is not None)
 
     def _judge(self, end: NodeEnd) -> tuple[str, int, EndReason | None]:
         """Return the outcome of the attempt, its exit status, and the reason if there is one."""
@@ -195,8 +224,10 @@ class _Attempt:
             return "interrupted", removals.Removed.exit_code, reason
         if (later := self._successor) is not None:
             return "interrupted", end.exit_code, EndReason(kind="superseded", attempt=later.attempt, host=later.host)
-        if end.request is not None:
-            return "interrupted", end.exit_code, EndReason(kind="stopped", signal=end.request)
+        if (request := self._request(end)) is not None:
+            return "interrupted", end.exit_code, EndReason(kind="stopped", signal=request)
+        if (lost := self._followers.lost) is not None:
+            return "failed", NodeLost.exit_code, lost
         if end.problem is not None:
             return "failed", end.exit_code, EndReason(kind="not launched", problem=end.problem)
         if self._inexact is not None:
@@ -205,12 +236,16 @@ class _Attempt:
             return "failed", 1, EndReason(kind="wrong network", problem=self._node.nccl.problem)
         if self._has_enough:
             return "interrupted", end.exit_code, EndReason(kind="enough steps")
-        if end.exit_code:
-            return "failed", end.exit_code, None
+        if status := end.exit_code or max((each.exit_code for each in self._ends), default=0):
+            return "failed", status, None
         if self._plan.context.parent is not None and not self._restored and is_complete:
             # Known not to have restored the parent's checkpoint: it is no fork.
             return "failed", 1, EndReason(kind="fork not restored")
         return "finished", 0, None
+
+    def _request(self, end: NodeEnd) -> str | None:
+        """Return the signal by which the user stopped this node or another."""
+        return next(filter(None, (end.request, *(each.request for each in self._ends))), None)
 
     def _show(self, events: Events) -> float | None:
         """Show new events. Return the processes' time to end if the attempt needs no more steps, or if it is fenced.
@@ -220,9 +255,21 @@ class _Attempt:
         """
         stops = [bool(self._watch(rank, event)) for rank, event in events] if self._watch is not None else []
         self._has_enough = self._has_enough or any(stops)
+        self._followers.look()
         if self._inexact is not None or self._node.nccl.problem is not None:
-            return 0.0
-        return stop.GRACE_S if self._has_enough else None
+            return self._stop_all(0.0)
+        if (asked := self._followers.asked) is not None:
+            return self._stop_all(asked.grace_s)
+        return self._stop_all(stop.GRACE_S) if self._has_enough or self._followers.has_failed else None
+
+    def _stop_all(self, grace_s: float) -> float:
+        """Stop the processes of the followers, and return the time of this node's processes to end."""
+        self._followers.stop(grace_s)
+        return grace_s
+
+    def _stop_followers(self, name: str) -> None:
+        """Pass the user's signal on to the followers, whose ranks may save a last checkpoint."""
+        self._followers.stop(stop.patience_s(self._plan.context.saving), stop.number_of(name))
 
     def _listen(self, events: Events) -> None:
         """Take new events. Waits for the store."""
@@ -287,6 +334,9 @@ class _Attempt:
         """Return the failure of the ranks. A rank without torchrun is the launched process itself."""
         is_plain = self._plan.run.spec.trainer in ("python", "command")
         statuses = {0: exit_code} if is_plain else failure.read_statuses(Path(self._plan.request.log))
+        statuses |= statuses_of(self._ends)
+        for ended in ranks_of(self._ends):
+            self._failures.add(ended)
         killed_after = self._plan.context.killed_after
         if killed_after is not None and -signal.SIGKILL in statuses.values():
             return EndReason(kind="killed for a test", step=killed_after)
@@ -299,12 +349,13 @@ class _Attempt:
             outcome=outcome,  # type: ignore[arg-type]
             exit_code=exit_code,
             reason=reason,
-            heads=self._node.delivery.heads(),
+            heads=self._node.delivery.heads() | heads_of(self._ends),
+            is_whole=self._followers.lost is None,
             logged=(self._plan.directory / LOGGED).exists(),
         )
         self._spool.append(ended)
         self._show(self._node.read_new())
-        self._seen(self._node.delivery.finish())
+        self._seen(self._node.delivery.finish(is_whole=self._followers.lost is None))
         self._follow()
         if self._ports.tracker is None:
             (self._plan.directory / TRACKED).touch()

@@ -25,7 +25,8 @@ from m5ws.errors import CorruptObject, MissingExtra, NotFound, UsageError
 from m5ws.launch import launch_request
 from m5ws.outputs import saved
 from m5ws.records import portable
-from m5ws.records.launch import Context, LaunchRequest, Saving
+from m5ws.records.launch import Context, LaunchRequest, Place, Saving
+from m5ws.records.nodes import Planned
 from m5ws.records.run import LaunchSpec, Parent, Run, Starter, Trainer
 from m5ws.records.snapshot import Snapshot
 from m5ws.repository import bindings, removals
@@ -35,6 +36,8 @@ from m5ws.repository.repository import Repository
 from m5ws.secret_gate import SecretText
 from m5ws.store.cache.cache import CachedStore
 from m5ws.tracking.interface import Tracker
+
+ALONE = Place()
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,8 +150,13 @@ def plan(
     python: str = sys.executable,
     *,
     from_scratch: bool = False,
+    place: Place = ALONE,
+    led: Planned | None = None,
 ) -> AttemptPlan:
     """Return the next attempt of `run`: the first if the run is new, else a resuming attempt. Writes nothing.
+
+    `place` is the place of this machine among the nodes of the attempt. `led` has the choice of the leader on another
+    node; then no output files are restored.
 
     `home` is the workspace's `.m5ws`. Processes inherit `environment`. `saving` and `checkpoint_at` are as in
     `Context`. `python` starts the ranks. `from_scratch`: nothing of the run is restored. Raises NotFound if the store
@@ -161,9 +169,11 @@ def plan(
         _require(run.spec)
     portable.refuse(snapshot.determinism, run.spec)
     named_files.refuse_missing_script(repo, snapshot, run.spec, environment)
+    refuse_unshared(run.spec, place)
     attempts = ledger.attempts(repo, run.id)
-    attempt = max(attempts, default=0) + 1
-    valid = checkpoints.valid(repo, run.id) if attempts and not from_scratch else []
+    attempt = max(attempts, default=0) + 1 if led is None else led.attempt
+    restores = bool(attempts) and led is None and not from_scratch
+    valid = checkpoints.valid(repo, run.id) if restores else list(led.inherits if led is not None else ())
     # gc never deletes the newest. It may be deleting earlier checkpoints at this moment.
     resume = valid[-1] if valid else None
     directory = home / "runs" / run.id / f"{attempt:04d}"
@@ -180,9 +190,8 @@ def plan(
     if run.parent is not None and resume is None:
         resume, context = run.parent.checkpoint, _from_parent(repo, context, run.parent)
     tracking = tracker.environment() if tracker is not None else {}
-    request = _render(context, directory, environment, tracking, python, image)
-    restores = attempts and segment is None and not from_scratch
-    outputs = saved.newest_to_restore(repo, run.id) if restores else None
+    request = _render(context, directory, environment, tracking, python, image, place)
+    outputs = saved.newest_to_restore(repo, run.id) if restores and segment is None else None
     return AttemptPlan(
         run=run,
         attempt=attempt,
@@ -192,7 +201,23 @@ def plan(
         resume=resume,
         inherits=tuple(valid),
         outputs=outputs,
+        place=place,
     )
+
+
+def refuse_unshared(launch: LaunchSpec, place: Place) -> None:
+    """Raise UsageError for a launch that several nodes cannot share."""
+    if place.nodes > 1 and launch.trainer not in ("torchrun", "deepspeed"):
+        raise UsageError(
+            f"{place.nodes} nodes require torchrun, and {launch.trainer} starts the processes of this run",
+            hint="Give the script without a launcher, with --nproc and --nodes.",
+        )
+    if place.nodes > 1 and launch.outputs:
+        raise UsageError(
+            f"[run] outputs cannot be kept from {place.nodes} nodes", hint="Remove outputs from [run] in m5ws.toml."
+        )
+    if launch.nproc is not None and launch.nproc % place.nodes:
+        raise UsageError(f"{launch.nproc} processes cannot be spread evenly over {place.nodes} nodes")
 
 
 def _render(
@@ -202,6 +227,7 @@ def _render(
     tracking: Mapping[str, str],
     python: str,
     image: str | None,
+    place: Place,
 ) -> LaunchRequest:
     """Return the launch of an attempt. Processes in an image see the attempt's directory, the store and the caches.
 
@@ -209,9 +235,9 @@ def _render(
     """
     patience_s = stop.patience_s(context.saving)
     if image is None:
-        return launch_request.render(context, directory, environment, tracking, python, patience_s)
+        return launch_request.render(context, directory, environment, tracking, python, patience_s, place)
     servers = tracking if any(value.startswith("http") for value in tracking.values()) else {}
-    request = launch_request.render(context, directory, {}, servers, PYTHON, patience_s)
+    request = launch_request.render(context, directory, {}, servers, PYTHON, patience_s, place)
     store = () if "://" in context.store else (context.store,)
     folders = (str(directory), *store, *filter(None, (context.copies, context.references)))
     return msgspec.structs.replace(request, image=image, folders=folders, unset=launch_request.of_ranks(environment))

@@ -198,7 +198,7 @@ class HybridRuns:
             comparison.feed(rank, event)
             return comparison.is_decided()
 
-        def accept(observed: Observed) -> None:
+        def accept(observed: Observed, _: object) -> None:
             if (known := self._known(plan, taken, observed)) is not None:
                 raise _Known(known)
             if self.runs >= self._limit:

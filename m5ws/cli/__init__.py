@@ -56,6 +56,7 @@ COMMANDS = {
     "du": "List the bytes of runs.",
     "gc": "Delete unneeded objects: plan first, delete after a grace period.",
     "ui": "Open MLflow with this workspace's runs.",
+    "agent": "",
 }
 
 

@@ -1,7 +1,7 @@
 """The environment on the command line: the reaction to a difference, and the place where an attempt runs."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, cast
 
 import click
@@ -81,12 +81,14 @@ def made(
     )
 
 
-def check(given: "Ports", plan: "AttemptPlan", env: Sequence[str], observed: "Observed") -> None:
-    """Compare the environment before an attempt begins. Raises EnvironmentDiffers with `--env fail`."""
+def check(
+    given: "Ports", plan: "AttemptPlan", env: Sequence[str], observed: "Observed", others: "Mapping[str, Observed]"
+) -> None:
+    """Compare the environments of all nodes before an attempt begins. Raises EnvironmentDiffers with `--env fail`."""
     from m5ws.attempts import environment_check
 
     wanted = policy(env)
-    changes = environment_check.differences(given, plan, observed) if wanted != "ignore" else ()
+    changes = environment_check.differences(given, plan, observed, others) if wanted != "ignore" else ()
     if changes:
         output.print_note("environment: differs from the environment that the run requires")
         output.print_note(_table(changes, "required"))

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from m5ws.config.commands import launchers
 from m5ws.launch import import_path
+from m5ws.launch.network import interface_to
 from m5ws.records import determinism
-from m5ws.records.launch import Context, LaunchRequest
+from m5ws.records.launch import Context, LaunchRequest, Place
 
 CONTEXT_VARIABLE = "M5WS_CONTEXT"
 _OF_RANKS = frozenset(
@@ -43,20 +44,22 @@ def render(
     tracking: Mapping[str, str],
     python: str,
     patience_s: int,
+    place: Place,
 ) -> LaunchRequest:
     """Return the launch of an attempt in `directory`. `python` starts its ranks, with `environment` and `tracking`.
 
-    The ranks have `patience_s` seconds to end if the caller dies.
+    The ranks have `patience_s` seconds to end if the caller dies. `place` is the place of this machine.
     """
     spec = context.spec
+    nproc = spec.nproc // place.nodes if spec.nproc is not None else None
     prepare: tuple[str, ...] = ()
     if spec.trainer == "deepspeed":
         prepare = (python, "-m", "m5ws.training.backends.deepspeed.cpu_adam", "--try")
     return LaunchRequest(
-        argv=launchers.argv(spec.command, spec.trainer, spec.nproc, python),
+        argv=launchers.argv(spec.command, spec.trainer, nproc, python, is_alone=place.nodes == 1),
         cwd=context.work_dir,
         environment=dict(tracking)
-        | _of_launcher(context, environment, patience_s)
+        | _of_launcher(context, environment, patience_s, place)
         | _added(context, directory, environment, python),
         log=str(Path(context.log_dir) / "launcher.log"),
         prepare=prepare,
@@ -66,15 +69,22 @@ def render(
     )
 
 
-def _of_launcher(context: Context, environment: Mapping[str, str], patience_s: int) -> dict[str, str]:
-    """Return the variables for launchers. One process without a launcher has none of them."""
+def _of_launcher(context: Context, environment: Mapping[str, str], patience_s: int, place: Place) -> dict[str, str]:
+    """Return the variables for launchers. One process without a launcher has none of them.
+
+    torchrun reads its options from PET_NAME. Its static rendezvous gives the nodes their ranks by their numbers.
+    """
     if context.spec.trainer in ("python", "command"):
         return {}
     # When a scheduler ends torchrun, torchrun waits this long before it kills the ranks.
     variables = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(patience_s)}
-    if context.spec.nproc is not None and sys.platform == "linux" and "GLOO_SOCKET_IFNAME" not in environment:
-        # All these ranks are on this machine, whose own name may have no address.
-        variables["GLOO_SOCKET_IFNAME"] = "lo"
+    if place.nodes > 1:
+        numbers = {"PET_NNODES": place.nodes, "PET_NODE_RANK": place.node, "PET_MASTER_PORT": place.port}
+        variables |= {name: str(number) for name, number in numbers.items()} | {"PET_MASTER_ADDR": place.master}
+    is_chosen = sys.platform != "linux" or "GLOO_SOCKET_IFNAME" in environment
+    if not is_chosen and (place.nodes > 1 or context.spec.nproc is not None):
+        # A machine's own name may have no address, or an address that other machines cannot reach.
+        variables["GLOO_SOCKET_IFNAME"] = interface_to(place.master) if place.nodes > 1 else "lo"
     return variables
 
 

@@ -36,6 +36,20 @@ def open_log(path: str | os.PathLike[str], flags: int = os.O_WRONLY | os.O_CREAT
     return os.open(path, flags, 0o600)
 
 
+class Place(Record, frozen=True, kw_only=True):
+    """The place of a machine among the `nodes` of an attempt. Node 0 leads, and listens on `master`, a name or address.
+
+    `port` and the port after it are free on `master`. `job` names the job of the scheduler, and how often it was
+    started: the agents of one attempt have the same `job`.
+    """
+
+    node: Count = 0
+    nodes: Count = 1
+    master: str = "127.0.0.1"
+    port: Count = 0
+    job: str | None = None
+
+
 class Saving(Record, frozen=True, kw_only=True):
     """Settings for saving checkpoints; they cannot change bits.
 

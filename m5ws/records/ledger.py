@@ -24,10 +24,13 @@ class AttemptStarted(Event, tag="attempt-started", frozen=True, kw_only=True):
     """First event of an attempt, by its leader on `host`. It fences all earlier attempts.
 
     `inherits` names every earlier checkpoint that counts; checkpoints that earlier attempts publish later do not.
+    `nodes` is the number of machines, and `job` the job of a scheduler that started them.
     """
 
     attempt: Count
     host: str
+    nodes: Count = 1
+    job: str | None = None
     inherits: tuple[CheckpointName, ...] = ()
     resume: CheckpointName | None = None
 
@@ -214,14 +217,15 @@ class AttemptEnded(Event, tag="attempt-ended", frozen=True, kw_only=True):
 
     `outcome` "unsaved": the ranks did all steps, but the last checkpoint or the output files could not be stored. If
     they are stored later, a second event of this kind follows, "finished". `heads` has the head of each rank after its
-    last event, so that dropped events are detected. `logged` is False if no process of the attempt began a run in
-    MLflow.
+    last event, so that dropped events are detected. Unless it `is_whole`, a node was lost, and the heads of its ranks
+    are unknown. `logged` is False if no process of the attempt began a run in MLflow.
     """
 
     outcome: Literal["finished", "failed", "interrupted", "unsaved"]
     exit_code: int
     reason: EndReason | None = None
     heads: dict[str, Digest] = msgspec.field(default_factory=dict)
+    is_whole: bool = True
     logged: bool = True
 
 

@@ -212,7 +212,7 @@ def _replayed(
         if request.env == "fail":
             raise _Refused(refusals.of_reads(ports.repo, ports.sign(planned.run), changed))
 
-    def accept(observed: Observed) -> None:
+    def accept(observed: Observed, _: object) -> None:
         drifted = _drift(ports.repo, planned.run, observed)
         announce(drifted)
         if request.env == "fail" and drift.worst(drifted) in ("can", "does"):

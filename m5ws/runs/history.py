@@ -280,8 +280,7 @@ def _read(repo: Repository, run: str, attempt: int, history: History, ranks: Col
     if ended is None:
         summaries.check_unended(repo, run, attempt)
     else:
-        recorded = {rank: head for rank, head in ended.heads.items() if ranks is None or rank in ranks}
-        ledger.check_heads(run, attempt, recorded, heads.by_rank)
+        ledger.check_heads(run, attempt, ended, heads.by_rank, ranks)
 
 
 def _note(history: History, chain: RecordedChain, rank: str, seq: int, event: Step | State) -> None:

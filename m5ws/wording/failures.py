@@ -18,6 +18,7 @@ ENDS = {
     "unsaved": "{problem}",
     "inexact resume": "{problem}",
     "wrong network": "{problem}",
+    "node lost": "{problem}",
 }
 
 

@@ -204,7 +204,7 @@ def test_an_attempt_of_a_removed_run_stops_and_its_ledger_has_the_end(
     lab.ranks.rule = rule
     plan = run_plan.plan(repo, new, tmp_path / "home", tmp_path, {})
     with pytest.raises(Removed, match=f"attempt 1 of run {new.id} was stopped: run {new.id} was removed by Ada"):
-        leader.execute(lab.ports, plan, accept=lambda _: _mark(repo, new.id) if moment == "start" else None)
+        leader.execute(lab.ports, plan, accept=lambda *_: _mark(repo, new.id) if moment == "start" else None)
     # A removed run's script does not begin.
     assert lab.ranks.begun - begun == (moment == "step")
     ended = ledger.ended(repo, new.id, 1)

@@ -172,21 +172,19 @@ def _one_run(places: _Places, whole: tuple[history.History, float], draw: random
             places.kill_ranks(where, run)
         else:
             count.living += 1
-        made = ledger.attempts(repo, run)
-        elsewhere = draw.choice([place for place in range(len(places.homes)) if place != where])
+        made, others = ledger.attempts(repo, run), [place for place in range(len(places.homes)) if place != where]
+        elsewhere = draw.choice(others)
         # Real ranks hold a lock, so no second attempt runs beside them on one machine. Forks hold no lock.
         places.kill_ranks(elsewhere, run)
         if made and len(made) > attempts:
             attempts = len(made)
-            before = _chain(repo, run, made[-1])
-            status, output = places.m5ws(elsewhere, "resume", run)
+            before, (status, output) = _chain(repo, run, made[-1]), places.m5ws(elsewhere, "resume", run)
             is_refused = status == 2 and "--take-over" in output
             assert "has finished" in output or (is_refused and _chain(repo, run, made[-1]) == before), output
         if not made:
             # A run that was killed before its first attempt began belongs to no machine.
-            known.add(run)
             places.kill_ranks(where, run)
-            command, attempts = ["run"], 0
+            known, command, attempts = known | {run}, ["run"], 0
             continue
         where, command = elsewhere, ["resume", run, "--take-over", "--from-scratch"]
         count.resumed += 1

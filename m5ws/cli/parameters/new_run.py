@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from m5ws.agent.attempt_plan import AttemptPlan
     from m5ws.agent.ports import Ports
     from m5ws.attempts.planning import RunOptions
+    from m5ws.records.launch import Place
+    from m5ws.records.nodes import Planned
     from m5ws.records.run import LaunchSpec, Run
     from m5ws.repository.repository import Repository
     from m5ws.workspace import Workspace
@@ -143,8 +145,13 @@ def plan(
     why: str | None = None,
     *,
     from_scratch: bool = False,
+    place: "Place | None" = None,
+    led: "Planned | None" = None,
 ) -> "tuple[Ports, AttemptPlan]":
-    """Return the next attempt of a run and its ports, in a rebuilt environment with `--env rebuild`. Raises M5Error."""
+    """Return the next attempt of a run and its ports, in a rebuilt environment with `--env rebuild`.
+
+    `place` and `led` are as of `planning.plan`. Raises M5Error.
+    """
     from m5ws.attempts import planning
     from m5ws.library import actions
 
@@ -159,6 +166,8 @@ def plan(
         workspace.settings.checkpoint,
         python=ports.python,
         from_scratch=from_scratch,
+        place=place or planning.ALONE,
+        led=led,
     )
     if why is not None:
         planned = msgspec.structs.replace(planned, why=actions.write_note(workspace, run.id, why, kind="why"))

@@ -20,10 +20,10 @@ def start(ports: "Ports", plan: "AttemptPlan", given: "StartArguments") -> None:
     as_json = given["as_json"]
     if given["dry_run"]:
         return output.print_json(plan) if as_json else output.echo(_describe(plan))
-    return _follow(ports, plan, given["env"], enabled=not given["no_progress"], as_json=as_json)
+    return execute(ports, plan, given["env"], enabled=not given["no_progress"], as_json=as_json)
 
 
-def _follow(ports: "Ports", plan: "AttemptPlan", env: tuple[str, ...], *, enabled: bool, as_json: bool) -> None:
+def execute(ports: "Ports", plan: "AttemptPlan", env: tuple[str, ...], *, enabled: bool, as_json: bool) -> None:
     """Execute a plan and report the result. Raises as `start` does."""
     from m5ws.attempts import leader
 

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from m5ws.agent.link import NodeLost
 from m5ws.cli.terminal import output
 from m5ws.errors import M5Error
 from m5ws.records.ledger import COMPLETE
@@ -66,6 +67,8 @@ def report(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> None
     if result.reason is not None and result.reason.kind == "inexact resume":
         hint = f'With [run] inexact = "warn", {resume}. `m5ws certify` tests the restores of a script.'
         raise InexactResume(ended, hint=hint)
+    if result.reason is not None and result.reason.kind == "node lost":
+        raise NodeLost(ended)
     if result.outcome != "finished":
         hint = f"{_restored(ports, plan, result)}`m5ws logs {run}` prints the output of its ranks."
         raise RunFailed(ended, hint=hint)

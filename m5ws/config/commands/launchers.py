@@ -96,15 +96,21 @@ def split_rank(words: Sequence[str]) -> tuple[str, ...]:
     return (*words[place : place + count], *words[:place], *words[place + count :])
 
 
-def argv(command: Sequence[str], starter: Starter, nproc: int | None, python: str) -> tuple[str, ...]:
-    """Return the command line of a launch. `python` starts the ranks, and its environment has the launchers."""
+def argv(
+    command: Sequence[str], starter: Starter, nproc: int | None, python: str, *, is_alone: bool = True
+) -> tuple[str, ...]:
+    """Return the command line of a launch. `python` starts the ranks, and its environment has the launchers.
+
+    `nproc` is the number of processes on this node. Unless the node `is_alone`, variables name the other nodes.
+    """
     typed = read(command)
     if typed.starter == "command":
         return (python, "-m", RANK, "--", *command)
     if typed.starter is not None:
         option = "--module" if typed.starter == "deepspeed" else "-m"
         return (*_program(typed.launcher[0], python), *typed.launcher[1:], option, RANK, *typed.script)
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc))
+    alone = ("--standalone",) if is_alone else ()
+    torchrun = ("-m", "torch.distributed.run", *alone, "--nproc-per-node", str(nproc))
     return (python, *(() if starter == "python" else torchrun), "-m", RANK, *typed.script)
 
 

@@ -3,7 +3,7 @@
 References are read before objects are listed, so that objects of a concurrent writer exist when they are checked.
 """
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -244,20 +244,20 @@ class References:
             return
         if not whole[0].is_begun:
             self._add("missing", whole[0].prefix, "the event that begins the attempt", root)
-        self._derived(whole[0], root)
+        self._derived(whole, root)
         for fault in find_faults(whole, wanted):
             self._add("broken-chain", whole[0].prefix, fault, root)
 
-    def _derived(self, chain: Chain, root: str) -> None:
+    def _derived(self, chains: Sequence[Chain], root: str) -> None:
         """Compare the summary of an attempt with its ledger, and keep the ends that the index may have of it."""
-        run_id, attempt = chain.run, chain.attempt
+        chain, run_id, attempt = chains[0], chains[0].run, chains[0].attempt
         self._ends[(run_id, attempt)] = derived.ends(attempt, chain)
         for where, summary in self._summaries.get((run_id, attempt), {}).items():
             if chain.ended is None or summary.batches > chain.batches:
                 # It is written after its original, so it is the ledger that was cut.
                 detail = f"its summary {where} has {summary.batches} batches and the end of the attempt"
                 self._add("missing", f"{chain.prefix}/{chain.batches:08d}", detail, root)
-            elif not derived.matches(summary, chain):
+            elif not derived.matches(summary, chains):
                 self._add("corrupt", where, "it does not match the ledger; delete it", root)
 
     def _linked(self, run: Run | None, root: str) -> None:

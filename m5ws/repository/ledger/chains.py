@@ -144,7 +144,7 @@ def find_faults(chains: Sequence[Chain], heads: Mapping[Digest, str]) -> Iterato
         return
     try:
         stored = {rank: head for chain in chains for rank, head in chain.heads.by_rank.items()}
-        ledger.check_heads(leader.run, leader.attempt, leader.ended.heads, stored)
+        ledger.check_heads(leader.run, leader.attempt, leader.ended, stored)
     except CorruptObject as error:
         yield str(error)
     # If an attempt failed, a machine may have died with the last events that checkpoints refer to.

@@ -231,9 +231,15 @@ def published(repo: Repository, run: str, attempt: int) -> Iterator[CheckpointPu
 
 def started(repo: Repository, run: str, attempt: int) -> AttemptStarted | None:
     """Return the event that begins an attempt, which is the first of its leader; None if it has not begun."""
-    batch = next(read(repo, run, attempt), None)
+    event = first(repo, run, attempt, 0)
+    return event if isinstance(event, AttemptStarted) else None
+
+
+def first(repo: Repository, run: str, attempt: int, node: int) -> AnyEvent | None:
+    """Return the first event of a node; None if it has not begun."""
+    batch = next(read(repo, run, attempt, node), None)
     event = next(decode(batch), None) if batch is not None else None
-    return event[1] if event is not None and isinstance(event[1], AttemptStarted) else None
+    return event[1] if event is not None else None
 
 
 def node_starts(repo: Repository, run: str, attempt: int) -> Iterator[NodeStarted]:
@@ -254,9 +260,14 @@ def ended(repo: Repository, run: str, attempt: int) -> AttemptEnded | None:
     return None
 
 
-def check_heads(run: str, attempt: int, recorded: Mapping[str, Digest], stored: Mapping[str, Digest]) -> None:
-    """Raise CorruptObject unless each rank's events end at its head in the attempt's last event."""
-    for rank in sorted({*recorded, *stored}):
+def check_heads(
+    run: str, attempt: int, ended: AttemptEnded, stored: Mapping[str, Digest], ranks: Container[str] | None = None
+) -> None:
+    """Raise CorruptObject unless each rank's events end at its head in the attempt's last event; `ranks` alone if
+    given.
+    """
+    recorded = {rank: head for rank, head in ended.heads.items() if ranks is None or rank in ranks}
+    for rank in sorted({*recorded, *stored} if ended.is_whole else recorded):
         start = genesis(run, attempt, rank)
         if recorded.get(rank, start) != stored.get(rank, start):
             raise CorruptObject(

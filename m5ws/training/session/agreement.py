@@ -1,4 +1,4 @@
-"""The agreement of all ranks on what they do after the same step, when only some ranks have a reason.
+"""The agreement of all ranks on a stop or a checkpoint after the same step, when only some ranks have a reason.
 
 A signal may reach one rank alone, and only rank 0 reads the clock of checkpoints. A rank that ends by itself leaves the
 other ranks in a collective. So the ranks tell each other their reasons, about once a second of steps. A single process
@@ -26,7 +26,7 @@ class Agreement:
         self._agreed_s = time.monotonic()
 
     def on(self, step: int, *reasons: bool) -> list[bool]:
-        """Return each reason as it holds for all ranks: True if one of them has it. Between agreements, all are False.
+        """Return each reason as it holds for all ranks: True if any rank has it. Between agreements, all are False.
 
         Call it after each step on all ranks. It is collective in the steps of agreements.
         """

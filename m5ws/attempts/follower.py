@@ -1,0 +1,175 @@
+"""A follower of an attempt: the agent on a node that does not lead.
+
+It takes number and checkpoint of the attempt from its leader, and delivers the events of its ranks in a chain of its
+own. Without its leader it ends.
+"""
+
+import socket
+import time
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+from m5ws.agent import admission, failure, link, prepare, run_lock, stop
+from m5ws.agent.attempt_plan import AttemptPlan
+from m5ws.agent.link import Connection, NodeLost
+from m5ws.agent.node import Events, Node, NodeEnd
+from m5ws.agent.ports import Ports
+from m5ws.errors import Fenced, M5Error
+from m5ws.progress import Progress, report
+from m5ws.records import codec
+from m5ws.records.environment import Observed
+from m5ws.records.ledger import NODE, NodeStarted, Notice, NoticeKind, RankEnded
+from m5ws.records.nodes import Begun, Closed, Ended, Planned, Ready, Stop
+from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger.ledger import ChainWriter
+from m5ws.repository.ledger.spool import SpoolWriter, genesis
+from m5ws.work import directories
+
+_POLL_S = 0.05
+_CLOSE_S = 60.0
+"""Time for the leader to write the end of the attempt, and to tell its exit status."""
+
+
+def await_plan(connection: Connection, join_s: float) -> Planned:
+    """Return the leader's choice, after all nodes have come. Raises NodeLost."""
+    end_s = time.monotonic() + join_s
+    while time.monotonic() < end_s:
+        message = connection.receive()
+        if isinstance(message, Planned):
+            return message
+        if isinstance(message, Closed):
+            raise NodeLost("the leader has ended")
+        time.sleep(_POLL_S)
+    raise NodeLost(f"the leader sent no plan in {join_s:.0f} s")
+
+
+def execute(ports: Ports, plan: AttemptPlan, connection: Connection, progress: Progress | None) -> int:
+    """Run the processes of this node to their end, and return the exit status of the attempt.
+
+    Raises NodeLost without a leader, LaunchFailed, RunAlive.
+    """
+    home = plan.directory.parent
+    home.mkdir(parents=True, exist_ok=True)
+    with run_lock.lock_run(home, notify=partial(report, progress)):
+        prepare.clear(plan)
+        try:
+            plan, work = prepare.prepare(ports, plan, progress)
+            following = _Following(ports, plan, connection)
+            with (
+                admission.launched(ports, plan, following.accept, progress, following.poll) as waiting,
+                closing(SpoolWriter(Path(plan.context.spool_dir) / f"{NODE}.spool", _genesis(plan))) as spool,
+            ):
+                following.begin(waiting.observed, spool)
+                node = Node(ports, plan, work, waiting, spool, following.notify, progress)
+                return following.run(node)
+        except (M5Error, OSError) as error:
+            connection.send(Ended(exit_code=1, problem=str(error)))
+            raise
+        finally:
+            directories.end(plan.directory)
+
+
+def _genesis(plan: AttemptPlan) -> str:
+    return genesis(plan.run.id, plan.attempt, f"{NODE}/{plan.place.node}")
+
+
+class _Following:
+    """The work of one follower. `asked` is the leader's request to stop the processes."""
+
+    def __init__(self, ports: Ports, plan: AttemptPlan, connection: Connection) -> None:
+        self._ports, self._plan, self._connection = ports, plan, connection
+        self._spool: SpoolWriter | None = None
+        self._failures = failure.Failures()
+        self._asked: Stop | None = None
+        self._closed: Closed | None = None
+        self._is_begun = self._is_lost = False
+
+    def poll(self) -> None:
+        """Take the leader's messages before the script begins. Raises NodeLost."""
+        self._look()
+        if self._is_lost or self._closed is not None:
+            raise NodeLost("the leader has ended")
+
+    def accept(self, observed: Observed) -> None:
+        """Wait until the leader has accepted the environments of all nodes, and the attempt is in the ledger."""
+        self._connection.send(Ready(observed=observed))
+        while not self._is_begun:
+            self.poll()
+            time.sleep(_POLL_S)
+        started = ledger.started(self._ports.repo, self._plan.run.id, self._plan.attempt)
+        if started is None or (started.job, started.nodes) != (self._plan.place.job, self._plan.place.nodes):
+            raise Fenced(f"attempt {self._plan.attempt} of run {self._plan.run.id} has begun elsewhere")
+
+    def begin(self, observed: Observed, spool: SpoolWriter) -> None:
+        """Publish the start of this node in its chain."""
+        self._spool, repo, place = spool, self._ports.repo, self._plan.place
+        put = partial(repo.objects.put_record, observed)
+        event = NodeStarted(time_s=time.time(), node=place.node, host=socket.gethostname(), observed=put())
+        spool.append(event)
+        writer = ChainWriter(repo, self._plan.run.id, self._plan.attempt, place.node, is_new=True)
+        writer.append({NODE: [codec.encode(event)]}, repair=put)
+
+    def run(self, node: Node) -> int:
+        """Run the script to its end, deliver all events, and return the exit status that the leader decides."""
+        end = node.run(partial(self._listen, node), self._show, lambda: None, self._tell)
+        self._listen(node, node.deliver_rest())
+        node.keep_results(has_finished=end.exit_code == 0, is_stopped=end.request is not None)
+        self._listen(node, node.delivery.finish())
+        self._connection.send(self._ended(end, node))
+        return self._await_close()
+
+    def _tell(self, name: str) -> None:
+        """Tell the leader that the user stops this node, and with it all nodes."""
+        patience_s = stop.patience_s(self._plan.context.saving)
+        self._connection.send(Stop(grace_s=patience_s, signal=stop.number_of(name)))
+
+    def notify(self, kind: NoticeKind, message: str) -> None:
+        """Append a notice to the events of this node."""
+        assert self._spool is not None
+        self._spool.append(Notice(time_s=time.time(), kind=kind, message=message))
+
+    def _listen(self, node: Node, events: Events) -> None:
+        for _, event in events:
+            node.results.add(event)
+            self._failures.add(event)
+
+    def _show(self, _: Events) -> float | None:
+        """Return the time of the processes to end, if the leader asks for their end or is lost."""
+        self._look()
+        if self._asked is not None:
+            return self._asked.grace_s
+        return stop.GRACE_S if self._is_lost or self._closed is not None else None
+
+    def _look(self) -> None:
+        try:
+            while not self._is_lost and (message := self._connection.receive()) is not None:
+                self._is_begun = self._is_begun or isinstance(message, Begun)
+                if isinstance(message, Stop):
+                    self._asked = message
+                elif isinstance(message, Closed):
+                    self._closed = message
+        except NodeLost:
+            self._is_lost = True
+
+    def _ended(self, end: NodeEnd, node: Node) -> Ended:
+        ranks: tuple[RankEnded, ...] = tuple(self._failures.ends.values())
+        is_plain = self._plan.run.spec.trainer in ("python", "command")
+        statuses = {} if is_plain else failure.read_statuses(Path(self._plan.request.log))
+        recorded = {rank.rank for rank in ranks}
+        return Ended(
+            exit_code=end.exit_code,
+            request=end.request,
+            problem=end.problem,
+            heads=node.delivery.heads(),
+            ranks=ranks,
+            statuses={str(rank): status for rank, status in statuses.items() if rank not in recorded},
+        )
+
+    def _await_close(self) -> int:
+        """Return the exit status that the leader decided; without a leader, the request to start again."""
+        end_s = time.monotonic() + stop.patience_s(self._plan.context.saving) + _CLOSE_S
+        while self._closed is None and not self._is_lost and time.monotonic() < end_s:
+            self._look()
+            time.sleep(_POLL_S)
+        return link.NodeLost.exit_code if self._closed is None else self._closed.exit_code

@@ -1,0 +1,132 @@
+"""The followers of an attempt, as its leader sees them: the agents on the other nodes (follower.py).
+
+An attempt on one machine has none, and takes the same way.
+"""
+
+import signal
+import time
+from collections.abc import Callable, Mapping
+
+from m5ws.agent import link
+from m5ws.agent.attempt_plan import AttemptPlan
+from m5ws.agent.link import Follower, Listener, NodeLost
+from m5ws.launch.interface import LaunchFailed
+from m5ws.progress import Progress, report
+from m5ws.records.base import Digest
+from m5ws.records.environment import Observed
+from m5ws.records.failure import EndReason
+from m5ws.records.ledger import RankEnded
+from m5ws.records.nodes import Begun, Closed, Ended, Message, Planned, Ready, Stop
+
+_POLL_S = 0.05
+
+
+class Followers:
+    """All followers of an attempt. The listener is open until `close`.
+
+    `lost` is None while no node is lost, and `asked` while no follower was told to end.
+    """
+
+    def __init__(self, plan: AttemptPlan, key: bytes) -> None:
+        self._plan = plan
+        self._listener = Listener(plan.place, key) if plan.place.nodes > 1 else None
+        self._all: list[Follower] = []
+        self._observed: dict[str, Observed] = {}
+        self._is_stopping = False
+        self.lost: EndReason | None = None
+        self.asked: Stop | None = None
+
+    def gather(self, join_s: float, poll: Callable[[], None], progress: Progress | None) -> None:
+        """Wait for all followers, and tell them the plan. Raises LaunchFailed."""
+        if self._listener is not None:
+            self._all = self._listener.wait(join_s, poll, lambda line: report(progress, line))
+            self._send(Planned(attempt=self._plan.attempt, inherits=self._plan.inherits))
+
+    def observed(self, poll: Callable[[], None]) -> Mapping[str, Observed]:
+        """Return the environment of each follower by its name, when all their ranks wait. Raises LaunchFailed."""
+        while len(self._observed) < len(self._all):
+            self.refuse_lost()
+            poll()
+            time.sleep(_POLL_S)
+        return self._observed
+
+    def begin(self) -> None:
+        """Let the ranks of all followers begin the script: the attempt is in the ledger."""
+        self._send(Begun())
+
+    def refuse_lost(self) -> None:
+        """Raise LaunchFailed if a follower is lost, or could not start its processes."""
+        self.look()
+        for follower in self._all:
+            if follower.ended is not None:
+                raise LaunchFailed(f"{follower}: {follower.ended.problem or 'its processes ended'}")
+        if self.lost is not None:
+            raise LaunchFailed(str(self.lost.problem))
+
+    def look(self) -> None:
+        """Take the messages of all followers."""
+        for follower in self._all:
+            try:
+                while follower.ended is None and (message := follower.connection.receive()) is not None:
+                    self._take(follower, message)
+            except NodeLost as error:
+                self.lost = self.lost or EndReason(kind="node lost", problem=f"{follower} was lost: {error}")
+
+    @property
+    def has_failed(self) -> bool:
+        """True if a follower is lost, or if its processes failed: the other ranks would wait for its ranks."""
+        return self.lost is not None or any(follower.ended and follower.ended.exit_code for follower in self._all)
+
+    def stop(self, grace_s: float, number: int = signal.SIGTERM) -> None:
+        """Stop the processes of all followers once, in this time."""
+        if not self._is_stopping:
+            self._is_stopping = True
+            self._send(Stop(grace_s=grace_s, signal=number))
+
+    def await_ends(self, seconds: float, progress: Progress | None) -> list[Ended]:
+        """Return the ends of all followers. A follower that is late counts as lost."""
+        end_s = time.monotonic() + seconds
+        while late := [follower for follower in self._all if follower.ended is None]:
+            self.look()
+            if self.lost is not None:
+                break
+            if time.monotonic() > end_s:
+                self.lost = EndReason(kind="node lost", problem=f"{late[0]} did not end in {seconds:.0f} s")
+            report(progress, f"waiting for the end of {late[0]}")
+            time.sleep(_POLL_S)
+        return [follower.ended for follower in self._all if follower.ended is not None]
+
+    def close(self, exit_code: int = link.NodeLost.exit_code) -> None:
+        """Tell all followers the exit status, and close the link."""
+        self._send(Closed(exit_code=exit_code))
+        self._all = []
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    def _send(self, message: Message) -> None:
+        for follower in self._all:
+            follower.connection.send(message)
+
+    def _take(self, follower: Follower, message: Message) -> None:
+        if isinstance(message, Ready):
+            self._observed[str(follower)] = message.observed
+        elif isinstance(message, Stop):
+            self.asked = message
+        elif isinstance(message, Ended):
+            follower.ended = message
+
+
+def heads_of(ends: list[Ended]) -> dict[str, Digest]:
+    """Return the heads of the ranks of followers."""
+    return {rank: head for end in ends for rank, head in end.heads.items()}
+
+
+def ranks_of(ends: list[Ended]) -> list[RankEnded]:
+    """Return the recorded ends of the ranks of followers."""
+    return [rank for end in ends for rank in end.ranks]
+
+
+def statuses_of(ends: list[Ended]) -> dict[int, int]:
+    """Return the statuses of the ranks of followers that recorded no end."""
+    return {int(rank): status for end in ends for rank, status in end.statuses.items()}

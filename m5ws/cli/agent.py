@@ -1,0 +1,81 @@
+"""`m5ws agent`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from m5ws.cli import environment
+from m5ws.cli.parameters import names, new_run
+from m5ws.cli.terminal import attempt, interrupt
+
+if TYPE_CHECKING:
+    from m5ws.records.launch import Place
+    from m5ws.repository.repository import Repository
+    from m5ws.workspace import Workspace
+
+
+@click.command("agent")
+@click.argument("run", type=names.Id(("run",)))
+@click.option(
+    "--scratch",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    envvar="TMPDIR",
+    default=Path("/tmp"),  # noqa: S108  the agent makes a private folder in it
+    help="Local disk of this node, for work directories (default: TMPDIR).",
+)
+@environment.policy_option
+@click.pass_context
+def command(context: click.Context, run: str, scratch: Path, env: tuple[str, ...]) -> None:
+    """Run the part of one node in the next attempt of a run.
+
+    A scheduler starts one agent on each node. Variables name the node's place: M5WS_NODE (from 0), M5WS_NODES,
+    M5WS_MASTER (HOST:PORT of node 0; the next port must be free too) and M5WS_JOB; or Slurm's variables and
+    M5WS_MASTER. Node 0 leads. All nodes need the workspace and its store.
+
+    Exit status: 0 the run finished, 1 it failed, 75 start all agents again, 130 interrupted.
+
+    \b
+    Example:
+      M5WS_NODE=0 M5WS_NODES=2 M5WS_MASTER=10.0.0.1:29500 M5WS_JOB=7 m5ws agent 7c1d
+    """
+    from m5ws.agent import places
+
+    shared = names.workspace(context)
+    place = places.read(shared.environment)
+    workspace = shared.on_node(scratch, place.node)
+    repo = workspace.open_repository()
+    run_id = names.find_id(repo, run, "run")
+    if place.node:
+        context.exit(_follow(workspace, repo, run_id, place, env))
+    _lead(workspace, repo, run_id, place, env)
+
+
+def _lead(workspace: "Workspace", repo: "Repository", run_id: str, place: "Place", env: tuple[str, ...]) -> None:
+    """Lead the next attempt, and report its result. Raises as `attempt.execute`."""
+    from m5ws.attempts import planning
+    from m5ws.repository.ledger import ledger
+    from m5ws.repository.references import runs
+
+    run = planning.resumed(repo, run_id) if ledger.attempts(repo, run_id) else runs.load(repo, run_id)
+    attempt.execute(*new_run.plan(workspace, repo, run, env, place=place), env, enabled=True, as_json=False)
+
+
+def _follow(workspace: "Workspace", repo: "Repository", run_id: str, place: "Place", env: tuple[str, ...]) -> int:
+    """Follow the leader of the next attempt to its end, and return its exit status. Raises NodeLost, LaunchFailed."""
+    from m5ws.agent import link
+    from m5ws.attempts import follower, leader
+    from m5ws.cli.terminal.progress import Bar
+    from m5ws.repository.references import runs
+
+    run = runs.load(repo, run_id)
+    with interrupt.on_signals(), Bar() as bar:
+        bar(f"waiting for node 0, {place.master}", 0, 0)
+        connection = link.join(place, leader.link_key(run), leader.JOIN_S)
+        try:
+            led = follower.await_plan(connection, leader.JOIN_S)
+            ports, plan = new_run.plan(workspace, repo, run, env, place=place, led=led)
+            return follower.execute(ports, plan, connection, bar)
+        finally:
+            connection.close()

@@ -1,0 +1,31 @@
+"""The network interface through which this machine reaches another machine."""
+
+import fcntl
+import socket
+import struct
+
+from m5ws.errors import UsageError
+
+_SIOCGIFADDR = 0x8915  # netdevice(7): the address of an interface.
+_ANY_PORT = 9
+
+
+def interface_to(host: str) -> str:
+    """Return the interface through which packets to `host` leave. Raises UsageError for a host that is unknown."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            # Connecting a datagram socket sends nothing. The kernel looks the route up.
+            probe.connect((host, _ANY_PORT))
+            own = probe.getsockname()[0]
+            return next(name for _, name in socket.if_nameindex() if _address(probe, name) == own)
+    except (OSError, StopIteration) as error:
+        raise UsageError(f"no network interface leads to {host}: {error}", hint="Set GLOO_SOCKET_IFNAME.") from error
+
+
+def _address(opened: socket.socket, interface: str) -> str | None:
+    """Return the IPv4 address of an interface, None without one."""
+    try:
+        found = fcntl.ioctl(opened.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()))
+    except OSError:
+        return None
+    return socket.inet_ntoa(found[20:24])

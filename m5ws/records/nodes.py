@@ -1,0 +1,67 @@
+"""Messages between the nodes of an attempt. They are not stored."""
+
+from m5ws.records.base import CheckpointName, Count, Digest, Record
+from m5ws.records.environment import Observed
+from m5ws.records.ledger import RankEnded
+
+
+class Hello(Record, tag="hello", frozen=True, kw_only=True):
+    """A follower greets its leader. Both were started by the same `job`."""
+
+    node: Count
+    host: str
+    job: str | None
+
+
+class Planned(Record, tag="planned", frozen=True, kw_only=True):
+    """The leader's choice: the number of the attempt, and the checkpoints that count, of which it resumes the last."""
+
+    attempt: Count
+    inherits: tuple[CheckpointName, ...] = ()
+
+
+class Ready(Record, tag="ready", frozen=True, kw_only=True):
+    """The ranks of a follower wait, in an `observed` environment."""
+
+    observed: Observed
+
+
+class Begun(Record, tag="begun", frozen=True, kw_only=True):
+    """The attempt is in the ledger, and the ranks may begin the script."""
+
+
+class Alive(Record, tag="alive", frozen=True, kw_only=True):
+    """A sign of life."""
+
+
+class Stop(Record, tag="stop", frozen=True, kw_only=True):
+    """The processes of all nodes end, by a `signal`, with this time in seconds. A follower asks, the leader orders."""
+
+    grace_s: float
+    signal: int
+
+
+class Ended(Record, tag="ended", frozen=True, kw_only=True):
+    """The processes of a follower have ended, and its events are delivered, unless the store did not take them.
+
+    `request` and `problem` are as in `NodeEnd`. `heads` has the head of each of its ranks, `ranks` their ends, and
+    `statuses` the statuses of ranks that recorded no end.
+    """
+
+    exit_code: int
+    request: str | None = None
+    problem: str | None = None
+    heads: dict[str, Digest] = {}
+    ranks: tuple[RankEnded, ...] = ()
+    statuses: dict[str, int] = {}
+
+
+class Closed(Record, tag="closed", frozen=True, kw_only=True):
+    """The end of the attempt is written, with its exit status."""
+
+    exit_code: int
+
+
+Message = Hello | Planned | Ready | Begun | Alive | Stop | Ended | Closed
+LARGEST_BYTES = 2**26
+"""The largest message: an environment names some thousand distributions."""

@@ -1,0 +1,214 @@
+"""Agents on several nodes make one attempt: of the same bits as on one machine, with one end, and never two."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from m5ws import workspace as workspaces
+from m5ws.attempts import planning
+from m5ws.attempts.planning import RunOptions
+from m5ws.launch import reaper
+from m5ws.records.ledger import CheckpointPublished, NodeStarted, State
+from m5ws.repository.fsck import fsck
+from m5ws.repository.ledger import ledger
+from m5ws.repository.references import checkpoints, runs
+from m5ws.runs import state
+from tests.support.workspace import command_line
+from tests.support.workspace.workspaces import Workspace, make_workspace
+
+_LIMIT_S = 240.0
+_ORPHANS_S = 60.0
+_NODES = 2
+
+
+def _free_port() -> int:
+    """Return a port that is free together with the next port."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+
+
+class _Cluster:
+    """Agents of a run on this machine, one for each node, as a scheduler starts them."""
+
+    def __init__(self, workspace: Workspace, scratch: Path, nproc: int = 4) -> None:
+        self.workspace, self._scratch = workspace, scratch
+        found = workspaces.find(workspace.root)
+        snapshot = workspace.json("snapshot")["id"]
+        repo = found.repository()
+        spec = planning.spec(found.settings.run, RunOptions(nproc=nproc))
+        run = planning.new_run(snapshot, spec)
+        runs.publish(repo, found.ports(repo).sign(run))
+        self.run = run.id
+        self.agents: list[subprocess.Popen[str]] = []
+
+    def start(self, job: str) -> list["subprocess.Popen[str]"]:
+        """Start the agents of all nodes."""
+        port = _free_port()
+        self.agents = [self._agent(node, job, port) for node in reversed(range(_NODES))][::-1]
+        return self.agents
+
+    def _agent(self, node: int, job: str, port: int) -> "subprocess.Popen[str]":
+        place = {"M5WS_NODE": str(node), "M5WS_NODES": str(_NODES), "M5WS_MASTER": f"127.0.0.1:{port}", "M5WS_JOB": job}
+        scratch = self._scratch / f"{node}"
+        scratch.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "m5ws", "-C", str(self.workspace.root), "agent", self.run]
+        return subprocess.Popen(
+            [*command, "--scratch", str(scratch)],
+            env=command_line.inherited() | place,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def end(self) -> list[int]:
+        """Wait for all agents, and return their exit statuses."""
+        outputs = [agent.communicate(timeout=_LIMIT_S)[0] for agent in self.agents]
+        for node, output in enumerate(outputs):
+            print(f"--- node {node}\n{output}")
+        return [agent.returncode for agent in self.agents]
+
+    def wait_for(self, reached: Callable[[], bool]) -> None:
+        end_s = time.monotonic() + _LIMIT_S
+        while not reached():
+            assert time.monotonic() < end_s and all(agent.poll() is None for agent in self.agents), self.end()
+            time.sleep(0.1)
+
+    def published(self) -> list[int]:
+        return [checkpoints.step_of(name) for name in checkpoints.valid(self.workspace.repo, self.run)]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Callable[[Workspace], _Cluster]]:
+    made: list[_Cluster] = []
+
+    def make(workspace: Workspace) -> _Cluster:
+        made.append(_Cluster(workspace, tmp_path / "scratch"))
+        return made[-1]
+
+    yield make
+    for agent in (agent for each in made for agent in each.agents):
+        agent.kill()
+        agent.wait()
+    shutil.rmtree(tmp_path / "scratch", ignore_errors=True)
+
+
+def _states(workspace: Workspace, run: str) -> dict[tuple[str, int], object]:
+    """Return the fingerprints of all ranks after each step, of all attempts."""
+    repo, found = workspace.repo, dict[tuple[str, int], object]()
+    for attempt in ledger.attempts(repo, run):
+        for origin, event in ledger.read_events(repo, run, attempt):
+            if isinstance(event, State):
+                found[origin, event.step] = event.tensors, event.generators
+    return found
+
+
+@pytest.mark.long
+def test_two_nodes_train_the_bits_of_one_machine_which_reproduces_them(
+    tmp_path: Path, cluster: Callable[[Workspace], _Cluster]
+) -> None:
+    workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=4)
+    nodes = cluster(workspace)
+    nodes.start("first")
+    assert nodes.end() == [0, 0]
+    repo = workspace.repo
+    starts = list(ledger.node_starts(repo, nodes.run, 1))
+    assert [start.node for start in starts] == [0, 1] and all(isinstance(start, NodeStarted) for start in starts)
+    assert {origin for origin, _ in _states(workspace, nodes.run)} == {"0", "1", "2", "3"}
+    assert fsck.check(repo, read_data=True).damage == ()
+    whole = workspace.train()
+    one, two = (
+        [
+            (event.step, event.content)
+            for _, event in ledger.read_events(repo, run, 1)
+            if isinstance(event, CheckpointPublished)
+        ]
+        for run in (whole, nodes.run)
+    )
+    assert one == two and len(one) == 3
+    assert workspace.json("reproduce", nodes.run)["outcome"] == "reproduced"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_signal_to_one_node_ends_all_with_a_checkpoint_and_all_resume(
+    tmp_path: Path, cluster: Callable[[Workspace], _Cluster], node: int
+) -> None:
+    workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=4)
+    workspace.edit("config.yaml", "pause_s: 0.0", "pause_s: 0.3")
+    nodes = cluster(workspace)
+    nodes.start("first")
+    nodes.wait_for(lambda: 4 in nodes.published())
+    os.kill(nodes.agents[node].pid, signal.SIGUSR2)
+    assert nodes.end() == [130, 130]
+    [attempt] = state.load(workspace.repo, nodes.run).attempts
+    assert attempt.standing == "interrupted"
+    last = nodes.published()[-1]
+    assert 4 < last < 10
+    nodes.start("second")
+    assert nodes.end() == [0, 0]
+    whole = workspace.train()
+    assert _states(workspace, nodes.run) == _states(workspace, whole)
+    assert fsck.check(workspace.repo, read_data=True).damage == ()
+
+
+def _rank_on(cluster: _Cluster, node: int) -> int:
+    """Return the process id of a rank below the agent of a node."""
+    below = reaper.descendants(cluster.agents[node].pid)
+    return max(pid for pid in below if "m5ws.training.rank" in reaper.command_line(pid).split(" train.py")[0][-40:])
+
+
+def _left(scratch: Path) -> list[str]:
+    """Return the command lines of processes that use the scratch folders of the nodes."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if str(scratch) in os.readlink(process / "fd" / "1"):
+                found.append(reaper.command_line(int(process.name)))
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("victim", "node", "statuses"),
+    [("agent", 0, [-9, 75]), ("agent", 1, [75, -9]), ("rank", 0, [1, 1]), ("rank", 1, [1, 1])],
+)
+def test_after_a_kill_on_one_node_all_end_and_the_next_attempt_continues(
+    tmp_path: Path, cluster: Callable[[Workspace], _Cluster], victim: str, node: int, statuses: list[int]
+) -> None:
+    workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=4)
+    workspace.edit("config.yaml", "pause_s: 0.0", "pause_s: 0.3")
+    nodes = cluster(workspace)
+    nodes.start("first")
+    nodes.wait_for(lambda: 4 in nodes.published())
+    os.kill(nodes.agents[node].pid if victim == "agent" else _rank_on(nodes, node), signal.SIGKILL)
+    assert nodes.end() == statuses
+    end_s = time.monotonic() + _ORPHANS_S
+    while left := _left(tmp_path / "scratch"):
+        assert time.monotonic() < end_s, left
+        time.sleep(0.5)
+    nodes.start("second")
+    assert nodes.end() == [0, 0]
+    repo, whole = workspace.repo, workspace.train()
+    expected = _states(workspace, whole)
+    # Steps of a killed agent that the ledger has not are lost with its node. None of another value may be there.
+    assert _states(workspace, nodes.run).items() <= expected.items()
+    assert {step for _, step in _states(workspace, nodes.run)} == {step for _, step in expected}
+    assert [attempt.standing for attempt in state.load(repo, nodes.run).attempts] == ["failed", "finished"]
+    assert fsck.check(repo, read_data=True).damage == ()
