@@ -38,7 +38,7 @@ def limit(ports: Ports, plan: AttemptPlan) -> AttemptPlan:
     if ports.inputs == "recorded":
         return plan
     folder = str(directories.make_temporary(plan.directory))
-    variables = {"TMPDIR": folder, "HF_HOME": f"{folder}/huggingface", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    variables = {"TMPDIR": folder, "HF_HOME": f"{folder}/huggingface", "GIT_CONFIG_GLOBAL": os.devnull}
     variables |= dict.fromkeys(_OFFLINE, "1")
     request = msgspec.structs.replace(plan.request, environment=plan.request.environment | variables)
     environment = dict(ports.environment) | request.environment

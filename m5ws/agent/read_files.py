@@ -43,6 +43,7 @@ class ReadFiles:
         self._known: set[str] = set()
         self._made: set[str] = set()
         self._contents: frozenset[str] | None = None
+        self._began_ns = time.time_ns()
 
     def record(self, *, last: bool = False) -> None:
         """Record new notes; with `last`, all notes, and folders. An error of the system or the store is logged."""
@@ -100,7 +101,7 @@ class ReadFiles:
             del self._waiting[path]
             if is_folder and any(PurePath(made).parent == Path(path).resolve() for made in self._made):
                 continue
-            read = reads.measure(self._repo.objects, path) if not is_late else ReadPath(path=path)
+            read = reads.measure(self._repo.objects, path, self._began_ns) if not is_late else ReadPath(path=path)
             if read is not None:
                 yield msgspec.structs.replace(read, pinned=self._is_pinned(read))
 

@@ -27,6 +27,7 @@ COMMANDS = {
     "snapshot": "Pin code, config, tokenizer, data and environment; print one digest.",
     "run": "Train from a snapshot, in isolation.",
     "resume": "Continue a run from its newest checkpoint, or a sweep.",
+    "agent": "Run the part of one node in the next attempt of a run.",
     "fork": "Start a new run from a checkpoint of another run, with changes.",
     "sweep": "Start a run for each combination of values.",
     "reproduce": "Repeat a run, and prove that it is the same bit for bit.",
@@ -56,7 +57,6 @@ COMMANDS = {
     "du": "List the bytes of runs.",
     "gc": "Delete unneeded objects: plan first, delete after a grace period.",
     "ui": "Open MLflow with this workspace's runs.",
-    "agent": "",
 }
 
 

@@ -7,7 +7,7 @@ import click
 
 from m5ws.cli import environment
 from m5ws.cli.parameters import names, new_run
-from m5ws.cli.terminal import attempt, interrupt
+from m5ws.cli.terminal import attempt, interrupt, output
 
 if TYPE_CHECKING:
     from m5ws.records.launch import Place
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     help="Local disk of this node, for work directories (default: TMPDIR).",
 )
 @environment.policy_option
+@output.json_option
 @click.pass_context
-def command(context: click.Context, run: str, scratch: Path, env: tuple[str, ...]) -> None:
+def command(context: click.Context, run: str, scratch: Path, env: tuple[str, ...], as_json: bool) -> None:
     """Run the part of one node in the next attempt of a run.
 
     A scheduler starts one agent on each node. Variables name the node's place: M5WS_NODE (from 0), M5WS_NODES,
@@ -47,19 +48,25 @@ def command(context: click.Context, run: str, scratch: Path, env: tuple[str, ...
     workspace = shared.on_node(scratch, place.node)
     repo = workspace.open_repository()
     run_id = names.find_id(repo, run, "run")
-    if place.node:
-        context.exit(_follow(workspace, repo, run_id, place, env))
-    _lead(workspace, repo, run_id, place, env)
+    if place.node == 0:
+        _lead(workspace, repo, run_id, place, env, as_json=as_json)
+        return
+    status = _follow(workspace, repo, run_id, place, env)
+    if as_json:
+        output.print_json({"run": run_id, "node": place.node, "status": status})
+    context.exit(status)
 
 
-def _lead(workspace: "Workspace", repo: "Repository", run_id: str, place: "Place", env: tuple[str, ...]) -> None:
+def _lead(
+    workspace: "Workspace", repo: "Repository", run_id: str, place: "Place", env: tuple[str, ...], *, as_json: bool
+) -> None:
     """Lead the next attempt, and report its result. Raises as `attempt.execute`."""
     from m5ws.attempts import planning
     from m5ws.repository.ledger import ledger
     from m5ws.repository.references import runs
 
     run = planning.resumed(repo, run_id) if ledger.attempts(repo, run_id) else runs.load(repo, run_id)
-    attempt.execute(*new_run.plan(workspace, repo, run, env, place=place), env, enabled=True, as_json=False)
+    attempt.execute(*new_run.plan(workspace, repo, run, env, place=place), env, enabled=True, as_json=as_json)
 
 
 def _follow(workspace: "Workspace", repo: "Repository", run_id: str, place: "Place", env: tuple[str, ...]) -> int:

@@ -12,10 +12,7 @@ import click
 
 
 class LazyGroup(click.Group):
-    """Commands by name. A command is the object `command` of the module of that name in `package`.
-
-    A command without a text is hidden.
-    """
+    """Commands by name. A command is the object `command` of the module of that name in `package`."""
 
     def __init__(self, *, commands_by_name: Mapping[str, str], package: str, **options: object) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
@@ -25,7 +22,7 @@ class LazyGroup(click.Group):
         self.package = package
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for name, text in self.commands_by_name.items() if text]
+        return list(self.commands_by_name)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.commands_by_name:
@@ -35,4 +32,4 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, text in self.commands_by_name.items() if text])
+            formatter.write_dl(list(self.commands_by_name.items()))

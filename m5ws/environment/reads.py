@@ -28,10 +28,11 @@ PART = "read"
 """`Change.part` of these files."""
 
 
-def measure(objects: Objects, path: str) -> ReadPath | None:
+def measure(objects: Objects, path: str, began_ns: int | None = None) -> ReadPath | None:
     """Return a file or folder as it is now, None if it does not exist. `objects` has the format of digests.
 
-    There is no digest of a file that cannot be read, that is likely to contain a secret, or whose path is not UTF-8.
+    There is no digest of a file that cannot be read, that is likely to contain a secret, or whose path is not UTF-8;
+    and none of a file that was written after `began_ns`, perhaps by the run, perhaps after it was read.
     """
     try:
         status = os.stat(path)
@@ -43,7 +44,8 @@ def measure(objects: Objects, path: str) -> ReadPath | None:
         return None
     read = ReadPath(path=name, size_bytes=status.st_size, sampled=status.st_size > WHOLE_BYTES)
     is_secret = secret_scan.kind_by_name(path) is not None or secret_scan.is_environment_file(path)
-    if name != path or is_secret or not stat.S_ISREG(status.st_mode):
+    is_written = began_ns is not None and status.st_mtime_ns > began_ns
+    if name != path or is_secret or is_written or not stat.S_ISREG(status.st_mode):
         return read
     try:
         return msgspec.structs.replace(read, digest=_digest(objects, path, status.st_size))

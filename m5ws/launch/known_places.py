@@ -16,6 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
+from m5ws.launch import network
 from m5ws.records.launch import Context
 
 _SYSTEM = (
@@ -102,6 +103,7 @@ def hosts(context: Context, environment: Mapping[str, str]) -> frozenset[str]:
     (https://docs.aws.amazon.com/AmazonS3/latest/userguide/VirtualHosting.html), and the sources of credentials.
     """
     own = {"localhost", "127.0.0.1", "::1", "0.0.0.0", "::", "", os.uname().nodename}  # noqa: S104  compared alone
+    own |= set(network.own_addresses())
     own |= {environment.get("MASTER_ADDR", ""), urlsplit(environment.get("MLFLOW_TRACKING_URI", "")).hostname or ""}
     return frozenset(own | set(_hosts_of_store(context.store, environment)))
 

@@ -95,6 +95,8 @@ def _added(context: Context, directory: Path, environment: Mapping[str, str], py
     """
     added = determinism.environment(context.determinism) | {
         CONTEXT_VARIABLE: str(directory / "context"),
+        # It keeps a random id in the user's home, which differs from machine to machine.
+        "MLFLOW_DISABLE_TELEMETRY": "true",
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUNBUFFERED": "1",
     }

@@ -1,8 +1,10 @@
-"""The network interface through which this machine reaches another machine."""
+"""The network interfaces of this machine: their addresses, and the interface that leads to another machine."""
 
 import fcntl
 import socket
 import struct
+from collections.abc import Iterator
+from contextlib import suppress
 
 from m5ws.errors import UsageError
 
@@ -20,6 +22,12 @@ def interface_to(host: str) -> str:
             return next(name for _, name in socket.if_nameindex() if _address(probe, name) == own)
     except (OSError, StopIteration) as error:
         raise UsageError(f"no network interface leads to {host}: {error}", hint="Set GLOO_SOCKET_IFNAME.") from error
+
+
+def own_addresses() -> Iterator[str]:
+    """Yield the IPv4 addresses of this machine."""
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        yield from filter(None, (_address(probe, name) for _, name in socket.if_nameindex()))
 
 
 def _address(opened: socket.socket, interface: str) -> str | None:

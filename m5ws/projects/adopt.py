@@ -4,6 +4,7 @@ A snapshot pins the content behind the links. Only content that the run read is 
 or has no recorded digest, is refused.
 """
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -23,8 +24,9 @@ _TOKENIZER = "tokenizer.json"
 
 
 class Adoption(msgspec.Struct, frozen=True, kw_only=True):
-    """A link `name` in the workspace to `target`, a file or folder, in a section of m5ws.toml. Sizes are of the files
-    that the run read; a folder is pinned whole.
+    """A link `name` in the workspace to `target`, a file or folder, in a section of m5ws.toml.
+
+    The run read `files` there. A folder is pinned whole, and `size_bytes` is the size of all its files.
     """
 
     name: str
@@ -67,8 +69,10 @@ def plan(repo: Repository, root: Path, run: str, paths: Sequence[Path]) -> Adopt
 
 
 def apply(planned: AdoptionPlan) -> None:
-    """Make the links, then change m5ws.toml. Raises OSError."""
+    """Make the links, then change m5ws.toml. Raises M5Error if the file has changed since the plan, OSError."""
     root = Path(planned.root)
+    if (root / CONFIGURATION).read_bytes().decode() != planned.old:
+        raise M5Error(f"{CONFIGURATION} has changed meanwhile", hint="Repeat the command.")
     for adoption in planned.adoptions:
         if not (root / adoption.name).is_symlink():
             (root / adoption.name).symlink_to(adoption.target)
@@ -76,7 +80,7 @@ def apply(planned: AdoptionPlan) -> None:
 
 
 def _is_named(read: ReadPath, paths: Iterable[Path]) -> bool:
-    return any(Path(read.path).is_relative_to(path.absolute()) for path in paths)
+    return any(Path(read.path).is_relative_to(os.path.abspath(path)) for path in paths)
 
 
 def _is_still(repo: Repository, read: ReadPath) -> bool:
@@ -99,8 +103,13 @@ def _adoptions(
             target=str(target),
             section="tokenizer" if is_tokenizer else "data",
             files=len(files),
-            size_bytes=sum(read.size_bytes for read in files),
+            size_bytes=_size_bytes(target),
         )
+
+
+def _size_bytes(target: Path) -> int:
+    paths = [os.path.join(folder, name) for folder, _, names in os.walk(target) for name in names] or [str(target)]
+    return sum(os.lstat(path).st_size for path in paths)
 
 
 def _targets(recorded: Sequence[ReadPath], paths: Sequence[Path]) -> list[Path]:
@@ -108,7 +117,7 @@ def _targets(recorded: Sequence[ReadPath], paths: Sequence[Path]) -> list[Path]:
     places = [Path(read.path) for read in recorded]
     folders = [Path(read.path) for read in recorded if read.kind == "folder"]
     folders += [place.parent for place in places if sum(place.parent == other.parent for other in places) > 1]
-    targets = sorted({path.absolute() for path in paths} or {*folders, *places})
+    targets = sorted({Path(os.path.abspath(path)) for path in paths} or {*folders, *places})
     return [target for target in targets if not any(other in target.parents for other in targets)]
 
 

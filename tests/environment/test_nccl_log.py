@@ -6,7 +6,7 @@ from typing import Any
 
 import blake3
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from m5ws.environment.nccl import efa
@@ -86,6 +86,10 @@ def test_logs_of_several_communicators_in_parts_have_the_facts_of_all(a: str, b:
 
 
 @given(st.text() | st.text("NCL INFOVARK0123456789/[]:>-\n"))
+@example("128 Bytes -> Algo \u00b2 proto 0 time 1")
+@example(f"Channel {'0' * 5000}/02 : 0 1")
+@example(f"128 Bytes -> Algo {'1' * 4000} proto 0")
+@example("NET/OFI " * 100_000)
 def test_any_text_is_read_without_an_error(text: str) -> None:
     read(text)
     read("".join(f"h:1:1 [0] NCCL INFO {line}\n" for line in text.splitlines()))

@@ -64,6 +64,15 @@ def test_a_file_with_a_name_of_a_secret_has_no_digest(repo: Repository, tmp_path
     assert reads.measure(repo.objects, str(tmp_path / "missing")) is None
 
 
+def test_a_file_that_was_written_during_the_run_has_no_digest(repo: Repository, tmp_path: Path) -> None:
+    file = tmp_path / "state.json"
+    file.write_text("1")
+    written_ns = file.stat().st_mtime_ns
+    known, unknown = (reads.measure(repo.objects, str(file), written_ns + more) for more in (0, -1))
+    assert known is not None and known.digest is not None
+    assert unknown is not None and unknown.digest is None
+
+
 def test_the_first_record_of_a_path_counts() -> None:
     first, later = (ReadPath(path="/a", digest=digit * 64) for digit in "01")
     known = reads.join([Reads(paths=(first,), hosts=("h",)), Reads(paths=(later,), hosts=("h",), more=True)])

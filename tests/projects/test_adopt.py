@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from m5ws.config import reader
+from m5ws.errors import M5Error
 from m5ws.projects import adopt
 from m5ws.projects.adopt import Adoption, AdoptionPlan
 
@@ -45,3 +46,12 @@ def test_m5ws_toml_names_the_links_and_keeps_all_else(tmp_path: Path, text: str)
     )
     assert ("\r\n" in edited) == ("\r\n" in text)
     assert (tmp_path / "more").readlink() == target
+
+
+def test_a_file_of_settings_that_changed_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+    settings = tmp_path / "m5ws.toml"
+    settings.write_text("# another edit\n")
+    planned = AdoptionPlan(root=str(tmp_path), adoptions=(), old="", new="[data]\n")
+    with pytest.raises(M5Error, match="has changed meanwhile"):
+        adopt.apply(planned)
+    assert settings.read_text() == "# another edit\n"

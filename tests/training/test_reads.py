@@ -1,6 +1,7 @@
 """A process notes each file that Python reads outside the known places, and no other file."""
 
 import os
+import py_compile
 import subprocess
 import sys
 import textwrap
@@ -64,6 +65,11 @@ _READS = {
     "linked folder": "os.symlink(out, 'folder'); open('folder/a.bin').close()",
     "fork": "pid = os.fork()\nif pid == 0:\n    open(f'{out}/a.bin').close(); os._exit(0)\nos.waitpid(pid, 0)",
     "thread": "import threading; t = threading.Thread(target=Path(out, 'a.bin').read_bytes); t.start(); t.join()",
+    "appended": "f = open(f'{out}/a.bin', 'a+'); f.seek(0); f.read()",
+    "made if missing": "os.close(os.open(f'{out}/a.bin', os.O_RDWR | os.O_CREAT))",
+    "behind a link": "os.makedirs(f'{out}/d/e'); os.symlink(f'{out}/d/e', 'l'); open('l/../../a.bin').close()",
+    "database": "import contextlib, sqlite3\n"
+    "with contextlib.suppress(sqlite3.Error): sqlite3.connect(f'file:{out}/a.bin?mode=ro', uri=True).execute('.')",
     "copy": "import shutil; shutil.copyfile(f'{out}/a.bin', 'copy')",
 }
 
@@ -90,6 +96,9 @@ _OWN = {
     "odd": "import contextlib\nwith contextlib.suppress(Exception): open('a\\0b')\n"
     "with contextlib.suppress(Exception): open([])\nwith contextlib.suppress(Exception): os.listdir(3.5)",
     "program": "import subprocess; subprocess.run(['true'], check=True)",
+    "own address": "import socket; from m5ws.launch import network\n"
+    "for a in network.own_addresses():\n"
+    "    s = socket.create_server((a, 0)); socket.create_connection(s.getsockname())",
     "loopback": "import socket; socket.getaddrinfo('localhost', 80); socket.getaddrinfo(socket.gethostname(), None)",
 }
 
@@ -101,6 +110,15 @@ def test_a_file_of_the_run_its_python_or_the_system_is_not_noted(tmp_path: Path,
     (cache / "k").write_text("compiled")
     notes = _run(tmp_path, _OWN[name], {"TRITON_CACHE_DIR": str(cache)})
     assert (notes.read, notes.hosts, notes.more) == ([], [], False)
+
+
+def test_compiled_code_elsewhere_is_noted_by_its_source(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "helper.py").write_text("VALUE = 1\n")
+    py_compile.compile(str(tmp_path / "out" / "helper.py"))
+    notes = _run(tmp_path, "sys.path.insert(0, out); import helper")
+    assert str(tmp_path / "out" / "helper.py") in notes.read
+    assert not [path for path in notes.read if path.endswith(".pyc")]
 
 
 def test_a_listed_folder_and_a_program_elsewhere_are_noted(tmp_path: Path) -> None:
@@ -118,12 +136,12 @@ def test_a_host_is_noted_once_by_its_name(tmp_path: Path) -> None:
     for host in ("Data.Example.invalid", "data.example.invalid."):
         with contextlib.suppress(OSError):
             socket.create_connection((host, 443), timeout=0.01)
-    for address in (("192.0.2.1", 443), ("192.0.2.2", 80), ("127.0.0.1", 9)):
+    for address in (("192.0.2.1", 443), ("198.51.100.7", 80), ("127.0.0.1", 9)):
         with contextlib.suppress(OSError), socket.socket() as connection:
             connection.settimeout(0.01)
             connection.connect(address)
     """
-    assert _run(tmp_path, code).hosts == ["data.example.invalid", "192.0.2.2"]
+    assert _run(tmp_path, code).hosts == ["data.example.invalid", "198.51.100.7"]
 
 
 def test_a_process_notes_a_bounded_number_of_files(tmp_path: Path) -> None:

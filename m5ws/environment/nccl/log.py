@@ -1,7 +1,7 @@
 """The log of NCCL in one process, as facts.
 
-A fact has all values of the lines that were read. So the facts of a cut log are absent, or a part of the facts of the
-whole log. A line that matches no pattern is ignored, and a line without an end is not read yet.
+A fact has all values of the lines that were read, up to a limit. So the facts of a cut log are absent, or a part of the
+facts of the whole log. A line that matches no pattern is ignored, and a line without an end is not read yet.
 """
 
 import re
@@ -32,10 +32,13 @@ _FACTS: tuple[tuple[str, str], ...] = (
     # NCCL, src/init.cc, since 2.4: the trees of this rank.
     ("nccl.trees", r"Trees( \[\d+\] .+)"),
 )
-_FACT_PATTERNS = tuple((name, re.compile(pattern)) for name, pattern in _FACTS)
+_LINE = 4096
+"""Longer lines are no lines of NCCL, and matching a pattern to them takes long."""
+_MOST_VALUES = 1000
+_FACT_PATTERNS = tuple((name, re.compile(pattern, re.ASCII)) for name, pattern in _FACTS)
 _SENDS = re.compile(r"(?:Ring|Channel) \d+.* via NET/([^/]+)/(.*)")
-_RING = re.compile(r"Channel (\d+)/(\d+) :((?: +\d+)+)")
-_CHOICE = re.compile(r"(?:\w+: )?\d+ Bytes -> Algo (\w+) proto (\w+)(?: .*)?")
+_RING = re.compile(r"Channel (\d{1,9})/(\d{1,9}) :((?: +\d+)+)", re.ASCII)
+_CHOICE = re.compile(r"(?:\w+: )?\d+ Bytes -> Algo (\w{1,64}) proto (\w{1,64})(?: .*)?", re.ASCII)
 """NCCL, src/enqueue.cc, subsystem TUNING, of rank 0: a line for each collective, by number from 2.20 to 2.23, then by
 name."""
 _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
@@ -63,7 +66,8 @@ class NcclLog:
     def feed(self, text: str) -> None:
         """Read the next part of the log, which may end inside a line."""
         *lines, self._rest = (self._rest + text).split("\n")
-        for line in lines:
+        self._rest = self._rest[: _LINE + 1]
+        for line in (line for line in lines if len(line) <= _LINE):
             prefixed = _PREFIX.fullmatch(line.strip())
             place, message = prefixed.groups() if prefixed else ("", line.strip())
             self._read(place, message)
@@ -88,7 +92,9 @@ class NcclLog:
         self.no_provider = self.no_provider or NO_PROVIDER.fullmatch(message) is not None
 
     def _add(self, name: str, value: str) -> None:
-        self._values.setdefault(name, set()).add(value)
+        values = self._values.setdefault(name, set())
+        if len(values) < _MOST_VALUES:
+            values.add(value)
 
     def _add_ring(self, communicator: str, number: int, count: int, ranks: str) -> None:
         """Add a ring. The digest of a communicator's rings is a fact if none of their lines is missing."""

@@ -9,6 +9,7 @@ refusal, and hosts are refused here.
 """
 
 import errno
+import importlib.util
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from m5ws.launch import known_places, read_notes
 from m5ws.records.launch import Context
@@ -69,6 +71,7 @@ class ReadNotes:
         self._seen: set[str] = set()
         self._made: set[str] = set()
         self._ports: set[object] = set()
+        self._noted = 0
         self._reader = read_notes.NoteReader(self._file)
         self._handlers: dict[str, Callable[..., None]] = {
             "open": self._open,
@@ -115,14 +118,18 @@ class ReadNotes:
         if path in self._judged:
             return
         access = flags & os.O_ACCMODE
-        if access == os.O_RDONLY or (access == os.O_RDWR and not flags & os.O_CREAT and not self._refuses):
-            self._read(path, stat.S_ISREG)
+        is_read = access == os.O_RDWR and not flags & os.O_TRUNC and not self._refuses and os.path.exists(path)
+        if access == os.O_RDONLY or is_read:
+            self._read(_source(path), stat.S_ISREG)
         else:
             self._write(path)
 
-    def _connect_database(self, path: Any) -> None:
-        if os.fsdecode(path) != ":memory:":
-            self._open(path, None, os.O_RDWR if os.path.exists(path) else os.O_RDWR | os.O_CREAT)
+    def _connect_database(self, name: Any) -> None:
+        path = os.fsdecode(name)
+        if path.startswith("file:"):  # https://www.sqlite.org/uri.html
+            path = unquote(urlsplit(path).path)
+        if path and ":memory:" not in path:
+            self._open(path, None, os.O_RDWR | os.O_CREAT)
 
     def _list(self, path: Any) -> None:
         place = self._place("." if path is None else path)
@@ -154,7 +161,7 @@ class ReadNotes:
     def _read(self, path: Any, has_kind: Callable[[int], bool]) -> None:
         if (place := self._place(path)) is not None and has_kind(os.stat(place).st_mode) and self._is_new(place):
             # The name in the work directory means nothing after the attempt.
-            is_link = _folder(place).startswith(self._own)
+            is_link = _folder(place).startswith(self._own) or os.pardir in place
             self._note(READ, os.path.realpath(place) if is_link else os.path.normpath(place))
             self._place(place)
 
@@ -237,19 +244,26 @@ class ReadNotes:
 
     def _is_new(self, text: str) -> bool:
         """Count a path or host. Return False if this process has too many of them."""
-        if len(self._seen) < _MOST:
+        self._noted += 1
+        if self._noted <= _MOST:
             self._seen.add(text)
-            return True
-        if len(self._seen) == _MOST:
-            self._seen.add("")
+        elif self._noted == _MOST + 1:
             self._note(MORE)
-        return False
+        return self._noted <= _MOST
 
     def _note(self, kind: str, text: str = "") -> None:
         try:
             read_notes.append(self._file, kind, text)
         except OSError:  # The disk is full, or the folder is gone: the script continues.
             self._handlers.clear()
+
+
+def _source(path: Any) -> Any:
+    """Return the source of compiled Python code, and any other path unchanged."""
+    if not isinstance(path, str) or not path.endswith(".pyc"):
+        return path
+    source = importlib.util.source_from_cache(path) if "__pycache__" in path else path
+    return source if os.path.exists(source) else path
 
 
 def _folder(path: str) -> str:

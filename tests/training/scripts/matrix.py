@@ -49,7 +49,7 @@ def session(repo: Repository, orders: Context, place: str, made: Any, total: int
     spool = Path(orders.spool_dir) / f"{place}-{rank}.spool"
     writer = SpoolWriter(spool, genesis(orders.run, orders.attempt, str(rank)))
     context.activate(
-        context.ActiveRank(orders, repo, writer, StopRequest(Path(orders.spool_dir) / "stop", world), rank, world)
+        context.ActiveRank(orders, repo, writer, StopRequest(Path(orders.spool_dir) / "processes"), rank, world)
     )
     groups = set(dist.distributed_c10d._world.pg_map)
     try:
