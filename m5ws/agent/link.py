@@ -126,15 +126,18 @@ class Listener:
         self._place, self._key = place, key
         self._lock = threading.Lock()
         self._followers: dict[int, Follower] = {}
-        self._socket = socket.create_server(("", place.port + 1), backlog=place.nodes, reuse_port=False)
+        try:
+            self._socket = socket.create_server(("", place.port + 1), backlog=place.nodes)
+        except OSError as error:
+            raise LaunchFailed(f"port {place.port + 1} cannot be used for the link of the nodes: {error}") from error
         threading.Thread(target=self._accept, name="m5ws-link", daemon=True).start()
 
     def wait(self, join_s: float, poll: Callable[[], None], notify: Callable[[str], None]) -> list[Follower]:
-        """Return all followers, in order. Raises LaunchFailed if one has not come after `join_s` seconds."""
+        """Return all followers, in order. Raises NodeLost if one has not come after `join_s` seconds."""
         end_s, expected = time.monotonic() + join_s, range(1, self._place.nodes)
         while missing := [str(node) for node in expected if node not in self._followers]:
             if time.monotonic() > end_s:
-                raise LaunchFailed(
+                raise NodeLost(
                     f"node {', '.join(missing)} did not come in {join_s:.0f} s",
                     hint=f"Each node must reach port {self._place.port + 1} of {self._place.master}.",
                 )

@@ -125,7 +125,8 @@ class Node:
         `has_finished`: the attempt has ended well so far. `is_stopped`: the user stopped it.
         """
         self.results.report_modified()
-        self.results.record_published(is_delivered=self.delivery.complete, is_stopped=is_stopped)
+        if self._plan.place.node == 0:  # Rank 0 publishes the checkpoints.
+            self.results.record_published(is_delivered=self.delivery.complete, is_stopped=is_stopped)
         directories.keep_links(self._work)
         if has_finished and self._plan.run.purpose == "train" and self.results.unsaved is None:
             killed.mark_done(self._plan.directory)

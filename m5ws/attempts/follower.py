@@ -31,15 +31,23 @@ _CLOSE_S = 60.0
 """Time for the leader to write the end of the attempt, and to tell its exit status."""
 
 
+class NotBegun(M5Error):
+    """The leader did not begin the attempt. Node 0 printed the error, whose exit status this error has."""
+
+    def __init__(self, closed: Closed) -> None:
+        super().__init__("the leader did not begin the attempt", hint="Node 0 printed the reason.")
+        self.exit_code = closed.exit_code
+
+
 def await_plan(connection: Connection, join_s: float) -> Planned:
-    """Return the leader's choice, after all nodes have come. Raises NodeLost."""
+    """Return the leader's choice, after all nodes have come. Raises NodeLost, NotBegun."""
     end_s = time.monotonic() + join_s
     while time.monotonic() < end_s:
         message = connection.receive()
         if isinstance(message, Planned):
             return message
         if isinstance(message, Closed):
-            raise NodeLost("the leader has ended")
+            raise NotBegun(message)
         time.sleep(_POLL_S)
     raise NodeLost(f"the leader sent no plan in {join_s:.0f} s")
 
@@ -47,7 +55,7 @@ def await_plan(connection: Connection, join_s: float) -> Planned:
 def execute(ports: Ports, plan: AttemptPlan, connection: Connection, progress: Progress | None) -> int:
     """Run the processes of this node to their end, and return the exit status of the attempt.
 
-    Raises NodeLost without a leader, LaunchFailed, RunAlive.
+    Raises NodeLost without a leader, NotBegun, LaunchFailed, RunAlive.
     """
     home = plan.directory.parent
     home.mkdir(parents=True, exist_ok=True)
@@ -86,10 +94,12 @@ class _Following:
         self._is_begun = self._is_lost = False
 
     def poll(self) -> None:
-        """Take the leader's messages before the script begins. Raises NodeLost."""
+        """Take the leader's messages before the script begins. Raises NodeLost, NotBegun."""
         self._look()
-        if self._is_lost or self._closed is not None:
-            raise NodeLost("the leader has ended")
+        if self._closed is not None:
+            raise NotBegun(self._closed)
+        if self._is_lost:
+            raise NodeLost("the leader was lost")
 
     def accept(self, observed: Observed) -> None:
         """Wait until the leader has accepted the environments of all nodes, and the attempt is in the ledger."""

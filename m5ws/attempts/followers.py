@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 
-from m5ws.agent import link
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.link import Follower, Listener, NodeLost
 from m5ws.launch.interface import LaunchFailed
@@ -37,15 +36,14 @@ class Followers:
         self.asked: Stop | None = None
 
     def gather(self, join_s: float, poll: Callable[[], None], progress: Progress | None) -> None:
-        """Wait for all followers, and tell them the plan. Raises LaunchFailed."""
+        """Wait for all followers, and tell them the plan. Raises NodeLost."""
         if self._listener is not None:
             self._all = self._listener.wait(join_s, poll, lambda line: report(progress, line))
             self._send(Planned(attempt=self._plan.attempt, inherits=self._plan.inherits))
 
     def observed(self, poll: Callable[[], None]) -> Mapping[str, Observed]:
-        """Return the environment of each follower by its name, when all their ranks wait. Raises LaunchFailed."""
+        """Return the environment of each follower by its name, when all their ranks wait. Raises as `poll`."""
         while len(self._observed) < len(self._all):
-            self.refuse_lost()
             poll()
             time.sleep(_POLL_S)
         return self._observed
@@ -55,13 +53,13 @@ class Followers:
         self._send(Begun())
 
     def refuse_lost(self) -> None:
-        """Raise LaunchFailed if a follower is lost, or could not start its processes."""
+        """Raise NodeLost if a follower is lost, LaunchFailed if it could not start its processes."""
         self.look()
         for follower in self._all:
             if follower.ended is not None:
                 raise LaunchFailed(f"{follower}: {follower.ended.problem or 'its processes ended'}")
         if self.lost is not None:
-            raise LaunchFailed(str(self.lost.problem))
+            raise NodeLost(str(self.lost.problem))
 
     def look(self) -> None:
         """Take the messages of all followers."""
@@ -96,7 +94,7 @@ class Followers:
             time.sleep(_POLL_S)
         return [follower.ended for follower in self._all if follower.ended is not None]
 
-    def close(self, exit_code: int = link.NodeLost.exit_code) -> None:
+    def close(self, exit_code: int) -> None:
         """Tell all followers the exit status, and close the link."""
         self._send(Closed(exit_code=exit_code))
         self._all = []

@@ -94,12 +94,17 @@ def execute(
         for attempt in range(1, plan.attempt):
             recovery.finish(ports.repo, plan.run.id, attempt, home / f"{attempt:04d}")
         prepare.clear(plan)
+
+        def look() -> None:
+            poll()
+            followers.refuse_lost()
+
         try:
             followers.gather(JOIN_S, poll, progress)
             plan, work = prepare.prepare(ports, plan, progress)
             spool_path = Path(plan.context.spool_dir) / f"{NODE}.spool"
             with (
-                admission.launched(ports, plan, partial(_accept, accept, followers, poll), progress, poll) as waiting,
+                admission.launched(ports, plan, partial(_accept, accept, followers, look), progress, look) as waiting,
                 closing(SpoolWriter(spool_path, genesis(plan.run.id, plan.attempt, NODE))) as spool,
             ):
                 with begin.ended(spool):
@@ -110,8 +115,10 @@ def execute(
                     begun.is_removed()
                 result = begun.supervise(poll)
                 followers.close(STATUSES.get(result.outcome, 1) if followers.lost is None else NodeLost.exit_code)
+        except BaseException as error:
+            followers.close(getattr(error, "exit_code", STATUSES["interrupted"]))
+            raise
         finally:
-            followers.close()
             directories.end(plan.directory)
         if result.reason is not None and result.reason.kind == "removed":
             raise removals.Removed(f"attempt {plan.attempt} of run {plan.run.id} was stopped: {result.reason.problem}")

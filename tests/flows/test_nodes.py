@@ -7,13 +7,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from m5ws import workspace as workspaces
+from m5ws.agent.link import NodeLost
 from m5ws.attempts import planning
 from m5ws.attempts.planning import RunOptions
 from m5ws.launch import reaper
@@ -57,20 +58,21 @@ class _Cluster:
         self.run = run.id
         self.agents: list[subprocess.Popen[str]] = []
 
-    def start(self, job: str) -> list["subprocess.Popen[str]"]:
-        """Start the agents of all nodes."""
+    def start(self, job: str, more: Mapping[int, dict[str, str]] | None = None) -> list["subprocess.Popen[str]"]:
+        """Start the agents of all nodes, the leader last. `more` has further variables of a node."""
         port = _free_port()
-        self.agents = [self._agent(node, job, port) for node in reversed(range(_NODES))][::-1]
+        given = more or {}
+        self.agents = [self._agent(node, job, port, given.get(node, {})) for node in reversed(range(_NODES))][::-1]
         return self.agents
 
-    def _agent(self, node: int, job: str, port: int) -> "subprocess.Popen[str]":
+    def _agent(self, node: int, job: str, port: int, more: dict[str, str]) -> "subprocess.Popen[str]":
         place = {"M5WS_NODE": str(node), "M5WS_NODES": str(_NODES), "M5WS_MASTER": f"127.0.0.1:{port}", "M5WS_JOB": job}
         scratch = self._scratch / f"{node}"
         scratch.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "m5ws", "-C", str(self.workspace.root), "agent", self.run]
         return subprocess.Popen(
             [*command, "--scratch", str(scratch)],
-            env=command_line.inherited() | place,
+            env=command_line.inherited() | place | more,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -212,3 +214,37 @@ def test_after_a_kill_on_one_node_all_end_and_the_next_attempt_continues(
     assert {step for _, step in _states(workspace, nodes.run)} == {step for _, step in expected}
     assert [attempt.standing for attempt in state.load(repo, nodes.run).attempts] == ["failed", "finished"]
     assert fsck.check(repo, read_data=True).damage == ()
+
+
+@pytest.mark.long
+def test_a_node_that_falls_silent_ends_the_attempt_and_is_named(
+    tmp_path: Path, cluster: Callable[[Workspace], _Cluster]
+) -> None:
+    workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=4)
+    workspace.edit("config.yaml", "pause_s: 0.0", "pause_s: 0.3")
+    nodes = cluster(workspace)
+    nodes.start("first")
+    nodes.wait_for(lambda: 4 in nodes.published())
+    stopped = [nodes.agents[1].pid, *reaper.descendants(nodes.agents[1].pid)]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    assert nodes.agents[0].wait(_LIMIT_S) == NodeLost.exit_code
+    [attempt] = state.load(workspace.repo, nodes.run).attempts
+    assert attempt.reason is not None and attempt.reason.kind == "node lost"
+    assert str(attempt.reason.problem).startswith("node 1 (")
+    for pid in stopped:
+        os.kill(pid, signal.SIGCONT)
+    assert nodes.end() == [75, 75]
+
+
+@pytest.mark.long
+def test_nodes_that_cannot_begin_leave_no_attempt(
+    tmp_path: Path, cluster: Callable[[Workspace], _Cluster]
+) -> None:
+    workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=4)
+    nodes = cluster(workspace)
+    first, second = nodes.start("first", {1: {"OMP_SCHEDULE": "dynamic"}})
+    output = first.communicate(timeout=_LIMIT_S)[0]
+    assert "variable.OMP_SCHEDULE on node 1" in output and "dynamic" in output
+    assert (first.returncode, second.wait(_LIMIT_S)) == (2, 2)
+    assert ledger.attempts(workspace.repo, nodes.run) == []
