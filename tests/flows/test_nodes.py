@@ -148,7 +148,7 @@ def test_two_nodes_train_the_bits_of_one_machine_which_reproduces_them(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("node", [pytest.param(0, marks=pytest.mark.soak), 1])
 def test_a_signal_to_one_node_ends_all_with_a_checkpoint_and_all_resume(
     tmp_path: Path, cluster: Callable[[Workspace], _Cluster], node: int
 ) -> None:
@@ -189,7 +189,12 @@ def _left(scratch: Path) -> list[str]:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("victim", "node", "statuses"),
-    [("agent", 0, [-9, 75]), ("agent", 1, [75, -9]), ("rank", 0, [1, 1]), ("rank", 1, [1, 1])],
+    [
+        ("agent", 0, [-9, 75]),
+        pytest.param("agent", 1, [75, -9], marks=pytest.mark.soak),
+        pytest.param("rank", 0, [1, 1], marks=pytest.mark.soak),
+        pytest.param("rank", 1, [1, 1], marks=pytest.mark.soak),
+    ],
 )
 def test_after_a_kill_on_one_node_all_end_and_the_next_attempt_continues(
     tmp_path: Path, cluster: Callable[[Workspace], _Cluster], victim: str, node: int, statuses: list[int]
@@ -216,7 +221,7 @@ def test_after_a_kill_on_one_node_all_end_and_the_next_attempt_continues(
     assert fsck.check(repo, read_data=True).damage == ()
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_node_that_falls_silent_ends_the_attempt_and_is_named(
     tmp_path: Path, cluster: Callable[[Workspace], _Cluster]
 ) -> None:
@@ -238,9 +243,7 @@ def test_a_node_that_falls_silent_ends_the_attempt_and_is_named(
 
 
 @pytest.mark.long
-def test_nodes_that_cannot_begin_leave_no_attempt(
-    tmp_path: Path, cluster: Callable[[Workspace], _Cluster]
-) -> None:
+def test_nodes_that_cannot_begin_leave_no_attempt(tmp_path: Path, cluster: Callable[[Workspace], _Cluster]) -> None:
     workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=4)
     nodes = cluster(workspace)
     first, second = nodes.start("first", {1: {"OMP_SCHEDULE": "dynamic"}})

@@ -17,7 +17,7 @@ from tests.support.stores.memory_store import MemoryStore
 from tests.support.workspace.workspaces import Workspace, make_workspace
 
 _MOST = {"ls": 12, "show": 10, "snapshot": 6, "run": 60}
-_OTHERS = [20, pytest.param(2000, marks=pytest.mark.services)]
+_OTHERS = [20, pytest.param(2000, marks=pytest.mark.soak)]
 
 
 @pytest.fixture(params=_OTHERS)
