@@ -125,6 +125,8 @@ class _Following:
         end = node.run(partial(self._listen, node), self._show, lambda: None, self._tell)
         self._listen(node, node.deliver_rest())
         node.keep_results(has_finished=end.exit_code == 0, is_stopped=end.request is not None)
+        if end.exit_code == 0:
+            node.results.remove_inputs()
         self._listen(node, node.delivery.finish())
         self._connection.send(self._ended(end, node))
         return self._await_close()
@@ -164,9 +166,7 @@ class _Following:
 
     def _ended(self, end: NodeEnd, node: Node) -> Ended:
         ranks: tuple[RankEnded, ...] = tuple(self._failures.ends.values())
-        is_plain = self._plan.run.spec.trainer in ("python", "command")
-        statuses = {} if is_plain else failure.read_statuses(Path(self._plan.request.log))
-        recorded = {rank.rank for rank in ranks}
+        statuses, recorded = failure.read_statuses(Path(self._plan.request.log)), {rank.rank for rank in ranks}
         return Ended(
             exit_code=end.exit_code,
             request=end.request,
