@@ -149,5 +149,7 @@ def test_a_documented_command_does_its_work(command: str, places: _Places) -> No
     # Ranks of a typed launcher, and of the processes of a sweep, are no forks.
     is_launched = words[0] == "sweep" or places.sweep in words or "torchrun" in words
     answer = ["--yes"] if words[0] == "adopt" and "--dry-run" not in words else []
+    # Each check of a busy machine takes long.
+    answer += ["--timeout", "200"] if words[0] == "doctor" else []
     done = (places.workspace.process if is_launched else places.workspace.m5ws)(*words, *answer, expect=None)
     assert done.returncode in _verdicts(words), f"{words} → {done.returncode}\n{done.stdout}\n{done.stderr}"

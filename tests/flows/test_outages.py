@@ -10,7 +10,7 @@ from m5ws import waits
 from tests.support.s3.scripted_s3 import ScriptedS3
 from tests.support.workspace.workspaces import Workspace, make_workspace
 
-_AWAY_S = 2.0
+_AWAY_S = 6.0
 
 
 class _Outage:
@@ -32,7 +32,8 @@ class _Outage:
 
 @pytest.fixture
 def server(s3_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedS3]:
-    monkeypatch.setattr(waits, "LIMIT_S", 0.5)
+    # A busy machine may take a second for any request.
+    monkeypatch.setattr(waits, "LIMIT_S", 2.5)
     monkeypatch.setattr(waits, "_POLL_S", 0.05)
     with ScriptedS3() as running:
         yield running
