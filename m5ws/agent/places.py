@@ -1,7 +1,7 @@
 """The place of this machine among the nodes of an attempt, from the variables of the program that started it.
 
 Any scheduler can start an agent on each node: it sets the variables M5WS_…, which come first. The variables of Slurm
-are in sbatch(1) and srun(1). m5ws's own job script sets M5WS_MASTER there.
+are in sbatch(1) and srun(1). The job script sets M5WS_MASTER.
 """
 
 from collections.abc import Mapping

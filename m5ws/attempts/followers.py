@@ -23,7 +23,8 @@ _POLL_S = 0.05
 class Followers:
     """All followers of an attempt. The listener is open until `close`.
 
-    `lost` is None while no node is lost, and `asked` while no follower was told to end.
+    `lost` is the reason of the end if a node is lost, else None. `asked` is the request of a follower whose user stops
+    it, else None.
     """
 
     def __init__(self, plan: AttemptPlan, key: bytes) -> None:

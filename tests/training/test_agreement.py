@@ -16,9 +16,9 @@ _MOST_S = 20.0
 
 
 def _stops(rank: int, folder: Path) -> None:
-    """Stop again and again as a rank of four. Each rank is asked at a step of its own, or not at all, but one is asked.
+    """Run many loops as one of four ranks, and write the last step of each loop.
 
-    Write the last step of each time.
+    In each loop, at least one rank gets a request to stop. Each rank gets it at another step, or never.
     """
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=_RANKS)
     group, seen = dist.new_group(backend="gloo"), []
