@@ -11,7 +11,7 @@ import pwd
 import shlex
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -56,12 +56,6 @@ class Workspace:
     environment: Mapping[str, str] = field(repr=False)
     scratch: Path | None = None
     """A folder on the local disk of a node, in the place of `.m5ws` and of the folder for work directories."""
-
-    def on_node(self, scratch: Path, node: int) -> "Workspace":
-        """Return this workspace as the agent of a node uses it: other agents share the checkout with it."""
-        folder = Path(os.path.abspath(scratch)) / f"m5ws-{os.getuid()}"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return replace(self, scratch=folder / f"node-{node}")
 
     @property
     def name(self) -> str:

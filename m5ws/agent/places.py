@@ -4,7 +4,9 @@ Any scheduler can start an agent on each node: it sets the variables M5WS_…, w
 are in sbatch(1) and srun(1). The job script sets M5WS_MASTER.
 """
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
 
@@ -49,3 +51,16 @@ def read(environment: Mapping[str, str]) -> Place:
     if not 0 <= place.node < place.nodes or not place.master or not 0 < place.port < 2**16 - 1:
         raise UsageError(f"node {node} of {nodes} with {environment['M5WS_MASTER']} is no place", hint=_HINT)
     return place
+
+
+def make_scratch(parent: Path, node: int) -> Path:
+    """Return the folder of a node's agent on its local disk, below `parent`, which other users may write to.
+
+    Raises UsageError if another user made the folder.
+    """
+    own = Path(os.path.abspath(parent)) / f"m5ws-{os.getuid()}"
+    own.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = own.lstat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise UsageError(f"{own} is not private to this user", hint="Give another folder with --scratch.")
+    return own / f"node-{node}"

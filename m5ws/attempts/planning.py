@@ -155,12 +155,11 @@ def plan(
 ) -> AttemptPlan:
     """Return the next attempt of `run`: the first if the run is new, else a resuming attempt. Writes nothing.
 
-    `place` is the place of this machine among the nodes of the attempt. `led` has the choice of the leader on another
-    node; then no output files are restored.
-
     `home` is the workspace's `.m5ws`. Processes inherit `environment`. `saving` and `checkpoint_at` are as in
     `Context`. `python` starts the ranks. `from_scratch`: nothing of the run is restored. Raises NotFound if the store
     lacks the checkpoint of a fork, Removed if a run that the run rests on is removed.
+    `place` is the place of this machine among the nodes. `led` has the choice of the leader on another node; then no
+    output files are restored.
     """
     removals.refuse(repo, *removals.origins(run))
     snapshot = snapshots.load(repo, run.snapshot)
@@ -170,15 +169,12 @@ def plan(
     portable.refuse(snapshot.determinism, run.spec)
     named_files.refuse_missing_script(repo, snapshot, run.spec, environment)
     refuse_unshared(run.spec, place)
-    attempts = ledger.attempts(repo, run.id)
-    attempt = max(attempts, default=0) + 1 if led is None else led.attempt
-    restores = bool(attempts) and led is None and not from_scratch
-    valid = checkpoints.valid(repo, run.id) if restores else list(led.inherits if led is not None else ())
+    chosen = led or _choose(repo, run, from_scratch=from_scratch)
     # gc never deletes the newest. It may be deleting earlier checkpoints at this moment.
-    resume = valid[-1] if valid else None
-    directory = home / "runs" / run.id / f"{attempt:04d}"
+    resume = chosen.inherits[-1] if chosen.inherits else None
+    directory = home / "runs" / run.id / f"{chosen.attempt:04d}"
     context = msgspec.structs.replace(
-        _context(repo, run, snapshot, attempt, directory, author_dir, resume),
+        _context(repo, run, snapshot, chosen.attempt, directory, author_dir, resume),
         saving=saving or Saving(),
         checkpoint_at=checkpoint_at,
         image=image,
@@ -191,18 +187,25 @@ def plan(
         resume, context = run.parent.checkpoint, _from_parent(repo, context, run.parent)
     tracking = tracker.environment() if tracker is not None else {}
     request = _render(context, directory, environment, tracking, python, image, place)
-    outputs = saved.newest_to_restore(repo, run.id) if restores and segment is None else None
+    restores = chosen.attempt > 1 and led is None and segment is None and not from_scratch
     return AttemptPlan(
         run=run,
-        attempt=attempt,
+        attempt=chosen.attempt,
         directory=directory,
         context=context,
         request=request,
         resume=resume,
-        inherits=tuple(valid),
-        outputs=outputs,
+        inherits=chosen.inherits,
+        outputs=saved.newest_to_restore(repo, run.id) if restores else None,
         place=place,
     )
+
+
+def _choose(repo: Repository, run: Run, *, from_scratch: bool) -> Planned:
+    """Return the number of the next attempt, and the checkpoints that count in it."""
+    attempts = ledger.attempts(repo, run.id)
+    valid = checkpoints.valid(repo, run.id) if attempts and not from_scratch else []
+    return Planned(attempt=max(attempts, default=0) + 1, inherits=tuple(valid))
 
 
 def refuse_unshared(launch: LaunchSpec, place: Place) -> None:
@@ -210,7 +213,7 @@ def refuse_unshared(launch: LaunchSpec, place: Place) -> None:
     if place.nodes > 1 and launch.trainer not in ("torchrun", "deepspeed"):
         raise UsageError(
             f"{place.nodes} nodes require torchrun, and {launch.trainer} starts the processes of this run",
-            hint="Give the script without a launcher, with --nproc and --nodes.",
+            hint="Start the run with a script without a launcher, and --nproc.",
         )
     if place.nodes > 1 and launch.outputs:
         raise UsageError(

@@ -1,5 +1,6 @@
 """`m5ws agent`."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,8 @@ def command(context: click.Context, run: str, scratch: Path, env: tuple[str, ...
 
     shared = names.workspace(context)
     place = places.read(shared.environment)
-    workspace = shared.on_node(scratch, place.node)
+    # Other agents share the checkout.
+    workspace = replace(shared, scratch=places.make_scratch(scratch, place.node))
     repo = workspace.open_repository()
     run_id = names.find_id(repo, run, "run")
     if place.node == 0:

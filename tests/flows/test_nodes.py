@@ -111,6 +111,16 @@ def cluster(tmp_path: Path) -> Iterator[Callable[[Workspace], _Cluster]]:
     shutil.rmtree(tmp_path / "scratch", ignore_errors=True)
 
 
+def _training(tmp_path: Path, cluster: Callable[[Workspace], _Cluster]) -> _Cluster:
+    """Return the agents of a slow training that has published its first checkpoint."""
+    workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=4)
+    workspace.edit("config.yaml", "pause_s: 0.0", "pause_s: 0.3")
+    nodes = cluster(workspace)
+    nodes.start("first")
+    nodes.wait_for(lambda: 4 in nodes.published())
+    return nodes
+
+
 def _states(workspace: Workspace, run: str) -> dict[tuple[str, int], object]:
     """Return the fingerprints of all ranks after each step, of all attempts."""
     repo, found = workspace.repo, dict[tuple[str, int], object]()
@@ -152,11 +162,8 @@ def test_two_nodes_train_the_bits_of_one_machine_which_reproduces_them(
 def test_a_signal_to_one_node_ends_all_with_a_checkpoint_and_all_resume(
     tmp_path: Path, cluster: Callable[[Workspace], _Cluster], node: int
 ) -> None:
-    workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=4)
-    workspace.edit("config.yaml", "pause_s: 0.0", "pause_s: 0.3")
-    nodes = cluster(workspace)
-    nodes.start("first")
-    nodes.wait_for(lambda: 4 in nodes.published())
+    nodes = _training(tmp_path, cluster)
+    workspace = nodes.workspace
     os.kill(nodes.agents[node].pid, signal.SIGUSR2)
     assert nodes.end() == [130, 130]
     [attempt] = state.load(workspace.repo, nodes.run).attempts
@@ -199,11 +206,8 @@ def _left(scratch: Path) -> list[str]:
 def test_after_a_kill_on_one_node_all_end_and_the_next_attempt_continues(
     tmp_path: Path, cluster: Callable[[Workspace], _Cluster], victim: str, node: int, statuses: list[int]
 ) -> None:
-    workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=4)
-    workspace.edit("config.yaml", "pause_s: 0.0", "pause_s: 0.3")
-    nodes = cluster(workspace)
-    nodes.start("first")
-    nodes.wait_for(lambda: 4 in nodes.published())
+    nodes = _training(tmp_path, cluster)
+    workspace = nodes.workspace
     os.kill(nodes.agents[node].pid if victim == "agent" else _rank_on(nodes, node), signal.SIGKILL)
     assert nodes.end() == statuses
     end_s = time.monotonic() + _ORPHANS_S
@@ -225,11 +229,8 @@ def test_after_a_kill_on_one_node_all_end_and_the_next_attempt_continues(
 def test_a_node_that_falls_silent_ends_the_attempt_and_is_named(
     tmp_path: Path, cluster: Callable[[Workspace], _Cluster]
 ) -> None:
-    workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=4)
-    workspace.edit("config.yaml", "pause_s: 0.0", "pause_s: 0.3")
-    nodes = cluster(workspace)
-    nodes.start("first")
-    nodes.wait_for(lambda: 4 in nodes.published())
+    nodes = _training(tmp_path, cluster)
+    workspace = nodes.workspace
     stopped = [nodes.agents[1].pid, *reaper.descendants(nodes.agents[1].pid)]
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
