@@ -119,6 +119,8 @@ def test_compiled_code_elsewhere_is_noted_by_its_source(tmp_path: Path) -> None:
     notes = _run(tmp_path, "sys.path.insert(0, out); import helper")
     assert str(tmp_path / "out" / "helper.py") in notes.read
     assert not [path for path in notes.read if path.endswith(".pyc")]
+    (tmp_path / "out" / "a.b.c.d.pyc").write_bytes(b"data")
+    assert _run(tmp_path, "open(f'{out}/a.b.c.d.pyc').close()").read[-1] == str(tmp_path / "out" / "a.b.c.d.pyc")
 
 
 def test_a_listed_folder_and_a_program_elsewhere_are_noted(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import stat
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -262,8 +263,10 @@ def _source(path: Any) -> Any:
     """Return the source of compiled Python code, and any other path unchanged."""
     if not isinstance(path, str) or not path.endswith(".pyc"):
         return path
-    source = importlib.util.source_from_cache(path) if "__pycache__" in path else path
-    return source if os.path.exists(source) else path
+    with suppress(ValueError):  # No name that Python gives to compiled code.
+        source = importlib.util.source_from_cache(path)
+        return source if os.path.exists(source) else path
+    return path
 
 
 def _folder(path: str) -> str:
