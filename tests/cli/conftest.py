@@ -32,6 +32,7 @@ class Outcome(msgspec.Struct, frozen=True):
     @property
     def document(self) -> Any:
         """Stdout as one JSON document; fails if there is anything else on it."""
+        assert self.out, self.err
         return json.loads(self.out)
 
 
