@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -57,10 +58,12 @@ class ForkParent:
 
     def __init__(self, environment: Mapping[str, str], modules: tuple[str, ...]) -> None:
         self._lock = threading.Lock()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the process
         self._process = subprocess.Popen(
             [sys.executable, fork_parent.__file__, *modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=self._errors,
             env=dict(environment),
         )
 
@@ -75,6 +78,7 @@ class ForkParent:
             self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
+        self._errors.close()
 
     def start(self, call: Call) -> int:
         """Return the id of the process that represents all ranks of a launch."""
@@ -87,7 +91,10 @@ class ForkParent:
                 pid, _, status = answer.decode().rstrip("\n").partition(" ")
                 if status == call.status:
                     return int(pid)
-        raise RuntimeError(f"the parent process of the ranks has ended with status {self._process.wait()}")
+        ended = self._process.wait()
+        self._errors.seek(0)
+        printed = self._errors.read()[-2000:].decode(errors="replace")
+        raise RuntimeError(f"the parent process of the ranks has ended with status {ended}:\n{printed}")
 
 
 class ForkParents:
