@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from m5ws.launch.interface import Launcher
+from m5ws.records.job import Job
 from m5ws.records.launch import Observing
 from m5ws.records.ledger import AnyEvent
 from m5ws.records.run import Run
@@ -47,6 +48,9 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
     """Effect of an inexact resume: a notice, or a notice and the end of the attempt."""
     inputs: Literal["recorded", "pinned"] = "recorded"
     """Files that the processes of a run may read: all, or pinned files alone."""
+
+    job: Job | None = None
+    """The job of an engine that runs this process."""
 
     def sign(self, run: Run) -> Run:
         """Return a new run with the user and the host that start the run, and the time of the store's clock."""

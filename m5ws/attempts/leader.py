@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import blake3
 import msgspec
@@ -34,11 +35,14 @@ from m5ws.records.run import Run
 from m5ws.repository import removals
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
-from m5ws.repository.references import checkpoints
+from m5ws.repository.references import checkpoints, jobs
 from m5ws.repository.repository import Repository
 from m5ws.tracking.interface import LOGGED, TRACKED, Delivering, Tracker
 from m5ws.work import directories
 from m5ws.work.directories import WorkDirectory
+
+if TYPE_CHECKING:
+    from m5ws.records.job import Cancel
 
 _log = logging.getLogger(__name__)
 JOIN_S = 600.0
@@ -54,6 +58,7 @@ class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
 
     `untracked` is None if the tracker has all of the run, else the error so far. `delivered`: the store has the
     complete ledger. `asked`: the user stopped the attempt. `superseded`: a newer attempt has begun elsewhere.
+    `again`: the scheduler shall start the agents again, because its time limit or a lost node ended the attempt.
     """
 
     run: str
@@ -65,6 +70,7 @@ class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
     delivered: bool = True
     asked: bool = False
     superseded: bool = False
+    again: bool = False
 
 
 def execute(
@@ -113,8 +119,9 @@ def execute(
                     begun = _Attempt(ports, plan, work, waiting, spool, watch, judge, progress, followers)
                     # After the start: the `rm` of a removal that this look does not meet lists the attempt.
                     begun.is_removed()
+                    begun.is_cancelled()
                 result = begun.supervise(poll)
-                followers.close(STATUSES.get(result.outcome, 1) if followers.lost is None else NodeLost.exit_code)
+                followers.close(NodeLost.exit_code if result.again else STATUSES.get(result.outcome, 1))
         except BaseException as error:
             followers.close(getattr(error, "exit_code", STATUSES["interrupted"]))
             raise
@@ -178,6 +185,7 @@ class _Attempt:
         self._inexact: EndReason | None = None
         self._successor: AttemptStarted | None = None
         self._removal: str | None = None
+        self._cancel: Cancel | None = None
         self._began_s = self._looked_s = time.monotonic()
         self._follower: Delivering | None = None
         self._last_step = checkpoints.step_of(plan.resume) if plan.resume else 0
@@ -198,6 +206,15 @@ class _Attempt:
             _log.warning("cannot check for a removal of run %s: %s", run.id, error)
         return self._removal is not None
 
+    def is_cancelled(self) -> bool:
+        """Return True if somebody is known to have cancelled the run. An error of the store changes nothing."""
+        try:
+            wanted = (self._plan.run.id, self._plan.attempt, self._ports.job)
+            self._cancel = self._cancel or jobs.cancel_of_attempt(self._ports.repo, *wanted)
+        except (M5Error, OSError) as error:
+            _log.warning("cannot check for a cancellation of run %s: %s", self._plan.run.id, error)
+        return self._cancel is not None
+
     def supervise(self, poll: Callable[[], None]) -> AttemptResult:
         if self._removal is not None:
             removed = NodeEnd(exit_code=1, time_s=time.time())
@@ -209,7 +226,7 @@ class _Attempt:
         self._superseded()
         self.is_removed()
         outcome, exit_code, reason = self._judge(end)
-        unsaved = self._node.keep_results(has_finished=outcome == "finished", is_stopped=self._request(end) is not None)
+        unsaved = self._node.keep_results(has_finished=outcome == "finished", is_stopped=self._is_asked(end))
         if outcome == "finished" and unsaved is not None:
             outcome, exit_code = "unsaved", recovery.UNSAVED_STATUS
             reason = EndReason(kind="unsaved", problem=unsaved)
@@ -221,7 +238,7 @@ class _Attempt:
         if outcome == "failed" and reason is None:
             reason = self._find_failure(exit_code)
         result = self._end(outcome, exit_code, reason, end.time_s)
-        return msgspec.structs.replace(result, asked=self._request(end) is not None)
+        return msgspec.structs.replace(result, asked=self._is_asked(end))
 
     def _judge(self, end: NodeEnd) -> tuple[str, int, EndReason | None]:
         """Return the outcome of the attempt, its exit status, and the reason if there is one."""
@@ -233,6 +250,8 @@ class _Attempt:
             return "interrupted", end.exit_code, EndReason(kind="superseded", attempt=later.attempt, host=later.host)
         if (request := self._request(end)) is not None:
             return "interrupted", end.exit_code, EndReason(kind="stopped", signal=request)
+        if self._cancel is not None:
+            return "interrupted", STATUSES["interrupted"], EndReason(kind="cancelled", host=self._cancel.host or "")
         if (lost := self._followers.lost) is not None:
             return "failed", NodeLost.exit_code, lost
         if end.problem is not None:
@@ -254,6 +273,10 @@ class _Attempt:
         """Return the signal by which the user stopped this node or another."""
         return next(filter(None, (end.request, *(each.request for each in self._ends))), None)
 
+    def _is_asked(self, end: NodeEnd) -> bool:
+        """Return True if a user or a scheduler stopped the attempt."""
+        return self._cancel is not None or self._request(end) is not None
+
     def _show(self, events: Events) -> float | None:
         """Show new events. Return the processes' time to end if the attempt needs no more steps, or if it is fenced.
 
@@ -267,6 +290,8 @@ class _Attempt:
             return self._stop_all(0.0)
         if (asked := self._followers.asked) is not None:
             return self._stop_all(asked.grace_s)
+        if self._cancel is not None:
+            return self._stop_all(stop.patience_s(self._plan.context.saving))
         return self._stop_all(stop.GRACE_S) if self._has_enough or self._followers.has_failed else None
 
     def _stop_all(self, grace_s: float) -> float:
@@ -302,10 +327,11 @@ class _Attempt:
             self._follower.wake()
 
     def _is_time_to_look(self) -> bool:
-        """Check for a newer attempt and a removal at intervals. Return True if there is one."""
+        """Check for a newer attempt, a removal and a cancellation at intervals. Return True for the first two."""
         if time.monotonic() - self._looked_s < _FENCE_S:
             return False
         self._looked_s = time.monotonic()
+        self.is_cancelled()
         return self._superseded() or self.is_removed()
 
     def _superseded(self) -> bool:
@@ -375,7 +401,13 @@ class _Attempt:
             delivered=self._node.delivery.complete,
             superseded=self._successor is not None,
             untracked=self._wait_for_tracker(),
+            again=self._is_to_start_again(reason),
         )
+
+    def _is_to_start_again(self, reason: EndReason | None) -> bool:
+        """Return True if the scheduler that started this agent shall start all agents again."""
+        is_warned = reason is not None and (reason.kind, reason.signal) == ("stopped", signal.SIGUSR2.name)
+        return self._followers.lost is not None or (is_warned and self._plan.place.job is not None)
 
     def _wait_for_tracker(self) -> str | None:
         """Return None if the tracker has all of the run; else the reason, which may be empty: the delivery goes on."""

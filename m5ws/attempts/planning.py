@@ -43,13 +43,15 @@ ALONE = Place()
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of the command line. If one is None, `m5ws.toml` decides.
 
-    `environment` has the shell's PYTHONPATH, if it has folders of the workspace. `m5ws.toml` comes before it.
+    `nproc` is the number of processes on each of the `nodes`. `environment` has the shell's PYTHONPATH, if it has
+    folders of the workspace. `m5ws.toml` comes before it.
     """
 
     command: tuple[str, ...] = ()
     directory: str | None = None
     trainer: Trainer | None = None
     nproc: int | None = None
+    nodes: int = 1
     seed: int | None = None
     checkpoint_every: int | None = None
     checkpoint_minutes: float | None = None
@@ -66,7 +68,7 @@ def spec(settings: RunSettings, options: RunOptions) -> LaunchSpec:
         raise UsageError("no command to run", hint="Give a script after `--`, or set [run] command in m5ws.toml.")
     environment = options.environment | settings.environment
     refuse_secrets(command, environment)
-    trainer, nproc = processes(command, options, settings.trainer, settings.nproc)
+    trainer, nproc = processes(command, options, settings.trainer, settings.nproc * options.nodes)
     return LaunchSpec(
         command=command,
         directory=options.directory or os.path.normpath(settings.directory),
@@ -89,8 +91,8 @@ def processes(
 ) -> tuple[Starter, int | None]:
     """Return the program that starts the processes of a command, and their number if the command leaves it to m5ws.
 
-    `trainer` and `nproc` count where `options` have none. Raises UsageError for options that contradict the command,
-    for a launcher without a script, and for a launcher of another environment.
+    `trainer` and `nproc`, the number of all processes, count where `options` have none. Raises UsageError for options
+    that contradict the command, for a launcher without a script, and for a launcher of another environment.
     """
     launchers.refuse_unusable(command)
     own = launchers.read(command).starter
@@ -101,7 +103,8 @@ def processes(
                 hint=f"Leave the options out, or give the script without {command[0]}.",
             )
         return own, 1 if own in ("python", "command") else None
-    count = options.nproc or (1 if options.trainer == "python" else nproc or 1)
+    of_nodes = options.nproc * options.nodes if options.nproc is not None else None
+    count = of_nodes or (1 if options.trainer == "python" else nproc or 1)
     if options.trainer == "python" and count > 1:
         raise UsageError(f"--trainer python starts 1 process, not {count}", hint="`--trainer torchrun` starts several.")
     kept = trainer if trainer in ("torchrun", "deepspeed") else None
@@ -161,14 +164,10 @@ def plan(
     `place` is the place of this machine among the nodes. `led` has the choice of the leader on another node; then no
     output files are restored.
     """
-    removals.refuse(repo, *removals.origins(run))
-    snapshot = snapshots.load(repo, run.snapshot)
+    snapshot = refuse_unfit(repo, run, environment, place.nodes)
     image = choice.image_to_start(snapshot.declared.image, environment)
     if python == sys.executable and image is None:
         _require(run.spec)
-    portable.refuse(snapshot.determinism, run.spec)
-    named_files.refuse_missing_script(repo, snapshot, run.spec, environment)
-    refuse_unshared(run.spec, place)
     chosen = led or _choose(repo, run, from_scratch=from_scratch)
     # gc never deletes the newest. It may be deleting earlier checkpoints at this moment.
     resume = chosen.inherits[-1] if chosen.inherits else None
@@ -208,19 +207,32 @@ def _choose(repo: Repository, run: Run, *, from_scratch: bool) -> Planned:
     return Planned(attempt=max(attempts, default=0) + 1, inherits=tuple(valid))
 
 
-def refuse_unshared(launch: LaunchSpec, place: Place) -> None:
+def refuse_unfit(repo: Repository, run: Run, environment: Mapping[str, str], nodes: int) -> Snapshot:
+    """Return the snapshot of a run that can be launched on a number of nodes. Nothing of the machine is checked.
+
+    Raises UsageError, NotFound, Removed.
+    """
+    removals.refuse(repo, *removals.origins(run))
+    snapshot = snapshots.load(repo, run.snapshot)
+    portable.refuse(snapshot.determinism, run.spec)
+    named_files.refuse_missing_script(repo, snapshot, run.spec, environment)
+    _refuse_unshared(run.spec, nodes)
+    return snapshot
+
+
+def _refuse_unshared(launch: LaunchSpec, nodes: int) -> None:
     """Raise UsageError for a launch that several nodes cannot share."""
-    if place.nodes > 1 and launch.trainer not in ("torchrun", "deepspeed"):
+    if nodes > 1 and launch.trainer not in ("torchrun", "deepspeed"):
         raise UsageError(
-            f"{place.nodes} nodes require torchrun, and {launch.trainer} starts the processes of this run",
+            f"{nodes} nodes require torchrun, and {launch.trainer} starts the processes of this run",
             hint="Start the run with a script without a launcher, and --nproc.",
         )
-    if place.nodes > 1 and launch.outputs:
+    if nodes > 1 and launch.outputs:
         raise UsageError(
-            f"[run] outputs cannot be kept from {place.nodes} nodes", hint="Remove outputs from [run] in m5ws.toml."
+            f"[run] outputs cannot be kept from {nodes} nodes", hint="Remove outputs from [run] in m5ws.toml."
         )
-    if launch.nproc is not None and launch.nproc % place.nodes:
-        raise UsageError(f"{launch.nproc} processes cannot be spread evenly over {place.nodes} nodes")
+    if launch.nproc is not None and launch.nproc % nodes:
+        raise UsageError(f"{launch.nproc} processes cannot be spread evenly over {nodes} nodes")
 
 
 def _render(

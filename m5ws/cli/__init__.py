@@ -9,12 +9,16 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 import m5ws
 from m5ws.cli.lazy_group import LazyGroup
 from m5ws.errors import M5Error
+
+if TYPE_CHECKING:
+    from m5ws.workspace import Workspace
 
 INTERRUPTED = 130
 NO_READER = 141
@@ -36,6 +40,8 @@ COMMANDS = {
     "ls": "List snapshots and runs.",
     "show": "Show a snapshot, a run or a sweep.",
     "watch": "Show a run while it goes on.",
+    "wait": "Wait for the end of a run.",
+    "cancel": "End a run on any machine, after a last checkpoint.",
     "pin": "Write the versions and the image of a run into m5ws.toml.",
     "note": "Add a note to a run.",
     "adopt": "Pin files that a run read from elsewhere.",
@@ -95,11 +101,11 @@ def cli(context: click.Context, directory: Path, verbose: int, quiet: bool) -> N
     context.call_on_close(log_output.begin(level))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status."""
+def main(arguments: Sequence[str] | None = None, workspace: "Workspace | None" = None) -> int:
+    """Run the command line, in a workspace if it is given, and return its exit status."""
     stdout = sys.stdout
     try:
-        status = cli.main(arguments, prog_name="m5ws", standalone_mode=False)
+        status = cli.main(arguments, prog_name="m5ws", standalone_mode=False, obj=workspace)
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except (KeyboardInterrupt, click.Abort):

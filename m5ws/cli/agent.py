@@ -1,5 +1,6 @@
 """`m5ws agent`."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,11 +10,18 @@ import click
 from m5ws.cli import environment
 from m5ws.cli.parameters import names, new_run
 from m5ws.cli.terminal import attempt, interrupt, output
+from m5ws.errors import M5Error, UsageError
 
 if TYPE_CHECKING:
     from m5ws.records.launch import Place
     from m5ws.repository.repository import Repository
     from m5ws.workspace import Workspace
+
+
+class Cancelled(M5Error):
+    """A job was cancelled before its agents began."""
+
+    exit_code = 130
 
 
 @click.command("agent")
@@ -26,15 +34,26 @@ if TYPE_CHECKING:
     default=Path("/tmp"),  # noqa: S108  the agent makes a private folder in it
     help="Local disk of this node, for work directories (default: TMPDIR).",
 )
+@click.option("--store", metavar="URL", help="Store of the run, without a workspace; with --job.")
+@click.option("--job", metavar="NAME", help="Job of `m5ws run --on`, whose record has the settings of the workspace.")
 @environment.policy_option
 @output.json_option
 @click.pass_context
-def command(context: click.Context, run: str, scratch: Path, env: tuple[str, ...], as_json: bool) -> None:
+def command(
+    context: click.Context,
+    run: str,
+    scratch: Path,
+    store: str | None,
+    job: str | None,
+    env: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Run the part of one node in the next attempt of a run.
 
     A scheduler starts one agent on each node. Variables name the node's place: M5WS_NODE (from 0), M5WS_NODES,
     M5WS_MASTER (HOST:PORT of node 0; the next port must be free too) and M5WS_JOB; or Slurm's variables and
-    M5WS_MASTER. Node 0 leads. All nodes need the workspace and its store.
+    M5WS_MASTER. Node 0 leads. All nodes need the workspace and its store; agents of `m5ws run --on` need the store
+    alone.
 
     Exit status: 0 the run finished, 1 it failed, 75 start all agents again, 130 interrupted.
 
@@ -43,20 +62,47 @@ def command(context: click.Context, run: str, scratch: Path, env: tuple[str, ...
       M5WS_NODE=0 M5WS_NODES=2 M5WS_MASTER=10.0.0.1:29500 M5WS_JOB=7 m5ws agent 7c1d
     """
     from m5ws.agent import places
+    from m5ws.repository.ledger import ledger
+    from m5ws.runs import state
 
-    shared = names.workspace(context)
-    place = places.read(shared.environment)
-    # Other agents share the checkout.
-    workspace = replace(shared, scratch=places.make_scratch(scratch, place.node))
+    if (store is None) != (job is None):
+        raise UsageError("--store and --job belong together")
+    place = places.read(os.environ)
+    own = places.make_scratch(Path(os.path.expandvars(scratch)), place.node)
+    if store is not None and job is not None:
+        workspace = _workspace_of(store, run, job, own)
+    else:
+        # Other agents share the checkout.
+        workspace = replace(names.workspace(context), scratch=own)
     repo = workspace.open_repository()
     run_id = names.find_id(repo, run, "run")
+    if workspace.job is not None and workspace.job.command:
+        from m5ws import cli
+
+        context.exit(cli.main(workspace.job.command, workspace))
+    if ledger.attempts(repo, run_id) and state.load_newest(repo, run_id).standing == "finished":
+        # The scheduler started the agents again between the end of the run and the end of the job.
+        return output.print_note(f"run {run_id} has finished")
     if place.node == 0:
-        _lead(workspace, repo, run_id, place, env, as_json=as_json)
-        return
+        return _lead(workspace, repo, run_id, place, env, as_json=as_json)
     status = _follow(workspace, repo, run_id, place, env)
     if as_json:
         output.print_json({"run": run_id, "node": place.node, "status": status})
-    context.exit(status)
+    return context.exit(status)
+
+
+def _workspace_of(store: str, run: str, job: str, scratch: Path) -> "Workspace":
+    """Return the workspace of a job on this node. Raises Cancelled, NotFound."""
+    from m5ws.repository.references import jobs
+    from m5ws.repository.repository import Repository
+    from m5ws.store import open_store
+    from m5ws.workspace import of_job
+
+    repo = Repository.open(open_store(store))
+    record = jobs.load(repo, run, job)
+    if (request := jobs.cancel_of_job(repo, record)) is not None:
+        raise Cancelled(f"job {job} was cancelled from {request.host or 'another machine'}")
+    return of_job(record, scratch)
 
 
 def _lead(

@@ -14,6 +14,7 @@ from m5ws.workspace import find
 
 if TYPE_CHECKING:
     from m5ws.doctor.doctor import Probe
+    from m5ws.workspace import Workspace
 
 FAILED = 1
 _LIMIT_S = 15.0
@@ -76,8 +77,23 @@ def _probes(directory: Path) -> "dict[str, Probe]":
         workspace = find(directory)
         opened = partial(workspace.repository, near=False, for_dry_run=True)
         probes["store"] = lambda name: servers.check_store(name, opened().store, workspace.store_dir)
+        for name in workspace.settings.clusters:
+            probes[f"cluster {name}"] = partial(_check_cluster, workspace=workspace, cluster=name)
         probes["tracking"] = lambda name: servers.check_tracking(name, workspace.tracker(), workspace.tracking_uri)
     return probes
+
+
+def _check_cluster(name: str, workspace: "Workspace", cluster: str) -> Check:
+    """Check that the engine of a cluster would accept a job of a run."""
+    from m5ws.engines import submission
+
+    settings = workspace.settings_of_nodes()
+    own = submission.cluster_of(settings, cluster)
+    workspace.refuse_private_store(own.shared, cluster)
+    nodes = len(own.hosts) if isinstance(own, submission.HostsCluster) else 1
+    planned = submission.plan(settings, cluster, "0" * 12, workspace.store_url, nodes, (), ())
+    submission.refuse_unaccepted(settings, planned)
+    return Check(name, "ok", f"{planned.job.engine} accepts jobs of {nodes} {'node' if nodes == 1 else 'nodes'}")
 
 
 def _check_workspace(name: str, directory: Path) -> Check:

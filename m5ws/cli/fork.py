@@ -4,12 +4,12 @@ from typing import Unpack
 
 import click
 
-from m5ws.cli.parameters import names, new_run, start_options
+from m5ws.cli.parameters import cluster_options, names, new_run, start_options
 from m5ws.cli.parameters.script import ScriptCommand
 from m5ws.cli.terminal import attempt
 
 
-class _Arguments(new_run.NewRunArguments, start_options.StartArguments):
+class _Arguments(new_run.NewRunArguments, cluster_options.ClusterArguments):
     """The values of the options."""
 
     restart: new_run.Restart
@@ -20,6 +20,7 @@ class _Arguments(new_run.NewRunArguments, start_options.StartArguments):
 @new_run.snapshot
 @new_run.options
 @new_run.restart
+@cluster_options.options
 @start_options.options
 @click.pass_context
 def command(context: click.Context, checkpoint: str, **given: Unpack[_Arguments]) -> None:
@@ -39,8 +40,11 @@ def command(context: click.Context, checkpoint: str, **given: Unpack[_Arguments]
       m5ws fork 7c1d --nproc 4 --restart data
       m5ws fork 7c1d@20000 -- train.py --lr 1e-4 --warmup 0
     """
+    cluster_options.refuse_alone(given)
     workspace = names.workspace(context)
     repo = workspace.open_repository()
     new_run.refuse_invalid(given["why"])
     run = new_run.from_checkpoint(context, repo, checkpoint, given, given["restart"])
-    attempt.start(*new_run.plan(workspace, repo, run, given["env"], given["why"]), given)
+    if given["on"] is not None:
+        return cluster_options.submit(workspace, repo, run, given, given["nodes"] or 1, given["why"])
+    return attempt.start(*new_run.plan(workspace, repo, run, given["env"], given["why"]), given)

@@ -6,7 +6,7 @@ import click
 import msgspec
 
 from m5ws.cli import environment, outputs, sweep_runs
-from m5ws.cli.parameters import names, new_run, start_options
+from m5ws.cli.parameters import cluster_options, names, new_run, start_options
 from m5ws.cli.terminal import attempt, output
 from m5ws.errors import UsageError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from m5ws.workspace import Workspace
 
 
-class _Arguments(start_options.StartArguments):
+class _Arguments(cluster_options.ClusterArguments):
     """The values of the options."""
 
     at: str | None
@@ -32,6 +32,7 @@ class _Arguments(start_options.StartArguments):
 @click.option("--from-scratch", is_flag=True, help="Restore nothing, and restart at the first step.")
 @click.option("--take-over", is_flag=True, help="Stop an attempt that may be alive elsewhere.")
 @start_options.parallel
+@cluster_options.options
 @environment.option
 @start_options.dry_run
 @start_options.no_progress
@@ -54,11 +55,15 @@ def command(context: click.Context, run: str, parallel: int | None, **given: Unp
       m5ws resume 7c1d
       m5ws resume 7c1d --at "2026-03-01 12:30"
       m5ws resume 5eeb --parallel 2
+      m5ws resume 7c1d --on big --nodes 2
     """
     from m5ws.repository.references import ids
 
     if given["at"] is not None and given["from_scratch"]:
         raise UsageError("--at cannot be combined with --from-scratch, which restores nothing")
+    cluster_options.refuse_alone(given)
+    if given["on"] is not None and (given["at"] is not None or given["from_scratch"]):
+        raise UsageError("--on cannot be combined with --at or --from-scratch")
     workspace = names.workspace(context)
     repo = workspace.open_repository()
     kind, found_id = ids.resolve(repo, run, ("run", "sweep"))
@@ -66,21 +71,39 @@ def command(context: click.Context, run: str, parallel: int | None, **given: Unp
         return _resume_sweep(workspace, repo, found_id, parallel or 1, given)
     if parallel is not None:
         raise UsageError(f"--parallel requires a sweep, and {run} is a run")
+    if given["on"] is not None:
+        run_on = _resumable(workspace, repo, found_id, given)
+        return cluster_options.submit(workspace, repo, run_on, given, given["nodes"] or _last_nodes(repo, found_id))
     return attempt.start(*_plan(workspace, repo, found_id, given), given)
 
 
-def _plan(workspace: "Workspace", repo: "Repository", run_id: str, given: _Arguments) -> "tuple[Ports, AttemptPlan]":
-    """Return the next attempt of a run and its ports, after delivering the records that the run left here.
+def _last_nodes(repo: "Repository", run_id: str) -> int:
+    """Return the number of nodes of a run's newest attempt."""
+    from m5ws.repository.ledger import ledger
 
-    Raises UsageError if the run cannot be resumed here, or if there is nothing to restore.
-    """
+    started = ledger.started(repo, run_id, max(ledger.attempts(repo, run_id)))
+    return started.nodes if started is not None else 1
+
+
+def _resumable(workspace: "Workspace", repo: "Repository", run_id: str, given: _Arguments) -> "Run":
+    """Return a run to resume, after delivering the records that it left here. Raises UsageError if it cannot be."""
     from m5ws.agent import recovery
-    from m5ws.attempts import kept_files, planning
+    from m5ws.attempts import planning
 
     recovery.deliver_run(repo, run_id, workspace.home, workspace.work_root, workspace.kept, output.print_note)
     run = planning.resumed(repo, run_id)
     if not given["take_over"]:
         recovery.refuse_elsewhere(repo, run.id, workspace.home)
+    return run
+
+
+def _plan(workspace: "Workspace", repo: "Repository", run_id: str, given: _Arguments) -> "tuple[Ports, AttemptPlan]":
+    """Return the next attempt of a run and its ports. Raises UsageError if there is nothing to restore, and as
+    `_resumable`.
+    """
+    from m5ws.attempts import kept_files
+
+    run = _resumable(workspace, repo, run_id, given)
     if (written := workspace.settings.run.outputs) and not run.spec.outputs:
         kept_files.store(repo, run, workspace.home, written)
     ports, plan = new_run.plan(workspace, repo, run, given["env"], from_scratch=given["from_scratch"])

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from m5ws.records.note import Note
     from m5ws.records.run import Parent, Run
     from m5ws.records.verdict import Change
+    from m5ws.repository.repository import Repository
     from m5ws.runs.listing import RunRow, RunView, SnapshotView
     from m5ws.runs.state import AttemptState, RunState
+    from m5ws.workspace import Workspace
 
 
 @click.command("show")
@@ -61,6 +63,8 @@ def command(context: click.Context, name: str, environment: bool, lock: str | No
     if as_json:
         return output.print_json(view)
     output.echo(_run(view) if isinstance(view, listing.RunView) else _snapshot(view))
+    if isinstance(view, listing.RunView) and view.jobs:
+        output.echo(f"\n{_job(workspace, repo, view)}")
     if view.observed is not None:
         output.echo("\n" + _environment(view.observed, whole=environment))
     if record_id in untracked.waiting(workspace.home) and (tracker := workspace.tracker()) is not None:
@@ -151,6 +155,27 @@ def _run(view: "RunView") -> str:
     if view.forks:
         lines += ["", output.table(("FORK", "AFTER STEP", "WHEN", "STATE", "NAME"), [_fork(row) for row in view.forks])]
     return "\n".join(lines)
+
+
+def _job(workspace: "Workspace", repo: "Repository", view: "RunView") -> str:
+    """Return the lines of a run's newest job, with its state if the run has not finished and the engine answers."""
+    from m5ws.engines import submission
+    from m5ws.engines.interface import EngineUnavailable
+    from m5ws.repository.references import jobs
+
+    job, state = jobs.load(repo, view.run.id, view.jobs[-1].name), "ended"
+    if view.standing != "finished":
+        try:
+            found = submission.engine_of_job(workspace.settings, job).state(job.name)
+            since = f" since {output.moment(job.created_s)}" if found.standing == "queued" else ""
+            reason = f" ({found.reason})" if found.reason else ""
+            text = f": {found.text}" if found.text.lower() != found.standing else ""
+            state = f"{found.standing}{since}{text}{reason}"
+        except EngineUnavailable as error:
+            state = f"unknown, because {job.cluster} does not answer here: {error}"
+    fields = {"cluster": f"{job.cluster} ({job.engine})", "nodes": str(job.nodes), "state": state}
+    fields |= {"submitted": " by ".join(filter(None, (output.moment(job.created_s), job.user)))}
+    return "\n".join([f"job {job.name}", output.fields(fields, "  ")])
 
 
 def _inexact(state: "RunState") -> str:

@@ -14,7 +14,7 @@ import msgspec
 
 from m5ws.config.commands import launchers
 from m5ws.config.result_patterns import describe_fault
-from m5ws.config.settings import Settings, StoreOptions
+from m5ws.config.settings import HostsCluster, Settings, SlurmCluster, StoreOptions
 from m5ws.errors import ConfigError
 
 Key = tuple[str, ...]
@@ -62,12 +62,34 @@ def _problems(kind: type[msgspec.Struct], table: Table, parent: Key) -> Iterator
         if name not in fields:
             yield key, f"unknown key {'.'.join(key)!r}; {_nearest(name, list(fields))}"
         elif isinstance(section := fields[name].type, type) and issubclass(section, msgspec.Struct):
-            if isinstance(value, dict):
-                yield from _problems(section, value, key)
-            else:
-                yield key, f"{'.'.join(key)!r} is a table: write [{'.'.join(key)}]"
+            yield from _problems_of_table(section, value, key)
+        elif name == "clusters":
+            yield from _problems_of_clusters(value, key)
         elif wrong := _mismatch(value, fields[name].type):
             yield key, f"{'.'.join(key)!r}: {wrong}"
+
+
+def _problems_of_table(section: type[msgspec.Struct], value: object, key: Key) -> Iterator[tuple[Key, str]]:
+    if isinstance(value, dict):
+        yield from _problems(section, value, key)
+    else:
+        yield key, f"{'.'.join(key)!r} is a table: write [{'.'.join(key)}]"
+
+
+def _problems_of_clusters(clusters: object, parent: Key) -> Iterator[tuple[Key, str]]:
+    """Yield the problems of the clusters, each of whose `engine` decides which keys it has."""
+    kinds = {kind.__struct_config__.tag: kind for kind in (SlurmCluster, HostsCluster)}
+    if not isinstance(clusters, dict):
+        yield parent, "'clusters' has a table for each cluster: write [clusters.NAME]"
+        return
+    for name, cluster in clusters.items():
+        key = (*parent, name)
+        if not isinstance(cluster, dict) or (kind := kinds.get(cluster.get("engine"))) is None:
+            yield key, f"{'.'.join(key)!r} needs engine = " + " or ".join(f'"{known}"' for known in kinds)
+            continue
+        yield from _problems(kind, {name: value for name, value in cluster.items() if name != "engine"}, key)
+        if kind is HostsCluster and not cluster.get("hosts"):
+            yield key, f"{'.'.join(key)!r} needs hosts, as ssh names them"
 
 
 def _mismatch(value: object, kind: object) -> str | None:

@@ -135,6 +135,48 @@ class RetentionSettings(_Section, frozen=True, kw_only=True):
     every: int | None = None
 
 
+class _Cluster(_Section, frozen=True, kw_only=True, tag_field="engine"):
+    """A cluster for `--on NAME`.
+
+    `python`: the interpreter with m5ws on the nodes; if empty, the submitter's. `scratch`: the parent of the folders of
+    agents on a node's local disk, where `$NAME` is a variable of the node; if empty, $TMPDIR or /tmp. `setup`: lines of
+    shell before the agent. `shared`: folders that all nodes and the submitter mount at the same path. `restarts`: the
+    number of automatic restarts of a job, after a time limit, a preemption or the loss of a node.
+    """
+
+    python: str = ""
+    scratch: str = ""
+    setup: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+    restarts: int = 8
+
+
+class SlurmCluster(_Cluster, frozen=True, kw_only=True, tag="slurm"):
+    """A cluster with Slurm. The options are those of sbatch, and `directives` has more of them.
+
+    `login`: the host with Slurm's commands, by ssh; without it, this machine. `warn_s`: the run saves a last checkpoint
+    this number of seconds before its time limit.
+    """
+
+    login: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    constraint: str | None = None
+    time: str | None = None
+    gpus_per_node: int | None = None
+    cpus_per_node: int | None = None
+    output: str | None = None
+    directives: tuple[str, ...] = ()
+    warn_s: int = 300
+
+
+class HostsCluster(_Cluster, frozen=True, kw_only=True, tag="hosts"):
+    """Hosts without a scheduler, as ssh names them. `master`: the address of the first host for the other hosts."""
+
+    hosts: tuple[str, ...]
+    master: str | None = None
+
+
 SEARCH_RULES = "2"
 """Version of the rules of `secret_scan`. A new version has files searched again that an older version has passed."""
 
@@ -170,3 +212,4 @@ class Settings(_Section, frozen=True, kw_only=True):
     mlflow: MlflowSettings = MlflowSettings()
     retention: RetentionSettings = RetentionSettings()
     secrets: SecretsSettings = SecretsSettings()
+    clusters: dict[str, SlurmCluster | HostsCluster] = {}

@@ -17,6 +17,7 @@ from m5ws.records import codec
 from m5ws.records.base import Digest, KeyedRecord, Record
 from m5ws.records.checkpoint import Checkpoint
 from m5ws.records.gc import Garbage, GcExecution, GcPlan, GcResult, Keep, PlanPart, Retirements
+from m5ws.records.job import Cancel, Job
 from m5ws.records.ledger import Batch, CheckpointPublished, OutputsStored
 from m5ws.records.note import Note
 from m5ws.records.outputs import OutputFiles
@@ -47,6 +48,8 @@ KEYS: tuple[tuple[str, type[Record], Mapping[str, str]], ...] = (
     ("runs/<run>/verdict", Verdict, {"run": "replay"}),
     ("runs/<run>/joint/<time>-<nonce>", JointVerdict, {}),
     ("notes/<run>/<time>-<nonce>", Note, {}),
+    ("jobs/<run>/<name>", Job, {}),
+    ("cancels/<run>/<time>-<nonce>", Cancel, {}),
     ("pins/<run>/<step>-<attempt>", Checkpoint, {}),
     ("removed/<run>", Removal, {}),
     ("gc/<plan>.plan", GcPlan, {}),

@@ -17,6 +17,7 @@ from m5ws.outputs.saved import OutputsRow
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
 from m5ws.records.environment import Observed
+from m5ws.records.job import Job
 from m5ws.records.note import Note, NoteOutcome
 from m5ws.records.removal import Removal
 from m5ws.records.run import Parent, Run
@@ -24,7 +25,7 @@ from m5ws.records.snapshot import Annotation, Snapshot
 from m5ws.records.verdict import Change, JointVerdict, Verdict
 from m5ws.repository import concurrency, removals
 from m5ws.repository.files import trees
-from m5ws.repository.references import checkpoints, lineage, notes, run_index, runs, snapshots
+from m5ws.repository.references import checkpoints, jobs, lineage, notes, run_index, runs, snapshots
 from m5ws.repository.references.run_index import AttemptEnd, RunCreation, RunFacts
 from m5ws.repository.references.snapshots import SnapshotFacts
 from m5ws.repository.repository import Repository
@@ -133,6 +134,8 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     removal: Removal | None = None
     environments: dict[int, tuple[Change, ...]] = {}
     """By attempt, how its environment differs from the first attempt's; attempts without a difference are left out."""
+    jobs: tuple[Job, ...] = ()
+    """Jobs that were submitted for the run, oldest first, without their settings."""
     kept: tuple[KeptWork, ...] = ()
     """Work of a removed run on this machine."""
 
@@ -235,6 +238,7 @@ def view_run(repo: Repository, run_id: str) -> RunView:
         forks=tuple(concurrency.for_each(lambda other: _run_row(repo, other), _forks(known, run_id))),
         joint=runs.joint(repo, run_id),
         notes=tuple(notes.load(repo, run_id)),
+        jobs=tuple(msgspec.structs.replace(job, settings="") for job in jobs.of_run(repo, run_id)),
         removal=removals.load(repo, run_id),
         environments=attempt_environments.drift_by_attempt(repo, run_id),
     )

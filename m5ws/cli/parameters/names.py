@@ -28,6 +28,8 @@ def workspace(context: click.Context) -> Workspace:
     """
     progress.name_silence("reading the store")
     context.call_on_close(output.end_silence)
+    if isinstance(given := context.find_root().obj, Workspace):
+        return given
     return find(context.find_root().params.get("directory") or Path())
 
 

@@ -185,4 +185,4 @@ def refuse_invalid(why: str | None) -> None:
 def _launch(context: click.Context, given: NewRunArguments) -> "RunOptions":
     from m5ws.attempts.planning import RunOptions
 
-    return msgspec.convert({**given, "command": script(context)}, RunOptions)
+    return msgspec.convert({**given, "nodes": context.params.get("nodes") or 1, "command": script(context)}, RunOptions)

@@ -39,6 +39,12 @@ class RunInterrupted(M5Error):
     exit_code = 130
 
 
+class StartAgain(M5Error):
+    """The time limit of a scheduler ended an attempt, whose last checkpoint is saved: the agents shall start again."""
+
+    exit_code = NodeLost.exit_code
+
+
 class RunUnsaved(M5Error):
     """A run did all its steps, but the store does not have all its results."""
 
@@ -46,7 +52,7 @@ class RunUnsaved(M5Error):
 
 
 def report(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> None:
-    """Report the result of a run. Raises InexactResume, RunFailed, RunInterrupted, RunUnsaved, Superseded."""
+    """Report the result of a run. Raises an error for any other outcome than `finished`."""
     run, resume = result.run, f"`m5ws resume {result.run}` continues the run"
     ended = f"run {run} {result.outcome}" + (f": {describe_end(result.reason)}" if result.reason else "")
     if not result.delivered and result.outcome not in COMPLETE:
@@ -58,6 +64,8 @@ def report(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> None
         output.print_note(f"{rest} {ports.tracker.remedy}. {result.untracked}".strip())
     if result.superseded:
         raise Superseded(f"attempt {result.attempt} of {ended}", hint=f"`m5ws show {run}` shows the newer attempt.")
+    if result.outcome == "interrupted" and result.again:
+        raise StartAgain(ended, hint="The scheduler starts the agents again.")
     if result.outcome == "interrupted":
         restart = f"`m5ws resume {run} --from-scratch` restarts it"
         raise RunInterrupted(ended, hint=f"{resume}. If the store has nothing of it to restore, {restart}.")

@@ -13,6 +13,7 @@ from m5ws.records import codec
 from m5ws.records.base import Digest, Record
 from m5ws.records.checkpoint import Checkpoint
 from m5ws.records.gc import Garbage, GcExecution, GcPlan, GcResult, Keep, PlanPart, Retirements
+from m5ws.records.job import Cancel, Job
 from m5ws.records.note import Note
 from m5ws.records.outputs import OutputFiles
 from m5ws.records.removal import Removal
@@ -30,7 +31,7 @@ from m5ws.repository.fsck.records import Records, unread
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.chains import Chain, find_faults, first_missing
 from m5ws.repository.objects import is_digest
-from m5ws.repository.references import checkpoints, index_names, notes, outputs, run_index, runs, snapshots
+from m5ws.repository.references import checkpoints, index_names, jobs, notes, outputs, run_index, runs, snapshots
 from m5ws.repository.references.parameters import ParameterReader
 from m5ws.repository.repository import Repository
 from m5ws.store.interface import FORMAT
@@ -84,15 +85,16 @@ class References:
         self._indexed = [stat.key for stat in self._repo.store.list(index_names.PREFIX)]
         self.snapshots, self.runs = names("snapshots/"), names("runs/")
         self._links = {stat.key for stat in self._repo.store.list(runs.LINKS)}
-        jobs: list[Callable[[], object]] = [partial(self._decode, FORMAT, Format)]
-        jobs += [partial(self._snapshot, snapshot) for snapshot in self.snapshots]
-        jobs += [partial(self._run, run) for run in self.runs]
-        jobs += [partial(self._notes, run) for run in names(notes.PREFIX)]
+        tasks: list[Callable[[], object]] = [partial(self._decode, FORMAT, Format)]
+        tasks += [partial(self._snapshot, snapshot) for snapshot in self.snapshots]
+        tasks += [partial(self._run, run) for run in self.runs]
+        for prefix, kind in ((notes.PREFIX, Note), (jobs.PREFIX, Job), (jobs.CANCELS, Cancel)):
+            tasks += [partial(self._of_run, prefix, run, kind) for run in names(prefix)]
         self._removed = removals.removed_runs(self._repo)
-        jobs += [partial(self._removal, run) for run in self._removed]
-        jobs += [partial(self._pins, run) for run in names(checkpoints.PINS)]
-        jobs += [partial(self._plan, name) for name in names(plans.PREFIX)]
-        _do(jobs, "reading references", progress)
+        tasks += [partial(self._removal, run) for run in self._removed]
+        tasks += [partial(self._pins, run) for run in names(checkpoints.PINS)]
+        tasks += [partial(self._plan, name) for name in names(plans.PREFIX)]
+        _do(tasks, "reading references", progress)
         _do([partial(self._attempt, *attempt) for attempt in self._attempts], "reading ledgers", progress)
         self._index()
         self._bindings()
@@ -201,11 +203,12 @@ class References:
                 if not known(name):
                     self._add("foreign", f"runs/{run_id}/{folder}/{name}", FOREIGN)
 
-    def _notes(self, run_id: str) -> None:
+    def _of_run(self, prefix: str, run_id: str, kind: type[Note | Job | Cancel]) -> None:
+        """Check the records of one kind about a run."""
         if run_id not in self.runs:
-            self._add("dangling", f"{notes.PREFIX}{run_id}", f"run {run_id} does not exist")
-        for name in self._repo.store.names(notes.prefix(run_id)):
-            self._decode(f"{notes.prefix(run_id)}{name}", Note, f"run {run_id}")
+            self._add("dangling", f"{prefix}{run_id}", f"run {run_id} does not exist")
+        for name in self._repo.store.names(f"{prefix}{run_id}/"):
+            self._decode(f"{prefix}{run_id}/{name}", kind, f"run {run_id}")
 
     def _removal(self, run_id: str) -> None:
         # A copy publishes the removal before the run. An interrupted copy leaves a removal without a run.

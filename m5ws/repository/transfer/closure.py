@@ -17,7 +17,7 @@ from m5ws.records.verdict import JointVerdict
 from m5ws.repository import bindings
 from m5ws.repository.ledger import ledger
 from m5ws.repository.reachability.links import iter_links
-from m5ws.repository.references import checkpoints, notes, outputs, run_index, runs, snapshots
+from m5ws.repository.references import checkpoints, jobs, notes, outputs, run_index, runs, snapshots
 from m5ws.repository.references.ids import Kind
 from m5ws.repository.repository import Repository
 
@@ -80,10 +80,11 @@ def references(repo: Repository, kind: Kind, name: str) -> list[str]:
     noted = notes.keys(repo, name)
     for key in noted:
         bindings.record(repo.store, key, Note)
+    submitted = [f"{jobs.prefix(name)}{job.name}" for job in jobs.of_run(repo, name)]
     # Summaries of attempts, and keys in the index, are derived from the other records.
     prefixes = filter(None, (f"runs/{name}/summaries/", run_index.folder(runs.load(repo, name))))
     derived = [f"{prefix}{key}" for prefix in prefixes for key in repo.store.names(prefix)]
-    return [*keys, *joints, *noted, *derived]
+    return [*keys, *joints, *noted, *submitted, *derived]
 
 
 def _batches(repo: Repository, run: str, attempt: int, node: int) -> list[str]:

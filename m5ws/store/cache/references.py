@@ -16,7 +16,7 @@ from m5ws.store.cache.limit import CacheLimit
 from m5ws.store.interface import FORMAT
 from m5ws.store.local import LocalStore
 
-_KEPT = (FORMAT, "notes/", "removed/", "runs/", "snapshots/")
+_KEPT = (FORMAT, "jobs/", "notes/", "removed/", "runs/", "snapshots/")
 _DELETED = ("/checkpoints/", "/outputs/")
 """Parts of keys that gc deletes."""
 _LARGEST_BYTES = 2**20

@@ -1,0 +1,107 @@
+"""A list of hosts without a scheduler, which are reached by ssh. All agents are started at once.
+
+On each host, a shell starts the agent, and starts it again if its status asks for that. The shell has its own session,
+so that it lives on when the connection ends. Its folder `~/.m5ws/jobs/NAME/NODE` has the script, the output, the
+process id, and the exit status at the end.
+"""
+
+import shlex
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import blake3
+import msgspec
+
+from m5ws.config.settings import HostsCluster
+from m5ws.engines import commands
+from m5ws.engines.interface import EngineUnavailable, JobRequest, JobState
+
+_HINT = "`ssh HOST true` must work without a question, and m5ws must be installed on each host of [clusters]."
+_PORTS = 20_000
+_SCRIPT = """\
+#!/bin/bash
+export M5WS_NODE=$1 M5WS_NODES={nodes} M5WS_JOB={name} M5WS_MASTER={master}:{port}
+{setup}for start in $(seq 0 {restarts}); do
+    trap 'asked=yes; kill -TERM $agent' TERM
+    {agent} &
+    agent=$!
+    wait $agent
+    status=$?
+    # A signal ends the first wait.
+    while kill -0 $agent 2>/dev/null; do wait $agent; status=$?; done
+    [ -z "$asked" ] || break
+    [ $status = 75 ] || [ $status = 137 ] || break
+done
+echo $status > status
+"""
+_START = """\
+mkdir -p {folder} && cd {folder} && cat > job || exit
+(setsid bash job {node} > output 2>&1 < /dev/null & echo $! > pid)
+"""
+_STATE = """\
+cd {folder} 2> /dev/null || exit 0
+cat status 2> /dev/null || (kill -0 $(cat pid) && echo running || echo killed) 2> /dev/null
+"""
+_CANCEL = """\
+cd {folder} 2> /dev/null && [ ! -e status ] && kill -TERM $(cat pid) 2> /dev/null
+exit 0
+"""
+
+
+class Hosts(msgspec.Struct, frozen=True):
+    """`Engine` with the settings of a list of hosts."""
+
+    settings: HostsCluster
+
+    def render(self, request: JobRequest) -> str:
+        """As `Engine.render`. Raises EngineUnavailable for more nodes than hosts."""
+        hosts = self._hosts(request)
+        digest = int(blake3.blake3(request.name.encode()).hexdigest()[:8], 16)
+        return _SCRIPT.format(
+            nodes=request.nodes,
+            name=request.name,
+            master=self.settings.master or hosts[0].rpartition("@")[2],
+            port=_PORTS + digest % 6_000 * 2,
+            setup="".join(f"{line}\n" for line in self.settings.setup),
+            agent=shlex.join(request.agent),
+            restarts=self.settings.restarts,
+        )
+
+    def check(self, request: JobRequest, script: str) -> None:
+        words = request.agent[: request.agent.index("agent")]
+        lines = [*self.settings.setup, shlex.join((*words, "--version"))]
+        self._on_each(self._hosts(request), ["\n".join(lines)] * request.nodes)
+
+    def submit(self, request: JobRequest, script: str) -> str:
+        starts = [_START.format(folder=_folder(request.name, node), node=node) for node in range(request.nodes)]
+        self._on_each(self._hosts(request), starts, script)
+        return request.name
+
+    def state(self, name: str) -> JobState:
+        hosts = self.settings.hosts
+        printed = self._on_each(hosts, [_STATE.format(folder=_folder(name, node)) for node in range(len(hosts))])
+        found = {host: word.strip() for host, word in zip(hosts, printed, strict=True) if word.strip()}
+        standing = "unknown" if not found else "running" if "running" in found.values() else "ended"
+        text = ", ".join(f"{host}: {word}" for host, word in found.items())
+        return JobState(standing=standing, text=text, id=name)
+
+    def cancel(self, name: str) -> None:
+        hosts = self.settings.hosts
+        self._on_each(hosts, [_CANCEL.format(folder=_folder(name, node)) for node in range(len(hosts))])
+
+    def _on_each(self, hosts: Sequence[str], lines: Sequence[str], text: str = "") -> list[str]:
+        """Run lines of shell on each host at the same time, and return their outputs. Raises EngineUnavailable."""
+        with ThreadPoolExecutor(max_workers=16) as pool:
+            words = [commands.over_ssh(host, ("bash", "-c", each)) for host, each in zip(hosts, lines, strict=True)]
+            return list(pool.map(lambda each: commands.output(each, text, _HINT), words))
+
+    def _hosts(self, request: JobRequest) -> tuple[str, ...]:
+        hosts = self.settings.hosts
+        if request.nodes > len(hosts):
+            raise EngineUnavailable(f"the job needs {request.nodes} hosts, and [clusters] lists {len(hosts)}")
+        return hosts[: request.nodes]
+
+
+def _folder(name: str, node: int) -> str:
+    """Return the folder of a node in a job, as shell. Hosts may share a home."""
+    return f"~/.m5ws/jobs/{name}/{node}"

@@ -1,0 +1,102 @@
+"""Slurm 22.05 and later, by the text forms of its commands, here or on a login node.
+
+Options are those of sbatch(1). A job that Slurm starts again keeps its id, and SLURM_RESTART_COUNT counts the starts.
+
+The script itself asks Slurm for the next start: if the agents ask for it (`m5ws agent`), if an agent was killed, and
+after a preemption that left time for a last checkpoint. It does not ask after a failed run, or for a cancelled job,
+whose state is not RUNNING any more.
+"""
+
+import shlex
+
+import msgspec
+
+from m5ws.config.settings import SlurmCluster
+from m5ws.engines import commands
+from m5ws.engines.interface import EngineUnavailable, JobRequest, JobState
+
+_HINT = "`m5ws doctor` shows the engines that answer. `login` in [clusters] names a host with Slurm's commands."
+_QUEUED = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+_RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "STAGE_OUT", "SIGNALING", "RESIZING")
+_PORTS = 20_000
+"""The first port of an attempt is in the 12,000 from this number on. A restarted job has other ports."""
+_SCRIPT = """\
+export M5WS_MASTER="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1):\
+$(({ports} + (SLURM_JOB_ID * 32 + ${{SLURM_RESTART_COUNT:-0}} * 2) % 12000))"
+{setup}srun --kill-on-bad-exit=0 --cpu-bind=none ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} {agent}
+status=$?
+job() {{ scontrol show job --oneliner "$SLURM_JOB_ID"; }}
+case $status in
+    0 | 1 | 2) again=no ;;
+    130 | 143) job | grep -q "PreemptTime=[0-9]" && again=yes || again=no ;;
+    75 | 137) again=yes ;;
+    *) again=no ;;
+esac
+if [ $again = yes ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ] && job | grep -q "JobState=RUNNING"; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit $status
+"""
+
+
+class Slurm(msgspec.Struct, frozen=True):
+    """`Engine` with the settings of a cluster."""
+
+    settings: SlurmCluster
+
+    def render(self, request: JobRequest) -> str:
+        own = self.settings
+        options = {
+            "job-name": request.name,
+            "comment": f"m5ws:{request.run}",
+            "nodes": str(request.nodes),
+            "ntasks-per-node": "1",
+            "partition": own.partition,
+            "account": own.account,
+            "constraint": own.constraint,
+            "time": own.time,
+            "gpus-per-node": str(own.gpus_per_node) if own.gpus_per_node else None,
+            "cpus-per-task": str(own.cpus_per_node) if own.cpus_per_node else None,
+            "signal": f"USR2@{own.warn_s}",
+            "open-mode": "append",
+            "output": own.output,
+        }
+        lines = [f"--{name}={value}" for name, value in options.items() if value is not None]
+        header = ["#!/bin/bash", *(f"#SBATCH {line}" for line in (*lines, "--requeue", *own.directives))]
+        body = _SCRIPT.format(
+            ports=_PORTS,
+            setup="".join(f"{line}\n" for line in own.setup),
+            agent=shlex.join(request.agent),
+            restarts=own.restarts,
+        )
+        return "\n".join([*header, body])
+
+    def check(self, request: JobRequest, script: str) -> None:
+        self._run("sbatch", "--test-only", text=script)
+
+    def submit(self, request: JobRequest, script: str) -> str:
+        return self._run("sbatch", "--parsable", text=script).strip().partition(";")[0]
+
+    def state(self, name: str) -> JobState:
+        listed = self._run("squeue", "--noheader", f"--name={name}", "--states=all", "--format=%i|%T|%r")
+        if not listed.strip():
+            # squeue forgets a job some minutes after its end. Not every site keeps accounts.
+            try:
+                since = "--starttime=now-365days"
+                form = ("--noheader", "--parsable2", "--allocations", "--format=JobID,State,Reason")
+                listed = self._run("sacct", f"--name={name}", since, *form)
+            except EngineUnavailable:
+                return JobState(standing="unknown")
+        if not listed.strip():
+            return JobState(standing="unknown")
+        job, text, reason = listed.strip().splitlines()[-1].split("|", 2)
+        word = text.split()[0]
+        standing = "queued" if word in _QUEUED else "running" if word in _RUNNING else "ended"
+        return JobState(standing=standing, text=text, reason="" if reason == "None" else reason, id=job)
+
+    def cancel(self, name: str) -> None:
+        self._run("scancel", f"--name={name}")
+
+    def _run(self, *words: str, text: str = "") -> str:
+        login = self.settings.login
+        return commands.output(commands.over_ssh(login, words) if login else words, text, _HINT)

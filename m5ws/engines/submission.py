@@ -1,0 +1,94 @@
+"""A job for a run: checked, published and submitted."""
+
+import sys
+from collections.abc import Mapping
+
+import msgspec
+
+from m5ws.config.settings import HostsCluster, Settings, SlurmCluster
+from m5ws.engines.hosts import Hosts
+from m5ws.engines.interface import Engine, JobRequest
+from m5ws.engines.slurm import Slurm
+from m5ws.errors import UsageError
+from m5ws.records.job import Job
+from m5ws.repository.references import jobs
+from m5ws.repository.repository import Repository
+
+Cluster = SlurmCluster | HostsCluster
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """A rendered job that is not submitted yet."""
+
+    job: Job
+    request: JobRequest
+
+
+def engine_of(cluster: Cluster) -> Engine:
+    """Return the engine of a cluster."""
+    return Slurm(cluster) if isinstance(cluster, SlurmCluster) else Hosts(cluster)
+
+
+def cluster_of(settings: Settings, name: str) -> Cluster:
+    """Return a cluster of the settings. Raises UsageError."""
+    if name not in settings.clusters:
+        known = ", ".join(settings.clusters) or "none"
+        raise UsageError(f"m5ws.toml has no [clusters.{name}] (known: {known})")
+    return settings.clusters[name]
+
+
+def engine_of_job(settings: Settings, job: Job) -> Engine:
+    """Return the engine of a job, with the cluster of these settings, or of the job's if these lack it."""
+    own = settings if job.cluster in settings.clusters else msgspec.json.decode(job.settings, type=Settings)
+    return engine_of(cluster_of(own, job.cluster))
+
+
+def plan(
+    settings: Settings,
+    cluster: str,
+    run: str,
+    store_url: str,
+    nodes: int,
+    options: tuple[str, ...],
+    command: tuple[str, ...],
+) -> Submission:
+    """Return a job on a cluster. Nothing is published or started. Raises UsageError.
+
+    `settings` are for the nodes, and `options` for their agents.
+    """
+    own = cluster_of(settings, cluster)
+    name = jobs.new_name(run)
+    scratch = ("--scratch", own.scratch) if own.scratch else ()
+    program = (own.python or sys.executable, "-P", "-m", "m5ws")
+    agent = (*program, "agent", run, "--store", store_url, "--job", name, *scratch, *options)
+    request = JobRequest(name=name, run=run, nodes=nodes, agent=agent)
+    job = Job(
+        run=run,
+        name=name,
+        cluster=cluster,
+        engine="slurm" if isinstance(own, SlurmCluster) else "hosts",
+        nodes=nodes,
+        settings=msgspec.json.encode(settings).decode(),
+        script=engine_of(own).render(request),
+        command=command,
+        created_s=0.0,
+    )
+    return Submission(job=job, request=request)
+
+
+def sign(planned: Submission, now_s: float, creator: Mapping[str, str]) -> Submission:
+    """Return a job with the user and the host of its submitter, and the time of the store's clock."""
+    return msgspec.structs.replace(planned, job=msgspec.structs.replace(planned.job, created_s=now_s, **creator))
+
+
+def refuse_unaccepted(settings: Settings, planned: Submission) -> None:
+    """Raise EngineUnavailable if the engine does not answer, or would not accept the job."""
+    engine = engine_of(cluster_of(settings, planned.job.cluster))
+    engine.check(planned.request, planned.job.script)
+
+
+def submit(repo: Repository, settings: Settings, planned: Submission) -> str:
+    """Publish a job and start it; return its id in the engine. The run is published. Raises EngineUnavailable."""
+    # The record first: a submission that is killed leaves no job that nobody finds.
+    jobs.publish(repo, planned.job)
+    return engine_of(cluster_of(settings, planned.job.cluster)).submit(planned.request, planned.job.script)

@@ -1,0 +1,74 @@
+"""Jobs of runs, `jobs/<run>/<name>`, and requests to cancel runs, `cancels/<run>/<time>-<nonce>`, each written once.
+
+A cancel is a request in the store, so that it reaches an attempt from any machine. Writer and reader cannot both miss
+each other: an attempt publishes its start first and then reads the requests; a request names the jobs of the run, and
+is published before its writer reads the state of the run.
+"""
+
+import os
+
+from m5ws import secret_gate
+from m5ws.records.job import Cancel, Job
+from m5ws.repository import bindings, concurrency
+from m5ws.repository.repository import Repository
+
+PREFIX = "jobs/"
+CANCELS = "cancels/"
+
+
+def prefix(run_id: str) -> str:
+    """Return the key prefix of a run's jobs."""
+    return f"{PREFIX}{run_id}/"
+
+
+def cancels_of(run_id: str) -> str:
+    """Return the key prefix of the requests to cancel a run."""
+    return f"{CANCELS}{run_id}/"
+
+
+def new_name(run_id: str) -> str:
+    """Return a new name of a job: of the run, and different from the names of its other jobs."""
+    return f"m5ws-{run_id}-{os.urandom(4).hex()}"
+
+
+def publish(repo: Repository, job: Job) -> Job:
+    """Publish a job, and return it as stored, with secrets masked."""
+    return bindings.create(repo.store, f"{prefix(job.run)}{job.name}", secret_gate.masked(job))
+
+
+def load(repo: Repository, run_id: str, name: str) -> Job:
+    """Return a job of a run. Raises NotFound, CorruptObject, Misplaced, UnknownSchema."""
+    return bindings.record(repo.store, f"{prefix(run_id)}{name}", Job)
+
+
+def of_run(repo: Repository, run_id: str) -> list[Job]:
+    """Return the jobs of a run, oldest first. Raises as `load`."""
+    found = concurrency.for_each(lambda name: load(repo, run_id, name), sorted(repo.store.names(prefix(run_id))))
+    return sorted(found, key=lambda job: job.created_s)
+
+
+def cancel(repo: Repository, request: Cancel) -> Cancel:
+    """Publish a request to cancel a run, and return it as stored."""
+    stamp = f"{int(request.created_s * 1000):014d}-{os.urandom(4).hex()}"
+    return bindings.create(repo.store, f"{cancels_of(request.run)}{stamp}", secret_gate.masked(request))
+
+
+def cancels(repo: Repository, run_id: str) -> list[Cancel]:
+    """Return the requests to cancel a run, oldest first. Raises as `load`."""
+    prefix = cancels_of(run_id)
+    return list(
+        concurrency.for_each(
+            lambda name: bindings.record(repo.store, f"{prefix}{name}", Cancel), sorted(repo.store.names(prefix))
+        )
+    )
+
+
+def cancel_of_job(repo: Repository, job: Job) -> Cancel | None:
+    """Return a request to begin no attempt in a job, or None. Raises as `load`."""
+    return next((each for each in cancels(repo, job.run) if job.name in each.jobs), None)
+
+
+def cancel_of_attempt(repo: Repository, run_id: str, attempt: int, job: Job | None) -> Cancel | None:
+    """Return a request to end an attempt, which may be in a job, or None. Raises as `load`."""
+    own = next((each for each in cancels(repo, run_id) if each.attempt >= attempt), None)
+    return own or (cancel_of_job(repo, job) if job is not None else None)

@@ -1,0 +1,154 @@
+"""A real Slurm with several nodes on this machine, from the distribution's packages, without systemd and cgroups."""
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.conftest import loud_skip
+
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "setpriv")
+PACKAGES = "slurmctld slurmd slurm-client munge"
+_START_S = 60.0
+_CONFIGURATION = """\
+ClusterName=m5
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+CryptoType=crypto/munge
+SlurmctldPort={port}
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerType=sched/backfill
+SchedulerParameters=sched_interval=1,bf_interval=2
+MpiDefault=none
+SwitchType=switch/none
+ReturnToService=2
+SlurmdTimeout=10
+KillWait=20
+MinJobAge=300
+JobRequeue=1
+AccountingStorageType=accounting_storage/none
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports}] CPUs=2 State=UNKNOWN
+PartitionName=main Nodes=n[1-{nodes}] Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
+PartitionName=high Nodes=n[1-{nodes}] MaxTime=INFINITE State=UP PriorityTier=10
+"""
+
+
+class Slurm:
+    """A running Slurm. Its commands need the variable SLURM_CONF, `configuration`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.configuration = folder / "slurm.conf"
+
+    def call(self, *words: str) -> str:
+        """Return the output of a command of Slurm."""
+        environment = os.environ | {"SLURM_CONF": str(self.configuration)}
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, f"{words}: {done.stderr}"
+        return done.stdout.strip()
+
+
+@contextmanager
+def running(folder: Path, nodes: int = 2) -> Iterator[Slurm]:
+    """Yield a Slurm whose nodes are idle, or skip the test loudly if this machine has none."""
+    if absent := [program for program in PROGRAMS if shutil.which(program) is None]:
+        loud_skip(f"nothing on Slurm: {', '.join(absent)} not found (apt-get install {PACKAGES})")
+    if os.getuid() != 0:
+        loud_skip("nothing on Slurm: its daemons need root here")
+    started: list[subprocess.Popen[bytes]] = []
+    slurm = Slurm(folder)
+    host = socket.gethostname().partition(".")[0]
+    port = _free_ports(nodes + 1)
+    text = _CONFIGURATION.format(host=host, folder=folder, nodes=nodes, port=port, ports=f"{port + 1}-{port + nodes}")
+    slurm.configuration.write_text(text)
+    (folder / "state").mkdir()
+    for parent in (folder, *folder.parents[:-1]):
+        parent.chmod(parent.stat().st_mode | 0o011)  # munged runs as another user.
+    try:
+        started.append(_start_munge(folder / "munge"))
+        _await((folder / "munge" / "socket").exists)
+        started.append(_start(slurm, "slurmctld", "-D"))
+        for number in range(1, nodes + 1):
+            (folder / f"n{number}").mkdir()
+            started.append(_start(slurm, "slurmd", "-D", "-N", f"n{number}"))
+        _await(lambda: _idle(slurm) == nodes)
+        yield slurm
+    finally:
+        for process in reversed(started):
+            process.terminate()
+        for process in started:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _start_munge(folder: Path) -> "subprocess.Popen[bytes]":
+    folder.mkdir()
+    key = folder / "key"
+    key.write_bytes(os.urandom(1024))
+    key.chmod(0o400)
+    for path in (folder, key):
+        shutil.chown(path, "munge", "munge")
+    folder.chmod(0o755)
+    files = (f"--{name}-file={folder}/{name}" for name in ("key", "pid", "log", "seed"))
+    drop = ("setpriv", "--reuid=munge", "--regid=munge", "--clear-groups")
+    return subprocess.Popen([*drop, "munged", "--foreground", "--force", f"--socket={folder}/socket", *files])
+
+
+def _start(slurm: Slurm, *words: str) -> "subprocess.Popen[bytes]":
+    command = [*words, "-f", str(slurm.configuration)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def _idle(slurm: Slurm) -> int:
+    words = ("sinfo", "--noheader", "--states=idle", "--format=%D", "--partition=main")
+    environment = os.environ | {"SLURM_CONF": str(slurm.configuration)}
+    found = subprocess.run(words, env=environment, capture_output=True, text=True, check=False).stdout.strip()
+    return int(found or 0)
+
+
+def _free_ports(count: int) -> int:
+    """Return the first of ports in a row that are free."""
+    while True:
+        with socket.socket() as first:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+        if _are_free(range(port, port + count)):
+            return port
+
+
+def _are_free(ports: Sequence[int]) -> bool:
+    for port in ports:
+        with socket.socket() as tried:
+            try:
+                tried.bind(("127.0.0.1", port))
+            except (OSError, OverflowError):
+                return False
+    return True
+
+
+def _await(reached: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + _START_S
+    while not reached():
+        assert time.monotonic() < end_s
+        time.sleep(0.1)
