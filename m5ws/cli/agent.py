@@ -82,13 +82,15 @@ def command(
         context.exit(cli.main(workspace.job.command, workspace))
     if ledger.attempts(repo, run_id) and state.load_newest(repo, run_id).standing == "finished":
         # The scheduler started the agents again between the end of the run and the end of the job.
-        return output.print_note(f"run {run_id} has finished")
+        output.print_note(f"run {run_id} has finished")
+        return
     if place.node == 0:
-        return _lead(workspace, repo, run_id, place, env, as_json=as_json)
+        _lead(workspace, repo, run_id, place, env, as_json=as_json)
+        return
     status = _follow(workspace, repo, run_id, place, env)
     if as_json:
         output.print_json({"run": run_id, "node": place.node, "status": status})
-    return context.exit(status)
+    context.exit(status)
 
 
 def _workspace_of(store: str, run: str, job: str, scratch: Path) -> "Workspace":

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from m5ws.cli.parameters import names
+from m5ws.cli.parameters import cluster_options, names
 from m5ws.cli.terminal import interrupt, output, verdict
 from m5ws.cli.terminal.run_progress import RunProgress
 from m5ws.wording.lists import count, list_names
@@ -35,6 +35,7 @@ _LISTED = 6
     help="rebuild: try installed distributions too; each hybrid runs in a virtual environment of its own.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the changes to try, and run nothing.")
+@cluster_options.command_on
 @click.option("--no-progress", is_flag=True, help="Do not print steps.")
 @output.json_option
 @click.pass_context
@@ -45,6 +46,7 @@ def command(
     max_runs: int,
     environments: str | None,
     dry_run: bool,
+    on: str | None,
     no_progress: bool,
     as_json: bool,
 ) -> None:
@@ -74,6 +76,9 @@ def command(
     repo = workspace.open_repository()
     ports = workspace.ports(repo)
     good, bad = (ids.resolve(repo, name, ("run",))[1] for name in (good, bad))
+    if on is not None:
+        cluster_options.submit_command(context, workspace, repo, good, on, as_json=as_json)
+        return
     named = workspace.settings.run.results
     task = bisect.plan(ports, good, bad, rebuilt=environments is not None, results=named)
     if dry_run:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from m5ws.cli.parameters import launch_options, names, new_run, segments
+from m5ws.cli.parameters import cluster_options, launch_options, names, new_run, segments
 from m5ws.cli.parameters.script import ScriptCommand, script
+from m5ws.cli.snapshot import take
 from m5ws.cli.terminal import interrupt, output, verdict
 from m5ws.cli.terminal.run_progress import RunProgress
 from m5ws.errors import M5Error
@@ -55,6 +56,7 @@ class NothingToCertify(M5Error):
 )
 @click.option("--sample-seed", type=int, default=0, show_default=True, metavar="N", help="Seed of that choice.")
 @segments.parallel
+@cluster_options.command_on
 @click.option("--no-progress", is_flag=True, help="Do not print steps.")
 @output.json_option
 @click.pass_context
@@ -68,6 +70,7 @@ def command(
     restores: int | None,
     sample_seed: int,
     parallel: int,
+    on: str | None,
     no_progress: bool,
     as_json: bool,
 ) -> None:
@@ -96,6 +99,13 @@ def command(
 
     workspace = names.workspace(context)
     repo = workspace.open_repository(create=True)
+    if on is not None:
+        pinned = (
+            names.find_id(repo, snapshot, "snapshot") if snapshot else take(workspace, repo, None, observe=False).id
+        )
+        taken = () if snapshot else (pinned,)
+        cluster_options.submit_command(context, workspace, repo, pinned, on, taken, as_json=as_json)
+        return
     options = runs.RunOptions(command=script(context), trainer=trainer, nproc=nproc)
     launch = runs.spec(workspace.settings.run, new_run.with_import_path(workspace, options))
     pinned, launch = new_run.pin(workspace, repo, snapshot, launch, overrides)

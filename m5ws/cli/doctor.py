@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from m5ws.cli.terminal import output
+from m5ws.config.settings import HostsCluster
 from m5ws.errors import ConfigError, NotFound, UsageError
 from m5ws.records.check import Check
 from m5ws.workspace import find
@@ -90,8 +91,8 @@ def _check_cluster(name: str, workspace: "Workspace", cluster: str) -> Check:
     settings = workspace.settings_of_nodes()
     own = submission.cluster_of(settings, cluster)
     workspace.refuse_private_store(own.shared, cluster)
-    nodes = len(own.hosts) if isinstance(own, submission.HostsCluster) else 1
-    planned = submission.plan(settings, cluster, "0" * 12, workspace.store_url, nodes, (), ())
+    nodes = len(own.hosts) if isinstance(own, HostsCluster) else 1
+    planned = submission.plan(settings, cluster, "0" * 12, workspace.store_url, nodes, ())
     submission.refuse_unaccepted(settings, planned)
     return Check(name, "ok", f"{planned.job.engine} accepts jobs of {nodes} {'node' if nodes == 1 else 'nodes'}")
 

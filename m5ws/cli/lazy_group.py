@@ -10,6 +10,13 @@ from typing import cast
 
 import click
 
+_WORDS = "m5ws.words"
+
+
+def typed_words(context: click.Context) -> tuple[str, ...]:
+    """Return the typed command: the name of the command, and all words after it."""
+    return cast("tuple[str, ...]", context.find_root().meta[_WORDS])
+
 
 class LazyGroup(click.Group):
     """Commands by name. A command is the object `command` of the module of that name in `package`."""
@@ -29,6 +36,12 @@ class LazyGroup(click.Group):
             return None
         module = importlib.import_module(f"{self.package}.{cmd_name}")
         return cast(click.Command, module.command)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        ctx.meta[_WORDS] = tuple(args)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

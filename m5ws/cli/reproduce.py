@@ -7,7 +7,7 @@ import click
 import msgspec
 
 from m5ws.cli import environment
-from m5ws.cli.parameters import names, new_run, segments
+from m5ws.cli.parameters import cluster_options, names, new_run, segments
 from m5ws.cli.terminal import interrupt, output
 from m5ws.cli.terminal.run_progress import RunProgress
 from m5ws.errors import UsageError
@@ -43,6 +43,7 @@ class _Arguments(segments.SegmentArguments):
 @click.option("--no-recheck", is_flag=True, help="Do not repeat a replay that diverged.")
 @click.option("--explain", is_flag=True, help="Replay the steps around a divergence, and find its cause.")
 @click.option("--strict", is_flag=True, help="Judge each output file by its bytes.")
+@cluster_options.command_on
 @click.option("--no-progress", is_flag=True, help="Do not print steps.")
 @output.json_option
 @click.pass_context
@@ -51,6 +52,7 @@ def command(
     run: str,
     env: tuple[str, ...],
     parallel: int,
+    on: str | None,
     no_progress: bool,
     as_json: bool,
     **given: Unpack[_Arguments],
@@ -93,6 +95,9 @@ def command(
     if context.args:
         raise _own_command(ports, names.find_id(ports.repo, run, "run"))
     request = _request(workspace, ports, run, policy, given)
+    if on is not None:
+        cluster_options.submit_command(context, workspace, ports.repo, request.original, on, as_json=as_json)
+        return
     chosen = segments.select(ports.repo, request.original, given)
     ports = environment.ports(workspace, ports, env, request.original, request.snapshot)
     if segments.are_many(given):

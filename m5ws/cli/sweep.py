@@ -5,7 +5,7 @@ from typing import Unpack
 import click
 
 from m5ws.cli import environment, sweep_runs
-from m5ws.cli.parameters import names, new_run, start_options
+from m5ws.cli.parameters import cluster_options, names, new_run, start_options
 from m5ws.cli.parameters.script import ScriptCommand
 from m5ws.cli.terminal import output
 from m5ws.errors import UsageError
@@ -21,6 +21,7 @@ from m5ws.errors import UsageError
 @new_run.options
 @new_run.message
 @start_options.parallel
+@cluster_options.options
 @environment.policy_option
 @start_options.dry_run
 @start_options.no_progress
@@ -34,6 +35,8 @@ def command(
     message: str | None,
     parallel: int | None,
     env: tuple[str, ...],
+    on: str | None,
+    nodes: int | None,
     dry_run: bool,
     no_progress: bool,
     as_json: bool,
@@ -54,9 +57,12 @@ def command(
       m5ws sweep lr=1e-4,3e-4 seed=0:4 --parallel 2
       m5ws sweep lr=1e-4,3e-4 --set warmup=100 -- train.py --lr 1e-3
       m5ws sweep lr=1e-4,3e-4 --from 7c1d@20000
+      m5ws sweep lr=1e-4,3e-4 --on big --nproc 8
     """
     from m5ws.attempts import sweep_grid
 
+    if nodes is not None and on is None:
+        raise UsageError(cluster_options.ALONE)
     if checkpoint is None and restart:
         raise UsageError("--restart requires --from")
     if checkpoint is not None and message is not None:
@@ -71,8 +77,14 @@ def command(
         base = new_run.from_checkpoint(context, repo, checkpoint, given, restart)
     plan = sweep_runs.plan_new(repo, base, grid)
     environment.policy(env)
-    new_run.plan(workspace, repo, base, env)
+    if on is None:
+        new_run.plan(workspace, repo, base, env)
     if dry_run:
         return output.print_json(plan) if as_json else output.echo(sweep_runs.describe(plan))
+    if on is not None:
+        arguments = cluster_options.ClusterArguments(
+            on=on, nodes=nodes, env=env, dry_run=False, no_progress=True, as_json=as_json
+        )
+        return sweep_runs.submit(workspace, repo, plan, arguments, given["why"])
     options = sweep_runs.SweepOptions(env=env, why=given["why"], progress=not no_progress)
     return sweep_runs.execute(workspace, repo, plan, options, parallel=parallel or 1, as_json=as_json)

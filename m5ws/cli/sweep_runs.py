@@ -30,6 +30,7 @@ from m5ws.records.run import Axis, Run, Sweep
 
 if TYPE_CHECKING:
     from m5ws.attempts.sweeps import SweepRun
+    from m5ws.cli.parameters.cluster_options import ClusterArguments
     from m5ws.repository.repository import Repository
     from m5ws.workspace import Workspace
 
@@ -134,6 +135,21 @@ def execute(
     if as_json:
         output.print_json({"sweep": plan.sweep, "runs": results})
     _judge(repo, plan.sweep, results)
+
+
+def submit(
+    workspace: "Workspace", repo: "Repository", plan: SweepPlan, given: "ClusterArguments", why: str | None
+) -> None:
+    """Submit a job for each run of a new sweep, and print them. Raises as `cluster_options.submit`."""
+    from m5ws.attempts import sweeps
+    from m5ws.cli.parameters import cluster_options
+
+    runs = (sweeps.derive(repo, plan.sweep, plan.base, planned) for planned in plan.runs)
+    submitted = cluster_options.submit_all(workspace, repo, runs, given, given["nodes"] or 1, why)
+    if given["as_json"]:
+        return output.print_json({"sweep": plan.sweep, "jobs": submitted})
+    output.echo(plan.sweep.id)
+    return output.print_note(f"{len(submitted)} jobs were submitted; `m5ws show {plan.sweep.id}` shows the runs")
 
 
 @contextmanager

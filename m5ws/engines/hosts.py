@@ -14,7 +14,7 @@ import msgspec
 
 from m5ws.config.settings import HostsCluster
 from m5ws.engines import commands
-from m5ws.engines.interface import EngineUnavailable, JobRequest, JobState
+from m5ws.engines.interface import EngineUnavailable, JobRequest, JobState, Standing
 
 _HINT = "`ssh HOST true` must work without a question, and m5ws must be installed on each host of [clusters]."
 _PORTS = 20_000
@@ -81,7 +81,7 @@ class Hosts(msgspec.Struct, frozen=True):
         hosts = self.settings.hosts
         printed = self._on_each(hosts, [_STATE.format(folder=_folder(name, node)) for node in range(len(hosts))])
         found = {host: word.strip() for host, word in zip(hosts, printed, strict=True) if word.strip()}
-        standing = "unknown" if not found else "running" if "running" in found.values() else "ended"
+        standing: Standing = "unknown" if not found else "running" if "running" in found.values() else "ended"
         text = ", ".join(f"{host}: {word}" for host, word in found.items())
         return JobState(standing=standing, text=text, id=name)
 

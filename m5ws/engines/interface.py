@@ -6,6 +6,8 @@ import msgspec
 
 from m5ws.errors import M5Error
 
+Standing = Literal["queued", "running", "ended", "unknown"]
+
 
 class EngineUnavailable(M5Error):
     """An engine does not answer, or refuses a job."""
@@ -26,7 +28,7 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     `unknown`: the engine has no such job any more, or never had it.
     """
 
-    standing: Literal["queued", "running", "ended", "unknown"]
+    standing: Standing
     text: str = ""
     reason: str = ""
     id: str = ""

@@ -13,7 +13,7 @@ import msgspec
 
 from m5ws.config.settings import SlurmCluster
 from m5ws.engines import commands
-from m5ws.engines.interface import EngineUnavailable, JobRequest, JobState
+from m5ws.engines.interface import EngineUnavailable, JobRequest, JobState, Standing
 
 _HINT = "`m5ws doctor` shows the engines that answer. `login` in [clusters] names a host with Slurm's commands."
 _QUEUED = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
@@ -91,7 +91,7 @@ class Slurm(msgspec.Struct, frozen=True):
             return JobState(standing="unknown")
         job, text, reason = listed.strip().splitlines()[-1].split("|", 2)
         word = text.split()[0]
-        standing = "queued" if word in _QUEUED else "running" if word in _RUNNING else "ended"
+        standing: Standing = "queued" if word in _QUEUED else "running" if word in _RUNNING else "ended"
         return JobState(standing=standing, text=text, reason="" if reason == "None" else reason, id=job)
 
     def cancel(self, name: str) -> None:

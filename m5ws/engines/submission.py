@@ -50,7 +50,7 @@ def plan(
     store_url: str,
     nodes: int,
     options: tuple[str, ...],
-    command: tuple[str, ...],
+    command: tuple[str, ...] = (),
 ) -> Submission:
     """Return a job on a cluster. Nothing is published or started. Raises UsageError.
 

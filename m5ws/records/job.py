@@ -10,10 +10,10 @@ EngineName = Literal["slurm", "hosts"]
 class Job(KeyedRecord, tag="job/1", frozen=True, kw_only=True):
     """A job of an engine, which starts agents for a run. It is published before its submission.
 
-    `name` is the name of the job in the engine, too: a submission that was killed leaves no job that nobody finds.
-    `cluster` is the name in `[clusters]`. `settings` is the `m5ws.toml` of the submitter as JSON, from which an agent
-    makes its workspace. `script` is the rendered job. With `command`, the job runs this command of m5ws on one node,
-    and no attempt of the run.
+    `run` is a run, or the snapshot for `m5ws certify`. `name` is the name of the job in the engine, too: a submission
+    that was killed leaves no job that nobody finds. `cluster` is the name in `[clusters]`. `settings`: the `m5ws.toml`
+    of the submitter as JSON, from which an agent makes its workspace. `script` is the rendered job. With `command`, the
+    job runs this command of m5ws on one node, and no attempt of the run.
     """
 
     run: RunId

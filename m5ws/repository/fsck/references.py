@@ -205,7 +205,8 @@ class References:
 
     def _of_run(self, prefix: str, run_id: str, kind: type[Note | Job | Cancel]) -> None:
         """Check the records of one kind about a run."""
-        if run_id not in self.runs:
+        # A job may be about a snapshot.
+        if run_id not in self.runs and not (kind is Job and run_id in self.snapshots):
             self._add("dangling", f"{prefix}{run_id}", f"run {run_id} does not exist")
         for name in self._repo.store.names(f"{prefix}{run_id}/"):
             self._decode(f"{prefix}{run_id}/{name}", kind, f"run {run_id}")

@@ -4,16 +4,15 @@ import os
 import shutil
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests.conftest import loud_skip
+from tests.support.waiting import wait_for
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "setpriv")
 PACKAGES = "slurmctld slurmd slurm-client munge"
-_START_S = 60.0
 _CONFIGURATION = """\
 ClusterName=m5
 SlurmctldHost={host}(127.0.0.1)
@@ -84,12 +83,12 @@ def running(folder: Path, nodes: int = 2) -> Iterator[Slurm]:
         parent.chmod(parent.stat().st_mode | 0o011)  # munged runs as another user.
     try:
         started.append(_start_munge(folder / "munge"))
-        _await((folder / "munge" / "socket").exists)
+        wait_for((folder / "munge" / "socket").exists)
         started.append(_start(slurm, "slurmctld", "-D"))
         for number in range(1, nodes + 1):
             (folder / f"n{number}").mkdir()
             started.append(_start(slurm, "slurmd", "-D", "-N", f"n{number}"))
-        _await(lambda: _idle(slurm) == nodes)
+        wait_for(lambda: _idle(slurm) == nodes)
         yield slurm
     finally:
         for process in reversed(started):
@@ -112,7 +111,8 @@ def _start_munge(folder: Path) -> "subprocess.Popen[bytes]":
     folder.chmod(0o755)
     files = (f"--{name}-file={folder}/{name}" for name in ("key", "pid", "log", "seed"))
     drop = ("setpriv", "--reuid=munge", "--regid=munge", "--clear-groups")
-    return subprocess.Popen([*drop, "munged", "--foreground", "--force", f"--socket={folder}/socket", *files])
+    command = [*drop, "munged", "--foreground", "--force", f"--socket={folder}/socket", *files]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def _start(slurm: Slurm, *words: str) -> "subprocess.Popen[bytes]":
@@ -145,10 +145,3 @@ def _are_free(ports: Sequence[int]) -> bool:
             except (OSError, OverflowError):
                 return False
     return True
-
-
-def _await(reached: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + _START_S
-    while not reached():
-        assert time.monotonic() < end_s
-        time.sleep(0.1)

@@ -1,0 +1,197 @@
+"""Jobs of a real Slurm and of hosts by ssh: the bits of one machine, from a submitter that goes away."""
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from m5ws.records.failure import EndReason
+from m5ws.repository.fsck import fsck
+from m5ws.repository.ledger import ledger
+from m5ws.repository.references import checkpoints, jobs
+from m5ws.runs import state
+from tests.support.machine import slurm as slurm_servers
+from tests.support.machine import ssh_hosts
+from tests.support.machine.slurm import Slurm
+from tests.support.machine.ssh_hosts import Hosts
+from tests.support.waiting import wait_for
+from tests.support.workspace.workspaces import Workspace, make_workspace
+
+pytestmark = pytest.mark.services
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    with slurm_servers.running(tmp_path_factory.mktemp("slurm")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    with ssh_hosts.running(tmp_path_factory.mktemp("hosts")) as running:
+        yield running
+
+
+@pytest.fixture
+def on_slurm(tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> Callable[[Workspace], Workspace]:
+    """A function that adds the Slurm to a workspace, as the cluster `big`."""
+    monkeypatch.setenv("SLURM_CONF", str(slurm.configuration))
+    lines = f"""
+[clusters.big]
+engine = "slurm"
+scratch = "{tmp_path}/scratch-$SLURMD_NODENAME"
+setup = ["export M5WS_MASTER=127.0.0.1:${{M5WS_MASTER##*:}}"]
+output = "{tmp_path}/%x-%j.out"
+shared = ["{tmp_path}"]
+warn_s = 60
+restarts = 2
+"""
+    return lambda workspace: _with(workspace, lines)
+
+
+@pytest.fixture
+def on_hosts(tmp_path: Path, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> Callable[[Workspace], Workspace]:
+    """A function that adds the hosts to a workspace, as the cluster `lab`."""
+    monkeypatch.setenv("PATH", str(hosts.programs), prepend=":")
+    lines = f"""
+[clusters.lab]
+engine = "hosts"
+hosts = ["box0", "box1"]
+master = "{hosts.addresses["box0"]}"
+scratch = "{tmp_path}/scratch-$M5WS_NODE"
+shared = ["{tmp_path}"]
+restarts = 2
+"""
+    return lambda workspace: _with(workspace, lines)
+
+
+def _with(workspace: Workspace, lines: str) -> Workspace:
+    with (workspace.root / "m5ws.toml").open("a") as settings:
+        settings.write(lines)
+    return workspace
+
+
+def _slow(tmp_path: Path) -> Workspace:
+    workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=1)
+    workspace.edit("config.yaml", "pause_s: 0.0", "pause_s: 0.5")
+    workspace.edit("config.yaml", "steps: 10", "steps: 60")
+    return workspace
+
+
+def _begun(workspace: Workspace, run: str, attempt: int, step: int) -> Callable[[], bool]:
+    """Return a condition: an attempt has done a step."""
+
+    def reached() -> bool:
+        newest = state.load_newest(workspace.repo, run).newest
+        return newest is not None and newest.attempt == attempt and newest.last_step >= step
+
+    return reached
+
+
+def _ends(workspace: Workspace, run: str) -> list[EndReason | None]:
+    return [attempt.reason for attempt in state.load(workspace.repo, run).attempts]
+
+
+def _states(workspace: Workspace, run: str) -> Any:
+    """Return the contents of a run's checkpoints, and the fingerprints of all ranks after each step."""
+    found = workspace.history(run)
+    states = {
+        rank: {step: (value.tensors, value.generators) for step, value in series.items()}
+        for rank, series in found.states.items()
+    }
+    return found.contents, states
+
+
+def test_jobs_on_slurm_and_on_hosts_train_the_bits_of_one_machine(
+    tmp_path: Path, on_slurm: Callable[[Workspace], Workspace], on_hosts: Callable[[Workspace], Workspace]
+) -> None:
+    workspace = on_hosts(on_slurm(make_workspace(tmp_path / "w", "fsdp.py", nproc=1)))
+    submitted = {name: workspace.json("run", "--on", name, "--nodes", "2")["run"]["id"] for name in ("big", "lab")}
+    for run in submitted.values():
+        assert workspace.json("wait", run) == {"run": run, "standing": "finished", "status": 0}
+        assert len(list(ledger.node_starts(workspace.repo, run, 1))) == 2
+    alone = workspace.train("--nproc", "2")
+    assert _states(workspace, submitted["big"]) == _states(workspace, submitted["lab"]) == _states(workspace, alone)
+    # The whole command of a reproduction is a job, too.
+    job = workspace.json("reproduce", submitted["lab"], "--on", "big")["job"]
+    wait_for(lambda: _is_reproduced(workspace, submitted["lab"]))
+    assert job["command"] == ["reproduce", "--json", submitted["lab"]]
+    assert fsck.check(workspace.repo, read_data=True).damage == ()
+
+
+def _is_reproduced(workspace: Workspace, run: str) -> bool:
+    rows = workspace.json("show", run)["replays"]
+    assert all(row["outcome"] in (None, "reproduced") for row in rows)
+    return any(row["outcome"] == "reproduced" for row in rows)
+
+
+def test_a_job_that_is_warned_of_its_time_limit_starts_again_and_a_cancel_ends_it(
+    tmp_path: Path, slurm: Slurm, on_slurm: Callable[[Workspace], Workspace]
+) -> None:
+    workspace = on_slurm(_slow(tmp_path))
+    submitted = workspace.json("run", "--on", "big", "--nodes", "2")
+    run, job = submitted["run"]["id"], submitted["id"]
+    wait_for(_begun(workspace, run, 1, 3))
+    slurm.call("scancel", "--signal=USR2", job)
+    wait_for(lambda: "PENDING" in slurm.call("squeue", "-h", "-j", job, "-o", "%T"))
+    shown = workspace.m5ws("show", run).stdout
+    assert "queued since" in shown and "BeginTime" in shown
+    slurm.call("scontrol", "update", f"JobId={job}", "StartTime=now")
+    wait_for(_begun(workspace, run, 2, 5))
+    workspace.m5ws("cancel", run)
+    assert workspace.json("wait", run, expect=130)["standing"] == "interrupted"
+    first, second = state.load(workspace.repo, run).attempts
+    assert first.reason == EndReason(kind="stopped", signal="SIGUSR2")
+    assert second.reason is not None and second.reason.kind == "cancelled"
+    # No step was lost: each attempt ended with a checkpoint, and the second attempt began there.
+    saved = [checkpoints.step_of(name) for name in checkpoints.valid(workspace.repo, run)]
+    assert second.resume is not None and checkpoints.step_of(second.resume) == first.last_step
+    assert {first.last_step, second.last_step} <= {*saved}
+    wait_for(lambda: not slurm.call("squeue", "-h", "-j", job, "-t", "PENDING,RUNNING,COMPLETING"))
+    assert len(ledger.attempts(workspace.repo, run)) == 2 and fsck.check(workspace.repo).damage == ()
+
+
+def test_a_cancelled_job_leaves_its_queue_and_begins_no_attempt(
+    tmp_path: Path, slurm: Slurm, on_slurm: Callable[[Workspace], Workspace]
+) -> None:
+    workspace = on_slurm(make_workspace(tmp_path / "w", "fsdp.py", nproc=1))
+    slurm.call("scontrol", "update", "PartitionName=main", "State=DOWN")
+    try:
+        submitted = workspace.json("run", "--on", "big")
+        run, job = submitted["run"]["id"], submitted["id"]
+        assert "queued since" in workspace.m5ws("show", run).stdout
+        assert workspace.json("cancel", run)["unqueued"] == [submitted["job"]["name"]]
+        assert "CANCELLED" in slurm.call("squeue", "-h", "-j", job, "-t", "all", "-o", "%T")
+        assert workspace.json("wait", run, expect=1)["standing"] == "created"
+    finally:
+        slurm.call("scontrol", "update", "PartitionName=main", "State=UP")
+    # An agent of the job that comes late does nothing.
+    script = jobs.of_run(workspace.repo, run)[0].script.replace("srun ", "true ")
+    agent = next(line for line in script.splitlines() if " agent " in line).split(" agent ")[1]
+    words = ["python", "-m", "m5ws", "agent", *agent.replace("'", "").split()]
+    place = {"M5WS_NODE": "0", "M5WS_NODES": "1", "M5WS_MASTER": "127.0.0.1:29000", "M5WS_JOB": "7"}
+    late = subprocess.run(words, env=os.environ | place, capture_output=True, text=True)
+    assert late.returncode == 130 and "was cancelled" in late.stderr
+    assert not ledger.attempts(workspace.repo, run)
+
+
+def test_hosts_start_again_after_an_agent_was_killed_and_outlive_their_submitter(
+    tmp_path: Path, hosts: Hosts, on_hosts: Callable[[Workspace], Workspace]
+) -> None:
+    workspace = on_hosts(_slow(tmp_path))
+    submitted = workspace.json("run", "--on", "lab", "--nodes", "2")
+    run, name = submitted["run"]["id"], submitted["job"]["name"]
+    wait_for(_begun(workspace, run, 1, 3))
+    shell = (hosts.folder / "home" / ".m5ws" / "jobs" / name / "1" / "pid").read_text().strip()
+    subprocess.run(["pkill", "-KILL", "-P", shell, "-f", "agent"], check=True)
+    wait_for(_begun(workspace, run, 2, 5))
+    shown = workspace.m5ws("show", run).stdout
+    assert "box0: running, box1: running" in shown
+    workspace.m5ws("cancel", run)
+    assert workspace.json("wait", run, expect=130)["standing"] == "interrupted"
+    kinds = [reason.kind for reason in _ends(workspace, run) if reason is not None]
+    assert kinds == ["node lost", "cancelled"]
+    assert fsck.check(workspace.repo).damage == ()
