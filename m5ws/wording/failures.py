@@ -19,6 +19,7 @@ ENDS = {
     "inexact resume": "{problem}",
     "wrong network": "{problem}",
     "node lost": "{problem}",
+    "outputs conflict": "{problem}",
 }
 
 
