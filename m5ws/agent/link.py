@@ -114,6 +114,7 @@ class Follower:
     def __init__(self, hello: Hello, connection: Connection) -> None:
         self.node, self.host, self.connection = hello.node, hello.host, connection
         self.ended: Ended | None = None
+        self.is_storing = False
 
     def __str__(self) -> str:
         return f"node {self.node} ({self.host})"

@@ -20,7 +20,7 @@ from m5ws.agent.run_lock import RANKS_S, Notify, RunAlive, is_own, lock_run, own
 from m5ws.containers import launcher
 from m5ws.errors import M5Error, ObjectExists
 from m5ws.filesystem import write_atomically
-from m5ws.outputs import killed, unrecorded, unsaved
+from m5ws.outputs import killed, merging, unrecorded, unsaved
 from m5ws.records import codec
 from m5ws.records.failure import EndReason
 from m5ws.records.ledger import AttemptEnded, Event, Notice
@@ -61,10 +61,31 @@ def finish(repo: Repository, run: str, attempt: int, directory: Path, opener: un
     left.deliver(final=True)
     if not left.complete:
         return
-    if node:  # Only its leader ends an attempt.
-        left.finish()
-        return
-    complete, is_removed = False, opener is not None and _is_removed(repo, run)
+    is_removed = opener is not None and _is_removed(repo, run)
+    if node == 0:
+        _end(repo, run, attempt, directory, left, opener, is_removed=is_removed)
+    elif opener is not None and not is_removed:  # Only its leader ends an attempt.
+        unsaved.remove(directory)
+        notices = killed.store(repo, run, attempt, directory, node)
+        if late := [*notices, *unrecorded.of_outputs(repo, run, attempt, node)]:
+            left.append(late)
+    left.finish()
+    if is_removed and unsaved.waiting(directory):
+        (directory / unsaved.KEPT).touch()
+
+
+def _end(
+    repo: Repository,
+    run: str,
+    attempt: int,
+    directory: Path,
+    left: Delivery,
+    opener: unsaved.Opener | None,
+    *,
+    is_removed: bool,
+) -> None:
+    """Publish the results of the leader of an attempt, and write the end of the attempt, as far as they are missing."""
+    complete = False
     if opener is not None and not is_removed and unsaved.waiting(directory):
         complete = unsaved.publish(repo, run, attempt, directory, opener)
     end = ledger.ended(repo, run, attempt)
@@ -77,12 +98,9 @@ def finish(repo: Repository, run: str, attempt: int, directory: Path, opener: un
             ended = AttemptEnded(
                 time_s=end.time_s, outcome="finished", exit_code=0, heads=end.heads, is_whole=end.is_whole
             )
-            left.append([*unrecorded.events(repo, run, attempt), ended])
+            left.append([*unrecorded.events(repo, run, attempt), _merged(repo, run, attempt, ended)])
             (directory / TRACKED).unlink(missing_ok=True)
         unsaved.remove(directory)
-    left.finish()
-    if is_removed and unsaved.waiting(directory):
-        (directory / unsaved.KEPT).touch()
 
 
 def _is_removed(repo: Repository, run: str) -> bool:
@@ -118,8 +136,18 @@ def _end_killed(
                 exit_code=0 if lacking is None else UNSAVED_STATUS,
                 reason=None if lacking is None else EndReason(kind="unsaved", problem=lacking),
             )
+            ended = _merged(repo, run, attempt, ended)
     # After a kill before this batch, the next recovery begins again, and leaves published files as they are.
     return [*notices, *unrecorded.events(repo, run, attempt), ended]
+
+
+def _merged(repo: Repository, run: str, attempt: int, ended: AttemptEnded) -> AttemptEnded:
+    """Return the end of an attempt that finished; a failed end if its nodes left different content at one path."""
+    conflict = merging.find_conflict(repo, run, attempt) if ended.outcome == "finished" else None
+    if conflict is None:
+        return ended
+    reason = EndReason(kind="outputs conflict", problem=conflict)
+    return msgspec.structs.replace(ended, outcome="failed", exit_code=1, reason=reason)
 
 
 class NewestAttempt(msgspec.Struct, frozen=True, kw_only=True):

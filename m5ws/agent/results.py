@@ -37,14 +37,17 @@ class Results:
         self._notify = notify
         self._published: set[str] = set()
         self._inputs = inputs.AttemptInputs(begun_ns=work.stat().st_ctime_ns, stamps=inputs.stamps(work))
-        minutes, index = plan.run.spec.checkpoint_minutes, plan.directory / "copies"
-        self._copying = copies.OutputCopier(repo, plan.run, plan.attempt, minutes, index, self._collect)
+        minutes, index, node = plan.run.spec.checkpoint_minutes, plan.directory / "copies", plan.place.node
+        self._copying = copies.OutputCopier(repo, plan.run, plan.attempt, minutes, index, self._collect, node)
         self.unsaved: str | None = None
 
     def begin(self) -> None:
         """Restore the output files of an earlier attempt, if the plan has them. Raises M5Error, OSError."""
         if self._plan.outputs is not None:
             message = restoring.restore(self._repo, self._plan.outputs, self._work)
+            known = self._inputs.stamps.items()
+            restored = {path: each for path, each in inputs.stamps(self._work).items() if (path, each) not in known}
+            self._inputs = msgspec.structs.replace(self._inputs, restored=restored)
             self._notify("outputs-restored", message)
         try:
             # From here on, a recovery after a kill stores the output files. Before, they may be partly restored.
@@ -104,14 +107,13 @@ class Results:
         inputs.remove(self._work, self._inputs.stamps)
 
     def _collect(self) -> Outputs:
-        given = self._inputs
-        return collect.collect(self._work, self._plan.run.spec.outputs, given.stamps, given.begun_ns)
+        return collect.collect(self._work, self._plan.run.spec.outputs, self._inputs)
 
     def _publish(self, left: Outputs) -> None:
         # Until they are stored, the attempt counts as not delivered.
         waiting = self._plan.directory / unsaved.OUTPUTS
         storing.wait(waiting, left)
-        stored = storing.publish(self._repo, self._plan.run, self._plan.attempt, left)
+        stored = storing.publish(self._repo, self._plan.run, self._plan.attempt, left, self._plan.place.node)
         waiting.unlink()
         if stored is not None:
             self._spool.append(msgspec.structs.replace(stored, time_s=time.time()))

@@ -37,8 +37,12 @@ class RemovedFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def remove_outputs(repo: Repository, run: str, attempt: int, directory: Path) -> RemovedFiles:
-    """Remove the stored output files of an attempt that has just ended. Raises M5Error, OSError."""
-    return _remove(repo, directory, _output_files(repo, run, attempt), dry_run=False)
+    """Remove the stored output files of an attempt that has just ended. An error or Ctrl-C leaves them to gc."""
+    try:
+        return _remove(repo, directory, _output_files(repo, run, attempt), dry_run=False)
+    except (M5Error, OSError, KeyboardInterrupt) as error:
+        _log.warning("output files of run %s stay in its work directory: %s", run, repr(error))
+        return RemovedFiles()
 
 
 def remove_old(repo: Repository, home: Path, older_than_s: float, *, dry_run: bool = False) -> RemovedFiles:
@@ -79,14 +83,11 @@ def _all_files(repo: Repository, run: str, directory: Path) -> list[Entry]:
 
 
 def _output_files(repo: Repository, run: str, attempt: int) -> list[Entry]:
-    """Return the final output files of an attempt in the store; none if it has none."""
-    label = outputs.name(attempt)
-    if label not in outputs.names(repo, run):
-        return []
-    content = repo.objects.get_record(outputs.find(repo, run, label)[1].content, Content)
-    if content.tree is None:
-        return []
-    return list(trees.load(repo.objects, content.tree).entries)
+    """Return the final output files of an attempt in the store, of all nodes; none if it has none."""
+    labels = [label for label in outputs.names(repo, run) if outputs.attempt_of(label) == attempt]
+    records = [outputs.find(repo, run, label)[1] for label in filter(outputs.is_final, labels)]
+    found = [repo.objects.get_record(record.content, Content).tree for record in records]
+    return [entry for tree in found if tree is not None for entry in trees.load(repo.objects, tree).entries]
 
 
 def _remove(repo: Repository, directory: Path, stored: list[Entry], *, dry_run: bool) -> RemovedFiles:

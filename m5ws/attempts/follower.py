@@ -10,7 +10,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from m5ws.agent import admission, failure, link, prepare, run_lock, stop
+from m5ws.agent import admission, failure, link, prepare, run_lock, stop, work_files
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.link import Connection, NodeLost
 from m5ws.agent.node import Events, Node, NodeEnd
@@ -20,15 +20,13 @@ from m5ws.progress import Progress, report
 from m5ws.records import codec
 from m5ws.records.environment import Observed
 from m5ws.records.ledger import NODE, NodeStarted, Notice, NoticeKind, RankEnded
-from m5ws.records.nodes import Begun, Closed, Ended, Planned, Ready, Stop
+from m5ws.records.nodes import Begun, Closed, Ended, Planned, Ready, Stop, Storing
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.ledger import ChainWriter
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.work import directories
 
 _POLL_S = 0.05
-_CLOSE_S = 60.0
-"""Time for the leader to write the end of the attempt, and to tell its exit status."""
 
 
 class NotBegun(M5Error):
@@ -70,12 +68,15 @@ def execute(ports: Ports, plan: AttemptPlan, connection: Connection, progress: P
             ):
                 following.begin(waiting.observed, spool)
                 node = Node(ports, plan, work, waiting, spool, following.notify, progress)
-                return following.run(node)
+                status = following.run(node)
         except (M5Error, OSError) as error:
             connection.send(Ended(exit_code=1, problem=str(error)))
             raise
         finally:
             directories.end(plan.directory)
+        if status == 0 and not ports.keep_work:
+            work_files.remove_outputs(ports.repo, plan.run.id, plan.attempt, plan.directory)
+        return status
 
 
 def _genesis(plan: AttemptPlan) -> str:
@@ -123,6 +124,7 @@ class _Following:
     def run(self, node: Node) -> int:
         """Run the script to its end, deliver all events, and return the exit status that the leader decides."""
         end = node.run(partial(self._listen, node), self._show, lambda: None, self._tell)
+        self._connection.send(Storing())
         self._listen(node, node.deliver_rest())
         node.keep_results(has_finished=end.exit_code == 0, is_stopped=end.request is not None)
         if end.exit_code == 0:
@@ -171,6 +173,7 @@ class _Following:
             exit_code=end.exit_code,
             request=end.request,
             problem=end.problem,
+            unsaved=node.results.unsaved,
             heads=node.delivery.heads(),
             ranks=ranks,
             statuses={str(rank): status for rank, status in statuses.items() if rank not in recorded},
@@ -178,8 +181,7 @@ class _Following:
 
     def _await_close(self) -> int:
         """Return the exit status that the leader decided; without a leader, the request to start again."""
-        end_s = time.monotonic() + stop.patience_s(self._plan.context.saving) + _CLOSE_S
-        while self._closed is None and not self._is_lost and time.monotonic() < end_s:
+        while self._closed is None and not self._is_lost:
             self._look()
             time.sleep(_POLL_S)
         return link.NodeLost.exit_code if self._closed is None else self._closed.exit_code

@@ -15,7 +15,7 @@ from m5ws.records.base import Digest
 from m5ws.records.environment import Observed
 from m5ws.records.failure import EndReason
 from m5ws.records.ledger import RankEnded
-from m5ws.records.nodes import Begun, Closed, Ended, Message, Planned, Ready, Stop
+from m5ws.records.nodes import Begun, Closed, Ended, Message, Planned, Ready, Stop, Storing
 
 _POLL_S = 0.05
 
@@ -40,7 +40,8 @@ class Followers:
         """Wait for all followers, and tell them the plan. Raises NodeLost."""
         if self._listener is not None:
             self._all = self._listener.wait(join_s, poll, lambda line: report(progress, line))
-            self._send(Planned(attempt=self._plan.attempt, inherits=self._plan.inherits))
+            names = self._plan.outputs.names if self._plan.outputs is not None else ()
+            self._send(Planned(attempt=self._plan.attempt, inherits=self._plan.inherits, outputs=names))
 
     def observed(self, poll: Callable[[], None]) -> Mapping[str, Observed]:
         """Return the environment of each follower by its name, when all their ranks wait. Raises as `poll`."""
@@ -83,14 +84,15 @@ class Followers:
             self._send(Stop(grace_s=grace_s, signal=number))
 
     def await_ends(self, seconds: float, progress: Progress | None) -> list[Ended]:
-        """Return the ends of all followers. A follower that is late counts as lost."""
+        """Return the ends of all followers. A follower whose processes end late counts as lost."""
         end_s = time.monotonic() + seconds
         while late := [follower for follower in self._all if follower.ended is None]:
             self.look()
             if self.lost is not None:
                 break
-            if time.monotonic() > end_s:
-                self.lost = EndReason(kind="node lost", problem=f"{late[0]} did not end in {seconds:.0f} s")
+            running = [follower for follower in late if not follower.is_storing]
+            if running and time.monotonic() > end_s:
+                self.lost = EndReason(kind="node lost", problem=f"{running[0]} did not end in {seconds:.0f} s")
             report(progress, f"waiting for the end of {late[0]}")
             time.sleep(_POLL_S)
         return [follower.ended for follower in self._all if follower.ended is not None]
@@ -112,6 +114,8 @@ class Followers:
             self._observed[str(follower)] = message.observed
         elif isinstance(message, Stop):
             self.asked = message
+        elif isinstance(message, Storing):
+            follower.is_storing = True
         elif isinstance(message, Ended):
             follower.ended = message
 
@@ -129,3 +133,8 @@ def ranks_of(ends: list[Ended]) -> list[RankEnded]:
 def statuses_of(ends: list[Ended]) -> dict[int, int]:
     """Return the statuses of the ranks of followers that recorded no end."""
     return {int(rank): status for end in ends for rank, status in end.statuses.items()}
+
+
+def unsaved_of(ends: list[Ended]) -> str | None:
+    """Return the first reason of a follower whose results are not all in the store, or None."""
+    return next(filter(None, (end.unsaved for end in ends)), None)

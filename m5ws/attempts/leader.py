@@ -23,8 +23,9 @@ from m5ws.agent.link import NodeLost
 from m5ws.agent.node import Events, Node, NodeEnd
 from m5ws.agent.ports import Ports, Watch
 from m5ws.attempts import begin, repeated_steps
-from m5ws.attempts.followers import Followers, heads_of, ranks_of, statuses_of
+from m5ws.attempts.followers import Followers, heads_of, ranks_of, statuses_of, unsaved_of
 from m5ws.errors import M5Error
+from m5ws.outputs import merging
 from m5ws.progress import Progress, report
 from m5ws.records import codec
 from m5ws.records.environment import Observed
@@ -36,7 +37,6 @@ from m5ws.repository import removals
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.references import checkpoints, jobs
-from m5ws.repository.repository import Repository
 from m5ws.tracking.interface import LOGGED, TRACKED, Delivering, Tracker
 from m5ws.work import directories
 from m5ws.work.directories import WorkDirectory
@@ -131,7 +131,7 @@ def execute(
             raise removals.Removed(f"attempt {plan.attempt} of run {plan.run.id} was stopped: {result.reason.problem}")
         if plan.run.spec.outputs and result.outcome == "finished" and result.delivered and not ports.keep_work:
             report(progress, "removing output files that are stored")
-            _remove_outputs(ports.repo, plan)
+            work_files.remove_outputs(ports.repo, plan.run.id, plan.attempt, plan.directory)
         return result
 
 
@@ -143,14 +143,6 @@ def link_key(run: Run) -> bytes:
 def _accept(accept: admission.Accept, followers: Followers, poll: Callable[[], None], observed: Observed) -> None:
     """Compare the environments of all nodes before the attempt begins. Raises as `admission.Accept`."""
     accept(observed, followers.observed(poll))
-
-
-def _remove_outputs(repo: Repository, plan: AttemptPlan) -> None:
-    """Remove stored output files from the work directory. An error or Ctrl-C leaves them to gc."""
-    try:
-        work_files.remove_outputs(repo, plan.run.id, plan.attempt, plan.directory)
-    except (M5Error, OSError, KeyboardInterrupt) as error:
-        _log.warning("output files of run %s stay in its work directory: %s", plan.run.id, repr(error))
 
 
 def _announce(tracker: Tracker | None) -> None:
@@ -227,6 +219,12 @@ class _Attempt:
         self.is_removed()
         outcome, exit_code, reason = self._judge(end)
         unsaved = self._node.keep_results(has_finished=outcome == "finished", is_stopped=self._is_asked(end))
+        unsaved = unsaved or unsaved_of(self._ends)
+        if conflict := self._find_conflict():
+            if outcome == "finished":
+                outcome, exit_code, reason = "failed", 1, EndReason(kind="outputs conflict", problem=conflict)
+            else:
+                self._notice("outputs-conflict", conflict)
         if outcome == "finished" and unsaved is not None:
             outcome, exit_code = "unsaved", recovery.UNSAVED_STATUS
             reason = EndReason(kind="unsaved", problem=unsaved)
@@ -239,6 +237,15 @@ class _Attempt:
             reason = self._find_failure(exit_code)
         result = self._end(outcome, exit_code, reason, end.time_s)
         return msgspec.structs.replace(result, asked=self._is_asked(end))
+
+    def _find_conflict(self) -> str | None:
+        """Return the conflict of output files of several nodes. An error of the store changes nothing."""
+        run = self._plan.run.id
+        try:
+            return merging.find_conflict(self._ports.repo, run, self._plan.attempt) if self._ends else None
+        except (M5Error, OSError) as error:
+            _log.warning("cannot compare the output files of the nodes of run %s: %s", run, error)
+            return None
 
     def _judge(self, end: NodeEnd) -> tuple[str, int, EndReason | None]:
         """Return the outcome of the attempt, its exit status, and the reason if there is one."""

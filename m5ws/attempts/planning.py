@@ -24,6 +24,7 @@ from m5ws.containers.command import PYTHON
 from m5ws.errors import CorruptObject, MissingExtra, NotFound, UsageError
 from m5ws.launch import launch_request
 from m5ws.outputs import saved
+from m5ws.outputs.saved import StoredOutputs
 from m5ws.records import portable
 from m5ws.records.launch import Context, LaunchRequest, Place, Saving
 from m5ws.records.nodes import Planned
@@ -160,9 +161,8 @@ def plan(
 
     `home` is the workspace's `.m5ws`. Processes inherit `environment`. `saving` and `checkpoint_at` are as in
     `Context`. `python` starts the ranks. `from_scratch`: nothing of the run is restored. Raises NotFound if the store
-    lacks the checkpoint of a fork, Removed if a run that the run rests on is removed.
-    `place` is the place of this machine among the nodes. `led` has the choice of the leader on another node; then no
-    output files are restored.
+    lacks the checkpoint of a fork, Removed if a run that the run rests on is removed, and OutputsConflict.
+    `place` is the place of this machine among the nodes. `led` has the choice of the leader on another node.
     """
     snapshot = refuse_unfit(repo, run, environment, place.nodes)
     image = choice.image_to_start(snapshot.declared.image, environment)
@@ -186,7 +186,6 @@ def plan(
         resume, context = run.parent.checkpoint, _from_parent(repo, context, run.parent)
     tracking = tracker.environment() if tracker is not None else {}
     request = _render(context, directory, environment, tracking, python, image, place)
-    restores = chosen.attempt > 1 and led is None and segment is None and not from_scratch
     return AttemptPlan(
         run=run,
         attempt=chosen.attempt,
@@ -195,16 +194,19 @@ def plan(
         request=request,
         resume=resume,
         inherits=chosen.inherits,
-        outputs=saved.newest_to_restore(repo, run.id) if restores else None,
+        outputs=StoredOutputs(run=run.id, names=chosen.outputs) if chosen.outputs else None,
         place=place,
     )
 
 
 def _choose(repo: Repository, run: Run, *, from_scratch: bool) -> Planned:
-    """Return the number of the next attempt, and the checkpoints that count in it."""
+    """Return the number of the next attempt, the checkpoints that count in it, and the output files to restore."""
     attempts = ledger.attempts(repo, run.id)
     valid = checkpoints.valid(repo, run.id) if attempts and not from_scratch else []
-    return Planned(attempt=max(attempts, default=0) + 1, inherits=tuple(valid))
+    restores = attempts and run.segment is None and not from_scratch
+    stored = saved.newest_to_restore(repo, run.id) if restores else None
+    names = stored.names if stored is not None else ()
+    return Planned(attempt=max(attempts, default=0) + 1, inherits=tuple(valid), outputs=names)
 
 
 def refuse_unfit(repo: Repository, run: Run, environment: Mapping[str, str], nodes: int) -> Snapshot:
@@ -226,10 +228,6 @@ def _refuse_unshared(launch: LaunchSpec, nodes: int) -> None:
         raise UsageError(
             f"{nodes} nodes require torchrun, and {launch.trainer} starts the processes of this run",
             hint="Start the run with a script without a launcher, and --nproc.",
-        )
-    if nodes > 1 and launch.outputs:
-        raise UsageError(
-            f"[run] outputs cannot be kept from {nodes} nodes", hint="Remove outputs from [run] in m5ws.toml."
         )
     if launch.nproc is not None and launch.nproc % nodes:
         raise UsageError(f"{launch.nproc} processes cannot be spread evenly over {nodes} nodes")

@@ -20,21 +20,28 @@ if TYPE_CHECKING:
 @click.argument("run", type=names.Id(("run",)))
 @click.argument("directory", type=click.Path(path_type=Path), required=False)
 @click.option("--attempt", type=click.IntRange(min=1), help="Write the files of this attempt, and not the newest.")
+@click.option("--node", type=click.IntRange(min=0), help="Write the files of this node alone.")
 @click.option("--copies", is_flag=True, help="List all copies, also copies made while the script ran.")
 @output.json_option
 @click.pass_context
 def command(
-    context: click.Context, run: str, directory: Path | None, attempt: int | None, copies: bool, as_json: bool
+    context: click.Context,
+    run: str,
+    directory: Path | None,
+    attempt: int | None,
+    node: int | None,
+    copies: bool,
+    as_json: bool,
 ) -> None:
     """List a run's output files, or write them to a new directory.
 
     Output files are the files and folders of `[run] outputs`. With DIRECTORY, write the files of the
     newest attempt: its final files, or the last copy if the attempt has no end. DIRECTORY must be empty or missing.
-    Every byte is verified.
+    Every byte is verified. The files of several nodes are merged.
 
-    Without DIRECTORY, list the newest output files of each attempt. --copies lists all copies that the store has. Each
-    has the files of one moment. `m5ws resume RUN --at TIME` restores a copy. TIME is the copy's time or name, or
-    the first characters of either.
+    Without DIRECTORY, list the newest output files of each attempt and node. --copies lists all copies that
+    the store has. Each has the files of one moment. `m5ws resume RUN --at TIME` restores a copy. TIME is the
+    copy's time or name, or the first characters of either.
 
     \b
     Examples:
@@ -46,12 +53,13 @@ def command(
     repo = names.workspace(context).open_repository()
     run_id = names.find_id(repo, run, "run")
     if directory is None:
-        if attempt is not None:
-            raise UsageError("--attempt needs a directory to write to", hint="`m5ws outputs RUN` lists all attempts.")
+        for name, value in (("--attempt", attempt), ("--node", node)):
+            if value is not None:
+                raise UsageError(f"{name} needs a directory to write to", hint="`m5ws outputs RUN` lists all attempts.")
         return _list(repo, run_id, as_json, copies=copies)
     if copies:
         raise UsageError("--copies lists the copies, and writes no files", hint="Leave out the directory.")
-    stored = saved.require_newest(repo, run_id, attempt)
+    stored = saved.require_newest(repo, run_id, attempt, node)
     with progress.Bar() as bar:
         tree = restoring.write(repo, stored, directory, bar)
     if as_json:
@@ -75,7 +83,7 @@ def find_copy(repo: "Repository", run: str, text: str) -> "StoredOutputs":
         raise NotFound(
             f"run {run} has no output files of {text!r}", hint=f"`m5ws outputs {run} --copies` lists the copies."
         )
-    if len(matches) > 1:
+    if len({stored_outputs.at(known, name) for name in matches}) > 1:
         described = ", ".join(f"{name} ({times[name]})" for name in matches)
         raise AmbiguousId(f"{text!r} matches {len(matches)} copies: {described}", hint="Give the name of one.")
     return saved.load(repo, run, matches[0])
@@ -85,7 +93,7 @@ def _list(repo: "Repository", run_id: str, as_json: bool, *, copies: bool) -> No
 
     rows = saved.listing(repo, run_id)
     if not copies:
-        rows = tuple({row.attempt: row for row in rows}.values())
+        rows = tuple({row.name.rpartition("-")[0]: row for row in rows}.values())
     if as_json:
         return output.print_json({"run": run_id, "outputs": rows})
     return output.echo(table(rows)) if rows else output.print_note(f"run {run_id} has no output files in the store")

@@ -17,6 +17,7 @@ from m5ws.repository.files import validation
 from m5ws.repository.files.interface import SourceFile
 from m5ws.wording.lists import list_names
 from m5ws.work import directories, inputs
+from m5ws.work.inputs import AttemptInputs
 
 _NEVER = {".git", ".m5ws"}
 _LONG = 100
@@ -29,13 +30,14 @@ class Outputs(msgspec.Struct, frozen=True, kw_only=True):
     """The output files of an attempt at one moment, by their paths in the work directory.
 
     `files` has the content to store; for a link, the content of its target. A resume gets the `links` in their
-    place, with their targets, and the `folders`, with modification times in nanoseconds. `not_kept` lists other
-    files, in words.
+    place, with their targets, and the `folders`, with modification times in nanoseconds. `restored` has the files and
+    links that are as an earlier attempt left them. `not_kept` lists other files, in words.
     """
 
     files: tuple[SourceFile, ...]
     folders: tuple[tuple[bytes, int], ...] = ()
     links: tuple[tuple[bytes, bytes], ...] = ()
+    restored: tuple[bytes, ...] = ()
     not_kept: tuple[str, ...] = ()
 
     def stamps(self) -> dict[bytes, Stamp]:
@@ -48,15 +50,18 @@ def status(file: SourceFile) -> os.stat_result:
     return file.found or os.stat(file.location)
 
 
-def collect(work: Path, outputs: Sequence[str], given: dict[Path, Stamp], begun_ns: int) -> Outputs:
-    """Return the outputs in `work` of an attempt with the inputs `given` and the start at `begun_ns`. Raises OSError.
+def collect(work: Path, outputs: Sequence[str], given: AttemptInputs) -> Outputs:
+    """Return the outputs in `work` of an attempt with the inputs `given`. Raises OSError.
 
     A file outside `work` behind a link is a result if it changed after the start.
     """
     root = work.resolve()
-    untouched = {root / path.relative_to(work) for path in inputs.untouched(work, given)}
+    untouched, restored = (
+        {root / path.relative_to(work) for path in inputs.untouched(work, stamps)}
+        for stamps in (given.stamps, given.restored)
+    )
     files, folders, links = dict[bytes, SourceFile](), dict[bytes, int](), dict[Path, bytes]()
-    faults = dict[str, None]()
+    faults, kept = dict[str, None](), set[bytes]()
     for output in outputs:
         for path, is_linked in _walk(root / output):
             inside = path.relative_to(root)
@@ -66,17 +71,20 @@ def collect(work: Path, outputs: Sequence[str], given: dict[Path, Stamp], begun_
                 continue
             if path.is_symlink() and not is_linked:
                 links[path] = os.fsencode(os.readlink(path))
+            if restored and (path if path in links else Path(os.path.realpath(path))) in restored:
+                kept.add(name)
             if path.is_dir():
                 if not (is_linked or path.is_symlink() or path == root):
                     folders[name] = path.stat().st_mtime_ns
                 continue
-            file, fault = _file(root, path, untouched, begun_ns)
+            file, fault = _file(root, path, untouched, given.begun_ns)
             files |= {name: file} if file is not None else {}
             faults |= {f"{_shown(inside)}: {fault}": None} if fault else {}
     return Outputs(
         files=tuple(files.values()),
         folders=tuple(folders.items()),
         links=tuple(_own_links(root, outputs, links, files)),
+        restored=tuple(sorted(kept)),
         not_kept=(list_names(list(faults)),) if faults else (),
     )
 
@@ -88,7 +96,7 @@ def collect_left(directory: Path, outputs: Sequence[str]) -> Outputs | None:
     """
     work = Path(os.path.realpath(directory / "work"))
     given = inputs.load(directory, work) if work.is_dir() else None
-    return collect(work, outputs, given.stamps, given.begun_ns) if given is not None else None
+    return collect(work, outputs, given) if given is not None else None
 
 
 def describe_others(

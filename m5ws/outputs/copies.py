@@ -46,10 +46,12 @@ class OutputCopier:
         minutes: float | None,
         index: Path,
         collect: Callable[[], Outputs],
+        node: int = 0,
     ) -> None:
         self._repo, self._run, self._attempt, self._index, self._collect = repo, run, attempt, index, collect
         self._interval_s = 60 * minutes if minutes is not None and run.purpose == "train" else math.inf
-        self._due_s = time.monotonic() + self._interval_s
+        self._began_s, self._node = time.monotonic(), node
+        self._due_s = self._began_s + self._interval_s
         self._next_s, self._wait_s = self._due_s, 0.0
         self._newest: OutputFiles | None = None
         self._number = 0
@@ -72,7 +74,9 @@ class OutputCopier:
 
     def _store(self) -> None:
         """Store a copy. Raises FileChanged, and OSError for a removed file; then the next try reads only the rest."""
-        name = stored_outputs.name(self._attempt, f"{self._number:06d}")
+        # Copies of all nodes with one number are of about one time.
+        self._number = max(self._number, int((time.monotonic() - self._began_s) // (self._interval_s or math.inf)))
+        name = stored_outputs.name(self._attempt, f"{self._number:06d}", self._node)
         with Index(self._index) as index:
             # Not yet of one moment.
             storing.content(self._repo, self._run, self._collect().files, index)

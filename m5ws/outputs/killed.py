@@ -39,8 +39,8 @@ def is_done(repo: Repository, run: str, attempt: int, directory: Path) -> bool:
     return (directory / _DONE).exists() and max(ledger.attempts(repo, run), default=0) == attempt
 
 
-def store(repo: Repository, run: str, attempt: int, directory: Path) -> list[Notice]:
-    """Store the output files of a killed attempt, and return notices for its ledger.
+def store(repo: Repository, run: str, attempt: int, directory: Path, node: int = 0) -> list[Notice]:
+    """Store the output files of a node of a killed attempt, and return notices for its ledger.
 
     Nothing is stored for a replay, which is never resumed, or if a newer attempt has begun. If the store does not take
     the files, they wait on this machine (`unsaved`). Raises M5Error if the store cannot be read.
@@ -53,23 +53,24 @@ def store(repo: Repository, run: str, attempt: int, directory: Path) -> list[Not
     changed = inputs.modified(work, given.stamps)
     notices: list[tuple[NoticeKind, str]] = [("input-modified", inputs.describe_modified(path)) for path in changed]
     try:
-        left = collect.collect(work, record.spec.outputs, given.stamps, given.begun_ns)
+        left = collect.collect(work, record.spec.outputs, given)
         others = collect.describe_others(directory, work, record.spec.outputs, given.stamps, left)
         notices += [("outputs-not-kept", line) for line in others]
-        _store(repo, record, attempt, directory, left)
+        _store(repo, record, (attempt, node), directory, left)
     except (M5Error, OSError, ValueError) as error:
         notices.append(("outputs-not-stored", f"the output files were not stored: {error}"))
     return [Notice(time_s=time.time(), kind=kind, message=message) for kind, message in notices]
 
 
-def _store(repo: Repository, run: Run, attempt: int, directory: Path, left: Outputs) -> None:
-    """Publish files as the final output files of an attempt, unless it has some."""
-    if stored_outputs.name(attempt) in stored_outputs.names(repo, run.id):
+def _store(repo: Repository, run: Run, place: tuple[int, int], directory: Path, left: Outputs) -> None:
+    """Publish files as the final output files of an attempt and node, unless it has some."""
+    attempt, node = place
+    if stored_outputs.name(attempt, node=node) in stored_outputs.names(repo, run.id):
         # The supervisor, or an earlier recovery, was killed after the publication.
         return
     if left.files:
         _log.warning("run %s was killed: storing the output files of attempt %d", run.id, attempt)
     waiting = directory / unsaved.OUTPUTS
     storing.wait(waiting, left)
-    repeated(lambda: storing.publish(repo, run, attempt, left))
+    repeated(lambda: storing.publish(repo, run, attempt, left, node))
     waiting.unlink()

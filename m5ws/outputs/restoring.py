@@ -1,6 +1,7 @@
 """Output files of the store, written to a folder, and restored at a resume.
 
 A resume gets one whole copy, of one moment: each file, folder and link of that moment, with its time, and no other.
+Each node of an attempt gets the merged files of all nodes.
 """
 
 import os
@@ -10,12 +11,12 @@ from pathlib import Path
 
 from m5ws import fresh_directory
 from m5ws.errors import CorruptObject
+from m5ws.outputs import merging
 from m5ws.outputs.collect import folders_of
-from m5ws.outputs.saved import StoredOutputs, tree_of
+from m5ws.outputs.saved import StoredOutputs
 from m5ws.progress import Progress
 from m5ws.records.tree import Tree
 from m5ws.repository.files.materialise import materialise
-from m5ws.repository.references import outputs
 from m5ws.repository.repository import Repository
 from m5ws.work import directories
 
@@ -23,9 +24,9 @@ from m5ws.work import directories
 def write(repo: Repository, stored: StoredOutputs, target: Path, progress: Progress | None = None) -> Tree:
     """Write stored output files into `target`, which is missing or empty, and return their tree.
 
-    Raises UsageError for another target, NotFound, CorruptObject, NotWritten.
+    Raises UsageError for another target, OutputsConflict, NotFound, CorruptObject, NotWritten.
     """
-    tree = tree_of(repo, stored.content)
+    tree = Tree(entries=merging.load(repo, stored.run, stored.names).entries)
     _write(repo, tree, target, progress)
     return tree
 
@@ -40,12 +41,11 @@ def restore(repo: Repository, stored: StoredOutputs, work: Path) -> str:
 
     Raises the errors of `write`, and OSError.
     """
-    record = outputs.find(repo, stored.run, stored.name)[1]
-    links = dict(record.links)
-    tree = tree_of(repo, record.content)
-    if len(record.modified_ns) != len(tree.entries):
+    merged = merging.load(repo, stored.run, stored.names)
+    links = merged.links
+    if len(merged.modified_ns) != len(merged.entries):
         raise CorruptObject(f"output files {stored.name} of run {stored.run} have another number of times than files")
-    timed = zip(tree.entries, record.modified_ns, strict=True)
+    timed = ((entry, merged.modified_ns[entry.path]) for entry in merged.entries)
     wanted = [(entry, time_ns) for entry, time_ns in timed if not _is_linked(entry.path, links)]
     aside = work.with_name(directories.RESTORED)
     _write(repo, Tree(entries=tuple(entry for entry, _ in wanted)), aside)
@@ -56,9 +56,9 @@ def restore(repo: Repository, stored: StoredOutputs, work: Path) -> str:
     shutil.rmtree(aside)
     for path, target in links.items():
         os.symlink(os.fsdecode(target), _clear(work, path))
-    for path, _ in record.folders:
+    for path in merged.folders:
         _make_folder(work, _parts(path))
-    for path, time_ns in record.folders:
+    for path, time_ns in merged.folders.items():
         os.utime(work / os.fsdecode(path), ns=(time_ns, time_ns))
     return (
         f"{len(wanted):,} output files of attempt {stored.attempt} were restored, from the copy {stored.name}; "

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 import msgspec
 
 from m5ws.errors import NotFound
+from m5ws.outputs import merging
 from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Content
 from m5ws.records.ledger import OutputsStored
 from m5ws.records.outputs import OutputFiles
-from m5ws.records.tree import Entry, Tree
+from m5ws.records.tree import Tree
 from m5ws.repository import bindings, concurrency
 from m5ws.repository.files import trees
 from m5ws.repository.references import outputs
@@ -18,20 +19,24 @@ from m5ws.repository.repository import Repository
 
 
 class StoredOutputs(msgspec.Struct, frozen=True, kw_only=True):
-    """Output files in the store, with their name and the digest of their content."""
+    """Output files of an attempt at one moment in the store: the names of each node's files, in the order of nodes."""
 
     run: str
-    name: str
-    content: Digest
+    names: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The names, for people."""
+        return ", ".join(self.names)
 
     @property
     def attempt(self) -> int:
-        return outputs.attempt_of(self.name)
+        return outputs.attempt_of(self.names[0])
 
     @property
     def final(self) -> bool:
-        """True if the copy was made at the attempt's end."""
-        return outputs.is_final(self.name)
+        """True if all files were stored at the attempt's end."""
+        return all(map(outputs.is_final, self.names))
 
 
 class OutputsRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,30 +92,32 @@ def stored_s(repo: Repository, run: str, name: str) -> float:
     return stat.modified_s if stat is not None else 0.0
 
 
-def newest(repo: Repository, run: str, attempt: int | None = None) -> StoredOutputs | None:
-    """Return the newest output files of a run, or of one attempt; None if there are none. Raises CorruptObject."""
+def newest(repo: Repository, run: str, attempt: int | None = None, node: int | None = None) -> StoredOutputs | None:
+    """Return the newest output files of a run, or of one attempt, or of one node; None if there are none."""
     names = [name for name in outputs.names(repo, run) if attempt in (None, outputs.attempt_of(name))]
-    return load(repo, run, names[-1]) if names else None
+    names = [name for name in names if node in (None, outputs.node_of(name))]
+    return StoredOutputs(run=run, names=outputs.at(names, names[-1])) if names else None
 
 
 def load(repo: Repository, run: str, name: str) -> StoredOutputs:
-    """Return the output files with a name. Raises NotFound, CorruptObject."""
-    return StoredOutputs(run=run, name=name, content=outputs.find(repo, run, name)[1].content)
+    """Return the output files of the moment of a name, of all nodes."""
+    return StoredOutputs(run=run, names=outputs.at(outputs.names(repo, run), name))
 
 
 def newest_to_restore(repo: Repository, run: str) -> StoredOutputs | None:
-    """Return a run's newest output files; None if they have no file. Raises CorruptObject."""
+    """Return a run's newest output files; None if they have no file. Raises OutputsConflict, CorruptObject."""
     stored = newest(repo, run)
-    return stored if stored is not None and files(repo, stored.content) else None
+    return stored if stored is not None and merging.load(repo, run, stored.names).entries else None
 
 
-def require_newest(repo: Repository, run: str, attempt: int | None = None) -> StoredOutputs:
-    """Return the newest output files of a run, or of one attempt. Raises NotFound if there are none, CorruptObject."""
-    stored = newest(repo, run, attempt)
-    if stored is None and attempt is not None:
+def require_newest(repo: Repository, run: str, attempt: int | None = None, node: int | None = None) -> StoredOutputs:
+    """Return the newest output files of a run, or of one attempt, or of one node. Raises NotFound if there are none."""
+    stored = newest(repo, run, attempt, node)
+    if stored is None and (attempt, node) != (None, None):
+        place = " and ".join(f"{kind} {n}" for kind, n in (("attempt", attempt), ("node", node)) if n is not None)
         raise NotFound(
-            f"attempt {attempt} of run {run} has no output files in the store",
-            hint=f"`m5ws outputs {run}` lists the attempts that have some.",
+            f"run {run} has no output files of {place} in the store",
+            hint=f"`m5ws outputs {run}` lists the output files that the store has.",
         )
     if stored is None:
         raise NotFound(
@@ -118,12 +125,6 @@ def require_newest(repo: Repository, run: str, attempt: int | None = None) -> St
             hint="Set `[run] outputs` in m5ws.toml to the files and folders that the script writes.",
         )
     return stored
-
-
-def files(repo: Repository, content: Digest) -> dict[bytes, Entry]:
-    """Return the entries of stored output files by path, as their tree has them. Raises NotFound, CorruptObject."""
-    record = repo.objects.get_record(content, Content)
-    return {entry.path: entry for entry in trees.load(repo.objects, record.tree).entries} if record.tree else {}
 
 
 def tree_of(repo: Repository, digest: Digest) -> Tree:

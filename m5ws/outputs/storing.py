@@ -85,15 +85,16 @@ def record(repo: Repository, run: Run, name: str, moment: Outputs, index: Index 
         modified_ns=tuple(collect.status(file).st_mtime_ns for file in files),
         folders=moment.folders,
         links=tuple((path, os.fsencode(secret_scan.masked(os.fsdecode(target)))) for path, target in moment.links),
+        restored=moment.restored,
     )
 
 
-def publish(repo: Repository, run: Run, attempt: int, left: Outputs) -> OutputsStored | None:
-    """Store the outputs that an attempt left, publish them as its final outputs, and return the event.
+def publish(repo: Repository, run: Run, attempt: int, left: Outputs, node: int = 0) -> OutputsStored | None:
+    """Store the outputs that a node of an attempt left, publish them as its final outputs, and return the event.
 
     None if there are no files. Raises M5Error, OSError.
     """
-    name = stored_outputs.name(attempt)
+    name = stored_outputs.name(attempt, node=node)
     if (written := record(repo, run, name, left)) is None:
         return None
     digest = stored_outputs.publish(repo, written)

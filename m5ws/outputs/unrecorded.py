@@ -25,7 +25,7 @@ def events(
     """
     made = {label for label in checkpoints.names(repo, run) if checkpoints.attempt_of(label) == attempt}
     yield from _missing(repo, run, made.difference(known), [attempt])
-    yield from _missing_outputs(repo, run, attempt)
+    yield from of_outputs(repo, run, attempt)
 
 
 def of_earlier(repo: Repository, run: str, attempt: int) -> Iterator[CheckpointPublished]:
@@ -52,8 +52,9 @@ def _missing(repo: Repository, run: str, made: set[str], attempts: list[int]) ->
         )
 
 
-def _missing_outputs(repo: Repository, run: str, attempt: int) -> Iterator[OutputsStored]:
-    name = outputs.name(attempt)
+def of_outputs(repo: Repository, run: str, attempt: int, node: int = 0) -> Iterator[OutputsStored]:
+    """Yield the missing event about the output files of a node, as `events` does."""
+    name = outputs.name(attempt, node=node)
     try:
         if name not in outputs.names(repo, run) or name in _recorded(repo, run, attempt):
             return

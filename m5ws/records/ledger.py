@@ -115,8 +115,8 @@ class OutputsStored(Event, tag="outputs", frozen=True, kw_only=True):
 NoticeKind = Literal[
     "checkpoint-kept", "checkpoint-waited", "environment", "fork", "inexact-resume", "input-modified", "launch-failed",
     "left-process", "limit", "missing-file", "network", "not-pinned", "not-traced", "other-environment",
-    "outputs-not-kept", "outputs-not-stored", "outputs-restored", "refused", "resume", "resume-limit",
-    "resume-unchecked", "save-failed", "unplaced"
+    "outputs-conflict", "outputs-not-kept", "outputs-not-stored", "outputs-restored", "refused", "resume",
+    "resume-limit", "resume-unchecked", "save-failed", "unplaced"
 ]  # fmt: skip
 """`environment`: it differs from the declared environment. `other-environment`: a later attempt's differs from the
 first attempt's. `limit`: a part of the run is not recorded. `not-pinned`: the run read files that no snapshot contains.

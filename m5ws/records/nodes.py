@@ -14,10 +14,14 @@ class Hello(Record, tag="hello", frozen=True, kw_only=True):
 
 
 class Planned(Record, tag="planned", frozen=True, kw_only=True):
-    """The leader's choice: the number of the attempt, and the checkpoints that count, of which it resumes the last."""
+    """The leader's choice: the number of the attempt, and the checkpoints that count, of which it resumes the last.
+
+    `outputs` has the names of the output files that each node restores, if any.
+    """
 
     attempt: Count
     inherits: tuple[CheckpointName, ...] = ()
+    outputs: tuple[str, ...] = ()
 
 
 class Ready(Record, tag="ready", frozen=True, kw_only=True):
@@ -41,16 +45,21 @@ class Stop(Record, tag="stop", frozen=True, kw_only=True):
     signal: int
 
 
+class Storing(Record, tag="storing", frozen=True, kw_only=True):
+    """The processes of a follower have ended, and it stores their results, which may take long."""
+
+
 class Ended(Record, tag="ended", frozen=True, kw_only=True):
     """The processes of a follower have ended, and its events are delivered, unless the store did not take them.
 
-    `request` and `problem` are as in `NodeEnd`. `heads` has the head of each of its ranks, `ranks` their ends, and
-    `statuses` the statuses of ranks that recorded no end.
+    `request` and `problem` are as in `NodeEnd`. `unsaved` is the reason if the store did not take all results. `heads`
+    has the head of each of its ranks, `ranks` their ends, and `statuses` the statuses of ranks that recorded no end.
     """
 
     exit_code: int
     request: str | None = None
     problem: str | None = None
+    unsaved: str | None = None
     heads: dict[str, Digest] = {}
     ranks: tuple[RankEnded, ...] = ()
     statuses: dict[str, int] = {}
@@ -62,6 +71,6 @@ class Closed(Record, tag="closed", frozen=True, kw_only=True):
     exit_code: int
 
 
-Message = Hello | Planned | Ready | Begun | Alive | Stop | Ended | Closed
+Message = Hello | Planned | Ready | Begun | Alive | Stop | Storing | Ended | Closed
 LARGEST_BYTES = 2**26
 """The largest message: an environment names some thousand distributions."""

@@ -54,7 +54,7 @@ def choose(ports: Ports, whole: Run, count: int | None, seed: int) -> list[Segme
     Raises UsageError if the training is too short, or wrote no output files.
     """
     done = history.load(ports.repo, whole.id)
-    if done.outputs is None:
+    if not done.outputs:
         raise UsageError(
             f"nothing to resume from: run {whole.id} wrote no checkpoint to [run] outputs", hint=_LIST_FOLDER
         )
@@ -95,7 +95,7 @@ def interrupt(trial: Trial, step: int, announce: Callable[[str], None]) -> Resto
         missed = Interruption(after=step, missed=True)
         return Restore(after=step, resumed=None, verdict=_not_comparable(interrupted, ended, missed))
     second = _plan(trial, interrupted)
-    if second.outputs is None:
+    if not second.outputs:
         verdict = _not_comparable(interrupted, Interruption(after=step, resumed=0))
         return Restore(after=step, resumed=0, verdict=verdict)
     announce(f"resuming {interrupted.id}")

@@ -4,6 +4,8 @@ import time
 from collections.abc import Sequence
 
 from m5ws.errors import CorruptObject, NotFound, UnknownSchema
+from m5ws.outputs import merging
+from m5ws.records.outputs import OutputFiles
 from m5ws.records.reasons import Ended, Fact, Gap, Reason, Unreadable
 from m5ws.records.run import Run
 from m5ws.records.verdict import Change, Verdict
@@ -56,7 +58,9 @@ def foreign_checkpoint(repo: Repository, replay: Run, original: History) -> str 
 
 
 def foreign_outputs(repo: Repository, run: str, original: History) -> str | None:
-    """Return the fault of output files, with the remedy; None if the store has the files of the ledger."""
+    """Return the fault of output files, with the remedy; None if the store has the files of the ledger, and the nodes
+    left no different content at one path.
+    """
     for label, event in original.stored.items():
         try:
             bindings.check_outputs(outputs.key(run, label), *outputs.find(repo, run, label), event)
@@ -64,6 +68,10 @@ def foreign_outputs(repo: Repository, run: str, original: History) -> str | None
             return f"output files {label} are in the ledger and missing in the store. {CorruptObject.hint}"
         except (CorruptObject, UnknownSchema) as error:
             return f"{error}. {error.hint}"
+    try:
+        merging.merge(repo, [repo.objects.get_record(event.record, OutputFiles) for event in original.outputs])
+    except merging.OutputsConflict as error:
+        return str(error)
     return None
 
 

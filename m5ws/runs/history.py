@@ -11,7 +11,6 @@ from typing import TypeGuard, cast
 import msgspec
 
 from m5ws.errors import CorruptObject
-from m5ws.records.base import Digest
 from m5ws.records.failure import EndReason
 from m5ws.records.ledger import (
     COMPLETE,
@@ -42,7 +41,7 @@ from m5ws.runs.recorded_steps import JoinedSeries, LiveSeries, R, RecordedChain,
 class History(msgspec.Struct, kw_only=True):
     """Steps and states by rank and step; checkpoint contents by step, and all events by checkpoint.
 
-    `outputs` is the content with the files that the newest attempt wrote, None if none are kept; `stored` has the
+    `outputs` has the events of the files that the newest attempt wrote, in the order of nodes; `stored` has the
     events of all output files, by their names.
     `observed`: the script uses no session, and its steps were observed.
     `begun` has the step after which each placed attempt began, and its number. The attempts in `unplaced` do not show
@@ -56,7 +55,7 @@ class History(msgspec.Struct, kw_only=True):
     states: dict[int, Mapping[int, State]] = {}
     contents: dict[int, str] = {}
     published: dict[str, CheckpointPublished] = {}
-    outputs: Digest | None = None
+    outputs: tuple[OutputsStored, ...] = ()
     stored: dict[str, OutputsStored] = {}
     notices: list[Notice] = []
     begun: list[tuple[int, int]] = []
@@ -123,7 +122,7 @@ class History(msgspec.Struct, kw_only=True):
                 self.contents[event.step] = event.content
             case OutputsStored():
                 self.stored[event.name] = event
-                self.outputs = event.content
+                self.outputs = (*self.outputs, event)
             case Notice():
                 self.notices.append(event)
             case ScriptEnded():
@@ -178,7 +177,7 @@ class History(msgspec.Struct, kw_only=True):
 
     def _start(self, event: AttemptStarted | Observation) -> None:
         if isinstance(event, AttemptStarted):
-            self.outputs = self.outcome = self.reason = None
+            self.outputs, self.outcome, self.reason = (), None, None
             self.attempt = event.attempt
             self.weights.clear()
             self.unread.clear()

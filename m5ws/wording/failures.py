@@ -20,6 +20,7 @@ ENDS = {
     "wrong network": "{problem}",
     "node lost": "{problem}",
     "cancelled": "cancelled from {host}",
+    "outputs conflict": "{problem}",
 }
 
 

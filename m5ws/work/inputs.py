@@ -20,19 +20,27 @@ _RECORD = "inputs"
 class _StampRecord(msgspec.Struct, frozen=True, kw_only=True):
     begun_ns: int
     files: tuple[tuple[bytes, Stamp], ...]
+    restored: tuple[tuple[bytes, Stamp], ...] = ()
 
 
 class AttemptInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """The `stamps` of an attempt's input files by path, and the time of its start in nanoseconds since the epoch."""
+    """The `stamps` of an attempt's input files by path, and the time of its start in nanoseconds since the epoch.
+
+    `restored` has the stamps of the output files of an earlier attempt that were restored.
+    """
 
     begun_ns: int
     stamps: dict[Path, Stamp]
+    restored: dict[Path, Stamp] = {}
 
 
 def save(directory: Path, work: Path, given: AttemptInputs) -> None:
     """Write the inputs of an attempt, which are below `work`, into its directory. Raises OSError."""
-    files = tuple((os.fsencode(path.relative_to(work)), known) for path, known in given.stamps.items())
-    record = _StampRecord(begun_ns=given.begun_ns, files=files)
+    files, restored = (
+        tuple((os.fsencode(path.relative_to(work)), known) for path, known in each.items())
+        for each in (given.stamps, given.restored)
+    )
+    record = _StampRecord(begun_ns=given.begun_ns, files=files, restored=restored)
     write_atomically(directory / _RECORD, msgspec.msgpack.encode(record), durable=True)
 
 
@@ -42,8 +50,10 @@ def load(directory: Path, work: Path) -> AttemptInputs | None:
         record = msgspec.msgpack.decode((directory / _RECORD).read_bytes(), type=_StampRecord)
     except (OSError, *codec.UNREADABLE):
         return None
-    stamps = {work / os.fsdecode(path): known for path, known in record.files}
-    return AttemptInputs(begun_ns=record.begun_ns, stamps=stamps)
+    stamps, restored = (
+        {work / os.fsdecode(path): known for path, known in each} for each in (record.files, record.restored)
+    )
+    return AttemptInputs(begun_ns=record.begun_ns, stamps=stamps, restored=restored)
 
 
 def stamps(work: Path) -> dict[Path, Stamp]:

@@ -12,12 +12,14 @@ from m5ws.attempts import leader
 from m5ws.attempts import planning as run_plans
 from m5ws.errors import NotFound, UsageError
 from m5ws.outputs import kept_work, killed, restoring, saved, unsaved
-from m5ws.records.ledger import NODE, AnyEvent, AttemptEnded, AttemptStarted, Notice, OutputsStored
+from m5ws.records import codec
+from m5ws.records.ledger import NODE, AnyEvent, AttemptEnded, AttemptStarted, NodeStarted, Notice, OutputsStored
 from m5ws.records.removal import Removal
 from m5ws.records.run import LaunchSpec
 from m5ws.repository import removals
 from m5ws.repository.fsck import fsck
 from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger.ledger import ChainWriter
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.references import outputs as stored_outputs
 from m5ws.repository.references import runs
@@ -112,6 +114,22 @@ def test_output_files_of_a_killed_attempt_are_stored_as_at_a_usual_end(home: _Ho
     keys = sorted(stat.key for stat in home.repo.store.list(""))
     home.deliver()
     assert sorted(stat.key for stat in home.repo.store.list("")) == keys
+
+
+def test_output_files_of_a_killed_follower_are_stored_as_files_of_its_node(home: _Home, tmp_path: Path) -> None:
+    directory = home.start()
+    started = NodeStarted(node=1, host=socket.gethostname(), observed=home.repo.objects.put(b"{}"))
+    (directory / "spool" / "node.spool").unlink()
+    SpoolWriter(directory / "spool" / "node.spool", genesis(_RUN, 1, f"{NODE}/1")).append(started)
+    ChainWriter(home.repo, _RUN, 1, 1, is_new=True).append({NODE: [codec.encode(started)]})
+    home.deliver()
+    assert stored_outputs.names(home.repo, _RUN) == ["0001-1-final"] and (directory / DELIVERED).exists()
+    assert [event.name for event in _events(home.repo) if isinstance(event, OutputsStored)] == ["0001-1-final"]
+    # Only the leader ends an attempt.
+    assert state.load(home.repo, _RUN).standing == "running"
+    restored = _restored(home.repo, tmp_path / "resumed")
+    assert restored == {"out/checkpoint-1/state.txt": "1", "out/checkpoint-2/state.txt": "2"}
+    assert fsck.check(home.repo, read_data=True).damage == ()
 
 
 def _count_writes(folder: Path) -> int:

@@ -29,6 +29,29 @@ from tests.support.workspace.workspaces import Workspace, make_workspace
 _LIMIT_S = 240.0
 _ORPHANS_S = 60.0
 _NODES = 2
+_FILES = """
+import os, sys, time
+from pathlib import Path
+rank, node = os.environ["RANK"], os.environ["GROUP_RANK"]
+own, begun, counts = Path(f"out/rank-{rank}.txt"), Path(f"out/begun-{rank}.txt"), []
+if own.exists():
+    counts = own.read_text().split()
+    restored = all(Path(f"out/rank-{each}.txt").exists() for each in range(4))
+    begun.unlink(missing_ok=True)
+else:
+    restored = False
+    begun.touch()
+own.write_text(" ".join([*counts, f"{len(counts) + 1}{'-restored' if restored else ''}"]))
+if os.environ["LOCAL_RANK"] == "0":
+    Path("out/equal.txt").write_text("equal")
+    Path("out/same.txt").write_text(node if "conflict" in sys.argv else "same")
+if len(counts) < STOPS:
+    Path(f"MARKS/{len(counts)}-{rank}").touch()
+    while len(list(Path("MARKS").glob(f"{len(counts)}-*"))) < 4:
+        time.sleep(0.05)
+    raise SystemExit(9)
+"""
+"""A script whose ranks write a file each, and fail in their first attempts, when all ranks have written."""
 
 
 def _free_port() -> int:
@@ -252,3 +275,76 @@ def test_nodes_that_cannot_begin_leave_no_attempt(tmp_path: Path, cluster: Calla
     assert "variable.OMP_SCHEDULE on node 1" in output and "dynamic" in output
     assert (first.returncode, second.wait(_LIMIT_S)) == (2, 2)
     assert ledger.attempts(workspace.repo, nodes.run) == []
+
+
+def _writing(tmp_path: Path, cluster: Callable[[Workspace], _Cluster], *arguments: str, stops: int = 0) -> _Cluster:
+    """Return the agents of a run without a session that writes output files on each node."""
+    workspace = make_workspace(tmp_path / "w", "plain.py", nproc=4, run='outputs = ["out"]')
+    (tmp_path / "marks").mkdir()
+    script = _FILES.replace("MARKS", str(tmp_path / "marks")).replace("STOPS", str(stops))
+    (workspace.root / "train.py").write_text(script)
+    workspace.edit("m5ws.toml", '["train.py"]', str(["train.py", *arguments]))
+    return cluster(workspace)
+
+
+def _texts(workspace: Workspace, run: str, folder: Path, *options: str) -> dict[str, str]:
+    """Return the texts of the output files of a run by name."""
+    workspace.m5ws("outputs", run, str(folder), *options)
+    return {path.name: path.read_text() for path in (folder / "out").iterdir()}
+
+
+@pytest.mark.long
+def test_output_files_of_two_nodes_are_merged_and_reproduced_on_one_machine(
+    tmp_path: Path, cluster: Callable[[Workspace], _Cluster]
+) -> None:
+    nodes = _writing(tmp_path, cluster)
+    workspace = nodes.workspace
+    nodes.start("first")
+    assert nodes.end() == [0, 0]
+    expected = {f"rank-{rank}.txt": "1" for rank in range(4)} | {f"begun-{rank}.txt": "" for rank in range(4)}
+    assert _texts(workspace, nodes.run, tmp_path / "all") == expected | {"equal.txt": "equal", "same.txt": "same"}
+    rows = workspace.json("outputs", nodes.run)["outputs"]
+    assert [(row["name"], row["files"]) for row in rows] == [("0001-0-final", 6), ("0001-1-final", 6)]
+    # Each node removes its own stored files from its disk.
+    assert list((tmp_path / "scratch").rglob("rank-*.txt")) == []
+    verdict = workspace.json("reproduce", nodes.run)
+    assert verdict["outcome"] == "reproduced" and verdict["compared"]["files"] == 10
+    assert fsck.check(workspace.repo, read_data=True).damage == ()
+
+
+@pytest.mark.long
+def test_two_nodes_that_wrote_different_content_to_one_path_fail_the_attempt(
+    tmp_path: Path, cluster: Callable[[Workspace], _Cluster]
+) -> None:
+    nodes = _writing(tmp_path, cluster, "conflict")
+    workspace, run = nodes.workspace, nodes.run
+    nodes.start("first")
+    assert nodes.end() == [1, 1]
+    [attempt] = state.load(workspace.repo, run).attempts
+    conflict = f"node 0 and node 1 of attempt 1 wrote different content to out/same.txt, of run {run}"
+    assert attempt.standing == "failed" and attempt.reason is not None
+    assert (attempt.reason.kind, attempt.reason.problem) == ("outputs conflict", conflict)
+    assert conflict in workspace.m5ws("show", run).stdout
+    assert conflict in workspace.m5ws("outputs", run, str(tmp_path / "all"), expect=2).stderr
+    assert conflict in workspace.m5ws("resume", run, expect=2).stderr
+    assert conflict in workspace.json("reproduce", run, expect=2)["sentence"]
+    for node in range(_NODES):
+        assert _texts(workspace, run, tmp_path / f"{node}", "--node", f"{node}")["same.txt"] == str(node)
+
+
+@pytest.mark.long
+def test_a_resume_restores_the_files_of_all_nodes_on_each_node_and_on_one_machine(
+    tmp_path: Path, cluster: Callable[[Workspace], _Cluster]
+) -> None:
+    nodes = _writing(tmp_path, cluster, stops=2)
+    workspace, run = nodes.workspace, nodes.run
+    nodes.start("first")
+    assert nodes.end() == [1, 1]
+    nodes.start("second")
+    assert nodes.end() == [1, 1]
+    resumed = {f"rank-{rank}.txt": "1 2-restored" for rank in range(4)}
+    assert _texts(workspace, run, tmp_path / "second") == resumed | {"equal.txt": "equal", "same.txt": "same"}
+    workspace.m5ws("resume", run)
+    last = {name: f"{text} 3-restored" for name, text in resumed.items()}
+    assert _texts(workspace, run, tmp_path / "third") == last | {"equal.txt": "equal", "same.txt": "same"}
+    assert fsck.check(workspace.repo, read_data=True).damage == ()

@@ -4,7 +4,9 @@ Their name has the attempt, the node, and `final` or the number of a copy made w
 final output files, and `reproduce` compares them. They belong to no step, so no run resumes or forks from them.
 """
 
+import math
 import re
+from collections.abc import Sequence
 
 from m5ws.errors import Fenced, ObjectExists
 from m5ws.records.base import Digest
@@ -47,7 +49,18 @@ def names(repo: Repository, run: str) -> list[str]:
     """Return the names of a run's output files, oldest first. Final output files come after the copies of their
     attempt.
     """
-    return sorted(label for label in repo.store.names(prefix(run)) if is_name(label))
+    return sorted((label for label in repo.store.names(prefix(run)) if is_name(label)), key=_place)
+
+
+def at(labels: Sequence[str], label: str) -> tuple[str, ...]:
+    """Return the names of the output files of one moment, in the order of nodes.
+
+    They are the newest of each node of the attempt, up to the moment of `label`. `labels` are sorted as by `names`.
+    """
+    attempt, moment, _ = _place(label)
+    earlier = [each for each in labels if attempt_of(each) == attempt and _place(each)[1] <= moment]
+    newest = {node_of(each): each for each in earlier}
+    return tuple(newest[node] for node in sorted(newest))
 
 
 def superseded(labels: list[str]) -> list[str]:
@@ -64,6 +77,17 @@ def superseded(labels: list[str]) -> list[str]:
 def attempt_of(label: str) -> int:
     """Return the attempt in a name."""
     return int(label.partition("-")[0])
+
+
+def node_of(label: str) -> int:
+    """Return the node in a name."""
+    return int(label.split("-")[1])
+
+
+def _place(label: str) -> tuple[int, float, int]:
+    """Return the attempt, the moment and the node in a name, to sort by. The final moment is the last."""
+    moment = label.rpartition("-")[2]
+    return attempt_of(label), math.inf if moment == FINAL else int(moment), node_of(label)
 
 
 def find(repo: Repository, run: str, label: str) -> tuple[Digest, OutputFiles]:

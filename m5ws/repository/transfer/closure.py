@@ -143,7 +143,8 @@ def start(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
     own = [checkpoints.digest(repo, name, label) for label in checkpoints.valid(repo, name)[-1:]]
     for digest in own or first:
         _walk(repo, digest, Checkpoint, needs, set())
-    for label in outputs.names(repo, name)[-1:] if not own and not first else ():
+    stored = outputs.names(repo, name) if not own and not first else []
+    for label in outputs.at(stored, stored[-1]) if stored else ():
         _walk(repo, outputs.find(repo, name, label)[0], OutputFiles, needs, set())
     return needs
 

@@ -12,13 +12,12 @@ import msgspec
 
 from m5ws.config import result_patterns
 from m5ws.errors import M5Error
-from m5ws.records.base import Digest
-from m5ws.records.checkpoint import Content as StoredContent
+from m5ws.outputs import merging
 from m5ws.records.ledger import COMPLETE
+from m5ws.records.outputs import OutputFiles
 from m5ws.records.reasons import Gap, Side
 from m5ws.records.tree import Entry
 from m5ws.records.verdict import ComparedItem, Divergence, ItemReason
-from m5ws.repository.files import trees
 from m5ws.repository.references import checkpoints
 from m5ws.repository.repository import Repository
 from m5ws.reproduce.compare import Comparison
@@ -112,7 +111,7 @@ def has_none(repo: Repository, tracker: Tracker | None, run: str) -> bool:
 
 def is_nothing(done: History, tracker: Tracker | None, run: str) -> bool:
     """Return True if a run has no steps, no output files, and its script logged nothing."""
-    if done.by_steps or done.outputs is not None:
+    if done.by_steps or done.outputs:
         return False
     return tracker is None or not done.logged or tracker.logged(run) == LoggedResults()
 
@@ -191,16 +190,9 @@ def _read_head(path: Path) -> bytes:
 
 def _with_files(repo: Repository, done: History, logged: Results) -> Results:
     """Return the results of a run: its output files, and the results that its script logged."""
-    files = {entry.name: _stored(repo, entry) for entry in _entries(repo, done.outputs)}
+    records = [repo.objects.get_record(event.record, OutputFiles) for event in done.outputs]
+    files = {entry.name: _stored(repo, entry) for entry in merging.merge(repo, records).entries}
     return msgspec.structs.replace(logged, files=files)
-
-
-def _entries(repo: Repository, digest: Digest | None) -> Sequence[Entry]:
-    """Return the output files of a run."""
-    record = repo.objects.get_record(digest, StoredContent) if digest is not None else None
-    if record is None or record.tree is None:
-        return ()
-    return trees.load(repo.objects, record.tree).entries
 
 
 def _stored(repo: Repository, entry: Entry) -> Contents:
