@@ -19,6 +19,7 @@ from m5ws.errors import Fenced, M5Error
 from m5ws.progress import Progress, report
 from m5ws.records import codec
 from m5ws.records.environment import Observed
+from m5ws.records.launch import Place
 from m5ws.records.ledger import NODE, NodeStarted, Notice, NoticeKind, RankEnded
 from m5ws.records.nodes import Begun, Closed, Ended, Planned, Ready, Stop, Storing
 from m5ws.repository.ledger import ledger
@@ -27,6 +28,7 @@ from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.work import directories
 
 _POLL_S = 0.05
+_RETRY_S = 1.0
 
 
 class NotBegun(M5Error):
@@ -37,9 +39,24 @@ class NotBegun(M5Error):
         self.exit_code = closed.exit_code
 
 
-def await_plan(connection: Connection, join_s: float) -> Planned:
-    """Return the leader's choice, after all nodes have come. Raises NodeLost, NotBegun."""
+def join(place: Place, key: bytes, join_s: float) -> tuple[Connection, Planned]:
+    """Return a connection to the leader, and its choice, after all nodes have come. Raises NodeLost, NotBegun.
+
+    The leader of an earlier attempt, which is still at its end, closes the connection: then the next leader is tried.
+    """
     end_s = time.monotonic() + join_s
+    while True:
+        connection = link.join(place, key, end_s - time.monotonic())
+        try:
+            return connection, _await_plan(connection, end_s)
+        except NodeLost:
+            connection.close()
+            if time.monotonic() > end_s - _RETRY_S:
+                raise
+            time.sleep(_RETRY_S)
+
+
+def _await_plan(connection: Connection, end_s: float) -> Planned:
     while time.monotonic() < end_s:
         message = connection.receive()
         if isinstance(message, Planned):
@@ -47,7 +64,7 @@ def await_plan(connection: Connection, join_s: float) -> Planned:
         if isinstance(message, Closed):
             raise NotBegun(message)
         time.sleep(_POLL_S)
-    raise NodeLost(f"the leader sent no plan in {join_s:.0f} s")
+    raise NodeLost("the leader sent no plan")
 
 
 def execute(ports: Ports, plan: AttemptPlan, connection: Connection, progress: Progress | None) -> int:

@@ -121,7 +121,6 @@ def _lead(
 
 def _follow(workspace: "Workspace", repo: "Repository", run_id: str, place: "Place", env: tuple[str, ...]) -> int:
     """Follow the leader of the next attempt to its end, and return its exit status. Raises NodeLost, LaunchFailed."""
-    from m5ws.agent import link
     from m5ws.attempts import follower, leader
     from m5ws.cli.terminal.progress import Bar
     from m5ws.repository.references import runs
@@ -129,9 +128,8 @@ def _follow(workspace: "Workspace", repo: "Repository", run_id: str, place: "Pla
     run = runs.load(repo, run_id)
     with interrupt.on_signals(), Bar() as bar:
         bar(f"waiting for node 0, {place.master}", 0, 0)
-        connection = link.join(place, leader.link_key(run), leader.JOIN_S)
+        connection, led = follower.join(place, leader.link_key(run), leader.JOIN_S)
         try:
-            led = follower.await_plan(connection, leader.JOIN_S)
             ports, plan = new_run.plan(workspace, repo, run, env, place=place, led=led)
             return follower.execute(ports, plan, connection, bar)
         finally:
