@@ -152,7 +152,7 @@ class _Cluster(_Section, frozen=True, kw_only=True, tag_field="engine"):
 
 
 class SlurmCluster(_Cluster, frozen=True, kw_only=True, tag="slurm"):
-    """A cluster with Slurm. The options are those of sbatch, and `directives` has more of them.
+    """A cluster with Slurm. Its keys are options of sbatch, and `directives` has more options.
 
     `login`: the host with Slurm's commands, by ssh; without it, this machine. `warn_s`: the run saves a last checkpoint
     this number of seconds before its time limit.

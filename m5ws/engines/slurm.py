@@ -1,6 +1,6 @@
 """Slurm 22.05 and later, by the text forms of its commands, here or on a login node.
 
-Options are those of sbatch(1). A job that Slurm starts again keeps its id, and SLURM_RESTART_COUNT counts the starts.
+sbatch(1) describes the options. A job that Slurm starts again keeps its id, and SLURM_RESTART_COUNT counts the starts.
 
 The script itself asks Slurm for the next start: if the agents ask for it (`m5ws agent`), if an agent was killed, and
 after a preemption that left time for a last checkpoint. It does not ask after a failed run, or for a cancelled job,

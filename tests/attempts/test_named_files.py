@@ -12,7 +12,7 @@ from m5ws.repository.repository import Repository
 from tests.support.records import planted
 
 
-@pytest.mark.parametrize(("script", "suggested"), [("trian.py", "train.py"), ("other.py", None), ("srun", None)])
+@pytest.mark.parametrize(("script", "suggested"), [("trian.py", "train.py"), ("other.py", None), ("jsrun", None)])
 def test_the_error_for_a_missing_script_suggests_a_similar_script(
     repo: Repository, tmp_path: Path, script: str, suggested: str | None
 ) -> None:

@@ -272,7 +272,7 @@ _SCENES = (
             "run <snapshot> -- torchrun --nproc-per-node 2",
             "run <snapshot> -- python other.py",
             "run <snapshot> --nproc 4 -- torchrun --nproc-per-node 2 train.py",
-            "run <snapshot> -- srun train.py",
+            "run <snapshot> -- jsrun train.py",
             "run --epochs 3 -- train.py",
             "run -q train.py",
             "run <snapshot> -- other.py",

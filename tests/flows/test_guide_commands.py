@@ -33,6 +33,8 @@ _ELSEWHERE = {
     "fork RUN ": "tests/flows/test_removed.py",
     "--drop": "tests/flows/test_removed.py",
     "ui ": "tests/tracking/test_client.py",
+    "--on ": "tests/flows/test_clusters.py",
+    "cancel ": "tests/flows/test_clusters.py",
 }
 """Commands that need another program, a server or minutes, and the tests that run them."""
 _CONFIG = """\

@@ -169,6 +169,9 @@ READERS: dict[str, Callable[[World, str], Commands]] = {
     "runs/<run>/verdict": _of_verdict,
     "runs/<run>/joint/<time>-<nonce>": _of_joint,
     "notes/<run>/<time>-<nonce>": _of_note,
+    "jobs/<run>/<name>": _of_note,
+    # Agents alone read a request to cancel their run.
+    "cancels/<run>/<time>-<nonce>": lambda *_: [],
     "pins/<run>/<step>-<attempt>": _of_pin,
     "removed/<run>": _of_removal,
     "gc/<plan>.plan": _of_plan,

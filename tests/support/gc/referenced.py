@@ -8,6 +8,7 @@ import msgspec
 from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Checkpoint, Content, Shard, Tensor
 from m5ws.records.gc import GcExecution, GcResult, Keep, RetentionRules
+from m5ws.records.job import Cancel, Job
 from m5ws.records.ledger import NODE, AttemptEnded, CheckpointPublished, Event, RankEnded, RankStarted, State, Step
 from m5ws.records.note import Note
 from m5ws.records.outputs import OutputFiles
@@ -18,7 +19,7 @@ from m5ws.records.verdict import JointVerdict, Outcome, Verdict
 from m5ws.repository import bindings, reindex, removals
 from m5ws.repository import gc_plans as plans
 from m5ws.repository.gc import gc
-from m5ws.repository.references import checkpoints, notes, outputs, runs
+from m5ws.repository.references import checkpoints, jobs, notes, outputs, runs
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from tests.support.records import planted
@@ -123,6 +124,12 @@ def _fill(repo: Repository, root: Path) -> None:
                 JointVerdict(run=name, outcome="sampled", reason=JointReason(kind="no verdict"), of=2, created_s=when),
             )
             notes.publish(repo, Note(run=name, text=f"at {when}", created_s=when))
+            job = Job(
+                run=name, name=f"m5ws-{name}-{when:.0f}", cluster="big", engine="slurm", nodes=2, settings="{}",
+                script="#!/bin/bash\n", created_s=when,
+            )  # fmt: skip
+            jobs.publish(repo, job)
+            jobs.cancel(repo, Cancel(run=name, attempt=0, jobs=(job.name,), created_s=when))
         for number in range(2):
             _copy(repo, runs.load(repo, name), number)
     for number, name in enumerate(GONE):

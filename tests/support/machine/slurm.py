@@ -18,9 +18,11 @@ ClusterName=m5
 SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
 SlurmdUser=root
+# Names.
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge/socket
 CryptoType=crypto/munge
+# Places.
 SlurmctldPort={port}
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/%n
@@ -28,6 +30,7 @@ SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd.%n.log
+# Plugins.
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
@@ -36,14 +39,17 @@ SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=1,bf_interval=2
 MpiDefault=none
 SwitchType=switch/none
+# Times.
 ReturnToService=2
 SlurmdTimeout=10
 KillWait=20
 MinJobAge=300
 JobRequeue=1
+# No accounts.
 AccountingStorageType=accounting_storage/none
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
+# Nodes.
 NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports}] CPUs=2 State=UNKNOWN
 PartitionName=main Nodes=n[1-{nodes}] Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
 PartitionName=high Nodes=n[1-{nodes}] MaxTime=INFINITE State=UP PriorityTier=10
