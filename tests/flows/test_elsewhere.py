@@ -205,7 +205,7 @@ def _one_run(places: _Places, whole: tuple[history.History, float], draw: random
 
 
 _SCALES = [
-    pytest.param(Scale(1), marks=pytest.mark.long),
+    pytest.param(Scale(1), marks=pytest.mark.soak),
     pytest.param(Scale(170, soak=True), marks=[pytest.mark.soak, pytest.mark.timeout(14400)]),
 ]
 
@@ -267,7 +267,7 @@ def test_another_machine_can_read_and_take_over_a_live_run(
     refused = there.m5ws("resume", run, expect=2, environment=_PATHS).stderr
     assert (
         os.uname().nodename in refused
-        and re.search(r"last sign of life is 0:00:\d\d", refused)
+        and re.search(r"last sign of life is \d:\d\d:\d\d", refused)
         and "--take-over" in refused
     )
     assert not [key for key in written if key.startswith(f"runs/{run}/")]

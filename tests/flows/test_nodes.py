@@ -154,7 +154,7 @@ def _states(workspace: Workspace, run: str) -> dict[tuple[str, int], object]:
     return found
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_two_nodes_train_the_bits_of_one_machine_which_reproduces_them(
     tmp_path: Path, cluster: Callable[[Workspace], _Cluster]
 ) -> None:

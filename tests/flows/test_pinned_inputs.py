@@ -88,8 +88,8 @@ def test_a_kernel_without_landlock_is_an_error(workspace: Workspace) -> None:
     assert re.search(r"landlock +not needed +ABI 0", checked.stdout), checked.stdout
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("script", ["fsdp.py", pytest.param("zero.py", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("script", ["fsdp.py", "zero.py"])
 def test_a_pinned_run_stops_resumes_and_is_reproduced(tmp_path: Path, script: str) -> None:
     trainer = "deepspeed" if script == "zero.py" else "torchrun"
     workspace = make_workspace(tmp_path / "w", script, trainer=trainer, run='inputs = "pinned"')

@@ -13,7 +13,7 @@ from tests.support.ranks.base_runs import BaseRuns
 from tests.support.workspace.workspaces import Workspace, make_forgetful, make_workspace
 
 
-@pytest.fixture(scope="module", params=["fsdp", pytest.param("zero", marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=["fsdp", pytest.param("zero", marks=pytest.mark.soak)])
 def trained(
     request: pytest.FixtureRequest, base_runs: BaseRuns, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Workspace, str]:
