@@ -23,6 +23,7 @@ from m5ws.agent.results import Results
 from m5ws.agent.store_thread import StoreThread
 from m5ws.errors import M5Error
 from m5ws.launch.interface import LEFT_PROCESSES, Process
+from m5ws.logs.parts import LogParts
 from m5ws.outputs import killed
 from m5ws.progress import Progress, report
 from m5ws.records.ledger import AnyEvent, Notify
@@ -79,6 +80,9 @@ class Node:
         declared = snapshots.load(ports.repo, plan.run.snapshot).declared
         self.nccl = NcclLogs(Path(plan.context.spool_dir), spool, declared, waiting.observed)
         self._reads = ReadFiles(ports.repo, plan, spool, notify)
+        # Without a scheduler, the user reads them on this machine.
+        logs = (ports.repo, plan.run.id, plan.attempt, plan.place.node, Path(plan.context.log_dir))
+        self._logs = LogParts(*logs) if plan.place.job is not None else None
 
     def run(self, listen: Listen, show: Show, poll: Callable[[], None], asked: Callable[[str], None]) -> NodeEnd:
         """Run the script to its end. `poll` is called several times a second, and once after the end.
@@ -115,6 +119,8 @@ class Node:
             for line in Path(self._plan.request.processes, LEFT_PROCESSES).read_text().splitlines():
                 pid, _, command = line.partition(" ")
                 self._notify("left-process", f"process {pid} outlived the script, and was ended: {command}")
+        if self._logs is not None:
+            self._logs.store(last=True)
         self._reads.record(last=True)
         self._reads.report()
         return self.delivery.deliver(final=True)
@@ -142,6 +148,8 @@ class Node:
         self._reads.record()
         listen(self.delivery.deliver())
         self.results.copy()
+        if self._logs is not None:
+            self._logs.store()
 
     def _follow(self, process: Process, beside: StoreThread, show: Show, poll: Callable[[], None]) -> int:
         is_stopped = False

@@ -15,13 +15,14 @@ from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.link import Connection, NodeLost
 from m5ws.agent.node import Events, Node, NodeEnd
 from m5ws.agent.ports import Ports
+from m5ws.attempts import repeated_steps
 from m5ws.errors import Fenced, M5Error
 from m5ws.progress import Progress, report
 from m5ws.records import codec
 from m5ws.records.environment import Observed
 from m5ws.records.launch import Place
 from m5ws.records.ledger import NODE, NodeStarted, Notice, NoticeKind, RankEnded
-from m5ws.records.nodes import Begun, Closed, Ended, Planned, Ready, Stop, Storing
+from m5ws.records.nodes import Begun, Closed, Ended, Inexact, Planned, Ready, Stop, Storing
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.ledger import ChainWriter
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
@@ -107,6 +108,7 @@ class _Following:
         self._ports, self._plan, self._connection = ports, plan, connection
         self._spool: SpoolWriter | None = None
         self._failures = failure.Failures()
+        self._repeated = repeated_steps.RepeatedSteps(ports.repo, plan.run.id, plan.attempt)
         self._asked: Stop | None = None
         self._closed: Closed | None = None
         self._is_begun = self._is_lost = False
@@ -155,15 +157,20 @@ class _Following:
         patience_s = stop.patience_s(self._plan.context.saving)
         self._connection.send(Stop(grace_s=patience_s, signal=stop.number_of(name)))
 
-    def notify(self, kind: NoticeKind, message: str) -> None:
+    def notify(self, kind: NoticeKind, message: str, step: int | None = None) -> None:
         """Append a notice to the events of this node."""
         assert self._spool is not None
-        self._spool.append(Notice(time_s=time.time(), kind=kind, message=message))
+        self._spool.append(Notice(time_s=time.time(), kind=kind, message=message, step=step))
 
     def _listen(self, node: Node, events: Events) -> None:
-        for _, event in events:
+        for rank, event in events:
             node.results.add(event)
             self._failures.add(event)
+            self._repeated.compare(rank, event)
+        for difference in self._repeated.take():
+            self.notify("inexact-resume", str(difference), difference.step)
+            if self._ports.inexact == "stop":
+                self._connection.send(Inexact(problem=str(difference)))
 
     def _show(self, _: Events) -> float | None:
         """Return the time of the processes to end, if the leader asks for their end or is lost."""

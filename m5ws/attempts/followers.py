@@ -15,7 +15,7 @@ from m5ws.records.base import Digest
 from m5ws.records.environment import Observed
 from m5ws.records.failure import EndReason
 from m5ws.records.ledger import RankEnded
-from m5ws.records.nodes import Begun, Closed, Ended, Message, Planned, Ready, Stop, Storing
+from m5ws.records.nodes import Begun, Closed, Ended, Inexact, Message, Planned, Ready, Stop, Storing
 
 _POLL_S = 0.05
 
@@ -35,6 +35,7 @@ class Followers:
         self._is_stopping = False
         self.lost: EndReason | None = None
         self.asked: Stop | None = None
+        self.inexact: EndReason | None = None
 
     def gather(self, join_s: float, poll: Callable[[], None], progress: Progress | None) -> None:
         """Wait for all followers, and tell them the plan. Raises NodeLost."""
@@ -114,6 +115,8 @@ class Followers:
             self._observed[str(follower)] = message.observed
         elif isinstance(message, Stop):
             self.asked = message
+        elif isinstance(message, Inexact):
+            self.inexact = self.inexact or EndReason(kind="inexact resume", problem=message.problem)
         elif isinstance(message, Storing):
             follower.is_storing = True
         elif isinstance(message, Ended):

@@ -293,6 +293,7 @@ class _Attempt:
         stops = [bool(self._watch(rank, event)) for rank, event in events] if self._watch is not None else []
         self._has_enough = self._has_enough or any(stops)
         self._followers.look()
+        self._inexact = self._inexact or self._followers.inexact
         if self._inexact is not None or self._node.nccl.problem is not None:
             return self._stop_all(0.0)
         if (asked := self._followers.asked) is not None:

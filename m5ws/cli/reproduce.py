@@ -73,6 +73,9 @@ def command(
     A segment is the part of a run between two checkpoints, and is replayed from the first checkpoint. So a part of a
     run, or many parts in parallel, can be verified. All segments together verify the run.
 
+    --on runs the command in a job of a cluster. All segments are then shared by as many jobs as --parallel names, and
+    the last job joins the verdicts.
+
     --env rebuild replays the run in its original environment: a virtual environment with the same distributions. On
     other hardware bits cannot be equal, unless the determinism level is "portable".
 
@@ -87,6 +90,7 @@ def command(
       m5ws reproduce 7c1d --set optimizer.lr=1e-4
       m5ws reproduce 7c1d --env warn --explain
       m5ws reproduce 7c1d --all-segments --parallel 4
+      m5ws reproduce 7c1d --all-segments --parallel 16 --on big
     """
     segments.refuse_useless(context)
     policy = environment.policy(env)
@@ -96,12 +100,16 @@ def command(
         raise _own_command(ports, names.find_id(ports.repo, run, "run"))
     request = _request(workspace, ports, run, policy, given)
     if on is not None:
-        cluster_options.submit_command(context, workspace, ports.repo, request.original, on, as_json=as_json)
+        shares = parallel if given["all_segments"] else 1
+        cluster_options.submit_command(
+            context, workspace, ports.repo, request.original, on, shares=shares, as_json=as_json
+        )
         return
     chosen = segments.select(ports.repo, request.original, given)
     ports = environment.ports(workspace, ports, env, request.original, request.snapshot)
+    share = given["share"] is not None
     if segments.are_many(given):
-        context.exit(segments.several(workspace, ports, request, chosen, parallel, as_json=as_json))
+        context.exit(segments.several(workspace, ports, request, chosen, parallel, is_share=share, as_json=as_json))
     request = msgspec.structs.replace(request, segment=chosen[0] if chosen else None)
     context.exit(_one(workspace, ports, request, progress=not no_progress, as_json=as_json))
 

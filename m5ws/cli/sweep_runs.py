@@ -19,10 +19,10 @@ import msgspec
 
 from m5ws import locks
 from m5ws.cli.terminal import interrupt, output
-from m5ws.cli.terminal.log_lines import LogReader
 from m5ws.errors import M5Error, UsageError
 from m5ws.launch import gpus
 from m5ws.launch.interface import Launcher, Process
+from m5ws.logs.log_lines import LogReader
 from m5ws.outputs import saved
 from m5ws.records import codec
 from m5ws.records.launch import LaunchRequest

@@ -45,6 +45,12 @@ class Stop(Record, tag="stop", frozen=True, kw_only=True):
     signal: int
 
 
+class Inexact(Record, tag="inexact", frozen=True, kw_only=True):
+    """A rank of a follower repeated a step with other values, and `[run] inexact` is `stop`."""
+
+    problem: str
+
+
 class Storing(Record, tag="storing", frozen=True, kw_only=True):
     """The processes of a follower have ended, and it stores their results, which may take long."""
 
@@ -71,6 +77,6 @@ class Closed(Record, tag="closed", frozen=True, kw_only=True):
     exit_code: int
 
 
-Message = Hello | Planned | Ready | Begun | Alive | Stop | Storing | Ended | Closed
+Message = Hello | Planned | Ready | Begun | Alive | Stop | Inexact | Storing | Ended | Closed
 LARGEST_BYTES = 2**26
 """The largest message: an environment names some thousand distributions."""

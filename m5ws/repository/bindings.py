@@ -19,6 +19,7 @@ from m5ws.records.checkpoint import Checkpoint
 from m5ws.records.gc import Garbage, GcExecution, GcPlan, GcResult, Keep, PlanPart, Retirements
 from m5ws.records.job import Cancel, Job
 from m5ws.records.ledger import Batch, CheckpointPublished, OutputsStored
+from m5ws.records.log import LogPart
 from m5ws.records.note import Note
 from m5ws.records.outputs import OutputFiles
 from m5ws.records.removal import Removal
@@ -50,6 +51,7 @@ KEYS: tuple[tuple[str, type[Record], Mapping[str, str]], ...] = (
     ("notes/<run>/<time>-<nonce>", Note, {}),
     ("jobs/<run>/<name>", Job, {}),
     ("cancels/<run>/<time>-<nonce>", Cancel, {}),
+    ("logs/<run>/<attempt>-<node>-<number>", LogPart, {}),
     ("pins/<run>/<step>-<attempt>", Checkpoint, {}),
     ("removed/<run>", Removal, {}),
     ("gc/<plan>.plan", GcPlan, {}),

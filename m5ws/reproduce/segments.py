@@ -148,6 +148,15 @@ def join(run: str, verdicts: Sequence[Verdict], every: Sequence[Segment]) -> Joi
     return JointResult(run=run, outcome=outcome, segments=count, of=of, verdicts=tuple(verdicts), reason=reason)
 
 
+def join_published(repo: Repository, run: str, every: Sequence[Segment]) -> JointResult:
+    """Return the joint verdict of the newest published verdict on each segment: jobs replay shares of the segments.
+
+    Each job publishes its verdicts first, and then reads. So the last job reads all.
+    """
+    newest = {each.segment: each for each in runs.verdicts(repo, run) if each.run == run and each.segment in every}
+    return join(run, [newest[segment] for segment in every if segment in newest], every)
+
+
 def record(joint: JointResult, every: Sequence[Segment]) -> JointVerdict:
     """Return the published record of `joint`, on a run with the segments `every`."""
     outcomes = {verdict.segment: verdict.outcome for verdict in joint.verdicts if verdict.segment is not None}

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from m5ws.cli.terminal import output
-from m5ws.cli.terminal.log_lines import LogReader
 from m5ws.cli.terminal.progress import Bar, name_silence
 from m5ws.cli.terminal.run_progress import RunProgress
+from m5ws.logs.log_lines import LogReader
 from m5ws.records.ledger import AttemptEnded, Notice, Observation, RankStarted, Step
 
 _LINE_ERASED = "\x1b[1A\x1b[2K"

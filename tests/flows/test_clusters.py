@@ -115,6 +115,9 @@ def test_jobs_on_slurm_and_on_hosts_train_the_bits_of_one_machine(
         assert len(list(ledger.node_starts(workspace.repo, run, 1))) == 2
     alone = workspace.train("--nproc", "2")
     assert _states(workspace, submitted["big"]) == _states(workspace, submitted["lab"]) == _states(workspace, alone)
+    # The nodes have the logs, and the store too.
+    assert {"0", "1"} <= workspace.json("logs", submitted["lab"])["logs"].keys()
+    assert "[1] " in workspace.m5ws("logs", submitted["big"]).stdout
     # The whole command of a reproduction is a job, too.
     job = workspace.json("reproduce", submitted["lab"], "--on", "big")["job"]
     wait_for(lambda: _is_reproduced(workspace, submitted["lab"]))

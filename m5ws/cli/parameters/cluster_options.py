@@ -13,7 +13,7 @@ from m5ws.cli.terminal import output
 from m5ws.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from m5ws.config.settings import Settings
     from m5ws.engines.submission import Submission
@@ -55,23 +55,40 @@ def submit_command(
     cluster: str,
     pinned: tuple[str, ...] = (),
     *,
+    shares: int = 1,
     as_json: bool,
 ) -> None:
     """Submit the typed command, without `--on`, as a job of one node. `pinned` are words after its name.
 
-    `subject` is the run or the snapshot that the job is about. Raises as `submit`.
+    `subject` is the run or the snapshot that the job is about. Of several jobs, each gets a share of the segments.
+    Raises as `submit`.
     """
     from m5ws.engines import submission
 
     verb, *words = typed_words(context)
-    end = words.index("--") if "--" in words else len(words)
-    place = next(number for number, word in enumerate(words[:end]) if word.partition("=")[0] == "--on")
-    del words[place : place + (1 if "=" in words[place] else 2)]
+    words = _without("--on", words)
     settings = _settings(workspace, cluster)
-    job = submission.plan(settings, cluster, subject, workspace.store_url, 1, (), (verb, *pinned, *words))
-    submission.refuse_unaccepted(settings, job)
-    submitted = _start(workspace, repo, settings, job)
-    return output.print_json(submitted) if as_json else _print(submitted)
+    commands = [(verb, *pinned, *words)]
+    if shares > 1:
+        alone = _without("--parallel", words)
+        commands = [(verb, "--share", f"{number}/{shares}", *alone) for number in range(1, shares + 1)]
+    planned = [submission.plan(settings, cluster, subject, workspace.store_url, 1, (), each) for each in commands]
+    submission.refuse_unaccepted(settings, planned[0])
+    submitted = [_start(workspace, repo, settings, job) for job in planned]
+    if as_json:
+        return output.print_json(submitted if shares > 1 else submitted[0])
+    for each in submitted:
+        _print(each)
+    return None
+
+
+def _without(option: str, words: "Sequence[str]") -> list[str]:
+    """Return words without an option and its value. Words after `--` stay."""
+    kept = list(words)
+    end = kept.index("--") if "--" in kept else len(kept)
+    place = next(number for number, word in enumerate(kept[:end]) if word.partition("=")[0] == option)
+    del kept[place : place + (1 if "=" in kept[place] else 2)]
+    return kept
 
 
 def refuse_alone(given: ClusterArguments) -> None:

@@ -33,6 +33,22 @@ parallel = click.option(
     metavar="P",
     help="Number of parallel replays.",
 )
+
+
+class Share(click.ParamType[tuple[int, int]]):
+    """A job's share of the segments: `K/P`, from 1."""
+
+    name = "share"
+
+    def convert(
+        self, value: str | tuple[int, int], param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        number, _, shares = value.partition("/")
+        return int(number), int(shares)
+
+
 options = grouped(
     click.option("--segment", type=click.IntRange(min=1), metavar="K", help="Replay only the Kth segment."),
     click.option(
@@ -46,6 +62,7 @@ options = grouped(
     click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Replay only N segments, chosen at random."),
     click.option("--sample-seed", type=int, default=0, show_default=True, metavar="N", help="Seed of that choice."),
     click.option("--all-segments", is_flag=True, help="Replay each segment as a run of its own."),
+    click.option("--share", type=Share(), hidden=True),
 )
 
 
@@ -58,6 +75,7 @@ class SegmentArguments(TypedDict):
     sample: int | None
     sample_seed: int
     all_segments: bool
+    share: tuple[int, int] | None
 
 
 def refuse_useless(context: click.Context) -> None:
@@ -88,7 +106,8 @@ def select(repo: "Repository", run: str, given: SegmentArguments) -> "list[Segme
         return []
     recorded = segments.of_run(repo, run)
     if given["all_segments"]:
-        return recorded
+        number_of_share, shares = given["share"] or (1, 1)
+        return recorded[number_of_share - 1 :: shares]
     if number is not None:
         return [segments.numbered(recorded, number)]
     if sample is not None:
@@ -180,13 +199,16 @@ def several(
     wanted: "list[Segment]",
     parallel: int,
     *,
+    is_share: bool,
     as_json: bool,
 ) -> int:
-    """Replay segments, print their joint result, and return the exit status."""
+    """Replay segments, print their joint result, and return the exit status. Shares of jobs are joined."""
     from m5ws.reproduce import segments
 
     joint = replay(workspace, ports, request, wanted, parallel)
     every = segments.of_run(ports.repo, request.original)
+    if is_share:
+        joint = segments.join_published(ports.repo, request.original, every)
     segments.publish(ports.repo, ports.tracker, segments.record(joint, every), workspace.home)
     output.print_json(joint) if as_json else output.echo(format_joint(joint))
     return joint.exit_code

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from m5ws.cli.terminal import output
-from m5ws.cli.terminal.log_lines import LogReader
 from m5ws.cli.terminal.log_output import Repeats
 from m5ws.cli.terminal.progress import Bar
+from m5ws.logs.log_lines import LogReader
 from m5ws.records.ledger import (
     AnyEvent,
     AttemptEnded,
