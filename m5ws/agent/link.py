@@ -15,7 +15,6 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from m5ws.errors import M5Error
-from m5ws.launch.interface import LaunchFailed
 from m5ws.records import codec
 from m5ws.records.launch import Place
 from m5ws.records.nodes import LARGEST_BYTES, Alive, Ended, Hello, Message
@@ -130,7 +129,8 @@ class Listener:
         try:
             self._socket = socket.create_server(("", place.port + 1), backlog=place.nodes)
         except OSError as error:
-            raise LaunchFailed(f"port {place.port + 1} cannot be used for the link of the nodes: {error}") from error
+            # A scheduler that starts the agents again gives them other ports.
+            raise NodeLost(f"port {place.port + 1} cannot be used for the link of the nodes: {error}") from error
         threading.Thread(target=self._accept, name="m5ws-link", daemon=True).start()
 
     def wait(self, join_s: float, poll: Callable[[], None], notify: Callable[[str], None]) -> list[Follower]:

@@ -20,10 +20,13 @@ _QUEUED = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", 
 _RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "STAGE_OUT", "SIGNALING", "RESIZING")
 _PORTS = 20_000
 """The first port of an attempt is in the 12,000 from this number on. A restarted job has other ports."""
+_WAIT_S = 300
+"""After the end of one agent, every other agent ends by itself. srun ends an agent that is left after this time."""
 _SCRIPT = """\
 export M5WS_MASTER="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1):\
 $(({ports} + (SLURM_JOB_ID * 32 + ${{SLURM_RESTART_COUNT:-0}} * 2) % 12000))"
-{setup}srun --kill-on-bad-exit=0 --cpu-bind=none ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} {agent}
+cpus=${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}}
+{setup}srun --kill-on-bad-exit=0 --wait={wait} --cpu-bind=none $cpus {agent}
 status=$?
 job() {{ scontrol show job --oneliner "$SLURM_JOB_ID"; }}
 case $status in
@@ -68,6 +71,7 @@ class Slurm(msgspec.Struct, frozen=True):
             setup="".join(f"{line}\n" for line in own.setup),
             agent=shlex.join(request.agent),
             restarts=own.restarts,
+            wait=_WAIT_S,
         )
         return "\n".join([*header, body])
 

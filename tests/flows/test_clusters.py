@@ -118,17 +118,19 @@ def test_jobs_on_slurm_and_on_hosts_train_the_bits_of_one_machine(
     # The nodes have the logs, and the store too.
     assert {"0", "1"} <= workspace.json("logs", submitted["lab"])["logs"].keys()
     assert "[1] " in workspace.m5ws("logs", submitted["big"]).stdout
-    # The whole command of a reproduction is a job, too.
-    job = workspace.json("reproduce", submitted["lab"], "--on", "big")["job"]
-    wait_for(lambda: _is_reproduced(workspace, submitted["lab"]))
-    assert job["command"] == ["reproduce", "--json", submitted["lab"]]
+    # The whole command of a reproduction is a job, too, or several jobs that share the segments.
+    words = ("reproduce", "--json", submitted["lab"], "--all-segments")
+    shared = workspace.json(words[0], *words[2:], "--parallel", "2", "--on", "big")
+    assert [each["job"]["command"][:3] for each in shared] == [["reproduce", "--share", f"{n}/2"] for n in (1, 2)]
+    wait_for(lambda: _is_joined(workspace, submitted["lab"]))
     assert fsck.check(workspace.repo, read_data=True).damage == ()
 
 
-def _is_reproduced(workspace: Workspace, run: str) -> bool:
-    rows = workspace.json("show", run)["replays"]
-    assert all(row["outcome"] in (None, "reproduced") for row in rows)
-    return any(row["outcome"] == "reproduced" for row in rows)
+def _is_joined(workspace: Workspace, run: str) -> bool:
+    """Return True when the last of the jobs has joined the verdicts on all segments."""
+    shown = workspace.json("show", run)
+    assert all(row["outcome"] in (None, "sampled") for row in shown["replays"])
+    return shown["joint"] is not None and shown["joint"]["outcome"] == "reproduced"
 
 
 def test_a_job_that_is_warned_of_its_time_limit_starts_again_and_a_cancel_ends_it(
@@ -139,10 +141,11 @@ def test_a_job_that_is_warned_of_its_time_limit_starts_again_and_a_cancel_ends_i
     run, job = submitted["run"]["id"], submitted["id"]
     wait_for(_begun(workspace, run, 1, 3))
     slurm.call("scancel", "--signal=USR2", job)
-    wait_for(lambda: "PENDING" in slurm.call("squeue", "-h", "-j", job, "-o", "%T"))
+    wait_for(lambda: "PENDING|BeginTime" in slurm.call("squeue", "-h", "-j", job, "-o", "%T|%r"))
     shown = workspace.m5ws("show", run).stdout
-    assert "queued since" in shown and "BeginTime" in shown
-    slurm.call("scontrol", "update", f"JobId={job}", "StartTime=now")
+    assert "queued since" in shown and "(BeginTime)" in shown
+    # In the same second, Slurm still revokes the credential of the first start.
+    slurm.call("scontrol", "update", f"JobId={job}", "StartTime=now+5seconds")
     wait_for(_begun(workspace, run, 2, 5))
     workspace.m5ws("cancel", run)
     assert workspace.json("wait", run, expect=130)["standing"] == "interrupted"
