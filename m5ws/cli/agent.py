@@ -74,12 +74,12 @@ def command(
     else:
         # Other agents share the checkout.
         workspace = replace(names.workspace(context), scratch=own)
-    repo = workspace.open_repository()
-    run_id = names.find_id(repo, run, "run")
     if workspace.job is not None and workspace.job.command:
         from m5ws import cli
 
         context.exit(cli.main(workspace.job.command, workspace))
+    repo = workspace.open_repository()
+    run_id = names.find_id(repo, run, "run")
     if ledger.attempts(repo, run_id) and state.load_newest(repo, run_id).standing == "finished":
         # The scheduler started the agents again between the end of the run and the end of the job.
         output.print_note(f"run {run_id} has finished")

@@ -7,7 +7,6 @@ import click
 
 from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output
-from m5ws.records.failure import EndReason
 
 if TYPE_CHECKING:
     from m5ws.repository.repository import Repository
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from m5ws.workspace import Workspace
 
 _POLL_S = 5.0
-_ALIVE = ("created", "running")
 _STATUSES = {"finished": 0, "interrupted": 130, "unsaved": 5}
 _FAILED, _REMOVED = 1, 6
 
@@ -27,8 +25,8 @@ _FAILED, _REMOVED = 1, 6
 def command(context: click.Context, run: str, as_json: bool) -> None:
     """Wait for the end of a run.
 
-    The run may be on any machine. A run that was interrupted or lost a node has not ended while its job waits or runs,
-    if the job's engine answers here.
+    The run may be on any machine. A run on a cluster has not ended while its job waits or runs. If the engine does not
+    answer here, the end of the newest attempt decides whether the job starts again.
 
     Exit status: 0 the run finished, 1 it failed, 5 the store lacks results, 6 it was removed, 130 it was interrupted.
 
@@ -43,10 +41,7 @@ def command(context: click.Context, run: str, as_json: bool) -> None:
     repo = workspace.open_repository()
     run_id = names.find_id(repo, run, "run")
     while not (is_removed := removals.load(repo, run_id) is not None):
-        found = state.load_newest(repo, run_id)
-        if found.standing not in _ALIVE and not (_is_continued(found) and _job_is_alive(workspace, repo, run_id)):
-            break
-        if found.standing == "created" and not _job_is_alive(workspace, repo, run_id):
+        if _has_ended(workspace, repo, run_id, state.load_newest(repo, run_id)):
             break
         time.sleep(_POLL_S)
     found = state.load_newest(repo, run_id)
@@ -58,15 +53,21 @@ def command(context: click.Context, run: str, as_json: bool) -> None:
     context.exit(status)
 
 
-def _is_continued(found: "RunState") -> bool:
-    """Return True if a job may begin another attempt after the newest."""
+def _has_ended(workspace: "Workspace", repo: "Repository", run_id: str, found: "RunState") -> bool:
+    """Return True if no attempt of a run is alive, and its newest job begins no other attempt."""
+    if found.standing in ("running", "finished", "unsaved"):
+        return found.standing != "running"
+    is_alive = _job_is_alive(workspace, repo, run_id)
     reason = found.newest.reason if found.newest is not None else None
-    kind = (reason or EndReason(kind="status")).kind
-    return (found.standing == "interrupted" and kind != "cancelled") or kind in ("node lost", "supervisor killed")
+    if is_alive is None and reason is not None:
+        # The reason decides without the engine: these are the ends after which a job starts again.
+        is_warned = (reason.kind, reason.signal) == ("stopped", "SIGUSR2")
+        return not (is_warned or reason.kind in ("node lost", "supervisor killed"))
+    return is_alive is False
 
 
-def _job_is_alive(workspace: "Workspace", repo: "Repository", run_id: str) -> bool:
-    """Return True if the newest job of a run waits or runs. An engine that does not answer here proves nothing."""
+def _job_is_alive(workspace: "Workspace", repo: "Repository", run_id: str) -> bool | None:
+    """Return True if the newest job of a run waits or runs; None if its engine does not answer here."""
     from m5ws.engines import submission
     from m5ws.engines.interface import EngineUnavailable
     from m5ws.repository.references import jobs
@@ -77,5 +78,5 @@ def _job_is_alive(workspace: "Workspace", repo: "Repository", run_id: str) -> bo
     try:
         found = submission.engine_of_job(workspace.settings, submitted[-1]).state(submitted[-1].name)
     except EngineUnavailable:
-        return True
+        return None
     return found.standing in ("queued", "running")

@@ -8,6 +8,7 @@ process id, and the exit status at the end.
 import shlex
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import blake3
 import msgspec
@@ -74,7 +75,13 @@ class Hosts(msgspec.Struct, frozen=True):
 
     def submit(self, request: JobRequest, script: str) -> str:
         starts = [_START.format(folder=_folder(request.name, node), node=node) for node in range(request.nodes)]
-        self._on_each(self._hosts(request), starts, script)
+        try:
+            self._on_each(self._hosts(request), starts, script)
+        except EngineUnavailable:
+            # An agent that did start would wait for the other agents.
+            with suppress(EngineUnavailable):
+                self.cancel(request.name)
+            raise
         return request.name
 
     def state(self, name: str) -> JobState:
