@@ -158,21 +158,20 @@ def _run(view: "RunView") -> str:
 
 
 def _job(workspace: "Workspace", repo: "Repository", view: "RunView") -> str:
-    """Return the lines of a run's newest job, with its state if the run has not finished and the engine answers."""
+    """Return the lines of a run's newest job, with its state if the engine answers."""
     from m5ws.engines import submission
     from m5ws.engines.interface import EngineUnavailable
     from m5ws.repository.references import jobs
 
-    job, state = jobs.load(repo, view.run.id, view.jobs[-1].name), "ended"
-    if view.standing != "finished":
-        try:
-            found = submission.engine_of_job(workspace.settings, job).state(job.name)
-            since = f" since {output.moment(job.created_s)}" if found.standing == "queued" else ""
-            reason = f" ({found.reason})" if found.reason else ""
-            text = f": {found.text}" if found.text.lower() != found.standing else ""
-            state = f"{found.standing}{since}{text}{reason}"
-        except EngineUnavailable as error:
-            state = f"unknown, because {job.cluster} does not answer here: {error}"
+    job = jobs.load(repo, view.run.id, view.jobs[-1].name)
+    try:
+        found = submission.engine_of_job(workspace.settings, job).state(job.name)
+        since = f" since {output.moment(job.created_s)}" if found.standing == "queued" else ""
+        reason = f" ({found.reason})" if found.reason else ""
+        text = f": {found.text}" if found.text.lower() != found.standing else ""
+        state = f"{found.standing}{since}{text}{reason}"
+    except EngineUnavailable as error:
+        state = f"unknown, because {job.cluster} does not answer here: {error}"
     fields = {"cluster": f"{job.cluster} ({job.engine})", "nodes": str(job.nodes), "state": state}
     fields |= {"submitted": " by ".join(filter(None, (output.moment(job.created_s), job.user)))}
     return "\n".join([f"job {job.name}", output.fields(fields, "  ")])

@@ -135,7 +135,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     environments: dict[int, tuple[Change, ...]] = {}
     """By attempt, how its environment differs from the first attempt's; attempts without a difference are left out."""
     jobs: tuple[Job, ...] = ()
-    """Jobs that were submitted for the run, oldest first, without their settings."""
+    """Jobs of a run that has not finished, oldest first, without their settings."""
     kept: tuple[KeptWork, ...] = ()
     """Work of a removed run on this machine."""
 
@@ -238,10 +238,14 @@ def view_run(repo: Repository, run_id: str) -> RunView:
         forks=tuple(concurrency.for_each(lambda other: _run_row(repo, other), _forks(known, run_id))),
         joint=runs.joint(repo, run_id),
         notes=tuple(notes.load(repo, run_id)),
-        jobs=tuple(msgspec.structs.replace(job, settings="") for job in jobs.of_run(repo, run_id)),
+        jobs=_jobs(repo, run_id) if state.standing != "finished" else (),
         removal=removals.load(repo, run_id),
         environments=attempt_environments.drift_by_attempt(repo, run_id),
     )
+
+
+def _jobs(repo: Repository, run_id: str) -> tuple[Job, ...]:
+    return tuple(msgspec.structs.replace(job, settings="") for job in jobs.of_run(repo, run_id))
 
 
 def _checkpoint_row(repo: Repository, run_id: str, state: RunState, name: str) -> CheckpointRow:

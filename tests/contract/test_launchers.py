@@ -263,10 +263,15 @@ def test_no_process_outlives_a_launch_and_each_left_process_is_named(launcher: L
     assert {int(line.split()[0]) for line in left} == set(pids)
 
 
+def _noted(folder: Path) -> int:
+    """Return the number of processes that have written their id."""
+    return sum(bool(file.read_text()) for file in folder.glob("[0-9]"))
+
+
 def test_a_script_is_stopped_together_with_its_child_processes(launcher: Launchers, tmp_path: Path) -> None:
     request = _as_rank(tmp_path, "spawns")
     process = launcher(dict(os.environ)).launch(_alone(request))
-    wait_for(lambda: len(list(tmp_path.glob("[0-9]"))) == 3 or process.poll() is not None)
+    wait_for(lambda: _noted(tmp_path) == 3 or process.poll() is not None)
     pids = [int(file.read_text()) for file in tmp_path.glob("[0-9]")]
     assert process.stop(_PATIENCE_S) != 0
     assert len(pids) == 3 and not any(map(is_alive, pids))
@@ -288,7 +293,7 @@ def test_no_rank_outlives_the_launching_process(tmp_path: Path) -> None:
     )
     try:
         files = [tmp_path / str(number) for number in range(2)]
-        wait_for(lambda: all(file.exists() for file in files) or owner.poll() is not None)
+        wait_for(lambda: _noted(tmp_path) == 2 or owner.poll() is not None)
         pids = [int(file.read_text()) for file in files]
     finally:
         owner.kill()
