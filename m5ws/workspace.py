@@ -10,17 +10,15 @@ import os
 import pwd
 import shlex
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from m5ws.config import reader
-from m5ws.config.settings import Settings, StoreSettings
+from m5ws.config.settings import Settings
 from m5ws.environment.interface import Observer
 from m5ws.errors import MissingExtra, NotFound, UsageError
 from m5ws.launch.interface import Launcher
@@ -94,36 +92,6 @@ class Workspace:
         # The options of the workspace's own store do not apply to another store.
         own = url == self.settings.store.url
         return url_of(url, self.settings.store) if own else url
-
-    def settings_of_nodes(self) -> Settings:
-        """Return the settings for agents on other machines, which have no checkout.
-
-        MLflow's server is theirs too, but not a database in a file. A password in its URI stays here: agents then read
-        MLFLOW_TRACKING_URI on their nodes.
-        """
-        from m5ws.secret_scan import masked
-
-        uri = self.tracking_uri if self.settings.mlflow.enabled and "://" in self.tracking_uri else ""
-        is_server = uri.startswith("http")
-        mlflow = msgspec.structs.replace(
-            self.settings.mlflow,
-            enabled=is_server,
-            tracking_uri=uri if is_server and masked(uri) == uri else None,
-            experiment=self.settings.mlflow.experiment or self.name,
-        )
-        url = self.settings.store.url if self.store_dir is None else str(self.store_dir)
-        store = msgspec.structs.replace(self.settings.store, url=url)
-        return msgspec.structs.replace(self.settings, name=self.name, store=store, mlflow=mlflow)
-
-    def refuse_private_store(self, shared: Sequence[str], cluster: str) -> None:
-        """Raise UsageError for a store in a directory that is in none of the folders `shared`, which nodes mount."""
-        if self.store_dir is None or any(self.store_dir.resolve().is_relative_to(folder) for folder in shared):
-            return
-        raise UsageError(
-            f"the store {self.store_dir} is a directory of this machine, and the nodes of {cluster} may not have it",
-            hint=f'Use a store in S3, or name the mounted folder that contains the store: shared = ["FOLDER"] in '
-            f"[clusters.{cluster}]",
-        )
 
     @property
     def cache_dir(self) -> Path | None:
@@ -402,23 +370,6 @@ def find(start: Path, environment: Mapping[str, str] = os.environ) -> Workspace:
     if os.fsencode(root).decode("utf-8", "ignore") != str(root):
         raise UsageError(f"the path of the workspace is not UTF-8: {str(root)!a}", hint="Rename its folder.")
     return Workspace(root, reader.read(root / FILE), dict(environment))
-
-
-def of_job(job: "Job", scratch: Path, environment: Mapping[str, str] = os.environ) -> Workspace:
-    """Return the workspace of a job on a node, below its scratch folder."""
-    root = scratch / "workspace"
-    root.mkdir(parents=True, exist_ok=True)
-    settings = msgspec.json.decode(job.settings, type=Settings)
-    return Workspace(root, settings, dict(environment), scratch, job)
-
-
-def try_store(root: Path, settings: StoreSettings) -> None:
-    """Create or join the store of a workspace at `root`. Raises any error of the store."""
-    from m5ws.repository.repository import Repository
-    from m5ws.store import open_store
-
-    url = settings.url
-    Repository.create(open_store(url, settings) if "://" in url else open_store(str(root / url)))
 
 
 # --- functions of `training` for stored tensors, outside of ranks --------------------------------

@@ -14,10 +14,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+import blake3
+
 from m5ws.errors import M5Error
 from m5ws.records import codec
 from m5ws.records.launch import Place
 from m5ws.records.nodes import LARGEST_BYTES, Alive, Ended, Hello, Message
+from m5ws.records.run import Run
 
 SILENCE_S = 15.0
 _ALIVE_S = 2.0
@@ -25,6 +28,11 @@ _RETRY_S = 0.5
 _LENGTH = struct.Struct("<I")
 _BYTES = 32
 _SIDES = (b"follower", b"leader")
+
+
+def key_of(run: Run) -> bytes:
+    """Return the key of the link between the nodes of a run: a digest of the run's record, which only the store has."""
+    return blake3.blake3(codec.encode(run), derive_key_context="m5ws 2026-11 link between nodes").digest()
 
 
 class NodeLost(M5Error):

@@ -11,46 +11,36 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import blake3
 import msgspec
 
-from m5ws.agent import admission, failure, prepare, recovery, run_lock, stop, untracked, work_files
+from m5ws.agent import admission, failure, link, prepare, recovery, run_lock, stop, untracked, work_files
 from m5ws.agent.admission import Waiting
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.link import NodeLost
 from m5ws.agent.node import Events, Node, NodeEnd
 from m5ws.agent.ports import Ports, Watch
-from m5ws.attempts import begin, repeated_steps
+from m5ws.attempts import begin, interventions, repeated_steps
 from m5ws.attempts.followers import Followers, heads_of, ranks_of, statuses_of, unsaved_of
 from m5ws.errors import M5Error
 from m5ws.outputs import merging
 from m5ws.progress import Progress, report
-from m5ws.records import codec
 from m5ws.records.environment import Observed
 from m5ws.records.failure import EndReason
-from m5ws.records.ledger import NODE, AttemptEnded, AttemptStarted, Notice, NoticeKind, RankStarted, State
+from m5ws.records.ledger import NODE, AttemptEnded, Notice, NoticeKind, RankStarted, State
 from m5ws.records.nodes import Ended
-from m5ws.records.run import Run
 from m5ws.repository import removals
-from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
-from m5ws.repository.references import checkpoints, jobs
+from m5ws.repository.references import checkpoints
 from m5ws.tracking.interface import LOGGED, TRACKED, Delivering, Tracker
 from m5ws.work import directories
 from m5ws.work.directories import WorkDirectory
-
-if TYPE_CHECKING:
-    from m5ws.records.job import Cancel
 
 _log = logging.getLogger(__name__)
 JOIN_S = 600.0
 """The longest wait for all nodes of an attempt."""
 STATUSES = {"finished": 0, "interrupted": 130, "unsaved": recovery.UNSAVED_STATUS}
 """Exit statuses of followers by the outcome of the attempt: 1 for any other outcome."""
-_FENCE_S = 30.0
-"""Interval of checks for a newer attempt and a removal. They fence this attempt's publications even before a check."""
 
 
 class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +86,7 @@ def execute(
     with run_lock.lock_run(home, notify=partial(report, progress)):
         _announce(ports.tracker)
         begin.refuse_stale(ports.repo, plan)
-        followers = Followers(plan, link_key(plan.run))
+        followers = Followers(plan, link.key_of(plan.run))
         for attempt in range(1, plan.attempt):
             recovery.finish(ports.repo, plan.run.id, attempt, home / f"{attempt:04d}")
         prepare.clear(plan)
@@ -118,8 +108,7 @@ def execute(
                     followers.begin()
                     begun = _Attempt(ports, plan, work, waiting, spool, watch, judge, progress, followers)
                     # After the start: the `rm` of a removal that this look does not meet lists the attempt.
-                    begun.is_removed()
-                    begun.is_cancelled()
+                    begun.interventions.look_after_start()
                 result = begun.supervise(poll)
                 followers.close(NodeLost.exit_code if result.again else STATUSES.get(result.outcome, 1))
         except BaseException as error:
@@ -133,11 +122,6 @@ def execute(
             report(progress, "removing output files that are stored")
             work_files.remove_outputs(ports.repo, plan.run.id, plan.attempt, plan.directory)
         return result
-
-
-def link_key(run: Run) -> bytes:
-    """Return the key of the link between the nodes of a run: a digest of the run's record, which only the store has."""
-    return blake3.blake3(codec.encode(run), derive_key_context="m5ws 2026-11 link between nodes").digest()
 
 
 def _accept(accept: admission.Accept, followers: Followers, poll: Callable[[], None], observed: Observed) -> None:
@@ -175,10 +159,8 @@ class _Attempt:
         self._watch, self._compare = watch, judge
         self._has_enough = False
         self._inexact: EndReason | None = None
-        self._successor: AttemptStarted | None = None
-        self._removal: str | None = None
-        self._cancel: Cancel | None = None
-        self._began_s = self._looked_s = time.monotonic()
+        self.interventions = interventions.Interventions(ports, plan)
+        self._began_s = time.monotonic()
         self._follower: Delivering | None = None
         self._last_step = checkpoints.step_of(plan.resume) if plan.resume else 0
         self._restored = self._has_begun = False
@@ -187,36 +169,15 @@ class _Attempt:
         self._repeated = repeated_steps.RepeatedSteps(ports.repo, plan.run.id, plan.attempt)
         self._node = Node(ports, plan, work, waiting, spool, self._notice, progress)
 
-    def is_removed(self) -> bool:
-        """Return True if the run is known to be removed. An error of the store changes nothing."""
-        run = self._plan.run
-        try:
-            removals.refuse(self._ports.repo, run.id, *removals.origins(run))
-        except removals.Removed as error:
-            self._removal = str(error)
-        except (M5Error, OSError) as error:
-            _log.warning("cannot check for a removal of run %s: %s", run.id, error)
-        return self._removal is not None
-
-    def is_cancelled(self) -> bool:
-        """Return True if somebody is known to have cancelled the run. An error of the store changes nothing."""
-        try:
-            wanted = (self._plan.run.id, self._plan.attempt, self._ports.job)
-            self._cancel = self._cancel or jobs.cancel_of_attempt(self._ports.repo, *wanted)
-        except (M5Error, OSError) as error:
-            _log.warning("cannot check for a cancellation of run %s: %s", self._plan.run.id, error)
-        return self._cancel is not None
-
     def supervise(self, poll: Callable[[], None]) -> AttemptResult:
-        if self._removal is not None:
+        if self.interventions.removal is not None:
             removed = NodeEnd(exit_code=1, time_s=time.time())
             return self._end(*self._judge(removed), removed.time_s)
         end = self._node.run(self._listen, self._show, poll, self._stop_followers)
         self._ends = self._followers.await_ends(stop.patience_s(self._plan.context.saving), self._progress)
         self._show(self._node.read_new())
         self._seen(self._node.deliver_rest())
-        self._superseded()
-        self.is_removed()
+        self.interventions.look_after_end()
         outcome, exit_code, reason = self._judge(end)
         unsaved = self._node.keep_results(has_finished=outcome == "finished", is_stopped=self._is_asked(end))
         unsaved = unsaved or unsaved_of(self._ends)
@@ -228,7 +189,7 @@ class _Attempt:
         if outcome == "finished" and unsaved is not None:
             outcome, exit_code = "unsaved", recovery.UNSAVED_STATUS
             reason = EndReason(kind="unsaved", problem=unsaved)
-            if self.is_removed():
+            if self.interventions.look_for_removal():
                 outcome, exit_code, reason = self._judge(end)
         if outcome == "finished" or self._has_enough:
             # A replay that was stopped is never resumed.
@@ -250,15 +211,12 @@ class _Attempt:
     def _judge(self, end: NodeEnd) -> tuple[str, int, EndReason | None]:
         """Return the outcome of the attempt, its exit status, and the reason if there is one."""
         is_complete = self._node.delivery.complete
-        if self._removal is not None:
-            reason = EndReason(kind="removed", problem=self._removal)
-            return "interrupted", removals.Removed.exit_code, reason
-        if (later := self._successor) is not None:
-            return "interrupted", end.exit_code, EndReason(kind="superseded", attempt=later.attempt, host=later.host)
+        if (fence := self.interventions.fence(end.exit_code)) is not None:
+            return "interrupted", *fence
         if (request := self._request(end)) is not None:
             return "interrupted", end.exit_code, EndReason(kind="stopped", signal=request)
-        if self._cancel is not None:
-            return "interrupted", STATUSES["interrupted"], EndReason(kind="cancelled", host=self._cancel.host or "")
+        if (cancel := self.interventions.cancel) is not None:
+            return "interrupted", STATUSES["interrupted"], EndReason(kind="cancelled", host=cancel.host or "")
         if (lost := self._followers.lost) is not None:
             return "failed", NodeLost.exit_code, lost
         if end.problem is not None:
@@ -282,7 +240,7 @@ class _Attempt:
 
     def _is_asked(self, end: NodeEnd) -> bool:
         """Return True if a user or a scheduler stopped the attempt."""
-        return self._cancel is not None or self._request(end) is not None
+        return self.interventions.cancel is not None or self._request(end) is not None
 
     def _show(self, events: Events) -> float | None:
         """Show new events. Return the processes' time to end if the attempt needs no more steps, or if it is fenced.
@@ -298,7 +256,7 @@ class _Attempt:
             return self._stop_all(0.0)
         if (asked := self._followers.asked) is not None:
             return self._stop_all(asked.grace_s)
-        if self._cancel is not None:
+        if self.interventions.cancel is not None:
             return self._stop_all(stop.patience_s(self._plan.context.saving))
         return self._stop_all(stop.GRACE_S) if self._has_enough or self._followers.has_failed else None
 
@@ -317,7 +275,7 @@ class _Attempt:
         if self._has_begun and self._node.delivery.batches > self._announced:
             self._announced = self._node.delivery.batches
             self._follow()
-        if is_enough or self._is_time_to_look():
+        if is_enough or self.interventions.look_at_intervals():
             self._has_enough = True
 
     def _follow(self) -> None:
@@ -333,22 +291,6 @@ class _Attempt:
             _log.warning("the tracker does not follow run %s: %s", run, error)
         if self._follower is not None:
             self._follower.wake()
-
-    def _is_time_to_look(self) -> bool:
-        """Check for a newer attempt, a removal and a cancellation at intervals. Return True for the first two."""
-        if time.monotonic() - self._looked_s < _FENCE_S:
-            return False
-        self._looked_s = time.monotonic()
-        self.is_cancelled()
-        return self._superseded() or self.is_removed()
-
-    def _superseded(self) -> bool:
-        """Return True if a newer attempt is known to have begun. An error of the store changes nothing."""
-        try:
-            self._successor = ledger.successor(self._ports.repo, self._plan.run.id, self._plan.attempt)
-        except (M5Error, OSError) as error:
-            _log.warning("cannot check for a newer attempt of run %s: %s", self._plan.run.id, error)
-        return self._successor is not None
 
     def _seen(self, events: Events) -> bool:
         """Take delivered events. Return True if their comparison needs no more steps."""
@@ -407,7 +349,7 @@ class _Attempt:
             exit_code=exit_code,
             reason=reason,
             delivered=self._node.delivery.complete,
-            superseded=self._successor is not None,
+            superseded=self.interventions.successor is not None,
             untracked=self._wait_for_tracker(),
             again=self._is_to_start_again(reason),
         )

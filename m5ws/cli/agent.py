@@ -62,6 +62,7 @@ def command(
       M5WS_NODE=0 M5WS_NODES=2 M5WS_MASTER=10.0.0.1:29500 M5WS_JOB=7 m5ws agent 7c1d
     """
     from m5ws.agent import places
+    from m5ws.library import clusters
     from m5ws.repository.ledger import ledger
     from m5ws.runs import state
 
@@ -70,10 +71,11 @@ def command(
     place = places.read(os.environ)
     own = places.make_scratch(Path(os.path.expandvars(scratch)), place.node)
     if store is not None and job is not None:
-        workspace = _workspace_of(store, run, job, own)
+        workspace = clusters.workspace_of(store, run, job, own, os.environ)
     else:
         # Other agents share the checkout.
         workspace = replace(names.workspace(context), scratch=own)
+    _refuse_cancelled(workspace)
     if workspace.job is not None and workspace.job.command:
         from m5ws import cli
 
@@ -93,18 +95,13 @@ def command(
     context.exit(status)
 
 
-def _workspace_of(store: str, run: str, job: str, scratch: Path) -> "Workspace":
-    """Return the workspace of a job on this node. Raises Cancelled, NotFound."""
+def _refuse_cancelled(workspace: "Workspace") -> None:
+    """Raise Cancelled if the job of this agent was cancelled."""
     from m5ws.repository.references import jobs
-    from m5ws.repository.repository import Repository
-    from m5ws.store import open_store
-    from m5ws.workspace import of_job
 
-    repo = Repository.open(open_store(store))
-    record = jobs.load(repo, run, job)
-    if (request := jobs.cancel_of_job(repo, record)) is not None:
-        raise Cancelled(f"job {job} was cancelled from {request.host or 'another machine'}")
-    return of_job(record, scratch)
+    job = workspace.job
+    if job is not None and (request := jobs.cancel_of_job(workspace.repository(), job)) is not None:
+        raise Cancelled(f"job {job.name} was cancelled from {request.host or 'another machine'}")
 
 
 def _lead(
@@ -121,6 +118,7 @@ def _lead(
 
 def _follow(workspace: "Workspace", repo: "Repository", run_id: str, place: "Place", env: tuple[str, ...]) -> int:
     """Follow the leader of the next attempt to its end, and return its exit status. Raises NodeLost, LaunchFailed."""
+    from m5ws.agent import link
     from m5ws.attempts import follower, leader
     from m5ws.cli.terminal.progress import Bar
     from m5ws.repository.references import runs
@@ -128,7 +126,7 @@ def _follow(workspace: "Workspace", repo: "Repository", run_id: str, place: "Pla
     run = runs.load(repo, run_id)
     with interrupt.on_signals(), Bar() as bar:
         bar(f"waiting for node 0, {place.master}", 0, 0)
-        connection, led = follower.join(place, leader.link_key(run), leader.JOIN_S)
+        connection, led = follower.join(place, link.key_of(run), leader.JOIN_S)
         try:
             ports, plan = new_run.plan(workspace, repo, run, env, place=place, led=led)
             return follower.execute(ports, plan, connection, bar)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from m5ws.cli.terminal import output
-from m5ws.config.settings import HostsCluster
 from m5ws.errors import ConfigError, NotFound, UsageError
 from m5ws.records.check import Check
 from m5ws.workspace import find
@@ -86,15 +85,13 @@ def _probes(directory: Path) -> "dict[str, Probe]":
 
 def _check_cluster(name: str, workspace: "Workspace", cluster: str) -> Check:
     """Check that the engine of a cluster would accept a job of a run."""
-    from m5ws.engines import submission
+    from m5ws.library import clusters
 
-    settings = workspace.settings_of_nodes()
-    own = submission.cluster_of(settings, cluster)
-    workspace.refuse_private_store(own.shared, cluster)
-    nodes = len(own.hosts) if isinstance(own, HostsCluster) else 1
-    planned = submission.plan(settings, cluster, "0" * 12, workspace.store_url, nodes, ())
-    submission.refuse_unaccepted(settings, planned)
-    return Check(name, "ok", f"{planned.job.engine} accepts jobs of {nodes} {'node' if nodes == 1 else 'nodes'}")
+    checked = clusters.Cluster(workspace, cluster)
+    planned = checked.plan("0" * 12, checked.most_nodes or 1)
+    checked.refuse_unaccepted(planned)
+    nodes = "1 node" if planned.job.nodes == 1 else f"{planned.job.nodes} nodes"
+    return Check(name, "ok", f"{planned.job.engine} accepts jobs of {nodes}")
 
 
 def _check_workspace(name: str, directory: Path) -> Check:

@@ -2,11 +2,15 @@
 
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from m5ws.cli.terminal import output
 from m5ws.errors import UsageError
+
+if TYPE_CHECKING:
+    from m5ws.config.settings import StoreSettings
 
 
 @click.command("init")
@@ -53,7 +57,7 @@ def command(
     if (region or endpoint_url) and "://" not in (store or ""):
         raise UsageError("--region and --endpoint-url require an S3 store: --store s3://bucket/prefix")
     if store is not None:
-        workspace.try_store(root, StoreSettings(url=store, region=region, endpoint_url=endpoint_url))
+        _try_store(root, StoreSettings(url=store, region=region, endpoint_url=endpoint_url))
     init.apply(plan)
     workspace.find(root).repository(create=True)
     written = [file.path for file in plan.files]
@@ -70,3 +74,12 @@ def command(
     begin = "python prepare.py; m5ws run" if "prepare.py" in written else "m5ws run SCRIPT"
     output.print_note(f"next: {move}{begin}")
     return None
+
+
+def _try_store(root: Path, settings: "StoreSettings") -> None:
+    """Create or join the store of a workspace at `root`. Raises any error of the store."""
+    from m5ws.repository.repository import Repository
+    from m5ws.store import open_store
+
+    url = settings.url
+    Repository.create(open_store(url, settings) if "://" in url else open_store(str(root / url)))

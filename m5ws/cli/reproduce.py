@@ -89,7 +89,6 @@ def command(
       m5ws reproduce 7c1d
       m5ws reproduce 7c1d --set optimizer.lr=1e-4
       m5ws reproduce 7c1d --env warn --explain
-      m5ws reproduce 7c1d --all-segments --parallel 4
       m5ws reproduce 7c1d --all-segments --parallel 16 --on big
     """
     segments.refuse_useless(context)
@@ -100,16 +99,13 @@ def command(
         raise _own_command(ports, names.find_id(ports.repo, run, "run"))
     request = _request(workspace, ports, run, policy, given)
     if on is not None:
-        shares = parallel if given["all_segments"] else 1
-        cluster_options.submit_command(
-            context, workspace, ports.repo, request.original, on, shares=shares, as_json=as_json
-        )
+        cluster_options.submit_command(context, workspace, ports.repo, request.original, on, as_json=as_json)
         return
     chosen = segments.select(ports.repo, request.original, given)
     ports = environment.ports(workspace, ports, env, request.original, request.snapshot)
-    share = given["share"] is not None
     if segments.are_many(given):
-        context.exit(segments.several(workspace, ports, request, chosen, parallel, is_share=share, as_json=as_json))
+        is_share = given["share"] is not None
+        context.exit(segments.several(workspace, ports, request, chosen, parallel, is_share=is_share, as_json=as_json))
     request = msgspec.structs.replace(request, segment=chosen[0] if chosen else None)
     context.exit(_one(workspace, ports, request, progress=not no_progress, as_json=as_json))
 

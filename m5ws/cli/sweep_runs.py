@@ -140,12 +140,17 @@ def execute(
 def submit(
     workspace: "Workspace", repo: "Repository", plan: SweepPlan, given: "ClusterArguments", why: str | None
 ) -> None:
-    """Submit a job for each run of a new sweep, and print them. Raises as `cluster_options.submit`."""
+    """Submit a job for each run of a new sweep, and print the jobs. Raises as `cluster_options.submit`."""
     from m5ws.attempts import sweeps
-    from m5ws.cli.parameters import cluster_options
+    from m5ws.library import clusters
 
-    runs = (sweeps.derive(repo, plan.sweep, plan.base, planned) for planned in plan.runs)
-    submitted = cluster_options.submit_all(workspace, repo, runs, given, given["nodes"] or 1, why)
+    cluster, submitted = clusters.Cluster(workspace, given["on"] or ""), list[clusters.Submitted]()
+    for planned in plan.runs:
+        run = sweeps.derive(repo, plan.sweep, plan.base, planned)
+        job = cluster.plan_run(repo, run, given["nodes"] or 1, given["env"])
+        if not submitted:
+            cluster.refuse_unaccepted(job)
+        submitted.append(cluster.start_run(repo, run, job, why))
     if given["as_json"]:
         return output.print_json({"sweep": plan.sweep, "jobs": submitted})
     output.echo(plan.sweep.id)

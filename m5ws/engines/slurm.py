@@ -30,7 +30,6 @@ cpus=${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}}
 status=$?
 job() {{ scontrol show job --oneliner "$SLURM_JOB_ID"; }}
 case $status in
-    0 | 1 | 2) again=no ;;
     130 | 143) job | grep -q "PreemptTime=[0-9]" && again=yes || again=no ;;
     75 | 137) again=yes ;;
     *) again=no ;;

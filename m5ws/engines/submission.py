@@ -1,7 +1,6 @@
 """A job for a run: checked, published and submitted."""
 
 import sys
-from collections.abc import Mapping
 
 import msgspec
 
@@ -76,19 +75,8 @@ def plan(
     return Submission(job=job, request=request)
 
 
-def sign(planned: Submission, now_s: float, creator: Mapping[str, str]) -> Submission:
-    """Return a job with the user and the host of its submitter, and the time of the store's clock."""
-    return msgspec.structs.replace(planned, job=msgspec.structs.replace(planned.job, created_s=now_s, **creator))
-
-
-def refuse_unaccepted(settings: Settings, planned: Submission) -> None:
-    """Raise EngineUnavailable if the engine does not answer, or would not accept the job."""
-    engine = engine_of(cluster_of(settings, planned.job.cluster))
-    engine.check(planned.request, planned.job.script)
-
-
-def submit(repo: Repository, settings: Settings, planned: Submission) -> str:
+def submit(repo: Repository, engine: Engine, planned: Submission) -> str:
     """Publish a job and start it; return its id in the engine. The run is published. Raises EngineUnavailable."""
     # The record first: a submission that is killed leaves no job that nobody finds.
     jobs.publish(repo, planned.job)
-    return engine_of(cluster_of(settings, planned.job.cluster)).submit(planned.request, planned.job.script)
+    return engine.submit(planned.request, planned.job.script)

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from m5ws.agent import delivery
-from m5ws.attempts import leader
+from m5ws.attempts import interventions
 from m5ws.records import determinism
 from m5ws.records.environment import Determinism
 from tests.support.ranks.forks import ForkParents
@@ -32,8 +32,8 @@ def near(root: str, *words: str) -> None:
     """Run a command line in a workspace; print its exit status and then its output. Ranks find its process id."""
     # With another name, each process would ask torch again: m5ws knows that torch reads no `PYTEST_*`.
     os.environ["PYTEST_SUPERVISOR"] = str(os.getpid())
-    assert leader._FENCE_S > _LOOK_S
-    leader._FENCE_S = _LOOK_S
+    assert interventions._INTERVAL_S > _LOOK_S
+    interventions._INTERVAL_S = _LOOK_S
     with command_line.forked_ranks(_PARENTS):
         done = command_line.call("-C", root, *words)
     sys.stdout.write(f"{done.returncode}\n{done.stdout}{done.stderr}")

@@ -1,0 +1,127 @@
+"""Jobs on a cluster of a workspace: planned, checked and started; and the workspace of an agent on a node."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from m5ws.config.settings import HostsCluster, Settings
+from m5ws.engines import submission
+from m5ws.engines.submission import Submission
+from m5ws.errors import UsageError
+from m5ws.records.job import Job
+from m5ws.workspace import Workspace
+
+if TYPE_CHECKING:
+    from m5ws.records.run import Run
+    from m5ws.repository.repository import Repository
+
+
+class Submitted(msgspec.Struct, frozen=True, kw_only=True):
+    """A submitted job without its settings, and its id in the engine."""
+
+    job: Job
+    id: str
+
+
+class Cluster:
+    """A cluster of a workspace, by its name in `m5ws.toml`.
+
+    Raises UsageError for an unknown name, and for a store in a directory that the nodes may not have.
+    """
+
+    def __init__(self, workspace: Workspace, name: str) -> None:
+        self._workspace, self._name = workspace, name
+        self._settings = _settings_of_nodes(workspace)
+        self._own = submission.cluster_of(self._settings, name)
+        self._engine = submission.engine_of(self._own)
+        _refuse_private_store(workspace, self._own.shared, name)
+
+    @property
+    def most_nodes(self) -> int | None:
+        """The number of hosts; None for a cluster with a scheduler."""
+        return len(self._own.hosts) if isinstance(self._own, HostsCluster) else None
+
+    def plan(
+        self, subject: str, nodes: int, options: tuple[str, ...] = (), command: tuple[str, ...] = ()
+    ) -> Submission:
+        """Return a job about a run or a snapshot. Nothing is published or started."""
+        place = (self._name, subject, self._workspace.store_url)
+        return submission.plan(self._settings, *place, nodes, options, command)
+
+    def plan_run(self, repo: "Repository", run: "Run", nodes: int, env: tuple[str, ...]) -> Submission:
+        """Return the job of a run with the given `--env`. Raises UsageError for a run that the nodes cannot train."""
+        from m5ws.attempts import planning
+
+        planning.refuse_unfit(repo, run, self._workspace.environment, nodes)
+        return self.plan(run.id, nodes, tuple(word for each in env for word in ("--env", each)))
+
+    def refuse_unaccepted(self, planned: Submission) -> None:
+        """Raise EngineUnavailable if the engine does not answer, or would not accept the job."""
+        self._engine.check(planned.request, planned.job.script)
+
+    def start(self, repo: "Repository", planned: Submission) -> Submitted:
+        """Publish a job and start it. Raises EngineUnavailable."""
+        job = msgspec.structs.replace(planned.job, created_s=repo.store.now(), **self._workspace.creator())
+        identifier = submission.submit(repo, self._engine, msgspec.structs.replace(planned, job=job))
+        return Submitted(job=msgspec.structs.replace(job, settings=""), id=identifier)
+
+    def start_run(self, repo: "Repository", run: "Run", planned: Submission, why: str | None) -> Submitted:
+        """Publish a run if it is new, with its expectation, and start its job. Raises EngineUnavailable."""
+        from m5ws.library import actions
+        from m5ws.repository.references import notes, runs
+
+        if run.id not in runs.ids(repo):
+            runs.publish(repo, self._workspace.ports(repo).sign(run))
+            if why is not None:
+                notes.publish(repo, actions.write_note(self._workspace, run.id, why, kind="why"))
+        return self.start(repo, planned)
+
+
+def workspace_of(store_url: str, run: str, job: str, scratch: Path, environment: Mapping[str, str]) -> Workspace:
+    """Return the workspace of a job on this node, below its scratch folder. Raises NotFound."""
+    from m5ws.repository.references import jobs
+    from m5ws.repository.repository import Repository
+    from m5ws.store import open_store
+
+    record = jobs.load(Repository.open(open_store(store_url)), run, job)
+    root = scratch / "workspace"
+    root.mkdir(parents=True, exist_ok=True)
+    settings = msgspec.json.decode(record.settings, type=Settings)
+    return Workspace(root, settings, dict(environment), scratch, record)
+
+
+def _settings_of_nodes(workspace: Workspace) -> Settings:
+    """Return the settings for agents on other machines, which have no checkout.
+
+    MLflow's server is theirs too, but not a database in a file. A password in its URI stays here: agents then read
+    MLFLOW_TRACKING_URI on their nodes.
+    """
+    from m5ws.secret_scan import masked
+
+    own = workspace.settings
+    uri = workspace.tracking_uri if own.mlflow.enabled else ""
+    is_server = uri.startswith("http")
+    mlflow = msgspec.structs.replace(
+        own.mlflow,
+        enabled=is_server,
+        tracking_uri=uri if is_server and masked(uri) == uri else None,
+        experiment=own.mlflow.experiment or workspace.name,
+    )
+    url = own.store.url if workspace.store_dir is None else os.fspath(workspace.store_dir)
+    store = msgspec.structs.replace(own.store, url=url)
+    return msgspec.structs.replace(own, name=workspace.name, store=store, mlflow=mlflow)
+
+
+def _refuse_private_store(workspace: Workspace, shared: tuple[str, ...], cluster: str) -> None:
+    """Raise UsageError for a store in a directory that is in none of the folders `shared`, which nodes mount."""
+    folder = workspace.store_dir
+    if folder is None or any(folder.resolve().is_relative_to(each) for each in shared):
+        return
+    raise UsageError(
+        f"the store {folder} is a directory of this machine, and the nodes of {cluster} may not have it",
+        hint='Use a store in S3, or name the mounted folder that contains the store: shared = ["FOLDER"] in '
+        f"[clusters.{cluster}]",
+    )
