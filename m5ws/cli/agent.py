@@ -64,6 +64,7 @@ def command(
     from m5ws.agent import places
     from m5ws.library import clusters
     from m5ws.repository.ledger import ledger
+    from m5ws.repository.references import jobs
     from m5ws.runs import state
 
     if (store is None) != (job is None):
@@ -75,12 +76,14 @@ def command(
     else:
         # Other agents share the checkout.
         workspace = replace(names.workspace(context), scratch=own)
-    _refuse_cancelled(workspace)
-    if workspace.job is not None and workspace.job.command:
-        from m5ws import cli
-
-        context.exit(cli.main(workspace.job.command, workspace))
     repo = workspace.open_repository()
+    if (submitted := workspace.job) is not None:
+        if (request := jobs.cancel_of_job(repo, submitted)) is not None:
+            raise Cancelled(f"job {job} was cancelled from {request.host or 'another machine'}")
+        if submitted.command:
+            from m5ws import cli
+
+            context.exit(cli.main(submitted.command, workspace))
     run_id = names.find_id(repo, run, "run")
     if ledger.attempts(repo, run_id) and state.load_newest(repo, run_id).standing == "finished":
         # The scheduler started the agents again between the end of the run and the end of the job.
@@ -93,15 +96,6 @@ def command(
     if as_json:
         output.print_json({"run": run_id, "node": place.node, "status": status})
     context.exit(status)
-
-
-def _refuse_cancelled(workspace: "Workspace") -> None:
-    """Raise Cancelled if the job of this agent was cancelled."""
-    from m5ws.repository.references import jobs
-
-    job = workspace.job
-    if job is not None and (request := jobs.cancel_of_job(workspace.repository(), job)) is not None:
-        raise Cancelled(f"job {job.name} was cancelled from {request.host or 'another machine'}")
 
 
 def _lead(

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from m5ws.records.log import LogPart
     from m5ws.repository.repository import Repository
 
-_LAUNCHER = "launcher"
-
 
 class _Source(Protocol):
     """The logs of an attempt, each by its name: a rank, or `launcher`. New lines are read each `poll_s` seconds."""
@@ -76,7 +74,7 @@ class _Store:
 
         self._unread += parts.load(*self._attempt, self._known)
         self._names.update(name for part in self._unread for name in part.lines)
-        return sorted(self._names, key=lambda name: (not name.isdigit(), name.zfill(8)))
+        return list(self._names)
 
     def read(self, *, last: bool) -> Iterator[tuple[str, Sequence[str]]]:
         self.names()
@@ -114,6 +112,7 @@ def command(
       m5ws logs 7c1d --rank 0 -f
     """
     from m5ws.errors import NotFound, UsageError
+    from m5ws.logs import parts
     from m5ws.repository.ledger import ledger
 
     if follow and as_json:
@@ -139,27 +138,24 @@ def command(
         return ledger.ended(repo, run_id, chosen) is not None
 
     if as_json:
-        logs = {name: text for name, text in source.texts().items() if name in _chosen(found, rank)}
+        logs = {name: text for name, text in source.texts().items() if name in parts.choose(found, rank)}
         return output.print_json({"run": run_id, "attempt": chosen, "directory": folder, "logs": logs})
     if rank is not None and not follow and rank not in found:
-        raise NotFound(f"run {run_id} has no log of rank {rank}", hint=f"It has {', '.join(_chosen(found, None))}.")
+        raise NotFound(
+            f"run {run_id} has no log of rank {rank}", hint=f"It has {', '.join(parts.choose(found, None))}."
+        )
     return _print(source, rank, ended if follow else lambda: True)
-
-
-def _chosen(found: Sequence[str], rank: str | None) -> list[str]:
-    """Return the names of the logs to print: the rank's, else the logs of all ranks, else the launcher's."""
-    if rank is not None:
-        return [name for name in found if name == rank]
-    return [name for name in found if name != _LAUNCHER] or list(found)
 
 
 def _print(source: _Source, rank: str | None, ended: Callable[[], bool]) -> None:
     """Print whole lines as they are written, until `ended`. Then print an unfinished last line too."""
+    from m5ws.logs import parts
+
     is_empty = True
     while True:
         last = ended()
         found = source.names()
-        chosen = _chosen(found, rank)
+        chosen = parts.choose(found, rank)
         for name, lines in source.read(last=last):
             prefix = f"[{name}] " if len(chosen) > 1 else ""
             for line in lines if name in chosen else ():

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from m5ws.records.environment import Observed
+    from m5ws.records.job import Job
     from m5ws.records.note import Note
     from m5ws.records.run import Parent, Run
     from m5ws.records.verdict import Change
-    from m5ws.repository.repository import Repository
     from m5ws.runs.listing import RunRow, RunView, SnapshotView
     from m5ws.runs.state import AttemptState, RunState
     from m5ws.workspace import Workspace
@@ -42,6 +42,7 @@ def command(context: click.Context, name: str, environment: bool, lock: str | No
     from m5ws.agent import untracked
     from m5ws.outputs import kept_work
     from m5ws.repository.references import ids as refs
+    from m5ws.repository.references import jobs
     from m5ws.runs import listing
 
     workspace = names.workspace(context)
@@ -60,11 +61,13 @@ def command(context: click.Context, name: str, environment: bool, lock: str | No
         view = listing.view_run(repo, record_id) if kind == "run" else listing.view_snapshot(repo, record_id)
     if isinstance(view, listing.RunView):
         view = msgspec.structs.replace(view, kept=kept_work.find(workspace.home, workspace.kept, record_id))
+        submitted = jobs.of_run(repo, record_id) if workspace.settings.clusters else []
+        view = msgspec.structs.replace(view, jobs=tuple(msgspec.structs.replace(job, settings="") for job in submitted))
     if as_json:
         return output.print_json(view)
     output.echo(_run(view) if isinstance(view, listing.RunView) else _snapshot(view))
-    if isinstance(view, listing.RunView) and view.jobs:
-        output.echo(f"\n{_job(workspace, repo, view)}")
+    if isinstance(view, listing.RunView) and submitted:
+        output.echo(f"\n{_job(workspace, submitted[-1])}")
     if view.observed is not None:
         output.echo("\n" + _environment(view.observed, whole=environment))
     if record_id in untracked.waiting(workspace.home) and (tracker := workspace.tracker()) is not None:
@@ -157,13 +160,11 @@ def _run(view: "RunView") -> str:
     return "\n".join(lines)
 
 
-def _job(workspace: "Workspace", repo: "Repository", view: "RunView") -> str:
+def _job(workspace: "Workspace", job: "Job") -> str:
     """Return the lines of a run's newest job, with its state if the engine answers."""
     from m5ws.engines import submission
     from m5ws.engines.interface import EngineUnavailable
-    from m5ws.repository.references import jobs
 
-    job = jobs.load(repo, view.run.id, view.jobs[-1].name)
     try:
         found = submission.engine_of_job(workspace.settings, job).state(job.name)
         since = f" since {output.moment(job.created_s)}" if found.standing == "queued" else ""

@@ -6,6 +6,7 @@ the attempt, from 10 seconds to 5 minutes: a month has some thousand parts of a 
 
 import logging
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from m5ws.errors import M5Error
@@ -14,7 +15,7 @@ from m5ws.records.log import LOGS, LogPart
 from m5ws.repository import bindings, concurrency
 from m5ws.repository.repository import Repository
 
-LAUNCHER = "launcher"
+_LAUNCHER = "launcher"
 _SHORTEST_S, _LONGEST_S = 10.0, 300.0
 _SHARE = 20
 """The interval is this share of the age of the attempt."""
@@ -24,10 +25,22 @@ _log = logging.getLogger(__name__)
 
 def find(folder: Path) -> dict[str, Path]:
     """Return the logs in a folder by their names: ranks in order, then the launcher."""
-    ranks = {path.stem.removeprefix("rank-"): path for path in folder.glob("rank-*.log")}
-    ordered = dict(sorted(ranks.items(), key=lambda item: (not item[0].isdigit(), item[0].zfill(8))))
-    launcher = folder / f"{LAUNCHER}.log"
-    return ordered | ({LAUNCHER: launcher} if launcher.is_file() else {})
+    names = {path.stem.removeprefix("rank-"): path for path in folder.glob("rank-*.log")}
+    found = {name: names[name] for name in sorted(names, key=_place)}
+    launcher = folder / f"{_LAUNCHER}.log"
+    return found | ({_LAUNCHER: launcher} if launcher.is_file() else {})
+
+
+def choose(found: Iterable[str], rank: str | None) -> list[str]:
+    """Return the names of the logs to print: the rank's, else the logs of all ranks in order, else the launcher's."""
+    ordered = sorted(found, key=_place)
+    if rank is not None:
+        return [name for name in ordered if name == rank]
+    return [name for name in ordered if name != _LAUNCHER] or ordered
+
+
+def _place(name: str) -> tuple[bool, str]:
+    return not name.isdigit(), name.zfill(8)
 
 
 def load(repo: Repository, run: str, attempt: int, known: set[str]) -> list[LogPart]:

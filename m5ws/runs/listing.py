@@ -25,7 +25,7 @@ from m5ws.records.snapshot import Annotation, Snapshot
 from m5ws.records.verdict import Change, JointVerdict, Verdict
 from m5ws.repository import concurrency, removals
 from m5ws.repository.files import trees
-from m5ws.repository.references import checkpoints, jobs, lineage, notes, run_index, runs, snapshots
+from m5ws.repository.references import checkpoints, lineage, notes, run_index, runs, snapshots
 from m5ws.repository.references.run_index import AttemptEnd, RunCreation, RunFacts
 from m5ws.repository.references.snapshots import SnapshotFacts
 from m5ws.repository.repository import Repository
@@ -135,7 +135,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     environments: dict[int, tuple[Change, ...]] = {}
     """By attempt, how its environment differs from the first attempt's; attempts without a difference are left out."""
     jobs: tuple[Job, ...] = ()
-    """Jobs of a run that has not finished, oldest first, without their settings."""
+    """Jobs of the run, oldest first, without their settings. Only `show` in a workspace with clusters reads them."""
     kept: tuple[KeptWork, ...] = ()
     """Work of a removed run on this machine."""
 
@@ -238,14 +238,9 @@ def view_run(repo: Repository, run_id: str) -> RunView:
         forks=tuple(concurrency.for_each(lambda other: _run_row(repo, other), _forks(known, run_id))),
         joint=runs.joint(repo, run_id),
         notes=tuple(notes.load(repo, run_id)),
-        jobs=_jobs(repo, run_id) if state.standing != "finished" else (),
         removal=removals.load(repo, run_id),
         environments=attempt_environments.drift_by_attempt(repo, run_id),
     )
-
-
-def _jobs(repo: Repository, run_id: str) -> tuple[Job, ...]:
-    return tuple(msgspec.structs.replace(job, settings="") for job in jobs.of_run(repo, run_id))
 
 
 def _checkpoint_row(repo: Repository, run_id: str, state: RunState, name: str) -> CheckpointRow:

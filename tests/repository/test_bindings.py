@@ -169,7 +169,7 @@ READERS: dict[str, Callable[[World, str], Commands]] = {
     "runs/<run>/verdict": _of_verdict,
     "runs/<run>/joint/<time>-<nonce>": _of_joint,
     "notes/<run>/<time>-<nonce>": _of_note,
-    # `show` reads the jobs of unfinished runs alone.
+    # `show` reads jobs in a workspace with clusters alone.
     "jobs/<run>/<name>": lambda world, key: _of_note(world, key)[1:],
     # Agents alone read a request to cancel their run.
     "cancels/<run>/<time>-<nonce>": lambda *_: [],
