@@ -95,10 +95,13 @@ class Workspace:
 
     @property
     def cache_dir(self) -> Path | None:
-        """The cache of the store's objects. None for a store in a directory, unless the settings name a cache."""
+        """The cache of the store's objects. None for a store in a directory, unless the settings name a cache.
+
+        An agent always has one, because all nodes read the store.
+        """
         if named := self.settings.store.cache:
             return self.root / Path(named).expanduser()
-        return self._user_cache if self.store_dir is None else None
+        return None if self.store_dir is not None and self.scratch is None else self._user_cache
 
     @property
     def store_dir(self) -> Path | None:
@@ -113,7 +116,13 @@ class Workspace:
 
     @property
     def _user_cache(self) -> Path:
-        """The cache that all workspaces of a user share on this machine. All of it can be rebuilt."""
+        """The cache that all workspaces of a user share on this machine. All of it can be rebuilt.
+
+        The agents of a user share one beside their scratch folders, where a file system may share its blocks with work
+        directories.
+        """
+        if self.scratch is not None:
+            return self.scratch.parent / "cache"
         return self._user_dir("XDG_CACHE_HOME", ".cache") / "m5ws"
 
     @property

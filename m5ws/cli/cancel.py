@@ -44,7 +44,7 @@ def command(context: click.Context, run: str, as_json: bool) -> None:
     named = tuple(job.name for job in submitted)
     request = Cancel(run=run_id, attempt=attempt, jobs=named, created_s=repo.store.now(), **workspace.creator())
     request = jobs.cancel(repo, request)
-    removed = [job.name for job in submitted[-1:] if _is_unqueued(workspace, job)]
+    removed = [job.name for job in submitted if _is_unqueued(workspace, job)]
     if as_json:
         return output.print_json({"run": run_id, "request": request, "unqueued": removed})
     for name in removed:

@@ -155,7 +155,8 @@ class SlurmCluster(_Cluster, frozen=True, kw_only=True, tag="slurm"):
     """A cluster with Slurm. Its keys are options of sbatch, and `directives` has more options.
 
     `login`: the host with Slurm's commands, by ssh; without it, this machine. `warn_s`: the run saves a last checkpoint
-    this number of seconds before its time limit.
+    this number of seconds before its time limit. `prefetch`: a partition without GPUs. A job there fills
+    `[store] cache` first, which must be in a folder of `shared`.
     """
 
     login: str | None = None
@@ -168,6 +169,7 @@ class SlurmCluster(_Cluster, frozen=True, kw_only=True, tag="slurm"):
     output: str | None = None
     directives: tuple[str, ...] = ()
     warn_s: int = 300
+    prefetch: str | None = None
 
 
 class HostsCluster(_Cluster, frozen=True, kw_only=True, tag="hosts"):

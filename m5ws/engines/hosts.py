@@ -73,7 +73,8 @@ class Hosts(msgspec.Struct, frozen=True):
         lines = [*self.settings.setup, shlex.join((*words, "--version"))]
         self._on_each(self._hosts(request), ["\n".join(lines)] * request.nodes)
 
-    def submit(self, request: JobRequest, script: str) -> str:
+    def submit(self, request: JobRequest, script: str, after: str | None = None) -> str:
+        assert after is None  # There is no queue.
         starts = [_START.format(folder=_folder(request.name, node), node=node) for node in range(request.nodes)]
         try:
             self._on_each(self._hosts(request), starts, script)

@@ -43,8 +43,11 @@ class Engine(Protocol):
     def check(self, request: JobRequest, script: str) -> None:
         """Raise EngineUnavailable if the engine does not answer, or would not accept the job. Nothing is started."""
 
-    def submit(self, request: JobRequest, script: str) -> str:
-        """Start a job, and return its id in the engine. The caller may be gone before the job begins."""
+    def submit(self, request: JobRequest, script: str, after: str | None = None) -> str:
+        """Start a job, and return its id in the engine. The caller may be gone before the job begins.
+
+        The job waits for the end of the job with the id `after`, whatever its end is.
+        """
 
     def state(self, name: str) -> JobState:
         """Return the state of a job."""

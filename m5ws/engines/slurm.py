@@ -77,8 +77,9 @@ class Slurm(msgspec.Struct, frozen=True):
     def check(self, request: JobRequest, script: str) -> None:
         self._run("sbatch", "--test-only", text=script)
 
-    def submit(self, request: JobRequest, script: str) -> str:
-        return self._run("sbatch", "--parsable", text=script).strip().partition(";")[0]
+    def submit(self, request: JobRequest, script: str, after: str | None = None) -> str:
+        waits = () if after is None else (f"--dependency=afterany:{after}",)
+        return self._run("sbatch", "--parsable", *waits, text=script).strip().partition(";")[0]
 
     def state(self, name: str) -> JobState:
         listed = self._run("squeue", "--noheader", f"--name={name}", "--states=all", "--format=%i|%T|%r")

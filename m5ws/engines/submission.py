@@ -1,6 +1,7 @@
 """A job for a run: checked, published and submitted."""
 
 import sys
+from pathlib import Path
 
 import msgspec
 
@@ -17,10 +18,11 @@ Cluster = SlurmCluster | HostsCluster
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """A rendered job that is not submitted yet."""
+    """A rendered job that is not submitted yet. It waits for the end of the job `after`, which is submitted first."""
 
     job: Job
     request: JobRequest
+    after: "Submission | None" = None
 
 
 def engine_of(cluster: Cluster) -> Engine:
@@ -75,8 +77,36 @@ def plan(
     return Submission(job=job, request=request)
 
 
-def submit(repo: Repository, engine: Engine, planned: Submission) -> str:
+def plan_prefetch(settings: Settings, cluster: str, run: str, store_url: str) -> Submission | None:
+    """Return a job that fills the cache for a run, in the partition of the cluster for this; None if it has none.
+
+    Raises UsageError for a cache that other nodes do not have.
+    """
+    own = cluster_of(settings, cluster)
+    if not isinstance(own, SlurmCluster) or own.prefetch is None:
+        return None
+    cache = Path(settings.store.cache)
+    if not any(cache.is_relative_to(folder) for folder in own.shared):
+        raise UsageError(
+            f"clusters.{cluster}.prefetch fills a cache that no other node has",
+            hint=f"Set [store] cache to a folder that all nodes mount, and name it in shared of [clusters.{cluster}].",
+        )
+    # Options of the run's own job may require GPUs, which this partition does not have.
+    small = SlurmCluster(
+        python=own.python,
+        scratch=own.scratch,
+        setup=own.setup,
+        login=own.login,
+        account=own.account,
+        output=own.output,
+        partition=own.prefetch,
+    )
+    settings = msgspec.structs.replace(settings, clusters={**settings.clusters, cluster: small})
+    return plan(settings, cluster, run, store_url, 1, (), ("prefetch", run))
+
+
+def submit(repo: Repository, engine: Engine, planned: Submission, after: str | None = None) -> str:
     """Publish a job and start it; return its id in the engine. The run is published. Raises EngineUnavailable."""
     # The record first: a submission that is killed leaves no job that nobody finds.
     jobs.publish(repo, planned.job)
-    return engine.submit(planned.request, planned.job.script)
+    return engine.submit(planned.request, planned.job.script, after)

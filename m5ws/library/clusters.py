@@ -52,20 +52,27 @@ class Cluster:
         return submission.plan(self._settings, *place, nodes, options, command)
 
     def plan_run(self, repo: "Repository", run: "Run", nodes: int, env: tuple[str, ...]) -> Submission:
-        """Return the job of a run with the given `--env`. Raises UsageError for a run that the nodes cannot train."""
+        """Return the job of a run with the given `--env`, after a job that prefetches if the cluster has one.
+
+        Raises UsageError for a run that the nodes cannot train.
+        """
         from m5ws.attempts import planning
 
         planning.refuse_unfit(repo, run, self._workspace.environment, nodes)
-        return self.plan(run.id, nodes, tuple(word for each in env for word in ("--env", each)))
+        planned = self.plan(run.id, nodes, tuple(word for each in env for word in ("--env", each)))
+        first = submission.plan_prefetch(self._settings, self._name, run.id, self._workspace.store_url)
+        return msgspec.structs.replace(planned, after=first)
 
     def refuse_unaccepted(self, planned: Submission) -> None:
-        """Raise EngineUnavailable if the engine does not answer, or would not accept the job."""
-        self._engine.check(planned.request, planned.job.script)
+        """Raise EngineUnavailable if the engine does not answer, or would not accept the job and the job before it."""
+        for each in filter(None, (planned.after, planned)):
+            self._engine.check(each.request, each.job.script)
 
     def start(self, repo: "Repository", planned: Submission) -> Submitted:
-        """Publish a job and start it. Raises EngineUnavailable."""
+        """Publish a job and start it, after the job that it waits for. Raises EngineUnavailable."""
+        after = self.start(repo, planned.after).id if planned.after is not None else None
         job = msgspec.structs.replace(planned.job, created_s=repo.store.now(), **self._workspace.creator())
-        identifier = submission.submit(repo, self._engine, msgspec.structs.replace(planned, job=job))
+        identifier = submission.submit(repo, self._engine, msgspec.structs.replace(planned, job=job), after)
         return Submitted(job=msgspec.structs.replace(job, settings=""), id=identifier)
 
     def start_run(self, repo: "Repository", run: "Run", planned: Submission, why: str | None) -> Submitted:

@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,65 +13,12 @@ from m5ws.repository.fsck import fsck
 from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints, jobs
 from m5ws.runs import state
-from tests.support.machine import slurm as slurm_servers
-from tests.support.machine import ssh_hosts
 from tests.support.machine.slurm import Slurm
 from tests.support.machine.ssh_hosts import Hosts
 from tests.support.waiting import wait_for
 from tests.support.workspace.workspaces import Workspace, make_workspace
 
 pytestmark = pytest.mark.services
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    with slurm_servers.running(tmp_path_factory.mktemp("slurm")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    with ssh_hosts.running(tmp_path_factory.mktemp("hosts")) as running:
-        yield running
-
-
-@pytest.fixture
-def on_slurm(tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> Callable[[Workspace], Workspace]:
-    """A function that adds the Slurm to a workspace, as the cluster `big`."""
-    monkeypatch.setenv("SLURM_CONF", str(slurm.configuration))
-    lines = f"""
-[clusters.big]
-engine = "slurm"
-scratch = "{tmp_path}/scratch-$SLURMD_NODENAME"
-setup = ["export M5WS_MASTER=127.0.0.1:${{M5WS_MASTER##*:}}"]
-output = "{tmp_path}/%x-%j.out"
-shared = ["{tmp_path}"]
-warn_s = 60
-restarts = 2
-"""
-    return lambda workspace: _with(workspace, lines)
-
-
-@pytest.fixture
-def on_hosts(tmp_path: Path, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> Callable[[Workspace], Workspace]:
-    """A function that adds the hosts to a workspace, as the cluster `lab`."""
-    monkeypatch.setenv("PATH", str(hosts.programs), prepend=":")
-    lines = f"""
-[clusters.lab]
-engine = "hosts"
-hosts = ["box0", "box1"]
-master = "{hosts.addresses["box0"]}"
-scratch = "{tmp_path}/scratch-$M5WS_NODE"
-shared = ["{tmp_path}"]
-restarts = 2
-"""
-    return lambda workspace: _with(workspace, lines)
-
-
-def _with(workspace: Workspace, lines: str) -> Workspace:
-    with (workspace.root / "m5ws.toml").open("a") as settings:
-        settings.write(lines)
-    return workspace
 
 
 def _slow(tmp_path: Path) -> Workspace:

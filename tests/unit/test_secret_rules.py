@@ -182,7 +182,8 @@ def test_texts_of_installed_packages_are_not_refused(every: int) -> None:
         if found and not path.as_posix().endswith(keys):
             refused.append(path)
     assert texts > 1000
-    assert len(refused) * 10_000 <= texts, (texts, refused)
+    # A sample may have all files that are refused.
+    assert len(refused) * 10_000 <= texts * every, (texts, refused)
 
 
 def test_a_name_of_a_type_and_the_token_of_a_badge_are_not_refused() -> None:

@@ -98,7 +98,9 @@ def submit(
     cluster = clusters.Cluster(workspace, given["on"] or "")
     planned = cluster.plan_run(repo, run, nodes, given["env"])
     if given["dry_run"]:
-        return output.print_json(planned.job) if given["as_json"] else output.echo(planned.job.script)
+        if given["as_json"]:
+            return output.print_json(planned.job)
+        return output.echo("\n".join(each.job.script for each in (planned.after, planned) if each is not None))
     cluster.refuse_unaccepted(planned)
     submitted = cluster.start_run(repo, run, planned, why)
     if given["as_json"]:

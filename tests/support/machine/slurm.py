@@ -4,6 +4,7 @@ import os
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,6 +63,7 @@ class Slurm:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.configuration = folder / "slurm.conf"
+        self.daemons: dict[tuple[str, ...], subprocess.Popen[bytes]] = {}
 
     def call(self, *words: str) -> str:
         """Return the output of a command of Slurm."""
@@ -69,6 +71,27 @@ class Slurm:
         done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, f"{words}: {done.stderr}"
         return done.stdout.strip()
+
+    def start(self, *words: str) -> None:
+        """Start a daemon."""
+        command = [*words, "-f", str(self.configuration)]
+        self.daemons[words] = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def kill_and_restart(self, program: str) -> bool:
+        """Kill all daemons of a program by kill -9, and start them again a second later."""
+        killed = [words for words in self.daemons if words[0] == program]
+        for words in killed:
+            self.daemons[words].kill()
+            self.daemons[words].wait()
+        time.sleep(1)
+        for words in killed:
+            self.start(*words)
+        wait_for(self._answers)
+        return True
+
+    def _answers(self) -> bool:
+        environment = os.environ | {"SLURM_CONF": str(self.configuration)}
+        return subprocess.run(("squeue", "-h"), env=environment, capture_output=True, check=False).returncode == 0
 
 
 @contextmanager
@@ -78,7 +101,7 @@ def running(folder: Path, nodes: int = 2) -> Iterator[Slurm]:
         loud_skip(f"nothing on Slurm: {', '.join(absent)} not found (apt-get install {PACKAGES})")
     if os.getuid() != 0:
         loud_skip("nothing on Slurm: its daemons need root here")
-    started: list[subprocess.Popen[bytes]] = []
+    munge: subprocess.Popen[bytes] | None = None
     slurm = Slurm(folder)
     host = socket.gethostname().partition(".")[0]
     port = _free_ports(nodes + 1)
@@ -88,16 +111,17 @@ def running(folder: Path, nodes: int = 2) -> Iterator[Slurm]:
     for parent in (folder, *folder.parents[:-1]):
         parent.chmod(parent.stat().st_mode | 0o011)  # munged runs as another user.
     try:
-        started.append(_start_munge(folder / "munge"))
+        munge = _start_munge(folder / "munge")
         wait_for((folder / "munge" / "socket").exists)
-        started.append(_start(slurm, "slurmctld", "-D"))
+        slurm.start("slurmctld", "-D")
         for number in range(1, nodes + 1):
             (folder / f"n{number}").mkdir()
-            started.append(_start(slurm, "slurmd", "-D", "-N", f"n{number}"))
+            slurm.start("slurmd", "-D", "-N", f"n{number}")
         wait_for(lambda: _idle(slurm) == nodes)
         yield slurm
     finally:
-        for process in reversed(started):
+        started = [*slurm.daemons.values(), *filter(None, (munge,))]
+        for process in started:
             process.terminate()
         for process in started:
             try:
@@ -118,11 +142,6 @@ def _start_munge(folder: Path) -> "subprocess.Popen[bytes]":
     files = (f"--{name}-file={folder}/{name}" for name in ("key", "pid", "log", "seed"))
     drop = ("setpriv", "--reuid=munge", "--regid=munge", "--clear-groups")
     command = [*drop, "munged", "--foreground", "--force", f"--socket={folder}/socket", *files]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
-def _start(slurm: Slurm, *words: str) -> "subprocess.Popen[bytes]":
-    command = [*words, "-f", str(slurm.configuration)]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 

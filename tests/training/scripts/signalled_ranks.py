@@ -1,12 +1,10 @@
-"""One attempt of tests/training/test_killed_saves.py: ranks that are forks of a process which has imported torch.
+"""One attempt of tests/support/ranks/forked_attempts.py: ranks that are forks of a process which has imported torch.
 
-The parent of the ranks stands where torchrun does: it kills one rank at the given moment, and soon after the other
-ranks.
+The parent of the ranks stands where torchrun does: it sends signals to ranks at the given moments.
 """
 
 import json
 import os
-import signal
 import socket
 import time
 from pathlib import Path
@@ -27,21 +25,17 @@ _POLL_S = 0.002
 _PATIENCE_S = 120.0
 
 
-def attempt(context: str, directory: str, ranks: str, victim: str, moment_s: str, linger_s: str, *command: str) -> None:
+def attempt(context: str, directory: str, ranks: str, signals: str, *command: str) -> None:
     """Run an attempt and print how its ranks ended, and how long it went on after its first step.
 
-    `victim` is killed `moment_s` after the first step of this attempt is done, unless that is negative.
+    `signals`: a JSON list of [seconds after the first step of this attempt, rank, signal], in the order of time.
     """
     port = _free_port()
     children = [_fork(number, int(ranks), port, context, directory, command) for number in range(int(ranks))]
     began_s = _first_step(Path(directory) / "spool" / "0.spool", children)
-    moment = float(moment_s)
-    if moment >= 0:
-        _wait(children, began_s + moment)
-        _kill(children[int(victim)])
-        _wait(children, time.monotonic() + float(linger_s))
-        for child in children:
-            _kill(child)
+    for moment_s, victim, number in json.loads(signals):
+        _wait(children, began_s + moment_s)
+        os.kill(children[victim], number)
     statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     print(json.dumps({"statuses": statuses, "seconds": time.monotonic() - began_s}))
 
@@ -79,10 +73,6 @@ def _wait(children: list[int], until_s: float) -> None:
 def _ended(children: list[int]) -> bool:
     """Return True if all have ended; they are not reaped here."""
     return all(os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None for child in children)
-
-
-def _kill(child: int) -> None:
-    os.kill(child, signal.SIGKILL)
 
 
 def _free_port() -> int:
