@@ -157,7 +157,9 @@ class _Disturbed:
                 looked_s = time.monotonic()
                 self._hurry()
                 if self._is_idle():
-                    self.workspace.m5ws("resume", "--take-over", "--on", self.cluster, "--nodes", "2", self.run)
+                    words = ("--take-over", "--on", self.cluster, "--nodes", "2", self.run)
+                    done = self.workspace.m5ws("resume", *words, expect=None)
+                    assert done.returncode == 0 or "has finished" in done.stderr, done.stderr
             time.sleep(0.2)
 
     def _is_idle(self) -> bool:
