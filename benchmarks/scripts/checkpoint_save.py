@@ -33,13 +33,13 @@ from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.references import checkpoints, runs
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
+from m5ws.training.backends.base import NoCopyStager
 from m5ws.training.backends.torch_backend import TorchBackend
 from m5ws.training.checkpoint import checkpointing
-from m5ws.training.checkpoint.background_save import Saver
+from m5ws.training.checkpoint.writer import HostBuffers, Saver
 from m5ws.training.runtime import collectives
 from m5ws.training.runtime.context import ActiveRank
 from m5ws.training.runtime.stop import StopRequest
-from m5ws.training.state.staging import HostBuffers, NoCopyStager
 
 _LAYERS = 20
 _LAST = 3

@@ -15,12 +15,12 @@ from m5ws.records.checkpoint import Content
 from m5ws.repository import tensors
 from m5ws.repository.repository import Repository
 from m5ws.training.backends import dcp, torch_staged
-from m5ws.training.backends.base import Piece
+from m5ws.training.backends.base import NoCopyStager, Piece
 from m5ws.training.backends.torch_backend import TorchBackend
+from m5ws.training.checkpoint.writer import HostBuffers
 from m5ws.training.fingerprint import fingerprint
 from m5ws.training.state import tensor_bytes
 from m5ws.training.state.plain_state import RestoreError, StateError
-from m5ws.training.state.staging import HostBuffers, NoCopyStager
 from tests.support.records import kinds
 
 

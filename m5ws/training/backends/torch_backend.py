@@ -17,14 +17,13 @@ from m5ws.records.checkpoint import Content
 from m5ws.records.checkpoint import Tensor as TensorRecord
 from m5ws.repository.objects import Objects
 from m5ws.training.backends import ddp, layouts, optimizer_state
-from m5ws.training.backends.base import Layout, Piece, Plain
+from m5ws.training.backends.base import Layout, NoCopyStager, Piece, Plain, Stager
 from m5ws.training.backends.tensor_names import check_fit, check_same_on_all, module_names, own_name, stored_name, ties
 from m5ws.training.backends.torch_staged import StagedState, check_kinds, differing_replicas, pieces, staged_copy
 from m5ws.training.compat import facts, modules, sharded
 from m5ws.training.runtime import collectives
 from m5ws.training.state import plain_state as plain
 from m5ws.training.state.plain_state import RestoreError, StateError
-from m5ws.training.state.staging import NoCopyStager, Stager
 
 _Parameters = dict[str, torch.nn.Parameter]
 

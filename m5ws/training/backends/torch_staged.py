@@ -14,12 +14,11 @@ from torch.distributed.tensor import DTensor
 from m5ws.errors import M5Error
 from m5ws.repository.objects import Objects
 from m5ws.training.backends import optimizer_state
-from m5ws.training.backends.base import Box, Piece, Plain, Saved, Span
+from m5ws.training.backends.base import Box, Piece, Plain, Saved, Span, Stager
 from m5ws.training.compat import sharded
 from m5ws.training.runtime import collectives
 from m5ws.training.state import subclasses
 from m5ws.training.state.plain_state import StateError
-from m5ws.training.state.staging import Stager
 
 _WHOLE = Span()
 _BIT_FIELDS = re.compile(r"torch\.(u?int[1-7]|bits\w+)")
