@@ -218,6 +218,7 @@ class M5ws(Tool):
         folder = Path(os.environ["BENCHMARK_SPOOL"])
         spool = SpoolWriter(folder / f"{rank}.spool", genesis("0" * 12, 1, str(rank)))
         self._spool_path = folder / "0.spool"
+        self._kept = folder / "kept"
         context = Context(
             store=self.place,
             run="0" * 12,
@@ -238,7 +239,7 @@ class M5ws(Tool):
         moment = checkpointing.TrainingState(number, {}, {"generators": {}}, self._active.spool.head)
 
         def work() -> bool:
-            return checkpointing.save(self._active, staged, self._backend.format, self.group, moment)
+            return checkpointing.save(self._active, staged, self._backend.format, self.group, moment, self._kept)
 
         if self.asynchronous:
             self._saver.begin(work)
