@@ -33,13 +33,13 @@ from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.references import checkpoints, runs
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
+from m5ws.training.backends.base import NoCopyStager
 from m5ws.training.backends.torch_backend import TorchBackend
 from m5ws.training.checkpoint import checkpointing
-from m5ws.training.checkpoint.background_save import Saver
+from m5ws.training.checkpoint.writer import HostBuffers, Saver
 from m5ws.training.runtime import collectives
 from m5ws.training.runtime.context import ActiveRank
 from m5ws.training.runtime.stop import StopRequest
-from m5ws.training.state.staging import HostBuffers, NoCopyStager
 
 _LAYERS = 20
 _LAST = 3
@@ -218,6 +218,7 @@ class M5ws(Tool):
         folder = Path(os.environ["BENCHMARK_SPOOL"])
         spool = SpoolWriter(folder / f"{rank}.spool", genesis("0" * 12, 1, str(rank)))
         self._spool_path = folder / "0.spool"
+        self._kept = folder / "kept"
         context = Context(
             store=self.place,
             run="0" * 12,
@@ -238,7 +239,7 @@ class M5ws(Tool):
         moment = checkpointing.TrainingState(number, {}, {"generators": {}}, self._active.spool.head)
 
         def work() -> bool:
-            return checkpointing.save(self._active, staged, self._backend.format, self.group, moment)
+            return checkpointing.save(self._active, staged, self._backend.format, self.group, moment, self._kept)
 
         if self.asynchronous:
             self._saver.begin(work)

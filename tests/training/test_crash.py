@@ -13,9 +13,9 @@ from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from m5ws.training.backends.torch_backend import TorchBackend
 from m5ws.training.checkpoint import checkpointing
+from m5ws.training.checkpoint.writer import HostBuffers
 from m5ws.training.runtime.context import ActiveRank
 from m5ws.training.runtime.stop import StopRequest
-from m5ws.training.state.staging import HostBuffers
 from tests.support.ranks.orders import orders
 from tests.support.records import planted
 from tests.support.stores.dying_store import Died, DyingStore

@@ -15,11 +15,11 @@ from m5ws.records import codec
 from m5ws.records.checkpoint import Checkpoint, Content, Shard
 from m5ws.records.checkpoint import Tensor as TensorRecord
 from m5ws.repository.repository import Repository
+from m5ws.training.backends.base import NoCopyStager
 from m5ws.training.backends.torch_backend import TorchBackend
 from m5ws.training.checkpoint import checkpointing
 from m5ws.training.runtime.context import ActiveRank
 from m5ws.training.state.plain_state import RestoreError, decode
-from m5ws.training.state.staging import NoCopyStager
 from tests.support.records import planted
 
 _HUGE = 2**40

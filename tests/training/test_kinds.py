@@ -14,13 +14,13 @@ import m5ws
 from m5ws.records.checkpoint import Content
 from m5ws.repository import tensors
 from m5ws.repository.repository import Repository
-from m5ws.training.backends import dcp, torch_staged
-from m5ws.training.backends.base import Piece
+from m5ws.training.backends import dcp, torch_backend
+from m5ws.training.backends.base import NoCopyStager, Piece
 from m5ws.training.backends.torch_backend import TorchBackend
+from m5ws.training.checkpoint.writer import HostBuffers
 from m5ws.training.fingerprint import fingerprint
 from m5ws.training.state import tensor_bytes
 from m5ws.training.state.plain_state import RestoreError, StateError
-from m5ws.training.state.staging import HostBuffers, NoCopyStager
 from tests.support.records import kinds
 
 
@@ -262,6 +262,6 @@ def test_a_shard_of_an_unexpected_size_is_refused_before_reading(tmp_path: Path,
         mesh, shape = init_device_mesh("cpu", (1,)), torch.Size([4])
         shard = DTensor.from_local(torch.ones(size), mesh, [Shard(0)], run_check=False, shape=shape, stride=(1,))
         with pytest.raises(StateError, match=rf"model\.w has {size} elements"):
-            fingerprint.local(torch_staged.pieces({"model.w": shard}))
+            fingerprint.local(torch_backend.pieces({"model.w": shard}))
     finally:
         dist.destroy_process_group()

@@ -15,7 +15,6 @@ from m5ws.records.checkpoint import Tensor as TensorRecord
 from m5ws.records.tree import Slice
 from m5ws.repository.objects import Objects
 from m5ws.training.state import plain_state
-from m5ws.training.state.staging import Stager
 
 if TYPE_CHECKING:
     import torch
@@ -77,6 +76,20 @@ class Saved:
     blobs: dict[str, Slice] = field(default_factory=dict)
     common: dict[str, Plain] = field(default_factory=dict)
     rank: dict[str, Plain] = field(default_factory=dict)
+
+
+class Stager(Protocol):
+    """Copies a backend's live tensors."""
+
+    def copy(self, name: str, tensor: "torch.Tensor") -> "torch.Tensor":
+        """Return a contiguous tensor with these bits that the training will not change; `name` is unique."""
+
+
+class NoCopyStager:
+    """Copies nothing: for a save that the training waits for."""
+
+    def copy(self, name: str, tensor: "torch.Tensor") -> "torch.Tensor":
+        return tensor
 
 
 class Staged(Protocol):

@@ -1,10 +1,13 @@
 """FSDP2, DDP, pipeline stages and single processes: parameters, buffers, optimizer state by name, through DCP.
 
 Names are as in the unwrapped model. A checkpoint of one wrapping, or of another number of ranks, therefore loads
-into another. Optimizer state is named by its parameter, never by an index.
+into another. Optimizer state is named by its parameter, never by an index. A replica whose copies differ between ranks
+is stored once a rank. Every rank stores its own part of a sharded tensor.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -14,18 +17,16 @@ from torch.distributed.tensor import DTensor
 
 from m5ws.errors import M5Error, UsageError
 from m5ws.records.checkpoint import Content
-from m5ws.records.checkpoint import Tensor as TensorRecord
 from m5ws.repository.objects import Objects
 from m5ws.training.backends import ddp, layouts, optimizer_state
-from m5ws.training.backends.base import Layout, Piece, Plain
+from m5ws.training.backends.base import Box, Layout, NoCopyStager, Piece, Plain, Saved, Span, Stager
+from m5ws.training.backends.tensor_kinds import check_kinds
 from m5ws.training.backends.tensor_names import check_fit, check_same_on_all, module_names, own_name, stored_name, ties
-from m5ws.training.backends.torch_staged import StagedState, check_kinds, differing_replicas, pieces, staged_copy
 from m5ws.training.compat import facts, modules, sharded
 from m5ws.training.runtime import collectives
-from m5ws.training.state import plain_state as plain
 from m5ws.training.state.plain_state import RestoreError, StateError
-from m5ws.training.state.staging import NoCopyStager, Stager
 
+_WHOLE = Span()
 _Parameters = dict[str, torch.nn.Parameter]
 
 
@@ -50,8 +51,8 @@ class TorchBackend:
     def tensors(self) -> Iterator[Piece]:
         return pieces(self._state())
 
-    def stage(self, copier: Stager) -> StagedState:
-        state = {name: staged_copy(name, tensor, copier) for name, tensor in self._state().items()}
+    def stage(self, copier: Stager) -> "StagedState":
+        state = {name: _staged_copy(name, tensor, copier) for name, tensor in self._state().items()}
         common: dict[str, Plain] = {"groups": optimizer_state.groups(self._optimizers)}
         if self._optimizers:
             common["optimizer_kind"] = "+".join(type(optimizer).__name__ for optimizer in self._optimizers)
@@ -95,7 +96,7 @@ class TorchBackend:
         from m5ws.training.backends import dcp
 
         staged, number = self.stage(NoCopyStager()), collectives.rank(group)
-        named = staged.named(differing_replicas(staged.state, objects, group), number)
+        named = staged.named(_differing_replicas(staged.state, objects, group), number)
         try:
             tensors = dcp.rehearse(named, objects, group)
             common, rank = staged.plain(objects, group)
@@ -104,7 +105,9 @@ class TorchBackend:
             stored = {tensor.name: tensor for tensor in tensors}
             check_fit(shapes, {name: tensor.shape for name, tensor in stored.items()}, group)
             live = partial(layouts.as_it_is, staged.state)
-            made = {name: values for *_, name, values in self._made_state(stored, common, rank, number, live)}
+            optimized = list(self._optimized(self._parameters()))
+            rebuilt = layouts.rebuild_state(optimized, stored, common, rank, number, live)
+            made = {name: values for *_, name, values in rebuilt}
         except (ArithmeticError, AssertionError, LookupError, M5Error, RuntimeError, TypeError, ValueError) as error:
             hint = getattr(error, "hint", None)
             raise StateError(f"no checkpoint of this training could be restored: {error}", hint=hint) from error
@@ -126,7 +129,8 @@ class TorchBackend:
         number = collectives.rank(group)
         if rank is None:
             check_same_on_all(stored)
-        made = list(self._made_state(stored, common, rank, number, lambda _, like: like.empty()))
+        optimized = list(self._optimized(self._parameters()))
+        made = list(layouts.rebuild_state(optimized, stored, common, rank, number, lambda _, like: like.empty()))
         for optimizer in self._optimizers:
             optimizer.state.clear()
         for optimizer, parameter, _, values in made:
@@ -201,78 +205,17 @@ class TorchBackend:
                 # A parameter that the model lacks is named by its place in the optimizer.
                 yield names.get(id(parameter)) or f"group{number}.{position}", parameter, optimizer
 
-    # --- rebuilding optimizer state
-
     def _layouts(self) -> dict[str, dict[str, Plain]]:
-        """Return the layout of each leaf whose layout differs from its parameter's. Raises StateError.
+        """Return the layouts of leaves (`layouts.describe_leaves`), and names of tensors by kind. Raises StateError.
 
-        `devices`: the device of leaves without shards (Adam's step stays on the CPU). `whole`: leaves without
-        shards whose parameter, of the same shape, is sharded. `placements`: shards of another shape, or sharded
-        differently. `tied`: further names of tied tensors. `transient`: buffers that the model's state dict leaves out.
+        `tied`: further names of tied tensors. `transient`: buffers that the model's state dict leaves out.
         """
-        kinds: dict[str, dict[str, Plain]] = {"devices": {}, "whole": {}, "placements": {}}
+        kinds = layouts.describe_leaves(self._states(self._parameters()))
         transient = {own_name(self._modules, path) for path in modules.transient_buffers(self._model)}
         tied = ties(self._model, self._modules).items()
         kinds["tied"] = {name: stored for name, stored in tied if name not in transient}
         kinds["transient"] = dict.fromkeys(transient.difference(map(str, kinds["tied"].values())), True)
-        for name, parameter, values in self._states(self._parameters()):
-            for leaf, tensor in optimizer_state.leaves(name, values):
-                if not isinstance(tensor, DTensor):
-                    kinds["devices"][leaf] = layouts.device(tensor, parameter)
-                    if isinstance(parameter, DTensor) and tensor.shape == parameter.shape:
-                        kinds["whole"][leaf] = True
-                elif not isinstance(parameter, DTensor) or tensor.device_mesh != parameter.device_mesh:
-                    raise StateError(f"{leaf} and its parameter are on different ranks: a restore could not rebuild it")
-                elif tensor.shape != parameter.shape or tensor.placements != parameter.placements:
-                    kinds["placements"][leaf] = layouts.placements_text(leaf, tensor)
         return kinds
-
-    def _made_state(
-        self,
-        stored: Mapping[str, TensorRecord],
-        common: Mapping[str, Plain],
-        rank: Mapping[str, Plain] | None,
-        number: int,
-        make: Callable[[str, layouts.LayoutLike], torch.Tensor],
-    ) -> Iterator[tuple[torch.optim.Optimizer, torch.Tensor, str, dict[str, Any]]]:
-        """Yield each parameter's optimizer, its name and its stored state, with tensors that `make` returns.
-
-        No step is taken: that would move parameters and draw random numbers.
-        """
-        kept = [side for side in (common.get("optimizer", {}), (rank or {}).get("optimizer", {})) if side]
-        held = {leaf for side in kept for leaf in plain.taken(side)}
-        tops: dict[str, dict[str, str]] = {}
-        for base in {name.partition("@")[0] for name in stored if name.startswith("optimizer.")} - held:
-            owner, _, key = base.removeprefix("optimizer.").rpartition(".")
-            if "[" not in key:
-                tops.setdefault(owner, {})[key] = base
-        leaves = {name.partition("@")[0] for name in stored}
-        records = {leaf: record for leaf in leaves if (record := stored.get(stored_name(leaf, stored, number)))}
-        optimized = list(self._optimized(self._parameters()))
-        shaped = {name: tuple(parameter.shape) for name, parameter, _ in optimized}
-        unlike = {
-            leaf.removeprefix(f"optimizer.{name}.")
-            for name, shape in shaped.items()
-            for leaf in [*tops.get(name, {}).values(), *(leaf for side in kept for leaf in plain.taken(side.get(name)))]
-            if leaf in records and records[leaf].shape != shape
-        }
-        for name, parameter, optimizer in optimized:
-            if rank is not None and name in rank["without"]:
-                continue
-
-            def given(leaf: str, name: str = name, parameter: torch.Tensor = parameter) -> torch.Tensor:
-                if leaf not in records:
-                    raise RestoreError(f"the checkpoint lacks {leaf}, which its optimizer had")
-                # The factors of a square matrix have its shape by chance: the factors of other matrices decide.
-                alike = leaf.removeprefix(f"optimizer.{name}.") not in unlike
-                return make(leaf, layouts.like(leaf, parameter, records[leaf], common, alike))
-
-            shard = partial(layouts.as_shard, name, parameter)
-            values = {key: given(leaf) for key, leaf in tops.get(name, {}).items()}
-            for side in kept:
-                values |= {key: plain.decode(value, given, shard) for key, value in side.get(name, {}).items()}
-            if values or any(name in side for side in kept):
-                yield optimizer, parameter, name, values
 
 
 def _is_sharded(name: str, item: Any) -> bool:
@@ -285,3 +228,127 @@ def _is_sharded(name: str, item: Any) -> bool:
             )
         return False
     return any(True for _ in optimizer_state.within(item.state_dict(), name, lambda _, part: isinstance(part, DTensor)))
+
+
+class CopiesDiffer(M5Error):
+    """Ranks that should hold the same part of a tensor hold different bits."""
+
+    hint = (
+        "With tensor parallelism, gradients of parameters that are not sharded must be reduced over its ranks. "
+        "If all are, one rank computed another update, as a faulty device does: resume from an older checkpoint."
+    )
+
+
+@dataclass(frozen=True)
+class StagedState:
+    """`base.Staged`: tensors by name, copied or live, and the state that is no tensor."""
+
+    state: Mapping[str, torch.Tensor]
+    common: dict[str, Plain]
+    layouts: dict[str, dict[str, Plain]]
+    extras: optimizer_state.Extras
+    without: list[str]
+
+    def tensors(self) -> Iterator[Piece]:
+        return pieces(self.state)
+
+    def save(
+        self, objects: Objects, group: "torch.distributed.ProcessGroup | None", fingerprints: Mapping[str, str]
+    ) -> Saved:
+        from m5ws.training.backends import dcp
+
+        apart = {name.rpartition("@")[0] for name in fingerprints if name not in self.state and "@" in name}
+        if torn := sorted(name for name in apart if isinstance(self.state.get(name), DTensor)):
+            raise CopiesDiffer(f"ranks hold copies of {', '.join(torn[:5])} that differ: no checkpoint could be exact")
+        common, rank = self.plain(objects, group)
+        tensors = dcp.save(self.named(apart, collectives.rank(group)), objects, group)
+        return Saved(tensors=tensors, common=common, rank=rank)
+
+    def named(self, apart: Collection[str], rank: int) -> dict[str, torch.Tensor]:
+        """Return the tensors by the names they are stored under: replicas that differ have one for each rank."""
+        return {f"{name}@{rank}" if name in apart else name: tensor for name, tensor in self.state.items()}
+
+    def plain(
+        self, objects: Objects, group: "torch.distributed.ProcessGroup | None"
+    ) -> tuple[dict[str, Plain], dict[str, Plain]]:
+        """Return the non-tensor state of all ranks, whole on rank 0, and of this rank; collective."""
+        alike, own = optimizer_state.split_extras(self.extras, objects, group)
+        common = {**self.common, **_on_all(self.layouts, objects, group), "optimizer": alike}
+        # Stages of a pipeline may have groups of their own.
+        groups = (
+            {"groups": self.common["groups"]}
+            if not collectives.equal_on_all(self.common["groups"], objects, group)
+            else {}
+        )
+        return common, {"optimizer": own, "without": self.without, **groups}
+
+
+def _staged_copy(name: str, tensor: torch.Tensor, copier: Stager) -> torch.Tensor:
+    """Return the copier's copy of a tensor. The copy of a sharded tensor has a copy of this rank's part."""
+    if not isinstance(tensor, DTensor):
+        return copier.copy(name, tensor)
+    local = sharded.local_part(tensor)
+    copy = copier.copy(name, local)
+    return tensor if copy is local else sharded.sharded_like(tensor, copy)
+
+
+def _differing_replicas(
+    state: Mapping[str, torch.Tensor], objects: Objects, group: "torch.distributed.ProcessGroup | None"
+) -> set[str]:
+    """Return the names of replicas that have another shape or type on another rank; collective."""
+    kinds: dict[str, Plain] = {
+        name: f"{tensor.dtype} {tuple(tensor.shape)}"
+        for name, tensor in state.items()
+        if not isinstance(tensor, DTensor)
+    }
+    if collectives.equal_on_all(kinds, objects, group):
+        return set()
+    ranks = collectives.gather(kinds, group)
+    return {name for name in kinds if any(rank.get(name, kinds[name]) != kinds[name] for rank in ranks)}
+
+
+def _on_all(
+    layouts: dict[str, dict[str, Plain]], objects: Objects, group: "torch.distributed.ProcessGroup | None"
+) -> dict[str, dict[str, Plain]]:
+    """Return the layouts of leaves on any rank; collective."""
+    if collectives.equal_on_all(layouts, objects, group):
+        return layouts
+    together: dict[str, dict[str, Plain]] = {kind: {} for kind in layouts}
+    for rank in collectives.gather(layouts, group):
+        for kind, leaves in rank.items():
+            together[kind] |= leaves
+    return together
+
+
+def pieces(state: Mapping[str, torch.Tensor]) -> Iterator[Piece]:
+    """Yield this rank's pieces of tensors by name. Raises StateError."""
+    # Thousands of tensors have few layouts, and torch takes long to find a rank's part of one.
+    boxes: dict[tuple[object, ...], tuple[Box | None, int]] = {}
+    for name, tensor in state.items():
+        if not isinstance(tensor, DTensor):
+            yield Piece(name, tensor, _WHOLE, "replica")
+            continue
+        layout = (tensor.shape, tensor.device_mesh, tensor.placements)
+        if layout not in boxes:
+            box = _box(name, tensor)
+            boxes[layout] = box, math.prod(box.sizes) if box is not None else 0
+        box, count = boxes[layout]
+        if box is None:
+            continue
+        local = sharded.local_part(tensor)
+        if local.numel() != count:
+            raise StateError(
+                f"a shard of {name} has {local.numel()} elements, where torch would have {count} ({tensor.placements})",
+                hint="Shards that `DTensor.from_local` made must have the sizes that torch gives them.",
+            )
+        yield Piece(name, local, box)
+
+
+def _box(name: str, tensor: DTensor) -> Box | None:
+    """Return the place of this rank's part; None if the rank is not one of the tensor's. Raises StateError."""
+    if tensor.device_mesh.get_coordinate() is None:
+        return None
+    if any(placement.is_partial() for placement in tensor.placements):
+        raise StateError(f"{name} has sums that are not reduced yet ({tensor.placements})")
+    sizes, offsets = sharded.local_box(tensor.shape, tensor.device_mesh, tensor.placements)
+    return Box(tuple(tensor.shape), offsets, sizes)

@@ -1,5 +1,6 @@
 """The checkpoints of a session: staged in memory, then saved in parallel to the training.
 
+The training waits for the copy only: hashing and uploading read the copy, while later steps change the model.
 Invariant: only one state is staged at a time, and each save is over before the next begins. The last checkpoint of an
 attempt is saved before the training ends, and within the deadline after a request to stop. The thread's collectives use
 a group of its own: every rank stages the same checkpoints in the same order.
@@ -13,13 +14,14 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from m5ws.errors import M5Error
 from m5ws.records.launch import UNSAVED
-from m5ws.training.backends.base import Backend, Plain
+from m5ws.training.backends.base import Backend, NoCopyStager, Plain
 from m5ws.training.checkpoint import checkpointing
 from m5ws.training.runtime import collectives
 from m5ws.training.runtime.context import SAVE_THREAD, ActiveRank
-from m5ws.training.state.staging import HostBuffers, NoCopyStager, available_bytes
 
 _log = logging.getLogger(__name__)
 _TRIES = 3
@@ -27,6 +29,11 @@ _FINAL_TRIES = 4
 _NOTABLE_S = 1.0
 _SHARE = 0.8
 """Part of the free memory that copies of a state may take; the training's own use varies."""
+_CGROUP = (
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
+)
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class TooManyFailures(M5Error):
@@ -88,6 +95,39 @@ class Saver:
         except BaseException as error:  # noqa: BLE001  # `join` raises it in the training's thread
             _log.debug("a save ended", exc_info=True)
             self._error = error
+
+
+class HostBuffers:
+    """Host memory by name, kept from one checkpoint to the next. `size_bytes` is the size of all of it.
+
+    For an accelerator the memory is pinned, and the training waits once for all copies of a state.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, torch.Tensor] = {}
+        self._devices: set[torch.device] = set()
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self._buffers.values())
+
+    def copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Begin a copy. A copy from an accelerator is complete after `wait`."""
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            pinned = tensor.device.type == "cuda"
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+            self._buffers[name] = buffer
+        buffer.copy_(tensor.detach(), non_blocking=True)
+        if tensor.device.type != "cpu":
+            self._devices.add(tensor.device)
+        return buffer
+
+    def wait(self) -> None:
+        """Wait until all copies that were begun are complete."""
+        for device in self._devices:
+            torch.accelerator.synchronize(device)
+        self._devices.clear()
 
 
 class CheckpointWriter:
@@ -188,7 +228,7 @@ class CheckpointWriter:
             return True
         needed = sum(piece.tensor.nbytes for piece in self._backend.tensors())
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        free = available_bytes()
+        free = _available_bytes()
         if needed * ranks <= _SHARE * free:
             return True
         if not self._reported_memory:
@@ -199,3 +239,17 @@ class CheckpointWriter:
                 "the training stops while a checkpoint is saved",
             )
         return False
+
+
+def _available_bytes() -> int:
+    """Return the free memory of this machine, or of the container around this process."""
+    free = _PAGE_BYTES * os.sysconf("SC_AVPHYS_PAGES")
+    for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ():
+        if line.startswith("MemAvailable:"):
+            free = 1024 * int(line.split()[1])
+    for limit, used in _CGROUP:
+        try:
+            free = min(free, int(limit.read_text()) - int(used.read_text()))
+        except (OSError, ValueError):  # no such controller, or "max"
+            continue
+    return free

@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from m5ws.training.compat import tensors
 from m5ws.training.state import subclasses, tensor_bytes
-from m5ws.training.state.staging import read_later
+from m5ws.training.state.scalars import read_later
 
 _ELEMENTS = 4096
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 import torch
 
 from m5ws.records.exact import encode
-from m5ws.training.state.staging import read_later
 
 Reader = Callable[[], str]
 
@@ -36,3 +35,20 @@ def _tensor(name: str, value: torch.Tensor) -> Reader | str:
         return encode(float(value.item()))
     read = read_later(value)
     return lambda: encode(float(read().item()))
+
+
+def read_later(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Copy a tensor to the host; return a function that waits for the copy. The training does not wait for a GPU."""
+    if tensor.device.type != "cuda":
+        copied = tensor.to("cpu", copy=True)
+        return lambda: copied
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+    pinned.copy_(tensor, non_blocking=True)
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record()
+
+    def read() -> torch.Tensor:
+        done.synchronize()
+        return pinned
+
+    return read

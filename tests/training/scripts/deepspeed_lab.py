@@ -21,9 +21,9 @@ from m5ws.records.tree import Slice
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
 from m5ws.training.backends.deepspeed.backend import DeepSpeedBackend
+from m5ws.training.checkpoint.writer import HostBuffers
 from m5ws.training.fingerprint import fingerprint
 from m5ws.training.runtime import collectives
-from m5ws.training.state.staging import HostBuffers
 
 STEPS = 8
 CASES: dict[str, tuple[int, str, dict[str, Any]]] = {

@@ -19,9 +19,9 @@ from m5ws.records.checkpoint import Content
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
 from m5ws.training.backends.torch_backend import TorchBackend
+from m5ws.training.checkpoint.writer import HostBuffers
 from m5ws.training.fingerprint import fingerprint
 from m5ws.training.runtime import collectives
-from m5ws.training.state.staging import HostBuffers
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 from tests.support.records import kinds

@@ -17,7 +17,7 @@ from m5ws.records.checkpoint import Content
 from m5ws.records.checkpoint import Tensor as TensorRecord
 from m5ws.records.tree import Slice
 from m5ws.repository.objects import Objects
-from m5ws.training.backends.base import Layout, Piece, Plain, Saved
+from m5ws.training.backends.base import Layout, Piece, Plain, Saved, Stager
 from m5ws.training.backends.deepspeed import checkpoint_engine, cpu_adam_state, limits, reshard
 from m5ws.training.backends.deepspeed import layout as deepspeed_layout
 from m5ws.training.backends.deepspeed import state as deepspeed_state
@@ -26,7 +26,6 @@ from m5ws.training.compat import cpu_adam, facts, modules, zero, zero_files
 from m5ws.training.compat import engine as internals
 from m5ws.training.runtime import collectives
 from m5ws.training.state.plain_state import RestoreError, StateError
-from m5ws.training.state.staging import HostCopies, Stager
 
 _BUFFERS = "buffers"
 _Written = tuple[tuple[TensorRecord, ...], dict[str, Slice]]
@@ -107,7 +106,7 @@ class DeepSpeedBackend:
 
     def stage(self, copier: Stager) -> "_Staged":
         structures, tensors = deepspeed_state.parted(self._files(torch.distributed.get_rank()))
-        copies = HostCopies(copier)
+        copies = _Copies(copier)
         copied = {name: copies.copy(name, tensor) for name, tensor in tensors.items()}
         # DeepSpeed's files hold nearly all pieces; a rank that saves no parameters copies its replicas too.
         pieces = [
@@ -205,6 +204,29 @@ class DeepSpeedBackend:
             raise RestoreError("the checkpoint was saved with another optimizer: one of the two is DeepSpeed's CPUAdam")
         if self._tracked is not None:
             cpu_adam_state.restore(_base(self._engine), cpu_adam_state.from_plain(rank["cpu_adam"]))
+
+
+class _Copies:
+    """Live tensors and their copies, with the copies of tensors that share memory with a copied tensor."""
+
+    def __init__(self, copier: Stager) -> None:
+        self._copier = copier
+        self._by_storage: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+
+    def copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the stager's copy of a live tensor."""
+        copy = self._copier.copy(name, tensor)
+        self._by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append((tensor, copy))
+        return copy
+
+    def within(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of a live tensor: a view into an earlier copy, if that contains its elements."""
+        for live, copy in self._by_storage.get(tensor.untyped_storage().data_ptr(), ()):
+            plain = live.is_contiguous() and tensor.is_contiguous() and live.dtype == tensor.dtype
+            start = tensor.storage_offset() - live.storage_offset()
+            if plain and start >= 0 and start + tensor.numel() <= live.numel():
+                return copy.view(-1)[start : start + tensor.numel()].view(tensor.shape)
+        return self.copy(name, tensor)
 
 
 @dataclass(frozen=True)
