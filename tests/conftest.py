@@ -117,10 +117,12 @@ _SLOWEST = (
     # The first to use DeepSpeed compiles its operators, which takes one to two minutes: the other worker begins with
     # modules that do not wait for them.
     "training/test_deepspeed.py", "training/test_reshard_deepspeed.py", "training/test_export_deepspeed.py",
-    "services/test_frameworks.py", "flows/test_told_to_end.py", "flows/test_documented_commands.py",
+    "services/test_frameworks.py", "services/test_images.py", "flows/test_guide_commands.py", "flows/test_clusters.py",
+    "flows/test_told_to_end.py", "flows/test_documented_commands.py", "flows/test_nodes.py",
     "services/test_triton.py", "services/test_mlflow_ui.py", "services/test_page_delivery.py",
     "templates/test_training.py", "flows/test_evidence.py",
-    "services/test_package_tools.py", "environment/test_virtual_environments.py",
+    "services/test_package_tools.py", "environment/test_virtual_environments.py", "flows/test_plain.py",
+    "services/test_pins.py", "tracking/test_migrations.py", "tracking/test_context_provider.py",
     "flows/test_resume.py", "cli/test_running.py", "snapshot/test_known_files.py", "flows/test_reproduce.py",
     "flows/test_explain.py", "flows/test_elsewhere.py", "tracking/test_follower.py",
     "flows/test_segments.py", "training/test_features.py", "environment/test_machine.py", "flows/test_isolation.py",

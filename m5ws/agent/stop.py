@@ -6,9 +6,12 @@ after it. `[checkpoint] deadline_s` is the time for that.
 
 import math
 import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from m5ws.launch.interface import Process
-from m5ws.records.launch import Saving
+from m5ws.records.launch import Saving, stop_signals
 
 GRACE_S = 20.0
 """Seconds that processes have to end, in addition to the deadline of their last checkpoint."""
@@ -45,3 +48,21 @@ def early(process: Process | None) -> None:
     """Stop the processes, if they run. No rank saves a last checkpoint."""
     if process is not None and process.poll() is None:
         process.stop(GRACE_S)
+
+
+@contextmanager
+def unwarned() -> Iterator[None]:
+    """Ignore the signals that stop a run, but for Ctrl-C: the processes have ended, and their results are being kept.
+
+    A scheduler warns the agents of several nodes at different moments, and an agent may be here already.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python handles signals in the main thread.
+        return
+    warnings = [number for number in stop_signals() if number != signal.SIGINT]
+    before = {number: signal.signal(number, lambda *_: None) for number in warnings}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)

@@ -143,14 +143,15 @@ class _Following:
     def run(self, node: Node) -> int:
         """Run the script to its end, deliver all events, and return the exit status that the leader decides."""
         end = node.run(partial(self._listen, node), self._show, lambda: None, self._tell)
-        self._connection.send(Storing())
-        self._listen(node, node.deliver_rest())
-        node.keep_results(has_finished=end.exit_code == 0, is_stopped=end.request is not None)
-        if end.exit_code == 0:
-            node.results.remove_inputs()
-        self._listen(node, node.delivery.finish())
-        self._connection.send(self._ended(end, node))
-        return self._await_close()
+        with stop.unwarned():
+            self._connection.send(Storing())
+            self._listen(node, node.deliver_rest())
+            node.keep_results(has_finished=end.exit_code == 0, is_stopped=end.request is not None)
+            if end.exit_code == 0:
+                node.results.remove_inputs()
+            self._listen(node, node.delivery.finish())
+            self._connection.send(self._ended(end, node))
+            return self._await_close()
 
     def _tell(self, name: str) -> None:
         """Tell the leader that the user stops this node, and with it all nodes."""

@@ -174,6 +174,11 @@ class _Attempt:
             removed = NodeEnd(exit_code=1, time_s=time.time())
             return self._end(*self._judge(removed), removed.time_s)
         end = self._node.run(self._listen, self._show, poll, self._stop_followers)
+        with stop.unwarned():
+            return self._keep(end)
+
+    def _keep(self, end: NodeEnd) -> AttemptResult:
+        """Keep the results of the processes, which have ended, and write the end of the attempt."""
         self._ends = self._followers.await_ends(stop.patience_s(self._plan.context.saving), self._progress)
         self._show(self._node.read_new())
         self._seen(self._node.deliver_rest())

@@ -1,6 +1,7 @@
 """`m5ws agent`."""
 
 import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,7 +62,7 @@ def command(
     Example:
       M5WS_NODE=0 M5WS_NODES=2 M5WS_MASTER=10.0.0.1:29500 M5WS_JOB=7 m5ws agent 7c1d
     """
-    from m5ws.agent import places
+    from m5ws.agent import link, places
     from m5ws.library import clusters
     from m5ws.repository.ledger import ledger
     from m5ws.repository.references import jobs
@@ -89,10 +90,16 @@ def command(
         # The scheduler started the agents again between the end of the run and the end of the job.
         output.print_note(f"run {run_id} has finished")
         return
-    if place.node == 0:
-        _lead(workspace, repo, run_id, place, env, as_json=as_json)
-        return
-    status = _follow(workspace, repo, run_id, place, env)
+    try:
+        if place.node == 0:
+            _lead(workspace, repo, run_id, place, env, as_json=as_json)
+            return
+        status = _follow(workspace, repo, run_id, place, env)
+    except KeyboardInterrupt as request:
+        if str(request) != signal.SIGUSR2.name:
+            raise
+        # The end of the scheduler's time came before the attempt began.
+        status = link.NodeLost.exit_code
     if as_json:
         output.print_json({"run": run_id, "node": place.node, "status": status})
     context.exit(status)

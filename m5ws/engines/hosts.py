@@ -31,7 +31,8 @@ export M5WS_NODE=$1 M5WS_NODES={nodes} M5WS_JOB={name} M5WS_MASTER={master}:{por
     # A signal ends the first wait.
     while kill -0 $agent 2>/dev/null; do wait $agent; status=$?; done
     [ -z "$asked" ] || break
-    [ $status = 75 ] || [ $status = 137 ] || break
+    # Above 130, a signal killed the agent.
+    [ $status = 75 ] || [ $status -gt 130 ] || break
 done
 echo $status > status
 """

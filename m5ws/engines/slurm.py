@@ -29,11 +29,12 @@ cpus=${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}}
 {setup}srun --kill-on-bad-exit=0 --wait={wait} --cpu-bind=none $cpus {agent}
 status=$?
 job() {{ scontrol show job --oneliner "$SLURM_JOB_ID"; }}
-case $status in
-    130 | 143) job | grep -q "PreemptTime=[0-9]" && again=yes || again=no ;;
-    75 | 137) again=yes ;;
-    *) again=no ;;
-esac
+again=no
+if [ $status = 130 ] || [ $status = 143 ]; then
+    job | grep -q "PreemptTime=[0-9]" && again=yes
+elif [ $status = 75 ] || [ $status -gt 130 ]; then
+    again=yes
+fi
 if [ $again = yes ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ] && job | grep -q "JobState=RUNNING"; then
     scontrol requeue "$SLURM_JOB_ID"
 fi

@@ -54,6 +54,7 @@ def _programs(tmp_path: Path, *, preempted: bool, state: str) -> dict[str, str]:
         (75, False, "CANCELLED", 0, False),
         (137, False, "RUNNING", 0, True),
         (137, False, "COMPLETING", 0, False),
+        (140, False, "RUNNING", 0, True),
         (130, False, "RUNNING", 0, False),
         (130, True, "RUNNING", 0, True),
         (130, True, "RUNNING", 3, False),
@@ -89,7 +90,14 @@ def test_a_job_of_slurm_has_the_options_of_its_cluster(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("statuses", "starts", "last"),
-    [((0,), 1, 0), ((1,), 1, 1), ((75, 0), 2, 0), ((137, 75, 130), 3, 130), ((75, 75, 75, 75), 3, 75)],
+    [
+        ((0,), 1, 0),
+        ((1,), 1, 1),
+        ((75, 0), 2, 0),
+        ((137, 75, 130), 3, 130),
+        ((140, 0), 2, 0),
+        ((75, 75, 75, 75), 3, 75),
+    ],
 )
 def test_a_host_starts_its_agent_again_where_the_agent_asks_for_it(
     tmp_path: Path, statuses: tuple[int, ...], starts: int, last: int

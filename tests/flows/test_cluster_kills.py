@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import msgspec
@@ -49,7 +50,8 @@ class _Processes(msgspec.Struct):
     def of(run: str) -> "_Processes":
         found: dict[tuple[str, int], list[int]] = {}
         for pid, words, variables in _all_processes():
-            if (kind := _kind(words, run)) is not None:
+            if run in words or run in variables.get("M5WS_CONTEXT", ""):
+                kind = _kind(words)
                 node = variables.get("M5WS_NODE") or variables.get("SLURM_NODEID") or "-1"
                 found.setdefault((kind, int(node)), []).append(pid)
         return _Processes(found)
@@ -63,14 +65,14 @@ def _all_processes() -> Iterator[tuple[int, list[str], dict[str, str]]]:
             yield int(folder.name), words, dict(text.partition("=")[::2] for text in texts)
 
 
-def _kind(words: list[str], run: str) -> str | None:
+def _kind(words: list[str]) -> str:
     if not Path(words[0]).name.startswith("python") or any(word.endswith("reaper.py") for word in words):
-        return None
-    if "agent" in words and run in words:
+        return "other"
+    if "agent" in words:
         return "agent"
     if "torch.distributed.run" in words:
         return "launcher"
-    return "rank" if "m5ws.training.rank" in words else None
+    return "rank" if "m5ws.training.rank" in words else "other"
 
 
 def _send(number: int, kind: str, nodes: tuple[int, ...]) -> Fault:
@@ -200,7 +202,7 @@ def _left(run: str) -> list[str]:
     return [
         " ".join(words)
         for _, words, variables in _all_processes()
-        if run in words or run in variables.get("M5WS_CONTEXT", "")
+        if (run in words or run in variables.get("M5WS_CONTEXT", "")) and Path(words[0]).name != "srun"
     ]
 
 
@@ -294,9 +296,11 @@ def test_runs_on_slurm_survive_kills_signals_requeues_preemption_and_lost_nodes(
 
     def hurry() -> None:
         """Let jobs that Slurm starts again begin soon, not in two minutes."""
-        for line in slurm.call("squeue", "-h", "-t", "PENDING", "-o", "%i|%r").splitlines():
-            if line.endswith("BeginTime"):
-                slurm.call("scontrol", "update", f"JobId={line.partition('|')[0]}", "StartTime=now+3seconds")
+        soon = f"{datetime.now().astimezone() + timedelta(seconds=5):%Y-%m-%dT%H:%M:%S}"
+        for line in slurm.call("squeue", "-h", "-t", "PENDING", "-o", "%i|%S|%r").splitlines():
+            number, start, reason = line.split("|", 2)
+            if reason == "BeginTime" and start > soon:
+                slurm.call("scontrol", "update", f"JobId={number}", "StartTime=now+3seconds")
 
     def requeue(_: _Disturbed) -> bool:
         found = job()

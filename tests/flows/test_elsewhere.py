@@ -85,7 +85,7 @@ def _plain(workspace: Workspace) -> None:
     workspace.edit("train.py", "dist.destroy_process_group()\n", "")
 
 
-_TRAINERS = ["fsdp", pytest.param("plain", marks=pytest.mark.soak), pytest.param("zero", marks=pytest.mark.soak)]
+_TRAINERS = ["plain", pytest.param("fsdp", marks=pytest.mark.soak), pytest.param("zero", marks=pytest.mark.soak)]
 
 
 @pytest.fixture(scope="module", params=_TRAINERS)

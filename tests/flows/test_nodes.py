@@ -180,8 +180,8 @@ def test_two_nodes_train_the_bits_of_one_machine_which_reproduces_them(
     assert workspace.json("reproduce", nodes.run)["outcome"] == "reproduced"
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("node", [pytest.param(0, marks=pytest.mark.soak), 1])
+@pytest.mark.soak  # `make test-services` has signals and kills in jobs of a real Slurm and on hosts: test_clusters.py
+@pytest.mark.parametrize("node", [0, 1])
 def test_a_signal_to_one_node_ends_all_with_a_checkpoint_and_all_resume(
     tmp_path: Path, cluster: Callable[[Workspace], _Cluster], node: int
 ) -> None:
@@ -217,15 +217,10 @@ def _left(scratch: Path) -> list[str]:
     return found
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("victim", "node", "statuses"),
-    [
-        ("agent", 0, [-9, 75]),
-        pytest.param("agent", 1, [75, -9], marks=pytest.mark.soak),
-        pytest.param("rank", 0, [1, 1], marks=pytest.mark.soak),
-        pytest.param("rank", 1, [1, 1], marks=pytest.mark.soak),
-    ],
+    [("agent", 0, [-9, 75]), ("agent", 1, [75, -9]), ("rank", 0, [1, 1]), ("rank", 1, [1, 1])],
 )
 def test_after_a_kill_on_one_node_all_end_and_the_next_attempt_continues(
     tmp_path: Path, cluster: Callable[[Workspace], _Cluster], victim: str, node: int, statuses: list[int]
