@@ -179,6 +179,9 @@ class _Attempt:
 
     def _keep(self, end: NodeEnd) -> AttemptResult:
         """Keep the results of the processes, which have ended, and write the end of the attempt."""
+        if end.exit_code:
+            # The ranks of other nodes may wait for ranks of this node, for ever.
+            self._followers.stop(stop.GRACE_S)
         self._ends = self._followers.await_ends(stop.patience_s(self._plan.context.saving), self._progress)
         self._show(self._node.read_new())
         self._seen(self._node.deliver_rest())

@@ -312,7 +312,8 @@ def test_runs_on_slurm_survive_kills_signals_requeues_preemption_and_lost_nodes(
         node = disturbed.draw.choice(("n1", "n2"))
         slurm.call("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost")
         time.sleep(3)
-        slurm.call("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        with suppress(AssertionError):  # A node that answers may be back already.
+            slurm.call("scontrol", "update", f"NodeName={node}", "State=RESUME")
         return True
 
     def preempt(_: _Disturbed) -> bool:

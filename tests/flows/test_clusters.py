@@ -15,10 +15,12 @@ from m5ws.repository.references import checkpoints, jobs
 from m5ws.runs import state
 from tests.support.machine.slurm import Slurm
 from tests.support.machine.ssh_hosts import Hosts
+from tests.support.paths import ROOT
 from tests.support.waiting import wait_for
 from tests.support.workspace.workspaces import Workspace, make_workspace
 
 pytestmark = pytest.mark.services
+_OBSERVED = ROOT / "tests" / "training" / "scripts" / "observed.py"
 
 
 def _slow(tmp_path: Path) -> Workspace:
@@ -70,6 +72,28 @@ def test_jobs_on_slurm_and_on_hosts_train_the_bits_of_one_machine(
     shared = workspace.json(words[0], *words[2:], "--parallel", "2", "--on", "big")
     assert [each["job"]["command"][:3] for each in shared] == [["reproduce", "--share", f"{n}/2"] for n in (1, 2)]
     wait_for(lambda: _is_joined(workspace, submitted["lab"]))
+    assert fsck.check(workspace.repo, read_data=True).damage == ()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["fsdp", "zero", "observed"])
+def test_two_nodes_of_two_ranks_on_slurm_and_on_hosts_are_reproduced_on_one_machine(
+    tmp_path: Path, on_slurm: Callable[[Workspace], Workspace], on_hosts: Callable[[Workspace], Workspace], kind: str
+) -> None:
+    script = "plain.py" if kind == "observed" else f"{kind}.py"
+    workspace = on_hosts(on_slurm(make_workspace(tmp_path / "w", script, nproc=2)))
+    if kind == "observed":
+        (workspace.root / "train.py").write_bytes(_OBSERVED.read_bytes())
+        workspace.edit("m5ws.toml", 'command = ["train.py"]', 'command = ["train.py", "distributed", "8"]')
+    submitted = [workspace.json("run", "--on", name, "--nodes", "2")["run"]["id"] for name in ("big", "lab")]
+    for run in submitted:
+        assert workspace.json("wait", run)["standing"] == "finished"
+    alone = workspace.json("run", "--nproc", "4")["run"]["id"]
+    expected = _states(workspace, alone)
+    assert expected[1].keys() == {0, 1, 2, 3}
+    for run in submitted:
+        assert _states(workspace, run) == expected
+        assert workspace.json("reproduce", run)["outcome"] == ("sampled" if kind == "observed" else "reproduced")
     assert fsck.check(workspace.repo, read_data=True).damage == ()
 
 

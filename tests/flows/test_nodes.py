@@ -273,6 +273,19 @@ def test_nodes_that_cannot_begin_leave_no_attempt(tmp_path: Path, cluster: Calla
     assert ledger.attempts(workspace.repo, nodes.run) == []
 
 
+@pytest.mark.long
+def test_ranks_that_wait_for_a_rank_that_failed_on_the_leader_are_stopped(
+    tmp_path: Path, cluster: Callable[[Workspace], _Cluster]
+) -> None:
+    workspace = make_workspace(tmp_path / "w", "plain.py", nproc=2)
+    (workspace.root / "train.py").write_text('import os, time\nos.environ["RANK"] == "0" and 1 / 0\ntime.sleep(3600)\n')
+    nodes = cluster(workspace)
+    nodes.start("first")
+    assert nodes.end() == [1, 1]
+    [attempt] = state.load(workspace.repo, nodes.run).attempts
+    assert attempt.reason is not None and "ZeroDivisionError" in str(attempt.rank_failures["0"])
+
+
 def _writing(tmp_path: Path, cluster: Callable[[Workspace], _Cluster], *arguments: str, stops: int = 0) -> _Cluster:
     """Return the agents of a run without a session that writes output files on each node."""
     workspace = make_workspace(tmp_path / "w", "plain.py", nproc=4, run='outputs = ["out"]')
