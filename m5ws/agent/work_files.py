@@ -22,7 +22,7 @@ from m5ws.repository.files import trees
 from m5ws.repository.objects import Objects
 from m5ws.repository.references import outputs, runs, snapshots
 from m5ws.repository.repository import Repository
-from m5ws.work import directories
+from m5ws.work import directories, inputs
 
 _log = logging.getLogger(__name__)
 _PIECE_BYTES = 2**22
@@ -69,6 +69,16 @@ def remove_old(repo: Repository, home: Path, older_than_s: float, *, dry_run: bo
     )
 
 
+def remove_inputs(home: Path) -> None:
+    """Remove the unchanged inputs of attempts that were delivered. Runs that are alive are left out."""
+    for run_dir in sorted((home / "runs").glob("*")):
+        with suppress(run_lock.RunAlive, OSError), run_lock.lock_run(run_dir, wait_s=0.0):
+            for directory in sorted(run_dir.glob("[0-9][0-9][0-9][0-9]")):
+                work = directories.folder_of(directory)
+                if work is not None and _is_old(directory, 0.0) and (given := inputs.load(directory, work)):
+                    inputs.remove(work, given.stamps)
+
+
 def _is_old(directory: Path, older_than_s: float) -> bool:
     """Return True if an attempt with a work directory was delivered so long ago."""
     mark = directory / DELIVERED
@@ -78,8 +88,8 @@ def _is_old(directory: Path, older_than_s: float) -> bool:
 def _all_files(repo: Repository, run: str, directory: Path) -> list[Entry]:
     """Return the output files of an attempt and the inputs of its run."""
     snapshot = snapshots.load(repo, runs.load(repo, run).snapshot)
-    inputs = [trees.load(repo.objects, tree) for tree in dict.fromkeys(snapshot.trees.values())]
-    return [*_output_files(repo, run, int(directory.name)), *(entry for tree in inputs for entry in tree.entries)]
+    pinned = [trees.load(repo.objects, tree) for tree in dict.fromkeys(snapshot.trees.values())]
+    return [*_output_files(repo, run, int(directory.name)), *(entry for tree in pinned for entry in tree.entries)]
 
 
 def _output_files(repo: Repository, run: str, attempt: int) -> list[Entry]:

@@ -62,7 +62,7 @@ def command(
     Example:
       M5WS_NODE=0 M5WS_NODES=2 M5WS_MASTER=10.0.0.1:29500 M5WS_JOB=7 m5ws agent 7c1d
     """
-    from m5ws.agent import link, places
+    from m5ws.agent import link, places, work_files
     from m5ws.library import clusters
     from m5ws.repository.ledger import ledger
     from m5ws.repository.references import jobs
@@ -81,6 +81,8 @@ def command(
     if (submitted := workspace.job) is not None:
         if (request := jobs.cancel_of_job(repo, submitted)) is not None:
             raise Cancelled(f"job {job} was cancelled from {request.host or 'another machine'}")
+        # Nobody looks at them on a node, and its disk is small.
+        work_files.remove_inputs(workspace.home)
         if submitted.command:
             from m5ws import cli
 

@@ -13,7 +13,7 @@ from m5ws.outputs.collect import Outputs
 from m5ws.records.run import LaunchSpec, Run
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.repository import Repository
-from m5ws.work import directories
+from m5ws.work import directories, inputs
 from tests.support.records import planted
 from tests.support.workspace.checkouts import write
 
@@ -64,6 +64,19 @@ def test_unchanged_inputs_of_old_attempts_are_removed(repo: Repository, director
     assert work_files.remove_old(repo, home, 3600.0) == work_files.RemovedFiles()
     assert work_files.remove_old(repo, home, 0.0) == planned
     assert _left(directory) == {"data/a.txt", *_OTHERS}
+
+
+def test_an_agent_removes_inputs_alone_and_only_unchanged_inputs(directory: Path, tmp_path: Path) -> None:
+    work, home = directory / "work", tmp_path / "home"
+    known = {path: known for path, known in inputs.stamps(work).items() if path.name in ("train.py", "a.txt")}
+    inputs.save(directory, work, inputs.AttemptInputs(begun_ns=0, stamps=known))
+    (work / "data" / "a.txt").write_text("changed by the script")
+    before = _left(directory)
+    with run_lock.lock_run(directory.parent):
+        work_files.remove_inputs(home)
+    assert _left(directory) == before
+    work_files.remove_inputs(home)
+    assert _left(directory) == before - {"train.py"}
 
 
 def test_a_live_or_undelivered_attempt_keeps_all_files(repo: Repository, directory: Path, tmp_path: Path) -> None:

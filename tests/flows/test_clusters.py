@@ -58,12 +58,19 @@ def test_jobs_on_slurm_and_on_hosts_train_the_bits_of_one_machine(
     tmp_path: Path, on_slurm: Callable[[Workspace], Workspace], on_hosts: Callable[[Workspace], Workspace]
 ) -> None:
     workspace = on_hosts(on_slurm(make_workspace(tmp_path / "w", "fsdp.py", nproc=1)))
+    workspace.edit("m5ws.toml", "warn_s = 60", 'warn_s = 60\nprefetch = "high"')
+    workspace.edit("m5ws.toml", "[config]", f'[store]\ncache = "{tmp_path}/cache"\n\n[config]')
     submitted = {name: workspace.json("run", "--on", name, "--nodes", "2")["run"]["id"] for name in ("big", "lab")}
     for run in submitted.values():
         assert workspace.json("wait", run) == {"run": run, "standing": "finished", "status": 0}
         assert len(list(ledger.node_starts(workspace.repo, run, 1))) == 2
     alone = workspace.train("--nproc", "2")
     assert _states(workspace, submitted["big"]) == _states(workspace, submitted["lab"]) == _states(workspace, alone)
+    # A job of another partition has filled the cache before.
+    first, then = jobs.of_run(workspace.repo, submitted["big"])
+    assert first.command == ("prefetch", submitted["big"]) and then.command == ()
+    fetched = next(tmp_path.glob(f"{first.name}-*.out")).read_text()
+    assert "were fetched" in fetched and any((tmp_path / "cache").iterdir())
     # The nodes have the logs, and the store too.
     assert {"0", "1"} <= workspace.json("logs", submitted["lab"])["logs"].keys()
     assert "[1] " in workspace.m5ws("logs", submitted["big"]).stdout
