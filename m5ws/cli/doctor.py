@@ -96,6 +96,8 @@ def _check_cluster(name: str, workspace: "Workspace", cluster: str) -> Check:
 
 def _check_workspace(name: str, directory: Path) -> Check:
     try:
-        return Check(name, "ok", str(find(directory).root))
+        workspace = find(directory)
+        extends = f", extends {workspace.settings.extends}" if workspace.settings.extends else ""
+        return Check(name, "ok", f"{workspace.root}{extends}")
     except NotFound as error:
         return Check(name, "not needed", str(error))

@@ -1,5 +1,6 @@
 """`m5ws.toml` as a `Settings` record, or one error with all of its problems and their lines.
 
+A profile has the tables that a team shares. `m5ws.toml` names it as `extends`, and its own keys come first.
 An unknown key, a value of the wrong type and a key without effect are errors. If a misspelt key were ignored, the run
 would have other settings than its author thinks.
 """
@@ -19,29 +20,78 @@ from m5ws.errors import ConfigError
 
 Key = tuple[str, ...]
 Table = Mapping[str, object]
+_Rule = tuple[Key, Callable[[Settings], bool], str | Callable[[Settings], str]]
+_SHARED = ("store", "mlflow", "clusters")
+_NO_PROFILE = "Mount its folder, or update its git submodule, or correct extends. `m5ws init --team PATH` creates one."
 
 
 def read(path: Path) -> Settings:
-    """Return the settings in the file at `path`. Raises ConfigError, which names every problem and its line."""
+    """Return the settings in the file at `path`, with the tables of the profile that the file extends.
+
+    Raises ConfigError, which names every problem and its line. A profile is judged alone, and before the file: a key
+    of the profile without effect beside the file's own keys is no problem.
+    """
+    text, own = _load(path)
+    shared: Table = {}
+    if isinstance(extends := own.get("extends"), str):
+        profile = path.parent / extends
+        if not profile.is_file():
+            line = line_of(text, ("extends",))
+            raise ConfigError(f"{path}:{line}: 'extends': there is no file {profile}", hint=_NO_PROFILE)
+        shared = read_profile(profile)
+    table = merge(shared, own)
+    _refuse(path, text, list(_problems(Settings, table, ())) or list(_useless(own, table, _RULES)))
+    return msgspec.convert(table, Settings)
+
+
+def read_profile(path: Path) -> Table:
+    """Return the valid tables of the profile at `path`. Raises ConfigError, as `read` does."""
+    text, table = _load(path)
+    fault = "a profile has no key {!r}: it has only [store], [mlflow] and [clusters.NAME]"
+    problems = [(Key((name,)), fault.format(name)) for name in table if name not in _SHARED]
+    problems += _problems(Settings, {name: table[name] for name in _SHARED if name in table}, ())
+    _refuse(path, text, problems or list(_useless(table, table, _RULES_OF_PROFILES)))
+    return table
+
+
+def merge(defaults: Table, own: Table) -> Table:
+    """Return the keys of both tables, and of the tables in them. A key that both have has the value of `own`."""
+    merged = dict(defaults)
+    for name, value in own.items():
+        before = defaults.get(name)
+        merged[name] = merge(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def is_private(url: str) -> bool:
+    """Return True for a store in a directory that is relative to its workspace."""
+    return "://" not in url and not PurePosixPath(url).is_absolute()
+
+
+def _load(path: Path) -> tuple[str, Table]:
     try:
         text = path.read_text(encoding="utf-8")
-        table = tomllib.loads(text)
+        return text, tomllib.loads(text)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
-    problems = list(_problems(Settings, table, ())) or list(_useless(table))
+
+
+def _refuse(path: Path, text: str, problems: Sequence[tuple[Key, str]]) -> None:
     if problems:
         lines = sorted((line_of(text, key), problem) for key, problem in problems)
         raise ConfigError("\n".join(f"{path}:{line}: {problem}" for line, problem in lines))
-    return msgspec.convert(table, Settings)
 
 
 def line_of(text: str, key: Key) -> int:
     """Return the line of valid TOML on which `key`'s statement begins, from 1.
 
-    The shortest prefix that parses and has the key ends with the statement. The longest shorter prefix that parses
-    ends before the statement.
+    A key that is not in the text has the line of the innermost table around it. The shortest prefix that parses and has
+    the key ends with the statement. The longest shorter prefix that parses ends before the statement.
     """
     lines = text.splitlines()
+    table = tomllib.loads(text)
+    while len(key) > 1 and not _present(table, key):
+        key = key[:-1]
     start = 1
     for end in range(1, len(lines) + 1):
         try:
@@ -119,10 +169,11 @@ def _present(table: Table, key: Key) -> bool:
     return True
 
 
-def _useless(table: Table) -> Iterator[tuple[Key, str]]:
+def _useless(own: Table, table: Table, rules: Sequence[_Rule]) -> Iterator[tuple[Key, str]]:
+    """Yield the keys of `own` that break a rule of the settings in `table`."""
     settings = msgspec.convert(table, Settings)
-    for key, wrong, problem in _RULES:
-        if _present(table, key) and wrong(settings):
+    for key, wrong, problem in rules:
+        if _present(own, key) and wrong(settings):
             yield key, f"{'.'.join(key)!r} {problem if isinstance(problem, str) else problem(settings)}"
 
 
@@ -143,7 +194,7 @@ def _describe_data(settings: Settings) -> str:
     return f"holds {path!r}, which is not inside the workspace: {link}"
 
 
-_RULES: tuple[tuple[Key, Callable[[Settings], bool], str | Callable[[Settings], str]], ...] = (
+_RULES: tuple[_Rule, ...] = (
     (("store", "url"), lambda s: not s.store.url, "is empty"),
     *(
         (("store", name), lambda s: not s.store.url.startswith("s3://"), "does nothing: 'store.url' is not s3://…")
@@ -217,3 +268,5 @@ _RULES: tuple[tuple[Key, Callable[[Settings], bool], str | Callable[[Settings], 
         for name in ("tracking_uri", "experiment")
     ),
 )
+_PRIVATE = "is relative, and gives each workspace another store: write an absolute path, or s3://bucket/prefix"
+_RULES_OF_PROFILES = (*_RULES, (("store", "url"), lambda s: is_private(s.store.url), _PRIVATE))

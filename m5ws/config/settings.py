@@ -199,9 +199,10 @@ def size_bytes(text: str | int) -> int | None:
 
 
 class Settings(_Section, frozen=True, kw_only=True):
-    """The whole of `m5ws.toml`."""
+    """The whole of `m5ws.toml`. `extends`: the profile of a team, absolute or relative to the workspace."""
 
     name: str = ""
+    extends: str | None = None
     store: StoreSettings = StoreSettings()
     code: CodeSettings = CodeSettings()
     config: ConfigSettings = ConfigSettings()

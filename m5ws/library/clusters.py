@@ -119,7 +119,7 @@ def _settings_of_nodes(workspace: Workspace) -> Settings:
     )
     url = own.store.url if workspace.store_dir is None else os.fspath(workspace.store_dir)
     store = msgspec.structs.replace(own.store, url=url)
-    return msgspec.structs.replace(own, name=workspace.name, store=store, mlflow=mlflow)
+    return msgspec.structs.replace(own, name=workspace.name, extends=None, store=store, mlflow=mlflow)
 
 
 def _refuse_private_store(workspace: Workspace, shared: tuple[str, ...], cluster: str) -> None:

@@ -6,6 +6,7 @@ User files are never overwritten. If one file of the plan exists, none is writte
 import difflib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from m5ws.config import reader
 from m5ws.errors import M5Error, NotFound
 
 CONFIGURATION = "m5ws.toml"
+Tables = Mapping[str, Mapping[str, str]]
 _IGNORE = ".gitignore"
 _SKIPPED = frozenset({"__pycache__", ".m5ws", ".git", ".venv", ".pytest_cache", ".ruff_cache", ".mypy_cache"})
 
@@ -29,7 +31,7 @@ class FilesExist(M5Error):
 class WorkspaceExists(M5Error):
     """The directory is a workspace already."""
 
-    hint = f"Nothing was changed. To use another store, set url in [store] of {CONFIGURATION}."
+    hint = f"Nothing was changed. To use another store, set url in [store] of {CONFIGURATION}, or extends above it."
 
 
 class NewFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,11 +62,11 @@ def templates_dir() -> Path:
     return installed if installed.is_dir() else package.parent / "templates"
 
 
-def plan(root: Path, template: str | None = None, store: Mapping[str, str] | None = None) -> ProjectPlan:
-    """Return the files of a new workspace at `root`. `store` has keys and values for that section of m5ws.toml.
+def plan(root: Path, template: str | None = None, tables: Tables | None = None, team: str | None = None) -> ProjectPlan:
+    """Return the files of a new workspace at `root`. `tables` have keys and values for sections of m5ws.toml.
 
-    Raises WorkspaceExists with the store of an existing workspace, FilesExist with every existing file, NotFound for an
-    unknown template.
+    With `team`, m5ws.toml extends that profile, and a new profile has the keys of `tables`. Raises WorkspaceExists with
+    the store of an existing workspace, FilesExist with every existing file, NotFound for an unknown template.
     """
     if (root / CONFIGURATION).is_file():
         url = reader.read(root / CONFIGURATION).store.url
@@ -72,8 +74,11 @@ def plan(root: Path, template: str | None = None, store: Mapping[str, str] | Non
     files = list(_template_files(_template_dir(template))) if template else []
     if not any(file.path == CONFIGURATION for file in files):
         files.append(NewFile(path=CONFIGURATION, data=_configuration(root).encode()))
-    if store:
-        files = [_with_store(file, store) if file.path == CONFIGURATION else file for file in files]
+    if team is not None:
+        files = [_extending(file, team) if file.path == CONFIGURATION else file for file in files]
+        files += [] if (root / team).is_file() else [_profile(root, team)]
+    for section, values in (tables or {}).items():
+        files = [_with_keys(file, section, values) if file.path == (team or CONFIGURATION) else file for file in files]
     kept = [file.path for file in files if Path(file.path).name == _IGNORE and os.path.lexists(root / file.path)]
     files = [file for file in files if file.path not in kept]
     taken = [path for file in files if (path := _in_the_way(root, file.path)) is not None]
@@ -136,15 +141,29 @@ def _template_files(directory: Path) -> Iterator[NewFile]:
                 )
 
 
-def _with_store(file: NewFile, store: Mapping[str, str]) -> NewFile:
-    """Return an m5ws.toml with these keys in the store's section. Comments and other sections stay."""
-    keys = "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in store.items())
-    text = file.data.decode()
-    if "\n[store]\n" in text:
-        text = text.replace("\n[store]\n", f"\n[store]\n{keys}", 1)
-    else:
-        text = f"{text.rstrip()}\n\n[store]\n{keys}"
+def _with_keys(file: NewFile, section: str, values: Mapping[str, str]) -> NewFile:
+    """Return a file with these keys in a section. Comments and other sections stay."""
+    keys = "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items())
+    text, header = file.data.decode(), f"\n[{section}]\n"
+    text = text.replace(header, header + keys, 1) if header in text else f"{text.rstrip()}\n{header}{keys}"
     return msgspec.structs.replace(file, data=text.encode())
+
+
+def _extending(file: NewFile, team: str) -> NewFile:
+    """Return an m5ws.toml that extends a profile, and has no section [store]."""
+    text = re.sub(r"(?ms)^\[store\]\n.*?(?=^\[|\Z)", "", file.data.decode())
+    # The first line that is no comment begins a key of the root, or the first table.
+    line = f"extends = {json.dumps(team, ensure_ascii=False)}\n"
+    text = re.sub(r"(?m)^(?=[^#\s]|\Z)", lambda _: line, text, count=1)
+    return msgspec.structs.replace(file, data=text.encode())
+
+
+def _profile(root: Path, team: str) -> NewFile:
+    """Return a new profile. Raises NotFound without its folder, which is not created: a mount may be missing."""
+    folder = (root / team).parent
+    if not folder.is_dir() and folder != root:
+        raise NotFound(f"there is no folder {folder} for the profile", hint="Create or mount the folder.")
+    return NewFile(path=team, data=Path(__file__).with_name("profile.toml").read_bytes())
 
 
 def _configuration(root: Path) -> str:

@@ -26,6 +26,7 @@ _ELSEWHERE = {
     "accelerate launch": "tests/services/test_frameworks.py",
     "deepspeed --num_gpus": "tests/contract/test_launchers.py",
     "init --store s3": "tests/flows/test_s3_store.py",
+    "init --team": "tests/cli/test_team.py",
     "init --template": "tests/templates",
     "pin --image": "tests/services/test_pins.py",
     "--env rebuild": "tests/flows/test_rebuild.py",

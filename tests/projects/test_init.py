@@ -72,10 +72,10 @@ def test_every_file_in_the_way_is_named_and_nothing_changes(tmp_path: Path) -> N
 
 
 def test_init_of_an_existing_workspace_is_refused_with_the_name_of_its_store(tmp_path: Path) -> None:
-    init.apply(init.plan(tmp_path, store={"url": "s3://team/m5ws"}))
+    init.apply(init.plan(tmp_path, tables={"store": {"url": "s3://team/m5ws"}}))
     before = _files(tmp_path)
     with pytest.raises(init.WorkspaceExists, match="s3://team/m5ws"):
-        init.plan(tmp_path, store={"url": "s3://team/other"})
+        init.plan(tmp_path, tables={"store": {"url": "s3://team/other"}})
     assert _files(tmp_path) == before
 
 
