@@ -6,6 +6,7 @@ own. Without its leader it ends.
 
 import socket
 import time
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from m5ws.work import directories
 
 _POLL_S = 0.05
 _RETRY_S = 1.0
+_LOOK_S = 10.0
 
 
 class NotBegun(M5Error):
@@ -40,20 +42,24 @@ class NotBegun(M5Error):
         self.exit_code = closed.exit_code
 
 
-def join(place: Place, key: bytes, join_s: float) -> tuple[Connection, Planned]:
+def join(place: Place, key: bytes, join_s: float, look: Callable[[], None]) -> tuple[Connection, Planned]:
     """Return a connection to the leader, and its choice, after all nodes have come. Raises NodeLost, NotBegun.
 
     The leader of an earlier attempt, which is still at its end, closes the connection: then the next leader is tried.
+    `look` is called at intervals, and may raise an error: a leader that has nothing to do says nothing.
     """
     end_s = time.monotonic() + join_s
     while True:
-        connection = link.join(place, key, end_s - time.monotonic())
+        connection: Connection | None = None
         try:
+            connection = link.join(place, key, min(_LOOK_S, end_s - time.monotonic()))
             return connection, _await_plan(connection, end_s)
         except NodeLost:
-            connection.close()
+            if connection is not None:
+                connection.close()
             if time.monotonic() > end_s - _RETRY_S:
                 raise
+            look()
             time.sleep(_RETRY_S)
 
 

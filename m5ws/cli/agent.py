@@ -14,6 +14,7 @@ from m5ws.cli.terminal import attempt, interrupt, output
 from m5ws.errors import M5Error, UsageError
 
 if TYPE_CHECKING:
+    from m5ws.records.job import Job
     from m5ws.records.launch import Place
     from m5ws.repository.repository import Repository
     from m5ws.workspace import Workspace
@@ -23,6 +24,10 @@ class Cancelled(M5Error):
     """A job was cancelled before its agents began."""
 
     exit_code = 130
+
+
+class Finished(Exception):
+    """The run of an agent has finished: the agent has nothing to do."""
 
 
 @click.command("agent")
@@ -64,9 +69,6 @@ def command(
     """
     from m5ws.agent import link, places, work_files
     from m5ws.library import clusters
-    from m5ws.repository.ledger import ledger
-    from m5ws.repository.references import jobs
-    from m5ws.runs import state
 
     if (store is None) != (job is None):
         raise UsageError("--store and --job belong together")
@@ -79,8 +81,7 @@ def command(
         workspace = replace(names.workspace(context), scratch=own)
     repo = workspace.open_repository()
     if (submitted := workspace.job) is not None:
-        if (request := jobs.cancel_of_job(repo, submitted)) is not None:
-            raise Cancelled(f"job {job} was cancelled from {request.host or 'another machine'}")
+        _refuse_cancelled(repo, submitted)
         # Nobody looks at them on a node, and its disk is small.
         work_files.remove_inputs(workspace.home)
         if submitted.command:
@@ -88,15 +89,15 @@ def command(
 
             context.exit(cli.main(submitted.command, workspace))
     run_id = names.find_id(repo, run, "run")
-    if ledger.attempts(repo, run_id) and state.load_newest(repo, run_id).standing == "finished":
-        # The scheduler started the agents again between the end of the run and the end of the job.
-        output.print_note(f"run {run_id} has finished")
-        return
     try:
+        _refuse_finished(repo, run_id)
         if place.node == 0:
             _lead(workspace, repo, run_id, place, env, as_json=as_json)
             return
         status = _follow(workspace, repo, run_id, place, env)
+    except Finished as reason:
+        output.print_note(str(reason))
+        status = 0
     except KeyboardInterrupt as request:
         if str(request) != signal.SIGUSR2.name:
             raise
@@ -105,6 +106,23 @@ def command(
     if as_json:
         output.print_json({"run": run_id, "node": place.node, "status": status})
     context.exit(status)
+
+
+def _refuse_cancelled(repo: "Repository", job: "Job") -> None:
+    """Raise Cancelled if a request in the store has cancelled a job."""
+    from m5ws.repository.references import jobs
+
+    if (request := jobs.cancel_of_job(repo, job)) is not None:
+        raise Cancelled(f"job {job.name} was cancelled from {request.host or 'another machine'}")
+
+
+def _refuse_finished(repo: "Repository", run_id: str) -> None:
+    """Raise Finished if a run has finished: another job did, or this job was started again meanwhile."""
+    from m5ws.repository.ledger import ledger
+    from m5ws.runs import state
+
+    if ledger.attempts(repo, run_id) and state.load_newest(repo, run_id).standing == "finished":
+        raise Finished(f"run {run_id} has finished")
 
 
 def _lead(
@@ -127,9 +145,20 @@ def _follow(workspace: "Workspace", repo: "Repository", run_id: str, place: "Pla
     from m5ws.repository.references import runs
 
     run = runs.load(repo, run_id)
+
+    def look() -> None:
+        try:
+            _refuse_finished(repo, run_id)
+            if workspace.job is not None:
+                _refuse_cancelled(repo, workspace.job)
+        except Cancelled:
+            raise
+        except (M5Error, OSError) as error:
+            output.print_note(f"the store does not answer: {error}")
+
     with interrupt.on_signals(), Bar() as bar:
         bar(f"waiting for node 0, {place.master}", 0, 0)
-        connection, led = follower.join(place, link.key_of(run), leader.JOIN_S)
+        connection, led = follower.join(place, link.key_of(run), leader.JOIN_S, look)
         try:
             ports, plan = new_run.plan(workspace, repo, run, env, place=place, led=led)
             return follower.execute(ports, plan, connection, bar)

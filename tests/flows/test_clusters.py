@@ -2,7 +2,10 @@
 
 import os
 import subprocess
+import time
 from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from m5ws.repository.fsck import fsck
 from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints, jobs
 from m5ws.runs import state
+from tests.support.campaigns import soak_page
 from tests.support.machine.slurm import Slurm
 from tests.support.machine.ssh_hosts import Hosts
 from tests.support.paths import ROOT
@@ -20,6 +24,10 @@ from tests.support.waiting import wait_for
 from tests.support.workspace.workspaces import Workspace, make_workspace
 
 pytestmark = pytest.mark.services
+_SEGMENTS = (
+    "| training | steps | segments | jobs | steps done again | the run | until the last job has joined the verdicts |",
+    "|---|---|---|---|---|---|---|",
+)
 _OBSERVED = ROOT / "tests" / "training" / "scripts" / "observed.py"
 
 
@@ -80,6 +88,31 @@ def test_jobs_on_slurm_and_on_hosts_train_the_bits_of_one_machine(
     assert [each["job"]["command"][:3] for each in shared] == [["reproduce", "--share", f"{n}/2"] for n in (1, 2)]
     wait_for(lambda: _is_joined(workspace, submitted["lab"]))
     assert fsck.check(workspace.repo, read_data=True).damage == ()
+
+
+@pytest.mark.soak
+def test_a_thousand_steps_are_verified_by_jobs_that_share_the_segments(
+    tmp_path: Path, on_slurm: Callable[[Workspace], Workspace]
+) -> None:
+    workspace = on_slurm(make_workspace(tmp_path / "w", "fsdp.py", nproc=1))
+    for old, new in (("steps: 10", "steps: 1000"), ("hidden: 128", "hidden: 384"), ("batch: 8", "batch: 32")):
+        workspace.edit("config.yaml", old, new)
+    workspace.edit("m5ws.toml", "checkpoint_every = 4", "checkpoint_every = 100")
+    for parallel in (1, 2):
+        # Another seed is another run, of the same work.
+        times = [time.monotonic()]
+        run = workspace.train("--seed", str(parallel))
+        times.append(time.monotonic())
+        workspace.json("reproduce", run, "--all-segments", "--parallel", str(parallel), "--on", "big")
+        wait_for(partial(_is_joined, workspace, run))
+        times.append(time.monotonic())
+        replays = workspace.json("show", run)["replays"]
+        steps = sum(len(workspace.history(row["run"]).steps[0]) for row in replays)
+        assert (len(replays), steps) == (10, 1000)
+        seconds = [f"{after - before:,.0f} s" for before, after in pairwise(times)]
+        row = "| " + " | ".join(map(str, ("fsdp", 1000, 10, parallel, steps, *seconds))) + " |"
+        print(row)
+        soak_page.put("jobs", _SEGMENTS, row, cells=4)
 
 
 @pytest.mark.soak
