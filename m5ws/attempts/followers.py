@@ -6,6 +6,7 @@ An attempt on one machine has none, and takes the same way.
 import signal
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.link import Follower, Listener, NodeLost
@@ -14,10 +15,12 @@ from m5ws.progress import Progress, report
 from m5ws.records.base import Digest
 from m5ws.records.environment import Observed
 from m5ws.records.failure import EndReason
+from m5ws.records.launch import Place
 from m5ws.records.ledger import RankEnded
 from m5ws.records.nodes import Begun, Closed, Ended, Inexact, Message, Planned, Ready, Stop, Storing
 
 _POLL_S = 0.05
+_REFUSAL_S = 60.0
 
 
 class Followers:
@@ -98,8 +101,13 @@ class Followers:
             time.sleep(_POLL_S)
         return [follower.ended for follower in self._all if follower.ended is not None]
 
-    def close(self, exit_code: int) -> None:
-        """Tell all followers the exit status, and close the link."""
+    def close(self, exit_code: int, *, is_refused: bool = False) -> None:
+        """Tell all followers the exit status, and close the link.
+
+        `is_refused`: there is no attempt. Followers that have not come yet are told, too.
+        """
+        if is_refused and self._listener is not None and not self._all:
+            self._all = _gather_refused(self._listener)
         self._send(Closed(exit_code=exit_code))
         self._all = []
         if self._listener is not None:
@@ -121,6 +129,22 @@ class Followers:
             follower.is_storing = True
         elif isinstance(message, Ended):
             follower.ended = message
+
+
+def refuse(place: Place, key: bytes, exit_code: int) -> None:
+    """Tell all followers the exit status of a leader that has no plan."""
+    with suppress(NodeLost):
+        listener = Listener(place, key)
+        for follower in _gather_refused(listener):
+            follower.connection.send(Closed(exit_code=exit_code))
+        listener.close()
+
+
+def _gather_refused(listener: Listener) -> list[Follower]:
+    """Return the followers if all come within a while: the engine started them together with the leader."""
+    with suppress(NodeLost):
+        return listener.wait(_REFUSAL_S, lambda: None, lambda _: None)
+    return []
 
 
 def heads_of(ends: list[Ended]) -> dict[str, Digest]:

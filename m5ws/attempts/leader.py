@@ -81,12 +81,34 @@ def execute(
     attempt as interrupted. Published data stays. Output files of a finished attempt that are in the store are removed
     from its work directory, unless the ports keep them.
     """
+    followers = Followers(plan, link.key_of(plan.run))
+    try:
+        result = _execute(ports, plan, followers, watch, progress, poll, accept, judge)
+    except BaseException as error:
+        is_refused = isinstance(error, M5Error) and not isinstance(error, NodeLost)
+        followers.close(getattr(error, "exit_code", STATUSES["interrupted"]), is_refused=is_refused)
+        raise
+    if result.reason is not None and result.reason.kind == "removed":
+        raise removals.Removed(f"attempt {plan.attempt} of run {plan.run.id} was stopped: {result.reason.problem}")
+    return result
+
+
+def _execute(
+    ports: Ports,
+    plan: AttemptPlan,
+    followers: Followers,
+    watch: Watch | None,
+    progress: Progress | None,
+    poll: Callable[[], None],
+    accept: admission.Accept,
+    judge: Watch | None,
+) -> AttemptResult:
+    """Run one attempt with its followers, as `execute` does."""
     home = plan.directory.parent
     home.mkdir(parents=True, exist_ok=True)
     with run_lock.lock_run(home, notify=partial(report, progress)):
         _announce(ports.tracker)
         begin.refuse_stale(ports.repo, plan)
-        followers = Followers(plan, link.key_of(plan.run))
         for attempt in range(1, plan.attempt):
             recovery.finish(ports.repo, plan.run.id, attempt, home / f"{attempt:04d}")
         prepare.clear(plan)
@@ -111,13 +133,8 @@ def execute(
                     begun.interventions.look_after_start()
                 result = begun.supervise(poll)
                 followers.close(NodeLost.exit_code if result.again else STATUSES.get(result.outcome, 1))
-        except BaseException as error:
-            followers.close(getattr(error, "exit_code", STATUSES["interrupted"]))
-            raise
         finally:
             directories.end(plan.directory)
-        if result.reason is not None and result.reason.kind == "removed":
-            raise removals.Removed(f"attempt {plan.attempt} of run {plan.run.id} was stopped: {result.reason.problem}")
         if plan.run.spec.outputs and result.outcome == "finished" and result.delivered and not ports.keep_work:
             report(progress, "removing output files that are stored")
             work_files.remove_outputs(ports.repo, plan.run.id, plan.attempt, plan.directory)

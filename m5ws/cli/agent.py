@@ -129,12 +129,19 @@ def _lead(
     workspace: "Workspace", repo: "Repository", run_id: str, place: "Place", env: tuple[str, ...], *, as_json: bool
 ) -> None:
     """Lead the next attempt, and report its result. Raises as `attempt.execute`."""
-    from m5ws.attempts import planning
+    from m5ws.agent import link
+    from m5ws.attempts import followers, planning
     from m5ws.repository.ledger import ledger
     from m5ws.repository.references import runs
 
-    run = planning.resumed(repo, run_id) if ledger.attempts(repo, run_id) else runs.load(repo, run_id)
-    attempt.execute(*new_run.plan(workspace, repo, run, env, place=place), env, enabled=True, as_json=as_json)
+    try:
+        run = planning.resumed(repo, run_id) if ledger.attempts(repo, run_id) else runs.load(repo, run_id)
+        ports, plan = new_run.plan(workspace, repo, run, env, place=place)
+    except M5Error as error:
+        if place.nodes > 1:
+            followers.refuse(place, link.key_of(runs.load(repo, run_id)), error.exit_code)
+        raise
+    attempt.execute(ports, plan, env, enabled=True, as_json=as_json)
 
 
 def _follow(workspace: "Workspace", repo: "Repository", run_id: str, place: "Place", env: tuple[str, ...]) -> int:

@@ -249,7 +249,7 @@ def _disturb(disturbed: _Disturbed, faults: dict[str, Fault], scale: Scale, seed
         cells = (disturbed.cluster, seed, sum(done.values()), kinds, runs, disturbed.attempts, compared, seconds)
         print(row := "| " + " | ".join(map(str, cells)) + " |", flush=True)
         if scale.soak:
-            soak_page.put("clusters", _HEADER, row)
+            soak_page.put("clusters", _HEADER, row, cells=2)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from m5ws import workspace as workspaces
+from m5ws.agent import run_lock
 from m5ws.agent.link import NodeLost
 from m5ws.attempts import planning
 from m5ws.attempts.planning import RunOptions
@@ -271,6 +272,21 @@ def test_nodes_that_cannot_begin_leave_no_attempt(tmp_path: Path, cluster: Calla
     assert "variable.OMP_SCHEDULE on node 1" in output and "dynamic" in output
     assert (first.returncode, second.wait(_LIMIT_S)) == (2, 2)
     assert ledger.attempts(workspace.repo, nodes.run) == []
+
+
+@pytest.mark.long
+def test_followers_end_with_a_leader_that_refuses_to_begin(
+    tmp_path: Path, cluster: Callable[[Workspace], _Cluster]
+) -> None:
+    nodes = cluster(make_workspace(tmp_path / "w", "plain.py", nproc=2))
+    own = tmp_path / "scratch" / "0" / f"m5ws-{os.getuid()}"
+    home = own / "node-0" / "runs" / nodes.run
+    home.mkdir(parents=True)
+    own.chmod(0o700)
+    with run_lock.lock_run(home):
+        nodes.start("first")
+        assert nodes.end() == [run_lock.RunAlive.exit_code] * 2
+    assert ledger.attempts(nodes.workspace.repo, nodes.run) == []
 
 
 @pytest.mark.long
