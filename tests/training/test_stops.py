@@ -18,7 +18,7 @@ from tests.support.ranks.forked_attempts import SCRIPT, ForkedAttempts, Signal
 from tests.support.ranks.warm import Warm
 
 _RANKS = 4
-_STEPS = 400
+_STEPS = 120
 _NEVER = 10**6
 _SPAN_S = 1.5
 """Signals come within this time after the first step, and ranks agree about once a second of steps."""
@@ -72,7 +72,7 @@ def _stop(runs: ForkedAttempts, signals: list[Signal], count: _Count) -> None:
 @pytest.mark.parametrize(
     "scale",
     [
-        pytest.param(Scale(5), marks=pytest.mark.long),
+        pytest.param(Scale(2), marks=pytest.mark.long),
         pytest.param(Scale(200, soak=True), marks=[pytest.mark.soak, pytest.mark.timeout(7200)]),
     ],
 )
