@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import subprocess
 import time
@@ -50,9 +51,10 @@ class _Processes(msgspec.Struct):
     def of(run: str) -> "_Processes":
         found: dict[tuple[str, int], list[int]] = {}
         for pid, words, variables in _all_processes():
-            if run in words or run in variables.get("M5WS_CONTEXT", ""):
-                kind = _kind(words)
-                node = variables.get("M5WS_NODE") or variables.get("SLURM_NODEID") or "-1"
+            context = variables.get("M5WS_CONTEXT", "")
+            if run in words or run in context:
+                kind, scratch = _kind(words), re.search(r"/node-(\d+)/", context)
+                node = scratch[1] if scratch else variables.get("M5WS_NODE") or variables.get("SLURM_NODEID") or "-1"
                 found.setdefault((kind, int(node)), []).append(pid)
         return _Processes(found)
 
