@@ -93,9 +93,6 @@ def execute(ports: Ports, plan: AttemptPlan, connection: Connection, progress: P
                 following.begin(waiting.observed, spool)
                 node = Node(ports, plan, work, waiting, spool, following.notify, progress)
                 status = following.run(node)
-        except (M5Error, OSError) as error:
-            connection.send(Ended(exit_code=1, problem=str(error)))
-            raise
         finally:
             directories.end(plan.directory)
         if status == 0 and not ports.keep_work:
@@ -105,6 +102,11 @@ def execute(ports: Ports, plan: AttemptPlan, connection: Connection, progress: P
 
 def _genesis(plan: AttemptPlan) -> str:
     return genesis(plan.run.id, plan.attempt, f"{NODE}/{plan.place.node}")
+
+
+def give_up(connection: Connection, error: Exception) -> None:
+    """Tell the leader why this node cannot go on. A node that is lost in silence lets all agents start again."""
+    connection.send(Ended(exit_code=1, problem=str(error)))
 
 
 class _Following:

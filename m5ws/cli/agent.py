@@ -169,5 +169,8 @@ def _follow(workspace: "Workspace", repo: "Repository", run_id: str, place: "Pla
         try:
             ports, plan = new_run.plan(workspace, repo, run, env, place=place, led=led)
             return follower.execute(ports, plan, connection, bar)
+        except (M5Error, OSError) as error:
+            follower.give_up(connection, error)
+            raise
         finally:
             connection.close()

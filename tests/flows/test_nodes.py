@@ -275,17 +275,18 @@ def test_nodes_that_cannot_begin_leave_no_attempt(tmp_path: Path, cluster: Calla
 
 
 @pytest.mark.long
-def test_followers_end_with_a_leader_that_refuses_to_begin(
-    tmp_path: Path, cluster: Callable[[Workspace], _Cluster]
+@pytest.mark.parametrize("node", range(_NODES))
+def test_all_agents_end_for_good_with_an_agent_that_cannot_begin(
+    tmp_path: Path, cluster: Callable[[Workspace], _Cluster], node: int
 ) -> None:
     nodes = cluster(make_workspace(tmp_path / "w", "plain.py", nproc=2))
-    own = tmp_path / "scratch" / "0" / f"m5ws-{os.getuid()}"
-    home = own / "node-0" / "runs" / nodes.run
+    own = tmp_path / "scratch" / f"{node}" / f"m5ws-{os.getuid()}"
+    home = own / f"node-{node}" / "runs" / nodes.run
     home.mkdir(parents=True)
     own.chmod(0o700)
     with run_lock.lock_run(home):
         nodes.start("first")
-        assert nodes.end() == [run_lock.RunAlive.exit_code] * 2
+        assert all(status in (1, run_lock.RunAlive.exit_code) for status in nodes.end())
     assert ledger.attempts(nodes.workspace.repo, nodes.run) == []
 
 
