@@ -37,6 +37,8 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 M5 = Callable[..., Outcome]
+DOCTOR = ("doctor", "--timeout", "300")
+"""A busy machine delays a check for longer than the default timeout."""
 
 
 @pytest.fixture

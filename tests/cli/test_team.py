@@ -10,7 +10,7 @@ from m5ws import workspace
 from m5ws.config.settings import Settings
 from m5ws.library.clusters import Cluster
 from m5ws.projects import init
-from tests.cli.conftest import M5
+from tests.cli.conftest import DOCTOR, M5
 from tests.support.workspace.checkouts import commit_all, git
 
 
@@ -100,7 +100,7 @@ def test_a_missing_folder_of_a_profile_is_not_created(tmp_path: Path, m5: M5) ->
 
 
 def test_doctor_names_the_profile(tmp_path: Path, team: Path, m5: M5) -> None:
-    checks = m5("-C", tmp_path / "first", "doctor", "--json").document["checks"]
+    checks = m5("-C", tmp_path / "first", *DOCTOR, "--json").document["checks"]
     assert str(team) in next(check["detail"] for check in checks if check["name"] == "workspace")
 
 
