@@ -37,7 +37,7 @@ rank, node = os.environ["RANK"], os.environ["GROUP_RANK"]
 own, begun, counts = Path(f"out/rank-{rank}.txt"), Path(f"out/begun-{rank}.txt"), []
 if own.exists():
     counts = own.read_text().split()
-    restored = all(Path(f"out/rank-{each}.txt").exists() for each in range(4))
+    restored = all(Path(f"out/rank-{each}.txt").exists() for each in range(2))
     begun.unlink(missing_ok=True)
 else:
     restored = False
@@ -48,7 +48,7 @@ if os.environ["LOCAL_RANK"] == "0":
     Path("out/same.txt").write_text(node if "conflict" in sys.argv else "same")
 if len(counts) < STOPS:
     Path(f"MARKS/{len(counts)}-{rank}").touch()
-    while len(list(Path("MARKS").glob(f"{len(counts)}-*"))) < 4:
+    while len(list(Path("MARKS").glob(f"{len(counts)}-*"))) < 2:
         time.sleep(0.05)
     raise SystemExit(9)
 """
@@ -71,12 +71,12 @@ def _free_port() -> int:
 class _Cluster:
     """Agents of a run on this machine, one for each node, as a scheduler starts them."""
 
-    def __init__(self, workspace: Workspace, scratch: Path, nproc: int = 4) -> None:
+    def __init__(self, workspace: Workspace, scratch: Path) -> None:
         self.workspace, self._scratch = workspace, scratch
         found = workspaces.find(workspace.root)
         snapshot = workspace.json("snapshot")["id"]
         repo = found.repository()
-        spec = planning.spec(found.settings.run, RunOptions(nproc=nproc))
+        spec = planning.spec(found.settings.run, RunOptions(nproc=found.settings.run.nproc))
         run = planning.new_run(snapshot, spec)
         runs.publish(repo, found.ports(repo).sign(run))
         self.run = run.id
@@ -305,7 +305,7 @@ def test_ranks_that_wait_for_a_rank_that_failed_on_the_leader_are_stopped(
 
 def _writing(tmp_path: Path, cluster: Callable[[Workspace], _Cluster], *arguments: str, stops: int = 0) -> _Cluster:
     """Return the agents of a run without a session that writes output files on each node."""
-    workspace = make_workspace(tmp_path / "w", "plain.py", nproc=4, run='outputs = ["out"]')
+    workspace = make_workspace(tmp_path / "w", "plain.py", nproc=2, run='outputs = ["out"]')
     (tmp_path / "marks").mkdir()
     script = _FILES.replace("MARKS", str(tmp_path / "marks")).replace("STOPS", str(stops))
     (workspace.root / "train.py").write_text(script)
@@ -327,14 +327,14 @@ def test_output_files_of_two_nodes_are_merged_and_reproduced_on_one_machine(
     workspace = nodes.workspace
     nodes.start("first")
     assert nodes.end() == [0, 0]
-    expected = {f"rank-{rank}.txt": "1" for rank in range(4)} | {f"begun-{rank}.txt": "" for rank in range(4)}
+    expected = {f"rank-{rank}.txt": "1" for rank in range(2)} | {f"begun-{rank}.txt": "" for rank in range(2)}
     assert _texts(workspace, nodes.run, tmp_path / "all") == expected | {"equal.txt": "equal", "same.txt": "same"}
     rows = workspace.json("outputs", nodes.run)["outputs"]
-    assert [(row["name"], row["files"]) for row in rows] == [("0001-0-final", 6), ("0001-1-final", 6)]
+    assert [(row["name"], row["files"]) for row in rows] == [("0001-0-final", 4), ("0001-1-final", 4)]
     # Each node removes its own stored files from its disk.
     assert list((tmp_path / "scratch").rglob("rank-*.txt")) == []
     verdict = workspace.json("reproduce", nodes.run)
-    assert verdict["outcome"] == "reproduced" and verdict["compared"]["files"] == 10
+    assert verdict["outcome"] == "reproduced" and verdict["compared"]["files"] == 6
     assert fsck.check(workspace.repo, read_data=True).damage == ()
 
 
@@ -368,7 +368,7 @@ def test_a_resume_restores_the_files_of_all_nodes_on_each_node_and_on_one_machin
     assert nodes.end() == [1, 1]
     nodes.start("second")
     assert nodes.end() == [1, 1]
-    resumed = {f"rank-{rank}.txt": "1 2-restored" for rank in range(4)}
+    resumed = {f"rank-{rank}.txt": "1 2-restored" for rank in range(2)}
     assert _texts(workspace, run, tmp_path / "second") == resumed | {"equal.txt": "equal", "same.txt": "same"}
     workspace.m5ws("resume", run)
     last = {name: f"{text} 3-restored" for name, text in resumed.items()}
