@@ -116,11 +116,7 @@ class Workspace:
 
     @property
     def _user_cache(self) -> Path:
-        """The cache that all workspaces of a user share on this machine. All of it can be rebuilt.
-
-        The agents of a user share one beside their scratch folders, where a file system may share its blocks with work
-        directories.
-        """
+        """The cache that all workspaces of a user share on this machine, or all agents beside their scratch folders."""
         if self.scratch is not None:
             return self.scratch.parent / "cache"
         return self._user_dir("XDG_CACHE_HOME", ".cache") / "m5ws"

@@ -104,7 +104,7 @@ class Followers:
     def close(self, exit_code: int, *, is_refused: bool = False) -> None:
         """Tell all followers the exit status, and close the link.
 
-        `is_refused`: there is no attempt. Followers that have not come yet are told, too.
+        With `is_refused`, the leader begins no attempt. It waits at most a minute for followers that have not come.
         """
         if is_refused and self._listener is not None and not self._all:
             self._all = _gather_refused(self._listener)
