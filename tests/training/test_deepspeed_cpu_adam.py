@@ -10,6 +10,7 @@ import sys
 import time
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -214,6 +215,26 @@ def test_a_lock_of_a_killed_rank_is_removed_beside_a_built_operator(built: Path,
         os.utime(lock, (1, 1))
     assert cpu_adam.ensure_cpu_adam() == built
     assert (old.exists(), new.exists(), another.exists()) == (False, True, True)
+
+
+@pytest.mark.parametrize(("age_s", "is_built"), [(0.0, False), (1e6, True)])
+def test_an_operator_older_than_its_installed_source_is_built_again(
+    built: Path, monkeypatch: pytest.MonkeyPatch, age_s: float, is_built: bool
+) -> None:
+    """A new installation of the same versions has the same folder and newer sources."""
+    source = Path(str(metadata.distribution("deepspeed").locate_file(cpu_adam._SOURCE)))
+    os.utime(built, (1, source.stat().st_mtime - age_s))
+    builders: list[str] = []
+
+    def load(builder: Any) -> Any:
+        builders.append(builder.name)
+        os.utime(built)
+        return SimpleNamespace(__file__=str(built))
+
+    monkeypatch.setattr(cpu_adam, "_load", load)
+    assert cpu_adam.ensure_cpu_adam() == cpu_adam.ensure_cpu_adam() == built
+    assert bool(builders) == is_built
+    assert len(builders) == len(set(builders))
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ _TORCH_VARIABLES = {
     "TORCH_XPU_ARCH_LIST",
 }
 _NOTE_NAME = "cpu_adam.txt"
+_SOURCE = "deepspeed/ops/csrc/adam/cpu_adam.cpp"
 
 
 class BuildFailed(M5Error):
@@ -130,12 +131,17 @@ def _cpu() -> list[str]:
 
 
 def _known(note: Path) -> Path | None:
-    """Return the operator in a note, if its file exists."""
+    """Return the operator in a note, unless its file is missing, or older than the installed source.
+
+    ninja compiles again if the source is newer: without this check, each rank would, in its own process.
+    """
+    source = Path(str(metadata.distribution("deepspeed").locate_file(_SOURCE)))
     try:
         operator = Path(note.read_text())
+        built_s = operator.stat().st_mtime
     except OSError:
         return None
-    return operator if operator.is_file() else None
+    return operator if not source.exists() or source.stat().st_mtime <= built_s else None
 
 
 def _load(builder: Any) -> Any:
