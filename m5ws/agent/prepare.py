@@ -19,7 +19,7 @@ from m5ws.repository.files import trees
 from m5ws.repository.files.materialise import materialise
 from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
-from m5ws.work import directories
+from m5ws.work import directories, starts
 from m5ws.work.directories import WorkDirectory
 
 
@@ -73,7 +73,8 @@ def prepare(ports: Ports, plan: AttemptPlan, progress: Progress | None) -> tuple
     can_mount = ports.launcher.can_mount if plan.request.image is None else lambda *_: True
     work = directories.make(ports.work_root, plan.directory, run, author, can_mount, plan.run.spec.directory)
     plan = access.limit(ports, _assign_directory(plan, work, ports.observing))
-    _materialise(ports.repo, snapshot, work.path, progress)
+    with starts.lock_starts(ports.work_root, progress):
+        _materialise(ports.repo, snapshot, work.path, progress)
     _make_output_folders(work.path, plan.run.spec.outputs)
     (plan.directory / "context").write_bytes(codec.encode(plan.context))
     return plan, work

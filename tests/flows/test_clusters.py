@@ -15,11 +15,14 @@ from m5ws.records.failure import EndReason
 from m5ws.repository.fsck import fsck
 from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints, jobs
+from m5ws.repository.repository import Repository
 from m5ws.runs import state
+from m5ws.store import open_store
 from tests.support.campaigns import soak_page
 from tests.support.machine.slurm import Slurm
 from tests.support.machine.ssh_hosts import Hosts
 from tests.support.paths import ROOT
+from tests.support.s3.s3_servers import S3Server
 from tests.support.waiting import wait_for
 from tests.support.workspace.workspaces import Workspace, make_workspace
 
@@ -88,6 +91,20 @@ def test_jobs_on_slurm_and_on_hosts_train_the_bits_of_one_machine(
     assert [each["job"]["command"][:3] for each in shared] == [["reproduce", "--share", f"{n}/2"] for n in (1, 2)]
     wait_for(lambda: _is_joined(workspace, submitted["lab"]))
     assert fsck.check(workspace.repo, read_data=True).damage == ()
+
+
+def test_a_job_on_two_nodes_trains_from_a_bucket_and_is_reproduced_on_one_machine(
+    tmp_path: Path, s3_environment: None, s3_server: S3Server, on_slurm: Callable[[Workspace], Workspace]
+) -> None:
+    url = s3_server.url(s3_server.bucket(), region="eu-west-1")
+    workspace = on_slurm(make_workspace(tmp_path / "w", "fsdp.py", nproc=1))
+    workspace.edit("m5ws.toml", "[config]", f'[store]\nurl = "{url}"\n\n[config]')
+    run = workspace.json("run", "--on", "big", "--nodes", "2")["run"]["id"]
+    assert workspace.json("wait", run)["standing"] == "finished"
+    repo = Repository.open(open_store(url))
+    assert [start.node for start in ledger.node_starts(repo, run, 1)] == [0, 1]
+    assert workspace.json("reproduce", run)["outcome"] == "reproduced"
+    assert fsck.check(repo, read_data=True).damage == ()
 
 
 @pytest.mark.soak

@@ -44,6 +44,11 @@ def _used_bytes(folder: Path) -> int:
     return (status.f_blocks - status.f_bfree) * status.f_frsize
 
 
+def _free_bytes(folder: Path) -> int:
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
+
+
 def test_a_second_work_directory_copies_no_input_bytes_and_is_its_own(tmp_path: Path, xfs: Path) -> None:
     data = os.urandom(_DATA_BYTES)
     (tmp_path / "data").write_bytes(data)
@@ -61,5 +66,6 @@ def test_a_second_work_directory_copies_no_input_bytes_and_is_its_own(tmp_path: 
     with (xfs / "second" / "data").open("r+b") as file:  # as root, whatever the mode
         file.write(b"changed")
     assert (xfs / "first" / "data").read_bytes() == data
+    subprocess.run(("fallocate", "--length", str(_free_bytes(xfs) - _DATA_BYTES // 2), str(xfs / "filler")), check=True)
     materialise.materialise(node.objects, [tree], xfs / "third")
     assert (xfs / "third" / "data").read_bytes() == data

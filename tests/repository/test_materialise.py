@@ -17,6 +17,8 @@ from m5ws.repository.repository import Repository
 from m5ws.store.cache.cache import CachedStore
 from m5ws.store.interface import ObjectStore
 from m5ws.store.local import LocalStore
+from tests.conftest import loud_skip
+from tests.support.faults import troubles
 from tests.support.records import planted
 from tests.support.stores.counting_store import CountingStore
 
@@ -159,3 +161,19 @@ def test_a_chunk_that_is_copied_or_cloned_is_verified(repo: Repository, tmp_path
         with open(name, "rb") as source, open(tmp_path / "target", "w+b") as target:
             assert verified_copy.copy(repo.objects, source.fileno(), part, target.fileno(), 0) is expected
             assert (target.read() == data) is expected
+
+
+@pytest.mark.parametrize("lacking", ["bytes", "inodes"])
+def test_files_that_the_disk_cannot_hold_are_refused_before_the_first_byte(tmp_path: Path, lacking: str) -> None:
+    target, number = tmp_path / "target", 30 if lacking == "inodes" else 1
+    target.mkdir()
+    with troubles.file_system(target, inodes=20 if lacking == "inodes" else 0) as is_mounted:
+        if not is_mounted:
+            loud_skip("no mounts for this user: a full file system")
+        size = 10 if lacking == "inodes" else os.statvfs(target).f_bavail * 4096 + 1
+        repo = Repository.create(LocalStore(tmp_path / "store"), _SMALL)
+        contents = {f"{name}.bin": bytes(size) for name in range(number)}
+        tree = trees.load(repo.objects, planted.tree(repo, tmp_path / "source", contents))
+        with pytest.raises(materialise.NotWritten, match=lacking):
+            materialise.materialise(repo.objects, [tree], target)
+        assert list(target.iterdir()) == []

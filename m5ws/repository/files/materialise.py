@@ -26,7 +26,7 @@ from m5ws.store.interface import FileBacked
 class NotWritten(M5Error):
     """The file system cannot hold the files of a tree."""
 
-    hint = "Remove the incomplete files. Use a folder with free space, on a case-sensitive file system."
+    hint = "Remove incomplete files. Use a folder with free space, on a case-sensitive file system."
 
 
 def materialise(
@@ -35,13 +35,15 @@ def materialise(
     """Write `trees`, which have disjoint paths, to `target`, which must be missing or empty.
 
     Files are 0444/0555 if `read_only`. Raises UsageError for another target, CorruptObject for a damaged object or
-    tree, and NotWritten. After an error the incomplete files are left for inspection, and never used.
+    tree, and NotWritten, if possible before the first byte. After an error the incomplete files are left for
+    inspection, and never used.
     """
     entries = tuple(entry for tree in trees for entry in tree.entries)
     check_paths(entries, "to materialise")
     check_claims(entries, "to materialise")
     try:
         _prepare(target)
+        _check_space(entries, target)
         _fill(_Writer(objects, target, read_only), entries, target, progress)
     except OSError as error:
         raise NotWritten(f"cannot write all files to {target}: {error}") from error
@@ -68,6 +70,16 @@ def _prepare(target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     if next(iter(target.iterdir()), None) is not None:
         raise UsageError(f"{target} is not empty", hint="Name a folder that does not exist yet.")
+
+
+def _check_space(entries: tuple[Entry, ...], target: Path) -> None:
+    """Raise NotWritten if the file system has too little free space or too few free inodes for all files."""
+    free = os.statvfs(target)
+    free_bytes, needed_bytes = free.f_bavail * free.f_frsize, sum(entry.size_bytes for entry in entries)
+    if free.f_files and free.f_favail < len(entries):
+        raise NotWritten(f"the files need {len(entries):,} inodes, and {target} has {free.f_favail:,}")
+    if free_bytes < needed_bytes and not verified_copy.shares_blocks(target):
+        raise NotWritten(f"the files need {needed_bytes:,} bytes, and {target} has {free_bytes:,}")
 
 
 class _Writer:

@@ -11,6 +11,8 @@ root could write to it whatever its mode.
 import fcntl
 import os
 import struct
+import tempfile
+from pathlib import Path
 
 from m5ws.records.tree import Slice
 from m5ws.repository.objects import Objects
@@ -48,6 +50,14 @@ def write(target: int, data: Buffer, position: int) -> None:
     while view:
         count = os.pwrite(target, view, position)
         view, position = view[count:], position + count
+
+
+def shares_blocks(folder: Path) -> bool:
+    """Return True if clones in a folder need no space. Tried with two files without names."""
+    with tempfile.TemporaryFile(dir=folder) as source, tempfile.TemporaryFile(dir=folder) as target:
+        source.write(b"block")
+        source.flush()
+        return _clone(source.fileno(), target.fileno(), 0)
 
 
 def _clone(source: int, target: int, position: int) -> bool:

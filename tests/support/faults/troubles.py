@@ -101,9 +101,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def file_system(folder: Path) -> Iterator[bool]:
-    """Mount a small file system at a folder, if that is allowed; yield True if it is mounted."""
-    command = ["mount", "-t", "tmpfs", "-o", f"size={_SIZE_BYTES}", "tmpfs", str(folder)]
+def file_system(folder: Path, inodes: int = 0) -> Iterator[bool]:
+    """Mount a small file system at a folder, if that is allowed; yield True if it is mounted. 0 inodes: no limit."""
+    command = ["mount", "-t", "tmpfs", "-o", f"size={_SIZE_BYTES},nr_inodes={inodes}", "tmpfs", str(folder)]
     done = subprocess.run(command, check=False, capture_output=True)
     try:
         yield done.returncode == 0
