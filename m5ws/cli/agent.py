@@ -129,13 +129,18 @@ def _lead(
     workspace: "Workspace", repo: "Repository", run_id: str, place: "Place", env: tuple[str, ...], *, as_json: bool
 ) -> None:
     """Lead the next attempt, and report its result. Raises as `attempt.execute`."""
-    from m5ws.agent import link
+    from m5ws.agent import link, recovery
     from m5ws.attempts import followers, planning
     from m5ws.repository.ledger import ledger
     from m5ws.repository.references import runs
 
     try:
-        run = planning.resumed(repo, run_id) if ledger.attempts(repo, run_id) else runs.load(repo, run_id)
+        if ledger.attempts(repo, run_id):
+            # The ranks of a killed agent may still publish a checkpoint, from which the next attempt continues.
+            recovery.deliver_run(repo, run_id, workspace.home, workspace.work_root, workspace.kept, output.print_note)
+            run = planning.resumed(repo, run_id)
+        else:
+            run = runs.load(repo, run_id)
         ports, plan = new_run.plan(workspace, repo, run, env, place=place)
     except M5Error as error:
         if place.nodes > 1:

@@ -1,6 +1,7 @@
 """Jobs of a real Slurm and of hosts by ssh: the bits of one machine, from a submitter that goes away."""
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from m5ws.records.failure import EndReason
+from m5ws.records.ledger import CheckpointPublished
 from m5ws.repository.fsck import fsck
 from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints, jobs
@@ -19,6 +21,7 @@ from m5ws.repository.repository import Repository
 from m5ws.runs import state
 from m5ws.store import open_store
 from tests.support.campaigns import soak_page
+from tests.support.machine import run_processes
 from tests.support.machine.slurm import Slurm
 from tests.support.machine.ssh_hosts import Hosts
 from tests.support.paths import ROOT
@@ -49,6 +52,13 @@ def _begun(workspace: Workspace, run: str, attempt: int, step: int) -> Callable[
         return newest is not None and newest.attempt == attempt and newest.last_step >= step
 
     return reached
+
+
+def _announced(workspace: Workspace, run: str) -> list[str]:
+    """Return the names of the checkpoints that the ranks of all attempts have announced."""
+    repo = workspace.repo
+    events = (event for attempt in ledger.attempts(repo, run) for _, event in ledger.read_events(repo, run, attempt))
+    return sorted(event.name for event in events if isinstance(event, CheckpointPublished))
 
 
 def _ends(workspace: Workspace, run: str) -> list[EndReason | None]:
@@ -219,13 +229,23 @@ def test_hosts_start_again_after_an_agent_was_killed_and_outlive_their_submitter
     submitted = workspace.json("run", "--on", "lab", "--nodes", "2")
     run, name = submitted["run"]["id"], submitted["job"]["name"]
     wait_for(_begun(workspace, run, 1, 3))
-    shell = (hosts.folder / "home" / ".m5ws" / "jobs" / name / "1" / "pid").read_text().strip()
+    shell = (hosts.folder / "home" / ".m5ws" / "jobs" / name / "0" / "pid").read_text().strip()
+    (agent,) = run_processes.find(run)["agent", 0]
     subprocess.run(["pkill", "-KILL", "-P", shell, "-f", "agent"], check=True)
+    # The ranks save a last checkpoint. They are slow: the next agent of node 0 is there before.
+    ranks = run_processes.find(run)["rank", 0]
+    for rank in ranks:
+        os.kill(rank, signal.SIGSTOP)
+    wait_for(lambda: run_processes.find(run).get(("agent", 0), [agent]) != [agent])
+    time.sleep(3.0)
+    for rank in ranks:
+        os.kill(rank, signal.SIGCONT)
     wait_for(_begun(workspace, run, 2, 5))
     shown = workspace.m5ws("show", run).stdout
     assert "box0: running, box1: running" in shown
     workspace.m5ws("cancel", run)
     assert workspace.json("wait", run, expect=130)["standing"] == "interrupted"
     kinds = [reason.kind for reason in _ends(workspace, run) if reason is not None]
-    assert kinds == ["node lost", "cancelled"]
+    assert kinds == ["supervisor killed", "cancelled"]
+    assert _announced(workspace, run) == checkpoints.valid(workspace.repo, run)
     assert fsck.check(workspace.repo).damage == ()
