@@ -22,7 +22,7 @@ from m5ws.config.settings import Settings
 from m5ws.environment.interface import Observer
 from m5ws.errors import MissingExtra, NotFound, UsageError
 from m5ws.launch.interface import Launcher
-from m5ws.records.launch import Observing
+from m5ws.records.launch import ALONE, Observing, Place
 from m5ws.records.store import Format
 from m5ws.store.interface import ObjectStore
 from m5ws.tracking.interface import Tracker
@@ -59,6 +59,8 @@ class Workspace:
     """A folder on the local disk of a node, in the place of `.m5ws` and of the folder for work directories."""
     job: "Job | None" = None
     """The job of an engine that runs this process."""
+    place: Place = ALONE
+    """The place of this machine among the nodes of a job."""
 
     @property
     def name(self) -> str:
@@ -345,6 +347,7 @@ class Workspace:
             inexact=self.settings.run.inexact,
             inputs=self.settings.run.inputs,
             job=self.job,
+            place=self.place,
             **self.creator(),
         )
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from m5ws.outputs.saved import StoredOutputs
-from m5ws.records.launch import Context, LaunchRequest, Place
+from m5ws.records.launch import ALONE, Context, LaunchRequest, Place
 from m5ws.records.note import Note
 from m5ws.records.run import Run
 
@@ -27,7 +27,7 @@ class AttemptPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The checkpoints that were valid at planning. Later publications of older attempts are ignored."""
     outputs: StoredOutputs | None = None
     why: Note | None = None
-    place: Place = Place()
+    place: Place = ALONE
 
     @property
     def from_scratch(self) -> bool:

@@ -1,7 +1,8 @@
 """The link between the nodes of an attempt: one connection from each follower to its leader.
 
 Each message is a record (records/nodes.py). A side that is silent for `SILENCE_S` counts as lost. Both sides prove that
-they know the run's record, which is in the store: the link starts processes, so no stranger may speak on it.
+they know the record of the job or of the run, which the store has: the link starts processes, and must not serve
+strangers.
 """
 
 import hmac
@@ -18,6 +19,7 @@ import blake3
 
 from m5ws.errors import M5Error
 from m5ws.records import codec
+from m5ws.records.job import Job
 from m5ws.records.launch import Place
 from m5ws.records.nodes import LARGEST_BYTES, Alive, Ended, Hello, Message
 from m5ws.records.run import Run
@@ -30,9 +32,12 @@ _BYTES = 32
 _SIDES = (b"follower", b"leader")
 
 
-def key_of(run: Run) -> bytes:
-    """Return the key of the link between the nodes of a run: a digest of the run's record, which only the store has."""
-    return blake3.blake3(codec.encode(run), derive_key_context="m5ws 2026-11 link between nodes").digest()
+def key_of(record: Job | Run) -> bytes:
+    """Return the key of the link between the nodes of a job: a digest of its record, which only the store has.
+
+    Agents that no job of m5ws started use the record of their run.
+    """
+    return blake3.blake3(codec.encode(record), derive_key_context="m5ws 2026-11 link between nodes").digest()
 
 
 class NodeLost(M5Error):
@@ -158,6 +163,9 @@ class Listener:
     def close(self) -> None:
         for follower in self._followers.values():
             follower.connection.close()
+        with suppress(OSError):
+            # `close` alone leaves the port in use while the other thread accepts.
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def _accept(self) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from m5ws.launch.interface import Launcher
 from m5ws.records.job import Job
-from m5ws.records.launch import Observing
+from m5ws.records.launch import ALONE, Observing, Place
 from m5ws.records.ledger import AnyEvent
 from m5ws.records.run import Run
 from m5ws.repository.repository import Repository
@@ -51,6 +51,9 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
 
     job: Job | None = None
     """The job of an engine that runs this process."""
+
+    place: Place = ALONE
+    """The place of this machine among the nodes of the attempts."""
 
     def sign(self, run: Run) -> Run:
         """Return a new run with the user and the host that start the run, and the time of the store's clock."""

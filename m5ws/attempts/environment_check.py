@@ -41,7 +41,7 @@ def differences(
     compared too. `others` has the environments of other nodes by their names; all nodes must be alike.
     """
     unmet = drift.unmet(snapshots.load(ports.repo, plan.run.snapshot).declared, observed)
-    unmet = (*unmet, *(_on(name, change) for name, other in others.items() for change in drift.drift(observed, other)))
+    unmet = (*unmet, *between_nodes(observed, others))
     if plan.attempt == 1:
         return unmet
     continued = _continued(plan)
@@ -50,6 +50,11 @@ def differences(
         usage=usage.of_attempt(ports.repo, plan.run.id, continued),
     )
     return (*unmet, *usage.before_launch(pinned, observed), *reads.changes_since(ports.repo, plan.run.id))
+
+
+def between_nodes(observed: Observed, others: Mapping[str, Observed]) -> tuple[Change, ...]:
+    """Return the differences of other nodes' environments, by their names, from the leader's."""
+    return tuple(_on(name, change) for name, other in others.items() for change in drift.drift(observed, other))
 
 
 def refuse(changes: tuple[Change, ...], *, is_new: bool) -> None:

@@ -43,7 +43,7 @@ class NotBegun(M5Error):
 
 
 def join(place: Place, key: bytes, join_s: float, look: Callable[[], None]) -> tuple[Connection, Planned]:
-    """Return a connection to the leader, and its choice, after all nodes have come. Raises NodeLost, NotBegun.
+    """Return a connection to the leader, and its plan, after all nodes have come. Raises NodeLost, NotBegun.
 
     The leader of an earlier attempt, which is still at its end, closes the connection: then the next leader is tried.
     `look` is called at intervals, and may raise an error: a leader that has nothing to do says nothing.

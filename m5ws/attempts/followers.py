@@ -45,7 +45,9 @@ class Followers:
         if self._listener is not None:
             self._all = self._listener.wait(join_s, poll, lambda line: report(progress, line))
             names = self._plan.outputs.names if self._plan.outputs is not None else ()
-            self._send(Planned(attempt=self._plan.attempt, inherits=self._plan.inherits, outputs=names))
+            self._send(
+                Planned(run=self._plan.run, context=self._plan.context, inherits=self._plan.inherits, outputs=names)
+            )
 
     def observed(self, poll: Callable[[], None]) -> Mapping[str, Observed]:
         """Return the environment of each follower by its name, when all their ranks wait. Raises as `poll`."""

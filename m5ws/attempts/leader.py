@@ -31,6 +31,7 @@ from m5ws.records.ledger import NODE, AttemptEnded, Notice, NoticeKind, RankStar
 from m5ws.records.nodes import Ended
 from m5ws.repository import removals
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
+from m5ws.repository.ledger.tail import LedgerTail
 from m5ws.repository.references import checkpoints
 from m5ws.tracking.interface import LOGGED, TRACKED, Delivering, Tracker
 from m5ws.work import directories
@@ -81,7 +82,7 @@ def execute(
     attempt as interrupted. Published data stays. Output files of a finished attempt that are in the store are removed
     from its work directory, unless the ports keep them.
     """
-    followers = Followers(plan, link.key_of(plan.run))
+    followers = Followers(plan, link.key_of(ports.job or plan.run))
     try:
         result = _execute(ports, plan, followers, watch, progress, poll, accept, judge)
     except BaseException as error:
@@ -183,6 +184,8 @@ class _Attempt:
         self._restored = self._has_begun = False
         self._announced = 0
         self._failures = failure.Failures()
+        is_compared_elsewhere = judge is not None and plan.place.nodes > 1
+        self._elsewhere = LedgerTail(ports.repo, plan.run.id, but=0) if is_compared_elsewhere else None
         self._repeated = repeated_steps.RepeatedSteps(ports.repo, plan.run.id, plan.attempt)
         self._node = Node(ports, plan, work, waiting, spool, self._notice, progress)
 
@@ -202,6 +205,7 @@ class _Attempt:
         self._ends = self._followers.await_ends(stop.patience_s(self._plan.context.saving), self._progress)
         self._show(self._node.read_new())
         self._seen(self._node.deliver_rest())
+        self._compare_elsewhere()
         self.interventions.look_after_end()
         outcome, exit_code, reason = self._judge(end)
         unsaved = self._node.keep_results(has_finished=outcome == "finished", is_stopped=self._is_asked(end))
@@ -297,6 +301,8 @@ class _Attempt:
     def _listen(self, events: Events) -> None:
         """Take new events. Waits for the store."""
         is_enough = self._seen(events)
+        if events:
+            is_enough = self._compare_elsewhere() or is_enough
         if self._has_begun and self._node.delivery.batches > self._announced:
             self._announced = self._node.delivery.batches
             self._follow()
@@ -332,6 +338,16 @@ class _Attempt:
             self._notice("inexact-resume", str(difference), difference.step)
             if self._ports.inexact == "stop":
                 self._inexact = self._inexact or EndReason(kind="inexact resume", problem=str(difference))
+        return is_enough
+
+    def _compare_elsewhere(self) -> bool:
+        """Compare new events of other nodes, which are in the store. Return True if they need no more steps."""
+        is_enough = False
+        try:
+            for _, rank, event in self._elsewhere.poll() if self._elsewhere is not None else ():
+                is_enough = bool(self._compare and self._compare(rank, event)) or is_enough
+        except (M5Error, OSError) as error:
+            _log.warning("cannot read the events of other nodes of run %s yet: %s", self._plan.run.id, error)
         return is_enough
 
     def _notice(self, kind: NoticeKind, message: str, step: int | None = None) -> None:
@@ -380,9 +396,13 @@ class _Attempt:
         )
 
     def _is_to_start_again(self, reason: EndReason | None) -> bool:
-        """Return True if the scheduler that started this agent shall start all agents again."""
+        """Return True if the scheduler that started this agent shall start all agents again.
+
+        A replay that is stopped has no later attempt: it would start from its beginning.
+        """
         is_warned = reason is not None and (reason.kind, reason.signal) == ("stopped", signal.SIGUSR2.name)
-        return self._followers.lost is not None or (is_warned and self._plan.place.job is not None)
+        has_next = self._plan.place.job is not None and self._plan.context.goes_on
+        return self._followers.lost is not None or (is_warned and has_next)
 
     def _wait_for_tracker(self) -> str | None:
         """Return None if the tracker has all of the run; else the reason, which may be empty: the delivery goes on."""

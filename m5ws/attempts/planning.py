@@ -26,7 +26,7 @@ from m5ws.launch import launch_request
 from m5ws.outputs import saved
 from m5ws.outputs.saved import StoredOutputs
 from m5ws.records import portable
-from m5ws.records.launch import Context, LaunchRequest, Place, Saving
+from m5ws.records.launch import ALONE, Context, LaunchRequest, Place, Saving
 from m5ws.records.nodes import Planned
 from m5ws.records.run import LaunchSpec, Parent, Run, Starter, Trainer
 from m5ws.records.snapshot import Snapshot
@@ -38,7 +38,8 @@ from m5ws.secret_gate import SecretText
 from m5ws.store.cache.cache import CachedStore
 from m5ws.tracking.interface import Tracker
 
-ALONE = Place()
+_OF_NODE = ("store", "spool_dir", "log_dir", "output_dir", "author_dir", "copies", "references", "copies_bytes")
+"""The fields of a context that differ between the nodes of an attempt."""
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,13 +163,13 @@ def plan(
     `home` is the workspace's `.m5ws`. Processes inherit `environment`. `saving` and `checkpoint_at` are as in
     `Context`. `python` starts the ranks. `from_scratch`: nothing of the run is restored. Raises NotFound if the store
     lacks the checkpoint of a fork, Removed if a run that the run rests on is removed, and OutputsConflict.
-    `place` is the place of this machine among the nodes. `led` has the choice of the leader on another node.
+    `place` is the place of this machine among the nodes. `led` has the plan of the leader on another node.
     """
     snapshot = refuse_unfit(repo, run, environment, place.nodes)
     image = choice.image_to_start(snapshot.declared.image, environment)
     if python == sys.executable and image is None:
         _require(run.spec)
-    chosen = led or _choose(repo, run, from_scratch=from_scratch)
+    chosen = _Choice.of_leader(led) if led is not None else _choose(repo, run, from_scratch=from_scratch)
     # gc never deletes the newest. It may be deleting earlier checkpoints at this moment.
     resume = chosen.inherits[-1] if chosen.inherits else None
     directory = home / "runs" / run.id / f"{chosen.attempt:04d}"
@@ -184,6 +185,9 @@ def plan(
         resume = segment.checkpoint
     if run.parent is not None and resume is None:
         resume, context = run.parent.checkpoint, _from_parent(repo, context, run.parent)
+    if led is not None:
+        own = {name: getattr(context, name) for name in _OF_NODE}
+        context = msgspec.structs.replace(led.context, **own, image=image)
     tracking = tracker.environment() if tracker is not None else {}
     request = _render(context, directory, environment, tracking, python, image, place)
     return AttemptPlan(
@@ -199,14 +203,26 @@ def plan(
     )
 
 
-def _choose(repo: Repository, run: Run, *, from_scratch: bool) -> Planned:
+class _Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """The number of an attempt, the checkpoints that count in it, and the output files to restore."""
+
+    attempt: int
+    inherits: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    @classmethod
+    def of_leader(cls, led: Planned) -> "_Choice":
+        return cls(attempt=led.context.attempt, inherits=led.inherits, outputs=led.outputs)
+
+
+def _choose(repo: Repository, run: Run, *, from_scratch: bool) -> _Choice:
     """Return the number of the next attempt, the checkpoints that count in it, and the output files to restore."""
     attempts = ledger.attempts(repo, run.id)
     valid = checkpoints.valid(repo, run.id) if attempts and not from_scratch else []
     restores = attempts and run.segment is None and not from_scratch
     stored = saved.newest_to_restore(repo, run.id) if restores else None
     names = stored.names if stored is not None else ()
-    return Planned(attempt=max(attempts, default=0) + 1, inherits=tuple(valid), outputs=names)
+    return _Choice(attempt=max(attempts, default=0) + 1, inherits=tuple(valid), outputs=names)
 
 
 def refuse_unfit(repo: Repository, run: Run, environment: Mapping[str, str], nodes: int) -> Snapshot:

@@ -2,7 +2,10 @@
 
 import os
 import signal
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,13 +14,19 @@ import click
 from m5ws.cli import environment
 from m5ws.cli.parameters import names, new_run
 from m5ws.cli.terminal import attempt, interrupt, output
+from m5ws.cli.terminal.progress import Bar
 from m5ws.errors import M5Error, UsageError
 
 if TYPE_CHECKING:
+    from m5ws.agent.link import Connection
     from m5ws.records.job import Job
-    from m5ws.records.launch import Place
+    from m5ws.records.nodes import Planned
+    from m5ws.records.run import Run
     from m5ws.repository.repository import Repository
     from m5ws.workspace import Workspace
+
+_COMMAND_S = 3600.0
+"""The longest wait for the next attempt of a job's command, which may compare results or read records before."""
 
 
 class Cancelled(M5Error):
@@ -79,22 +88,22 @@ def command(
     else:
         # Other agents share the checkout.
         workspace = replace(names.workspace(context), scratch=own)
+    workspace = replace(workspace, place=place)
     repo = workspace.open_repository()
     if (submitted := workspace.job) is not None:
         _refuse_cancelled(repo, submitted)
         # Nobody looks at them on a node, and its disk is small.
         work_files.remove_inputs(workspace.home)
         if submitted.command:
-            from m5ws import cli
-
-            context.exit(cli.main(submitted.command, workspace))
+            is_leader = place.node == 0
+            context.exit(_run_command(workspace, submitted) if is_leader else _serve(workspace, repo, submitted))
     run_id = names.find_id(repo, run, "run")
     try:
         _refuse_finished(repo, run_id)
         if place.node == 0:
-            _lead(workspace, repo, run_id, place, env, as_json=as_json)
+            _lead(workspace, repo, run_id, env, as_json=as_json)
             return
-        status = _follow(workspace, repo, run_id, place, env)
+        status = _follow(workspace, repo, run_id, env)
     except Finished as reason:
         output.print_note(str(reason))
         status = 0
@@ -125,9 +134,7 @@ def _refuse_finished(repo: "Repository", run_id: str) -> None:
         raise Finished(f"run {run_id} has finished")
 
 
-def _lead(
-    workspace: "Workspace", repo: "Repository", run_id: str, place: "Place", env: tuple[str, ...], *, as_json: bool
-) -> None:
+def _lead(workspace: "Workspace", repo: "Repository", run_id: str, env: tuple[str, ...], *, as_json: bool) -> None:
     """Lead the next attempt, and report its result. Raises as `attempt.execute`."""
     from m5ws.agent import link, recovery
     from m5ws.attempts import followers, planning
@@ -141,41 +148,93 @@ def _lead(
             run = planning.resumed(repo, run_id)
         else:
             run = runs.load(repo, run_id)
-        ports, plan = new_run.plan(workspace, repo, run, env, place=place)
+        ports, plan = new_run.plan(workspace, repo, run, env)
     except M5Error as error:
-        if place.nodes > 1:
-            followers.refuse(place, link.key_of(runs.load(repo, run_id)), error.exit_code)
+        if workspace.place.nodes > 1:
+            key = link.key_of(workspace.job or runs.load(repo, run_id))
+            followers.refuse(workspace.place, key, error.exit_code)
         raise
     attempt.execute(ports, plan, env, enabled=True, as_json=as_json)
 
 
-def _follow(workspace: "Workspace", repo: "Repository", run_id: str, place: "Place", env: tuple[str, ...]) -> int:
+def _follow(workspace: "Workspace", repo: "Repository", run_id: str, env: tuple[str, ...]) -> int:
     """Follow the leader of the next attempt to its end, and return its exit status. Raises NodeLost, LaunchFailed."""
-    from m5ws.agent import link
-    from m5ws.attempts import follower, leader
-    from m5ws.cli.terminal.progress import Bar
+    from m5ws.attempts import leader
     from m5ws.repository.references import runs
 
-    run = runs.load(repo, run_id)
-
     def look() -> None:
+        _refuse_finished(repo, run_id)
+        if workspace.job is not None:
+            _refuse_cancelled(repo, workspace.job)
+
+    with interrupt.on_signals(), Bar() as bar:
+        led = _join(workspace, workspace.job or runs.load(repo, run_id), look, leader.JOIN_S, bar)
+        return _execute(workspace, repo, *led, env, bar)
+
+
+def _run_command(workspace: "Workspace", job: "Job") -> int:
+    """Run the command of a job, whose attempts other nodes follow. Return its exit status, which all nodes get."""
+    from m5ws import cli
+    from m5ws.agent import link
+    from m5ws.attempts import followers
+
+    status = cli.main(job.command, workspace)
+    if workspace.place.nodes > 1 and status != link.NodeLost.exit_code:
+        followers.refuse(workspace.place, link.key_of(job), status)
+    return status
+
+
+def _serve(workspace: "Workspace", repo: "Repository", job: "Job") -> int:
+    """Follow all attempts of a job's command, which node 0 runs, and return the exit status of the command."""
+    from m5ws.agent import link
+    from m5ws.attempts import follower
+
+    while True:
+        with interrupt.on_signals(), Bar() as bar:
+            try:
+                led = _join(workspace, job, partial(_refuse_cancelled, repo, job), _COMMAND_S, bar)
+            except follower.NotBegun as ended:
+                return ended.exit_code
+            with suppress(follower.NotBegun):  # The command goes on.
+                if _execute(workspace, repo, *led, (), bar) == link.NodeLost.exit_code:
+                    return link.NodeLost.exit_code
+
+
+def _join(
+    workspace: "Workspace", record: "Job | Run", look: Callable[[], None], join_s: float, bar: "Bar"
+) -> "tuple[Connection, Planned]":
+    """Return a connection to the leader, and its plan. Raises NodeLost, NotBegun, and the errors of `look`."""
+    from m5ws.agent import link
+    from m5ws.attempts import follower
+
+    def look_if_possible() -> None:
         try:
-            _refuse_finished(repo, run_id)
-            if workspace.job is not None:
-                _refuse_cancelled(repo, workspace.job)
+            look()
         except Cancelled:
             raise
         except (M5Error, OSError) as error:
             output.print_note(f"the store does not answer: {error}")
 
-    with interrupt.on_signals(), Bar() as bar:
-        bar(f"waiting for node 0, {place.master}", 0, 0)
-        connection, led = follower.join(place, link.key_of(run), leader.JOIN_S, look)
-        try:
-            ports, plan = new_run.plan(workspace, repo, run, env, place=place, led=led)
-            return follower.execute(ports, plan, connection, bar)
-        except (M5Error, OSError) as error:
-            follower.give_up(connection, error)
-            raise
-        finally:
-            connection.close()
+    bar(f"waiting for node 0, {workspace.place.master}", 0, 0)
+    return follower.join(workspace.place, link.key_of(record), join_s, look_if_possible)
+
+
+def _execute(
+    workspace: "Workspace",
+    repo: "Repository",
+    connection: "Connection",
+    led: "Planned",
+    env: tuple[str, ...],
+    bar: "Bar",
+) -> int:
+    """Run the part of this node in an attempt, and return its exit status. Raises as `follower.execute`."""
+    from m5ws.attempts import follower
+
+    try:
+        ports, plan = new_run.plan(workspace, repo, led.run, env, led=led)
+        return follower.execute(ports, plan, connection, bar)
+    except (M5Error, OSError) as error:
+        follower.give_up(connection, error)
+        raise
+    finally:
+        connection.close()

@@ -40,7 +40,7 @@ def command(context: click.Context, checkpoint: str, **given: Unpack[_Arguments]
       m5ws fork 7c1d --nproc 4 --restart data
       m5ws fork 7c1d@20000 -- train.py --lr 1e-4 --warmup 0
     """
-    cluster_options.refuse_alone(given)
+    cluster_options.refuse_alone(given["on"], given["nodes"])
     workspace = names.workspace(context)
     repo = workspace.open_repository()
     new_run.refuse_invalid(given["why"])

@@ -44,6 +44,7 @@ class _Arguments(segments.SegmentArguments):
 @click.option("--explain", is_flag=True, help="Replay the steps around a divergence, and find its cause.")
 @click.option("--strict", is_flag=True, help="Judge each output file by its bytes.")
 @cluster_options.command_on
+@cluster_options.nodes
 @click.option("--no-progress", is_flag=True, help="Do not print steps.")
 @output.json_option
 @click.pass_context
@@ -53,6 +54,7 @@ def command(
     env: tuple[str, ...],
     parallel: int,
     on: str | None,
+    nodes: int | None,
     no_progress: bool,
     as_json: bool,
     **given: Unpack[_Arguments],
@@ -73,8 +75,8 @@ def command(
     A segment is the part of a run between two checkpoints, and is replayed from the first checkpoint. So a part of a
     run, or many parts in parallel, can be verified. All segments together verify the run.
 
-    --on runs the command in a job of a cluster. All segments are then shared by as many jobs as --parallel names, and
-    the last job joins the verdicts.
+    --on runs the command in a job of a cluster, whose --nodes share the processes of each replay. All segments are
+    then shared by as many jobs as --parallel names, and the last job joins the verdicts.
 
     --env rebuild replays the run in its original environment: a virtual environment with the same distributions. On
     other hardware bits cannot be equal, unless the determinism level is "portable".
@@ -89,7 +91,7 @@ def command(
       m5ws reproduce 7c1d
       m5ws reproduce 7c1d --set optimizer.lr=1e-4
       m5ws reproduce 7c1d --env warn --explain
-      m5ws reproduce 7c1d --all-segments --parallel 16 --on big
+      m5ws reproduce 7c1d --all-segments --parallel 16 --on big --nodes 2
     """
     segments.refuse_useless(context)
     policy = environment.policy(env)
@@ -98,8 +100,12 @@ def command(
     if context.args:
         raise _own_command(ports, names.find_id(ports.repo, run, "run"))
     request = _request(workspace, ports, run, policy, given)
+    cluster_options.refuse_alone(on, nodes)
     if on is not None:
-        cluster_options.submit_command(context, workspace, ports.repo, request.original, on, as_json=as_json)
+        if nodes is not None:
+            _refuse_unshared(ports, request, env, nodes)
+        where = (request.original, on)
+        cluster_options.submit_command(context, workspace, ports.repo, *where, nodes=nodes or 1, as_json=as_json)
         return
     chosen = segments.select(ports.repo, request.original, given)
     ports = environment.ports(workspace, ports, env, request.original, request.snapshot)
@@ -127,6 +133,19 @@ def _request(
         "results": workspace.settings.run.results,
     }
     return msgspec.convert(values, ReplayRequest)
+
+
+def _refuse_unshared(ports: "Ports", request: "ReplayRequest", env: tuple[str, ...], nodes: int) -> None:
+    """Raise UsageError for a replay that several nodes cannot share."""
+    from m5ws.attempts import planning
+    from m5ws.repository.references import runs
+
+    original = runs.load(ports.repo, request.original)
+    spec = msgspec.structs.replace(original.spec, nproc=request.nproc or original.spec.nproc)
+    planning.refuse_unfit(ports.repo, msgspec.structs.replace(original, spec=spec), ports.environment, nodes)
+    alone = [name for name, given in (("--explain", request.explain), ("--env rebuild", "rebuild" in env)) if given]
+    if nodes > 1 and alone:
+        raise UsageError(f"{alone[0]} cannot be combined with --nodes {nodes}: it requires one node")
 
 
 def _own_command(ports: "Ports", run: str) -> UsageError:

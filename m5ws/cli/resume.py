@@ -61,7 +61,7 @@ def command(context: click.Context, run: str, parallel: int | None, **given: Unp
 
     if given["at"] is not None and given["from_scratch"]:
         raise UsageError("--at cannot be combined with --from-scratch, which restores nothing")
-    cluster_options.refuse_alone(given)
+    cluster_options.refuse_alone(given["on"], given["nodes"])
     if given["on"] is not None and (given["at"] is not None or given["from_scratch"]):
         raise UsageError("--on cannot be combined with --at or --from-scratch")
     workspace = names.workspace(context)

@@ -51,7 +51,7 @@ def command(context: click.Context, message: str | None, planned: Path | None, *
       m5ws run 1f3a9c --set optimizer.lr=1e-4 --nproc 2
       m5ws run --on big --nodes 2 --nproc 8
     """
-    cluster_options.refuse_alone(given)
+    cluster_options.refuse_alone(given["on"], given["nodes"])
     workspace = names.workspace(context)
     repo = workspace.open_repository(create=True)
     if planned is not None:

@@ -61,8 +61,7 @@ def command(
     """
     from m5ws.attempts import sweep_grid
 
-    if nodes is not None and on is None:
-        raise UsageError(cluster_options.ALONE)
+    cluster_options.refuse_alone(on, nodes)
     if checkpoint is None and restart:
         raise UsageError("--restart requires --from")
     if checkpoint is not None and message is not None:

@@ -50,6 +50,10 @@ class Place(Record, frozen=True, kw_only=True):
     job: str | None = None
 
 
+ALONE = Place()
+"""The place of the only machine of an attempt."""
+
+
 class Saving(Record, frozen=True, kw_only=True):
     """Settings for saving checkpoints; they cannot change bits.
 

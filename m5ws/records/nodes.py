@@ -2,7 +2,9 @@
 
 from m5ws.records.base import CheckpointName, Count, Digest, Record
 from m5ws.records.environment import Observed
+from m5ws.records.launch import Context
 from m5ws.records.ledger import RankEnded
+from m5ws.records.run import Run
 
 
 class Hello(Record, tag="hello", frozen=True, kw_only=True):
@@ -14,12 +16,14 @@ class Hello(Record, tag="hello", frozen=True, kw_only=True):
 
 
 class Planned(Record, tag="planned", frozen=True, kw_only=True):
-    """The leader's choice: the number of the attempt, and the checkpoints that count, of which it resumes the last.
+    """The leader's plan: the run, the context of its ranks, and the checkpoints that count, of which it resumes the
+    last.
 
-    `outputs` has the names of the output files that each node restores, if any.
+    Paths in the context are the leader's. `outputs` has the names of the output files that each node restores, if any.
     """
 
-    attempt: Count
+    run: Run
+    context: Context
     inherits: tuple[CheckpointName, ...] = ()
     outputs: tuple[str, ...] = ()
 

@@ -5,7 +5,7 @@ original, and every compared quantity is equal (promise 8).
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -13,8 +13,9 @@ import msgspec
 
 from m5ws.agent import recovery, untracked
 from m5ws.agent.attempt_plan import AttemptPlan
+from m5ws.agent.link import NodeLost
 from m5ws.agent.ports import Ports, Watch
-from m5ws.attempts import leader, planning
+from m5ws.attempts import environment_check, leader, planning
 from m5ws.environment import drift, reads, usage
 from m5ws.environment import recorded as pinned_environment
 from m5ws.errors import M5Error, UsageError
@@ -127,6 +128,7 @@ def plan(ports: Ports, request: ReplayRequest, home: Path, author_dir: Path) -> 
         ports.tracker,
         checkpoint_at=tuple(saved),
         python=ports.python,
+        place=ports.place,
     )
 
 
@@ -204,7 +206,7 @@ def _replayed(
     """Execute and compare a replay. Raises _Refused before it begins, if its environment can change bits, or if files
     that the original read have changed.
 
-    Return its result, and True if the comparison needed no more of it.
+    Return its result, and True if the comparison needed no more of it. Raises NodeLost.
     """
     enough = False
     if request.env != "ignore" and (changed := reads.changes_since(ports.repo, request.original)):
@@ -212,8 +214,8 @@ def _replayed(
         if request.env == "fail":
             raise _Refused(refusals.of_reads(ports.repo, ports.sign(planned.run), changed))
 
-    def accept(observed: Observed, _: object) -> None:
-        drifted = _drift(ports.repo, planned.run, observed)
+    def accept(observed: Observed, others: Mapping[str, Observed]) -> None:
+        drifted = (*environment_check.between_nodes(observed, others), *_drift(ports.repo, planned.run, observed))
         announce(drifted)
         if request.env == "fail" and drift.worst(drifted) in ("can", "does"):
             raise _Refused(refusals.of_environment(ports.repo, ports.sign(planned.run), drifted))
@@ -225,6 +227,8 @@ def _replayed(
         return enough
 
     result = leader.execute(ports, planned, listeners.watch, listeners.progress, accept=accept, judge=feed)
+    if result.again:
+        raise NodeLost(f"replay {planned.run.id} lost a node before a verdict was known")
     return result, enough
 
 

@@ -16,7 +16,7 @@ from m5ws.records.failure import EndReason
 from m5ws.records.ledger import CheckpointPublished
 from m5ws.repository.fsck import fsck
 from m5ws.repository.ledger import ledger
-from m5ws.repository.references import checkpoints, jobs
+from m5ws.repository.references import checkpoints, jobs, runs
 from m5ws.repository.repository import Repository
 from m5ws.runs import state
 from m5ws.store import open_store
@@ -97,9 +97,11 @@ def test_jobs_on_slurm_and_on_hosts_train_the_bits_of_one_machine(
     assert "[1] " in workspace.m5ws("logs", submitted["big"]).stdout
     # The whole command of a reproduction is a job, too, or several jobs that share the segments.
     words = ("reproduce", "--json", submitted["lab"], "--all-segments")
-    shared = workspace.json(words[0], *words[2:], "--parallel", "2", "--on", "big")
+    shared = workspace.json(words[0], *words[2:], "--parallel", "2", "--on", "big", "--nodes", "2")
     assert [each["job"]["command"][:3] for each in shared] == [["reproduce", "--share", f"{n}/2"] for n in (1, 2)]
     wait_for(lambda: _is_joined(workspace, submitted["lab"]))
+    for row in workspace.json("show", submitted["lab"])["replays"]:
+        assert [start.node for start in ledger.node_starts(workspace.repo, row["run"], 1)] == [0, 1]
     assert fsck.check(workspace.repo, read_data=True).damage == ()
 
 
@@ -115,6 +117,29 @@ def test_a_job_on_two_nodes_trains_from_a_bucket_and_is_reproduced_on_one_machin
     assert [start.node for start in ledger.node_starts(repo, run, 1)] == [0, 1]
     assert workspace.json("reproduce", run)["outcome"] == "reproduced"
     assert fsck.check(repo, read_data=True).damage == ()
+
+
+@pytest.mark.soak
+def test_replays_on_two_nodes_find_and_repeat_the_divergence_of_a_rank_of_the_second_node(
+    tmp_path: Path, on_hosts: Callable[[Workspace], Workspace]
+) -> None:
+    workspace = on_hosts(make_workspace(tmp_path / "w", "fsdp.py", nproc=1))
+    words = ("--on", "lab", "--nodes", "2")
+    verdicts = []
+    for seed in ("seed * 100 + rank", "seed * 100 + (time.time_ns() % 2**32 if rank == 1 else 0)"):
+        workspace.edit("train.py", "torch.manual_seed(seed * 100 + rank)", f"torch.manual_seed({seed})")
+        run = workspace.json("run", *words)["run"]["id"]
+        assert workspace.json("wait", run)["standing"] == "finished"
+        workspace.m5ws("reproduce", run, *words)
+        wait_for(partial(runs.verdicts, workspace.repo, run))
+        verdicts += runs.verdicts(workspace.repo, run)
+    same, other = verdicts
+    assert same.outcome == "reproduced" and same.compared["steps"] == 20
+    assert other.outcome == "nondeterministic" and other.first is not None and other.first.rank == 1
+    assert other.recheck is not None and other.recheck.replay is not None
+    for replay in (same.replay, other.replay, other.recheck.replay):
+        assert [start.node for start in ledger.node_starts(workspace.repo, replay, 1)] == [0, 1]
+    assert fsck.check(workspace.repo, read_data=True).damage == ()
 
 
 @pytest.mark.soak

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from m5ws.repository.repository import Repository
     from m5ws.workspace import Workspace
 
-ALONE = "--nodes requires --on NAME, a cluster in m5ws.toml"
 on = click.option("--on", metavar="NAME", help="Submit a job to [clusters.NAME] in m5ws.toml, and return.")
 command_on = click.option("--on", metavar="NAME", help="Run this command in a job of [clusters.NAME] in m5ws.toml.")
 nodes = click.option(
@@ -43,9 +42,10 @@ def submit_command(
     cluster: str,
     pinned: tuple[str, ...] = (),
     *,
+    nodes: int = 1,
     as_json: bool,
 ) -> None:
-    """Submit the typed command, without `--on`, as a job of one node. `pinned` are words after its name.
+    """Submit the typed command, without `--on` and `--nodes`, as a job. `pinned` are words after its name.
 
     `subject` is the run or the snapshot that the job is about. All segments of a run are shared by as many jobs as
     `--parallel` names. Raises as `submit`.
@@ -53,14 +53,14 @@ def submit_command(
     from m5ws.library import clusters
 
     verb, *words = typed_words(context)
-    words = _without("--on", words)
+    words = _without("--nodes", _without("--on", words))
     commands = [(verb, *pinned, *words)]
     shares = context.params["parallel"] if context.params.get("all_segments") else 1
     if shares > 1:
         alone = _without("--parallel", words)
         commands = [(verb, "--share", f"{number}/{shares}", *alone) for number in range(1, shares + 1)]
     chosen = clusters.Cluster(workspace, cluster)
-    planned = [chosen.plan(subject, 1, command=each) for each in commands]
+    planned = [chosen.plan(subject, nodes, command=each) for each in commands]
     chosen.refuse_unaccepted(planned[0])
     submitted = [chosen.start(repo, job) for job in planned]
     if as_json:
@@ -71,18 +71,18 @@ def submit_command(
 
 
 def _without(option: str, words: "Sequence[str]") -> list[str]:
-    """Return words without an option and its value. Words after `--` stay."""
+    """Return words without an option and its value, if they have it. Words after `--` stay."""
     kept = list(words)
     end = kept.index("--") if "--" in kept else len(kept)
-    place = next(number for number, word in enumerate(kept[:end]) if word.partition("=")[0] == option)
-    del kept[place : place + (1 if "=" in kept[place] else 2)]
+    for place in [number for number in reversed(range(end)) if kept[number].partition("=")[0] == option]:
+        del kept[place : place + (1 if "=" in kept[place] else 2)]
     return kept
 
 
-def refuse_alone(given: ClusterArguments) -> None:
+def refuse_alone(cluster: str | None, nodes: int | None) -> None:
     """Raise UsageError for a number of nodes without a cluster."""
-    if given["nodes"] is not None and given["on"] is None:
-        raise UsageError(ALONE)
+    if nodes is not None and cluster is None:
+        raise UsageError("--nodes requires --on NAME, a cluster in m5ws.toml")
 
 
 def submit(

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from m5ws.agent.attempt_plan import AttemptPlan
     from m5ws.agent.ports import Ports
     from m5ws.attempts.planning import RunOptions
-    from m5ws.records.launch import Place
     from m5ws.records.nodes import Planned
     from m5ws.records.run import LaunchSpec, Run
     from m5ws.repository.repository import Repository
@@ -145,12 +144,11 @@ def plan(
     why: str | None = None,
     *,
     from_scratch: bool = False,
-    place: "Place | None" = None,
     led: "Planned | None" = None,
 ) -> "tuple[Ports, AttemptPlan]":
     """Return the next attempt of a run and its ports, in a rebuilt environment with `--env rebuild`.
 
-    `place` and `led` are as of `planning.plan`. Raises M5Error.
+    `led` is as of `planning.plan`. Raises M5Error.
     """
     from m5ws.attempts import planning
     from m5ws.library import actions
@@ -166,7 +164,7 @@ def plan(
         workspace.settings.checkpoint,
         python=ports.python,
         from_scratch=from_scratch,
-        place=place or planning.ALONE,
+        place=ports.place,
         led=led,
     )
     if why is not None:

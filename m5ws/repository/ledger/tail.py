@@ -10,10 +10,10 @@ from m5ws.repository.repository import Repository
 
 
 class LedgerTail:
-    """The ledger of a run. Memory does not grow with the events that were read."""
+    """The ledger of a run, of all nodes `but` one. Memory does not grow with the events that were read."""
 
-    def __init__(self, repo: Repository, run: str) -> None:
-        self._repo, self._run = repo, run
+    def __init__(self, repo: Repository, run: str, but: int | None = None) -> None:
+        self._repo, self._run, self._but = repo, run, but
         self._last: dict[tuple[int, int], Batch] = {}
         self._closed: set[int] = set()
 
@@ -28,6 +28,8 @@ class LedgerTail:
 
     def _attempt(self, attempt: int) -> Iterator[tuple[int, str, AnyEvent]]:
         for node in ledger.nodes(self._repo, self._run, attempt):
+            if node == self._but:
+                continue
             last = self._last.get((attempt, node))
             chain = (self._repo, self._run, attempt, node)
             for batch in ledger.read(*chain) if last is None else ledger.read_newer(*chain, last):
