@@ -119,7 +119,7 @@ def test_a_run_in_an_image_stops_resumes_and_is_reproduced(
     monkeypatch.setenv("M5WS_CONTAINER_IMAGE", _OTHER)
     workspace = pinned(tmp_path / "w", engine.image)
     slow(workspace)
-    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+    signals = (signal.SIGTERM, signal.SIGUSR2)
     words: tuple[str, ...] = ("run", "--name", "first")
     for number, each in enumerate(signals, 1):
         process = begun(workspace, number, *words)

@@ -80,16 +80,13 @@ def test_a_template_uses_nothing_that_is_not_pinned(workspace: Make, text: Path,
     assert list(root.glob(".m5ws/runs/*/0001/context")) and not list(root.glob(".m5ws/**/refused"))
 
 
-# tests/templates/test_demo.py reproduces gpt-fsdp.
-@pytest.mark.parametrize(
-    ("template", "change"),
-    [pytest.param("gpt-fsdp", "dtype=bfloat16", marks=pytest.mark.soak), ("gpt-deepspeed", "zero_stage=2")],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize(("template", "change"), [("gpt-fsdp", "dtype=bfloat16"), ("gpt-deepspeed", "zero_stage=2")])
 def test_a_template_is_reproduced(workspace: Make, text: Path, template: str, change: str) -> None:
     check_it_is_reproduced(workspace(template), text, change, m5ws)
 
 
-@pytest.mark.soak
+# tests/templates/test_demo.py reproduces gpt-fsdp.
 def test_another_zero_stage_is_reproduced(workspace: Make, text: Path, fork_parents: ForkParents) -> None:
     with command_line.forked_ranks(fork_parents):
         check_it_is_reproduced(workspace("gpt-deepspeed"), text, "zero_stage=3", m5ws_here)
