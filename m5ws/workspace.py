@@ -348,6 +348,7 @@ class Workspace:
             inputs=self.settings.run.inputs,
             job=self.job,
             place=self.place,
+            starts_dir=self.scratch.parent if self.scratch is not None else None,
             **self.creator(),
         )
 

@@ -15,7 +15,7 @@ from m5ws.errors import M5Error
 from m5ws.outputs import unsaved
 from m5ws.records import codec
 from m5ws.records.base import Digest
-from m5ws.records.ledger import NODE, AnyEvent, AttemptStarted, Event, State, Step
+from m5ws.records.ledger import NODE, AnyEvent, AttemptEnded, AttemptStarted, Event, State, Step
 from m5ws.repository.ledger import ledger, summaries
 from m5ws.repository.ledger.ledger import ChainWriter
 from m5ws.repository.ledger.spool import RankHeads, Spools
@@ -62,7 +62,7 @@ class Delivery:
         self._last_s: float | None = None
         self._urgent = False
         self._warned = False
-        self._failed = False
+        self._failed = self._is_whole = False
         self._pause_s = 0.0
         self.batches = 0
         """Number of published batches."""
@@ -91,15 +91,15 @@ class Delivery:
         stored = [codec.encode(event) for event in events]
         self._writer.append({NODE: stored})
         for each, event in zip(stored, events, strict=True):
-            self._telling[NODE].add(each, event)
+            self._tell(NODE, each, event)
 
-    def finish(self, *, is_whole: bool = True) -> list[tuple[str, AnyEvent]]:
+    def finish(self) -> list[tuple[str, AnyEvent]]:
         """Deliver the rest after the last event. If nothing is left, mark the attempt as delivered.
 
-        Unless the attempt `is_whole`, a lost node may deliver events later, so there is no summary.
+        Unless the end of the attempt is whole, another node may deliver events later, so there is no summary.
         """
         delivered = self.deliver(final=True)
-        if self.complete and is_whole and self._node == 0:
+        if self.complete and self._is_whole and self._node == 0:
             self._summarise()
         if self.complete and not unsaved.waiting(self._spools.parent):
             (self._spools.parent / DELIVERED).touch()
@@ -135,11 +135,16 @@ class Delivery:
         self._waiting_bytes += sum(map(len, new))
         events = [ledger.decode_event(event) for event in new]
         for stored, event in zip(new, events, strict=True):
-            self._telling[origin].add(stored, event)
+            self._tell(origin, stored, event)
             self.nodes = event.nodes if isinstance(event, AttemptStarted) else self.nodes
             self.last_s = max(self.last_s, event.time_s)
         self._urgent = self._urgent or not all(isinstance(event, Step | State) for event in events)
         return [event for event in events if not isinstance(event, AttemptStarted)]
+
+    def _tell(self, origin: str, stored: bytes, event: Event) -> None:
+        self._telling[origin].add(stored, event)
+        if isinstance(event, AttemptEnded):
+            self._is_whole = event.is_whole
 
     def _due(self, now: float) -> bool:
         if self._failed:

@@ -139,6 +139,7 @@ class Listener:
         self._place, self._key = place, key
         self._lock = threading.Lock()
         self._followers: dict[int, Follower] = {}
+        self._is_closed = False
         try:
             self._socket = socket.create_server(("", place.port + 1), backlog=place.nodes)
         except OSError as error:
@@ -160,8 +161,16 @@ class Listener:
             time.sleep(_RETRY_S)
         return [self._followers[node] for node in expected]
 
+    @property
+    def followers(self) -> list[Follower]:
+        """The followers that have come, in order."""
+        with self._lock:
+            return [self._followers[node] for node in sorted(self._followers)]
+
     def close(self) -> None:
-        for follower in self._followers.values():
+        with self._lock:
+            self._is_closed = True
+        for follower in self.followers:
             follower.connection.close()
         with suppress(OSError):
             # `close` alone leaves the port in use while the other thread accepts.
@@ -184,7 +193,8 @@ class Listener:
             return
         hello = _await(connection, SILENCE_S)
         with self._lock:
-            if isinstance(hello, Hello) and hello.job == self._place.job and hello.node not in self._followers:
+            is_expected = isinstance(hello, Hello) and hello.job == self._place.job and not self._is_closed
+            if isinstance(hello, Hello) and is_expected and hello.node not in self._followers:
                 self._followers[hello.node] = Follower(hello, connection)
                 return
         connection.close()

@@ -55,6 +55,9 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
     place: Place = ALONE
     """The place of this machine among the nodes of the attempts."""
 
+    starts_dir: Path | None = None
+    """The folder with the lock of starts on this machine, if it is not `work_root`."""
+
     def sign(self, run: Run) -> Run:
         """Return a new run with the user and the host that start the run, and the time of the store's clock."""
         return msgspec.structs.replace(run, user=self.user, host=self.host, created_s=self.repo.store.now())

@@ -73,7 +73,7 @@ def prepare(ports: Ports, plan: AttemptPlan, progress: Progress | None) -> tuple
     can_mount = ports.launcher.can_mount if plan.request.image is None else lambda *_: True
     work = directories.make(ports.work_root, plan.directory, run, author, can_mount, plan.run.spec.directory)
     plan = access.limit(ports, _assign_directory(plan, work, ports.observing))
-    with starts.lock_starts(ports.work_root, progress):
+    with starts.lock_starts(ports.starts_dir or ports.work_root, progress):
         _materialise(ports.repo, snapshot, work.path, progress)
     _make_output_folders(work.path, plan.run.spec.outputs)
     (plan.directory / "context").write_bytes(codec.encode(plan.context))

@@ -32,6 +32,7 @@ from m5ws.work import directories
 _POLL_S = 0.05
 _RETRY_S = 1.0
 _LOOK_S = 10.0
+_UNDELIVERED = "the store did not take all events of a node"
 
 
 class NotBegun(M5Error):
@@ -53,7 +54,7 @@ def join(place: Place, key: bytes, join_s: float, look: Callable[[], None]) -> t
         connection: Connection | None = None
         try:
             connection = link.join(place, key, min(_LOOK_S, end_s - time.monotonic()))
-            return connection, _await_plan(connection, end_s)
+            return connection, _await_plan(connection, end_s, look)
         except NodeLost:
             if connection is not None:
                 connection.close()
@@ -63,8 +64,12 @@ def join(place: Place, key: bytes, join_s: float, look: Callable[[], None]) -> t
             time.sleep(_RETRY_S)
 
 
-def _await_plan(connection: Connection, end_s: float) -> Planned:
+def _await_plan(connection: Connection, end_s: float, look: Callable[[], None]) -> Planned:
+    looked_s = time.monotonic()
     while time.monotonic() < end_s:
+        if time.monotonic() - looked_s > _LOOK_S:
+            look()
+            looked_s = time.monotonic()
         message = connection.receive()
         if isinstance(message, Planned):
             return message
@@ -206,7 +211,7 @@ class _Following:
             exit_code=end.exit_code,
             request=end.request,
             problem=end.problem,
-            unsaved=node.results.unsaved,
+            unsaved=node.results.unsaved or (None if node.delivery.complete else _UNDELIVERED),
             heads=node.delivery.heads(),
             ranks=ranks,
             statuses={str(rank): status for rank, status in statuses.items() if rank not in recorded},

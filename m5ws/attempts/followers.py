@@ -20,7 +20,7 @@ from m5ws.records.ledger import RankEnded
 from m5ws.records.nodes import Begun, Closed, Ended, Inexact, Message, Planned, Ready, Stop, Storing
 
 _POLL_S = 0.05
-_REFUSAL_S = 60.0
+_REFUSAL_S = 120.0
 
 
 class Followers:
@@ -106,10 +106,10 @@ class Followers:
     def close(self, exit_code: int, *, is_refused: bool = False) -> None:
         """Tell all followers the exit status, and close the link.
 
-        With `is_refused`, the leader begins no attempt. It waits at most a minute for followers that have not come.
+        With `is_refused`, the leader begins no attempt. It waits for a while for followers that have not come.
         """
-        if is_refused and self._listener is not None and not self._all:
-            self._all = _gather_refused(self._listener)
+        if self._listener is not None and not self._all:
+            self._all = _gather_refused(self._listener) if is_refused else self._listener.followers
         self._send(Closed(exit_code=exit_code))
         self._all = []
         if self._listener is not None:
@@ -143,10 +143,10 @@ def refuse(place: Place, key: bytes, exit_code: int) -> None:
 
 
 def _gather_refused(listener: Listener) -> list[Follower]:
-    """Return the followers if all come within a while: the engine started them together with the leader."""
+    """Return the followers that come within a while: the engine started them together with the leader."""
     with suppress(NodeLost):
-        return listener.wait(_REFUSAL_S, lambda: None, lambda _: None)
-    return []
+        listener.wait(_REFUSAL_S, lambda: None, lambda _: None)
+    return listener.followers
 
 
 def heads_of(ends: list[Ended]) -> dict[str, Digest]:

@@ -13,9 +13,11 @@ from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.ports import Ports
 from m5ws.errors import M5Error
 from m5ws.records.failure import EndReason
+from m5ws.records.job import Job
 from m5ws.repository import removals
 from m5ws.repository.ledger import ledger
 from m5ws.repository.references import jobs
+from m5ws.repository.repository import Repository
 
 if TYPE_CHECKING:
     from m5ws.records.job import Cancel
@@ -23,7 +25,21 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _INTERVAL_S = 30.0
+_WAITING_S = 10.0
+"""The interval while a leader waits for its followers."""
 _Found = TypeVar("_Found")
+
+
+class Cancelled(M5Error):
+    """A job was cancelled before its agents began."""
+
+    exit_code = 130
+
+
+def refuse_cancelled(repo: Repository, job: Job) -> None:
+    """Raise Cancelled if a request in the store has cancelled a job."""
+    if (request := jobs.cancel_of_job(repo, job)) is not None:
+        raise Cancelled(f"job {job.name} was cancelled from {request.host or 'another machine'}")
 
 
 class Interventions:
@@ -35,6 +51,14 @@ class Interventions:
         self.successor: AttemptStarted | None = None
         self.removal: str | None = None
         self.cancel: Cancel | None = None
+
+    def refuse_cancelled(self) -> None:
+        """Read cancellations at intervals, before the attempt begins. Raises Cancelled."""
+        if time.monotonic() - self._looked_s > _WAITING_S:
+            self._looked_s = time.monotonic()
+            self._look_for_cancel()
+        if self.cancel is not None:
+            raise Cancelled(f"run {self._run.id} was cancelled from {self.cancel.host or 'another machine'}")
 
     def look_after_start(self) -> None:
         """Read removals and cancellations after the start is published. No newer attempt can have begun."""

@@ -73,8 +73,8 @@ def execute(
     accept: admission.Accept = lambda *_: None,
     judge: Watch | None = None,
 ) -> AttemptResult:
-    """Run one attempt to its end. Raises RunAlive if the run is alive, Fenced if the attempt has begun elsewhere, and
-    Removed after the end of an attempt of a removed run.
+    """Run one attempt to its end. Raises RunAlive if the run is alive, Fenced if the attempt has begun elsewhere,
+    Removed after the end of an attempt of a removed run, and NodeLost after the end of a replay that lost a node.
 
     The attempt begins when its environment is known, and `accept` did not raise an error; before, nothing is published.
     `watch` gets each event as it is written, and `judge` in another thread, where it may wait for the store.
@@ -86,12 +86,22 @@ def execute(
     try:
         result = _execute(ports, plan, followers, watch, progress, poll, accept, judge)
     except BaseException as error:
-        is_refused = isinstance(error, M5Error) and not isinstance(error, NodeLost)
-        followers.close(getattr(error, "exit_code", STATUSES["interrupted"]), is_refused=is_refused)
+        followers.close(status_of(error, plan), is_refused=not isinstance(error, (NodeLost, KeyboardInterrupt)))
         raise
+    if result.again and not plan.context.goes_on:
+        # No later attempt continues a replay: its command starts again.
+        raise NodeLost(f"{plan.run.id}, which replays run {plan.run.reproduces}, lost a node")
     if result.reason is not None and result.reason.kind == "removed":
         raise removals.Removed(f"attempt {plan.attempt} of run {plan.run.id} was stopped: {result.reason.problem}")
     return result
+
+
+def status_of(error: BaseException, plan: AttemptPlan) -> int:
+    """Return the exit status of all agents if an error ends an attempt before it begins."""
+    if isinstance(error, KeyboardInterrupt):
+        is_warned = str(error) == signal.SIGUSR2.name and plan.place.job is not None and plan.context.goes_on
+        return NodeLost.exit_code if is_warned else STATUSES["interrupted"]
+    return getattr(error, "exit_code", 1)
 
 
 def _execute(
@@ -118,8 +128,14 @@ def _execute(
             poll()
             followers.refuse_lost()
 
+        before = interventions.Interventions(ports, plan)
+
+        def look_before() -> None:
+            poll()
+            before.refuse_cancelled()
+
         try:
-            followers.gather(JOIN_S, poll, progress)
+            followers.gather(JOIN_S, look_before, progress)
             plan, work = prepare.prepare(ports, plan, progress)
             spool_path = Path(plan.context.spool_dir) / f"{NODE}.spool"
             with (
@@ -342,12 +358,15 @@ class _Attempt:
 
     def _compare_elsewhere(self) -> bool:
         """Compare new events of other nodes, which are in the store. Return True if they need no more steps."""
-        is_enough = False
+        new = Events()
         try:
             for _, rank, event in self._elsewhere.poll() if self._elsewhere is not None else ():
-                is_enough = bool(self._compare and self._compare(rank, event)) or is_enough
+                new.append((rank, event))
         except (M5Error, OSError) as error:
             _log.warning("cannot read the events of other nodes of run %s yet: %s", self._plan.run.id, error)
+        is_enough = False
+        for rank, event in new:
+            is_enough = bool(self._compare and self._compare(rank, event)) or is_enough
         return is_enough
 
     def _notice(self, kind: NoticeKind, message: str, step: int | None = None) -> None:
@@ -374,12 +393,12 @@ class _Attempt:
             exit_code=exit_code,
             reason=reason,
             heads=self._node.delivery.heads() | heads_of(self._ends),
-            is_whole=self._followers.lost is None,
+            is_whole=self._followers.lost is None and unsaved_of(self._ends) is None,
             logged=(self._plan.directory / LOGGED).exists(),
         )
         self._spool.append(ended)
         self._show(self._node.read_new())
-        self._seen(self._node.delivery.finish(is_whole=self._followers.lost is None))
+        self._seen(self._node.delivery.finish())
         self._follow()
         if self._ports.tracker is None:
             (self._plan.directory / TRACKED).touch()

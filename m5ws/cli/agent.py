@@ -3,7 +3,6 @@
 import os
 import signal
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,12 +26,6 @@ if TYPE_CHECKING:
 
 _COMMAND_S = 3600.0
 """The longest wait for the next attempt of a job's command, which may compare results or read records before."""
-
-
-class Cancelled(M5Error):
-    """A job was cancelled before its agents began."""
-
-    exit_code = 130
 
 
 class Finished(Exception):
@@ -77,6 +70,7 @@ def command(
       M5WS_NODE=0 M5WS_NODES=2 M5WS_MASTER=10.0.0.1:29500 M5WS_JOB=7 m5ws agent 7c1d
     """
     from m5ws.agent import link, places, work_files
+    from m5ws.attempts import interventions
     from m5ws.library import clusters
 
     if (store is None) != (job is None):
@@ -91,7 +85,7 @@ def command(
     workspace = replace(workspace, place=place)
     repo = workspace.open_repository()
     if (submitted := workspace.job) is not None:
-        _refuse_cancelled(repo, submitted)
+        interventions.refuse_cancelled(repo, submitted)
         # Nobody looks at them on a node, and its disk is small.
         work_files.remove_inputs(workspace.home)
         if submitted.command:
@@ -115,14 +109,6 @@ def command(
     if as_json:
         output.print_json({"run": run_id, "node": place.node, "status": status})
     context.exit(status)
-
-
-def _refuse_cancelled(repo: "Repository", job: "Job") -> None:
-    """Raise Cancelled if a request in the store has cancelled a job."""
-    from m5ws.repository.references import jobs
-
-    if (request := jobs.cancel_of_job(repo, job)) is not None:
-        raise Cancelled(f"job {job.name} was cancelled from {request.host or 'another machine'}")
 
 
 def _refuse_finished(repo: "Repository", run_id: str) -> None:
@@ -149,23 +135,23 @@ def _lead(workspace: "Workspace", repo: "Repository", run_id: str, env: tuple[st
         else:
             run = runs.load(repo, run_id)
         ports, plan = new_run.plan(workspace, repo, run, env)
-    except M5Error as error:
+    except Exception as error:
         if workspace.place.nodes > 1:
             key = link.key_of(workspace.job or runs.load(repo, run_id))
-            followers.refuse(workspace.place, key, error.exit_code)
+            followers.refuse(workspace.place, key, getattr(error, "exit_code", 1))
         raise
     attempt.execute(ports, plan, env, enabled=True, as_json=as_json)
 
 
 def _follow(workspace: "Workspace", repo: "Repository", run_id: str, env: tuple[str, ...]) -> int:
     """Follow the leader of the next attempt to its end, and return its exit status. Raises NodeLost, LaunchFailed."""
-    from m5ws.attempts import leader
+    from m5ws.attempts import interventions, leader
     from m5ws.repository.references import runs
 
     def look() -> None:
         _refuse_finished(repo, run_id)
         if workspace.job is not None:
-            _refuse_cancelled(repo, workspace.job)
+            interventions.refuse_cancelled(repo, workspace.job)
 
     with interrupt.on_signals(), Bar() as bar:
         led = _join(workspace, workspace.job or runs.load(repo, run_id), look, leader.JOIN_S, bar)
@@ -187,17 +173,21 @@ def _run_command(workspace: "Workspace", job: "Job") -> int:
 def _serve(workspace: "Workspace", repo: "Repository", job: "Job") -> int:
     """Follow all attempts of a job's command, which node 0 runs, and return the exit status of the command."""
     from m5ws.agent import link
-    from m5ws.attempts import follower
+    from m5ws.attempts import follower, interventions
 
     while True:
         with interrupt.on_signals(), Bar() as bar:
             try:
-                led = _join(workspace, job, partial(_refuse_cancelled, repo, job), _COMMAND_S, bar)
+                led = _join(workspace, job, partial(interventions.refuse_cancelled, repo, job), _COMMAND_S, bar)
             except follower.NotBegun as ended:
                 return ended.exit_code
-            with suppress(follower.NotBegun):  # The command goes on.
-                if _execute(workspace, repo, *led, (), bar) == link.NodeLost.exit_code:
-                    return link.NodeLost.exit_code
+            try:
+                status = _execute(workspace, repo, *led, (), bar)
+            except follower.NotBegun as refused:
+                status = refused.exit_code
+            # The command of node 0 goes on after any other end of an attempt.
+            if status == link.NodeLost.exit_code:
+                return status
 
 
 def _join(
@@ -205,12 +195,12 @@ def _join(
 ) -> "tuple[Connection, Planned]":
     """Return a connection to the leader, and its plan. Raises NodeLost, NotBegun, and the errors of `look`."""
     from m5ws.agent import link
-    from m5ws.attempts import follower
+    from m5ws.attempts import follower, interventions
 
     def look_if_possible() -> None:
         try:
             look()
-        except Cancelled:
+        except interventions.Cancelled:
             raise
         except (M5Error, OSError) as error:
             output.print_note(f"the store does not answer: {error}")

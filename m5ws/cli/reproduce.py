@@ -103,7 +103,8 @@ def command(
     cluster_options.refuse_alone(on, nodes)
     if on is not None:
         if nodes is not None:
-            _refuse_unshared(ports, request, env, nodes)
+            is_parallel = parallel > 1 and not given["all_segments"]
+            _refuse_unshared(ports, request, nodes, rebuilds="rebuild" in env, is_parallel=is_parallel)
         where = (request.original, on)
         cluster_options.submit_command(context, workspace, ports.repo, *where, nodes=nodes or 1, as_json=as_json)
         return
@@ -135,16 +136,20 @@ def _request(
     return msgspec.convert(values, ReplayRequest)
 
 
-def _refuse_unshared(ports: "Ports", request: "ReplayRequest", env: tuple[str, ...], nodes: int) -> None:
+def _refuse_unshared(
+    ports: "Ports", request: "ReplayRequest", nodes: int, *, rebuilds: bool, is_parallel: bool
+) -> None:
     """Raise UsageError for a replay that several nodes cannot share."""
     from m5ws.attempts import planning
     from m5ws.repository.references import runs
+    from m5ws.reproduce import reproduce
 
     original = runs.load(ports.repo, request.original)
     spec = msgspec.structs.replace(original.spec, nproc=request.nproc or original.spec.nproc)
     planning.refuse_unfit(ports.repo, msgspec.structs.replace(original, spec=spec), ports.environment, nodes)
-    alone = [name for name, given in (("--explain", request.explain), ("--env rebuild", "rebuild" in env)) if given]
-    if nodes > 1 and alone:
+    reproduce.refuse_other_nodes(ports.repo, original, nodes)
+    options = (("--explain", request.explain), ("--env rebuild", rebuilds), ("--parallel", is_parallel))
+    if nodes > 1 and (alone := [name for name, given in options if given]):
         raise UsageError(f"{alone[0]} cannot be combined with --nodes {nodes}: it requires one node")
 
 

@@ -21,9 +21,11 @@ _HINT = "`ssh HOST true` must work without a question, and m5ws must be installe
 _PORTS = 20_000
 _SCRIPT = """\
 #!/bin/bash
+folder=$PWD
 export M5WS_NODE=$1 M5WS_NODES={nodes} M5WS_JOB={name} M5WS_MASTER={master}:{port}
-{setup}for start in $(seq 0 {restarts}); do
-    trap 'asked=yes; kill -TERM $agent' TERM
+{setup}trap 'asked=yes; kill -TERM $agent 2> /dev/null' TERM
+for start in $(seq 0 {restarts}); do
+    [ -z "$asked" ] || break
     {agent} &
     agent=$!
     wait $agent
@@ -34,7 +36,7 @@ export M5WS_NODE=$1 M5WS_NODES={nodes} M5WS_JOB={name} M5WS_MASTER={master}:{por
     # Above 130, a signal killed the agent.
     [ $status = 75 ] || [ $status -gt 130 ] || break
 done
-echo $status > status
+echo ${{status:-143}} > "$folder/status"
 """
 _START = """\
 mkdir -p {folder} && cd {folder} && cat > job || exit

@@ -60,10 +60,11 @@ class Storing(Record, tag="storing", frozen=True, kw_only=True):
 
 
 class Ended(Record, tag="ended", frozen=True, kw_only=True):
-    """The processes of a follower have ended, and its events are delivered, unless the store did not take them.
+    """The processes of a follower have ended.
 
-    `request` and `problem` are as in `NodeEnd`. `unsaved` is the reason if the store did not take all results. `heads`
-    has the head of each of its ranks, `ranks` their ends, and `statuses` the statuses of ranks that recorded no end.
+    `request` and `problem` are as in `NodeEnd`. `unsaved` is the reason if the store did not take all events and
+    results, which the node delivers later. `heads` has the head of each of its ranks, `ranks` their ends, and
+    `statuses` the statuses of ranks that recorded no end.
     """
 
     exit_code: int

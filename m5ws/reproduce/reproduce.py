@@ -13,7 +13,6 @@ import msgspec
 
 from m5ws.agent import recovery, untracked
 from m5ws.agent.attempt_plan import AttemptPlan
-from m5ws.agent.link import NodeLost
 from m5ws.agent.ports import Ports, Watch
 from m5ws.attempts import environment_check, leader, planning
 from m5ws.environment import drift, reads, usage
@@ -108,6 +107,7 @@ def plan(ports: Ports, request: ReplayRequest, home: Path, author_dir: Path) -> 
             f"nothing to compare with: run {original.id} has not started",
             hint="Start the run with `m5ws resume`, or name a run that was trained. `m5ws ls` lists runs.",
         )
+    refuse_other_nodes(ports.repo, original, ports.place.nodes)
     spec = _spec(original.spec, request)
     snapshot, spec = overrides.change(ports.repo, request.snapshot or original.snapshot, spec, request.overrides)
     parent = original.parent
@@ -130,6 +130,16 @@ def plan(ports: Ports, request: ReplayRequest, home: Path, author_dir: Path) -> 
         python=ports.python,
         place=ports.place,
     )
+
+
+def refuse_other_nodes(repo: Repository, original: Run, nodes: int) -> None:
+    """Raise UsageError if a run's own launcher started its processes on another number of nodes."""
+    started = ledger.started(repo, original.id, 1)
+    if original.spec.nproc is None and started is not None and started.nodes != nodes:
+        raise UsageError(
+            f"the command of run {original.id} starts its own processes, on each of {started.nodes} nodes",
+            hint=f"Reproduce the run with `--on NAME --nodes {started.nodes}`: otherwise the number of ranks differs.",
+        )
 
 
 def execute(
@@ -227,8 +237,6 @@ def _replayed(
         return enough
 
     result = leader.execute(ports, planned, listeners.watch, listeners.progress, accept=accept, judge=feed)
-    if result.again:
-        raise NodeLost(f"replay {planned.run.id} lost a node before a verdict was known")
     return result, enough
 
 

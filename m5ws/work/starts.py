@@ -18,7 +18,7 @@ _NAME = "starting"
 
 @contextmanager
 def lock_starts(root: Path, progress: Progress | None) -> Iterator[None]:
-    """Wait for other runs that write input files below `root`, the folder of work directories. They wait afterwards."""
+    """Wait for other runs that write input files, and have the same folder `root`. They wait afterwards."""
     descriptor = os.open(root / _NAME, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         with suppress(OSError):  # Some file systems have no locks.

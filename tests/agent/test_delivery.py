@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from m5ws.agent.delivery import Delivery
-from m5ws.records.ledger import NODE, CheckpointPublished, Notice, Step
+from m5ws.records.ledger import NODE, AttemptEnded, CheckpointPublished, Notice, Step
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.chains import Chain
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
@@ -210,3 +210,14 @@ def test_each_origin_is_delivered_once_and_in_order_whatever_is_killed_when(acti
     stored = [(origin, event.step) for origin, event in ledger.read_events(repo, _RUN, 1) if isinstance(event, Notice)]
     assert {origin: [step for name, step in stored if name == origin] for origin in _ORIGINS} == written
     assert Chain(_RUN, 1).follow(repo).heads.by_rank == heads
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_summary_is_written_after_a_whole_end_alone(tmp_path: Path, is_whole: bool) -> None:
+    """Without a whole end, another node may deliver events later, which a summary would lack."""
+    training = _Training(tmp_path)
+    training.step(1.0)
+    node = SpoolWriter(tmp_path / f"spool/{NODE}.spool", genesis(_RUN, 1, NODE))
+    node.append(AttemptEnded(outcome="finished", exit_code=0, is_whole=is_whole))
+    training.delivery.finish()
+    assert bool(training.repo.store.names(f"runs/{_RUN}/summaries/")) == is_whole

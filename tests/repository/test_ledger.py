@@ -1,7 +1,10 @@
 """Spools and ledgers: a kill loses nothing, nothing is delivered twice, and tampering is detected."""
 
+import itertools
 import resource
 import signal
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -11,12 +14,14 @@ from m5ws.agent.delivery import DELIVERED, Delivery
 from m5ws.errors import CorruptObject, Fenced
 from m5ws.records import codec
 from m5ws.records.checkpoint import Checkpoint, Content
-from m5ws.records.ledger import Step
+from m5ws.records.ledger import AnyEvent, Step
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.spool import SpoolReader, SpoolWriter, chain, genesis
+from m5ws.repository.ledger.tail import LedgerTail
 from m5ws.repository.references import checkpoints
 from m5ws.repository.repository import Repository
 from tests.support.records import planted
+from tests.support.stores.passing_store import PassingStore
 
 
 def _steps(first: int, last: int) -> list[bytes]:
@@ -115,6 +120,35 @@ def test_spools_are_delivered_in_order_and_once(repo: Repository, tmp_path: Path
     again.finish()
     assert _numbers(repo) == [1, 2, 3, 4]
     assert (tmp_path / "a" / DELIVERED).exists()
+
+
+@pytest.mark.parametrize("but", [None, 0])
+def test_a_tail_yields_each_event_once_if_any_operation_of_the_store_fails(repo: Repository, but: int | None) -> None:
+    for node in (0, 1):
+        writer = ledger.ChainWriter(repo, "r", 1, node, is_new=True)
+        for first in (1, 3, 5):
+            writer.append({str(node): _steps(first, first + 1)})
+    expected = [(str(node), step) for node in (0, 1) if node != but for step in range(1, 7)]
+
+    def read(failing: int) -> list[tuple[str, int]]:
+        operations, found = itertools.count(), list[tuple[str, int]]()
+
+        def before(*_: str) -> None:
+            if next(operations) == failing:
+                raise OSError("the store is away")
+
+        tail = LedgerTail(Repository(PassingStore(repo.store, before), repo.format), "r", but=but)
+        for _ in range(3):
+            found += [(rank, event.step) for _, rank, event in _listed(tail) if isinstance(event, Step)]
+        return found
+
+    assert [sorted(read(failing)) for failing in range(15)] == [expected] * 15
+
+
+def _listed(tail: LedgerTail) -> Iterator[tuple[int, str, AnyEvent]]:
+    """Yield new events, and those before an error of the store, as the leader of an attempt takes them."""
+    with suppress(OSError):
+        yield from tail.poll()
 
 
 def _attempt(repo: Repository, attempt: int, inherits: tuple[str, ...]) -> None:

@@ -33,5 +33,7 @@ class LedgerTail:
             last = self._last.get((attempt, node))
             chain = (self._repo, self._run, attempt, node)
             for batch in ledger.read(*chain) if last is None else ledger.read_newer(*chain, last):
+                # After an error, the next poll begins with the same batch.
+                events = [*ledger.decode(batch)]
                 self._last[attempt, node] = msgspec.structs.replace(batch, events=msgspec.Raw())
-                yield from ((attempt, origin, event) for origin, event in ledger.decode(batch))
+                yield from ((attempt, origin, event) for origin, event in events)

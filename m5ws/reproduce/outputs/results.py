@@ -74,10 +74,12 @@ def compare(
         # MLflow's import takes seconds.
         has_logged = done[0].logged or done[1].logged
         logged, unread = _logged(tracker if has_logged else None, runs, stack if reason is None else None)
-        sides = (_with_files(repo, done[0], logged[0]), _with_files(repo, done[1], logged[1]))
         if reason is not None:
-            report = output_files.list_uncompared(sides, reason)
+            # The nodes of a failed run may have left different content at one path.
+            before, after = (_with_files_if_possible(repo, *each) for each in zip(done, logged, strict=True))
+            report = output_files.list_uncompared((before, after), reason)
         else:
+            sides = (_with_files(repo, done[0], logged[0]), _with_files(repo, done[1], logged[1]))
             has_steps = bool(comparison.equal) or comparison.first() is not None
             report = output_files.compare(sides, judged, has_steps=has_steps)
     lost = dict.fromkeys((*not_kept("original", done[0]), *not_kept("replay", done[1])))
@@ -193,6 +195,13 @@ def _with_files(repo: Repository, done: History, logged: Results) -> Results:
     records = [repo.objects.get_record(event.record, OutputFiles) for event in done.outputs]
     files = {entry.name: _stored(repo, entry) for entry in merging.merge(repo, records).entries}
     return msgspec.structs.replace(logged, files=files)
+
+
+def _with_files_if_possible(repo: Repository, done: History, logged: Results) -> Results:
+    try:
+        return _with_files(repo, done, logged)
+    except merging.OutputsConflict:
+        return logged
 
 
 def _stored(repo: Repository, entry: Entry) -> Contents:
