@@ -146,7 +146,7 @@ def test_a_tail_yields_each_event_once_if_any_operation_of_the_store_fails(repo:
 
 
 def _listed(tail: LedgerTail) -> Iterator[tuple[int, str, AnyEvent]]:
-    """Yield new events, and those before an error of the store, as the leader of an attempt takes them."""
+    """Yield new events up to an error of the store, as the leader of an attempt takes them."""
     with suppress(OSError):
         yield from tail.poll()
 
