@@ -37,7 +37,9 @@ def test_the_port_of_a_closed_listener_is_free_for_the_next_attempt(place: Place
             connection.close()
 
 
-def test_a_leader_that_refuses_sends_its_status_to_the_followers_that_came(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leader_that_refuses_sends_its_status_to_the_followers_that_came(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(followers, "_REFUSAL_S", 2.0)
     told = []
 
