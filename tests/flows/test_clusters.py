@@ -101,7 +101,7 @@ def test_jobs_on_slurm_and_on_hosts_train_the_bits_of_one_machine(
     assert [each["job"]["command"][:3] for each in shared] == [["reproduce", "--share", f"{n}/2"] for n in (1, 2)]
     wait_for(lambda: _is_joined(workspace, submitted["lab"]))
     for row in workspace.json("show", submitted["lab"])["replays"]:
-        assert [start.node for start in ledger.node_starts(workspace.repo, row["run"], 1)] == [0, 1]
+        assert [start.node for start in ledger.node_starts(workspace.repo, row["id"], 1)] == [0, 1]
     assert fsck.check(workspace.repo, read_data=True).damage == ()
 
 
@@ -159,7 +159,7 @@ def test_a_thousand_steps_are_verified_by_jobs_that_share_the_segments(
         wait_for(partial(_is_joined, workspace, run))
         times.append(time.monotonic())
         replays = workspace.json("show", run)["replays"]
-        steps = sum(len(workspace.history(row["run"]).steps[0]) for row in replays)
+        steps = sum(len(workspace.history(row["id"]).steps[0]) for row in replays)
         assert (len(replays), steps) == (10, 1000)
         seconds = [f"{after - before:,.0f} s" for before, after in pairwise(times)]
         row = "| " + " | ".join(map(str, ("fsdp", 1000, 10, parallel, steps, *seconds))) + " |"
