@@ -217,8 +217,8 @@ class AttemptEnded(Event, tag="attempt-ended", frozen=True, kw_only=True):
 
     `outcome` "unsaved": the ranks did all steps, but the last checkpoint or the output files could not be stored. If
     they are stored later, a second event of this kind follows, "finished". `heads` has the head of each rank after its
-    last event, so that dropped events are detected. Unless it `is_whole`, a node was lost, and the heads of its ranks
-    are unknown. `logged` is False if no process of the attempt began a run in MLflow.
+    last event, so that dropped events are detected. Unless it `is_whole`, a node was lost, whose heads are unknown,
+    or delivers events or results later. `logged` is False if no process of the attempt began a run in MLflow.
     """
 
     outcome: Literal["finished", "failed", "interrupted", "unsaved"]
