@@ -13,17 +13,8 @@ from m5ws.agent.recovery import VERDICT
 from m5ws.errors import M5Error
 from m5ws.tracking.interface import FOLLOWED, TRACKED, UNTOLD, Tracker
 
-_SHARE = 100
 _LONGEST_S = 60.0
 _log = logging.getLogger(__name__)
-
-
-def patience_s(duration_s: float) -> float:
-    """Return the longest wait for the tracker at the end of an attempt: a hundredth of the attempt, at most a minute.
-
-    A batch system ends all processes with the command, and so the delivery of a run that it started.
-    """
-    return min(duration_s / _SHARE, _LONGEST_S)
 
 
 def show_verdict(tracker: Tracker, home: Path, run: str, *, is_followed: bool = False) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from m5ws.agent import admission, failure, link, prepare, recovery, run_lock, stop, untracked, work_files
+from m5ws.agent import admission, failure, link, prepare, recovery, run_lock, stop, work_files
 from m5ws.agent.admission import Waiting
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.link import NodeLost
@@ -22,6 +22,7 @@ from m5ws.agent.node import Events, Node, NodeEnd
 from m5ws.agent.ports import Ports, Watch
 from m5ws.attempts import begin, interventions, repeated_steps
 from m5ws.attempts.followers import Followers, heads_of, ranks_of, statuses_of, unsaved_of
+from m5ws.attempts.tracking import Tracking
 from m5ws.errors import M5Error
 from m5ws.outputs import merging
 from m5ws.progress import Progress, report
@@ -33,7 +34,7 @@ from m5ws.repository import removals
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.ledger.tail import LedgerTail
 from m5ws.repository.references import checkpoints
-from m5ws.tracking.interface import LOGGED, TRACKED, Delivering, Tracker
+from m5ws.tracking.interface import LOGGED
 from m5ws.work import directories
 from m5ws.work.directories import WorkDirectory
 
@@ -118,7 +119,8 @@ def _execute(
     home = plan.directory.parent
     home.mkdir(parents=True, exist_ok=True)
     with run_lock.lock_run(home, notify=partial(report, progress)):
-        _announce(ports.tracker)
+        tracking = Tracking(ports, plan)
+        tracking.announce()
         begin.refuse_stale(ports.repo, plan)
         for attempt in range(1, plan.attempt):
             recovery.finish(ports.repo, plan.run.id, attempt, home / f"{attempt:04d}")
@@ -145,7 +147,7 @@ def _execute(
                 with begin.ended(spool):
                     begin.publish(ports, plan, waiting.observed, spool)
                     followers.begin()
-                    begun = _Attempt(ports, plan, work, waiting, spool, watch, judge, progress, followers)
+                    begun = _Attempt(ports, plan, work, waiting, spool, watch, judge, progress, followers, tracking)
                     # After the start: the `rm` of a removal that this look does not meet lists the attempt.
                     begun.interventions.look_after_start()
                 result = begun.supervise(poll)
@@ -163,15 +165,6 @@ def _accept(accept: admission.Accept, followers: Followers, poll: Callable[[], N
     accept(observed, followers.observed(poll))
 
 
-def _announce(tracker: Tracker | None) -> None:
-    """Announce the use of the tracker. An error of the tracker never fails a run."""
-    try:
-        if tracker is not None:
-            tracker.announce()
-    except OSError as error:
-        _log.warning("the tracker cannot be prepared: %s", error)
-
-
 class _Attempt:
     """The supervision of one attempt that has begun."""
 
@@ -186,6 +179,7 @@ class _Attempt:
         judge: Watch | None,
         progress: Progress | None,
         followers: Followers,
+        tracking: Tracking,
     ) -> None:
         self._ports, self._plan, self._progress = ports, plan, progress
         self._followers, self._ends = followers, list[Ended]()
@@ -194,8 +188,7 @@ class _Attempt:
         self._has_enough = False
         self._inexact: EndReason | None = None
         self.interventions = interventions.Interventions(ports, plan)
-        self._began_s = time.monotonic()
-        self._follower: Delivering | None = None
+        self._tracking = tracking
         self._last_step = checkpoints.step_of(plan.resume) if plan.resume else 0
         self._restored = self._has_begun = False
         self._announced = 0
@@ -321,23 +314,9 @@ class _Attempt:
             is_enough = self._compare_elsewhere() or is_enough
         if self._has_begun and self._node.delivery.batches > self._announced:
             self._announced = self._node.delivery.batches
-            self._follow()
+            self._tracking.follow()
         if is_enough or self.interventions.look_at_intervals():
             self._has_enough = True
-
-    def _follow(self) -> None:
-        """Announce new events to the tracker. An error of the tracker never fails a run.
-
-        The follower starts after the script, because its start would take time of a processor from the ranks'.
-        """
-        tracker, run = self._ports.tracker, self._plan.run.id
-        try:
-            if self._follower is None and tracker is not None:
-                self._follower = tracker.follow(run)
-        except (M5Error, OSError) as error:
-            _log.warning("the tracker does not follow run %s: %s", run, error)
-        if self._follower is not None:
-            self._follower.wake()
 
     def _seen(self, events: Events) -> bool:
         """Take delivered events. Return True if their comparison needs no more steps."""
@@ -399,9 +378,7 @@ class _Attempt:
         self._spool.append(ended)
         self._show(self._node.read_new())
         self._seen(self._node.delivery.finish())
-        self._follow()
-        if self._ports.tracker is None:
-            (self._plan.directory / TRACKED).touch()
+        self._tracking.follow()
         return AttemptResult(
             run=self._plan.run.id,
             attempt=self._plan.attempt,
@@ -410,7 +387,7 @@ class _Attempt:
             reason=reason,
             delivered=self._node.delivery.complete,
             superseded=self.interventions.successor is not None,
-            untracked=self._wait_for_tracker(),
+            untracked=self._tracking.close(self._progress),
             again=self._is_to_start_again(reason),
         )
 
@@ -422,13 +399,3 @@ class _Attempt:
         is_warned = reason is not None and (reason.kind, reason.signal) == ("stopped", signal.SIGUSR2.name)
         has_next = self._plan.place.job is not None and self._plan.context.goes_on
         return self._followers.lost is not None or (is_warned and has_next)
-
-    def _wait_for_tracker(self) -> str | None:
-        """Return None if the tracker has all of the run; else the reason, which may be empty: the delivery goes on."""
-        if self._ports.tracker is None:
-            return None
-        if self._follower is None:
-            return "it could not be started"
-        report(self._progress, "waiting for MLflow to have all records of the run")
-        is_tracked = self._follower.close(untracked.patience_s(time.monotonic() - self._began_s))
-        return None if is_tracked else self._follower.problem
