@@ -185,12 +185,11 @@ class _Attempt:
         self._followers, self._ends = followers, list[Ended]()
         self._spool = spool
         self._watch, self._compare = watch, judge
-        self._has_enough = False
         self._inexact: EndReason | None = None
         self.interventions = interventions.Interventions(ports, plan)
         self._tracking = tracking
         self._last_step = checkpoints.step_of(plan.resume) if plan.resume else 0
-        self._restored = self._has_begun = False
+        self._restored = self._has_begun = self._has_enough = False
         self._announced = 0
         self._failures = failure.Failures()
         is_compared_elsewhere = judge is not None and plan.place.nodes > 1
