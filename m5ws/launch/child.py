@@ -58,7 +58,7 @@ def _die_with(parent: int) -> None:
     """Request SIGTERM for the parent's death; end if it is dead already.
 
     A scheduler may send a warning of a time limit to all processes. It would kill torchrun, and so the ranks in the
-    middle of their last checkpoint. Therefore torchrun ignores it. Ranks have the default again, or their session's.
+    middle of their last checkpoint. Therefore torchrun ignores it. Ranks have handlers (training/rank.py).
     """
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU):
         signal.signal(number, signal.SIG_IGN)

@@ -19,10 +19,10 @@ ADMITTED = "admitted"
 UNSAVED = "unsaved"
 """Name of the store, in an attempt's directory, for a last checkpoint that could not be saved in the run's store."""
 
-STOP_SIGNALS = (
-    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
-    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU),  # warnings of schedulers
-)
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+"""Signals that schedulers send some time before the end of a job."""
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *WARNINGS)
 """Signals that stop a run: Ctrl-C, and the signals that schedulers send before or at the end of a job."""
 
 

@@ -13,8 +13,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -25,7 +24,7 @@ from m5ws.config.commands import launchers
 from m5ws.errors import M5Error, UsageError
 from m5ws.records import codec
 from m5ws.records.failure import Failure
-from m5ws.records.launch import STOP_SIGNALS, Context, open_log, stop_signals
+from m5ws.records.launch import STOP_SIGNALS, WARNINGS, Context, open_log, stop_signals
 from m5ws.records.ledger import RankEnded, RankStarted
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.repository import Repository
@@ -48,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     orders = read_context()
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     _die_with_parent(parent)
-    _handle_warnings()
+    _prepare_signals()
     stop = StopRequest(Path(orders.spool_dir) / "processes")
     stop.register()
     _redirect(Path(orders.log_dir) / f"rank-{rank}.log")
@@ -70,10 +69,10 @@ def main(arguments: Sequence[str]) -> int:
     if orders.spec.observe:
         watch.start(active)
     end = _run(arguments, active, note_reads(orders, os.environ))
-    with _without_signals():
-        active.note_imports()
-        active.emit(RankEnded, rank=rank, failure=end.failure)
-        _print_end(end.error)
+    _ignore_signals()
+    active.note_imports()
+    active.emit(RankEnded, rank=rank, failure=end.failure)
+    _print_end(end.error)
     return end.status
 
 
@@ -209,20 +208,26 @@ def _die_with_parent(parent: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)  # It died in between.
 
 
-def _handle_warnings() -> None:
-    """Handle the warnings of schedulers as Python does. A launcher ignores them, and so would its children."""
+def _prepare_signals() -> None:
+    """Do nothing at the warnings of schedulers; leave Python's own handling of the other signals that stop a run.
+
+    m5ws gets a warning too, and stops the ranks by SIGTERM. A session puts its own handler in this place. Programs that
+    the script starts have the default action again, since they inherit no handlers.
+    """
+    for number in WARNINGS:
+        signal.signal(number, lambda *_: None)
     for number in stop_signals():
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
 
 
-@contextmanager
-def _without_signals() -> Iterator[None]:
-    """Let no signal interrupt the block."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler or signal.SIG_DFL)
+def _ignore_signals() -> None:
+    """Ignore the signals that stop a run until this process has ended: the script has ended, and its result is kept.
+
+    While Python ends, it replaces handlers by the default action, but ignored signals stay ignored.
+    """
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _redirect(log: Path) -> None:

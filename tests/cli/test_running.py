@@ -216,13 +216,25 @@ def test_a_run_that_gets_a_signal_is_interrupted_cleanly(home: Repository, place
     assert _m5(place, "fsck").returncode == 0
 
 
+_STOPPED_AT_EXIT = """
+import atexit, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready")
+time.sleep(2)
+print("saved")
+stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+atexit.register(lambda: [signal.raise_signal(number) for number in stops])
+"""
+
+
 @pytest.mark.long
-def test_a_scheduler_signal_to_all_processes_does_not_kill_torchrun(home: Repository, place: Path) -> None:
-    ignores = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-    snapshot = _pin(home, place, f"{ignores}print('ready')\ntime.sleep(2)\nprint('saved')\n")
+def test_scheduler_signals_to_all_processes_kill_neither_torchrun_nor_a_rank_that_ends(
+    home: Repository, place: Path
+) -> None:
+    snapshot = _pin(home, place, _STOPPED_AT_EXIT)
     with _started(place, snapshot, "--trainer", "torchrun") as (process, run):
         for pid in reaper.descendants(process.pid):
-            if "-m torch.distributed.run" in (command := reaper.command_line(pid)) and " -I " not in command:
+            if " -I " not in reaper.command_line(pid):
                 os.kill(pid, signal.SIGUSR2)
         _, said = process.communicate(timeout=_LIMIT_S)
     assert process.returncode == 0 and "saved" in _log(place, run), said

@@ -344,9 +344,9 @@ class TestLine:
         place, result = uninterrupted(example, example.versions)
         for number, kill in enumerate(_KILLS):
             _kill_and_resume(place, example, kill, f"killed-{number}")
-        # SIGTERM saves a checkpoint of the step after which all ranks stop.
+        # SIGTERM saves a checkpoint of the step after which all ranks stop. Lightning calls forward inside the step.
         stopped = json.loads(place.m5ws("show", "killed-1", "--json").stdout)["state"]["attempts"][0]
-        assert stopped["checkpoints"][-1]["step"] == stopped["last_step"] > 5
+        assert stopped["checkpoints"][-1]["step"] == stopped["last_step"] >= 5
         verdict = place.reproduce("killed-0")
         # A checkpoint that the framework saved in the killed attempt may be in the replay alone.
         assert verdict["outcome"] in ("reproduced", "sampled") and not verdict["observed"]

@@ -40,8 +40,8 @@ def test_a_script_in_a_rank_runs_as_in_plain_python(runner: Any) -> None:
 @pytest.mark.parametrize(
     ("how", "status", "error"),
     [
-        ("raise", 1, "ValueError: something in the script (plain.py:11)"),
-        ("raise without a log", 1, "ValueError: something in the script (plain.py:11)"),
+        ("raise", 1, "ValueError: something in the script (plain.py:12)"),
+        ("raise without a log", 1, "ValueError: something in the script (plain.py:12)"),
         ("7", 7, "exit status 7"),
     ],
 )
@@ -89,13 +89,19 @@ def test_sigterm_ends_a_script_without_a_session_as_in_python(runner: Any) -> No
     assert attempt.status == -signal.SIGTERM and ended(attempt) == []
 
 
+def test_a_warning_of_a_scheduler_does_nothing_in_a_script_without_a_session(runner: Any) -> None:
+    attempt = runner(PLAIN, "warned")
+    assert attempt.status == 0 and ended(attempt) == [None], attempt.log()
+    assert attempt.log().endswith("trapped\n")
+
+
 @pytest.mark.parametrize("line", range(1, 25))
 def test_a_signal_during_the_end_of_a_rank_leaves_at_most_one_record(runner: Any, line: int) -> None:
     attempt = runner(SIGNALLED, str(line))
     events = attempt.events[0]
     assert len(events) == len(set(map(codec.encode, events)))
-    assert ended(attempt) in ([None], []) and (isinstance(events[-1], RankEnded) or not ended(attempt))
-    assert attempt.status in (0, -signal.SIGTERM)
+    assert (attempt.status, ended(attempt)) in ((0, [None]), (-signal.SIGTERM, []))
+    assert isinstance(events[-1], RankEnded) or not ended(attempt)
 
 
 def test_ctrl_c_during_an_append_leaves_a_whole_event_or_no_event(tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 The ranks get the signal at different moments, or only some of them get it. A session ends all of them after one step
 (training/session/agreement.py).
 
-Only a session handles signals, from its begin to its end, and its handler does nothing but record the first signal.
-Before and after, and in scripts without a session, Python's own handlers stay.
+Only a session handles these signals, from its begin to its end, and its handler only notes the first signal.
+Before and after, and in scripts without a session, a rank has Python's own handlers, and does nothing at a scheduler's
+warning (training/rank.py).
 """
 
 import os

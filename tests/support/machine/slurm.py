@@ -44,16 +44,34 @@ SwitchType=switch/none
 ReturnToService=2
 SlurmdTimeout=10
 KillWait=20
-MinJobAge=300
+MinJobAge={forget_s}
 JobRequeue=1
-# No accounts.
-AccountingStorageType=accounting_storage/none
+# Accounts.
+AccountingStorageType=accounting_storage/{storage}
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort={accounts_port}
+AccountingStoragePass={folder}/munge/socket
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 # Nodes.
 NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports}] CPUs=2 State=UNKNOWN
 PartitionName=main Nodes=n[1-{nodes}] Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
 PartitionName=high Nodes=n[1-{nodes}] MaxTime=INFINITE State=UP PriorityTier=10
+"""
+
+_ACCOUNTS = """\
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+DbdHost={host}
+DbdAddr=127.0.0.1
+DbdPort={port}
+SlurmUser=root
+StorageType=accounting_storage/mysql
+StorageHost=localhost
+StorageUser=root
+StorageLoc=accounts
+LogFile={folder}/slurmdbd.log
+PidFile={folder}/slurmdbd.pid
 """
 
 
@@ -95,17 +113,31 @@ class Slurm:
 
 
 @contextmanager
-def running(folder: Path, nodes: int = 2) -> Iterator[Slurm]:
-    """Yield a Slurm whose nodes are idle, or skip the test loudly if this machine has none."""
-    if absent := [program for program in PROGRAMS if shutil.which(program) is None]:
-        loud_skip(f"nothing on Slurm: {', '.join(absent)} not found (apt-get install {PACKAGES})")
+def running(folder: Path, nodes: int = 2, *, with_accounts: bool = False) -> Iterator[Slurm]:
+    """Yield a Slurm whose nodes are idle, or skip the test loudly if this machine has none.
+
+    With accounts, its controller forgets an ended job soon, and `sacct` knows the job.
+    """
+    needed = (*PROGRAMS, "slurmdbd", "mariadbd") if with_accounts else PROGRAMS
+    packages = f"{PACKAGES} slurmdbd mariadb-server" if with_accounts else PACKAGES
+    if absent := [program for program in needed if shutil.which(program) is None]:
+        loud_skip(f"nothing on Slurm: {', '.join(absent)} not found (apt-get install {packages})")
     if os.getuid() != 0:
         loud_skip("nothing on Slurm: its daemons need root here")
     munge: subprocess.Popen[bytes] | None = None
     slurm = Slurm(folder)
     host = socket.gethostname().partition(".")[0]
-    port = _free_ports(nodes + 1)
-    text = _CONFIGURATION.format(host=host, folder=folder, nodes=nodes, port=port, ports=f"{port + 1}-{port + nodes}")
+    port = _free_ports(nodes + 2)
+    text = _CONFIGURATION.format(
+        host=host,
+        folder=folder,
+        nodes=nodes,
+        port=port,
+        ports=f"{port + 1}-{port + nodes}",
+        accounts_port=port + nodes + 1,
+        storage="slurmdbd" if with_accounts else "none",
+        forget_s=2 if with_accounts else 300,
+    )
     slurm.configuration.write_text(text)
     (folder / "state").mkdir()
     for parent in (folder, *folder.parents[:-1]):
@@ -113,6 +145,8 @@ def running(folder: Path, nodes: int = 2) -> Iterator[Slurm]:
     try:
         munge = _start_munge(folder / "munge")
         wait_for((folder / "munge" / "socket").exists)
+        if with_accounts:
+            _start_accounts(slurm, host, port + nodes + 1)
         slurm.start("slurmctld", "-D")
         for number in range(1, nodes + 1):
             (folder / f"n{number}").mkdir()
@@ -129,6 +163,28 @@ def running(folder: Path, nodes: int = 2) -> Iterator[Slurm]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _start_accounts(slurm: Slurm, host: str, port: int) -> None:
+    """Start Slurm's accounting on a MariaDB of its own."""
+    folder = slurm.folder
+    data, place = folder / "mariadb", folder / "mariadb.socket"
+    made = ("mariadb-install-db", "--no-defaults", f"--datadir={data}", "--user=root", "--skip-test-db")
+    subprocess.run(made, capture_output=True, check=True)
+    options = (f"--datadir={data}", f"--socket={place}", "--skip-networking", "--user=root")
+    server = ("mariadbd", "--no-defaults", *options)
+    slurm.daemons[server] = subprocess.Popen(server, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(place.exists)
+    path = folder / "slurmdbd.conf"
+    path.write_text(_ACCOUNTS.format(folder=folder, host=host, port=port))
+    path.chmod(0o600)
+    environment = os.environ | {"SLURM_CONF": str(slurm.configuration), "MYSQL_UNIX_PORT": str(place)}
+    daemon = ("slurmdbd", "-D")
+    slurm.daemons[daemon] = subprocess.Popen(
+        daemon, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    words = ("sacctmgr", "--immediate", "add", "cluster", "m5")
+    wait_for(lambda: subprocess.run(words, env=environment, capture_output=True, check=False).returncode == 0)
 
 
 def _start_munge(folder: Path) -> "subprocess.Popen[bytes]":

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 
 print("called as", __name__, sys.argv, os.path.basename(sys.path[0]))
@@ -23,3 +24,8 @@ if sys.argv[1].isdigit():
     sys.exit(int(sys.argv[1]))
 if sys.argv[1] == "stopped":
     signal.raise_signal(signal.SIGTERM)
+if sys.argv[1] == "warned":
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU):
+        signal.raise_signal(number)
+    # A shell cannot trap a signal that it was started to ignore.
+    sys.exit(subprocess.run(["sh", "-c", "trap 'echo trapped; exit 0' USR1; kill -USR1 $$; exit 1"]).returncode)
