@@ -36,10 +36,15 @@ class Cancelled(M5Error):
     exit_code = 130
 
 
-def refuse_cancelled(repo: Repository, job: Job) -> None:
+def refuse_cancelled_job(repo: Repository, job: Job) -> None:
     """Raise Cancelled if a request in the store has cancelled a job."""
     if (request := jobs.cancel_of_job(repo, job)) is not None:
-        raise Cancelled(f"job {job.name} was cancelled from {request.host or 'another machine'}")
+        raise _cancelled(f"job {job.name}", request)
+
+
+def _cancelled(what: str, request: "Cancel") -> Cancelled:
+    where = request.host or "another machine"
+    return Cancelled(f"{what} was cancelled from {where}" + (f": {request.problem}" if request.problem else ""))
 
 
 class Interventions:
@@ -58,7 +63,7 @@ class Interventions:
             self._looked_s = time.monotonic()
             self._look_for_cancel()
         if self.cancel is not None:
-            raise Cancelled(f"run {self._run.id} was cancelled from {self.cancel.host or 'another machine'}")
+            raise _cancelled(f"run {self._run.id}", self.cancel)
 
     def look_after_start(self) -> None:
         """Read removals and cancellations after the start is published. No newer attempt can have begun."""

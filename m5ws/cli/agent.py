@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -69,23 +70,18 @@ def command(
     Example:
       M5WS_NODE=0 M5WS_NODES=2 M5WS_MASTER=10.0.0.1:29500 M5WS_JOB=7 m5ws agent 7c1d
     """
-    from m5ws.agent import link, places, work_files
+    from m5ws.agent import link, work_files
     from m5ws.attempts import interventions
     from m5ws.library import clusters
 
     if (store is None) != (job is None):
         raise UsageError("--store and --job belong together")
-    place = places.read(os.environ)
-    own = places.make_scratch(Path(os.path.expandvars(scratch)), place.node)
-    if store is not None and job is not None:
-        workspace = clusters.workspace_of(store, run, job, own, os.environ)
-    else:
-        # Other agents share the checkout.
-        workspace = replace(names.workspace(context), scratch=own)
-    workspace = replace(workspace, place=place)
-    repo = workspace.open_repository()
+    with clusters.cancelling(store, run, job) if store and job else nullcontext():
+        workspace = _workspace(context, run, scratch, store, job)
+        repo = workspace.open_repository()
+    place = workspace.place
     if (submitted := workspace.job) is not None:
-        interventions.refuse_cancelled(repo, submitted)
+        interventions.refuse_cancelled_job(repo, submitted)
         # Nobody looks at them on a node, and its disk is small.
         work_files.remove_inputs(workspace.home)
         if submitted.command:
@@ -109,6 +105,21 @@ def command(
     if as_json:
         output.print_json({"run": run_id, "node": place.node, "status": status})
     context.exit(status)
+
+
+def _workspace(context: click.Context, run: str, scratch: Path, store: str | None, job: str | None) -> "Workspace":
+    """Return the workspace of this agent, at the place of its node."""
+    from m5ws.agent import places
+    from m5ws.library import clusters
+
+    place = places.read(os.environ)
+    own = places.make_scratch(Path(os.path.expandvars(scratch)), place.node)
+    if store is not None and job is not None:
+        workspace = clusters.workspace_of(store, run, job, own, os.environ)
+    else:
+        # Other agents share the checkout.
+        workspace = replace(names.workspace(context), scratch=own)
+    return replace(workspace, place=place)
 
 
 def _refuse_finished(repo: "Repository", run_id: str) -> None:
@@ -151,7 +162,7 @@ def _follow(workspace: "Workspace", repo: "Repository", run_id: str, env: tuple[
     def look() -> None:
         _refuse_finished(repo, run_id)
         if workspace.job is not None:
-            interventions.refuse_cancelled(repo, workspace.job)
+            interventions.refuse_cancelled_job(repo, workspace.job)
 
     with interrupt.on_signals(), Bar() as bar:
         led = _join(workspace, workspace.job or runs.load(repo, run_id), look, leader.JOIN_S, bar)
@@ -178,7 +189,7 @@ def _serve(workspace: "Workspace", repo: "Repository", job: "Job") -> int:
     while True:
         with interrupt.on_signals(), Bar() as bar:
             try:
-                led = _join(workspace, job, partial(interventions.refuse_cancelled, repo, job), _COMMAND_S, bar)
+                led = _join(workspace, job, partial(interventions.refuse_cancelled_job, repo, job), _COMMAND_S, bar)
             except follower.NotBegun as ended:
                 return ended.exit_code
             try:

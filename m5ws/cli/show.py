@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from m5ws.records.environment import Observed
-    from m5ws.records.job import Job
+    from m5ws.records.job import Cancel, Job
     from m5ws.records.note import Note
     from m5ws.records.run import Parent, Run
     from m5ws.records.verdict import Change
@@ -67,7 +67,7 @@ def command(context: click.Context, name: str, environment: bool, lock: str | No
         return output.print_json(view)
     output.echo(_run(view) if isinstance(view, listing.RunView) else _snapshot(view))
     if isinstance(view, listing.RunView) and submitted:
-        output.echo(f"\n{_job(workspace, submitted[-1])}")
+        output.echo(f"\n{_job(workspace, submitted[-1], jobs.cancel_of_job(repo, submitted[-1]))}")
     if view.observed is not None:
         output.echo("\n" + _environment(view.observed, whole=environment))
     if record_id in untracked.waiting(workspace.home) and (tracker := workspace.tracker()) is not None:
@@ -160,7 +160,7 @@ def _run(view: "RunView") -> str:
     return "\n".join(lines)
 
 
-def _job(workspace: "Workspace", job: "Job") -> str:
+def _job(workspace: "Workspace", job: "Job", cancel: "Cancel | None") -> str:
     """Return the lines of a run's newest job, with its state if the engine answers."""
     from m5ws.engines import submission
     from m5ws.engines.interface import EngineUnavailable
@@ -175,6 +175,9 @@ def _job(workspace: "Workspace", job: "Job") -> str:
         state = f"unknown, because {job.cluster} does not answer here: {error}"
     fields = {"cluster": f"{job.cluster} ({job.engine})", "nodes": str(job.nodes), "state": state}
     fields |= {"submitted": " by ".join(filter(None, (output.moment(job.created_s), job.user)))}
+    if cancel is not None:
+        why = f": {cancel.problem}" if cancel.problem else ""
+        fields["cancelled"] = f"{output.moment(cancel.created_s)} from {cancel.host or 'another machine'}{why}"
     return "\n".join([f"job {job.name}", output.fields(fields, "  ")])
 
 

@@ -1,7 +1,9 @@
 """Jobs on a cluster of a workspace: planned, checked and started; and the workspace of an agent on a node."""
 
 import os
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,8 +12,8 @@ import msgspec
 from m5ws.config.settings import HostsCluster, Settings
 from m5ws.engines import submission
 from m5ws.engines.submission import Submission
-from m5ws.errors import UsageError
-from m5ws.records.job import Job
+from m5ws.errors import M5Error, UsageError
+from m5ws.records.job import Cancel, Job
 from m5ws.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -85,6 +87,23 @@ class Cluster:
             if why is not None:
                 notes.publish(repo, actions.write_note(self._workspace, run.id, why, kind="why"))
         return self.start(repo, planned)
+
+
+@contextmanager
+def cancelling(store_url: str, run: str, job: str) -> Iterator[None]:
+    """Cancel a job at an error in the block: an agent cannot begin, and the agents of other nodes would wait for it."""
+    from m5ws.repository.references import jobs
+    from m5ws.repository.repository import Repository
+    from m5ws.store import open_store
+
+    try:
+        yield
+    except Exception as error:
+        with suppress(M5Error, OSError):
+            repo = Repository.open(open_store(store_url))
+            own = {"created_s": repo.store.now(), "host": socket.gethostname(), "problem": str(error)}
+            jobs.cancel(repo, msgspec.structs.replace(Cancel(run=run, attempt=0, jobs=(job,)), **own))
+        raise
 
 
 def workspace_of(store_url: str, run: str, job: str, scratch: Path, environment: Mapping[str, str]) -> Workspace:

@@ -30,7 +30,10 @@ class Job(KeyedRecord, tag="job/1", frozen=True, kw_only=True):
 
 
 class Cancel(KeyedRecord, tag="cancel/1", frozen=True, kw_only=True):
-    """A request to end the newest attempt of a run (0: none has begun), and to begin none in these jobs."""
+    """A request to end the newest attempt of a run (0: none has begun), and to begin none in these jobs.
+
+    `problem`: why the agent on `host` could not begin, if an agent made the request.
+    """
 
     run: RunId
     attempt: Count
@@ -38,3 +41,4 @@ class Cancel(KeyedRecord, tag="cancel/1", frozen=True, kw_only=True):
     created_s: float = 0.0
     user: str | None = None
     host: str | None = None
+    problem: str | None = None
