@@ -29,7 +29,7 @@ from m5ws.records.environment import Origin
 
 _FIELD = re.compile(r"^(name|version):[ \t]*(\S.*?)[ \t]*$", re.MULTILINE | re.IGNORECASE)
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s]*@")
-_PARTS = re.compile(r'^"?([^/,\n".][^/,\n"]*)(?:/([^/,\n"]+))?', re.MULTILINE)
+_PARTS = re.compile(r'^"?[^/,\n".][^/,\n"]*+(?:/[^/,\n"]++)?', re.MULTILINE)
 _BESIDE = re.compile(r'^"?(?:\.\./){3}([^,\n"]*\.so[^,\n"]*)', re.MULTILINE)
 _NO_CODE = (".dist-info", ".data", "__pycache__")
 _SSH_USER = re.compile(r"ssh://[\w.-]+@[^@/]+/")
@@ -81,9 +81,11 @@ def _listed(distribution: metadata.Distribution) -> frozenset[str]:
 def _places(record: Path, _changed_ns: int) -> frozenset[str]:
     """Return the places in a list of files. A process reads the list again only after a change."""
     text = record.read_text(encoding="utf-8", errors="replace")
-    modules = (_module(top, below) for top, below in set(_PARTS.findall(text)) if not top.endswith(_NO_CODE))
+    parts = (path.lstrip('"').partition("/") for path in set(_PARTS.findall(text)))
+    modules = (_module(top, below) for top, _, below in parts if not top.endswith(_NO_CODE))
     # Files beside the folders of modules, as in MKL's wheel, are named by their path in the environment.
-    return frozenset({*filter(None, modules), *(f"/{path}" for path in _BESIDE.findall(text))})
+    beside = _BESIDE.findall(text) if "../../../" in text else ()
+    return frozenset({*filter(None, modules), *(f"/{path}" for path in beside)})
 
 
 def _module(top: str, below: str) -> str | None:
