@@ -23,6 +23,7 @@ venv: $(stamp) ## Make the virtual environment in .venv.
 # The stamp is the last thing that is written: an installation that was cut short is done again, from nothing.
 $(stamp): pyproject.toml constraints.txt hatch_build.py m5ws/training/fingerprint/kernel.c
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "m5ws needs Python 3.11 or newer: make PYTHON=…")'
+	@echo "installing into $(VENV): some minutes, and 2 GB"
 	$(PYTHON) -m venv $(if $(wildcard $(stamp)),,--clear) $(VENV)
 	rm -f $(stamp)
 	$(bin)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --upgrade pip

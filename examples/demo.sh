@@ -9,6 +9,10 @@ show() {
 }
 
 root=${1:-m5ws-demo}
+if [ -e "$root" ]; then
+    printf '%s exists: remove it, or name another folder: make demo ARGS=FOLDER\n' "$root" >&2
+    exit 2
+fi
 text=${2:+$(realpath "$2")}
 
 printf '# A project in git: a small GPT, real text, and a tokenizer trained on it.\n'
@@ -17,10 +21,10 @@ show cd "$root"
 show git init -q
 show python prepare.py ${text:+"$text"}
 
-printf '\n# Pin code, config, tokenizer, data and environment, and train from them on two processes.\n'
+printf '\n# Pin code, config, tokenizer, data and environment, and train from them on two processes: half a minute.\n'
 show m5ws -q run --name demo --nproc 2
 
-printf '\n# Train again, and compare every step and the whole state, bit for bit.\n'
+printf '\n# Train again, and compare every step and the whole state, bit for bit: half a minute.\n'
 show m5ws -q reproduce demo
 
 printf '\n# Train again with one number changed. The verdict names it, and the first step that differs.\n'

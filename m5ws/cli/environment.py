@@ -122,5 +122,9 @@ def _table(drifted: "tuple[Change, ...]", old: str) -> str:
             change.detail or "",
         )
         for change in drifted
+        if change.rating != "cannot"
     ]
-    return textwrap.indent(output.table(("", old, "here", "effect", ""), rows), "  ")
+    lines = [output.table(("", old, "here", "effect", ""), rows)] if rows else []
+    if harmless := len(drifted) - len(rows):
+        lines.append(f"{harmless} differences that cannot change bits")
+    return textwrap.indent("\n".join(lines), "  ")

@@ -49,5 +49,6 @@ def command(context: click.Context, port: int, deliver: bool, as_json: bool) -> 
         output.print_note(f"note: {problem}")
     output.echo(url + tracker.ui_page())
     if argv and not deliver:
+        output.print_note("MLflow's server starts now, which takes some seconds. Ctrl-C ends it.")
         os.execvp(argv[0], argv)
     return None

@@ -110,8 +110,9 @@ def _described(repo: Repository, run_id: str) -> dict[str, str]:
     kind = backend.get("optimizer_kind") if isinstance(backend, dict) else None
     if kind:
         facts["optimizer"] = str(kind)
-    observed = recorded.of_run(repo, run_id).facts
-    return facts | {name: value for name in _VERSIONS if (value := observed.get(name))}
+    observed = recorded.of_run(repo, run_id)
+    known = {**observed.distributions, **observed.facts}
+    return facts | {name: value for name in _VERSIONS if (value := known.get(name))}
 
 
 def _described_observed(repo: Repository, run_id: str) -> dict[str, str]:

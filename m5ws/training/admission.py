@@ -5,7 +5,6 @@ has no limit.
 """
 
 import time
-from importlib import metadata
 from pathlib import Path
 
 import msgspec
@@ -41,17 +40,8 @@ def _observe(context: Context) -> Observed:
         root=Path(orders.root),
         copies=tuple(Path(copy) for copy in (context.work_dir, orders.copy) if copy),
         variable_names=orders.variables,
-        read_torch=_read_torch,
+        read_torch=versions,
     ).observe({})
     if orders.rebuilt is None:
         return observed
     return msgspec.structs.replace(observed, facts=observed.facts | {"rebuilt": orders.rebuilt})
-
-
-def _read_torch() -> dict[str, str | None]:
-    """Return the versions and devices that torch has in this process, and DeepSpeed's version."""
-    try:
-        deepspeed = metadata.version("deepspeed")
-    except metadata.PackageNotFoundError:
-        deepspeed = None
-    return versions() | {"deepspeed": deepspeed}

@@ -249,4 +249,9 @@ def _leave(status: int) -> None:
 
 
 if __name__ == "__main__":
-    _leave(main(sys.argv[1:]))
+    try:
+        status = main(sys.argv[1:])
+    except KeyboardInterrupt:
+        # It came before the script. A traceback of m5ws would tell the user nothing.
+        status = 128 + signal.SIGINT
+    _leave(status)

@@ -18,6 +18,7 @@ def test_accounts_know_the_end_of_a_job_that_the_controller_has_forgotten(
 ) -> None:
     ends = {"true": "COMPLETED", "false": "FAILED", "sleep 600": "CANCELLED"}
     with slurm.running(tmp_path, nodes=1, with_accounts=True) as cluster:
+        monkeypatch.chdir(tmp_path)  # A job writes its output here.
         monkeypatch.setenv("SLURM_CONF", str(cluster.configuration))
         engine = Slurm(SlurmCluster())
         names = {f"m5ws-7c1d-{number}": program for number, program in enumerate(ends)}
