@@ -3,6 +3,7 @@
 An attempt on one machine has none, and takes the same way.
 """
 
+import math
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -89,13 +90,21 @@ class Followers:
             self._is_stopping = True
             self._send(Stop(grace_s=grace_s, signal=number))
 
-    def await_ends(self, seconds: float, progress: Progress | None) -> list[Ended]:
-        """Return the ends of all followers. A follower whose processes end late counts as lost."""
-        end_s = time.monotonic() + seconds
+    def await_ends(self, seconds: float, poll: Callable[[], None], progress: Progress | None) -> list[Ended]:
+        """Return the ends of all followers. A follower is lost if its processes do not end `seconds` after a stop.
+
+        Processes that nobody stopped may take any time: one rank may work on when the training has ended.
+        """
+        end_s = math.inf
         while late := [follower for follower in self._all if follower.ended is None]:
             self.look()
             if self.lost is not None:
                 break
+            poll()
+            if self.has_failed or self.asked is not None:
+                self.stop(seconds)
+            if self._is_stopping:
+                end_s = min(end_s, time.monotonic() + seconds)
             running = [follower for follower in late if not follower.is_storing]
             if running and time.monotonic() > end_s:
                 self.lost = EndReason(kind="node lost", problem=f"{running[0]} did not end in {seconds:.0f} s")

@@ -87,7 +87,8 @@ def execute(
     try:
         result = _execute(ports, plan, followers, watch, progress, poll, accept, judge)
     except BaseException as error:
-        followers.close(status_of(error, plan), is_refused=not isinstance(error, (NodeLost, KeyboardInterrupt)))
+        is_refused = not isinstance(error, (NodeLost, interventions.Cancelled, KeyboardInterrupt))
+        followers.close(status_of(error, plan), is_refused=is_refused)
         raise
     if result.again and not plan.context.goes_on:
         # No later attempt continues a replay: its command starts again.
@@ -103,6 +104,15 @@ def status_of(error: BaseException, plan: AttemptPlan) -> int:
         is_warned = str(error) == signal.SIGUSR2.name and plan.place.job is not None and plan.context.goes_on
         return NodeLost.exit_code if is_warned else STATUSES["interrupted"]
     return getattr(error, "exit_code", 1)
+
+
+def _status_of_all(result: AttemptResult) -> int:
+    """Return the exit status of all agents at the end of an attempt."""
+    if result.again:
+        return NodeLost.exit_code
+    if result.reason is not None and result.reason.kind == "removed":
+        return removals.Removed.exit_code
+    return STATUSES.get(result.outcome, 1)
 
 
 def _execute(
@@ -151,7 +161,7 @@ def _execute(
                     # After the start: the `rm` of a removal that this look does not meet lists the attempt.
                     begun.interventions.look_after_start()
                 result = begun.supervise(poll)
-                followers.close(NodeLost.exit_code if result.again else STATUSES.get(result.outcome, 1))
+                followers.close(_status_of_all(result))
         finally:
             directories.end(plan.directory)
         if plan.run.spec.outputs and result.outcome == "finished" and result.delivered and not ports.keep_work:
@@ -210,7 +220,9 @@ class _Attempt:
         if end.exit_code:
             # The ranks of other nodes may wait for ranks of this node, for ever.
             self._followers.stop(stop.GRACE_S)
-        self._ends = self._followers.await_ends(stop.patience_s(self._plan.context.saving), self._progress)
+        self._ends = self._followers.await_ends(
+            stop.patience_s(self._plan.context.saving), self._look_at_others, self._progress
+        )
         self._show(self._node.read_new())
         self._seen(self._node.deliver_rest())
         self._compare_elsewhere()
@@ -235,6 +247,11 @@ class _Attempt:
             reason = self._find_failure(exit_code)
         result = self._end(outcome, exit_code, reason, end.time_s)
         return msgspec.structs.replace(result, asked=self._is_asked(end))
+
+    def _look_at_others(self) -> None:
+        """Stop the followers, which still run their processes, if the attempt must end."""
+        if self.interventions.look_at_intervals() or self.interventions.cancel is not None:
+            self._stop_all(stop.patience_s(self._plan.context.saving))
 
     def _find_conflict(self) -> str | None:
         """Return the conflict of output files of several nodes. An error of the store changes nothing."""

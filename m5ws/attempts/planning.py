@@ -225,6 +225,12 @@ def _choose(repo: Repository, run: Run, *, from_scratch: bool) -> _Choice:
     return _Choice(attempt=max(attempts, default=0) + 1, inherits=tuple(valid), outputs=names)
 
 
+def is_resumable(repo: Repository, run: Run) -> bool:
+    """Return True if the next attempt is the first, or has something to restore. Raises UsageError for a conflict."""
+    chosen = _choose(repo, run, from_scratch=False)
+    return chosen.attempt == 1 or bool(chosen.inherits or chosen.outputs or run.parent)
+
+
 def refuse_unfit(repo: Repository, run: Run, environment: Mapping[str, str], nodes: int) -> Snapshot:
     """Return the snapshot of a run that can be launched on a number of nodes. Nothing of the machine is checked.
 
@@ -289,14 +295,13 @@ def _require(launch: LaunchSpec) -> None:
 def resumed(repo: Repository, run_id: str) -> Run:
     """Return a run that can be resumed. An unsaved run has not finished.
 
-    Raises NotFound, Removed, and UsageError if it has finished.
+    A run that no attempt has begun was cancelled or killed before. Raises NotFound, Removed, and UsageError if it has
+    finished.
     """
     from m5ws.runs import state
 
     run = runs.load(repo, run_id)
     removals.refuse(repo, run_id)
-    if not ledger.attempts(repo, run_id):
-        raise NotFound(f"run {run_id} has not started", hint="Start a new run with `m5ws run`.")
     if state.load_newest(repo, run_id).standing == "finished":
         raise UsageError(f"run {run_id} has finished", hint=f"`m5ws show {run_id}` shows its result.")
     return run

@@ -18,7 +18,9 @@ from m5ws.cli.terminal.progress import Bar
 from m5ws.errors import M5Error, UsageError
 
 if TYPE_CHECKING:
+    from m5ws.agent.attempt_plan import AttemptPlan
     from m5ws.agent.link import Connection
+    from m5ws.agent.ports import Ports
     from m5ws.records.job import Job
     from m5ws.records.nodes import Planned
     from m5ws.records.run import Run
@@ -113,7 +115,10 @@ def _workspace(context: click.Context, run: str, scratch: Path, store: str | Non
     from m5ws.library import clusters
 
     place = places.read(os.environ)
-    own = places.make_scratch(Path(os.path.expandvars(scratch)), place.node)
+    parent = os.path.expandvars(scratch)
+    if "$" in parent:
+        raise UsageError(f"this node has no variable for --scratch {parent}", hint="Set it, or name another folder.")
+    own = places.make_scratch(Path(parent), place.node)
     if store is not None and job is not None:
         workspace = clusters.workspace_of(store, run, job, own, os.environ)
     else:
@@ -133,25 +138,36 @@ def _refuse_finished(repo: "Repository", run_id: str) -> None:
 
 def _lead(workspace: "Workspace", repo: "Repository", run_id: str, env: tuple[str, ...], *, as_json: bool) -> None:
     """Lead the next attempt, and report its result. Raises as `attempt.execute`."""
+    from m5ws.agent import link
+    from m5ws.attempts import interventions
+    from m5ws.library import clusters
+    from m5ws.repository.ledger import ledger
+
+    begun = ledger.attempts(repo, run_id)
+    try:
+        attempt.execute(*_plan(workspace, repo, run_id, env), env, enabled=True, as_json=as_json)
+    except M5Error as error:
+        ends = (link.NodeLost.exit_code, interventions.Cancelled.exit_code)
+        if workspace.job is not None and error.exit_code not in ends and ledger.attempts(repo, run_id) == begun:
+            clusters.cancel_unbegun(repo, run_id, workspace.job.name, error)
+        raise
+
+
+def _plan(workspace: "Workspace", repo: "Repository", run_id: str, env: tuple[str, ...]) -> "tuple[Ports, AttemptPlan]":
+    """Return the ports and the plan of the next attempt. Tells the followers of an error, and raises it."""
     from m5ws.agent import link, recovery
     from m5ws.attempts import followers, planning
-    from m5ws.repository.ledger import ledger
     from m5ws.repository.references import runs
 
     try:
-        if ledger.attempts(repo, run_id):
-            # The ranks of a killed agent may still publish a checkpoint, from which the next attempt continues.
-            recovery.deliver_run(repo, run_id, workspace.home, workspace.work_root, workspace.kept, output.print_note)
-            run = planning.resumed(repo, run_id)
-        else:
-            run = runs.load(repo, run_id)
-        ports, plan = new_run.plan(workspace, repo, run, env)
+        # The ranks of a killed agent may still publish a checkpoint, from which the next attempt continues.
+        recovery.deliver_run(repo, run_id, workspace.home, workspace.work_root, workspace.kept, output.print_note)
+        return new_run.plan(workspace, repo, planning.resumed(repo, run_id), env)
     except Exception as error:
         if workspace.place.nodes > 1:
             key = link.key_of(workspace.job or runs.load(repo, run_id))
             followers.refuse(workspace.place, key, getattr(error, "exit_code", 1))
         raise
-    attempt.execute(ports, plan, env, enabled=True, as_json=as_json)
 
 
 def _follow(workspace: "Workspace", repo: "Repository", run_id: str, env: tuple[str, ...]) -> int:

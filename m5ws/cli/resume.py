@@ -72,28 +72,46 @@ def command(context: click.Context, run: str, parallel: int | None, **given: Unp
     if parallel is not None:
         raise UsageError(f"--parallel requires a sweep, and {run} is a run")
     if given["on"] is not None:
-        run_on = _resumable(workspace, repo, found_id, given)
+        run_on = _resumable_on(workspace, repo, found_id, given)
         return cluster_options.submit(workspace, repo, run_on, given, given["nodes"] or _last_nodes(repo, found_id))
     return attempt.start(*_plan(workspace, repo, found_id, given), given)
 
 
 def _last_nodes(repo: "Repository", run_id: str) -> int:
-    """Return the number of nodes of a run's newest attempt."""
+    """Return the number of nodes of a run's newest attempt, or of its newest job if none has begun."""
     from m5ws.repository.ledger import ledger
+    from m5ws.repository.references import jobs
 
-    started = ledger.started(repo, run_id, max(ledger.attempts(repo, run_id)))
+    if not (attempts := ledger.attempts(repo, run_id)):
+        return next((job.nodes for job in reversed(jobs.of_attempts(repo, run_id))), 1)
+    started = ledger.started(repo, run_id, max(attempts))
     return started.nodes if started is not None else 1
+
+
+def _resumable_on(workspace: "Workspace", repo: "Repository", run_id: str, given: _Arguments) -> "Run":
+    """Return a run for another job. Raises UsageError if an attempt has begun that left nothing to restore, and as
+    `_resumable`.
+    """
+    from m5ws.attempts import planning
+
+    run = _resumable(workspace, repo, run_id, given)
+    if not given["take_over"] and not planning.is_resumable(repo, run):
+        hint = "Start a new run with `m5ws run --on`."
+        raise UsageError(f"run {run_id} has neither a checkpoint nor output files to restore", hint=hint)
+    return run
 
 
 def _resumable(workspace: "Workspace", repo: "Repository", run_id: str, given: _Arguments) -> "Run":
     """Return a run to resume, after delivering the records that it left here. Raises UsageError if it cannot be."""
     from m5ws.agent import recovery
     from m5ws.attempts import planning
+    from m5ws.library import clusters
 
     recovery.deliver_run(repo, run_id, workspace.home, workspace.work_root, workspace.kept, output.print_note)
     run = planning.resumed(repo, run_id)
     if not given["take_over"]:
         recovery.refuse_elsewhere(repo, run.id, workspace.home)
+        clusters.refuse_alive(workspace, repo, run.id)
     return run
 
 
@@ -128,11 +146,18 @@ def _nothing_to_restore(workspace: "Workspace", run: "Run", attempt: int) -> Usa
 
 def _resume_sweep(workspace: "Workspace", repo: "Repository", sweep_id: str, parallel: int, given: _Arguments) -> None:
     """Resume a sweep. Raises SweepIncomplete, and UsageError for options that only a run has."""
+    from m5ws.library import clusters
     from m5ws.repository.references import notes
 
+    if given["on"] is not None:
+        raise UsageError(
+            "a sweep cannot be combined with --on", hint="Resume each of its runs: `m5ws resume RUN --on`."
+        )
     if given["at"] is not None or given["from_scratch"] or "rebuild" in given["env"]:
         raise UsageError("a sweep cannot be combined with --at, --from-scratch or --env rebuild")
     plan = sweep_runs.plan_resume(repo, sweep_id)
+    for run in () if given["take_over"] else plan.runs:
+        clusters.refuse_alive(workspace, repo, run.id)
     if given["dry_run"]:
         return output.print_json(plan) if given["as_json"] else output.echo(sweep_runs.describe(plan))
     options = sweep_runs.SweepOptions(

@@ -46,6 +46,7 @@ def command(
       m5ws rm 7c1d --drop
     """
     from m5ws.attempts import removal
+    from m5ws.library import clusters
 
     workspace = names.workspace(context)
     repo = workspace.open_repository()
@@ -56,6 +57,8 @@ def command(
         found = [run for given in runs for run in names.find_runs(repo, given)]
         if not found:
             raise UsageError("no run of this sweep has begun and is not removed")
+        for run in () if lost else found:
+            clusters.refuse_alive(workspace, repo, run)
         removed, meanwhile = removal.plan(repo, found, lost=lost), list[str]()
         if not dry_run:
             removed, meanwhile = removal.remove(repo, removed, workspace.author())

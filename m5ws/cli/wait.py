@@ -46,6 +46,8 @@ def command(context: click.Context, run: str, as_json: bool) -> None:
         time.sleep(_POLL_S)
     found = state.load_newest(repo, run_id)
     status = _REMOVED if is_removed else _STATUSES.get(found.standing, _FAILED)
+    if found.newest is None and not is_removed and _is_cancelled(repo, run_id):
+        status = _STATUSES["interrupted"]
     if as_json:
         output.print_json({"run": run_id, "standing": "removed" if is_removed else found.standing, "status": status})
     else:
@@ -54,9 +56,9 @@ def command(context: click.Context, run: str, as_json: bool) -> None:
 
 
 def _has_ended(workspace: "Workspace", repo: "Repository", run_id: str, found: "RunState") -> bool:
-    """Return True if no attempt of a run is alive, and its newest job begins no other attempt."""
-    if found.standing in ("running", "finished", "unsaved"):
-        return found.standing != "running"
+    """Return True if no attempt of a run is alive, and no job begins another attempt."""
+    if found.standing in ("running", "finished"):
+        return found.standing == "finished"
     is_alive = _job_is_alive(workspace, repo, run_id)
     reason = found.newest.reason if found.newest is not None else None
     if is_alive is None and reason is not None:
@@ -67,16 +69,20 @@ def _has_ended(workspace: "Workspace", repo: "Repository", run_id: str, found: "
 
 
 def _job_is_alive(workspace: "Workspace", repo: "Repository", run_id: str) -> bool | None:
-    """Return True if the newest job of a run waits or runs; None if its engine does not answer here."""
+    """Return True if a job that begins attempts of a run waits or runs; None if its engine does not answer here."""
     from m5ws.engines import submission
     from m5ws.engines.interface import EngineUnavailable
     from m5ws.repository.references import jobs
 
-    submitted = jobs.of_run(repo, run_id)
-    if not submitted:
-        return False
     try:
-        found = submission.engine_of_job(workspace.settings, submitted[-1]).state(submitted[-1].name)
+        return submission.alive(workspace.settings, jobs.of_attempts(repo, run_id)) is not None
     except EngineUnavailable:
         return None
-    return found.standing in ("queued", "running")
+
+
+def _is_cancelled(repo: "Repository", run_id: str) -> bool:
+    """Return True if the newest job of a run was cancelled."""
+    from m5ws.repository.references import jobs
+
+    submitted = jobs.of_attempts(repo, run_id)
+    return bool(submitted) and jobs.cancel_of_job(repo, submitted[-1]) is not None

@@ -1,6 +1,7 @@
 """A job for a run: checked, published and submitted."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -39,9 +40,25 @@ def cluster_of(settings: Settings, name: str) -> Cluster:
 
 
 def engine_of_job(settings: Settings, job: Job) -> Engine:
-    """Return the engine of a job, with the cluster of these settings, or of the job's if these lack it."""
-    own = settings if job.cluster in settings.clusters else msgspec.json.decode(job.settings, type=Settings)
-    return engine_of(cluster_of(own, job.cluster))
+    """Return the engine of a job, with the cluster of these settings, or of the job's if these lack it.
+
+    A job stays on the hosts of its submission.
+    """
+    own = settings
+    if job.engine == "hosts" or job.cluster not in settings.clusters:
+        own = msgspec.json.decode(job.settings, type=Settings)
+    cluster = cluster_of(own, job.cluster)
+    if isinstance(cluster, HostsCluster):
+        cluster = msgspec.structs.replace(cluster, hosts=cluster.hosts[: job.nodes])
+    return engine_of(cluster)
+
+
+def alive(settings: Settings, submitted: Sequence[Job]) -> Job | None:
+    """Return the newest of these jobs that waits or runs, or None. Raises EngineUnavailable."""
+    for job in reversed(submitted):
+        if engine_of_job(settings, job).state(job.name).standing in ("queued", "running"):
+            return job
+    return None
 
 
 def plan(

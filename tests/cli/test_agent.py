@@ -16,7 +16,8 @@ _MASTER = "127.0.0.1:29000"
 
 
 def _settings(repo: Repository) -> Settings:
-    return msgspec.convert({"store": {"url": repo.store.url}}, Settings)
+    clusters = {"lab": {"engine": "hosts", "hosts": ["127.0.0.1"]}}
+    return msgspec.convert({"store": {"url": repo.store.url}, "clusters": clusters}, Settings)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ _ENDS: dict[str, tuple[Standing, EndReason | None]] = {
     ("alive", "ended"),
     [
         (False, {*_ENDS} - {"running"}),
-        (True, {"finished", "unsaved"}),
+        (True, {"finished"}),
         (None, {*_ENDS} - {"running", "node lost", "killed", "warned"}),
     ],
 )

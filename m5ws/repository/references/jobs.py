@@ -47,6 +47,11 @@ def of_run(repo: Repository, run_id: str) -> list[Job]:
     return sorted(found, key=lambda job: job.created_s)
 
 
+def of_attempts(repo: Repository, run_id: str) -> list[Job]:
+    """Return the jobs that begin attempts of a run, oldest first, without jobs that run a command. Raises as `load`."""
+    return [job for job in of_run(repo, run_id) if not job.command]
+
+
 def cancel(repo: Repository, request: Cancel) -> Cancel:
     """Publish a request to cancel a run, and return it as stored."""
     stamp = f"{int(request.created_s * 1000):014d}-{os.urandom(4).hex()}"
