@@ -84,9 +84,17 @@ class Node:
         logs = (ports.repo, plan.run.id, plan.attempt, plan.place.node, Path(plan.context.log_dir))
         self._logs = LogParts(*logs) if plan.place.job is not None else None
 
-    def run(self, listen: Listen, show: Show, poll: Callable[[], None], asked: Callable[[str], None]) -> NodeEnd:
-        """Run the script to its end. `poll` is called several times a second, and once after the end.
+    def run(
+        self,
+        listen: Listen,
+        show: Show,
+        poll: Callable[[], None],
+        asked: Callable[[str], None],
+        goes_on: Callable[[], bool] = lambda: False,
+    ) -> NodeEnd:
+        """Run the script to its end, and while the attempt `goes_on` on other nodes.
 
+        `poll` is called several times a second, and once after the end.
         `asked` is called with the name of the signal by which the user stops the processes, before they get it.
         `listen` is called in another thread, which has ended when this returns.
         """
@@ -96,7 +104,7 @@ class Node:
             admission.permit(self._ports, self._plan, self._waiting.observed)
             report(self._progress, "running the script")
             beside.begin()
-            ended = self._ended(self._follow(process, beside, show, poll))
+            ended = self._ended(self._follow(process, beside, show, poll, goes_on))
             beside.end()
         except KeyboardInterrupt as request:
             report(self._progress, _STOPPING)
@@ -151,9 +159,11 @@ class Node:
         if self._logs is not None:
             self._logs.store()
 
-    def _follow(self, process: Process, beside: StoreThread, show: Show, poll: Callable[[], None]) -> int:
+    def _follow(
+        self, process: Process, beside: StoreThread, show: Show, poll: Callable[[], None], goes_on: Callable[[], bool]
+    ) -> int:
         is_stopped = False
-        while (exit_code := process.poll()) is None:
+        while (exit_code := process.poll()) is None or (exit_code == 0 and not is_stopped and goes_on()):
             time.sleep(_POLL_S)
             poll()
             beside.raise_error()

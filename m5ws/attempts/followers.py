@@ -3,7 +3,6 @@
 An attempt on one machine has none, and takes the same way.
 """
 
-import math
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -84,27 +83,28 @@ class Followers:
         """True if a follower is lost, or if its processes failed: the other ranks would wait for its ranks."""
         return self.lost is not None or any(follower.ended and follower.ended.exit_code for follower in self._all)
 
+    @property
+    def is_training(self) -> bool:
+        """True while processes of a follower run that need not end yet: one rank may work on after the training.
+
+        They must end if somebody stopped them, or if a node has failed.
+        """
+        is_running = any(follower.ended is None and not follower.is_storing for follower in self._all)
+        return is_running and not (self.has_failed or self._is_stopping or self.asked is not None)
+
     def stop(self, grace_s: float, number: int = signal.SIGTERM) -> None:
         """Stop the processes of all followers once, in this time."""
         if not self._is_stopping:
             self._is_stopping = True
             self._send(Stop(grace_s=grace_s, signal=number))
 
-    def await_ends(self, seconds: float, poll: Callable[[], None], progress: Progress | None) -> list[Ended]:
-        """Return the ends of all followers. A follower is lost if its processes do not end `seconds` after a stop.
-
-        Processes that nobody stopped may take any time: one rank may work on when the training has ended.
-        """
-        end_s = math.inf
+    def await_ends(self, seconds: float, progress: Progress | None) -> list[Ended]:
+        """Return the ends of all followers. A follower whose processes end late counts as lost."""
+        end_s = time.monotonic() + seconds
         while late := [follower for follower in self._all if follower.ended is None]:
             self.look()
             if self.lost is not None:
                 break
-            poll()
-            if self.has_failed or self.asked is not None:
-                self.stop(seconds)
-            if self._is_stopping:
-                end_s = min(end_s, time.monotonic() + seconds)
             running = [follower for follower in late if not follower.is_storing]
             if running and time.monotonic() > end_s:
                 self.lost = EndReason(kind="node lost", problem=f"{running[0]} did not end in {seconds:.0f} s")

@@ -211,7 +211,7 @@ class _Attempt:
         if self.interventions.removal is not None:
             removed = NodeEnd(exit_code=1, time_s=time.time())
             return self._end(*self._judge(removed), removed.time_s)
-        end = self._node.run(self._listen, self._show, poll, self._stop_followers)
+        end = self._node.run(self._listen, self._show, poll, self._stop_followers, lambda: self._followers.is_training)
         with stop.unwarned():
             return self._keep(end)
 
@@ -220,9 +220,7 @@ class _Attempt:
         if end.exit_code:
             # The ranks of other nodes may wait for ranks of this node, for ever.
             self._followers.stop(stop.GRACE_S)
-        self._ends = self._followers.await_ends(
-            stop.patience_s(self._plan.context.saving), self._look_at_others, self._progress
-        )
+        self._ends = self._followers.await_ends(stop.patience_s(self._plan.context.saving), self._progress)
         self._show(self._node.read_new())
         self._seen(self._node.deliver_rest())
         self._compare_elsewhere()
@@ -247,11 +245,6 @@ class _Attempt:
             reason = self._find_failure(exit_code)
         result = self._end(outcome, exit_code, reason, end.time_s)
         return msgspec.structs.replace(result, asked=self._is_asked(end))
-
-    def _look_at_others(self) -> None:
-        """Stop the followers, which still run their processes, if the attempt must end."""
-        if self.interventions.look_at_intervals() or self.interventions.cancel is not None:
-            self._stop_all(stop.patience_s(self._plan.context.saving))
 
     def _find_conflict(self) -> str | None:
         """Return the conflict of output files of several nodes. An error of the store changes nothing."""

@@ -302,6 +302,8 @@ def resumed(repo: Repository, run_id: str) -> Run:
 
     run = runs.load(repo, run_id)
     removals.refuse(repo, run_id)
+    if run.reproduces is not None and not ledger.attempts(repo, run_id):
+        raise NotFound(f"replay {run_id} has not started", hint=f"`m5ws reproduce {run.reproduces}` starts another.")
     if state.load_newest(repo, run_id).standing == "finished":
         raise UsageError(f"run {run_id} has finished", hint=f"`m5ws show {run_id}` shows its result.")
     return run

@@ -3,7 +3,7 @@
 import os
 import signal
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from m5ws.agent.link import Connection
     from m5ws.agent.ports import Ports
     from m5ws.records.job import Job
+    from m5ws.records.launch import Place
     from m5ws.records.nodes import Planned
     from m5ws.records.run import Run
     from m5ws.repository.repository import Repository
@@ -72,16 +73,16 @@ def command(
     Example:
       M5WS_NODE=0 M5WS_NODES=2 M5WS_MASTER=10.0.0.1:29500 M5WS_JOB=7 m5ws agent 7c1d
     """
-    from m5ws.agent import link, work_files
+    from m5ws.agent import link, places, work_files
     from m5ws.attempts import interventions
     from m5ws.library import clusters
 
     if (store is None) != (job is None):
         raise UsageError("--store and --job belong together")
+    place = places.read(os.environ)
     with clusters.cancelling(store, run, job) if store and job else nullcontext():
-        workspace = _workspace(context, run, scratch, store, job)
+        workspace = _workspace(context, run, scratch, store, job, place)
         repo = workspace.open_repository()
-    place = workspace.place
     if (submitted := workspace.job) is not None:
         interventions.refuse_cancelled_job(repo, submitted)
         # Nobody looks at them on a node, and its disk is small.
@@ -109,12 +110,13 @@ def command(
     context.exit(status)
 
 
-def _workspace(context: click.Context, run: str, scratch: Path, store: str | None, job: str | None) -> "Workspace":
+def _workspace(
+    context: click.Context, run: str, scratch: Path, store: str | None, job: str | None, place: "Place"
+) -> "Workspace":
     """Return the workspace of this agent, at the place of its node."""
     from m5ws.agent import places
     from m5ws.library import clusters
 
-    place = places.read(os.environ)
     parent = os.path.expandvars(scratch)
     if "$" in parent:
         raise UsageError(f"this node has no variable for --scratch {parent}", hint="Set it, or name another folder.")
@@ -147,9 +149,10 @@ def _lead(workspace: "Workspace", repo: "Repository", run_id: str, env: tuple[st
     try:
         attempt.execute(*_plan(workspace, repo, run_id, env), env, enabled=True, as_json=as_json)
     except M5Error as error:
-        ends = (link.NodeLost.exit_code, interventions.Cancelled.exit_code)
-        if workspace.job is not None and error.exit_code not in ends and ledger.attempts(repo, run_id) == begun:
-            clusters.cancel_unbegun(repo, run_id, workspace.job.name, error)
+        is_final = error.exit_code not in (link.NodeLost.exit_code, interventions.Cancelled.exit_code)
+        with suppress(M5Error, OSError):
+            if workspace.job is not None and is_final and ledger.attempts(repo, run_id) == begun:
+                clusters.cancel_unbegun(repo, workspace.job, error)
         raise
 
 

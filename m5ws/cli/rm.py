@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
 
 from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output, progress
-from m5ws.errors import UsageError
+from m5ws.errors import UNREADABLE, UsageError
 
 if TYPE_CHECKING:
     from m5ws.agent.recovery import NewestAttempt
@@ -58,7 +59,8 @@ def command(
         if not found:
             raise UsageError("no run of this sweep has begun and is not removed")
         for run in () if lost else found:
-            clusters.refuse_alive(workspace, repo, run)
+            with suppress(*UNREADABLE):
+                clusters.refuse_alive(workspace, repo, run)
         removed, meanwhile = removal.plan(repo, found, lost=lost), list[str]()
         if not dry_run:
             removed, meanwhile = removal.remove(repo, removed, workspace.author())

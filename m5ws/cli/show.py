@@ -62,12 +62,17 @@ def command(context: click.Context, name: str, environment: bool, lock: str | No
     if isinstance(view, listing.RunView):
         view = msgspec.structs.replace(view, kept=kept_work.find(workspace.home, workspace.kept, record_id))
         submitted = jobs.of_run(repo, record_id) if workspace.settings.clusters else []
-        view = msgspec.structs.replace(view, jobs=tuple(msgspec.structs.replace(job, settings="") for job in submitted))
+        newest = next((job for job in reversed(submitted) if not job.command), None)
+        view = msgspec.structs.replace(
+            view,
+            jobs=tuple(msgspec.structs.replace(job, settings="") for job in submitted),
+            cancel=jobs.cancel_of_job(repo, newest) if newest is not None else None,
+        )
     if as_json:
         return output.print_json(view)
     output.echo(_run(view) if isinstance(view, listing.RunView) else _snapshot(view))
-    if isinstance(view, listing.RunView) and submitted:
-        output.echo(f"\n{_job(workspace, submitted[-1], jobs.cancel_of_job(repo, submitted[-1]))}")
+    if isinstance(view, listing.RunView) and newest is not None:
+        output.echo(f"\n{_job(workspace, newest, view.cancel)}")
     if view.observed is not None:
         output.echo("\n" + _environment(view.observed, whole=environment))
     if record_id in untracked.waiting(workspace.home) and (tracker := workspace.tracker()) is not None:

@@ -9,6 +9,7 @@ from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output
 
 if TYPE_CHECKING:
+    from m5ws.records.job import Cancel
     from m5ws.repository.repository import Repository
     from m5ws.runs.state import RunState
     from m5ws.workspace import Workspace
@@ -46,8 +47,9 @@ def command(context: click.Context, run: str, as_json: bool) -> None:
         time.sleep(_POLL_S)
     found = state.load_newest(repo, run_id)
     status = _REMOVED if is_removed else _STATUSES.get(found.standing, _FAILED)
-    if found.newest is None and not is_removed and _is_cancelled(repo, run_id):
-        status = _STATUSES["interrupted"]
+    if found.newest is None and not is_removed and (cancel := _cancel_of_newest_job(repo, run_id)) is not None:
+        status = _FAILED if cancel.problem else _STATUSES["interrupted"]
+        output.print_note(f"its job was cancelled from {cancel.host}{f': {cancel.problem}' if cancel.problem else ''}")
     if as_json:
         output.print_json({"run": run_id, "standing": "removed" if is_removed else found.standing, "status": status})
     else:
@@ -71,18 +73,15 @@ def _has_ended(workspace: "Workspace", repo: "Repository", run_id: str, found: "
 def _job_is_alive(workspace: "Workspace", repo: "Repository", run_id: str) -> bool | None:
     """Return True if a job that begins attempts of a run waits or runs; None if its engine does not answer here."""
     from m5ws.engines import submission
-    from m5ws.engines.interface import EngineUnavailable
     from m5ws.repository.references import jobs
 
-    try:
-        return submission.alive(workspace.settings, jobs.of_attempts(repo, run_id)) is not None
-    except EngineUnavailable:
-        return None
+    found = submission.alive(workspace.settings, jobs.of_attempts(repo, run_id))
+    return (found.job is not None) if found.is_known or found.job else None
 
 
-def _is_cancelled(repo: "Repository", run_id: str) -> bool:
-    """Return True if the newest job of a run was cancelled."""
+def _cancel_of_newest_job(repo: "Repository", run_id: str) -> "Cancel | None":
+    """Return the request that ended the newest job of a run, or None."""
     from m5ws.repository.references import jobs
 
     submitted = jobs.of_attempts(repo, run_id)
-    return bool(submitted) and jobs.cancel_of_job(repo, submitted[-1]) is not None
+    return jobs.cancel_of_job(repo, submitted[-1]) if submitted else None

@@ -8,9 +8,9 @@ import msgspec
 
 from m5ws.config.settings import HostsCluster, Settings, SlurmCluster
 from m5ws.engines.hosts import Hosts
-from m5ws.engines.interface import Engine, JobRequest
+from m5ws.engines.interface import Engine, EngineUnavailable, JobRequest
 from m5ws.engines.slurm import Slurm
-from m5ws.errors import UsageError
+from m5ws.errors import UnknownSchema, UsageError
 from m5ws.records.job import Job
 from m5ws.repository.references import jobs
 from m5ws.repository.repository import Repository
@@ -42,23 +42,36 @@ def cluster_of(settings: Settings, name: str) -> Cluster:
 def engine_of_job(settings: Settings, job: Job) -> Engine:
     """Return the engine of a job, with the cluster of these settings, or of the job's if these lack it.
 
-    A job stays on the hosts of its submission.
+    A job stays on the hosts of its submission. Raises UnknownSchema for settings of another version of m5ws.
     """
-    own = settings
-    if job.engine == "hosts" or job.cluster not in settings.clusters:
-        own = msgspec.json.decode(job.settings, type=Settings)
-    cluster = cluster_of(own, job.cluster)
-    if isinstance(cluster, HostsCluster):
-        cluster = msgspec.structs.replace(cluster, hosts=cluster.hosts[: job.nodes])
-    return engine_of(cluster)
+    own = settings.clusters.get(job.cluster)
+    if not isinstance(own, SlurmCluster) or job.engine == "hosts":
+        try:
+            own = cluster_of(msgspec.json.decode(job.settings, type=Settings), job.cluster)
+        except (msgspec.MsgspecError, UsageError) as error:
+            raise UnknownSchema(f"this m5ws cannot use the settings of job {job.name}: {error}") from error
+    if isinstance(own, HostsCluster):
+        own = msgspec.structs.replace(own, hosts=own.hosts[: job.nodes])
+    return engine_of(own)
 
 
-def alive(settings: Settings, submitted: Sequence[Job]) -> Job | None:
-    """Return the newest of these jobs that waits or runs, or None. Raises EngineUnavailable."""
+class Alive(msgspec.Struct, frozen=True):
+    """The newest job that waits or runs, or None. `is_known`: the engine of the newest job answered."""
+
+    job: Job | None = None
+    is_known: bool = True
+
+
+def alive(settings: Settings, submitted: Sequence[Job]) -> Alive:
+    """Ask the engines for the newest of these jobs that waits or runs."""
+    is_known = True
     for job in reversed(submitted):
-        if engine_of_job(settings, job).state(job.name).standing in ("queued", "running"):
-            return job
-    return None
+        try:
+            if engine_of_job(settings, job).state(job.name).standing in ("queued", "running"):
+                return Alive(job)
+        except (EngineUnavailable, UnknownSchema):
+            is_known = is_known and job is not submitted[-1]
+    return Alive(None, is_known)
 
 
 def plan(

@@ -11,7 +11,6 @@ import msgspec
 
 from m5ws.config.settings import HostsCluster, Settings
 from m5ws.engines import submission
-from m5ws.engines.interface import EngineUnavailable
 from m5ws.engines.submission import Submission
 from m5ws.errors import M5Error, UsageError
 from m5ws.records.job import Cancel, Job
@@ -94,9 +93,7 @@ def refuse_alive(workspace: Workspace, repo: "Repository", run_id: str) -> None:
     """Raise UsageError if a job of a run waits or runs. An engine that does not answer here hinders nothing."""
     from m5ws.repository.references import jobs
 
-    job = None
-    with suppress(EngineUnavailable):
-        job = submission.alive(workspace.settings, jobs.of_attempts(repo, run_id))
+    job = submission.alive(workspace.settings, jobs.of_attempts(repo, run_id)).job
     if job is not None:
         raise UsageError(
             f"job {job.name} of run {run_id} waits or runs on {job.cluster}",
@@ -107,6 +104,7 @@ def refuse_alive(workspace: Workspace, repo: "Repository", run_id: str) -> None:
 @contextmanager
 def cancelling(store_url: str, run: str, job: str) -> Iterator[None]:
     """Cancel a job at an error in the block: an agent cannot begin, and the agents of other nodes would wait for it."""
+    from m5ws.repository.references import jobs
     from m5ws.repository.repository import Repository
     from m5ws.store import open_store
 
@@ -114,16 +112,17 @@ def cancelling(store_url: str, run: str, job: str) -> Iterator[None]:
         yield
     except Exception as error:
         with suppress(M5Error, OSError):
-            cancel_unbegun(Repository.open(open_store(store_url)), run, job, error)
+            repo = Repository.open(open_store(store_url))
+            cancel_unbegun(repo, jobs.load(repo, run, job), error)
         raise
 
 
-def cancel_unbegun(repo: "Repository", run: str, job: str, error: Exception) -> None:
+def cancel_unbegun(repo: "Repository", job: Job, error: Exception) -> None:
     """Publish why a job cannot begin an attempt: its other agents read it, and `m5ws show` prints it."""
     from m5ws.repository.references import jobs
 
     own = {"created_s": repo.store.now(), "host": socket.gethostname(), "problem": str(error)}
-    jobs.cancel(repo, msgspec.structs.replace(Cancel(run=run, attempt=0, jobs=(job,)), **own))
+    jobs.cancel(repo, msgspec.structs.replace(Cancel(run=job.run, attempt=0, jobs=(job.name,)), **own))
 
 
 def workspace_of(store_url: str, run: str, job: str, scratch: Path, environment: Mapping[str, str]) -> Workspace:

@@ -17,7 +17,7 @@ from m5ws.outputs.saved import OutputsRow
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
 from m5ws.records.environment import Observed
-from m5ws.records.job import Job
+from m5ws.records.job import Cancel, Job
 from m5ws.records.note import Note, NoteOutcome
 from m5ws.records.removal import Removal
 from m5ws.records.run import Parent, Run
@@ -136,6 +136,8 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     """By attempt, how its environment differs from the first attempt's; attempts without a difference are left out."""
     jobs: tuple[Job, ...] = ()
     """Jobs of the run, oldest first, without their settings. Only `show` in a workspace with clusters reads them."""
+    cancel: Cancel | None = None
+    """The request that ended the newest job that begins attempts."""
     kept: tuple[KeptWork, ...] = ()
     """Work of a removed run on this machine."""
 

@@ -1,6 +1,5 @@
-"""The end of an attempt on several nodes, as its leader waits for it."""
+"""The followers of an attempt, as their leader waits for them after the end of its own processes."""
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -9,23 +8,18 @@ import pytest
 from m5ws.agent.link import Follower
 from m5ws.attempts.followers import Followers
 from m5ws.records.launch import ALONE
-from m5ws.records.nodes import Ended, Hello, Message, Stop
-
-_SECONDS = 0.2
-_LATE = 8
-"""Looks at a follower until it ends: later than `_SECONDS`, at twenty looks a second."""
+from m5ws.records.nodes import Ended, Hello, Message, Stop, Storing
 
 
 class _Connection:
-    """A connection to a follower whose processes end by themselves after some looks, and not when they are told to."""
+    """A connection with messages that wait."""
 
-    def __init__(self, looks: int) -> None:
-        self._looks = looks
+    def __init__(self) -> None:
+        self.waiting: list[Message] = []
         self.sent: list[Message] = []
 
     def receive(self) -> Message | None:
-        self._looks -= 1
-        return Ended(exit_code=0) if self._looks == 0 else None
+        return self.waiting.pop(0) if self.waiting else None
 
     def send(self, message: Message) -> None:
         self.sent.append(message)
@@ -43,26 +37,31 @@ def _followers(*connections: _Connection) -> Followers:
     return made
 
 
-def test_processes_that_nobody_stopped_may_end_late() -> None:
-    followers = _followers(_Connection(1), _Connection(_LATE))
-    assert [end.exit_code for end in followers.await_ends(_SECONDS, lambda: None, None)] == [0, 0]
-    assert followers.lost is None
+def test_a_rank_may_work_on_until_the_processes_of_all_nodes_have_ended() -> None:
+    first, second = _Connection(), _Connection()
+    followers = _followers(first, second)
+    assert followers.is_training
+    first.waiting.append(Ended(exit_code=0))
+    followers.look()
+    assert followers.is_training
+    second.waiting.append(Storing())
+    followers.look()
+    assert not followers.is_training
 
 
-@pytest.mark.parametrize(
-    "stop", [lambda each: each.stop(_SECONDS), lambda each: setattr(each, "asked", Stop(grace_s=0, signal=15))]
-)
-def test_a_node_is_lost_if_its_processes_do_not_end_after_a_stop(stop: Callable[[Followers], None]) -> None:
-    late = _Connection(10 * _LATE)
+@pytest.mark.parametrize("message", [Ended(exit_code=1), Stop(grace_s=0, signal=15)])
+def test_no_rank_works_on_after_a_failure_or_a_stop_of_another_node(message: Message) -> None:
+    first, second = _Connection(), _Connection()
+    followers = _followers(first, second)
+    first.waiting.append(message)
+    followers.look()
+    assert not followers.is_training
+
+
+def test_a_node_is_lost_if_its_processes_do_not_end_after_a_stop() -> None:
+    late = _Connection()
     followers = _followers(late)
-    assert followers.await_ends(_SECONDS, lambda: stop(followers), None) == []
+    followers.stop(0.2)
+    assert not followers.is_training and len(late.sent) == 1
+    assert followers.await_ends(0.2, None) == []
     assert followers.lost is not None and "node 1 (h) did not end" in (followers.lost.problem or "")
-    assert any(isinstance(message, Stop) for message in late.sent)
-
-
-def test_the_failure_of_one_node_stops_the_others() -> None:
-    late, failed = _Connection(10 * _LATE), _Connection(0)
-    followers = _followers(late, failed)
-    followers._all[1].ended = Ended(exit_code=1)
-    followers.await_ends(_SECONDS, lambda: None, None)
-    assert any(isinstance(message, Stop) for message in late.sent)

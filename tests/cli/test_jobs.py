@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from m5ws.config.settings import Settings
 from m5ws.engines import submission
-from m5ws.engines.interface import JobState, Standing
+from m5ws.engines.interface import EngineUnavailable, JobState, Standing
 from m5ws.records.job import Cancel, Job
 from m5ws.repository.references import jobs
 from m5ws.repository.repository import Repository
@@ -70,3 +72,35 @@ def test_a_cancelled_job_that_began_nothing_leaves_its_run_interrupted(
     assert m5("wait", _RUN).status == 1
     jobs.cancel(home, Cancel(run=_RUN, attempt=0, jobs=(ended.name,), created_s=9.0))
     assert m5("wait", _RUN).status == 130
+
+
+def test_a_job_that_failed_to_begin_is_a_failure_with_its_reason(
+    m5: M5, home: Repository, job: Callable[..., Job], place: Path
+) -> None:
+    failed = job("ended")
+    request = Cancel(run=_RUN, attempt=0, jobs=(failed.name,), created_s=9.0, host="n1", problem="no scratch folder")
+    jobs.cancel(home, request)
+    waited = m5("wait", _RUN)
+    assert waited.status == 1 and "cancelled from n1: no scratch folder" in waited.err
+
+
+def test_an_engine_without_an_answer_does_not_hide_another_job(
+    m5: M5, job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive, newest = job("queued"), job("ended")
+    answers = submission.engine_of_job
+
+    def engine_of_job(settings: Settings, asked: Job) -> Any:
+        if asked.name == newest.name:
+            raise EngineUnavailable("no answer")
+        return answers(settings, asked)
+
+    monkeypatch.setattr(submission, "engine_of_job", engine_of_job)
+    refused = m5("rm", _RUN)
+    assert refused.status == 2 and alive.name in refused.err
+
+
+def test_a_replay_that_has_not_begun_is_not_resumed(m5: M5, home: Repository, made: Made, place: Path) -> None:
+    planted.run(home, _RUN, made.snapshot, purpose="reproduce", reproduces=made.run)
+    refused = m5("resume", _RUN)
+    assert refused.status == 3 and f"m5ws reproduce {made.run}" in refused.err
