@@ -242,6 +242,7 @@ def test_a_cancelled_job_leaves_its_queue_and_begins_no_attempt(
     agent = next(line for line in script.splitlines() if " agent " in line).split(" agent ")[1]
     words = ["python", "-m", "m5ws", "agent", *agent.replace("'", "").split()]
     place = {"M5WS_NODE": "0", "M5WS_NODES": "1", "M5WS_MASTER": "127.0.0.1:29000", "M5WS_JOB": "7"}
+    place["SLURMD_NODENAME"] = "n1"
     late = subprocess.run(words, env=os.environ | place, capture_output=True, text=True)
     assert late.returncode == 130 and "was cancelled" in late.stderr
     assert not ledger.attempts(workspace.repo, run)
