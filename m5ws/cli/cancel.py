@@ -49,8 +49,12 @@ def command(context: click.Context, run: str, as_json: bool) -> None:
         return output.print_json({"run": run_id, "request": request, "unqueued": removed})
     for name in removed:
         output.print_note(f"job {name} was removed from its queue")
-    ends = f"attempt {attempt} ends" if standing == "running" else "an attempt that begins now ends"
-    output.print_note(f"{ends} within a minute, after a last checkpoint; `m5ws wait {run_id}` waits")
+    if state.load_newest(repo, run_id).standing == "running":
+        output.print_note(
+            f"attempt {attempt} ends within a minute, after a last checkpoint; `m5ws wait {run_id}` waits"
+        )
+    elif len(removed) < len(submitted):
+        output.print_note("the request is stored: its jobs begin no attempt any more")
     return None
 
 
