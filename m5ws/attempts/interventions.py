@@ -31,7 +31,7 @@ _Found = TypeVar("_Found")
 
 
 class Cancelled(M5Error):
-    """A job was cancelled before its agents began."""
+    """A job was cancelled before its agents began, by a user or by an agent that cannot begin."""
 
     exit_code = 130
 
