@@ -48,6 +48,7 @@ class Finished(Exception):
 )
 @click.option("--store", metavar="URL", help="Store of the run, without a workspace; with --job.")
 @click.option("--job", metavar="NAME", help="Job of `m5ws run --on`, whose record has the settings of the workspace.")
+@click.option("--check", is_flag=True, help="End when this machine has opened --store and made its scratch folder.")
 @environment.policy_option
 @output.json_option
 @click.pass_context
@@ -57,6 +58,7 @@ def command(
     scratch: Path,
     store: str | None,
     job: str | None,
+    check: bool,
     env: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -76,9 +78,15 @@ def command(
     from m5ws.agent import link, places, work_files
     from m5ws.attempts import interventions
     from m5ws.library import clusters
+    from m5ws.repository.repository import Repository
+    from m5ws.store import open_store
 
     if (store is None) != (job is None):
         raise UsageError("--store and --job belong together")
+    if store is not None and check:
+        Repository.open(open_store(store))
+        _make_scratch(scratch, 0)
+        return
     place = places.read(os.environ)
     with clusters.cancelling(store, run, job) if store and job else nullcontext():
         workspace = _workspace(context, run, scratch, store, job, place)
@@ -92,7 +100,6 @@ def command(
             context.exit(_run_command(workspace, submitted) if is_leader else _serve(workspace, repo, submitted))
     run_id = names.find_id(repo, run, "run")
     try:
-        _refuse_finished(repo, run_id)
         if place.node == 0:
             _lead(workspace, repo, run_id, env, as_json=as_json)
             return
@@ -114,19 +121,25 @@ def _workspace(
     context: click.Context, run: str, scratch: Path, store: str | None, job: str | None, place: "Place"
 ) -> "Workspace":
     """Return the workspace of this agent, at the place of its node."""
-    from m5ws.agent import places
     from m5ws.library import clusters
 
-    parent = os.path.expandvars(scratch)
-    if "$" in parent:
-        raise UsageError(f"this node has no variable for --scratch {parent}", hint="Set it, or name another folder.")
-    own = places.make_scratch(Path(parent), place.node)
+    own = _make_scratch(scratch, place.node)
     if store is not None and job is not None:
         workspace = clusters.workspace_of(store, run, job, own, os.environ)
     else:
         # Other agents share the checkout.
         workspace = replace(names.workspace(context), scratch=own)
     return replace(workspace, place=place)
+
+
+def _make_scratch(scratch: Path, node: int) -> Path:
+    """Return the folder of a node's agent. Raises UsageError for a variable that this node lacks."""
+    from m5ws.agent import places
+
+    parent = os.path.expandvars(scratch)
+    if "$" in parent:
+        raise UsageError(f"this node has no variable for --scratch {parent}", hint="Set it, or name another folder.")
+    return places.make_scratch(Path(parent), node)
 
 
 def _refuse_finished(repo: "Repository", run_id: str) -> None:
@@ -147,6 +160,7 @@ def _lead(workspace: "Workspace", repo: "Repository", run_id: str, env: tuple[st
 
     begun = ledger.attempts(repo, run_id)
     try:
+        _refuse_finished(repo, run_id)
         attempt.execute(*_plan(workspace, repo, run_id, env), env, enabled=True, as_json=as_json)
     except M5Error as error:
         is_final = error.exit_code not in (link.NodeLost.exit_code, interventions.Cancelled.exit_code)
@@ -183,6 +197,7 @@ def _follow(workspace: "Workspace", repo: "Repository", run_id: str, env: tuple[
         if workspace.job is not None:
             interventions.refuse_cancelled_job(repo, workspace.job)
 
+    _refuse_finished(repo, run_id)
     with interrupt.on_signals(), Bar() as bar:
         led = _join(workspace, workspace.job or runs.load(repo, run_id), look, leader.JOIN_S, bar)
         return _execute(workspace, repo, *led, env, bar)

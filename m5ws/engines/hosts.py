@@ -72,8 +72,7 @@ class Hosts(msgspec.Struct, frozen=True):
         )
 
     def check(self, request: JobRequest, script: str) -> None:
-        words = request.agent[: request.agent.index("agent")]
-        lines = [*self.settings.setup, shlex.join((*words, "--version"))]
+        lines = [*self.settings.setup, shlex.join((*request.agent, "--check"))]
         self._on_each(self._hosts(request), ["\n".join(lines)] * request.nodes)
 
     def submit(self, request: JobRequest, script: str, after: str | None = None) -> str:

@@ -12,10 +12,11 @@ NAME = "reads"
 """Name of the file in the folder of spools."""
 
 
-def append(path: Path, kind: str, text: str = "") -> None:
+def append(path: str, kind: str, text: str = "") -> None:
     """Write one note. Raises OSError.
 
-    The file is not kept open: a script that closes descriptors may get its number for a file of its own.
+    The hook of this process is told of the open, and looks a text up faster than a Path. The file is not kept open: a
+    script that closes descriptors may get its number for a file of its own.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
@@ -27,7 +28,7 @@ def append(path: Path, kind: str, text: str = "") -> None:
 class NoteReader:
     """Follows the notes of a node."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str | Path) -> None:
         self._path = path
         self._offset = 0
 

@@ -51,3 +51,14 @@ def test_an_agent_that_cannot_begin_cancels_its_job_with_the_reason(
     with (place / "m5ws.toml").open("a") as settings:
         settings.write('\n[clusters.lab]\nengine = "hosts"\nhosts = ["127.0.0.1"]\n')
     assert re.search(rf"cancelled +\S+ .*from {request.host}: ", m5("show", job.run).out)
+
+
+def test_a_check_of_a_machine_names_the_store_that_it_does_not_have(
+    m5: M5, home: Repository, made: Made, tmp_path: Path
+) -> None:
+    words = ("agent", made.run, "--job", "j", "--scratch", tmp_path / "scratch", "--check", "--store")
+    assert m5(*words, home.store.url).status == 0
+    absent = m5(*words, tmp_path / "absent")
+    assert absent.status != 0 and f"no m5ws store at {tmp_path / 'absent'}" in absent.err
+    (tmp_path / "file").write_text("")
+    assert m5(*words, home.store.url, "--scratch", tmp_path / "file" / "scratch").status != 0

@@ -19,7 +19,6 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -62,7 +61,7 @@ class ReadNotes:
     """
 
     def __init__(self, orders: Context, fixed: Places, own: Places, hosts: frozenset[str]) -> None:
-        self._file, self._hosts = Path(orders.spool_dir) / read_notes.NAME, set(hosts)
+        self._file, self._hosts = os.path.join(orders.spool_dir, read_notes.NAME), set(hosts)
         self._fixed, self._own, self._checkout = _below(fixed), _below(own), _folder(orders.author_dir)
         self._refuses = orders.access is not None
         self._folders: dict[str, bool | None] = {}
