@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from m5ws.config import reader
 from m5ws.config.settings import Settings
-from m5ws.environment.interface import Observer
 from m5ws.errors import MissingExtra, NotFound, UsageError
 from m5ws.launch.interface import Launcher
 from m5ws.records.launch import ALONE, Observing, Place
@@ -30,6 +29,7 @@ from m5ws.tracking.interface import Tracker
 if TYPE_CHECKING:
     from m5ws.agent.ports import Ports
     from m5ws.checkpoints.export.export import Tools
+    from m5ws.environment.observe.machine import Machine
     from m5ws.environment.rebuild.virtual_environments import VirtualEnvironments
     from m5ws.records.job import Job
     from m5ws.repository.repository import Repository
@@ -270,16 +270,12 @@ class Workspace:
 
         return Tokenizers()
 
-    def observer(self) -> Observer:
+    def observer(self) -> "Machine":
         """Return the observer of this machine, as this workspace's training processes will see it."""
-        from m5ws.environment.observe import machine
+        from m5ws.environment.observe.machine import Machine
 
-        return machine.Machine(
-            root=self.root,
-            variable_names=self.settings.environment.variables,
-            wanted=self.settings.environment.wanted,
-            base=self.environment,
-            provides=False,
+        return Machine(
+            root=self.root, variable_names=self.settings.environment.variables, base=self.environment, provides=False
         )
 
     def environments(self) -> "VirtualEnvironments":

@@ -8,44 +8,34 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
 from m5ws.errors import UsageError
 from m5ws.records.launch import Place
 
 _HINT = "Set M5WS_NODE, M5WS_NODES, M5WS_MASTER (HOST:PORT of node 0) and M5WS_JOB on each node."
-
-
-class _Engine(msgspec.Struct, frozen=True):
-    """The variables of an engine: the node's number, the number of nodes, the job, and the number of its restart."""
-
-    name: str
-    node: str
-    nodes: str
-    job: str
-    restart: str = ""
-
-
 _ENGINES = (
-    _Engine("", "M5WS_NODE", "M5WS_NODES", "M5WS_JOB"),
-    _Engine("slurm:", "SLURM_NODEID", "SLURM_NNODES", "SLURM_JOB_ID", "SLURM_RESTART_COUNT"),
+    ("", "M5WS_NODE", "M5WS_NODES", "M5WS_JOB", ""),
+    ("slurm:", "SLURM_NODEID", "SLURM_NNODES", "SLURM_JOB_ID", "SLURM_RESTART_COUNT"),
 )
+"""The prefix of an engine's jobs, and its variables: the node's number, the number of nodes, the job, and the number of
+its restart.
+"""
 
 
 def read(environment: Mapping[str, str]) -> Place:
     """Return the place of this machine. Raises UsageError for incomplete variables."""
-    engine = next((each for each in _ENGINES if each.node in environment), None)
+    engine = next((each for each in _ENGINES if each[1] in environment), None)
     if engine is None:
         raise UsageError("no variable names the place of this node", hint=_HINT)
+    prefix, own, count, name, restart = engine
     try:
-        node, nodes = int(environment[engine.node]), int(environment[engine.nodes])
-        job = f"{engine.name}{environment[engine.job]}"
-        if engine.restart:
-            job += f".{environment.get(engine.restart) or 0}"
+        node, nodes = int(environment[own]), int(environment[count])
+        job = f"{prefix}{environment[name]}"
+        if restart:
+            job += f".{environment.get(restart) or 0}"
         master, _, port = environment["M5WS_MASTER"].rpartition(":")
         place = Place(node=node, nodes=nodes, master=master.strip("[]"), port=int(port), job=job)
     except KeyError as error:
-        raise UsageError(f"{engine.node} is set, and {error.args[0]} is not", hint=_HINT) from error
+        raise UsageError(f"{own} is set, and {error.args[0]} is not", hint=_HINT) from error
     except ValueError as error:
         raise UsageError(f"the place of this node has no valid numbers: {error}", hint=_HINT) from error
     if not 0 <= place.node < place.nodes or not place.master or not 0 < place.port < 2**16 - 1:

@@ -1,26 +1,33 @@
-"""The preparation of a node: its work directory and input files, and the context of its ranks."""
+"""The preparation of a node: its work directory and input files, and the context of its ranks.
 
+One run at a time writes its input files. Free space is checked before the first byte. Without the lock, two runs could
+count on the same space.
+"""
+
+import math
 import os
 import shutil
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
+from m5ws import locks
 from m5ws.agent import access, run_lock
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.ports import Ports
-from m5ws.progress import Progress
+from m5ws.progress import Progress, report
 from m5ws.records import codec
 from m5ws.records.launch import Observing
-from m5ws.records.snapshot import Snapshot
 from m5ws.repository.files import trees
 from m5ws.repository.files.materialise import materialise
 from m5ws.repository.references import snapshots
-from m5ws.repository.repository import Repository
-from m5ws.work import directories, starts
+from m5ws.work import directories
 from m5ws.work.directories import WorkDirectory
+
+_QUIET_S = 1.0
+_STARTING = "starting"
 
 
 def _assign_directory(plan: AttemptPlan, work: WorkDirectory, observing: Observing) -> AttemptPlan:
@@ -38,11 +45,18 @@ def _assign_directory(plan: AttemptPlan, work: WorkDirectory, observing: Observi
     return msgspec.structs.replace(plan, request=request, context=context)
 
 
-def _materialise(repo: Repository, snapshot: Snapshot, work: Path, progress: Progress | None) -> None:
-    """Write the snapshot's files to a work directory."""
-    parts = dict.fromkeys(snapshot.trees.values())
-    located = [trees.load(repo.objects, tree) for tree in parts]
-    materialise(repo.objects, located, work, progress)
+@contextmanager
+def lock_starts(root: Path, progress: Progress | None) -> Iterator[None]:
+    """Wait for other runs that write input files, and have the same folder `root`. They wait afterwards."""
+    descriptor = os.open(root / _STARTING, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        with suppress(OSError):  # Some file systems have no locks.
+            if not locks.acquire(descriptor, _QUIET_S):
+                report(progress, "waiting for the input files of another run")
+                locks.acquire(descriptor, math.inf)
+        yield
+    finally:
+        locks.release(descriptor)
 
 
 def _make_output_folders(work: Path, outputs: Sequence[str]) -> None:
@@ -73,8 +87,9 @@ def prepare(ports: Ports, plan: AttemptPlan, progress: Progress | None) -> tuple
     can_mount = ports.launcher.can_mount if plan.request.image is None else lambda *_: True
     work = directories.make(ports.work_root, plan.directory, run, author, can_mount, plan.run.spec.directory)
     plan = access.limit(ports, _assign_directory(plan, work, ports.observing))
-    with starts.lock_starts(ports.starts_dir or ports.work_root, progress):
-        _materialise(ports.repo, snapshot, work.path, progress)
+    with lock_starts(ports.starts_dir or ports.work_root, progress):
+        located = [trees.load(ports.repo.objects, tree) for tree in dict.fromkeys(snapshot.trees.values())]
+        materialise(ports.repo.objects, located, work.path, progress)
     _make_output_folders(work.path, plan.run.spec.outputs)
     (plan.directory / "context").write_bytes(codec.encode(plan.context))
     return plan, work

@@ -172,19 +172,8 @@ class NewestAttempt(msgspec.Struct, frozen=True, kw_only=True):
 def find_newest(repo: Repository, run: str) -> NewestAttempt | None:
     """Return the newest attempt of a run; None if none has begun."""
     attempt = max(ledger.attempts(repo, run), default=0)
-    return _load_newest(repo, run, attempt) if attempt else None
-
-
-def find_remote(repo: Repository, run: str, home: Path) -> NewestAttempt | None:
-    """Return the newest attempt of a run if it may be alive in another workspace or on another machine."""
-    attempt = max(ledger.attempts(repo, run), default=0)
-    if not attempt or is_own(repo, run, attempt, home / "runs" / run / f"{attempt:04d}"):
+    if not attempt:
         return None
-    newest = _load_newest(repo, run, attempt)
-    return None if newest.ended else newest
-
-
-def _load_newest(repo: Repository, run: str, attempt: int) -> NewestAttempt:
     started = ledger.started(repo, run, attempt)
     last = [next(ledger.backwards(repo, run, attempt, node)) for node in ledger.nodes(repo, run, attempt)]
     events = [event for batch in last for _, event in ledger.decode(batch)] + ([started] if started is not None else [])
@@ -195,14 +184,15 @@ def _load_newest(repo: Repository, run: str, attempt: int) -> NewestAttempt:
 
 
 def refuse_elsewhere(repo: Repository, run: str, home: Path) -> None:
-    """Raise Running if the newest attempt of a run may be alive elsewhere."""
-    remote = find_remote(repo, run, home)
-    if remote is None:
+    """Raise RunAlive if the newest attempt of a run may be alive in another workspace or on another machine."""
+    newest = find_newest(repo, run)
+    if newest is None or newest.ended:
         return
-    raise RunAlive(
-        remote.describe_life(),
-        hint=f"`m5ws resume {run} --take-over` resumes the run here, and stops an attempt that is alive.",
-    )
+    if not is_own(repo, run, newest.attempt, home / "runs" / run / f"{newest.attempt:04d}"):
+        raise RunAlive(
+            newest.describe_life(),
+            hint=f"`m5ws resume {run} --take-over` resumes the run here, and stops an attempt that is alive.",
+        )
 
 
 def deliver(repo: Repository, home: Path, opener: unsaved.Opener | None = None) -> None:

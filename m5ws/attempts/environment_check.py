@@ -16,6 +16,7 @@ from m5ws.records.environment import Observed
 from m5ws.records.verdict import Change
 from m5ws.repository.references import checkpoints, snapshots
 from m5ws.wording.changes import title
+from m5ws.wording.lists import list_names
 
 _NAMED = 5
 
@@ -59,11 +60,9 @@ def between_nodes(observed: Observed, others: Mapping[str, Observed]) -> tuple[C
 
 def refuse(changes: tuple[Change, ...], *, is_new: bool) -> None:
     """Raise EnvironmentDiffers for a difference that can change bits; `is_new`: the run has no attempt yet."""
-    grave = [change for change in changes if change.rating != "cannot"]
-    if grave:
-        more = f" and {len(grave) - _NAMED} more" if len(grave) > _NAMED else ""
+    if grave := [title(change) for change in changes if change.rating != "cannot"]:
         raise EnvironmentDiffers(
-            f"the environment differs: {'; '.join(map(title, grave[:_NAMED]))}{more}",
+            f"the environment differs: {list_names(grave, '; ', _NAMED)}",
             hint=_FIRST if is_new else EnvironmentDiffers.hint,
         )
 

@@ -26,7 +26,7 @@ from m5ws.records.ledger import NODE, NodeStarted, Notice, NoticeKind, RankEnded
 from m5ws.records.nodes import Begun, Closed, Ended, Inexact, Planned, Ready, Stop, Storing
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.ledger import ChainWriter
-from m5ws.repository.ledger.spool import SpoolWriter, genesis
+from m5ws.repository.ledger.spool import SpoolWriter
 from m5ws.work import directories
 
 _POLL_S = 0.05
@@ -91,9 +91,10 @@ def execute(ports: Ports, plan: AttemptPlan, connection: Connection, progress: P
         try:
             plan, work = prepare.prepare(ports, plan, progress)
             following = _Following(ports, plan, connection)
+            head = ledger.start_of(plan.run.id, plan.attempt, plan.place.node)
             with (
                 admission.launched(ports, plan, following.accept, progress, following.poll) as waiting,
-                closing(SpoolWriter(Path(plan.context.spool_dir) / f"{NODE}.spool", _genesis(plan))) as spool,
+                closing(SpoolWriter(Path(plan.context.spool_dir) / f"{NODE}.spool", head)) as spool,
             ):
                 following.begin(waiting.observed, spool)
                 node = Node(ports, plan, work, waiting, spool, following.notify, progress)
@@ -103,10 +104,6 @@ def execute(ports: Ports, plan: AttemptPlan, connection: Connection, progress: P
         if status == 0 and not ports.keep_work:
             work_files.remove_outputs(ports.repo, plan.run.id, plan.attempt, plan.directory)
         return status
-
-
-def _genesis(plan: AttemptPlan) -> str:
-    return genesis(plan.run.id, plan.attempt, f"{NODE}/{plan.place.node}")
 
 
 def give_up(connection: Connection, error: Exception) -> None:

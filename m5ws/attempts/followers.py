@@ -12,11 +12,9 @@ from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.link import Follower, Listener, NodeLost
 from m5ws.launch.interface import LaunchFailed
 from m5ws.progress import Progress, report
-from m5ws.records.base import Digest
 from m5ws.records.environment import Observed
 from m5ws.records.failure import EndReason
 from m5ws.records.launch import Place
-from m5ws.records.ledger import RankEnded
 from m5ws.records.nodes import Begun, Closed, Ended, Inexact, Message, Planned, Ready, Stop, Storing
 
 _POLL_S = 0.05
@@ -156,23 +154,3 @@ def _gather_refused(listener: Listener) -> list[Follower]:
     with suppress(NodeLost):
         listener.wait(_REFUSAL_S, lambda: None, lambda _: None)
     return listener.followers
-
-
-def heads_of(ends: list[Ended]) -> dict[str, Digest]:
-    """Return the heads of the ranks of followers."""
-    return {rank: head for end in ends for rank, head in end.heads.items()}
-
-
-def ranks_of(ends: list[Ended]) -> list[RankEnded]:
-    """Return the recorded ends of the ranks of followers."""
-    return [rank for end in ends for rank in end.ranks]
-
-
-def statuses_of(ends: list[Ended]) -> dict[int, int]:
-    """Return the statuses of the ranks of followers that recorded no end."""
-    return {int(rank): status for end in ends for rank, status in end.statuses.items()}
-
-
-def unsaved_of(ends: list[Ended]) -> str | None:
-    """Return the first reason of a follower whose results are not all in the store, or None."""
-    return next(filter(None, (end.unsaved for end in ends)), None)

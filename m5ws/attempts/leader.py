@@ -21,7 +21,7 @@ from m5ws.agent.link import NodeLost
 from m5ws.agent.node import Events, Node, NodeEnd
 from m5ws.agent.ports import Ports, Watch
 from m5ws.attempts import begin, interventions, repeated_steps
-from m5ws.attempts.followers import Followers, heads_of, ranks_of, statuses_of, unsaved_of
+from m5ws.attempts.followers import Followers
 from m5ws.attempts.tracking import Tracking
 from m5ws.errors import M5Error
 from m5ws.outputs import merging
@@ -227,7 +227,7 @@ class _Attempt:
         self.interventions.look_after_end()
         outcome, exit_code, reason = self._judge(end)
         unsaved = self._node.keep_results(has_finished=outcome == "finished", is_stopped=self._is_asked(end))
-        unsaved = unsaved or unsaved_of(self._ends)
+        unsaved = unsaved or next(filter(None, (end.unsaved for end in self._ends)), None)
         if conflict := self._find_conflict():
             if outcome == "finished":
                 outcome, exit_code, reason = "failed", 1, EndReason(kind="outputs conflict", problem=conflict)
@@ -365,9 +365,10 @@ class _Attempt:
         """Return the failure of the ranks. A rank without torchrun is the launched process itself."""
         is_plain = self._plan.run.spec.trainer in ("python", "command")
         statuses = {0: exit_code} if is_plain else failure.read_statuses(Path(self._plan.request.log))
-        statuses |= statuses_of(self._ends)
-        for ended in ranks_of(self._ends):
-            self._failures.add(ended)
+        for end in self._ends:
+            statuses |= {int(rank): status for rank, status in end.statuses.items()}
+            for ended in end.ranks:
+                self._failures.add(ended)
         killed_after = self._plan.context.killed_after
         if killed_after is not None and -signal.SIGKILL in statuses.values():
             return EndReason(kind="killed for a test", step=killed_after)
@@ -375,13 +376,14 @@ class _Attempt:
 
     def _end(self, outcome: str, exit_code: int, reason: EndReason | None, time_s: float) -> AttemptResult:
         """Write the end of the attempt, deliver the rest of the ledger, and wait a little for the tracker."""
+        heads = {rank: head for end in self._ends for rank, head in end.heads.items()}
         ended = AttemptEnded(
             time_s=time_s,
             outcome=outcome,  # type: ignore[arg-type]
             exit_code=exit_code,
             reason=reason,
-            heads=self._node.delivery.heads() | heads_of(self._ends),
-            is_whole=self._followers.lost is None and unsaved_of(self._ends) is None,
+            heads=self._node.delivery.heads() | heads,
+            is_whole=self._followers.lost is None and not any(end.unsaved for end in self._ends),
             logged=(self._plan.directory / LOGGED).exists(),
         )
         self._spool.append(ended)

@@ -19,7 +19,7 @@ from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.attempts import named_files
 from m5ws.config.commands import launchers
 from m5ws.config.settings import RunSettings
-from m5ws.containers import choice
+from m5ws.containers import engines
 from m5ws.containers.command import PYTHON
 from m5ws.errors import CorruptObject, MissingExtra, NotFound, UsageError
 from m5ws.launch import launch_request
@@ -166,7 +166,7 @@ def plan(
     `place` is the place of this machine among the nodes. `led` has the plan of the leader on another node.
     """
     snapshot = refuse_unfit(repo, run, environment, place.nodes)
-    image = choice.image_to_start(snapshot.declared.image, environment)
+    image = engines.image_to_start(snapshot.declared.image, environment)
     if python == sys.executable and image is None:
         _require(run.spec)
     chosen = _Choice.of_leader(led) if led is not None else _choose(repo, run, from_scratch=from_scratch)
@@ -240,12 +240,7 @@ def refuse_unfit(repo: Repository, run: Run, environment: Mapping[str, str], nod
     snapshot = snapshots.load(repo, run.snapshot)
     portable.refuse(snapshot.determinism, run.spec)
     named_files.refuse_missing_script(repo, snapshot, run.spec, environment)
-    _refuse_unshared(run.spec, nodes)
-    return snapshot
-
-
-def _refuse_unshared(launch: LaunchSpec, nodes: int) -> None:
-    """Raise UsageError for a launch that several nodes cannot share."""
+    launch = run.spec
     if nodes > 1 and launch.trainer not in ("torchrun", "deepspeed"):
         raise UsageError(
             f"{nodes} nodes require torchrun, and {launch.trainer} starts the processes of this run",
@@ -253,6 +248,7 @@ def _refuse_unshared(launch: LaunchSpec, nodes: int) -> None:
         )
     if launch.nproc is not None and launch.nproc % nodes:
         raise UsageError(f"{launch.nproc} processes cannot be spread evenly over {nodes} nodes")
+    return snapshot
 
 
 def _render(

@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Literal, cast
 
 import click
@@ -72,9 +73,8 @@ def made(
     """Return the ports of a recipe's environment, which is built unless it exists. Raises M5Error."""
     from m5ws.environment.rebuild import rebuild
 
-    there = workspace.environments().build(
-        recipe, rebuild.code_writer(given.repo, recipe, progress), progress, same_patch=same_patch
-    )
+    write_code = partial(rebuild.write_code, given.repo, recipe, progress=progress)
+    there = workspace.environments().build(recipe, write_code, progress, same_patch=same_patch)
     output.print_note(f"environment: rebuilt, {there.python}")
     return msgspec.structs.replace(
         given, python=there.python, environment=there.environment, launcher=there.launcher, observing=there.observing

@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from m5ws.environment.observe.hardware import IMAGE_VARIABLE
 from m5ws.errors import M5Error
 
 PODMAN, DOCKER, APPTAINER = "podman", "docker", "apptainer"
@@ -23,6 +24,9 @@ _ASKS = {
     APPTAINER: ("version",),
 }
 """Arguments with which each engine prints its version if it can start containers, in order of preference."""
+_INSIDE = (
+    "Or run m5ws inside of the image: start the image by other means, with {variable}={image} set in the container."
+)
 _TIMEOUT_S = 60.0
 """The longest wait for an answer. A pull has no limit, because an image may have many gigabytes."""
 
@@ -73,6 +77,31 @@ def answering(environment: Mapping[str, str]) -> Engine:
     )
 
 
+def image_to_start(pinned: str | None, environment: Mapping[str, str]) -> str | None:
+    """Return the image in which m5ws starts the ranks: the pinned image. None if no image is pinned.
+
+    Without an engine that answers, IMAGE_VARIABLE states that this process runs in the image. Then m5ws starts no
+    container. An engine is preferred, because anybody can set a variable. Raises NoEngine, EngineError.
+    """
+    if pinned is None:
+        return None
+    inside = _INSIDE.format(variable=IMAGE_VARIABLE, image=pinned)
+    try:
+        engine = answering(environment)
+    except NoEngine as error:
+        if environment.get(IMAGE_VARIABLE) == pinned:
+            return None
+        raise NoEngine(
+            f"the snapshot pins the image {pinned} ([environment] image), and {error}", hint=f"{error.hint} {inside}"
+        ) from error
+    if engine.name == APPTAINER:
+        raise EngineError(
+            f"the snapshot pins the image {pinned}, and only Apptainer answers here, which m5ws does not start",
+            hint=f"Install Podman. {inside}",
+        )
+    return pinned
+
+
 def digest(engine: Engine, image: str) -> str:
     """Return an image by digest, NAME@sha256:…, as the engine names it. The engine pulls an image that it lacks.
 
@@ -104,8 +133,6 @@ def started_digest(engine: Engine, container: str) -> str:
     An image can have a digest for all platforms and another for this platform. The result is the digest by which the
     container was started, if the engine lists it for this image, else the first in order.
     """
-    if engine.name == APPTAINER:
-        raise EngineError(f"apptainer prints no digest of the image of a container: {container}")
     name, image = json.loads(ask(engine, "inspect", "--format", _STARTED, "--type", "container", container))
     known = [by_digest.partition("@")[2] for by_digest in _digests(engine, image)]
     requested = name.partition("@")[2]

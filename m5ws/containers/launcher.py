@@ -46,7 +46,14 @@ class ContainerLauncher:
             return self._inner.launch(request)
         engine = engines.answering(self._environment)
         engines.digest(engine, request.image)
-        container, environment = self._container(request), self._variables(request)
+        environment = self._variables(request)
+        container = Container(
+            image=request.image,
+            name=f"m5ws-{secrets.token_hex(8)}",
+            cwd=request.cwd,
+            folders=(*request.folders, self._home(request.image)),
+            mount=request.mount,
+        )
         mark = Path(request.log).with_name(_LEFT)
         for folder in (*map(Path, container.folders), mark.parent, Path(request.processes)):
             folder.mkdir(parents=True, exist_ok=True)
@@ -68,16 +75,6 @@ class ContainerLauncher:
     def can_mount(self, folder: str, path: str) -> bool:
         """As `Launcher.can_mount`."""
         return self._inner.can_mount(folder, path)
-
-    def _container(self, request: LaunchRequest) -> Container:
-        assert request.image is not None
-        return Container(
-            image=request.image,
-            name=f"m5ws-{secrets.token_hex(8)}",
-            cwd=request.cwd,
-            folders=(*request.folders, self._home(request.image)),
-            mount=request.mount,
-        )
 
     def _home(self, image: str) -> str:
         """Return the home directory of processes in an image, where libraries keep compiled code."""

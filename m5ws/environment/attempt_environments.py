@@ -16,6 +16,7 @@ from m5ws.records.verdict import Change
 from m5ws.repository.ledger import ledger, summaries
 from m5ws.repository.repository import Repository
 from m5ws.wording.changes import title
+from m5ws.wording.lists import list_names
 
 _log = logging.getLogger(__name__)
 _NAMED = 8
@@ -64,8 +65,7 @@ def _notice(repo: Repository, run: str, first: int, observed: Observed) -> str |
         return None
     changes = usage.before_launch(EnvironmentSide(observed=began, usage=usage.of_run(repo, run)), observed)
     grave = [title(change, with_part=False) for change in changes if change.rating != "cannot"]
-    more = f"; and {len(grave) - _NAMED} more" if len(grave) > _NAMED else ""
-    return f"{'; '.join(grave[:_NAMED])}{more}" if grave else None
+    return list_names(grave, "; ", _NAMED) or None
 
 
 def drift_between(repo: Repository, first: Attempt, second: Attempt) -> tuple[Change, ...]:

@@ -119,14 +119,8 @@ def _different(old: Mapping[str, ReadPath], new: Mapping[str, ReadPath | None]) 
             name=before.path,
             old=before.digest,
             new=None if after is None else after.digest,
-            detail=_detail(before, after),
+            detail="it is missing" if after is None else f"{before.size_bytes:,} bytes → {after.size_bytes:,} bytes",
         )
         for before, after in pairs
         if after is None or after.digest != before.digest
     )
-
-
-def _detail(before: ReadPath, after: ReadPath | None) -> str:
-    if after is None:
-        return "it is missing"
-    return f"{before.size_bytes:,} bytes → {after.size_bytes:,} bytes"

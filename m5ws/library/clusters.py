@@ -5,20 +5,22 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from m5ws.attempts import planning
 from m5ws.config.settings import HostsCluster, Settings
 from m5ws.engines import submission
 from m5ws.engines.submission import Submission
 from m5ws.errors import M5Error, UsageError
+from m5ws.library import actions
 from m5ws.records.job import Cancel, Job
+from m5ws.records.run import Run
+from m5ws.repository.references import jobs, notes, runs
+from m5ws.repository.repository import Repository
+from m5ws.secret_scan import masked
+from m5ws.store import open_store
 from m5ws.workspace import Workspace
-
-if TYPE_CHECKING:
-    from m5ws.records.run import Run
-    from m5ws.repository.repository import Repository
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,13 +55,11 @@ class Cluster:
         place = (self._name, subject, self._workspace.store_url)
         return submission.plan(self._settings, *place, nodes, options, command)
 
-    def plan_run(self, repo: "Repository", run: "Run", nodes: int, env: tuple[str, ...]) -> Submission:
+    def plan_run(self, repo: Repository, run: Run, nodes: int, env: tuple[str, ...]) -> Submission:
         """Return the job of a run with the given `--env`, after a job that prefetches if the cluster has one.
 
         Raises UsageError for a run that the nodes cannot train.
         """
-        from m5ws.attempts import planning
-
         planning.refuse_unfit(repo, run, self._workspace.environment, nodes)
         planned = self.plan(run.id, nodes, tuple(word for each in env for word in ("--env", each)))
         first = submission.plan_prefetch(self._settings, self._name, run.id, self._workspace.store_url)
@@ -70,18 +70,15 @@ class Cluster:
         for each in filter(None, (planned.after, planned)):
             self._engine.check(each.request, each.job.script)
 
-    def start(self, repo: "Repository", planned: Submission) -> Submitted:
+    def start(self, repo: Repository, planned: Submission) -> Submitted:
         """Publish a job and start it, after the job that it waits for. Raises EngineUnavailable."""
         after = self.start(repo, planned.after).id if planned.after is not None else None
         job = msgspec.structs.replace(planned.job, created_s=repo.store.now(), **self._workspace.creator())
         identifier = submission.submit(repo, self._engine, msgspec.structs.replace(planned, job=job), after)
         return Submitted(job=msgspec.structs.replace(job, settings=""), id=identifier)
 
-    def start_run(self, repo: "Repository", run: "Run", planned: Submission, why: str | None) -> Submitted:
+    def start_run(self, repo: Repository, run: Run, planned: Submission, why: str | None) -> Submitted:
         """Publish a run if it is new, with its expectation, and start its job. Raises EngineUnavailable."""
-        from m5ws.library import actions
-        from m5ws.repository.references import notes, runs
-
         if run.id not in runs.ids(repo):
             runs.publish(repo, self._workspace.ports(repo).sign(run))
             if why is not None:
@@ -89,10 +86,8 @@ class Cluster:
         return self.start(repo, planned)
 
 
-def refuse_alive(workspace: Workspace, repo: "Repository", run_id: str) -> None:
+def refuse_alive(workspace: Workspace, repo: Repository, run_id: str) -> None:
     """Raise UsageError if a job of a run waits or runs. An engine that does not answer here hinders nothing."""
-    from m5ws.repository.references import jobs
-
     job = submission.alive(workspace.settings, jobs.of_attempts(repo, run_id)).job
     if job is not None:
         raise UsageError(
@@ -104,10 +99,6 @@ def refuse_alive(workspace: Workspace, repo: "Repository", run_id: str) -> None:
 @contextmanager
 def cancelling(store_url: str, run: str, job: str) -> Iterator[None]:
     """Cancel a job at an error in the block: an agent cannot begin, and the agents of other nodes would wait for it."""
-    from m5ws.repository.references import jobs
-    from m5ws.repository.repository import Repository
-    from m5ws.store import open_store
-
     try:
         yield
     except Exception as error:
@@ -117,20 +108,14 @@ def cancelling(store_url: str, run: str, job: str) -> Iterator[None]:
         raise
 
 
-def cancel_unbegun(repo: "Repository", job: Job, error: Exception) -> None:
+def cancel_unbegun(repo: Repository, job: Job, error: Exception) -> None:
     """Publish why a job cannot begin an attempt: its other agents read it, and `m5ws show` prints it."""
-    from m5ws.repository.references import jobs
-
     own = {"created_s": repo.store.now(), "host": socket.gethostname(), "problem": str(error)}
     jobs.cancel(repo, msgspec.structs.replace(Cancel(run=job.run, attempt=0, jobs=(job.name,)), **own))
 
 
 def workspace_of(store_url: str, run: str, job: str, scratch: Path, environment: Mapping[str, str]) -> Workspace:
     """Return the workspace of a job on this node, below its scratch folder. Raises NotFound."""
-    from m5ws.repository.references import jobs
-    from m5ws.repository.repository import Repository
-    from m5ws.store import open_store
-
     record = jobs.load(Repository.open(open_store(store_url)), run, job)
     root = scratch / "workspace"
     root.mkdir(parents=True, exist_ok=True)
@@ -144,8 +129,6 @@ def _settings_of_nodes(workspace: Workspace) -> Settings:
     MLflow's server is theirs too, but not a database in a file. A password in its URI stays here: agents then read
     MLFLOW_TRACKING_URI on their nodes.
     """
-    from m5ws.secret_scan import masked
-
     own = workspace.settings
     uri = workspace.tracking_uri if own.mlflow.enabled else ""
     is_server = uri.startswith("http")

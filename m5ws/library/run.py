@@ -5,19 +5,26 @@ import logging
 import os
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
+from m5ws.checkpoints import listing, resolve
+from m5ws.checkpoints.export import export
+from m5ws.checkpoints.listing import CheckpointInfo
 from m5ws.errors import UsageError
-from m5ws.outputs import saved
-from m5ws.workspace import Workspace
+from m5ws.library import actions
+from m5ws.outputs import restoring, saved
+from m5ws.records.note import Note, NoteOutcome
+from m5ws.records.run import Run as RunRecord
+from m5ws.records.verdict import Verdict
+from m5ws.repository.ledger.losses import number
+from m5ws.repository.references import notes, runs
+from m5ws.repository.references.parameters import ParameterReader
+from m5ws.repository.repository import Repository
+from m5ws.runs import history
+from m5ws.runs.listing import RunRow
+from m5ws.workspace import Workspace, export_tools
 
 if TYPE_CHECKING:
-    from m5ws.checkpoints.listing import CheckpointInfo
-    from m5ws.records.note import Note, NoteOutcome
-    from m5ws.records.run import Run as RunRecord
-    from m5ws.records.verdict import Verdict
-    from m5ws.repository.repository import Repository
-    from m5ws.runs.listing import RunRow
     from m5ws.training.tools.load_tensors import StateDict
 
 _log = logging.getLogger(__name__)
@@ -30,7 +37,7 @@ class Run:
     store when they are called. They raise NotFound for a missing object, and CorruptObject for a damaged object.
     """
 
-    def __init__(self, workspace: Workspace, repo: "Repository", row: "RunRow") -> None:
+    def __init__(self, workspace: Workspace, repo: Repository, row: RunRow) -> None:
         self._workspace, self._repo, self._row = workspace, repo, row
 
     @property
@@ -99,8 +106,6 @@ class Run:
 
         Values are text.
         """
-        from m5ws.repository.references.parameters import ParameterReader
-
         return ParameterReader(self._repo).of_run(self._record)
 
     def steps(self, rank: int = 0) -> list[dict[str, float]]:
@@ -110,9 +115,6 @@ class Run:
         of the step, in seconds since the epoch) unless a quantity has that name. Numbers have the recorded bits. A step
         that a later attempt did again has the values of that attempt.
         """
-        from m5ws.repository.ledger.losses import number
-        from m5ws.runs import history
-
         recorded = history.load(self._repo, self.id, ranks={str(rank)}).steps.get(rank, {})
         rows: list[dict[str, float]] = []
         for step in map(recorded.__getitem__, recorded):
@@ -131,10 +133,8 @@ class Run:
             return steps
         return pd.DataFrame(steps, columns=None if steps else ["step"]).set_index("step")
 
-    def checkpoints(self) -> "list[CheckpointInfo]":
+    def checkpoints(self) -> list[CheckpointInfo]:
         """Return the published checkpoints in order of steps, as `m5ws checkpoint ls` does."""
-        from m5ws.checkpoints import listing
-
         return listing.list_checkpoints(self._repo, self.id)
 
     def load(self, part: str = "model", step: int | None = None) -> "StateDict":
@@ -145,48 +145,33 @@ class Run:
         after which the checkpoint was made; None is the newest checkpoint. Raises NotFound, UsageError for a part that
         the checkpoint lacks, CorruptObject, and MissingExtra without torch.
         """
-        from m5ws import workspace
-        from m5ws.checkpoints import resolve
-        from m5ws.checkpoints.export import export
-
         name = self.id if step is None else f"{self.id}@{step}"
         which = resolve.resolve(self._repo, name)
-        return export.load(self._repo, which, part, workspace.export_tools())
+        return export.load(self._repo, which, part, export_tools())
 
     def outputs(self, directory: str | os.PathLike[str]) -> Path:
         """Write the run's newest output files to a missing or empty directory, and return it, as `m5ws outputs` does.
 
         Raises UsageError if the directory has files, and NotFound if the run has no output files.
         """
-        from m5ws.outputs import restoring
-
         target = Path(directory)
         restoring.write(self._repo, saved.require_newest(self._repo, self.id), target)
         return target
 
-    def verdicts(self) -> "list[Verdict]":
+    def verdicts(self) -> list[Verdict]:
         """Return the verdicts that name this run, as the original or as a replay, oldest first."""
-        from m5ws.repository.references import runs
-
         return runs.verdicts(self._repo, self.id)
 
-    def notes(self) -> "list[Note]":
+    def notes(self) -> list[Note]:
         """Return the notes about the run, oldest first."""
-        from m5ws.repository.references import notes
-
         return notes.load(self._repo, self.id)
 
-    def note(self, text: str, outcome: "NoteOutcome | None" = None) -> "Note":
+    def note(self, text: str, outcome: NoteOutcome | None = None) -> Note:
         """Add a note to the run, as `m5ws note` does, and return it.
 
         `outcome` judges the expectation of the run: supported, refuted or open. Credentials are masked. Raises
         UsageError for another outcome, and for an empty text or one of more than 10,000 characters.
         """
-        from typing import get_args
-
-        from m5ws.library import actions
-        from m5ws.records.note import NoteOutcome
-
         if outcome is not None and outcome not in get_args(NoteOutcome):
             raise UsageError(f"unknown outcome {outcome!r}", hint=f"It is one of {', '.join(get_args(NoteOutcome))}.")
         written = actions.write_note(self._workspace, self.id, text, outcome=outcome)
@@ -196,9 +181,7 @@ class Run:
         return note
 
     @cached_property
-    def _record(self) -> "RunRecord":
-        from m5ws.repository.references import runs
-
+    def _record(self) -> RunRecord:
         return runs.load(self._repo, self.id)
 
     def __repr__(self) -> str:

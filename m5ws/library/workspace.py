@@ -6,15 +6,15 @@ Each call does the same as a command of m5ws, by the same functions. Nothing is 
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from m5ws import workspace as workspaces
 from m5ws.config.settings import MlflowSettings, Settings, StoreSettings
 from m5ws.errors import CorruptObject, UsageError
+from m5ws.library import actions
 from m5ws.library.run import Run
-
-if TYPE_CHECKING:
-    from m5ws.repository.repository import Repository
+from m5ws.repository.references import ids
+from m5ws.repository.repository import Repository
+from m5ws.runs import run_table
 
 _log = logging.getLogger(__name__)
 
@@ -48,8 +48,6 @@ class Workspace:
         """
         if not self._has_files:
             raise UsageError(f"{self!r} is a store without files", hint="Give the directory of a workspace.")
-        from m5ws.library import actions
-
         repo = self._workspace.repository(create=True)
         return actions.take_snapshot(self._workspace, repo, message, None, _log.warning).id
 
@@ -59,8 +57,6 @@ class Workspace:
         `where` is a condition of `m5ws ls --where`. A damaged run has the state "damaged". Raises UsageError for an
         invalid condition, and NotFound if there is no store yet.
         """
-        from m5ws.runs import run_table
-
         if limit < 0:
             raise UsageError(f"limit is {limit}, but must be at least 0", hint="0 returns all runs.")
         repo = self._open()
@@ -71,9 +67,6 @@ class Workspace:
 
         Raises NotFound, AmbiguousId, and CorruptObject for a damaged run.
         """
-        from m5ws.repository.references import ids
-        from m5ws.runs import run_table
-
         repo = self._open()
         run_id = ids.resolve(repo, name, ("run",))[1]
         (row,) = run_table.describe(repo, [run_id])
@@ -81,6 +74,6 @@ class Workspace:
             raise CorruptObject(row.problem)
         return Run(self._workspace, repo, row)
 
-    def _open(self) -> "Repository":
+    def _open(self) -> Repository:
         # The runs of the current directory belong to its own store, and not to the store of a URL.
         return self._workspace.open_repository() if self._has_files else self._workspace.repository()

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from m5ws.config.settings import SEARCH_RULES, Settings
-from m5ws.environment.interface import Observer
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
 from m5ws.records.snapshot import Dataset, Tokenizer
@@ -19,6 +18,7 @@ from m5ws.repository.repository import Repository
 from m5ws.snapshot.sources.interface import SourceState
 
 if TYPE_CHECKING:
+    from m5ws.environment.observe.machine import Machine
     from m5ws.snapshot.inspection import InspectedFiles
     from m5ws.snapshot.sources.dvc import Dvc
     from m5ws.snapshot.sources.git import Git
@@ -45,7 +45,7 @@ class CaptureContext(msgspec.Struct, frozen=True, kw_only=True):
     source: "Git"
     datasets: "Dvc | None"
     probe: "Tokenizers | None"
-    observer: Observer
+    observer: "Machine"
     index: Index
     staging: Path
     dry_run: bool

@@ -91,9 +91,7 @@ def inspect_code(
             passed.add(objects.digest(data))
         if not permitted:
             findings += suspicious
-    if findings := [*findings, *_named_secrets(files, allowed)]:
-        raise secret_scan.SecretsFound(findings)
-    _refuse_pointers(pointers)
+    _refuse([*findings, *_named_secrets(files, allowed)], pointers)
     index.remember_marks(f"clean/{SEARCH_RULES}", passed)
     return InspectedFiles(tuple(files), tuple(map(stamp, stats)))
 
@@ -115,9 +113,7 @@ def inspect_content(files: Iterable[SourceFile], allow: Sequence[str]) -> None:
             pointers.append(name)
         if not permitted:
             findings += secret_scan.findings(name, data)
-    if findings := [*findings, *_named_secrets(files, allowed)]:
-        raise secret_scan.SecretsFound(findings)
-    _refuse_pointers(pointers)
+    _refuse([*findings, *_named_secrets(files, allowed)], pointers)
 
 
 def _named_secrets(files: Iterable[SourceFile], allowed: Callable[[bytes], bool]) -> Iterator[secret_scan.SecretMatch]:
@@ -134,9 +130,12 @@ def _read(file: SourceFile) -> bytes:
         return opened.read()
 
 
-def _refuse_pointers(names: Sequence[str]) -> None:
-    if names:
-        raise LfsContentMissing(names)
+def _refuse(findings: Sequence[secret_scan.SecretMatch], pointers: Sequence[str]) -> None:
+    """Raise SecretsFound or LfsContentMissing if there are any."""
+    if findings:
+        raise secret_scan.SecretsFound(findings)
+    if pointers:
+        raise LfsContentMissing(pointers)
 
 
 def _refuse_links_outside(root: Path, files: Sequence[SourceFile], stats: Sequence[os.stat_result]) -> None:

@@ -13,7 +13,10 @@ _SPECIAL = frozenset("*?[\\!#")
 
 def ignoring(patterns: Sequence[str]) -> Matcher:
     """Return a matcher with the rules of a `.gitignore` in the root: at any depth, unless a `/` anchors a pattern."""
-    return _compiled(patterns) if patterns else _nothing
+    import pathspec
+
+    spec = pathspec.GitIgnoreSpec.from_lines(patterns)
+    return lambda path: spec.match_file(os.fsdecode(path))
 
 
 def naming(patterns: Sequence[str]) -> Matcher:
@@ -24,21 +27,10 @@ def naming(patterns: Sequence[str]) -> Matcher:
     literal = frozenset(os.fsencode(pattern.strip("/")) for pattern in patterns)
     folders = tuple(name + b"/" for name in literal)
     globs = [pattern for pattern in patterns if is_glob(pattern)]
-    special = _compiled([f"/{pattern.lstrip('/')}" for pattern in globs]) if globs else _nothing
+    special = ignoring([f"/{pattern.lstrip('/')}" for pattern in globs]) if globs else literal.__contains__
     return lambda path: path in literal or path.startswith(folders) or special(path)
 
 
 def is_glob(pattern: str) -> bool:
     """Return True if a pattern has special characters."""
     return not _SPECIAL.isdisjoint(pattern)
-
-
-def _compiled(patterns: Sequence[str]) -> Matcher:
-    import pathspec
-
-    spec = pathspec.GitIgnoreSpec.from_lines(patterns)
-    return lambda path: spec.match_file(os.fsdecode(path))
-
-
-def _nothing(_: bytes) -> bool:
-    return False

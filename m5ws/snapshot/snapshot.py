@@ -16,7 +16,6 @@ import msgspec
 
 from m5ws import secret_gate
 from m5ws.config.settings import Settings
-from m5ws.environment.interface import Observer
 from m5ws.progress import Progress, report
 from m5ws.records import codec, determinism
 from m5ws.records.base import Digest
@@ -34,6 +33,7 @@ from m5ws.snapshot.collect import store
 from m5ws.snapshot.context import PUBLISHED, CaptureContext, CaptureResult, Warn
 
 if TYPE_CHECKING:
+    from m5ws.environment.observe.machine import Machine
     from m5ws.snapshot.sources.dvc import Dvc
     from m5ws.snapshot.sources.git import Git
     from m5ws.snapshot.sources.tokenizer import Tokenizers
@@ -70,7 +70,7 @@ def take(
     source: "Git",
     datasets: "Dvc | None",
     tokenizer_probe: "Tokenizers | None",
-    observer: Observer,
+    observer: "Machine",
     index_path: Path,
     message: str | None = None,
     progress: Progress | None = None,
@@ -173,7 +173,7 @@ def _captured(context: CaptureContext, contents: CaptureResult, message: str | N
 def _declared(context: CaptureContext) -> Declared:
     wanted = context.settings.environment
     declared = context.observer.declare(context.root, wanted.locks, wanted.image)
-    return msgspec.structs.replace(declared, wanted={**declared.wanted, **wanted.wanted})
+    return msgspec.structs.replace(declared, wanted=wanted.wanted)
 
 
 def _annotation(

@@ -21,6 +21,7 @@ def warnings(files: Iterable[SourceFile], changed: Iterable[bytes], *, has_commi
     differing = frozenset(changed)
     candidates = [file for file in files if not has_commit or file.path in differing]
     counts = Counter(_folder(file.path) for file in candidates)
+    crowded = {folder for folder, count in counts.items() if folder and count >= MANY}
     streams = _streams()
     for file in candidates:
         try:
@@ -29,11 +30,10 @@ def warnings(files: Iterable[SourceFile], changed: Iterable[bytes], *, has_commi
             continue
         if (status.st_dev, status.st_ino) in streams:
             yield _warning(file.path, "the output of this command goes to this file")
-        elif stat.S_ISREG(status.st_mode) and status.st_size > LARGE_BYTES and not _is_crowded(file.path, counts):
+        elif stat.S_ISREG(status.st_mode) and status.st_size > LARGE_BYTES and _folder(file.path) not in crowded:
             yield _warning(file.path, f"{status.st_size / 1e6:,.0f} MB")
-    for folder, count in sorted(counts.items()):
-        if folder and count >= MANY:
-            yield _warning(folder + b"/", f"{count:,} files")
+    for folder in sorted(crowded):
+        yield _warning(folder + b"/", f"{counts[folder]:,} files")
 
 
 def _warning(path: bytes, fact: str) -> str:
@@ -45,10 +45,6 @@ def _folder(path: bytes) -> bytes:
     """Return the folder of the workspace that contains a path; empty for a file beside the folders."""
     first, slash, _ = path.partition(b"/")
     return first if slash else b""
-
-
-def _is_crowded(path: bytes, counts: Counter[bytes]) -> bool:
-    return _folder(path) != b"" and counts[_folder(path)] >= MANY
 
 
 def _streams() -> set[tuple[int, int]]:

@@ -5,6 +5,8 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from m5ws.errors import UsageError
+
 Buffer = bytes | bytearray | memoryview
 
 
@@ -26,6 +28,19 @@ class ChecksummedStat(ObjectStat, frozen=True, kw_only=True):
 
 FORMAT = "format"
 """The key of the format record. It exists if and only if the directory or prefix is a store."""
+_SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/")
+
+
+def checked(key: str) -> str:
+    """Return `key`. Raises UsageError if it is not a valid key (docs/format.md), before a store uses it.
+
+    A valid key is relative, and has no characters with a meaning in a shell, a URL or a file system.
+    """
+    if not key or not _SAFE.issuperset(key) or any(part in ("", ".", "..") for part in key.split("/")):
+        raise UsageError(
+            f"not a store key: {key!r}", hint="m5ws writes no such key. Run `m5ws fsck` to find the damaged record."
+        )
+    return key
 
 
 class ObjectStore(Protocol):

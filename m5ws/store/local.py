@@ -21,8 +21,7 @@ from m5ws.access import PathDenied
 from m5ws.errors import CorruptObject, M5Error, NotFound, ObjectExists, UsageError
 from m5ws.records.base import OBJECT_BYTES
 from m5ws.store import permissions
-from m5ws.store.interface import FORMAT, Buffer, ObjectStat
-from m5ws.store.keys import checked
+from m5ws.store.interface import FORMAT, Buffer, ObjectStat, checked
 from m5ws.waits import waits
 
 _TEMPORARY = "tmp"
@@ -79,44 +78,38 @@ class LocalStore:
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         with waits.wait(self.url, f"reading {key}", length or 0):
-            return self._read(key, start, length)
-
-    def _read(self, key: str, start: int, length: int | None) -> bytes:
-        descriptor = self._open(key)
-        if descriptor is None:
-            self._check_there()
-            raise NotFound(f"{key} is not in the store {self.root}")
-        self._known = self._known or key == FORMAT
-        try:
-            if start:
-                os.lseek(descriptor, start, os.SEEK_SET)
-            return read(descriptor, -1 if length is None else length)
-        finally:
-            os.close(descriptor)
+            descriptor = self._open(key)
+            if descriptor is None:
+                self._check_there()
+                raise NotFound(f"{key} is not in the store {self.root}")
+            self._known = self._known or key == FORMAT
+            try:
+                if start:
+                    os.lseek(descriptor, start, os.SEEK_SET)
+                return read(descriptor, -1 if length is None else length)
+            finally:
+                os.close(descriptor)
 
     def create(self, key: str, data: Buffer) -> None:
         with waits.wait(self.url, f"writing {key}", memoryview(data).nbytes):
-            self._create(key, data)
-
-    def _create(self, key: str, data: Buffer) -> None:
-        self._check_there()
-        target = self._path(key)
-        if os.path.lexists(target):
-            raise ObjectExists(key)
-        temporary = self._path(f"{_TEMPORARY}/{os.urandom(12).hex()}")
-        with _naming(self.root, key):
-            self._make_directory(temporary.parent)
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
-            try:
-                permissions.set_mode(self.root, descriptor)
-                view = memoryview(data).cast("B")
-                while view:
-                    view = view[os.write(descriptor, view[:_WRITE_BYTES]) :]
-                self._publish(temporary, descriptor, target, key)
-            finally:
-                os.close(descriptor)
-                os.unlink(temporary)
-        self._known = self._known or key == FORMAT
+            self._check_there()
+            target = self._path(key)
+            if os.path.lexists(target):
+                raise ObjectExists(key)
+            temporary = self._path(f"{_TEMPORARY}/{os.urandom(12).hex()}")
+            with _naming(self.root, key):
+                self._make_directory(temporary.parent)
+                descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
+                try:
+                    permissions.set_mode(self.root, descriptor)
+                    view = memoryview(data).cast("B")
+                    while view:
+                        view = view[os.write(descriptor, view[:_WRITE_BYTES]) :]
+                    self._publish(temporary, descriptor, target, key)
+                finally:
+                    os.close(descriptor)
+                    os.unlink(temporary)
+            self._known = self._known or key == FORMAT
 
     def _publish(self, temporary: Path, descriptor: int, target: Path, key: str) -> None:
         """Link a complete file under its key. Raises ObjectExists if the key exists."""
@@ -145,19 +138,16 @@ class LocalStore:
                         yield _stat(key, path.lstat())
 
     def names(self, prefix: str) -> tuple[str, ...]:
-        with waits.wait(self.url, f"listing {prefix}"):
-            return self._names(prefix)
-
-    def _names(self, prefix: str) -> tuple[str, ...]:
         directory = prefix.rstrip("/")
-        if not self._is_inside(directory):
-            return ()
-        try:
-            with _naming(self.root, prefix), os.scandir(self.root / directory) as scanned:
-                return tuple(sorted(_text(entry.name) for entry in scanned if _holds(entry)))
-        except (FileNotFoundError, NotADirectoryError):
-            self._check_there()
-            return ()
+        with waits.wait(self.url, f"listing {prefix}"):
+            if not self._is_inside(directory):
+                return ()
+            try:
+                with _naming(self.root, prefix), os.scandir(self.root / directory) as scanned:
+                    return tuple(sorted(_text(entry.name) for entry in scanned if _holds(entry)))
+            except (FileNotFoundError, NotADirectoryError):
+                self._check_there()
+                return ()
 
     def delete(self, key: str) -> None:
         with _naming(self.root, key):

@@ -111,19 +111,19 @@ def test_recovery_in_another_workspace_writes_nothing_into_a_live_attempt(
     recovery.finish(repo, _RUN, 1, other / "runs" / _RUN / "0001")
     assert _ledger(repo) == before, name
     if name == "planned":
-        assert recovery.find_remote(repo, _RUN, other) is None
+        recovery.refuse_elsewhere(repo, _RUN, other)
     else:
         with pytest.raises(run_lock.RunAlive, match=_HOST) as refused:
             recovery.refuse_elsewhere(repo, _RUN, other)
         assert "--take-over" in refused.value.hint
-        found = recovery.find_remote(repo, _RUN, other)
+        found = recovery.find_newest(repo, _RUN)
         assert found is not None and found.host == _HOST and 0 <= time.time() - found.last_s < 61
     # On its own machine, its remaining events are delivered and it is ended.
-    assert recovery.find_remote(repo, _RUN, here) is None
+    recovery.refuse_elsewhere(repo, _RUN, here)
     recovery.deliver(repo, here)
     if name != "planned":
         assert state.load(repo, _RUN).standing == "failed"
-        assert recovery.find_remote(repo, _RUN, other) is None
+        recovery.refuse_elsewhere(repo, _RUN, other)
 
 
 def test_the_planted_attempt_has_the_number_of_moments_that_the_tests_try(repo: Repository, tmp_path: Path) -> None:
@@ -138,9 +138,9 @@ def test_a_superseded_attempt_is_ended_by_its_own_machine_alone(repo: Repository
         pass
     second = _Attempt(repo, tmp_path / "there", 2)
     second.begins()
-    assert recovery.find_remote(repo, _RUN, tmp_path / "there") is None
-    found = recovery.find_remote(repo, _RUN, tmp_path / "here")
-    assert found is not None and found.attempt == 2
+    recovery.refuse_elsewhere(repo, _RUN, tmp_path / "there")
+    with pytest.raises(run_lock.RunAlive, match="attempt 2 "):
+        recovery.refuse_elsewhere(repo, _RUN, tmp_path / "here")
     later = ledger.successor(repo, _RUN, 1)
     assert later is not None and (later.attempt, later.host) == (2, _HOST)
     assert ledger.successor(repo, _RUN, 2) is None
@@ -159,7 +159,8 @@ def test_a_workspace_does_not_own_a_planned_attempt_that_another_workspace_began
     before = _ledger(repo)
     recovery.deliver(repo, tmp_path / "late")
     assert _ledger(repo) == before
-    assert recovery.find_remote(repo, _RUN, tmp_path / "late") is not None
+    with pytest.raises(run_lock.RunAlive):
+        recovery.refuse_elsewhere(repo, _RUN, tmp_path / "late")
 
 
 def test_a_moved_workspace_owns_its_attempts_and_a_copied_workspace_owns_none(repo: Repository, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from m5ws.containers import choice
+from m5ws.containers import engines
 from m5ws.containers.engines import APPTAINER, DOCKER, PODMAN, EngineError, NoEngine
 
 _IMAGE, _OTHER = (f"registry.example.org/train@sha256:{digit * 64}" for digit in "ab")
@@ -23,12 +23,12 @@ def test_an_engine_is_preferred_to_a_variable(
         (tmp_path / engine).chmod(0o755)
     environment = {"PATH": str(tmp_path)} | ({"M5WS_CONTAINER_IMAGE": variable} if variable else {})
     if pinned is None:
-        assert choice.image_to_start(pinned, environment) is None
+        assert engines.image_to_start(pinned, environment) is None
     elif engine in (PODMAN, DOCKER):
-        assert choice.image_to_start(pinned, environment) == pinned
+        assert engines.image_to_start(pinned, environment) == pinned
     elif engine is None and variable == pinned:
-        assert choice.image_to_start(pinned, environment) is None
+        assert engines.image_to_start(pinned, environment) is None
     else:
         with pytest.raises(NoEngine if engine is None else EngineError, match=_IMAGE) as refused:
-            choice.image_to_start(pinned, environment)
+            engines.image_to_start(pinned, environment)
         assert f"M5WS_CONTAINER_IMAGE={_IMAGE}" in refused.value.hint

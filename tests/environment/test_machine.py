@@ -185,13 +185,12 @@ def test_lock_files_are_pinned_by_digest(tmp_path: Path) -> None:
     write(tmp_path / "requirements.txt", "torch==2.13.0\n")
     write(tmp_path / "envs/uv.lock", "version = 1\n")
     names = ("constraints.txt", "requirements.txt", "envs/uv.lock")
-    declared = Machine(root=tmp_path, wanted={"nccl": "2.27"}).declare(tmp_path, names, f"train@{DIGEST}")
+    declared = Machine(root=tmp_path).declare(tmp_path, names, f"train@{DIGEST}")
     assert declared.locks == {
         "requirements.txt": blake3.blake3(b"torch==2.13.0\n").hexdigest(),
         "envs/uv.lock": blake3.blake3(b"version = 1\n").hexdigest(),
     }
     assert declared.image == f"train@{DIGEST}"
-    assert declared.wanted == {"nccl": "2.27"}
 
 
 @pytest.mark.parametrize(

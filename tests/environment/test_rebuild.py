@@ -47,7 +47,7 @@ def test_a_recipe_requests_each_distribution_from_its_recorded_origin(repo: Repo
         "--editable ./libs/mine",
         "torch===2.13.0+cpu",
     ]
-    rebuild.code_writer(repo, made)(tmp_path / "code")
+    rebuild.write_code(repo, made, tmp_path / "code")
     assert (tmp_path / "code" / "libs" / "mine" / "setup.py").is_file()
 
 

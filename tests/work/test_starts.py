@@ -6,7 +6,7 @@ import signal
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
-from m5ws.work.starts import lock_starts
+from m5ws.agent.prepare import lock_starts
 
 
 def _start(root: Path, has_begun: Event) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import msgspec
+from packaging.utils import canonicalize_name
 
 from m5ws import secret_scan
 from m5ws.environment.observe import conda, own_package
@@ -150,7 +151,7 @@ def _first() -> dict[str, tuple[str, metadata.Distribution]]:
         name, version = _head(distribution)
         # A half-removed distribution has no name.
         if name:
-            first.setdefault(_normalised(name), (version, distribution))
+            first.setdefault(canonicalize_name(name), (version, distribution))
     return first
 
 
@@ -177,10 +178,6 @@ def _head(distribution: metadata.Distribution) -> tuple[str, str]:
         fields = message_from_string(head)
         return str(fields["Name"] or "").strip(), str(fields["Version"] or "").strip()
     return values["name"], values["version"]
-
-
-def _normalised(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _origin(distribution: metadata.Distribution, conda_lines: Mapping[Path, str]) -> Origin | None:

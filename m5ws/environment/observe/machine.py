@@ -1,4 +1,4 @@
-"""`Observer` of this machine, as training processes see it.
+"""Observation of this machine, as training processes see it.
 
 Every fact is read, and none is guessed: an unknown fact is None. Facts that need torch are read in ranks, which have
 it. Modules are imported on use, because most snapshots only declare.
@@ -46,7 +46,6 @@ class Machine:
         root: Path | None = None,
         copies: Sequence[Path] = (),
         variable_names: Sequence[str] = (),
-        wanted: Mapping[str, str] | None = None,
         read_torch: "Callable[[], Facts] | None" = None,
         base: Mapping[str, str] = os.environ,
         system: Path = Path("/"),
@@ -54,7 +53,6 @@ class Machine:
     ) -> None:
         self._roots = (root or Path.cwd(), *copies)
         self._variables = variables.allowed(variable_names)
-        self._wanted = dict(wanted or {})
         self._read_torch = read_torch
         self._base = base
         self._system = system
@@ -80,7 +78,7 @@ class Machine:
         )
 
     def origins(self, image: str | None) -> dict[str, Origin]:
-        """Return the origins of installed distributions that do not come from an index, without m5ws.
+        """Return the origins of installed distributions that do not come from an index, without m5ws. Fast.
 
         Empty with a pinned `image`: the ranks run in the image, which pins them.
         """
@@ -96,7 +94,7 @@ class Machine:
         if image is not None and not IMAGE.fullmatch(image):
             raise ConfigError(f"environment.image is {image!r}, which has no digest", hint=_IMAGE_HINT)
         locks = {name: digest for name in lock_files if (digest := _lock(root, name)) is not None}
-        return Declared(locks=locks, image=image, wanted=self._wanted)
+        return Declared(locks=locks, image=image)
 
     def _native(self, environment: Mapping[str, str]) -> "Facts":
         import platform
@@ -111,7 +109,7 @@ class Machine:
             "platform": sysconfig.get_platform(),
             "os": release,
             "kernel": platform.release(),
-            "glibc": _glibc(),
+            "glibc": " ".join(platform.libc_ver()).strip() or None,
             **hardware.cpu(self._system),
             **hardware.gpu(self._system),
             **container.facts(self._system, environment),
@@ -135,13 +133,6 @@ def _owners(effective: "Facts") -> "Facts":
             owners = {distributions.owner(path, pair.installed) for path in paths}
             facts[f"{drift.OWNER}{pair.loaded}"] = owners.pop() if len(owners) == 1 else None
     return facts
-
-
-def _glibc() -> str | None:
-    try:
-        return os.confstr("CS_GNU_LIBC_VERSION")
-    except (ValueError, OSError):
-        return None
 
 
 def _lock(root: Path, name: str) -> Digest | None:

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -49,7 +49,8 @@ def nccl(distributions: Mapping[str, str], environment: Mapping[str, str], syste
     if names:
         return ", ".join(f"{distributions[name]} ({name})" for name in names)
     path = _find(("libnccl.so.2",), environment, system)
-    return _file_version(path) if path else None
+    name = path.resolve().name if path else ""
+    return name.partition(".so.")[2] or name or None
 
 
 def _libfabric(environment: Mapping[str, str], system: Path) -> str | None:
@@ -74,23 +75,14 @@ def _ofi_nccl(environment: Mapping[str, str], system: Path) -> str | None:
     return version[1].decode() if version else f"{path.name} {blake3.blake3(data).hexdigest()[:16]}"
 
 
-def _file_version(path: Path) -> str:
-    name = path.resolve().name
-    return name.partition(".so.")[2] or name
-
-
 def _find(names: Sequence[str], environment: Mapping[str, str], system: Path) -> Path | None:
-    """Return the first of `names` in the loader's order of folders."""
+    """Return the first of `names` in the loader's order of folders, whose cache is of this machine alone."""
     folders = [Path(entry) for entry in environment.get("LD_LIBRARY_PATH", "").split(os.pathsep) if entry]
     candidates = (folder / name for folder in folders for name in names)
-    amazon = (system / folder / name for folder in _AMAZON for name in names)
-    return next((path for path in (*candidates, *_cached(names, system), *amazon) if path.is_file()), None)
-
-
-def _cached(names: Sequence[str], system: Path) -> Iterator[Path]:
-    """Yield the paths of `names` in the loader's cache; nothing for another `system` than this machine."""
     paths = _loader_cache() if system == Path("/") else {}
-    yield from (Path(paths[name]) for name in names if name in paths)
+    cached = (Path(paths[name]) for name in names if name in paths)
+    amazon = (system / folder / name for folder in _AMAZON for name in names)
+    return next((path for path in (*candidates, *cached, *amazon) if path.is_file()), None)
 
 
 @cache

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from m5ws.errors import M5Error
-from m5ws.progress import Progress
+from m5ws.progress import Progress, report
 from m5ws.records.recipe import Recipe
 
 _LOG = "pip.log"
@@ -26,14 +26,12 @@ def install(recipe: Recipe, base: Path, place: Path, environment: Mapping[str, s
     kept = {name for name in environment if not name.startswith("PYTHON")} - _ELSEWHERE
     variables = {name: environment[name] for name in kept} | {"PIP_USER": "0"}
     log = place / _LOG
-    if progress:
-        progress("making a virtual environment", 0, 0)
+    report(progress, "making a virtual environment")
     _run([str(base), "-I", "-m", "venv", str(place / "venv")], place, variables, log, "venv", base)
     python = str(place / "venv" / "bin" / "python")
     # -I: distributions on PYTHONPATH do not count as installed. pip's variables and files still apply.
     pip = [python, "-I", "-m", "pip"]
-    if progress:
-        progress("installing distributions", 0, 0)
+    report(progress, "installing distributions")
     if recipe.requirements:
         lines = place / "requirements.txt"
         lines.write_text("".join(f"{each.line}\n" for each in recipe.requirements if not each.path))

@@ -6,7 +6,7 @@ before anything is installed. `virtual_environments` builds it; the replay runs 
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from m5ws.environment import recorded
@@ -99,14 +99,10 @@ def lock(repo: Repository, run: str, tool: str) -> str:
     return "\n".join(each.line for each in _requirements(run, pinned, code))
 
 
-def code_writer(repo: Repository, made: Recipe, progress: Progress | None = None) -> Callable[[Path], None]:
-    """Return a function that writes the code of a recipe to a new folder, which builds may write to."""
-
-    def write(target: Path) -> None:
-        if made.code is not None:
-            materialise(repo.objects, [trees.load(repo.objects, made.code)], target, progress, read_only=False)
-
-    return write
+def write_code(repo: Repository, made: Recipe, target: Path, progress: Progress | None = None) -> None:
+    """Write the code of a recipe to a new folder, which builds may write to."""
+    if made.code is not None:
+        materialise(repo.objects, [trees.load(repo.objects, made.code)], target, progress, read_only=False)
 
 
 def _conda_lines(pinned: Observed) -> list[str]:

@@ -18,17 +18,28 @@ import blake3
 import msgspec
 
 from m5ws import locks
-from m5ws.environment.interface import RebuiltEnvironment
 from m5ws.environment.observe import own_package
 from m5ws.environment.rebuild import interpreters, pip
 from m5ws.errors import UsageError
 from m5ws.launch.interface import Launcher, Process
-from m5ws.progress import Progress
+from m5ws.progress import Progress, report
 from m5ws.records import codec
 from m5ws.records.launch import LaunchRequest, Observing
 from m5ws.records.recipe import Recipe
 
 _COMPLETE = "complete"
+
+
+class RebuiltEnvironment(msgspec.Struct, frozen=True, kw_only=True):
+    """A rebuilt environment: its interpreter, the variables that processes inherit, and its launcher.
+
+    `observing` has the orders for the first rank in it.
+    """
+
+    python: str
+    environment: Mapping[str, str]
+    launcher: Launcher
+    observing: Observing
 
 
 class _Launcher:
@@ -146,7 +157,6 @@ def _alone(lock: Path, progress: Progress | None) -> Iterator[None]:
     with open(lock, "a") as held:
         os.set_inheritable(held.fileno(), True)
         if not locks.acquire(held.fileno()):
-            if progress:
-                progress("waiting for another process that builds the environment", 0, 0)
+            report(progress, "waiting for another process that builds the environment")
             locks.acquire(held.fileno(), math.inf)
         yield

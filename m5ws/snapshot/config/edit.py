@@ -52,7 +52,8 @@ def edit(name: str, data: bytes, change: Edit) -> bytes:
     if suffix == ".json":
         return _edit_json(name, text, change).encode()
     if suffix == ".toml":
-        return _edit_toml(name, text, change).encode()
+        document: str = change(_toml(name, text)).as_string()
+        return document.encode()
     if _is_yaml(name):
         return _edit_yaml(name, text, change).encode()
     raise BadConfigFile(name, 1, "the file is neither YAML, JSON nor TOML: its keys cannot be set")
@@ -198,12 +199,6 @@ def _toml(name: str, text: str) -> Any:
         raise BadConfigFile(name, error.line, f"not valid TOML: {error}") from error
     except TOMLKitError as error:
         raise BadConfigFile(name, 1, f"not valid TOML: {error}") from error
-
-
-def _edit_toml(name: str, text: str, change: Edit) -> str:
-    import tomlkit
-
-    return tomlkit.dumps(change(_toml(name, text)))
 
 
 # --- YAML ------------------------------------------------------------------------------------------

@@ -199,7 +199,9 @@ def _copy(index: Any, dataset: TrackedDataset, entry: Any, path: bytes, target: 
             continue
         try:
             system, source = storage.get(entry)
-            if _copy_checked(system, source, location, entry.hash_info.value):
+            with system.open(source, "rb") as file, open(location, "wb") as copy:
+                shutil.copyfileobj(file, copy)
+            if _md5(location) == entry.hash_info.value:
                 return SourceFile(path=path, location=location)
         except (FileNotFoundError, ValueError):
             continue
@@ -211,12 +213,6 @@ def _copy(index: Any, dataset: TrackedDataset, entry: Any, path: bytes, target: 
             hint="Delete the damaged file in DVC's storage, and `dvc fetch` it from a good copy.",
         )
     raise _absent(dataset)
-
-
-def _copy_checked(system: Any, source: str, location: str, md5: str) -> bool:
-    with system.open(source, "rb") as file, open(location, "wb") as copy:
-        shutil.copyfileobj(file, copy)
-    return _md5(location) == md5
 
 
 def _absent(dataset: TrackedDataset) -> NotFound:

@@ -128,19 +128,11 @@ class Git:
         return {key: value for key, _, value in (item.partition("\n") for item in text.split("\0") if item)}
 
     def _ignored(self, root: Path) -> bool:
-        result = self._start(root, ("check-ignore", "--quiet", "."))
-        return result.returncode == 0
+        return bool(self._run(root, "check-ignore", ".", accept=(0, 1)))
 
     def _run(self, root: Path, *arguments: str, accept: tuple[int, ...] = (0,)) -> bytes:
-        result = self._start(root, arguments)
-        if result.returncode not in accept:
-            message = result.stderr.decode("utf-8", "backslashreplace").strip()
-            raise GitError(f"git {arguments[0]} failed in {root}: {message or f'exit status {result.returncode}'}")
-        return result.stdout
-
-    def _start(self, root: Path, arguments: tuple[str, ...]) -> subprocess.CompletedProcess[bytes]:
         try:
-            return subprocess.run(
+            result = subprocess.run(
                 [*_GIT, *arguments],
                 cwd=root,
                 env=self._environment,
@@ -150,6 +142,10 @@ class Git:
             )
         except FileNotFoundError as error:
             raise GitError(f"{root} is in a git repository, but `git` is not on PATH", hint="Install git.") from error
+        if result.returncode not in accept:
+            message = result.stderr.decode("utf-8", "backslashreplace").strip()
+            raise GitError(f"git {arguments[0]} failed in {root}: {message or f'exit status {result.returncode}'}")
+        return result.stdout
 
 
 def _kept(environment: Mapping[str, str]) -> dict[str, str]:

@@ -46,6 +46,8 @@ _FULL = frozenset({"QuotaExceeded", "ServiceQuotaExceededException"})
 _SKEWED = "RequestTimeTooSkewed"
 DAMAGED = (urllib3.exceptions.HTTPError, OSError, KeyError, ValueError, TypeError)
 """Errors of a response that is truncated or damaged in fields that botocore does not check."""
+FAILURES = (boto.ClientError, boto.BotoCoreError, ResponseParserError, *DAMAGED)
+"""Errors of a request that `translate` translates."""
 _ANSWERS: dict[HTTPStatus, type[Exception]] = {
     HTTPStatus.PRECONDITION_FAILED: PreconditionFailed,
     HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE: RangeNotSatisfiable,

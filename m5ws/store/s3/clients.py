@@ -119,9 +119,13 @@ class Connection:
         Raises the errors of `translate`: TransientError, NoSuchKey, PreconditionFailed, M5Error. boto3 can accept a
         truncated response; a field that `ask` misses in it is an error too.
         """
-        from m5ws.store.s3 import control as s3_control
+        from m5ws.store.s3 import answers
 
-        return s3_control.call(self.location, self.control, action, path, ask)
+        client = self.control
+        try:
+            return ask(client)
+        except answers.FAILURES as error:
+            raise answers.translate(error, self.location, action, path) from error
 
     def renew(self) -> bool:
         """Discard all credentials, so that the next request reads them again. Return False if there are no others.
@@ -152,11 +156,6 @@ class Connection:
             "expires_at": dt.datetime.now(dt.UTC) + _KEPT,
         }
 
-    @property
-    def authorities(self) -> str:
-        """Path of the certificate authorities' file, or "" for the usual authorities."""
-        return self._settings.authorities or ""
-
     def _endpoint(self) -> tuple[str, bool]:
         """Return the endpoint, and True if its host name contains the bucket."""
         endpoint = self.location.options.endpoint_url or str(self.control.meta.endpoint_url)
@@ -178,7 +177,7 @@ class Connection:
 
         endpoint, _ = self._endpoint()  # Only http and https get here.
         asked = urllib.request.Request(endpoint, method="HEAD")  # noqa: S310
-        trusted = ssl.create_default_context(cafile=self.authorities or None)
+        trusted = ssl.create_default_context(cafile=self._settings.authorities)
         try:
             try:
                 answer = urllib.request.urlopen(asked, timeout=_CONNECT_S, context=trusted)  # noqa: S310

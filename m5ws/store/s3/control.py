@@ -4,22 +4,19 @@ Importing boto3 and creating a client take a third of a second, so a connection 
 Settings without a name in boto3's session are read from its botocore session.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import boto3
 import botocore.config
 import botocore.session
 from botocore.credentials import RefreshableCredentials
 from botocore.exceptions import BotoCoreError, ClientError
-from botocore.parsers import ResponseParserError
 
-from m5ws.store.s3.answers import DAMAGED, code_of, status_of, translate
+from m5ws.store.s3.answers import code_of, status_of, translate
 from m5ws.store.s3.errors import BucketMissing, NoCredentials, region_of
 from m5ws.store.s3.location import Location
 from m5ws.store.s3.variables import Credentials, bundle
 
-T = TypeVar("T")
 CONNECT_S = 10.0
 
 
@@ -93,11 +90,3 @@ class Control:
             return self._session.client("s3", region_name=region, endpoint_url=options.endpoint_url, config=config)
         except (BotoCoreError, ValueError) as error:
             raise translate(error, self._location, "", None) from error
-
-
-def call(location: Location, client: Any, action: str, path: str | None, ask: Callable[[Any], T]) -> T:
-    """Return the result of `ask`, called with a client. Raises as `s3.clients.Connection.call`."""
-    try:
-        return ask(client)
-    except (ClientError, BotoCoreError, ResponseParserError, *DAMAGED) as error:
-        raise translate(error, location, action, path) from error

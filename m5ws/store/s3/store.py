@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from m5ws.errors import NotFound, ObjectExists
-from m5ws.store.interface import Buffer, ChecksummedStat, ObjectStat
-from m5ws.store.keys import checked
+from m5ws.store.interface import Buffer, ChecksummedStat, ObjectStat, checked
 from m5ws.store.s3 import probe as s3_probe
 from m5ws.store.s3.clients import Connection
 from m5ws.store.s3.errors import (

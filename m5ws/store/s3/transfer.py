@@ -120,7 +120,9 @@ class Transfer:
         client.put_object(Bucket=self._bucket, Key=path, Body=body, IfNoneMatch="*", **checksum, **self._extra)
 
     def _head_object(self, client: Any, path: str) -> Stat:
-        head = _complete(client.head_object(Bucket=self._bucket, Key=path))
+        head = client.head_object(Bucket=self._bucket, Key=path)
+        if "ETag" not in head:
+            raise ValueError("the headers of the response are incomplete")
         return int(head["ContentLength"]), head["LastModified"].timestamp()
 
     def _get_object(self, client: Any, path: str, start: int, length: int | None) -> bytes:
@@ -192,12 +194,6 @@ def translated() -> Iterator[None]:
         raise NoSuchKey from error
     except exceptions.BaseError as error:
         raise TransientError(type(error).__name__, unknown=True) from error
-
-
-def _complete(head: Any) -> Any:
-    if "ETag" not in head:
-        raise ValueError("the headers of the response are incomplete")
-    return head
 
 
 def _whole(data: bytes, size_bytes: int, start: int, length: int | None) -> bytes:

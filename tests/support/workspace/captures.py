@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from m5ws.config.settings import Settings
+from m5ws.environment.observe import machine
 from m5ws.records.environment import Declared, Observed, Origin
 from m5ws.repository.files import trees
 from m5ws.repository.repository import Repository
@@ -21,8 +22,8 @@ SECRET = "gh" + "p_" + "a1B2" * 9
 """Text in the form of a secret."""
 
 
-class Machine:
-    """`Observer` of a fixed machine, with a count of its observations."""
+class Machine(machine.Machine):
+    """A fixed machine, with a count of its observations."""
 
     looks = 0
     local: Mapping[str, Origin] = {}
