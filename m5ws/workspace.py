@@ -7,16 +7,16 @@ directory under `.m5ws` is created at its first write.
 
 import logging
 import os
-import pwd
 import shlex
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from m5ws.access import user_name
 from m5ws.config import reader
 from m5ws.config.settings import Settings
 from m5ws.errors import MissingExtra, NotFound, UsageError
@@ -152,20 +152,43 @@ class Workspace:
         return self.home
 
     def repository(
-        self, *, create: bool = False, for_dry_run: bool = False, near: bool = True, store_format: Format | None = None
+        self,
+        url: str | None = None,
+        *,
+        create: bool = False,
+        for_dry_run: bool = False,
+        near: bool = True,
+        store_format: Format | None = None,
     ) -> "Repository":
         """Open the store, or create it in `store_format` with `create`. Raises NotFound if it does not exist.
 
-        With `for_dry_run`, a missing store is returned as it would be created. Without `near`, all data is
-        read from the store itself and not from this machine's cache.
+        `url` names another store. A relative path is resolved against the workspace. With `for_dry_run`, a missing
+        store is returned as it would be created. Without `near`, and of another store, all data is read from the store
+        itself and not from this machine's cache.
         """
-        return self.repository_at(
-            self.settings.store.url,
-            create=create,
-            for_dry_run=for_dry_run,
-            store_format=store_format,
-            near=self._near if near else lambda store: store,
-        )
+        from m5ws.repository.repository import Repository
+        from m5ws.store import open_store
+        from m5ws.store.s3 import joined
+
+        store = open_store(self.store_url if url is None else self._located(url))
+        if create or for_dry_run:
+            self.prepare()
+        joined.recall(self.home / "joined", store)
+        read = self._near(store) if near and url is None else store
+        if create:
+            # Data is not written into a store that no longer exists: its format is read from the store itself.
+            repository = Repository.create(store, store_format).with_store(read)
+            joined.join(self.home / "joined", store)
+        else:
+            try:
+                repository = Repository.open(read)
+            except NotFound as error:
+                if not for_dry_run:
+                    raise NotFound(str(error), hint="`m5ws snapshot` creates the store.") from error
+                repository = Repository.for_dry_run(read, store_format)
+        if repository.note:
+            _log.warning(repository.note)
+        return repository
 
     def _near(self, store: ObjectStore) -> ObjectStore:
         from m5ws.store.cache.cache import cached
@@ -193,48 +216,6 @@ class Workspace:
         from m5ws.store import open_store
 
         return Repository.open(open_store(os.fspath(folder)))
-
-    def repository_at(
-        self,
-        url: str,
-        *,
-        create: bool = False,
-        for_dry_run: bool = False,
-        store_format: Format | None = None,
-        near: Callable[[ObjectStore], ObjectStore] = lambda store: store,
-    ) -> "Repository":
-        """Open or create the store at any URL, as `repository` does.
-
-        A relative path is resolved against the workspace. A new store gets `store_format`. `near` puts a cache before
-        the store.
-        """
-        from m5ws.repository.repository import Repository
-        from m5ws.store import open_store
-        from m5ws.store.s3 import joined
-
-        store = open_store(self._located(url))
-        if create or for_dry_run:
-            self.prepare()
-        joined.recall(self.home / "joined", store)
-        if create:
-            # Data is not written into a store that no longer exists: its format is read from the store itself.
-            repository = Repository.create(store, store_format).with_store(near(store))
-            joined.join(self.home / "joined", store)
-        else:
-            repository = self._open(near(store), store_format, for_dry_run=for_dry_run)
-        if repository.note:
-            _log.warning(repository.note)
-        return repository
-
-    def _open(self, store: ObjectStore, store_format: Format | None, *, for_dry_run: bool) -> "Repository":
-        from m5ws.repository.repository import Repository
-
-        try:
-            return Repository.open(store)
-        except NotFound as error:
-            if for_dry_run:
-                return Repository.for_dry_run(store, store_format)
-            raise NotFound(str(error), hint="`m5ws snapshot` creates the store.") from error
 
     def source(self) -> "Git":
         from m5ws.snapshot.sources.git import Git
@@ -352,12 +333,7 @@ class Workspace:
         """Return the user and the host of this process for the record of a run; nothing if `m5ws.toml` disables it."""
         if not self.settings.run.record_user:
             return {}
-        try:
-            user = pwd.getpwuid(os.getuid()).pw_name
-        except KeyError:
-            # A container's user often has a number alone.
-            user = str(os.getuid())
-        return {"user": user, "host": socket.gethostname()}
+        return {"user": user_name(os.getuid()), "host": socket.gethostname()}
 
 
 def find(start: Path, environment: Mapping[str, str] = os.environ) -> Workspace:

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 
 from m5ws.attest import claims
 from m5ws.attest.claims import StatementProblem
-from m5ws.errors import CorruptObject, Misplaced, NotFound
+from m5ws.errors import CorruptObject, NotFound
 from m5ws.progress import Progress
 from m5ws.records import codec
 from m5ws.records.attestation import ChainEnd, CheckpointLine, OutputsLine, Statement, failed_algorithms
@@ -27,6 +28,7 @@ from m5ws.repository.references import checkpoints, outputs, runs
 from m5ws.repository.repository import Repository
 from m5ws.reproduce import segments
 
+T = TypeVar("T")
 _Place = tuple[str, int, int]
 
 
@@ -73,7 +75,7 @@ class _Check:
         named = self._statement.named
         for number, subject in enumerate(named):
             self._progress("reading subjects", number, len(named))
-            data = self._bytes(subject.name)
+            data = self._read(subject.name, partial(self._repo.store.get, subject.name))
             for algorithm in failed_algorithms(subject, data) if data is not None else ():
                 why = f"its {algorithm} digest differs" if algorithm else "the statement has no supported digest of it"
                 self._find(subject.name, why)
@@ -94,29 +96,20 @@ class _Check:
         if (finding := StatementProblem(what=what, detail=detail)) not in self._findings:
             self._findings.append(finding)
 
-    def _bytes(self, name: str) -> bytes | None:
+    def _read(self, what: str, read: Callable[[], T]) -> T | None:
+        """Return the result of a read or a check; None if it failed, which is a finding."""
         try:
-            return self._repo.store.get(name)
+            return read()
         except runs.UNREADABLE as error:
-            self._find(name, str(error))
+            self._find(what, str(error))
             return None
 
     # --- records -----------------------------------------------------------------------------------
 
     def _record(self, name: str, kind: type[codec.R]) -> codec.R | None:
-        try:
-            if name.startswith("objects/"):
-                return codec.decode(self._repo.store.get(name), kind, name)
-            return bindings.record(self._repo.store, name, kind)
-        except runs.UNREADABLE as error:
-            self._find(name, str(error))
-            return None
-
-    def _hold(self, what: str, check: Callable[[], object]) -> None:
-        try:
-            check()
-        except Misplaced as error:
-            self._find(what, str(error))
+        if name.startswith("objects/"):
+            return self._read(name, lambda: codec.decode(self._repo.store.get(name), kind, name))
+        return self._read(name, partial(bindings.record, self._repo.store, name, kind))
 
     def _records(self) -> None:
         """Compare the fields of the statement with the records in the store."""
@@ -127,7 +120,7 @@ class _Check:
         for line in predicate.verdicts:
             verdict, replay = self._record(line.record.name, Verdict), self._record(line.replay.name, Run)
             if verdict is not None and replay is not None:
-                self._hold(line.record.name, partial(bindings.check_verdict, verdict, replay))
+                self._read(line.record.name, partial(bindings.check_verdict, verdict, replay))
             if verdict is not None and claims.plain(verdict) != line.found:
                 self._find(line.record.name, "the verdict in the store differs from the statement")
             if replay is not None and replay.reproduces != predicate.run:
@@ -145,7 +138,7 @@ class _Check:
         if (record.run, record.step, key(record.content)) != (run, line.step, line.content.name):
             self._find(line.name, f"its record has step {record.step} of run {record.run}, or another content")
         self._made[line.name] = record
-        self._hold(line.name, partial(bindings.check, checkpoints.key(run, name), record))
+        self._read(line.name, partial(bindings.check, checkpoints.key(run, name), record))
         # A fork's run record contains the digest of its checkpoint, so no reference is needed.
         if run == self._predicate.run:
             self._reference(line, checkpoints.key(run, name))
@@ -155,17 +148,15 @@ class _Check:
         if record is None:
             return
         run, _, name = line.name.partition("@")
-        self._hold(line.name, partial(bindings.check, outputs.key(run, name), record))
+        self._read(line.name, partial(bindings.check, outputs.key(run, name), record))
         if key(record.content) != line.content.name:
             self._find(line.name, "its record has another content")
         self._reference(line, outputs.key(run, name))
 
     def _reference(self, line: CheckpointLine | OutputsLine, where: str) -> None:
-        try:
-            if key(bindings.line(self._repo.store, where)) != line.record.name:
-                self._find(line.name, "another record has this name now")
-        except runs.UNREADABLE as error:
-            self._find(line.name, str(error))
+        digest = self._read(line.name, partial(bindings.line, self._repo.store, where))
+        if digest is not None and key(digest) != line.record.name:
+            self._find(line.name, "another record has this name now")
 
     # --- ledgers -----------------------------------------------------------------------------------
 
@@ -214,7 +205,7 @@ class _Check:
             (event, f"{chain.run}@{event.name}") for chain in self._chains.values() for event in chain.published
         ):
             if (made := self._made.get(name)) is not None:
-                self._hold(name, partial(bindings.check_event, event.name, digests[name], made, event))
+                self._read(name, partial(bindings.check_event, event.name, digests[name], made, event))
 
     def _ends(self, run: str, attempt: int) -> None:
         """Compare the ends of ranks with the attempt's end event, and their heads with the heads in checkpoints."""

@@ -26,6 +26,7 @@ from m5ws.bisect.trials import (
     names,
 )
 from m5ws.diff import commit_history
+from m5ws.diff.arguments import changed_values
 from m5ws.environment import attempt_environments
 from m5ws.errors import UsageError
 from m5ws.records import determinism
@@ -174,18 +175,18 @@ def execute(
     try:
         control = hybrids.trial(frozenset())
         if control.answer != "same":
-            return _without_control(task, hybrids, control)
-        for cause in ddmin.causes(task.setup.elements, hybrids.answer):
+            return _without_control(ports.repo, task, hybrids, control)
+        for cause in ddmin.causes(task.setup.elements, lambda chosen: hybrids.trial(chosen).answer):
             causes.append(cause)  # noqa: PERF402 - earlier causes are kept if the search for the next is cut off
     except BudgetExhausted as spent:
         return _unfinished(task, hybrids, causes, spent)
     return _explained(task, hybrids, causes) if causes else _unexplained(task, hybrids)
 
 
-def _without_control(task: BisectTask, hybrids: HybridRuns, control: Trial) -> BisectReport:
+def _without_control(repo: Repository, task: BisectTask, hybrids: HybridRuns, control: Trial) -> BisectReport:
     """Report that GOOD itself cannot be replayed here, so that hybrids would prove nothing."""
     good = task.setup.good.id
-    changes = hybrids.drift_in(control)
+    changes = attempt_environments.between_first(repo, good, control.run) if control.run is not None else ()
     reason = f"run {good} cannot be replayed here, so nothing can be compared: its replay {control.reason}"
     if control.answer == "differs":
         reason = (
@@ -278,11 +279,7 @@ def _environment(repo: Repository, good: Run, bad: Run, tried: Sequence[Change])
     """Return the observed differences of the environments, except effects of pinned or tested differences."""
     old, new = (snapshots.load(repo, run.snapshot).determinism for run in (good, bad))
     old_variables, new_variables = _variables(old, good), _variables(new, bad)
-    follows = {
-        f"variable.{name}"
-        for name in old_variables.keys() | new_variables.keys()
-        if old_variables.get(name) != new_variables.get(name)
-    }
+    follows = {change.name for change in changed_values("environment", "variable.", old_variables, new_variables)}
     follows |= set(_FIXED_BY_SETTINGS) if old != new or follows else set()
     follows |= {"world"} if good.spec.nproc != bad.spec.nproc else set()
     installed = [change for change in tried if change.part == "environment"]

@@ -12,10 +12,10 @@ import msgspec
 from m5ws.bisect import environments
 from m5ws.diff import diff
 from m5ws.diff import trees as tree_diff
+from m5ws.diff.arguments import changed_values
 from m5ws.diff.trees import FilePair
 from m5ws.environment.drift import rate
 from m5ws.records.base import Digest
-from m5ws.records.environment import Determinism
 from m5ws.records.run import Run
 from m5ws.records.snapshot import Snapshot
 from m5ws.records.verdict import Change
@@ -27,6 +27,7 @@ from m5ws.snapshot.config.merge import Keys
 
 _RECORDING = ("checkpoint_every", "checkpoint_minutes", "fingerprint_every", "outputs", "observe")
 """Launch settings of records and saves. Hybrids keep GOOD's, since other records could not be compared."""
+_UNSET = "hybrids record and save as GOOD did, to be comparable with it"
 
 
 class InputDifference(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,25 +60,27 @@ def list_differences(
     elements = [
         *_config(repo, old.config, new.config),
         *(_file("code", pair) for pair in tree_diff.different(repo, old.code.tree, new.code.tree)),
-        *_tokenizer(old, new),
-        *_data(old, new),
-        *_launch(good, bad),
-        *_determinism(old.determinism, new.determinism),
+        *(InputDifference(change=change) for change in _whole(old, new)),
+        *(InputDifference(change=change) for change in _launch(good, bad) if change.name not in _RECORDING),
+        *(InputDifference(change=change) for change in diff.fields("determinism", old.determinism, new.determinism)),
         *(
             InputDifference(change=change)
             for change in (environments.differing_distributions(repo, good, bad) if rebuilt else ())
         ),
     ]
-    declared = [
-        ExcludedDifference(change=change, why="a declaration installs nothing")
-        for change in diff.declared(old.declared, new.declared)
+    excluded = [
+        *(ExcludedDifference(change=change, why=_UNSET) for change in _launch(good, bad) if change.name in _RECORDING),
+        *(
+            ExcludedDifference(change=change, why="a declaration installs nothing")
+            for change in diff.declared(old.declared, new.declared)
+        ),
+        *_layout(repo, old, new, elements),
     ]
-    return elements, [*_unset(good, bad), *declared, *_layout(repo, old, new, elements)]
+    return elements, excluded
 
 
 def _file(part: str, pair: FilePair) -> InputDifference:
-    change = rate(part, pair.name, tree_diff.short(pair.old), tree_diff.short(pair.new))
-    return InputDifference(change=change, file=pair.path)
+    return InputDifference(change=diff.file(part, pair), file=pair.path)
 
 
 def _config(repo: Repository, old: Digest, new: Digest) -> Iterator[InputDifference]:
@@ -104,39 +107,20 @@ def _keys(repo: Repository, pair: FilePair) -> dict[Keys, tuple[str | None, str 
     return merge.differing_keys(pair.name, *texts)
 
 
-def _tokenizer(old: Snapshot, new: Snapshot) -> Iterator[InputDifference]:
+def _whole(old: Snapshot, new: Snapshot) -> Iterator[Change]:
+    """Yield the changes of the tokenizer and of datasets, which are taken as a whole."""
     before, after = (side.tokenizer.tree if side.tokenizer is not None else None for side in (old, new))
     if before != after:
-        yield InputDifference(change=rate("tokenizer", "files", before, after))
+        yield rate("tokenizer", "files", before, after)
+    trees_before, trees_after = ({dataset.name: dataset.tree for dataset in side.datasets} for side in (old, new))
+    yield from changed_values("data", "", trees_before, trees_after)
 
 
-def _data(old: Snapshot, new: Snapshot) -> Iterator[InputDifference]:
-    before, after = ({dataset.name: dataset.tree for dataset in side.datasets} for side in (old, new))
-    for name in sorted(before.keys() | after.keys()):
-        if before.get(name) != after.get(name):
-            yield InputDifference(change=rate("data", name, before.get(name), after.get(name)))
-
-
-def _launch(good: Run, bad: Run) -> Iterator[InputDifference]:
-    for change in diff.launch(good.spec, bad.spec):
-        if change.name not in _RECORDING:
-            yield InputDifference(change=change)
+def _launch(good: Run, bad: Run) -> Iterator[Change]:
+    yield from diff.launch(good.spec, bad.spec)
     before, after = ("" if run.parent is None else ", ".join(run.parent.restart) for run in (good, bad))
     if before != after:
-        yield InputDifference(change=rate("launch", "from.restart", before, after))
-
-
-def _determinism(old: Determinism, new: Determinism) -> Iterator[InputDifference]:
-    for name in Determinism.__struct_fields__:
-        before, after = str(getattr(old, name)), str(getattr(new, name))
-        if before != after:
-            yield InputDifference(change=rate("determinism", name, before, after))
-
-
-def _unset(good: Run, bad: Run) -> Iterator[ExcludedDifference]:
-    for change in diff.launch(good.spec, bad.spec):
-        if change.name in _RECORDING:
-            yield ExcludedDifference(change=change, why="hybrids record and save as GOOD did, to be comparable with it")
+        yield rate("launch", "from.restart", before, after)
 
 
 def _layout(

@@ -15,7 +15,7 @@ from m5ws.attempts import leader, planning
 from m5ws.bisect import environments, hybrids
 from m5ws.bisect.ddmin import Answer
 from m5ws.bisect.differences import InputDifference
-from m5ws.environment import attempt_environments, drift
+from m5ws.environment import drift
 from m5ws.errors import M5Error, UsageError
 from m5ws.launch.interface import LaunchFailed
 from m5ws.progress import Progress
@@ -26,7 +26,7 @@ from m5ws.records.ledger import AnyEvent
 from m5ws.records.reasons import Ended
 from m5ws.records.recipe import Recipe
 from m5ws.records.run import Run, Segment
-from m5ws.records.verdict import Change, Divergence
+from m5ws.records.verdict import Divergence
 from m5ws.repository.publishing import repeated
 from m5ws.repository.references import runs
 from m5ws.reproduce import compare, reproduce
@@ -130,12 +130,8 @@ class HybridRuns:
         """All trials, in order."""
         return tuple(self._answers.values())
 
-    def answer(self, chosen: frozenset[InputDifference]) -> Answer:
-        """Return the answer for GOOD with `chosen` from BAD. Raises BudgetExhausted, reproduce.ReplayInterrupted."""
-        return self.trial(chosen).answer
-
     def trial(self, chosen: frozenset[InputDifference]) -> Trial:
-        """Return the trial of GOOD with `chosen` from BAD. Raises like `answer`."""
+        """Return the trial of GOOD with `chosen` from BAD. Raises BudgetExhausted, reproduce.ReplayInterrupted."""
         if chosen not in self._answers:
             self._answers[chosen] = trial = self._tried(chosen)
             self._listeners.on_trial(trial)
@@ -231,12 +227,6 @@ class HybridRuns:
             if trial.answer != "unresolved" or done.outcome == "failed":
                 return msgspec.structs.replace(trial, known=True)
         return None
-
-    def drift_in(self, control: Trial) -> tuple[Change, ...]:
-        """Return the drift of the environment in which GOOD was repeated from GOOD's own."""
-        if control.run is None:
-            return ()
-        return attempt_environments.between_first(self._ports.repo, self._setup.good.id, control.run)
 
     def _side(self, done: History) -> History:
         """Return the compared part of a run: with a session, everything up to the decisive step."""

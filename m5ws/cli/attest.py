@@ -8,6 +8,7 @@ import click
 from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output, progress
 from m5ws.errors import UsageError
+from m5ws.wording.lists import count
 
 if TYPE_CHECKING:
     from m5ws.records.attestation import Predicate
@@ -38,14 +39,13 @@ def command(context: click.Context, run: str, key: Path | None, target: Path | N
     """
     from m5ws.attest import attest, ssh_signatures
     from m5ws.records import attestation
-    from m5ws.repository.references import ids
 
     if target is not None and target.exists():
         raise UsageError(f"{target} already exists", hint="Choose another --output, or move the file away.")
     with progress.Bar() as bar:
         bar("reading the evidence of the run", 0, 0)
         repo = names.workspace(context).open_repository()
-        statement = attest.build(repo, ids.resolve(repo, run, ("run",))[1])
+        statement = attest.build(repo, names.find_id(repo, run, "run"))
     body = attestation.payload(statement)
     signed: tuple[attestation.Signature, ...] = ()
     if key is not None:
@@ -73,8 +73,8 @@ def command(context: click.Context, run: str, key: Path | None, target: Path | N
 
 
 def _text(predicate: "Predicate", keyid: str | None) -> str:
-    count = f"{len(predicate.verdicts)} verdict{'s' if len(predicate.verdicts) > 1 else ''}"
-    lines = [f"{predicate.outcome.upper()}: run {predicate.run}, by {count}", f"  {predicate.reason}"]
+    by = count(len(predicate.verdicts), "verdict")
+    lines = [f"{predicate.outcome.upper()}: run {predicate.run}, by {by}", f"  {predicate.reason}"]
     lines += [
         f"  not used: replay {unused.replay}, {unused.outcome}: {unused.why}" for unused in predicate.other_verdicts
     ]

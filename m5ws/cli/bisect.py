@@ -70,12 +70,11 @@ def command(
       m5ws bisect 7c1d 9a04 --env rebuild
     """
     from m5ws.bisect import bisect
-    from m5ws.repository.references import ids
 
     workspace = names.workspace(context)
     repo = workspace.open_repository()
     ports = workspace.ports(repo)
-    good, bad = (ids.resolve(repo, name, ("run",))[1] for name in (good, bad))
+    good, bad = (names.find_id(repo, name, "run") for name in (good, bad))
     if on is not None:
         cluster_options.submit_command(context, workspace, repo, good, on, as_json=as_json)
         return

@@ -10,6 +10,7 @@ import click
 from m5ws.cli.terminal import output
 from m5ws.errors import ConfigError, NotFound, UsageError
 from m5ws.records.check import Check
+from m5ws.wording.lists import count
 from m5ws.workspace import find
 
 if TYPE_CHECKING:
@@ -90,8 +91,7 @@ def _check_cluster(name: str, workspace: "Workspace", cluster: str) -> Check:
     checked = clusters.Cluster(workspace, cluster)
     planned = checked.plan("0" * 12, checked.most_nodes or 1)
     checked.refuse_unaccepted(planned)
-    nodes = "1 node" if planned.job.nodes == 1 else f"{planned.job.nodes} nodes"
-    return Check(name, "ok", f"{planned.job.engine} accepts jobs of {nodes}")
+    return Check(name, "ok", f"{planned.job.engine} accepts jobs of {count(planned.job.nodes, 'node')}")
 
 
 def _check_workspace(name: str, directory: Path) -> Check:

@@ -9,12 +9,6 @@ from m5ws.cli.parameters.script import ScriptCommand
 from m5ws.cli.terminal import attempt
 
 
-class _Arguments(new_run.NewRunArguments, cluster_options.ClusterArguments):
-    """The values of the options."""
-
-    restart: new_run.Restart
-
-
 @click.command("fork", cls=ScriptCommand)
 @click.argument("checkpoint", type=names.Id(("run",)), metavar="RUN[@STEP]")
 @new_run.snapshot
@@ -23,7 +17,7 @@ class _Arguments(new_run.NewRunArguments, cluster_options.ClusterArguments):
 @cluster_options.options
 @start_options.options
 @click.pass_context
-def command(context: click.Context, checkpoint: str, **given: Unpack[_Arguments]) -> None:
+def command(context: click.Context, checkpoint: str, **given: Unpack[new_run.ForkArguments]) -> None:
     """Start a new run from a checkpoint of another run, with changes.
 
     RUN is its newest checkpoint, RUN@STEP the checkpoint after that step. The new run has its own ledger, checkpoints
@@ -44,7 +38,7 @@ def command(context: click.Context, checkpoint: str, **given: Unpack[_Arguments]
     workspace = names.workspace(context)
     repo = workspace.open_repository()
     new_run.refuse_invalid(given["why"])
-    run = new_run.from_checkpoint(context, repo, checkpoint, given, given["restart"])
+    run = new_run.from_checkpoint(context, repo, checkpoint, given)
     if given["on"] is not None:
         return cluster_options.submit(workspace, repo, run, given, given["nodes"] or 1, given["why"])
     return attempt.start(*new_run.plan(workspace, repo, run, given["env"], given["why"]), given)

@@ -1,7 +1,8 @@
 """`m5ws logs`."""
 
+import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -10,52 +11,39 @@ import click
 from m5ws import secret_scan
 from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output
+from m5ws.logs.log_lines import LogReader
 
 if TYPE_CHECKING:
-    from m5ws.records.log import LogPart
     from m5ws.repository.repository import Repository
 
 
+Lines = list[tuple[str, Sequence[str]]]
+"""Lines of logs, each with the name of its log: a rank, or `launcher`."""
+
+
 class _Source(Protocol):
-    """The logs of an attempt, each by its name: a rank, or `launcher`. New lines are read each `poll_s` seconds."""
+    """The logs of an attempt. New lines are read each `poll_s` seconds."""
 
     poll_s: float
 
-    def names(self) -> list[str]:
-        """Return the names of the logs."""
-
-    def read(self, *, last: bool) -> Iterator[tuple[str, Sequence[str]]]:
-        """Yield new whole lines, each with the name of its log; with `last`, an unfinished last line too."""
-
-    def texts(self) -> dict[str, str]:
-        """Return the whole logs, masked."""
+    def read(self, *, last: bool) -> Lines:
+        """Return new whole lines; with `last`, an unfinished last line too."""
 
 
 class _Folder:
-    """`_Source` on this machine."""
+    """`_Source` on this machine. An empty log has no lines."""
 
     poll_s = 0.25
 
     def __init__(self, folder: Path) -> None:
-        from m5ws.logs.log_lines import LogReader
-
-        self._folder, self._reader = folder, LogReader
+        self._folder = folder
         self._readers: dict[str, LogReader] = {}
 
-    def names(self) -> list[str]:
-        return list(self._files())
-
-    def read(self, *, last: bool) -> Iterator[tuple[str, Sequence[str]]]:
-        for name, path in self._files().items():
-            yield name, self._readers.setdefault(name, self._reader(path)).read(last=last)
-
-    def texts(self) -> dict[str, str]:
-        return {name: secret_scan.masked(path.read_text("utf-8", "replace")) for name, path in self._files().items()}
-
-    def _files(self) -> dict[str, Path]:
+    def read(self, *, last: bool) -> Lines:
         from m5ws.logs import parts
 
-        return parts.find(self._folder)
+        logs = parts.find(self._folder).items()
+        return [(name, self._readers.setdefault(name, LogReader(path)).read(last=last)) for name, path in logs]
 
 
 class _Store:
@@ -66,26 +54,11 @@ class _Store:
     def __init__(self, repo: "Repository", run: str, attempt: int) -> None:
         self._attempt = (repo, run, attempt)
         self._known: set[str] = set()
-        self._names: set[str] = set()
-        self._unread: list[LogPart] = []
 
-    def names(self) -> list[str]:
+    def read(self, *, last: bool) -> Lines:
         from m5ws.logs import parts
 
-        self._unread += parts.load(*self._attempt, self._known)
-        self._names.update(name for part in self._unread for name in part.lines)
-        return list(self._names)
-
-    def read(self, *, last: bool) -> Iterator[tuple[str, Sequence[str]]]:
-        self.names()
-        while self._unread:
-            yield from self._unread.pop(0).lines.items()
-
-    def texts(self) -> dict[str, str]:
-        found: dict[str, list[str]] = {}
-        for name, lines in self.read(last=True):
-            found.setdefault(name, []).extend(lines)
-        return {name: "".join(f"{line}\n" for line in lines) for name, lines in found.items()}
+        return [pair for part in parts.load(*self._attempt, self._known) for pair in part.lines.items()]
 
 
 @click.command("logs")
@@ -126,43 +99,54 @@ def command(
         raise NotFound(f"run {run_id} has no attempt {attempt}", hint=f"It has {len(known)}.")
     folder = workspace.attempt_dir(run_id, chosen) / "logs"
     source: _Source = _Folder(folder) if folder.is_dir() else _Store(repo, run_id, chosen)
-    found = source.names()
-    if not found and not (follow and chosen in known) and not folder.is_dir():
-        raise NotFound(
-            f"no logs of run {run_id} in {folder}, and none in the store",
-            hint="Logs stay on the machine that started the run.",
-        )
 
     def ended() -> bool:
         workspace.open_repository()
         return ledger.ended(repo, run_id, chosen) is not None
 
+    readings = _read(source, ended if follow else lambda: True)
+    lines = next(readings)
+    found = {name for name, _ in lines}
+    if not found and not (follow and chosen in known) and not folder.is_dir():
+        raise NotFound(
+            f"no logs of run {run_id} in {folder}, and none in the store",
+            hint="Logs stay on the machine that started the run.",
+        )
     if as_json:
-        logs = {name: text for name, text in source.texts().items() if name in parts.choose(found, rank)}
+        named = parts.choose(found, rank)
+        logs = {name: "".join(f"{line}\n" for each, new in lines if each == name for line in new) for name in named}
+        if folder.is_dir():
+            paths = parts.find(folder)
+            logs = {name: secret_scan.masked(paths[name].read_text("utf-8", "replace")) for name in named}
         return output.print_json({"run": run_id, "attempt": chosen, "directory": folder, "logs": logs})
     if rank is not None and not follow and rank not in found:
         raise NotFound(
             f"run {run_id} has no log of rank {rank}", hint=f"It has {', '.join(parts.choose(found, None))}."
         )
-    return _print(source, rank, ended if follow else lambda: True)
+    return _print(itertools.chain([lines], readings), rank)
 
 
-def _print(source: _Source, rank: str | None, ended: Callable[[], bool]) -> None:
-    """Print whole lines as they are written, until `ended`. Then print an unfinished last line too."""
-    from m5ws.logs import parts
-
-    is_empty = True
+def _read(source: _Source, ended: Callable[[], bool]) -> Iterator[Lines]:
+    """Yield new lines as they are written, until `ended`. The last of them may be unfinished."""
     while True:
         last = ended()
-        found = source.names()
-        chosen = parts.choose(found, rank)
-        for name, lines in source.read(last=last):
-            prefix = f"[{name}] " if len(chosen) > 1 else ""
-            for line in lines if name in chosen else ():
-                is_empty = False
-                output.echo(*(prefix + part for part in line.splitlines() or [""]))
+        yield source.read(last=last)
         if last:
-            if is_empty:
-                output.print_note(f"the log of {'all ranks' if rank is None else f'rank {rank}'} is empty")
             return
         time.sleep(source.poll_s)
+
+
+def _print(readings: Iterable[Lines], rank: str | None) -> None:
+    from m5ws.logs import parts
+
+    found, is_empty = set[str](), True
+    for lines in readings:
+        found.update(name for name, _ in lines)
+        chosen = parts.choose(found, rank)
+        for name, new in lines:
+            prefix = f"[{name}] " if len(chosen) > 1 else ""
+            for line in new if name in chosen else ():
+                is_empty = False
+                output.echo(*(prefix + part for part in line.splitlines() or [""]))
+    if is_empty:
+        output.print_note(f"the log of {'all ranks' if rank is None else f'rank {rank}'} is empty")

@@ -26,7 +26,7 @@ def command(
       m5ws pull 7c1d --from s3://team-training/m5ws
     """
     workspace = names.workspace(context)
-    source = workspace.repository_at(url)
+    source = workspace.repository(url)
     wanted = transfer.select_ids(source, ids, everything)
     target = workspace.repository(create=not dry_run, for_dry_run=dry_run, store_format=source.compatible_format)
     return transfer.copy(source, target, wanted, everything=everything, dry_run=dry_run, as_json=as_json)

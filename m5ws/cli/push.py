@@ -29,7 +29,5 @@ def command(
     workspace = names.workspace(context)
     source = workspace.open_repository()
     wanted = transfer.select_ids(source, ids, everything)
-    target = workspace.repository_at(
-        url, create=not dry_run, for_dry_run=dry_run, store_format=source.compatible_format
-    )
+    target = workspace.repository(url, create=not dry_run, for_dry_run=dry_run, store_format=source.compatible_format)
     return transfer.copy(source, target, wanted, everything=everything, dry_run=dry_run, as_json=as_json)

@@ -12,10 +12,6 @@ from m5ws.records import codec
 from m5ws.records.run import Run
 
 
-class _Arguments(new_run.NewRunArguments, cluster_options.ClusterArguments):
-    """The values of the options."""
-
-
 @click.command("run", cls=ScriptCommand)
 @click.argument("snapshot", type=names.Id(("snapshot",)), required=False)
 @new_run.options
@@ -24,7 +20,9 @@ class _Arguments(new_run.NewRunArguments, cluster_options.ClusterArguments):
 @start_options.options
 @click.option("--planned", type=click.Path(path_type=Path), hidden=True)
 @click.pass_context
-def command(context: click.Context, message: str | None, planned: Path | None, **given: Unpack[_Arguments]) -> None:
+def command(
+    context: click.Context, message: str | None, planned: Path | None, **given: Unpack[new_run.NewRunArguments]
+) -> None:
     """Train from a snapshot, in isolation.
 
     Without SNAPSHOT, a snapshot of the workspace is taken first. Every process gets the snapshot's files in a fresh

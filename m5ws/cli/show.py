@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from m5ws.records.environment import Observed
     from m5ws.records.job import Cancel, Job
     from m5ws.records.note import Note
-    from m5ws.records.run import Parent, Run
+    from m5ws.records.run import Parent
     from m5ws.records.verdict import Change
     from m5ws.runs.listing import RunRow, RunView, SnapshotView
     from m5ws.runs.state import AttemptState, RunState
@@ -51,7 +51,7 @@ def command(context: click.Context, name: str, environment: bool, lock: str | No
     if lock is not None:
         from m5ws.environment.rebuild import rebuild
 
-        return output.echo(rebuild.lock(repo, refs.resolve(repo, name, ("run",))[1], lock))
+        return output.echo(rebuild.lock(repo, names.find_id(repo, name, "run"), lock))
     if kind == "sweep":
         from m5ws.cli import sweep_runs
 
@@ -124,6 +124,7 @@ def _run(view: "RunView") -> str:
 
     run, spec, state, gone = view.run, view.run.spec, view.state, view.removal
     total = f" of {state.total_steps}" if state.total_steps else ""
+    creator = " on ".join(filter(None, (run.user, run.host)))
     fields = {
         "name": run.name,
         "removed": " by ".join(filter(None, (output.moment(gone.created_s), gone.author))) if gone else None,
@@ -134,7 +135,7 @@ def _run(view: "RunView") -> str:
         "sweep": run.sweep.id if run.sweep else None,
         "starts": lineage.format_lineage(view.lineage, view.lineage_whole),
         "restarted": ", ".join(run.parent.restart) or None if run.parent else None,
-        "created": " by ".join(filter(None, (output.moment(run.created_s), _creator(run)))),
+        "created": " by ".join(filter(None, (output.moment(run.created_s), creator))),
         "command": " ".join(spec.command),
         "launch": spec.processes,
         "seed": str(spec.seed) if spec.seed is not None else None,
@@ -192,10 +193,6 @@ def _inexact(state: "RunState") -> str:
     return f", after an inexact resume (step {steps[0]})" if steps else ""
 
 
-def _creator(run: "Run") -> str | None:
-    return " on ".join(filter(None, (run.user, run.host))) or None
-
-
 def _note(note: "Note") -> str:
     head = " ".join(part for part in (output.moment(note.created_s), note.author) if part)
     kind = "why: " if note.kind == "why" else ""
@@ -242,13 +239,10 @@ def _differences(changes: "Sequence[Change]") -> list[str]:
 
     if not changes:
         return []
-    grave = [change for change in changes if change.rating != "cannot"]
-    harmless = f"{len(changes) - len(grave)} differences that cannot change bits" if len(grave) < len(changes) else ""
-    lines = [describe(change, with_part=False) for change in grave]
-    return [
-        "  environment, compared with the first attempt:",
-        *(f"    {line}" for line in (*lines, *([harmless] if harmless else []))),
-    ]
+    lines = [describe(change, with_part=False) for change in changes if change.rating != "cannot"]
+    if harmless := len(changes) - len(lines):
+        lines.append(f"{harmless} differences that cannot change bits")
+    return ["  environment, compared with the first attempt:", *(f"    {line}" for line in lines)]
 
 
 def _resumed_from(attempt: "AttemptState", parent: "Parent | None") -> str | None:

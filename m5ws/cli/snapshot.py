@@ -51,13 +51,10 @@ def take(
     from m5ws.library import actions
 
     with progress.Bar() as bar:
-        taken = actions.take_snapshot(workspace, repo, message, bar, _print_warning, dry_run=dry_run, observe=observe)
+        warn = lambda line: output.warn(f"warning: {line}")  # noqa: E731
+        taken = actions.take_snapshot(workspace, repo, message, bar, warn, dry_run=dry_run, observe=observe)
     new = f"{output.size(taken.new_bytes)} new" if taken.new_bytes else "nothing new"
     output.print_note(f"{taken.files:,} files, {output.size(taken.size_bytes)}, {new}")
     for line in taken.annotation.notes:
         output.print_note(f"note: {line}")
     return taken
-
-
-def _print_warning(line: str) -> None:
-    output.warn(f"warning: {line}")

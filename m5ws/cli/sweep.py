@@ -22,25 +22,15 @@ from m5ws.errors import UsageError
 @new_run.message
 @start_options.parallel
 @cluster_options.options
-@environment.policy_option
-@start_options.dry_run
-@start_options.no_progress
-@output.json_option
+@start_options.options
 @click.pass_context
 def command(
     context: click.Context,
     axes: tuple[str, ...],
     checkpoint: str | None,
-    restart: new_run.Restart,
     message: str | None,
     parallel: int | None,
-    env: tuple[str, ...],
-    on: str | None,
-    nodes: int | None,
-    dry_run: bool,
-    no_progress: bool,
-    as_json: bool,
-    **given: Unpack[new_run.NewRunArguments],
+    **given: Unpack[new_run.ForkArguments],
 ) -> None:
     """Start a run for each combination of values.
 
@@ -61,8 +51,8 @@ def command(
     """
     from m5ws.attempts import sweep_grid
 
-    cluster_options.refuse_alone(on, nodes)
-    if checkpoint is None and restart:
+    cluster_options.refuse_alone(given["on"], given["nodes"])
+    if checkpoint is None and given["restart"]:
         raise UsageError("--restart requires --from")
     if checkpoint is not None and message is not None:
         raise UsageError("--message cannot be combined with --from, which takes no snapshot")
@@ -73,17 +63,14 @@ def command(
     if checkpoint is None:
         base = new_run.from_snapshot(context, workspace, repo, given, message)
     else:
-        base = new_run.from_checkpoint(context, repo, checkpoint, given, restart)
+        base = new_run.from_checkpoint(context, repo, checkpoint, given)
     plan = sweep_runs.plan_new(repo, base, grid)
-    environment.policy(env)
-    if on is None:
-        new_run.plan(workspace, repo, base, env)
-    if dry_run:
-        return output.print_json(plan) if as_json else output.echo(sweep_runs.describe(plan))
-    if on is not None:
-        arguments = cluster_options.ClusterArguments(
-            on=on, nodes=nodes, env=env, dry_run=False, no_progress=True, as_json=as_json
-        )
-        return sweep_runs.submit(workspace, repo, plan, arguments, given["why"])
-    options = sweep_runs.SweepOptions(env=env, why=given["why"], progress=not no_progress)
-    return sweep_runs.execute(workspace, repo, plan, options, parallel=parallel or 1, as_json=as_json)
+    environment.policy(given["env"])
+    if given["on"] is None:
+        new_run.plan(workspace, repo, base, given["env"])
+    if given["dry_run"]:
+        return output.print_json(plan) if given["as_json"] else output.echo(sweep_runs.describe(plan))
+    if given["on"] is not None:
+        return sweep_runs.submit(workspace, repo, plan, given, given["why"])
+    options = sweep_runs.SweepOptions(env=given["env"], why=given["why"], progress=not given["no_progress"])
+    return sweep_runs.execute(workspace, repo, plan, options, parallel=parallel or 1, as_json=given["as_json"])

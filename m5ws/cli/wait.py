@@ -9,7 +9,6 @@ from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output
 
 if TYPE_CHECKING:
-    from m5ws.records.job import Cancel
     from m5ws.repository.repository import Repository
     from m5ws.runs.state import RunState
     from m5ws.workspace import Workspace
@@ -36,6 +35,7 @@ def command(context: click.Context, run: str, as_json: bool) -> None:
       m5ws wait 7c1d && m5ws reproduce 7c1d
     """
     from m5ws.repository import removals
+    from m5ws.repository.references import jobs
     from m5ws.runs import state
 
     workspace = names.workspace(context)
@@ -47,7 +47,8 @@ def command(context: click.Context, run: str, as_json: bool) -> None:
         time.sleep(_POLL_S)
     found = state.load_newest(repo, run_id)
     status = _REMOVED if is_removed else _STATUSES.get(found.standing, _FAILED)
-    if found.newest is None and not is_removed and (cancel := _cancel_of_newest_job(repo, run_id)) is not None:
+    newest = next(reversed(jobs.of_attempts(repo, run_id)), None) if found.newest is None and not is_removed else None
+    if newest is not None and (cancel := jobs.cancel_of_job(repo, newest)) is not None:
         status = _FAILED if cancel.problem else _STATUSES["interrupted"]
         output.print_note(f"its job was cancelled from {cancel.host}{f': {cancel.problem}' if cancel.problem else ''}")
     if as_json:
@@ -77,11 +78,3 @@ def _job_is_alive(workspace: "Workspace", repo: "Repository", run_id: str) -> bo
 
     found = submission.alive(workspace.settings, jobs.of_attempts(repo, run_id))
     return (found.job is not None) if found.is_known or found.job else None
-
-
-def _cancel_of_newest_job(repo: "Repository", run_id: str) -> "Cancel | None":
-    """Return the request that ended the newest job of a run, or None."""
-    from m5ws.repository.references import jobs
-
-    submitted = jobs.of_attempts(repo, run_id)
-    return jobs.cancel_of_job(repo, submitted[-1]) if submitted else None

@@ -23,8 +23,7 @@ from m5ws.records.verdict import Change
 from m5ws.repository.files import trees
 from m5ws.repository.references import arguments, lineage, runs, snapshots
 from m5ws.repository.repository import Repository
-
-_LISTED = 20
+from m5ws.wording.lists import list_names
 
 
 def between_snapshots(repo: Repository, a: Digest, b: Digest) -> tuple[Change, ...]:
@@ -41,7 +40,7 @@ def between_snapshots(repo: Repository, a: Digest, b: Digest) -> tuple[Change, .
         *_tokenizer(repo, old.tokenizer, new.tokenizer),
         *_data(repo, old.datasets, new.datasets),
         *declared(old.declared, new.declared),
-        *_fields("determinism", old.determinism, new.determinism),
+        *fields("determinism", old.determinism, new.determinism),
     )
 
 
@@ -95,7 +94,7 @@ def launch(old: LaunchSpec, new: LaunchSpec) -> tuple[Change, ...]:
     """Return the changes between two launch specs, with environment variables by name."""
     # The program that starts the processes follows from their number: one cause is not named twice.
     named = {"environment", "trainer"} if old.nproc != new.nproc else {"environment"}
-    plain = [change for change in _fields("launch", old, new) if change.name not in named]
+    plain = [change for change in fields("launch", old, new) if change.name not in named]
     variables = changed_values("launch", "environment.", old.environment, new.environment)
     return (*plain, *variables)
 
@@ -109,7 +108,7 @@ def _code(repo: Repository, old: Code, new: Code) -> Iterator[Change]:
         change = rate("code", "commit", commits[0], commits[1])
         yield msgspec.structs.replace(change, rating="cannot", detail="the files themselves are compared below")
     for pair in tree_diff.different(repo, old.tree, new.tree):
-        yield _file("code", pair, tree_diff.patch(repo, pair))
+        yield file("code", pair, tree_diff.patch(repo, pair))
 
 
 def _config(repo: Repository, old: Digest, new: Digest) -> Iterator[Change]:
@@ -127,10 +126,10 @@ def _config_file(repo: Repository, pair: FilePair, prefix: str) -> Iterator[Chan
         for side in (pair.old, pair.new)
     )
     if before is None or after is None:
-        yield _file("config", pair, tree_diff.patch(repo, pair))
+        yield file("config", pair, tree_diff.patch(repo, pair))
     elif before == after:
         # Another parser may see a difference: YAML 1.1 reads 1e-3 as text, 1.2 as a number.
-        change = _file("config", pair, tree_diff.patch(repo, pair))
+        change = file("config", pair, tree_diff.patch(repo, pair))
         yield msgspec.structs.replace(change, name=f"{pair.name} (keys and values are equal, the text differs)")
     else:
         yield from changed_values("config", prefix, before, after)
@@ -138,7 +137,7 @@ def _config_file(repo: Repository, pair: FilePair, prefix: str) -> Iterator[Chan
 
 def _tokenizer(repo: Repository, old: Tokenizer | None, new: Tokenizer | None) -> Iterator[Change]:
     for pair in tree_diff.different(repo, _tree(old), _tree(new)):
-        yield _file("tokenizer", pair, None)
+        yield file("tokenizer", pair)
     if old is None or new is None:
         return
     if old.probe_text != new.probe_text:
@@ -181,20 +180,14 @@ def _dataset(repo: Repository, name: str, old: Dataset | None, new: Dataset | No
         "removed": [pair.name for pair in pairs if pair.new is None],
         "changed": [pair.name for pair in pairs if pair.old is not None and pair.new is not None],
     }
-    return msgspec.structs.replace(
-        change, detail="\n".join(_listed(kind, names) for kind, names in kinds.items() if names)
-    )
+    lines = (f"{kind} {len(names)}: {list_names(names)}" for kind, names in kinds.items() if names)
+    return msgspec.structs.replace(change, detail="\n".join(lines))
 
 
 def _pin(dataset: Dataset | None) -> str | None:
     if dataset is None:
         return None
     return f"{dataset.kind} {dataset.hash or dataset.tree[:16]}, {dataset.size_bytes} bytes"
-
-
-def _listed(kind: str, names: Sequence[str]) -> str:
-    more = f", and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return f"{kind} {len(names)}: {', '.join(names[:_LISTED])}{more}"
 
 
 def declared(old: Declared, new: Declared) -> Iterator[Change]:
@@ -205,12 +198,14 @@ def declared(old: Declared, new: Declared) -> Iterator[Change]:
     yield from changed_values("declared", "wanted ", old.wanted, new.wanted)
 
 
-def _file(part: str, pair: FilePair, detail: str | None) -> Change:
+def file(part: str, pair: FilePair, detail: str | None = None) -> Change:
+    """Return the change of a file, with short forms of its contents."""
     change = rate(part, pair.name, tree_diff.short(pair.old), tree_diff.short(pair.new))
     return msgspec.structs.replace(change, detail=detail)
 
 
-def _fields(part: str, old: LaunchSpec | Determinism, new: LaunchSpec | Determinism) -> Iterator[Change]:
+def fields(part: str, old: LaunchSpec | Determinism, new: LaunchSpec | Determinism) -> Iterator[Change]:
+    """Yield the changed fields of a record."""
     for field in msgspec.structs.fields(old):
         before, after = getattr(old, field.name), getattr(new, field.name)
         if before != after:

@@ -4,6 +4,7 @@ Contents are compared by digest. A file's bytes are read only if they differ and
 """
 
 import difflib
+import io
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -109,14 +110,9 @@ def _text(repo: Repository, entry: Entry | None) -> str | None:
 
 def _hunks(old: str, new: str, before: str, after: str) -> Iterator[str]:
     # Lines end at "\n" only: str.splitlines also splits at form feeds and others, which a patch must keep.
-    lines = difflib.unified_diff(_lines(old), _lines(new), before, after)
-    for line in lines:
+    a, b = (list(io.StringIO(text, newline="\n")) for text in (old, new))
+    for line in difflib.unified_diff(a, b, before, after):
         yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
-
-
-def _lines(text: str) -> list[str]:
-    pieces = text.split("\n")
-    return [f"{piece}\n" for piece in pieces[:-1]] + ([pieces[-1]] if pieces[-1] else [])
 
 
 def _quoted(path: bytes) -> str:

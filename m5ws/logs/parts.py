@@ -25,10 +25,9 @@ _log = logging.getLogger(__name__)
 
 def find(folder: Path) -> dict[str, Path]:
     """Return the logs in a folder by their names: ranks in order, then the launcher."""
-    names = {path.stem.removeprefix("rank-"): path for path in folder.glob("rank-*.log")}
-    found = {name: names[name] for name in sorted(names, key=_place)}
-    launcher = folder / f"{_LAUNCHER}.log"
-    return found | ({_LAUNCHER: launcher} if launcher.is_file() else {})
+    paths = (*folder.glob("rank-*.log"), *folder.glob(f"{_LAUNCHER}.log"))
+    names = {path.stem.removeprefix("rank-"): path for path in paths}
+    return {name: names[name] for name in sorted(names, key=_place)}
 
 
 def choose(found: Iterable[str], rank: str | None) -> list[str]:

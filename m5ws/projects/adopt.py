@@ -124,16 +124,10 @@ def _targets(recorded: Sequence[ReadPath], paths: Sequence[Path]) -> list[Path]:
 def _free_name(root: Path, target: Path, taken: set[str]) -> str:
     """Return the name of a link that leads to the target already, or that is free."""
     names = (target.name if number == 1 else f"{target.name}-{number}" for number in range(1, 1 << 16))
-    free = (name for name in names if name not in taken and (not _exists(root / name) or _leads(root / name, target)))
-    return next(free)
-
-
-def _exists(path: Path) -> bool:
-    return path.is_symlink() or path.exists()
-
-
-def _leads(link: Path, target: Path) -> bool:
-    return link.is_symlink() and link.readlink() == target
+    links = ((name, root / name) for name in names if name not in taken)
+    return next(
+        name for name, link in links if not os.path.lexists(link) or (link.is_symlink() and link.readlink() == target)
+    )
 
 
 def _edited(text: str, adoptions: Iterable[Adoption]) -> str:

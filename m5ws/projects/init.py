@@ -3,7 +3,6 @@
 User files are never overwritten. If one file of the plan exists, none is written.
 """
 
-import difflib
 import json
 import os
 import re
@@ -26,12 +25,6 @@ class FilesExist(M5Error):
     """Files that `init` writes already exist."""
 
     hint = "Nothing was changed. Choose another directory, or move these files away."
-
-
-class WorkspaceExists(M5Error):
-    """The directory is a workspace already."""
-
-    hint = f"Nothing was changed. To use another store, set url in [store] of {CONFIGURATION}, or extends above it."
 
 
 class NewFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,12 +58,13 @@ def templates_dir() -> Path:
 def plan(root: Path, template: str | None = None, tables: Tables | None = None, team: str | None = None) -> ProjectPlan:
     """Return the files of a new workspace at `root`. `tables` have keys and values for sections of m5ws.toml.
 
-    With `team`, m5ws.toml extends that profile, and a new profile has the keys of `tables`. Raises WorkspaceExists with
-    the store of an existing workspace, FilesExist with every existing file, NotFound for an unknown template.
+    With `team`, m5ws.toml extends that profile, and a new profile has the keys of `tables`. Raises FilesExist with
+    every existing file, or with the store of an existing workspace, NotFound for an unknown template.
     """
     if (root / CONFIGURATION).is_file():
         url = reader.read(root / CONFIGURATION).store.url
-        raise WorkspaceExists(f"{root} is a workspace already, and its store is {url}")
+        hint = f"Nothing was changed. To use another store, set url in [store] of {CONFIGURATION}, or extends above it."
+        raise FilesExist(f"{root} is a workspace already, and its store is {url}", hint=hint)
     files = list(_template_files(_template_dir(template))) if template else []
     if not any(file.path == CONFIGURATION for file in files):
         files.append(NewFile(path=CONFIGURATION, data=_configuration(root).encode()))
@@ -119,12 +113,9 @@ def _in_the_way(root: Path, path: str) -> str | None:
 
 
 def _template_dir(name: str) -> Path:
-    known = templates()
-    if name in known:
-        return templates_dir() / name
-    close = difflib.get_close_matches(name, known, n=2)
-    meant = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
-    raise NotFound(f"there is no template {name!r}{meant}", hint=f"Templates: {', '.join(known) or 'none'}.")
+    if name not in (known := templates()):
+        raise NotFound(f"there is no template {name!r}", hint=f"Templates: {', '.join(known) or 'none'}.")
+    return templates_dir() / name
 
 
 def _template_files(directory: Path) -> Iterator[NewFile]:

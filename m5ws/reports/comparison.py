@@ -15,7 +15,6 @@ from m5ws.repository import concurrency
 from m5ws.repository.repository import Repository
 from m5ws.reproduce.compare import Comparison, compare_histories
 from m5ws.runs import history, run_table
-from m5ws.runs.history import History
 from m5ws.runs.listing import RunRow
 from m5ws.runs.state import load as load_state
 from m5ws.wording.comparisons import label
@@ -80,19 +79,16 @@ def compare(
         raise UsageError(f"run {damaged.id} is damaged: {damaged.problem}", hint="`m5ws fsck` lists all damage.")
     inputs = sorted(_inputs(repo, names), key=lambda change: change.rating == "cannot")
     compared, drawn = [], []
-    first = _load(repo, names[0])
+    first = None
     for position, name in enumerate(names):
         if progress:
             progress("reading ledgers", position, len(names))
-        done = _load(repo, name) if position else first
+        # Rank 0 has the fingerprints of all tensors.
+        done = history.load(repo, name, ranks={"0"})
+        first = first or done
         compared.append(_compared(repo, rows[name], compare_histories(first, done)))
         drawn.append(curves.of_steps(done.steps.get(0, {})))
     return RunComparison(runs=tuple(compared), inputs=tuple(inputs)), drawn
-
-
-def _load(repo: Repository, run: str) -> History:
-    """Return the history of a run by rank 0, which has the fingerprints of all tensors. Raises CorruptObject."""
-    return history.load(repo, run, ranks={"0"})
 
 
 def _compared(repo: Repository, row: RunRow, comparison: Comparison) -> ComparedRun:

@@ -9,25 +9,20 @@ ENDS = {
     "status": "the ranks ended with status {status} without an error",
     "stopped": "stopped by {signal}",
     "superseded": "superseded by attempt {attempt} on {host}",
-    "removed": "{problem}",
     "enough steps": "stopped by m5ws, because no more steps were needed",
-    "not launched": "{problem}",
     "fork not restored": "the script did not restore the fork's checkpoint, because it uses no m5ws.session",
     "killed for a test": "killed after step {step}, to test the resume",
     "supervisor killed": "the supervisor was killed",
-    "unsaved": "{problem}",
-    "inexact resume": "{problem}",
-    "wrong network": "{problem}",
-    "node lost": "{problem}",
     "cancelled": "cancelled from {host}",
-    "outputs conflict": "{problem}",
 }
+"""Sentences by kind. The sentence of any other kind is its problem."""
 
 
 def describe_end(reason: EndReason) -> str:
     """Return the reason of an attempt's end; of failed ranks, the dead ranks and the first recorded failure."""
     if reason.kind != "ranks failed":
-        return ENDS[reason.kind].format(**{name: getattr(reason, name) for name in reason.__struct_fields__})
+        sentence = ENDS.get(reason.kind, "{problem}")
+        return sentence.format(**{name: getattr(reason, name) for name in reason.__struct_fields__})
     words = list(_describe_dead(reason.dead))
     if reason.failure is not None:
         rank = "" if reason.rank is None else f" (rank {reason.rank})"

@@ -1,9 +1,11 @@
 """The verbs that read: ls, show, diff, logs, checkout, fsck."""
 
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
 
+from m5ws.logs.parts import LogParts
 from m5ws.records.run import LaunchSpec, Sweep
 from m5ws.repository.repository import Repository
 from tests.support.records import planted
@@ -148,6 +150,26 @@ def test_an_empty_log_is_reported(m5: Any, made: Any, place: Path) -> None:
     alone, every = m5("logs", made.run, "--rank", "1"), m5("logs", made.run)
     assert (alone.status, alone.out, alone.err) == (0, "", "the log of rank 1 is empty\n")
     assert (every.status, every.out, every.err) == (0, "", "the log of all ranks is empty\n")
+
+
+def test_logs_of_a_run_on_another_machine_come_from_the_store(
+    m5: Any, made: Any, home: Repository, place: Path
+) -> None:
+    folder = place / ".m5ws" / "runs" / made.run / "0001" / "logs"
+    logs = LogParts(home, made.run, 1, 0, folder)
+    logs.store(last=True)
+    (folder / "rank-1.log").write_text("one\nmore\n")
+    logs.store(last=True)
+    shutil.rmtree(folder)
+    every = "[0] zero\n[0] end of zero\n[1] one\n[1] more\n"
+    assert m5("logs", made.run).out == m5("logs", made.run, "--follow").out == every
+    assert m5("logs", made.run, "--rank", "1").out == "one\nmore\n"
+    stored = {"0": "zero\nend of zero\n", "1": "one\nmore\n"}
+    assert m5("logs", made.run, "--json").document["logs"] == stored
+    absent = m5("logs", made.run, "--rank", "2")
+    assert absent.status == 3 and "no log of rank 2" in absent.err and "It has 0, 1." in absent.err
+    nothing = m5("logs", made.replay)
+    assert nothing.status == 3 and "and none in the store" in nothing.err
 
 
 def test_checkout_writes_all_files_as_writable_files(m5: Any, made: Any, tmp_path: Path) -> None:

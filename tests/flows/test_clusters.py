@@ -98,7 +98,7 @@ def test_jobs_on_slurm_and_on_hosts_train_the_bits_of_one_machine(
     # The whole command of a reproduction is a job, too, or several jobs that share the segments.
     words = ("reproduce", "--json", submitted["lab"], "--all-segments")
     shared = workspace.json(words[0], *words[2:], "--parallel", "2", "--on", "big", "--nodes", "2")
-    assert [each["job"]["command"][:3] for each in shared] == [["reproduce", "--share", f"{n}/2"] for n in (1, 2)]
+    assert [each["job"]["command"][:4] for each in shared] == [["reproduce", "--share", n, "2"] for n in ("1", "2")]
     wait_for(lambda: _is_joined(workspace, submitted["lab"]))
     for row in workspace.json("show", submitted["lab"])["replays"]:
         assert [start.node for start in ledger.node_starts(workspace.repo, row["id"], 1)] == [0, 1]

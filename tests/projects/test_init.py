@@ -52,7 +52,7 @@ def test_a_template_is_copied_with_its_links_followed(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("folder")
 def test_an_unknown_template_is_refused_with_a_list_of_templates(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="'small'") as caught:
+    with pytest.raises(NotFound, match="'smal'") as caught:
         init.plan(tmp_path / "w", "smal")
     assert "small" in caught.value.hint
 
@@ -74,7 +74,7 @@ def test_every_file_in_the_way_is_named_and_nothing_changes(tmp_path: Path) -> N
 def test_init_of_an_existing_workspace_is_refused_with_the_name_of_its_store(tmp_path: Path) -> None:
     init.apply(init.plan(tmp_path, tables={"store": {"url": "s3://team/m5ws"}}))
     before = _files(tmp_path)
-    with pytest.raises(init.WorkspaceExists, match="s3://team/m5ws"):
+    with pytest.raises(init.FilesExist, match="s3://team/m5ws"):
         init.plan(tmp_path, tables={"store": {"url": "s3://team/other"}})
     assert _files(tmp_path) == before
 

@@ -10,6 +10,7 @@ from m5ws.cli.parameters import start_options
 from m5ws.cli.parameters.grouped import grouped
 from m5ws.cli.terminal import output
 from m5ws.errors import UsageError
+from m5ws.wording.lists import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,7 +59,7 @@ def submit_command(
     shares = context.params["parallel"] if context.params.get("all_segments") else 1
     if shares > 1:
         alone = _without("--parallel", words)
-        commands = [(verb, "--share", f"{number}/{shares}", *alone) for number in range(1, shares + 1)]
+        commands = [(verb, "--share", str(number), str(shares), *alone) for number in range(1, shares + 1)]
     chosen = clusters.Cluster(workspace, cluster)
     planned = [chosen.plan(subject, nodes, command=each) for each in commands]
     chosen.refuse_unaccepted(planned[0])
@@ -112,6 +113,5 @@ def submit(
 
 
 def _print(submitted: "Submitted") -> None:
-    job = submitted.job
-    nodes = "1 node" if job.nodes == 1 else f"{job.nodes} nodes"
-    output.print_note(f"job {submitted.id} was submitted to {job.cluster}, {nodes}")
+    nodes = count(submitted.job.nodes, "node")
+    output.print_note(f"job {submitted.id} was submitted to {submitted.job.cluster}, {nodes}")

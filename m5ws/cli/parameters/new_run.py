@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from m5ws.cli import environment
-from m5ws.cli.parameters import launch_options, names
+from m5ws.cli.parameters import cluster_options, launch_options, names
 from m5ws.cli.parameters.grouped import grouped
 from m5ws.cli.parameters.script import script
 from m5ws.cli.snapshot import take
@@ -49,12 +49,18 @@ options = grouped(
 )
 
 
-class NewRunArguments(launch_options.LaunchArguments):
-    """The values of `options` and of the snapshot."""
+class NewRunArguments(launch_options.LaunchArguments, cluster_options.ClusterArguments):
+    """The values of `options`, of the snapshot, and of the options of a start, here or on a cluster."""
 
     snapshot: str | None
     overrides: tuple[str, ...]
     why: str | None
+
+
+class ForkArguments(NewRunArguments):
+    """The values of the options of a run that may start from a checkpoint."""
+
+    restart: Restart
 
 
 def from_snapshot(
@@ -112,9 +118,7 @@ def _find_directory(root: Path, command: tuple[str, ...]) -> str | None:
     return str(here.relative_to(root.resolve()))
 
 
-def from_checkpoint(
-    context: click.Context, repo: "Repository", checkpoint: str, given: NewRunArguments, restart: Restart
-) -> "Run":
+def from_checkpoint(context: click.Context, repo: "Repository", checkpoint: str, given: ForkArguments) -> "Run":
     """Return a new run that starts from a checkpoint, and print its differences from its parent."""
     from m5ws.attempts import fork
     from m5ws.outputs import kept_work
@@ -125,7 +129,7 @@ def from_checkpoint(
         snapshot=names.find_id(repo, given["snapshot"], "snapshot") if given["snapshot"] else None,
         overrides=given["overrides"],
         options=_launch(context, given),
-        restart=restart,
+        restart=given["restart"],
     )
     workspace = names.workspace(context)
     run = fork.new_run(repo, request, partial(kept_work.take_checkpoint, repo, workspace.home, workspace.kept))
@@ -183,4 +187,4 @@ def refuse_invalid(why: str | None) -> None:
 def _launch(context: click.Context, given: NewRunArguments) -> "RunOptions":
     from m5ws.attempts.planning import RunOptions
 
-    return msgspec.convert({**given, "nodes": context.params.get("nodes") or 1, "command": script(context)}, RunOptions)
+    return msgspec.convert({**given, "nodes": given["nodes"] or 1, "command": script(context)}, RunOptions)

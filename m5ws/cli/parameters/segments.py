@@ -35,20 +35,6 @@ parallel = click.option(
 )
 
 
-class Share(click.ParamType[tuple[int, int]]):
-    """A job's share of the segments: `K/P`, from 1."""
-
-    name = "share"
-
-    def convert(
-        self, value: str | tuple[int, int], param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, int]:
-        if isinstance(value, tuple):
-            return value
-        number, _, shares = value.partition("/")
-        return int(number), int(shares)
-
-
 options = grouped(
     click.option("--segment", type=click.IntRange(min=1), metavar="K", help="Replay only the Kth segment."),
     click.option(
@@ -62,12 +48,12 @@ options = grouped(
     click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Replay only N segments, chosen at random."),
     click.option("--sample-seed", type=int, default=0, show_default=True, metavar="N", help="Seed of that choice."),
     click.option("--all-segments", is_flag=True, help="Replay each segment as a run of its own."),
-    click.option("--share", type=Share(), hidden=True),
+    click.option("--share", type=(int, int), hidden=True),
 )
 
 
 class SegmentArguments(TypedDict):
-    """The values of `options`."""
+    """The values of `options`. `share` of a job is its number, from 1, and the number of jobs."""
 
     segment: int | None
     first: int | None

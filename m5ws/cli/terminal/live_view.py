@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from m5ws.cli.terminal import output
 from m5ws.cli.terminal.output import Line, StyledText
 from m5ws.wording.failures import describe_end, describe_failure
+from m5ws.wording.lists import count
 
 if TYPE_CHECKING:
-    from m5ws.records.ledger import Notice
     from m5ws.reports.live import LiveState
 
 _COLOURS = {"running": "cyan", "finished": "green", "failed": "red", "interrupted": "yellow", "unsaved": "red"}
@@ -17,12 +17,6 @@ _ERRORS = 3
 def lines(state: "LiveState", now_s: float) -> list[Line]:
     """Return the view of a run."""
     return [_title(state), *_facts(state, now_s), _checkpoints(state), *_notices(state), *_errors(state)]
-
-
-def _notice(event: "Notice") -> str:
-    """Return a notice in one line."""
-    where = f" (step {event.step})" if event.step is not None else ""
-    return f"{event.kind}{where}: {_one_line(event.message)}"
 
 
 def _title(state: "LiveState") -> Line:
@@ -73,14 +67,16 @@ def _facts(state: "LiveState", now_s: float) -> list[Line]:
 def _checkpoints(state: "LiveState") -> Line:
     if state.last_checkpoint is None:
         return "no checkpoint yet" if state.newest.standing == "running" else "no checkpoint"
-    count = "1 checkpoint" if state.checkpoints == 1 else f"{state.checkpoints:,} checkpoints"
-    return f"{count}, the last after step {state.last_checkpoint:,}"
+    return f"{count(state.checkpoints, 'checkpoint')}, the last after step {state.last_checkpoint:,}"
 
 
 def _notices(state: "LiveState") -> list[Line]:
     earlier = state.notice_count - len(state.notices)
     shown: list[Line] = [f"{earlier:,} earlier notices"] if earlier else []
-    return [*shown, *((StyledText(_notice(event), "yellow"),) for event in state.notices)]
+    for event in state.notices:
+        where = f" (step {event.step})" if event.step is not None else ""
+        shown.append((StyledText(f"{event.kind}{where}: {_one_line(event.message)}", "yellow"),))
+    return shown
 
 
 def _errors(state: "LiveState") -> list[Line]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class RunFailed(M5Error):
-    """The script of a run, or its launch, failed."""
+    """The script of a run, or its launch, failed; or a resume was not exact, and `[run] inexact` is `stop`."""
 
     exit_code = 1
 
@@ -27,22 +27,10 @@ class Superseded(M5Error):
     exit_code = 4
 
 
-class InexactResume(M5Error):
-    """A resumed run repeated a step with other values, and `[run] inexact` is `stop`."""
-
-    exit_code = 1
-
-
 class RunInterrupted(M5Error):
     """A run was stopped before its end."""
 
     exit_code = 130
-
-
-class StartAgain(M5Error):
-    """The time limit of a scheduler ended an attempt, whose last checkpoint is saved: the agents shall start again."""
-
-    exit_code = NodeLost.exit_code
 
 
 class RunUnsaved(M5Error):
@@ -65,7 +53,7 @@ def report(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> None
     if result.superseded:
         raise Superseded(f"attempt {result.attempt} of {ended}", hint=f"`m5ws show {run}` shows the newer attempt.")
     if result.outcome == "interrupted" and result.again:
-        raise StartAgain(ended, hint="The scheduler starts the agents again.")
+        raise NodeLost(ended, hint="The scheduler starts the agents again.")
     if result.outcome == "interrupted":
         restart = f"`m5ws resume {run} --from-scratch` restarts it"
         raise RunInterrupted(ended, hint=f"{resume}. If the store has nothing of it to restore, {restart}.")
@@ -74,7 +62,7 @@ def report(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> None
         raise RunUnsaved(ended, hint=f"{kept} If nothing was kept, {resume} from the newest checkpoint.")
     if result.reason is not None and result.reason.kind == "inexact resume":
         hint = f'With [run] inexact = "warn", {resume}. `m5ws certify` tests the restores of a script.'
-        raise InexactResume(ended, hint=hint)
+        raise RunFailed(ended, hint=hint)
     if result.reason is not None and result.reason.kind == "node lost":
         raise NodeLost(ended)
     if result.outcome != "finished":

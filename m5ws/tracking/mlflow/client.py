@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from m5ws.errors import M5Error, MissingExtra
+from m5ws.errors import M5Error
 from m5ws.tracking.mlflow import migrations
 from m5ws.tracking.mlflow.follower import limit_requests
 from m5ws.tracking.mlflow.uri import database
@@ -22,16 +22,15 @@ class TrackerError(M5Error):
 
 @contextmanager
 def client(tracking_uri: str) -> Iterator[Any]:
-    """Yield an MLflow client. Errors of MLflow in the block become TrackerError."""
+    """Yield an MLflow client. Errors of MLflow in the block become TrackerError. Raises MissingExtra."""
     limit_requests()
+    migrations.installed()
     migrations.wait(tracking_uri)
-    try:
-        from mlflow import MlflowClient
-        from mlflow.exceptions import MlflowException
-        from requests import RequestException
-        from sqlalchemy.exc import SQLAlchemyError
-    except ImportError as error:
-        raise MissingExtra("tracking in MLflow", migrations.EXTRA) from error
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+    from requests import RequestException
+    from sqlalchemy.exc import SQLAlchemyError
+
     try:
         yield MlflowClient(tracking_uri)
     except (MlflowException, RequestException, SQLAlchemyError) as error:

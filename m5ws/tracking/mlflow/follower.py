@@ -34,7 +34,6 @@ from m5ws.repository.repository import Repository
 from m5ws.store import open_store
 from m5ws.tracking.interface import TRACKED, UNTOLD
 from m5ws.tracking.mlflow import tags
-from m5ws.tracking.mlflow.logged_models import made
 from m5ws.tracking.mlflow.metrics import Point, Points
 from m5ws.tracking.mlflow.uri import artifacts_dir
 
@@ -174,7 +173,7 @@ class Follower:
         self._settle(page, last)
         if self._listed < len(self._checkpoints):
             with self._skipping("checkpoints"):
-                page.publish(subject, [made(event, self._last_step) for event in self._checkpoints[self._listed :]])
+                page.publish(subject, self._checkpoints[self._listed :], self._last_step)
             self._listed = len(self._checkpoints)
 
     def _send(self, page: Any, points: Sequence[Point]) -> int:

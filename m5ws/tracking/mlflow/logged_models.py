@@ -1,13 +1,11 @@
 """Checkpoints as MLflow's external models: a checkpoint's name and run. The weights stay in the m5ws store.
 
-A model has the digest of its checkpoint's record. MLflow's models are queried once, so a publication may be repeated
-after any kill. It costs two requests a checkpoint, and one for all of them.
+Output files are listed too, after the last step. A model has the digest of its record. MLflow's models are queried
+once, so a publication may be repeated after any kill. It costs two requests a checkpoint, and one for all of them.
 """
 
 from collections.abc import Sequence
 from typing import Any
-
-import msgspec
 
 from m5ws.records.base import Digest
 from m5ws.records.ledger import CheckpointPublished, OutputsStored
@@ -20,33 +18,8 @@ STEP_TAG = "m5ws.step"
 _READY = "READY"
 _LINKS = 500
 
-
-class RunResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A result of a run: a checkpoint, or output files, which have no step (`step` is None).
-
-    The page lists it at the step `after`. `record` is the digest of its record.
-    """
-
-    name: str
-    record: Digest
-    content: Digest
-    step: int | None
-    after: int
-
-    @property
-    def params(self) -> dict[str, str]:
-        """The parameters of the model, in addition to the run's id."""
-        kind, _, name = self.name.partition("-")
-        return {kind: name} | ({"step": str(self.step)} if self.step is not None else {})
-
-
-def made(event: CheckpointPublished | OutputsStored, last_step: int) -> RunResult:
-    """Return the model that an event describes. Output files are listed after the last step."""
-    if isinstance(event, OutputsStored):
-        name = f"outputs-{event.name}"
-        return RunResult(name=name, record=event.record, content=event.content, step=None, after=last_step)
-    name, step = f"checkpoint-{event.name}", event.step
-    return RunResult(name=name, record=event.checkpoint, content=event.content, step=step, after=step)
+RunResult = CheckpointPublished | OutputsStored
+"""Event of a checkpoint, or of output files, which have no step."""
 
 
 class Models:
@@ -59,16 +32,16 @@ class Models:
         self._known: dict[Digest, Any] | None = None
         self._linked: set[str] = set()
 
-    def publish(self, run: Run, made: Sequence[RunResult]) -> None:
+    def publish(self, run: Run, results: Sequence[RunResult], last_step: int) -> None:
         """List checkpoints and output files, each once."""
-        known = self._ask(run)
-        each = list({result.record: result for result in made}.values())
-        for result in each:
-            model = known.get(result.record) or self._create(run, result)
+        known, links = self._ask(run), list[tuple[str, int]]()
+        for record, result in {_record(result): result for result in results}.items():
+            model = known.get(record) or self._create(run, result)
             if model.status != _READY:
                 model = self._client.finalize_logged_model(model.model_id, _READY)
-            known[result.record] = model
-        self._link([(known[result.record].model_id, result.after) for result in each])
+            known[record] = model
+            links.append((model.model_id, last_step if isinstance(result, OutputsStored) else result.step))
+        self._link(links)
 
     def _ask(self, run: Run) -> dict[Digest, Any]:
         """Return MLflow's models by their checkpoint's digest, and remember the models that the page lists."""
@@ -85,19 +58,20 @@ class Models:
             self._known = known
         return self._known
 
-    def _create(self, run: Run, made: RunResult) -> Any:
+    def _create(self, run: Run, result: RunResult) -> Any:
+        kind, step = ("outputs", "") if isinstance(result, OutputsStored) else ("checkpoint", str(result.step))
         return self._client.create_logged_model(
             experiment_id=self._experiment_id,
-            name=made.name,
+            name=f"{kind}-{result.name}",
             source_run_id=self._page_id,
-            model_type=made.name.partition("-")[0],
-            params={"run": run.id, **made.params},
+            model_type=kind,
+            params={"run": run.id, kind: result.name, **({"step": step} if step else {})},
             tags={
                 RUN_TAG: run.id,
                 SNAPSHOT_TAG: run.snapshot,
-                CHECKPOINT_TAG: made.record,
-                **({STEP_TAG: str(made.step)} if made.step is not None else {}),
-                "m5ws.content": made.content,
+                CHECKPOINT_TAG: _record(result),
+                **({STEP_TAG: step} if step else {}),
+                "m5ws.content": result.content,
                 # MLflow's own mark of a model with files elsewhere.
                 "mlflow.model.isExternal": "true",
             },
@@ -112,3 +86,7 @@ class Models:
             group = new[start : start + _LINKS]
             self._client.log_outputs(self._page_id, group)
             self._linked.update(link.model_id for link in group)
+
+
+def _record(result: RunResult) -> Digest:
+    return result.record if isinstance(result, OutputsStored) else result.checkpoint

@@ -23,8 +23,6 @@ from m5ws import locks
 from m5ws.errors import M5Error, MissingExtra
 from m5ws.tracking.mlflow.uri import artifacts_dir, database
 
-EXTRA = "mlflow"
-
 
 class SchemaError(M5Error):
     """MLflow could not create or upgrade its database."""
@@ -94,7 +92,7 @@ def installed() -> str:
     try:
         return importlib.metadata.version("mlflow")
     except importlib.metadata.PackageNotFoundError as error:
-        raise MissingExtra("tracking in MLflow", EXTRA) from error
+        raise MissingExtra("tracking in MLflow", "mlflow") from error
 
 
 def _copy(source: Path, target: Path) -> None:

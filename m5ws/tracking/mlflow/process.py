@@ -1,27 +1,28 @@
 """The process that delivers runs to MLflow, started with a run, or later for ended runs.
 
-    MLFLOW_TRACKING_URI=URI python -m m5ws.tracking.mlflow.process --store URL --runs-dir DIR --experiment NAME RUN
+    MLFLOW_TRACKING_URI=URI python -P -m m5ws.tracking.mlflow.process OPTIONS RUN...
 
-The address is a variable and no argument, because it may contain a password and all users see arguments.
+OPTIONS are `FollowerOptions` as JSON. The address is a variable and no argument, because it may contain a password and
+all users see arguments.
 
 It reads the ledger once for each write to its standard input, so an idle run of many ranks causes no requests. At the
-end of standard input, which comes with any end of the supervisor, it makes a last pass. With `--once` it delivers the
+end of standard input, which comes with any end of the supervisor, it makes a last pass. With `once` it delivers the
 records of several ended runs instead, in order, until MLflow does not answer. It exits with 0 if MLflow has everything.
 """
 
-import argparse
 import os
 import select
 import sys
 import warnings
 from collections.abc import Sequence
 
+import msgspec
+
 from m5ws import secret_scan
 from m5ws.errors import M5Error
 from m5ws.tracking.mlflow import migrations
 from m5ws.tracking.mlflow.follower import Follower, FollowerOptions, limit_requests
 
-_MODULE = "m5ws.tracking.mlflow.process"
 URI = "MLFLOW_TRACKING_URI"
 _FIRST_RETRY_S, _RETRY_S = 2.0, 60.0
 _MOST_BYTES = 65_536
@@ -29,10 +30,9 @@ _MOST_BYTES = 65_536
 
 def argv(options: FollowerOptions, run_ids: Sequence[str]) -> list[str]:
     """Return the command line of the process for runs; for several runs only with `options.once`."""
-    named = {"--store": options.store, "--runs-dir": options.runs_dir, "--experiment": options.experiment}
-    words = [word for pair in named.items() for word in pair]
+    shown = msgspec.json.encode(msgspec.structs.replace(options, tracking_uri="")).decode()
     # -P: the current directory may contain a folder named mlflow.
-    return [sys.executable, "-P", "-m", _MODULE, *words, *["--once"] * options.once, *run_ids]
+    return [sys.executable, "-P", "-m", "m5ws.tracking.mlflow.process", shown, *run_ids]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -40,8 +40,10 @@ def main(arguments: Sequence[str]) -> int:
 
     The missing parts are on stderr. Raises M5Error if the store cannot be opened.
     """
-    every = _options(arguments)
-    _prepare_process(every[0])
+    options = msgspec.json.decode(arguments[0], type=FollowerOptions)
+    options = msgspec.structs.replace(options, tracking_uri=os.environ[URI])
+    every = [msgspec.structs.replace(options, run=run) for run in arguments[1:]]
+    _prepare_process(options)
     return _catch_up(every) if every[0].once else _follow(every[0])
 
 
@@ -108,20 +110,6 @@ def _wait(limit_s: float | None) -> tuple[bool, bool]:
     if not select.select([sys.stdin], [], [], limit_s)[0]:
         return False, False
     return True, not os.read(sys.stdin.fileno(), _MOST_BYTES)
-
-
-def _options(arguments: Sequence[str]) -> list[FollowerOptions]:
-    """Return the options of each run. Exits with 2 for a wrong command line."""
-    parser = argparse.ArgumentParser(prog=f"python -m {_MODULE}", description=__doc__)
-    for name in ("--store", "--runs-dir", "--experiment"):
-        parser.add_argument(name, required=True)
-    parser.add_argument("--once", action="store_true")
-    parser.add_argument("runs", nargs="+", metavar="RUN")
-    given = vars(parser.parse_args(arguments))
-    if URI not in os.environ:
-        parser.error(f"the variable {URI} has no address")
-    run_ids = given.pop("runs")
-    return [FollowerOptions(tracking_uri=os.environ[URI], run=run, **given) for run in run_ids]
 
 
 if __name__ == "__main__":

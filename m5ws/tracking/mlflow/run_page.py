@@ -18,7 +18,7 @@ from m5ws.tracking.mlflow import params as mlflow_params
 from m5ws.tracking.mlflow import tags as mlflow_subject
 from m5ws.tracking.mlflow.logged_models import Models, RunResult
 from m5ws.tracking.mlflow.metrics import Point, Position
-from m5ws.tracking.mlflow.pages import search
+from m5ws.tracking.mlflow.pages import pages
 from m5ws.tracking.mlflow.tags import RUN_TAG, Subject
 
 DELIVERED_TAG = "m5ws.delivered"
@@ -102,9 +102,9 @@ class RunPage:
         self.position = last
         return done + len(batch)
 
-    def publish(self, subject: Subject, made: Sequence[RunResult]) -> None:
+    def publish(self, subject: Subject, results: Sequence[RunResult], last_step: int) -> None:
         """List checkpoints and output files as models."""
-        self._models.publish(subject.run, made)
+        self._models.publish(subject.run, results, last_step)
 
     def settle(self, status: str, end_ms: int | None) -> None:
         """Set the run's status, and the end if it has ended."""
@@ -148,10 +148,14 @@ class RunPage:
 
 
 def find(client: Any, run_id: str) -> list[str]:
-    """Return the ids of the MLflow runs of an m5ws run: the delivery target first, then by age."""
-    runs = search(client, RUN_TAG, run_id)
-    runs.sort(key=lambda run: (DELIVERED_TAG not in run.data.tags, *order(run)))
-    return [run.info.run_id for run in runs]
+    """Return the ids of the MLflow runs of an m5ws run: the delivery target first, then by age.
+
+    All experiments are searched, because a script may choose its own.
+    """
+    experiments = [each.experiment_id for each in pages(lambda token: client.search_experiments(page_token=token))]
+    query = f"tags.`{RUN_TAG}` = '{run_id}'"
+    runs = pages(lambda token: client.search_runs(experiments, query, page_token=token)) if experiments else ()
+    return [run.info.run_id for run in sorted(runs, key=lambda run: (DELIVERED_TAG not in run.data.tags, *order(run)))]
 
 
 def order(run: Any) -> tuple[int, int, int, str]:
