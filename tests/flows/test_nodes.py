@@ -338,7 +338,7 @@ def test_output_files_of_two_nodes_are_merged_and_reproduced_on_one_machine(
     assert fsck.check(workspace.repo, read_data=True).damage == ()
 
 
-@pytest.mark.long
+@pytest.mark.soak  # tests/outputs has the rule
 def test_two_nodes_that_wrote_different_content_to_one_path_fail_the_attempt(
     tmp_path: Path, cluster: Callable[[Workspace], _Cluster]
 ) -> None:

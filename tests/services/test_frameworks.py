@@ -311,10 +311,6 @@ def _compare(place: Place, name: str) -> None:
     assert again.state == "finished" and _facts(whole) == _facts(again)
 
 
-def _only_one(example: Example) -> Any:
-    return pytest.param(example, id=example.name, marks=() if example.name == "hydra" else pytest.mark.soak)
-
-
 def _facts(run: m5ws.Run) -> list[Any]:
     """Return the recorded values of all steps and ranks, and the bytes of the last state."""
     times = ("seconds", "time_s")
@@ -323,7 +319,8 @@ def _facts(run: m5ws.Run) -> list[Any]:
     return [steps, {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}]
 
 
-@pytest.mark.parametrize("example", map(_only_one, _EXAMPLES))
+@pytest.mark.soak
+@pytest.mark.parametrize("example", _EXAMPLES, ids=lambda example: example.name)
 def test_an_example_uses_nothing_that_is_not_pinned(
     example: Example, interpreter: Callable[[Versions], Path], tmp_path: Path
 ) -> None:

@@ -174,6 +174,7 @@ def test_an_environment_of_uv_is_pinned_observed_and_rebuilt(
     check(shop, place, "uv.lock", lambda: shop.run(program("uv"), "sync", "--frozen", folder=place.root))
 
 
+@pytest.mark.soak
 def test_an_environment_of_poetry_is_pinned_observed_and_rebuilt(
     shop: Shop, tmp_path: Path, program: Callable[[str], Path]
 ) -> None:
@@ -205,6 +206,7 @@ def channel(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.soak
 def test_an_environment_of_conda_is_pinned_observed_and_listed_for_conda(
     shop: Shop, tmp_path: Path, program: Callable[[str], Path]
 ) -> None:

@@ -148,8 +148,12 @@ def site(server: Gate, tmp_path_factory: pytest.TempPathFactory) -> _Site:
 
 @pytest.mark.parametrize(
     "down",
-    [(True, False, False), (False, True, False), (False, False, True), (True, True, True)],
-    ids=["at the start", "in the middle", "at the end", "for a day"],
+    [
+        pytest.param((True, False, False), id="at the start"),
+        pytest.param((False, True, False), id="in the middle", marks=pytest.mark.soak),
+        pytest.param((False, False, True), id="at the end", marks=pytest.mark.soak),
+        pytest.param((True, True, True), id="for a day"),
+    ],
 )
 def test_a_page_equals_the_page_of_an_undisturbed_run(site: _Site, down: tuple[bool, bool, bool]) -> None:
     run = site.run(down)

@@ -10,7 +10,7 @@ import pytest
 from tests.services.conftest import Versions
 from tests.support.workspace.checkouts import commit_all
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.services, pytest.mark.soak]
 
 _SCRIPT = Path(__file__).parent / "scripts" / "tied_llama.py"
 _CONFIG = {

@@ -70,7 +70,8 @@ def check_it_is_reproduced(root: Path, text: Path, change: str, run_m5ws: Callab
     assert verdict["not_compared"] == []
 
 
-@pytest.mark.parametrize("template", [pytest.param("gpt-fsdp", marks=pytest.mark.soak), "gpt-deepspeed"])
+@pytest.mark.soak
+@pytest.mark.parametrize("template", ["gpt-fsdp", "gpt-deepspeed"])
 def test_a_template_uses_nothing_that_is_not_pinned(workspace: Make, text: Path, template: str) -> None:
     root = workspace(template)
     call(root, sys.executable, "prepare.py", str(text))

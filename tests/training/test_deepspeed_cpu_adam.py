@@ -294,7 +294,7 @@ def test_a_rank_uses_the_folder_of_the_built_operator(built: Path, tmp_path: Pat
     assert done.stdout.split() == ["{}", str(built.parents[1])]
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_build_waits_for_a_build_in_progress_and_not_for_a_killed_build(tmp_path: Path) -> None:
     compiler = tmp_path / "bin" / "c++"
     compiler.parent.mkdir()
@@ -323,7 +323,7 @@ def test_a_build_waits_for_a_build_in_progress_and_not_for_a_killed_build(tmp_pa
     assert "could not be built" in second.communicate()[1]
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_failed_build_prints_the_reason_and_a_remedy(tmp_path: Path) -> None:
     """No compiler can be found, and nothing is built yet."""
     done, tried = (
