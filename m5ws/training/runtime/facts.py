@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from m5ws.records.environment import ENVIRONMENT
-from m5ws.training.determinism import portable
+from m5ws.training import determinism
 
 Facts = dict[str, str | None]
 
@@ -52,12 +52,12 @@ def versions() -> Facts:
         "torch.cuda": torch.version.cuda,
         "torch.git": git if git and git != "Unknown" else None,
         "cuda.driver": _driver() if cuda else None,
-        "cudnn": _text(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
+        "cudnn": None if (cudnn := torch.backends.cudnn.version()) is None else str(cudnn),  # type: ignore[no-untyped-call]
         "nccl": _nccl() if torch.version.cuda else None,
         "gpu.model": torch.cuda.get_device_name() if cuda else None,
         "gpu.count": str(torch.cuda.device_count()),
         "cpu.capability": torch.backends.cpu.get_cpu_capability(),
-        "cpu.portable": portable.baseline(),
+        "cpu.portable": determinism.baseline(),
         "mkl": _config(r"(?:Math Kernel Library|oneAPI MKL|MKL) Version ([\d.]+)"),
         "onednn": _config(r"(?:MKL-DNN|oneDNN) v([\d.]+)"),
     }
@@ -130,7 +130,3 @@ def _nccl() -> str | None:
 def _config(pattern: str) -> str | None:
     match = re.search(pattern, torch.__config__.show())
     return match.group(1) if match else None
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
