@@ -52,7 +52,7 @@ def versions() -> Facts:
         "torch.cuda": torch.version.cuda,
         "torch.git": git if git and git != "Unknown" else None,
         "cuda.driver": _driver() if cuda else None,
-        "cudnn": None if (cudnn := torch.backends.cudnn.version()) is None else str(cudnn),  # type: ignore[no-untyped-call]
+        "cudnn": _text(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
         "nccl": _nccl() if torch.version.cuda else None,
         "gpu.model": torch.cuda.get_device_name() if cuda else None,
         "gpu.count": str(torch.cuda.device_count()),
@@ -130,3 +130,7 @@ def _nccl() -> str | None:
 def _config(pattern: str) -> str | None:
     match = re.search(pattern, torch.__config__.show())
     return match.group(1) if match else None
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
