@@ -15,11 +15,11 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from m5ws.records.environment import Determinism
-from m5ws.training.determinism import apply
+from m5ws.training import determinism
 
 out, steps, mode = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 if mode == "deterministic":
-    apply.apply(Determinism())
+    determinism.apply(Determinism())
 dist.init_process_group("gloo")
 torch.manual_seed(1)
 model = nn.Sequential(*(nn.Sequential(nn.Linear(768, 768), nn.GELU()) for _ in range(4)))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from m5ws.training.determinism import apply, portable
+from m5ws.training import determinism
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "templates" / "gpt"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -22,10 +22,10 @@ row, dtype = sys.argv[1], getattr(torch, sys.argv[2])
 steps, threads, width = map(int, sys.argv[3:6])
 device = torch.device(sys.argv[6])
 if row == "pinned":  # The variables of "portable", and torch's own square root.
-    apply.apply(determinism_of("strict", threads))
-    portable.require()
+    determinism.apply(determinism_of("strict", threads))
+    determinism.require()
 else:
-    apply.apply(determinism_of(row, threads))
+    determinism.apply(determinism_of(row, threads))
 torch.manual_seed(1)
 model = GPT(vocabulary=2048, length=LENGTH, layers=4, heads=4, width=width, dropout=0.1).to(device, dtype)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

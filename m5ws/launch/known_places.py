@@ -26,8 +26,6 @@ _SYSTEM = (
     *("/run/systemd", "/run/resolvconf", "/run/NetworkManager", "/run/nscd"),
     *("/opt/amazon", "/opt/aws-ofi-nccl", "/opt/nvidia", "/opt/rocm"),
 )
-_SHARED_MEMORY = "shm"
-"""Name of the folder in /dev that contains files and no devices."""
 _CACHES = {
     "TORCH_EXTENSIONS_DIR": "{cache}/torch_extensions",
     "TORCHINDUCTOR_CACHE_DIR": "{temporary}/torchinductor_{user}",
@@ -126,7 +124,8 @@ def _hosts_of_store(url: str, environment: Mapping[str, str]) -> Iterator[str]:
 
 def _devices() -> Iterator[str]:
     try:
-        yield from (os.path.join("/dev", name) for name in os.listdir("/dev") if name != _SHARED_MEMORY)
+        # Shared memory contains files and no devices.
+        yield from (os.path.join("/dev", name) for name in os.listdir("/dev") if name != "shm")
     except OSError:
         return
 

@@ -70,12 +70,11 @@ class Reaper:
 
     def follow(self, main: int) -> int:
         """Wait for the process `main`, end all other processes, and return the wait status of `main`."""
-        self._main, status = main, 0
+        self._main = main
         while (ended := os.waitpid(-1, 0))[0] != main:
             pass
-        status = ended[1]
         self._end_others()
-        return status
+        return ended[1]
 
     def _stop(self, number: int, _: FrameType | None) -> None:
         if self._main is None:

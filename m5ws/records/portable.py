@@ -1,4 +1,4 @@
-"""Rules of the determinism level "portable" that need no torch. `training.portable` applies the level in a rank.
+"""Rules of the determinism level "portable" that need no torch. `training.determinism` applies the level in a rank.
 
 A run at this level has the same bits on every x86-64 processor with AVX2 (docs/design/0016-portable-bits.md).
 """

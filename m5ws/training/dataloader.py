@@ -183,6 +183,13 @@ def _find_seedless(loader: object) -> str | None:
     return next((name for name, part in parts if isinstance(part, DataLoader) and part.generator is None), None)
 
 
+def digest(batch: object) -> str:
+    """Return the digest of a batch."""
+    hasher = blake3.blake3()
+    update(hasher, batch)
+    return str(hasher.hexdigest())
+
+
 def update(into: Any, batch: object) -> None:
     """Hash a batch: types, shapes, element types and bytes, in any nesting."""
     if isinstance(batch, torch.Tensor):

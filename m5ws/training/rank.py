@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,24 +22,27 @@ import msgspec
 
 from m5ws import secret_scan
 from m5ws.config.commands import launchers
+from m5ws.environment.observe.machine import Machine
 from m5ws.errors import M5Error, UsageError
-from m5ws.records import codec
+from m5ws.filesystem import write_atomically
+from m5ws.records import codec, portable
+from m5ws.records.environment import Observed
 from m5ws.records.failure import Failure
-from m5ws.records.launch import STOP_SIGNALS, WARNINGS, Context, open_log, stop_signals
+from m5ws.records.launch import ADMITTED, OBSERVED, STOP_SIGNALS, WARNINGS, Admission, Context, open_log, stop_signals
 from m5ws.records.ledger import RankEnded, RankStarted
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
 from m5ws.store.cache.cache import cached
-from m5ws.training import admission
-from m5ws.training.determinism import apply, portable
+from m5ws.training import determinism
 from m5ws.training.observation import watch
-from m5ws.training.runtime import context, facts, imported_copies, imports, isolation, missing_files, nccl, script_error
+from m5ws.training.runtime import context, facts, imported_copies, imports, isolation, nccl, script_error
 from m5ws.training.runtime.reads import ReadNotes, note_reads
 from m5ws.training.runtime.stop import StopRequest
 from m5ws.training.state import rng
 
 _PR_SET_PDEATHSIG = 1
+_POLL_S = 0.005
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -51,14 +55,14 @@ def main(arguments: Sequence[str]) -> int:
     stop = StopRequest(Path(orders.spool_dir) / "processes")
     stop.register()
     _redirect(Path(orders.log_dir) / f"rank-{rank}.log")
-    admitted = admission.wait(orders, is_first=os.environ.get("LOCAL_RANK", "0") == "0")
+    admitted = _await_admission(orders, is_first=os.environ.get("LOCAL_RANK", "0") == "0")
     loads = imports.Imports(Path(orders.spool_dir) / f"{rank}.imports")
     isolation.watch(orders, admitted.local_installs, loads.note)
     imported_copies.prefer(orders)
     spool = _open_spool(orders, rank)
     references = Path(orders.references) if orders.references else None
     repo = Repository.open(cached(open_store(orders.store), Path(orders.copies), orders.copies_bytes, references))
-    apply.apply(orders.determinism)
+    determinism.apply(orders.determinism)
     if orders.determinism.level != "off":
         # Otherwise the system seeds them, for a script that does not.
         rng.seed_all((orders.spec.seed or 0) + rank)
@@ -69,11 +73,43 @@ def main(arguments: Sequence[str]) -> int:
     if orders.spec.observe:
         watch.start(active)
     end = _run(arguments, active, note_reads(orders, os.environ))
-    _ignore_signals()
+    # The script has ended, and its result is kept. While Python ends, it replaces handlers by the default action, but
+    # ignored signals stay ignored.
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     active.note_imports()
     active.emit(RankEnded, rank=rank, failure=end.failure)
     _print_end(end.error)
     return end.status
+
+
+def _await_admission(orders: Context, *, is_first: bool) -> Admission:
+    """Return the admission of this rank. A rank that a launcher starts again has it already.
+
+    The first rank of the node observes its environment, and all wait until their node admits them: no line of the
+    script runs in an environment that does not fit. The first rank's number need not be 0. A node that ends takes its
+    ranks with it, so the wait has no limit.
+    """
+    path = Path(orders.spool_dir) / ADMITTED
+    if is_first and not path.exists():
+        write_atomically(path.with_name(OBSERVED), codec.encode(_observe(orders)))
+    while not path.exists():
+        time.sleep(_POLL_S)
+    return codec.decode(path.read_bytes(), Admission, str(path))
+
+
+def _observe(orders: Context) -> Observed:
+    """Return the environment of this process, as it is before any setting of the run is applied to torch."""
+    observing = orders.observing
+    observed = Machine(
+        root=Path(observing.root),
+        copies=tuple(Path(copy) for copy in (orders.work_dir, observing.copy) if copy),
+        variable_names=observing.variables,
+        read_torch=facts.versions,
+    ).observe({})
+    if observing.rebuilt is None:
+        return observed
+    return msgspec.structs.replace(observed, facts=observed.facts | {"rebuilt": observing.rebuilt})
 
 
 def _open_spool(orders: Context, rank: int) -> SpoolWriter:
@@ -117,7 +153,7 @@ def _run(arguments: Sequence[str], active: context.ActiveRank, notes: ReadNotes)
     """Run the script to its end."""
     try:
         if portable.is_asked(active.context.determinism):
-            portable.require()
+            determinism.require()
         alive: dict[str, object] = {}
         try:
             alive |= _run_script(arguments)
@@ -136,7 +172,7 @@ def _run(arguments: Sequence[str], active: context.ActiveRank, notes: ReadNotes)
         # The one broad handler of a rank: every error of a script belongs in its log and its ledger.
         # Torch's handler raises errors of loaders. The script has ended, and no error may replace its own.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        if (advice := missing_files.advice(error, active.context)) is not None:
+        if (advice := script_error.advice(error, active.context)) is not None:
             active.notice("missing-file", secret_scan.masked(advice))
         notes.search(error)
         return _End(getattr(error, "exit_code", 1), script_error.find_failure(error), error)
@@ -219,15 +255,6 @@ def _prepare_signals() -> None:
     for number in stop_signals():
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
-
-
-def _ignore_signals() -> None:
-    """Ignore the signals that stop a run until this process has ended: the script has ended, and its result is kept.
-
-    While Python ends, it replaces handlers by the default action, but ignored signals stay ignored.
-    """
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
 
 
 def _redirect(log: Path) -> None:

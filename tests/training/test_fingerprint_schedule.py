@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import m5ws
 from m5ws.records.ledger import State
-from m5ws.training.session.fingerprint_schedule import SHARE, FingerprintSchedule, interval
+from m5ws.training.session.schedules import SHARE, FingerprintSchedule, interval
 from tests.support.ranks.loops import train
 
 _DURATIONS = st.floats(1e-5, 1e3)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from m5ws.training.runtime import missing_files
+from m5ws.training.runtime import script_error
 from tests.support.ranks.orders import orders
 from tests.support.workspace.checkouts import write
 
@@ -25,7 +25,7 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def _pinned(error: BaseException, context: Any) -> str | None:
     """Return the path for [data] paths in the advice."""
-    text = missing_files.advice(error, context)
+    text = script_error.advice(error, context)
     return text.partition('["')[2].partition('"]')[0] if text is not None else None
 
 
@@ -47,13 +47,13 @@ def test_the_advice_for_a_failed_read_names_the_missing_path(context: Any, monke
 def test_the_advice_for_a_missing_output_folder_names_the_outputs_setting(
     context: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = missing_files.advice(_raised("out/deep/model.pt"), context)
+    text = script_error.advice(_raised("out/deep/model.pt"), context)
     assert text is not None and "out/deep" in text and 'outputs = ["out"]' in text
     monkeypatch.chdir("elsewhere")
-    text = missing_files.advice(_raised("out/model.pt"), context)
+    text = script_error.advice(_raised("out/model.pt"), context)
     assert text is not None and "elsewhere/out" in text and 'outputs = ["elsewhere"]' in text
-    assert missing_files.advice(_raised("model.pt"), context) is None
-    assert missing_files.advice(_raised("/nowhere/model.pt"), context) is None
+    assert script_error.advice(_raised("model.pt"), context) is None
+    assert script_error.advice(_raised("/nowhere/model.pt"), context) is None
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_the_advice_for_a_missing_output_folder_names_the_outputs_setting(
     ],
 )
 def test_errors_without_a_missing_file_get_no_advice(context: Any, error: BaseException) -> None:
-    assert missing_files.advice(error, context) is None
+    assert script_error.advice(error, context) is None
 
 
 def test_a_module_and_a_file_beside_the_workspace_name_the_folder_above(
@@ -77,10 +77,10 @@ def test_a_module_and_a_file_beside_the_workspace_name_the_folder_above(
     write(tmp_path / "mono", {"common/losses.py": "", "common/a.json": "", "exp/vae/train.py": "", "package/x.py": ""})
     inside = msgspec.structs.replace(context, author_dir=str(tmp_path / "mono" / "exp" / "vae"))
     error = ModuleNotFoundError("No module named 'losses'", name="losses.gan")
-    assert missing_files.advice(error, inside) is None
+    assert script_error.advice(error, inside) is None
     monkeypatch.setattr(sys, "path", ["", "../../common", *sys.path])
     for failure in (error, _raised("../../common/a.json")):
-        text = missing_files.advice(failure, inside)
+        text = script_error.advice(failure, inside)
         assert text is not None and f"{tmp_path}/mono/common/" in text and 'directory = "exp/vae"' in text
         assert f"`m5ws -C {tmp_path}/mono init`" in text
-    assert missing_files.advice(_raised("../../common/absent.json"), inside) is None
+    assert script_error.advice(_raised("../../common/absent.json"), inside) is None

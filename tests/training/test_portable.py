@@ -15,7 +15,7 @@ from m5ws.records import determinism
 from m5ws.records import portable as levels
 from m5ws.records.environment import Determinism
 from m5ws.records.ledger import RankEnded, RankStarted
-from m5ws.training.determinism import portable
+from m5ws.training import determinism as settings
 
 SCRIPTS = Path(__file__).parent / "scripts"
 EMULATOR = shutil.which("qemu-x86_64") or shutil.which("qemu-x86_64-static")
@@ -87,8 +87,8 @@ def test_square_roots_are_correctly_rounded_in_every_form() -> None:
     code = """
 import math
 import torch
-from m5ws.training.determinism import portable
-portable.replace_square_roots()
+from m5ws.training import determinism
+determinism.replace_square_roots()
 x = torch.cat([torch.arange(1, 20001) * 1.37e-3, torch.tensor([0.0, -0.0, 1e-45, 3e38, math.inf])])
 right = torch.tensor([math.sqrt(value) for value in x.double().tolist()], dtype=torch.float64).float().view(torch.int32)
 held = x.clone()
@@ -114,9 +114,9 @@ assert y.grad.tolist() == [0.25] * 3
 
 
 def test_the_obstacle_to_the_portable_level_is_named() -> None:
-    assert "ATEN_CPU_CAPABILITY is None" in (portable.obstacle({}) or "")
-    assert "MKL_CBWR is 'AVX2'" in (portable.obstacle(levels.VARIABLES | {"MKL_CBWR": "AVX2"}) or "")
-    found = portable.obstacle(levels.VARIABLES)
+    assert "ATEN_CPU_CAPABILITY is None" in (settings.obstacle({}) or "")
+    assert "MKL_CBWR is 'AVX2'" in (settings.obstacle(levels.VARIABLES | {"MKL_CBWR": "AVX2"}) or "")
+    found = settings.obstacle(levels.VARIABLES)
     assert found is None if WIDTH == "AVX2" else "torch uses AVX512" in (found or "")
 
 
@@ -125,7 +125,7 @@ def test_a_rank_records_the_portable_level(runner: Any) -> None:
     attempt = runner(str(SCRIPTS / "plain.py"), "well")
     assert attempt.status == 0, attempt.log()
     (started,) = attempt.of(RankStarted)
-    assert (started.facts["cpu.portable"], started.facts["cpu.capability"]) == (portable.BASELINE, "AVX2")
+    assert (started.facts["cpu.portable"], started.facts["cpu.capability"]) == (settings.BASELINE, "AVX2")
 
 
 @pytest.mark.long

@@ -49,17 +49,11 @@ class Batches:
         self._training: Training | None = None
         self._is_stopping = False
         self._is_first = True
-        self._step, self._epoch, self._done = 0, 0, 0
-
-    @property
-    def step(self) -> int:
+        self.step = 0
         """Number of steps that are done."""
-        return self._step
-
-    @property
-    def epoch(self) -> int:
+        self.epoch = 0
         """Number of the present epoch, from 0."""
-        return self._epoch
+        self._done = 0
 
     def record(self, **quantities: Any) -> None:
         """Record exact scalars of the present step by name: numbers, or tensors of one element."""
@@ -85,18 +79,18 @@ class Batches:
         )
         if training.position is not None:
             counters = training.position["counters"]
-            self._step, self._epoch, self._done = counters["step"], counters["epoch"], counters["done"]
+            self.step, self.epoch, self._done = counters["step"], counters["epoch"], counters["done"]
         self._is_stopping = is_over
 
     def __iter__(self) -> Iterator[Any]:
         while not self._is_over:
             yield from self._batches_of_epoch()
             if not self._is_over:
-                self._epoch, self._done = self._epoch + 1, 0
+                self.epoch, self._done = self.epoch + 1, 0
 
     @property
     def _is_over(self) -> bool:
-        return self._is_stopping or self._step >= self._total
+        return self._is_stopping or self.step >= self._total
 
     def _batches_of_epoch(self) -> Iterator[Any]:
         """Yield the batches of the epoch that are not done, and end with the training."""
@@ -104,7 +98,7 @@ class Batches:
         if training is not None:
             training.begin_epoch()
         loader = self._accelerator.skip_first_batches(self._loader, self._done) if self._done else self._loader
-        loader.set_epoch(self._epoch)
+        loader.set_epoch(self.epoch)
         for batch in loader:
             if training is not None:
                 training.refuse_draws()
@@ -117,7 +111,7 @@ class Batches:
                     training.leave()
                 raise
             self._is_first = bool(self._accelerator.sync_gradients)
-            self._step += self._is_first
+            self.step += self._is_first
             if self._is_first and self._is_over:
                 if training is not None:
                     training.finish()
@@ -126,7 +120,7 @@ class Batches:
                 training.before_read()
 
     def _counters(self) -> dict[str, int]:
-        return {"step": self._step, "epoch": self._epoch, "done": self._done}
+        return {"step": self.step, "epoch": self.epoch, "done": self._done}
 
 
 def _refuse(accelerator: Any, loader: Any) -> None:

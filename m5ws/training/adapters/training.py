@@ -14,7 +14,6 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import blake3
 import torch
 
 from m5ws.errors import UsageError
@@ -136,7 +135,7 @@ class Training:
 
     def read(self, batch: Any, *, is_first: bool) -> None:
         """Record a batch that was read. With the first batch of a step, the step before it ends."""
-        digest = _digest(batch)
+        digest = dataloader.digest(batch)
         if is_first:
             self._next = digest
             if self.is_open:
@@ -145,7 +144,9 @@ class Training:
                 self._check(digest)
                 rng.restore(self._saved, self._loader.named)
             if self._session.should_stop:
-                self._refuse_step()
+                if self._active.context.until is not None:
+                    raise SystemExit(0)  # A replay of some steps ends here.
+                raise Unsupported("the framework trains more steps than it announced when it began")
             self.is_open = True
             self._rate = self._optimizer.param_groups[0]["lr"]
         if self.is_open:
@@ -186,12 +187,6 @@ class Training:
         quantities = {"loss": self._loss, "lr": self._rate}
         self._loss = None
         self._session.end_step(**{name: value for name, value in quantities.items() if value is not None})
-
-    def _refuse_step(self) -> None:
-        """End the script of a replay of some steps; otherwise raise Unsupported, because no step was left."""
-        if self._active.context.until is not None:
-            raise SystemExit(0)
-        raise Unsupported("the framework trains more steps than it announced when it began")
 
     def _check(self, digest: str) -> None:
         """Raise RestoreError unless the first batch followed the checkpoint. A fork may change the batch."""
@@ -257,12 +252,6 @@ def _replaced(value: Any, old: str, new: str) -> Any:
     if isinstance(value, dict):
         return {_replaced(key, old, new): _replaced(item, old, new) for key, item in value.items()}
     return [_replaced(item, old, new) for item in value] if type(value) is list else value
-
-
-def _digest(batch: Any) -> str:
-    digest = blake3.blake3()
-    dataloader.update(digest, batch)
-    return str(digest.hexdigest())
 
 
 def _load_position(active: ActiveRank) -> dict[str, Any] | None:

@@ -8,17 +8,16 @@ ranks yield every element of every named tensor, and each copy of it.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
+
+import torch
 
 from m5ws.records.checkpoint import Content
 from m5ws.records.checkpoint import Tensor as TensorRecord
 from m5ws.records.tree import Slice
 from m5ws.repository.objects import Objects
+from m5ws.training.runtime.collectives import Group
 from m5ws.training.state import plain_state
-
-if TYPE_CHECKING:
-    import torch
-    from torch.distributed import ProcessGroup
 
 Plain = plain_state.Plain
 
@@ -59,7 +58,7 @@ class Piece(NamedTuple):
     """
 
     name: str
-    tensor: "torch.Tensor"
+    tensor: torch.Tensor
     place: Span | Box = Span()
     copy: Literal["only", "replica"] = "only"
 
@@ -81,14 +80,14 @@ class Saved:
 class Stager(Protocol):
     """Copies a backend's live tensors."""
 
-    def copy(self, name: str, tensor: "torch.Tensor") -> "torch.Tensor":
+    def copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return a contiguous tensor with these bits that the training will not change; `name` is unique."""
 
 
 class NoCopyStager:
     """Copies nothing: for a save that the training waits for."""
 
-    def copy(self, name: str, tensor: "torch.Tensor") -> "torch.Tensor":
+    def copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
 
 
@@ -98,7 +97,7 @@ class Staged(Protocol):
     def tensors(self) -> Iterator[Piece]:
         """Yield this rank's pieces, as `Backend.tensors` did at that moment."""
 
-    def save(self, objects: Objects, group: "ProcessGroup | None", fingerprints: Mapping[str, str]) -> Saved:
+    def save(self, objects: Objects, group: Group, fingerprints: Mapping[str, str]) -> Saved:
         """Write all state; collective, in any thread. When it returns on a rank, that rank's bytes are durable.
 
         `fingerprints` belong to `tensors()`; they show the replicas that differ from rank to rank. An
@@ -108,7 +107,7 @@ class Staged(Protocol):
 
 
 class Backend(Protocol):
-    """The training state of one framework. `group` is a gloo group of all ranks, or None for one process."""
+    """The training state of one framework."""
 
     @property
     def format(self) -> Literal["dcp/1", "deepspeed/1"]:
@@ -120,10 +119,10 @@ class Backend(Protocol):
     def begin(self) -> Iterator[str]:
         """Prepare the training for its first step, and yield the limits of an exact restore; collective."""
 
-    def takes(self, path: str, tensor: "torch.Tensor") -> bool:
+    def takes(self, path: str, tensor: torch.Tensor) -> bool:
         """Return True if a tensor in an object of the session is one of `tensors()` under its path."""
 
-    def given(self, path: str) -> "torch.Tensor":
+    def given(self, path: str) -> torch.Tensor:
         """Return such a tensor as `load` has read it. A second call for the same path fails."""
 
     def check(self) -> None:
@@ -132,7 +131,7 @@ class Backend(Protocol):
     def layout(self) -> Layout:
         """Return the present layout. Not collective."""
 
-    def rehearse(self, objects: Objects, group: "ProcessGroup | None") -> None:
+    def rehearse(self, objects: Objects, group: Group) -> None:
         """Plan a save and a load of the present state without moving bytes of tensors; collective.
 
         Changes nothing. Raises StateError for state that `load` would not restore to its present layout.
@@ -147,7 +146,7 @@ class Backend(Protocol):
         content: Content,
         common: Mapping[str, Plain],
         rank: Mapping[str, Plain] | None,
-        group: "ProcessGroup | None",
+        group: Group,
     ) -> None:
         """Restore exactly the state of `content`; collective.
 

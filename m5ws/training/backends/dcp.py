@@ -10,7 +10,8 @@ import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 import torch
@@ -31,16 +32,14 @@ from m5ws.repository.objects import Objects, write_parts
 from m5ws.training.backends.dcp_reader import PlanReader, RepositoryReader
 from m5ws.training.compat.sharded import sharded_like
 from m5ws.training.runtime import collectives
+from m5ws.training.runtime.collectives import Group
 from m5ws.training.state import content_check as content_rules
 from m5ws.training.state import tensor_bytes
-
-if TYPE_CHECKING:
-    from m5ws.training.backends.base import Plain
 
 Tensors = tuple[TensorRecord, ...]
 
 
-def save(state: dict[str, torch.Tensor], objects: Objects, group: "torch.distributed.ProcessGroup | None") -> Tensors:
+def save(state: dict[str, torch.Tensor], objects: Objects, group: Group) -> Tensors:
     """Write a flat state and return, on rank 0, the tensors of a Content; collective.
 
     When it returns on any rank, the bytes of all ranks are durable. Raises the first error of any rank, on all.
@@ -50,9 +49,7 @@ def save(state: dict[str, torch.Tensor], objects: Objects, group: "torch.distrib
     return writer.tensors
 
 
-def load(
-    state: dict[str, Any], objects: Objects, content: Content, group: "torch.distributed.ProcessGroup | None"
-) -> None:
+def load(state: dict[str, Any], objects: Objects, content: Content, group: Group) -> None:
     """Fill the tensors of a flat state, in place, on whatever layout they have; collective.
 
     Raises the first error of any rank, on all: NotFound, CorruptObject, RestoreError.
@@ -60,27 +57,33 @@ def load(
     _load(state, RepositoryReader(objects, content), group)
 
 
-def _save(state: dict[str, Any], writer: StorageWriter, group: "torch.distributed.ProcessGroup | None") -> None:
+def _save(state: dict[str, Any], writer: StorageWriter, group: Group) -> None:
     planner = DefaultSavePlanner(flatten_state_dict=False)
-    with _QuietAlone():
-        try:
-            save_state(state, storage_writer=writer, planner=planner, process_group=group, no_dist=group is None)
-        except CheckpointException as error:
-            raise _first(error) from error
+    with _own_errors():
+        save_state(state, storage_writer=writer, planner=planner, process_group=group, no_dist=group is None)
 
 
-def _load(state: dict[str, Any], reader: StorageReader, group: "torch.distributed.ProcessGroup | None") -> None:
+def _load(state: dict[str, Any], reader: StorageReader, group: Group) -> None:
     planner = DefaultLoadPlanner(flatten_state_dict=False)
-    with _QuietAlone():
+    with _own_errors():
+        load_state(state, storage_reader=reader, planner=planner, process_group=group, no_dist=group is None)
+
+
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    """Raise the error of the lowest failed rank; DCP's own exception is no `Exception` and hides the type.
+
+    Silences DCP's warning that torch.distributed is not in use: with one process, that is intended.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
-            load_state(state, storage_reader=reader, planner=planner, process_group=group, no_dist=group is None)
+            yield
         except CheckpointException as error:
-            raise _first(error) from error
+            raise error.failures[min(error.failures)][0] from error
 
 
-def rehearse(
-    state: dict[str, torch.Tensor], objects: Objects, group: "torch.distributed.ProcessGroup | None"
-) -> Tensors:
+def rehearse(state: dict[str, torch.Tensor], objects: Objects, group: Group) -> Tensors:
     """Plan a save of a flat state and a load of it into another; return the tensors of the Content; collective.
 
     No byte of a tensor is read, written or copied. DCP plans by layout alone. So of the tensors that have equal layouts
@@ -98,12 +101,10 @@ def rehearse(
     return tuple(msgspec.structs.replace(tensor, name=name) for tensor in tensors for name in alike[tensor.name])
 
 
-def _alike(
-    state: dict[str, torch.Tensor], objects: Objects, group: "torch.distributed.ProcessGroup | None"
-) -> dict[str, list[str]]:
+def _alike(state: dict[str, torch.Tensor], objects: Objects, group: Group) -> dict[str, list[str]]:
     """Return the names on all ranks, by the first name whose tensors have the same layouts; collective."""
     texts: dict[tuple[object, ...], str] = {}
-    layouts: dict[str, Plain] = {}
+    layouts: dict[str, str] = {}
     for name, tensor in state.items():
         layout = _layout(tensor)
         if layout not in texts:
@@ -112,7 +113,7 @@ def _alike(
         layouts[name] = texts[layout]
     equal = collectives.equal_on_all(layouts, objects, group)
     ranks = [layouts] if equal else collectives.gather(layouts, group)
-    names: dict[tuple[Plain, ...], list[str]] = {}
+    names: dict[tuple[str | None, ...], list[str]] = {}
     for name in sorted(set().union(*ranks)):
         names.setdefault(tuple(rank.get(name) for rank in ranks), []).append(name)
     return {same[0]: same for same in names.values()}
@@ -130,19 +131,6 @@ def _shadow(tensor: torch.Tensor) -> torch.Tensor:
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     empty = torch.empty((), dtype=local.dtype).expand(local.shape)
     return sharded_like(tensor, empty) if isinstance(tensor, DTensor) else empty
-
-
-class _QuietAlone(warnings.catch_warnings):
-    """Silences DCP's warning that torch.distributed is not in use: with one process, that is intended."""
-
-    def __enter__(self) -> None:
-        super().__enter__()
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-
-
-def _first(error: CheckpointException) -> BaseException:
-    """Return the error of the lowest failed rank; DCP's own exception is no `Exception` and hides the type."""
-    return error.failures[min(error.failures)][0]
 
 
 class RepositoryWriter(StorageWriter):

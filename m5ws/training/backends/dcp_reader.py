@@ -65,7 +65,7 @@ class RepositoryReader(StorageReader):
         for item in plan.items:
             if (reading := self._begun(item, planner)) is not None:
                 batch.append(reading)
-                held += reading.scratch_bytes
+                held += 0 if reading.scratch is None else reading.scratch.nbytes
                 if held > _SCRATCH_BYTES:
                     self._finish(batch, planner)
                     batch, held = [], 0
@@ -138,10 +138,6 @@ class _Reading:
     scratch: torch.Tensor | None = None
     start: int = 0
     shape: tuple[int, ...] = ()
-
-    @property
-    def scratch_bytes(self) -> int:
-        return 0 if self.scratch is None else self.scratch.nbytes
 
     def finish(self) -> None:
         """Copy the rows in scratch into the target."""

@@ -164,18 +164,16 @@ def _of(tensor: torch.Tensor, dtype: torch.dtype, of: torch.Tensor | None = None
 
 def _as_shard(name: str, parameter: torch.Tensor, local: torch.Tensor, whole: tuple[int, ...] | None) -> torch.Tensor:
     """Return a wrapper tensor with the layout of its parameter. Raises RestoreError if it was sharded differently."""
-    fits = not isinstance(parameter, DTensor)
-    if isinstance(parameter, DTensor) and whole == tuple(parameter.shape):
-        fits = tuple(local.shape) == tuple(subclasses.local_of(parameter).shape)
-    if not fits or (whole is not None and not isinstance(parameter, DTensor)):
-        raise RestoreError(
-            f"the optimizer state of {name} consists of inner tensors with another sharding: it can only be restored "
-            "on the layout that it was saved with",
-            hint="Quantized state has scales for blocks of each rank's part, which cannot be sharded differently.",
-        )
     if not isinstance(parameter, DTensor):
-        return local
-    return sharded.sharded_like(parameter, local)
+        if whole is None:
+            return local
+    elif whole == tuple(parameter.shape) and local.shape == subclasses.local_of(parameter).shape:
+        return sharded.sharded_like(parameter, local)
+    raise RestoreError(
+        f"the optimizer state of {name} consists of inner tensors with another sharding: it can only be restored on "
+        "the layout that it was saved with",
+        hint="Quantized state has scales for blocks of each rank's part, which cannot be sharded differently.",
+    )
 
 
 def as_it_is(state: Mapping[str, torch.Tensor], leaf: str, wanted: LayoutLike) -> torch.Tensor:

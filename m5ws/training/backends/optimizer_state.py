@@ -16,6 +16,7 @@ from m5ws.records import codec
 from m5ws.repository.objects import Objects
 from m5ws.training.backends.base import Plain
 from m5ws.training.runtime import collectives
+from m5ws.training.runtime.collectives import Group
 from m5ws.training.state import plain_state, subclasses
 from m5ws.training.state.plain_state import RestoreError, StateError
 
@@ -116,9 +117,7 @@ def extras(state: State) -> Extras:
     }
 
 
-def split_extras(
-    extras: Extras, objects: Objects, group: "torch.distributed.ProcessGroup | None"
-) -> tuple[Extras, Extras]:
+def split_extras(extras: Extras, objects: Objects, group: Group) -> tuple[Extras, Extras]:
     """Return extras in two: the extras that are equal on all ranks with the parameter, and this rank's own; collective.
 
     The first are complete on rank 0, even for parameters that rank 0 does not have.

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from m5ws.training.compat import modules
 from m5ws.training.runtime import collectives
+from m5ws.training.runtime.collectives import Group
 from m5ws.training.state.plain_state import RestoreError
 
 
@@ -68,11 +69,7 @@ def check_same_on_all(stored: Mapping[str, object]) -> None:
         )
 
 
-def check_fit(
-    present: Mapping[str, tuple[int, ...]],
-    stored: Mapping[str, tuple[int, ...]],
-    group: "torch.distributed.ProcessGroup | None",
-) -> None:
+def check_fit(present: Mapping[str, tuple[int, ...]], stored: Mapping[str, tuple[int, ...]], group: Group) -> None:
     """Raise RestoreError, on all ranks, unless all ranks together have the stored tensors, of the same shapes."""
     ranks = collectives.gather(dict(present), group)
     together = {name: shape for rank in ranks for name, shape in rank.items()}

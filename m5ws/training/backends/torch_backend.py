@@ -6,6 +6,7 @@ is stored once a rank. Every rank stores its own part of a sharded tensor.
 """
 
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,13 +21,15 @@ from m5ws.records.checkpoint import Content
 from m5ws.repository.objects import Objects
 from m5ws.training.backends import ddp, layouts, optimizer_state
 from m5ws.training.backends.base import Box, Layout, NoCopyStager, Piece, Plain, Saved, Span, Stager
-from m5ws.training.backends.tensor_kinds import check_kinds
 from m5ws.training.backends.tensor_names import check_fit, check_same_on_all, module_names, own_name, stored_name, ties
 from m5ws.training.compat import facts, modules, sharded
 from m5ws.training.runtime import collectives
+from m5ws.training.runtime.collectives import Group
+from m5ws.training.state import subclasses
 from m5ws.training.state.plain_state import RestoreError, StateError
 
 _WHOLE = Span()
+_BIT_FIELDS = re.compile(r"torch\.(u?int[1-7]|bits\w+)")
 _Parameters = dict[str, torch.nn.Parameter]
 
 
@@ -92,7 +95,7 @@ class TorchBackend:
         groups = (group for optimizer in self._optimizers for group in optimizer.param_groups)
         return Layout(frozenset(self._parameters()), tuple(len(group["params"]) for group in groups))
 
-    def rehearse(self, objects: Objects, group: "torch.distributed.ProcessGroup | None") -> None:
+    def rehearse(self, objects: Objects, group: Group) -> None:
         from m5ws.training.backends import dcp
 
         staged, number = self.stage(NoCopyStager()), collectives.rank(group)
@@ -119,7 +122,7 @@ class TorchBackend:
         content: Content,
         common: Mapping[str, Plain],
         rank: Mapping[str, Plain] | None,
-        group: "torch.distributed.ProcessGroup | None",
+        group: Group,
     ) -> None:
         from m5ws.training.backends import dcp
 
@@ -160,7 +163,7 @@ class TorchBackend:
         for name, values in self._optimizer_state(parameters):
             state |= optimizer_state.leaves(name, values)
         state |= self._own_shards()
-        check_kinds(state)
+        _check_kinds(state)
         return {name: state[name] for name in sorted(state)}
 
     def _reshard(self) -> None:
@@ -218,6 +221,34 @@ class TorchBackend:
         return kinds
 
 
+def _check_kinds(state: Mapping[str, torch.Tensor]) -> None:
+    """Raise StateError, with the reason, if a tensor is not a grid of elements of a known size."""
+    for name, tensor in state.items():
+        if (reason := _obstacle(tensor)) is not None:
+            raise StateError(
+                f"{name} is {reason}, which m5ws cannot store",
+                hint="Use optimizer state of plain tensors, or of a class with __tensor_flatten__ and its inverse; "
+                "hold other such tensors outside the model's parameters and buffers, and their data in `state=`.",
+            )
+
+
+def _obstacle(tensor: torch.Tensor) -> str | None:
+    if tensor.is_quantized:
+        return "a quantized tensor"
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.is_meta:
+        return "on the meta device"
+    if tensor.layout != torch.strided:
+        return f"of the layout {str(tensor.layout).removeprefix('torch.')}"
+    if _BIT_FIELDS.fullmatch(str(tensor.dtype)):
+        return f"of {str(tensor.dtype).removeprefix('torch.')}"
+    local = sharded.local_part(tensor) if isinstance(tensor, DTensor) else tensor
+    if type(local) not in subclasses.PLAIN and not subclasses.has_bytes(local):
+        return f"a {type(local).__module__}.{type(local).__qualname__} without bytes of its own"
+    return None
+
+
 def _is_sharded(name: str, item: Any) -> bool:
     """Return True if an object of the session has shards. Raises UsageError for an optimizer of shards."""
     if isinstance(item, torch.optim.Optimizer):
@@ -252,9 +283,7 @@ class StagedState:
     def tensors(self) -> Iterator[Piece]:
         return pieces(self.state)
 
-    def save(
-        self, objects: Objects, group: "torch.distributed.ProcessGroup | None", fingerprints: Mapping[str, str]
-    ) -> Saved:
+    def save(self, objects: Objects, group: Group, fingerprints: Mapping[str, str]) -> Saved:
         from m5ws.training.backends import dcp
 
         apart = {name.rpartition("@")[0] for name in fingerprints if name not in self.state and "@" in name}
@@ -268,9 +297,7 @@ class StagedState:
         """Return the tensors by the names they are stored under: replicas that differ have one for each rank."""
         return {f"{name}@{rank}" if name in apart else name: tensor for name, tensor in self.state.items()}
 
-    def plain(
-        self, objects: Objects, group: "torch.distributed.ProcessGroup | None"
-    ) -> tuple[dict[str, Plain], dict[str, Plain]]:
+    def plain(self, objects: Objects, group: Group) -> tuple[dict[str, Plain], dict[str, Plain]]:
         """Return the non-tensor state of all ranks, whole on rank 0, and of this rank; collective."""
         alike, own = optimizer_state.split_extras(self.extras, objects, group)
         common = {**self.common, **_on_all(self.layouts, objects, group), "optimizer": alike}
@@ -292,9 +319,7 @@ def _staged_copy(name: str, tensor: torch.Tensor, copier: Stager) -> torch.Tenso
     return tensor if copy is local else sharded.sharded_like(tensor, copy)
 
 
-def _differing_replicas(
-    state: Mapping[str, torch.Tensor], objects: Objects, group: "torch.distributed.ProcessGroup | None"
-) -> set[str]:
+def _differing_replicas(state: Mapping[str, torch.Tensor], objects: Objects, group: Group) -> set[str]:
     """Return the names of replicas that have another shape or type on another rank; collective."""
     kinds: dict[str, Plain] = {
         name: f"{tensor.dtype} {tuple(tensor.shape)}"
@@ -307,9 +332,7 @@ def _differing_replicas(
     return {name for name in kinds if any(rank.get(name, kinds[name]) != kinds[name] for rank in ranks)}
 
 
-def _on_all(
-    layouts: dict[str, dict[str, Plain]], objects: Objects, group: "torch.distributed.ProcessGroup | None"
-) -> dict[str, dict[str, Plain]]:
+def _on_all(layouts: dict[str, dict[str, Plain]], objects: Objects, group: Group) -> dict[str, dict[str, Plain]]:
     """Return the layouts of leaves on any rank; collective."""
     if collectives.equal_on_all(layouts, objects, group):
         return layouts

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from m5ws.errors import CorruptObject, Fenced, M5Error
 from m5ws.records import codec
@@ -26,6 +26,7 @@ from m5ws.store.local import LocalStore
 from m5ws.training.backends.base import Backend, Plain, Saved, Staged
 from m5ws.training.fingerprint import fingerprint
 from m5ws.training.runtime import collectives
+from m5ws.training.runtime.collectives import Group
 from m5ws.training.runtime.context import ActiveRank
 from m5ws.training.state import content_check as content_rules
 from m5ws.training.state import rng
@@ -35,9 +36,6 @@ Format = Literal["dcp/1", "deepspeed/1"]
 _REPEATS = 3
 _PAUSE_S = 0.5
 """The first pause between tries; the store has retried before it fails."""
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ def save(
     active: ActiveRank,
     staged: Staged,
     format_: Format,
-    group: "ProcessGroup | None",
+    group: Group,
     moment: TrainingState,
     keep: Path,
     *,
@@ -151,7 +149,7 @@ class _Saving:
     active: ActiveRank
     staged: Staged
     format: Format
-    group: "ProcessGroup | None"
+    group: Group
     moment: TrainingState
     fingerprints: Mapping[str, str]
 
@@ -262,7 +260,7 @@ class RestoredState:
     dropped: tuple[str, ...] = ()
 
 
-def load(active: ActiveRank, backend: Backend, group: "ProcessGroup | None", digest: Digest) -> RestoredState:
+def load(active: ActiveRank, backend: Backend, group: Group, digest: Digest) -> RestoredState:
     """Restore the backend to a checkpoint, and return the rest of its state; collective.
 
     Raises NotFound, CorruptObject, RestoreError.

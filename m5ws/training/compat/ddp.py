@@ -1,5 +1,6 @@
 """Internals of DistributedDataParallel: the reduction of gradients, and the rebuilding of buckets."""
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -33,9 +34,11 @@ def rebuild_buckets(ddp: Any) -> None:
     ddp.reducer._rebuild_buckets()
 
 
-def facts(ddp: DistributedDataParallel) -> tuple[Fact, ...]:
-    """Return the facts about one wrapped model."""
-    return (*_facts("DistributedDataParallel", ddp, _OF_DDP), *_facts("Reducer", ddp.reducer, _OF_REDUCER))
+def facts(ddp: DistributedDataParallel) -> Iterator[Fact]:
+    """Yield the facts about one wrapped model."""
+    owners: Any = ("DistributedDataParallel", ddp, _OF_DDP), ("Reducer", ddp.reducer, _OF_REDUCER)
+    for kind, owner, names in owners:
+        yield from (Fact("torch", f"{kind}.{name}", partial(hasattr, owner, name)) for name in names)
 
 
 _OF_DDP = (
@@ -48,7 +51,3 @@ _OF_DDP = (
     "_use_python_reducer",
 )
 _OF_REDUCER = ("_push_all_rebuilt_params", "_rebuild_buckets", "_set_static_graph")
-
-
-def _facts(kind: str, owner: object, names: tuple[str, ...]) -> tuple[Fact, ...]:
-    return tuple(Fact("torch", f"{kind}.{name}", partial(hasattr, owner, name)) for name in names)

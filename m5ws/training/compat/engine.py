@@ -3,15 +3,12 @@
 https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/runtime/engine.py
 """
 
-import inspect
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from m5ws.training.compat.facts import Fact
-
-Features = Mapping[str, Any]
 
 _LENT = {"commit", "create", "is_data_parallel_writer", "is_decoupled", "load", "makedirs", "preserves_storage_sharing"}
 _NOT_CALLED = {"cleanup", "get_commit_info", "set_commit_info"}
@@ -84,14 +81,8 @@ def facts(engine: Any) -> tuple[Fact, ...]:
         Fact("deepspeed", "LossScaler, DynamicLossScaler, fragment_address", state_classes),
         Fact("deepspeed", "ZeroStageEnum", lambda: [int(stage) for stage in stage_class()] == [0, 1, 2, 3]),
         Fact("deepspeed", "DeepSpeedEngine.micro_steps and global_steps", lambda: _counts(engine)),
-        Fact("deepspeed", "DeepSpeedEngine.load_checkpoint(load_dir, tag)", lambda: _loads(engine)),
     )
 
 
 def _counts(engine: Any) -> bool:
     return type(engine.micro_steps) is int and type(engine.global_steps) is int
-
-
-def _loads(engine: Any) -> bool:
-    saving, loading = (inspect.signature(each).parameters for each in (engine.save_checkpoint, engine.load_checkpoint))
-    return {"save_dir", "tag", "save_latest"} <= saving.keys() and {"load_dir", "tag"} <= loading.keys()

@@ -57,10 +57,7 @@ NAMED = (
     Fact("torch", "CheckpointWrapper._checkpoint_wrapped_module", _checkpoint_wraps),
     Fact("torch", "Module._non_persistent_buffers_set", _knows_transient),
 )
-TRACED = (
-    Fact("torch", "Module._compiled_call_impl", lambda: torch.nn.Identity()._compiled_call_impl is None),
-    Fact("torch", "torch.jit.ScriptModule", lambda: isinstance(torch.jit.ScriptModule, type)),
-)
+TRACED = (Fact("torch", "Module._compiled_call_impl", lambda: torch.nn.Identity()._compiled_call_impl is None),)
 STATED = (
     Fact("torch", "Module.state_dict()._metadata", lambda: "" in state_metadata(torch.nn.Identity().state_dict())),
 )

@@ -46,12 +46,8 @@ def _has_last_rates() -> bool:
     return probe.get_last_lr() == [0.25] and rates(probe) == [0.5]
 
 
-def _has_closed_form() -> bool:
-    return hasattr(torch.optim.lr_scheduler.StepLR, "_get_closed_form_lr")
-
-
 MOVED = (
     Fact("torch", "last_epoch, _step_count and _last_lr in the state of LRScheduler", _has_position),
     Fact("torch", "LRScheduler._last_lr and LambdaLR.get_lr() outside of a step", _has_last_rates),
-    Fact("torch", "StepLR._get_closed_form_lr", _has_closed_form),
+    Fact("torch", "StepLR._get_closed_form_lr", lambda: has_rates(torch.optim.lr_scheduler.StepLR)),
 )

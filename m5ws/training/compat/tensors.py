@@ -1,6 +1,6 @@
 """Internals of torch's tensors: nested values, wrapper classes, leaves of autograd graphs."""
 
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch.utils import _python_dispatch, _pytree
@@ -18,21 +18,15 @@ def is_wrapper(tensor: object) -> bool:
     return bool(_python_dispatch.is_traceable_wrapper_subclass(tensor))
 
 
-def is_accumulator(node: Any) -> TypeGuard[Any]:
-    """Return True for the node of the autograd graph that adds to a leaf's gradient; its `variable` is the leaf."""
-    return node is not None and hasattr(node, "variable")
-
-
-def leaf_of(node: Any) -> torch.Tensor:
-    """Return the leaf of an accumulator node."""
-    leaf: torch.Tensor = node.variable
-    return leaf
+def leaf_of(node: Any) -> torch.Tensor | None:
+    """Return the leaf to whose gradient a node of the autograd graph adds; None for any other node."""
+    return getattr(node, "variable", None)
 
 
 def _has_accumulator() -> bool:
     leaf = torch.empty(0, requires_grad=True)
     node = (leaf.view(0).grad_fn.next_functions)[0][0]  # type: ignore[union-attr]
-    return is_accumulator(node) and leaf_of(node) is leaf
+    return leaf_of(node) is leaf
 
 
 TRACED = (

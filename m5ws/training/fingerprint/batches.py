@@ -1,17 +1,23 @@
 """Tensors as runs of words, which `run_sums` and `triton_sums` add up, and their sums from the sums of the runs."""
 
+import itertools
+import math
+import operator
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 
 import numpy as np
 import torch
 
 from m5ws.training.backends.base import Box, Span
-from m5ws.training.fingerprint import layout, run_sums
+from m5ws.training.fingerprint import run_sums
 from m5ws.training.state import subclasses, tensor_bytes
 
 _COPIES_BYTES = 256 * 2**20
 """Limit of the copies of tensors that are on another device, or in another order in memory."""
+_Rows = tuple[int, int, int, int]
+"""Number of rows, length of a row in elements, index of the first element, distance of two rows in indices."""
 
 
 class Batch:
@@ -40,7 +46,7 @@ class Batch:
             raise RuntimeError("the tensor has no memory")
         # An element of 16 bytes is two words.
         width, per = (size, 1) if size <= 8 else (8, size // 8)
-        for rows, length, first, stride in layout.rows(count, place):
+        for rows, length, first, stride in _rows(count, place):
             self._runs.extend((address, width, rows, length * per, first * per, stride * per, 0))
             self._owners.append(len(self._held))
             address += rows * length * size
@@ -81,3 +87,29 @@ def _of(parts: Iterable[tuple[torch.Tensor, Span | Box]], device: torch.device) 
             yield batch
             batch = Batch()
     yield batch
+
+
+def _rows(count: int, place: Span | Box) -> Iterable[_Rows]:
+    """Return the rows of elements with consecutive indices, in the order of a local tensor of `count` elements."""
+    if not count:
+        return ()
+    return ((1, count, place.start, 0),) if isinstance(place, Span) else _rows_of_box(place)
+
+
+@lru_cache
+def _rows_of_box(place: Box) -> list[_Rows]:
+    # Kept, since thousands of tensors have few different boxes.
+    strides = [math.prod(place.shape[d + 1 :]) for d in range(len(place.shape))]
+    start = sum(offset * stride for offset, stride in zip(place.offsets, strides, strict=True))
+    cut = [d for d, size in enumerate(place.sizes) if size != place.shape[d]]
+    if not cut or all(size == 1 for size in place.sizes[: cut[-1]]):
+        return [(1, math.prod(place.sizes), start, 0)]
+    # Elements of a row are consecutive. Rows have equal distances, back to a dimension that is cut.
+    inner = cut[-1]
+    outer = next((d for d in reversed(range(inner)) if d in cut), 0)
+    length = place.sizes[inner] * strides[inner]
+    rows = math.prod(place.sizes[outer:inner])
+    return [
+        (rows, length, start + sum(map(operator.mul, position, strides)), strides[inner - 1])
+        for position in itertools.product(*map(range, place.sizes[:outer]))
+    ]

@@ -9,16 +9,13 @@ accidents and drift. It does not protect against forgery (the digests of a check
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 
 from m5ws.training.backends.base import Piece, Span
 from m5ws.training.fingerprint import tensor_sums
 from m5ws.training.runtime import collectives
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+from m5ws.training.runtime.collectives import Group
 
 _MODULUS = 1 << 64
 
@@ -28,7 +25,7 @@ _WHOLE = "all"
 _SPAN = "span "
 
 
-def fingerprints(pieces: Iterable[Piece], group: "ProcessGroup | None") -> dict[str, str]:
+def fingerprints(pieces: Iterable[Piece], group: Group) -> dict[str, str]:
     """Return every tensor's fingerprint by name, as `merge` returns them; collective, equal on all ranks."""
     return merge(collectives.gather(local(pieces), group))
 

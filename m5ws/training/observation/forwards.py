@@ -37,13 +37,10 @@ class Forwards:
         if self.count > _READ:
             return
         for tensor in passed:
-            if not tensor.requires_grad and not (self._computed and self._has_computed(tensor)):
+            if not tensor.requires_grad and self._computed.isdisjoint(samples.memory(tensor)):
                 self.inputs.append(samples.take(tensor))
         self.outputs += [samples.take(tensor) for tensor in returned if tensor.requires_grad]
         self._computed.update(memory for tensor in returned for memory in samples.memory(tensor))
-
-    def _has_computed(self, tensor: torch.Tensor) -> bool:
-        return not self._computed.isdisjoint(samples.memory(tensor))
 
     def alive(self) -> list[torch.nn.Module]:
         """Return the modules of this step and the step before that still exist."""

@@ -147,11 +147,6 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     }
 
 
-def has_parameters(module: torch.nn.Module) -> bool:
-    """Return True if a module has parameters."""
-    return next(module.parameters(), None) is not None
-
-
 def describe(item: object, parameters: Collection[torch.Tensor]) -> str:
     """Return the type of an object, and the number and size of some parameters."""
     elements = sum(parameter.numel() for parameter in parameters)

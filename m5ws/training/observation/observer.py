@@ -14,6 +14,7 @@ Invariant: observation changes no bits, draws no random numbers, does no collect
 an error in it, the script goes on without it.
 """
 
+import functools
 import os
 import signal
 import time
@@ -31,10 +32,9 @@ from m5ws.training.fingerprint import fingerprint
 from m5ws.training.observation import optimizer_values, place, samples, zero
 from m5ws.training.observation.final_weights import FinalWeights
 from m5ws.training.observation.forwards import Forwards, leaves
-from m5ws.training.observation.names import Names, has_parameters
+from m5ws.training.observation.names import Names
 from m5ws.training.observation.update import Call, Counts, Update, record_state
-from m5ws.training.runtime.context import ActiveRank
-from m5ws.training.runtime.threads import Threads
+from m5ws.training.runtime.context import ActiveRank, Threads
 
 _OPTIMIZERS = 16
 """Optimizers of a step whose values are read. A script may have one for each parameter, called in the backward pass."""
@@ -50,6 +50,24 @@ _NO_PLACE = (
     "that the loaded checkpoint contains"
 )
 _EARLY = frozenset((1, 2, 5, 10, 20, 50, 100, 200, 500))
+
+
+def _guarded(method: Callable[..., None]) -> Callable[..., None]:
+    """Let an error in an observation end the observation, and never the training."""
+
+    @functools.wraps(method)
+    def call(self: "Observer", *arguments: Any) -> None:
+        if self._failed:
+            return
+        try:
+            module_calls.call_without_modes(method, self, *arguments)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the training goes on
+            self._failed = True
+            message = f"the steps after step {self.step} are not observed, because of an error: {error!r}"
+            self._active.notice("limit", message, self.step)
+            self._active.emit(Observation, rank=self._active.rank, failed_after=self._recorded)
+
+    return call
 
 
 class Observer:
@@ -74,7 +92,8 @@ class Observer:
         self._initial: dict[str, str] = {}
         self._asked = frozenset(active.context.fingerprint_at or ())
         self._is_resumed = active.context.attempt > 1 and active.context.spec.fingerprint_every != 0
-        self._begun = self._numbered = self._failed = False
+        self.has_begun = self._numbered = self._failed = False
+        """`has_begun`: True after the first call of an optimizer."""
         self._pending: tuple[Update, float, float] | None = None
         """The step that waits for its values, the time of its end, and its seconds."""
         self._recorded = 0
@@ -88,15 +107,17 @@ class Observer:
     ) -> Any:
         """Call an outermost module, and observe its inputs and outputs."""
         if self._update is not None and torch.is_grad_enabled():
-            self._guarded(self._before_forward, module)
+            self._before_forward(module)
         output = original(module, *args, **kwargs)
-        self._guarded(self._after_forward, module, args, kwargs, output)
+        self._after_forward(module, args, kwargs, output)
         return output
 
+    @_guarded
     def _before_forward(self, module: torch.nn.Module) -> None:
         if self._update is not None and self._is_model(module):
             self._close(self._update.forwards.engine())
 
+    @_guarded
     def _after_forward(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
@@ -107,13 +128,11 @@ class Observer:
         self._final.follow_module(module)
 
     def _is_model(self, module: torch.nn.Module) -> bool:
-        return self._final.is_followed(module) or has_parameters(module)
+        return self._final.is_followed(module) or next(module.parameters(), None) is not None
 
+    @_guarded
     def before_backward(self, tensor: torch.Tensor) -> None:
         """Observe a tensor before its backward pass: a scalar is a loss."""
-        self._guarded(self._add_loss, tensor)
-
-    def _add_loss(self, tensor: torch.Tensor) -> None:
         self._backwards += 1
         if tensor.numel() == 1 and tensor.is_floating_point():
             part = samples.local(tensor)
@@ -123,15 +142,9 @@ class Observer:
 
     # --- optimizers
 
+    @_guarded
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Observe an optimizer before its step: its settings, and the state before the first step of all."""
-        self._guarded(self._before_update, optimizer)
-
-    def after_update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Observe an optimizer after its step, while it still has the gradients."""
-        self._guarded(self._after_update, optimizer)
-
-    def _before_update(self, optimizer: torch.optim.Optimizer) -> None:
         if self._forwards.count == 0 and optimizer_values.creates_state(optimizer):
             self._calls.append((optimizer, Call(creates_state=True)))
             return
@@ -144,10 +157,12 @@ class Observer:
             self._close(self._update.forwards.engine())
         # Before each call up to the first update: an optimizer that contains another optimizer has no state of its own.
         if self._update is None and not self._numbered:
-            self._begun = True
+            self.has_begun = True
             self._initial = self._fingerprints(self._forwards, [optimizer], initial=True)
 
-    def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
+    @_guarded
+    def after_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Observe an optimizer after its step, while it still has the gradients."""
         call = self._calls.pop()[1]
         if self._calls:
             self._calls[-1][1].calls_another = True
@@ -192,24 +207,20 @@ class Observer:
         """The last step that has ended."""
         return self._recorded + (self._pending is not None)
 
-    @property
-    def has_begun(self) -> bool:
-        """True after the first call of an optimizer."""
-        return self._begun
-
     def resume_at(self, step: int) -> None:
         """Continue after a step of the run. Raises UsageError after the first step."""
-        if self._begun:
+        if self.has_begun:
             raise UsageError(
                 "m5ws.resumed_at() was called after the first step", hint="Call m5ws.resumed_at() earlier."
             )
         self._resumed_at = step
 
+    @_guarded
     def finish(self) -> None:
         """Record the last step, when the script has ended."""
         # An engine may be gone or not, as the garbage collector has it, so its last state is not recorded.
-        self._guarded(self._close, None, True)
-        self._guarded(self._flush)
+        self._close(None, has_ended=True)
+        self._flush()
 
     def _close(self, engine: torch.nn.Module | None, has_ended: bool = False) -> None:
         """End the step whose optimizers have been called, and record the state after it: its own, or its engine's."""
@@ -315,14 +326,3 @@ class Observer:
         tensors = self.names.tensors(forwards.alive(), optimizers, initial=initial)
         sums = fingerprint.sums(list(tensors.values()))
         return {name: f"{value:016x}" for name, value in sorted(zip(tensors, sums, strict=True))}
-
-    def _guarded(self, function: Callable[..., None], *arguments: Any) -> None:
-        if self._failed:
-            return
-        try:
-            module_calls.call_without_modes(function, *arguments)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the training goes on
-            self._failed = True
-            message = f"the steps after step {self.step} are not observed, because of an error: {error!r}"
-            self._active.notice("limit", message, self.step)
-            self._active.emit(Observation, rank=self._active.rank, failed_after=self._recorded)

@@ -64,7 +64,7 @@ def load(repo: Repository, run: str, attempt: int, rank: int) -> Earlier:
 
 def find(earlier: Earlier, first: Step, initial: Mapping[str, str]) -> int | None:
     """Return the step after which an attempt continues, by its first step and the state before it; None: unplaced."""
-    if _is_equal(initial, earlier.initial):
+    if earlier.initial and all(earlier.initial.get(name) == value for name, value in initial.items()):
         return 0
     # An optimizer that has done one update may be new, in the middle of a training.
     counted = {label: count for label, count in first.updates.items() if count > 1}
@@ -85,10 +85,6 @@ def _by_updates(earlier: Earlier, label: str, count: int) -> int | None:
     # An optimizer that is in every step counts the steps. Some of them may have been lost with their machine.
     offsets = earlier.offsets.get(label, set())
     return count - 1 + min(offsets) if len(offsets) == 1 else None
-
-
-def _is_equal(initial: Mapping[str, str], recorded: Mapping[str, str]) -> bool:
-    return bool(recorded) and all(recorded.get(name) == value for name, value in initial.items())
 
 
 def _add_begin(earlier: Earlier, events: Iterable[object]) -> bool:

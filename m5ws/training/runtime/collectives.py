@@ -18,9 +18,11 @@ from m5ws.repository.objects import Objects
 from m5ws.training.state.plain_state import Plain
 
 T = TypeVar("T")
+Group = ProcessGroup | None
+"""A gloo group of all ranks; None for a single process."""
 
 
-def new_group() -> ProcessGroup | None:
+def new_group() -> Group:
     """Return a gloo group of all ranks, or None for a single process; collective.
 
     Raises UsageError if there are several ranks and torch.distributed is not initialised yet.
@@ -35,17 +37,17 @@ def new_group() -> ProcessGroup | None:
     return None
 
 
-def rank(group: ProcessGroup | None) -> int:
+def rank(group: Group) -> int:
     """Return this process's rank."""
     return 0 if group is None else dist.get_rank(group)
 
 
-def world(group: ProcessGroup | None) -> int:
+def world(group: Group) -> int:
     """Return the number of ranks."""
     return 1 if group is None else dist.get_world_size(group)
 
 
-def gather(value: T, group: ProcessGroup | None) -> list[T]:
+def gather(value: T, group: Group) -> list[T]:
     """Return every rank's value, in order of ranks; collective."""
     if group is None:
         return [value]
@@ -61,12 +63,12 @@ def greatest(values: Sequence[int], group: ProcessGroup) -> list[int]:
     return reduced.tolist()
 
 
-def equal_on_all(value: Plain, objects: Objects, group: ProcessGroup | None) -> bool:
+def equal_on_all(value: Plain, objects: Objects, group: Group) -> bool:
     """Return True if all ranks have the same plain data; collective."""
     return group is None or len(set(gather(objects.digest(codec.encode_plain(value)), group))) == 1
 
 
-def broadcast(value: T | None, group: ProcessGroup | None) -> T:
+def broadcast(value: T | None, group: Group) -> T:
     """Return rank 0's value; collective."""
     box = [value]
     if group is not None:

@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from m5ws.records.base import Digest
 from m5ws.records.launch import Context
-from m5ws.records.ledger import Event, Imported, Notice, NoticeKind
+from m5ws.records.ledger import Event, Imported, Notice, NoticeKind, Setting
 from m5ws.repository.ledger.spool import SpoolWriter
 from m5ws.repository.repository import Repository
 from m5ws.training.runtime import isolation
@@ -53,6 +55,21 @@ class ActiveRank:
             self.emit(Imported, rank=self.rank, modules=modules, libraries=libraries)
         for limit in isolation.take_limits():
             self.notice("limit", limit)
+
+
+class Threads:
+    """Records changes of torch's number of threads, by which sums are split, as steps go on."""
+
+    def __init__(self, active: ActiveRank) -> None:
+        self._active = active
+        self._known = active.facts.get("threads")
+
+    def record(self, step: int) -> None:
+        """Append the number of threads if it has changed since the last call."""
+        now = str(torch.get_num_threads())
+        if self._known is not None and now != self._known:
+            self._active.emit(Setting, rank=self._active.rank, step=step, name="threads", value=now)
+            self._known = now
 
 
 _active: ActiveRank | None = None

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from m5ws.records.environment import ENVIRONMENT
-from m5ws.training.determinism import portable
+from m5ws.training import determinism
 
 Facts = dict[str, str | None]
 
@@ -57,7 +57,7 @@ def versions() -> Facts:
         "gpu.model": torch.cuda.get_device_name() if cuda else None,
         "gpu.count": str(torch.cuda.device_count()),
         "cpu.capability": torch.backends.cpu.get_cpu_capability(),
-        "cpu.portable": portable.baseline(),
+        "cpu.portable": determinism.baseline(),
         "mkl": _config(r"(?:Math Kernel Library|oneAPI MKL|MKL) Version ([\d.]+)"),
         "onednn": _config(r"(?:MKL-DNN|oneDNN) v([\d.]+)"),
     }

@@ -19,15 +19,11 @@ def prefer(context: Context) -> None:
     """Let this process and the Python processes that it starts import the run's own copies."""
     copies = [copy for entry in sys.path if entry and (copy := _copy(entry, context)) is not None]
     if copies:
-        _extend_path(copies)
+        # Before all other folders but the script's.
+        sys.path[1:1] = copies
+        inherited = filter(None, [os.environ.get("PYTHONPATH")])
+        os.environ["PYTHONPATH"] = os.pathsep.join([*copies, *inherited])
     sys.meta_path.insert(0, _Copies(context))
-
-
-def _extend_path(copies: Sequence[str]) -> None:
-    """Put folders before all other folders but the script's, here and on PYTHONPATH."""
-    sys.path[1:1] = copies
-    inherited = [path for path in (os.environ.get("PYTHONPATH"),) if path]
-    os.environ["PYTHONPATH"] = os.pathsep.join([*copies, *inherited])
 
 
 class _Copies:
@@ -43,7 +39,9 @@ class _Copies:
         if spec is None:
             return None
         if spec.submodule_search_locations is not None and spec.origin is None:
-            spec.submodule_search_locations = self._portions(spec.submodule_search_locations)
+            # A namespace package.
+            folders = [_copy(folder, self._context) or folder for folder in spec.submodule_search_locations]
+            spec.submodule_search_locations = list(dict.fromkeys(folders))
             return spec
         copy = _copy(spec.origin, self._context) if spec.origin is not None and spec.has_location else None
         if copy is None:
@@ -57,10 +55,6 @@ class _Copies:
             if finder is not self and find is not None and (spec := find(name, path, target)) is not None:
                 return spec  # type: ignore[no-any-return]
         return None
-
-    def _portions(self, folders: Sequence[str]) -> list[str]:
-        """Return the folders of a namespace package. A folder with a copy is replaced by its copy."""
-        return list(dict.fromkeys(_copy(folder, self._context) or folder for folder in folders))
 
 
 def _copy(path: str, context: Context) -> str | None:

@@ -106,19 +106,13 @@ def _judge(module: str, path: str, install: LocalInstall) -> None:
     if install.allowed:
         _limits.setdefault(f"code of {name} ({source}) was imported, and the snapshot does not contain it")
         return
+    folder = Path(path).parents[module.count(".") + (Path(path).stem == "__init__")]
     raise NotIsolated(
         f"{module} was imported from {name} ({source}), and the snapshot does not contain its code. To pin the code: "
-        f'`ln -s {_import_folder(module, path)} {name}`, with [data] paths = ["{name}"] and [run] environment = '
+        f'`ln -s {folder} {name}`, with [data] paths = ["{name}"] and [run] environment = '
         f'{{ PYTHONPATH = "{name}" }} in m5ws.toml. To accept this as a limit of the run: [environment] allow_local = '
         f'["{name}"]'
     )
-
-
-def _import_folder(module: str, path: str) -> Path:
-    """Return the folder from which a module was imported."""
-    file = Path(path)
-    levels = module.count(".") + (file.stem == "__init__")
-    return file.parents[levels]
 
 
 def _places(install: LocalInstall) -> tuple[str, ...]:

@@ -6,12 +6,9 @@ decides after each step.
 """
 
 import time
-from typing import TYPE_CHECKING
 
 from m5ws.training.runtime import collectives
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+from m5ws.training.runtime.collectives import Group
 
 _INTERVAL_S = 1.0
 
@@ -19,7 +16,7 @@ _INTERVAL_S = 1.0
 class Agreement:
     """One rank's view. The number of steps until the next agreement is rank 0's, by its clock."""
 
-    def __init__(self, group: "ProcessGroup | None") -> None:
+    def __init__(self, group: Group) -> None:
         self._group = group
         self._step = self._next = 0
         self._interval = 1

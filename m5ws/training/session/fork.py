@@ -8,7 +8,7 @@ in the ledger.
 import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -17,9 +17,6 @@ from m5ws.records.run import Parent
 from m5ws.training.compat import facts, schedules
 from m5ws.training.runtime.context import ActiveRank
 from m5ws.training.state import rng
-
-if TYPE_CHECKING:
-    from m5ws.training.backends.base import Plain
 
 _OF_THE_SCHEDULE = ("lr", "initial_lr")
 _LISTED = 8
@@ -62,7 +59,7 @@ class Fork:
         self._schedulers = schedulers
         self._named = {**of_data, **generators}
         self._of_data = set(of_data)
-        self._generators: dict[str, Plain] = {}
+        self._generators: dict[str, Any] = {}
         self._groups: list[dict[str, Any]] = []
         self._schedules: list[dict[str, Any]] = []
 

@@ -18,12 +18,10 @@ from m5ws.training.checkpoint.writer import CheckpointWriter
 from m5ws.training.dataloader import BatchDigest, Feed
 from m5ws.training.fingerprint import fingerprint
 from m5ws.training.runtime import collectives, context
-from m5ws.training.runtime.threads import Threads
 from m5ws.training.session import checkpoint_limits, fork, rehearsal, restore
 from m5ws.training.session.agreement import Agreement
 from m5ws.training.session.checkpoint_limits import StepWatch
-from m5ws.training.session.checkpoint_schedule import Cadence
-from m5ws.training.session.fingerprint_schedule import FingerprintSchedule
+from m5ws.training.session.schedules import Cadence, FingerprintSchedule
 from m5ws.training.session.step import Step
 from m5ws.training.state import plain_state, rng
 
@@ -64,7 +62,7 @@ class Recorder:
         self._begun_with = self._rehearsed = backend.layout()
         self._calls = StepWatch([item for item in known if isinstance(item, torch.optim.Optimizer)])
         self._clock = time.perf_counter()
-        self._threads = Threads(active)
+        self._threads = context.Threads(active)
         self._objects_state()  # State that cannot be stored fails now, not hours later at the first checkpoint.
 
     # --- begin

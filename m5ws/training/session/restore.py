@@ -67,11 +67,11 @@ def unrestored(feed: Feed | None, restored: checkpointing.RestoredState, world: 
 def _alike(restored: dict[str, str], saved: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """Return both without entries that differed between ranks: another number of ranks does not have these."""
     apart = {name.rpartition("@")[0] for name in saved if "@" in name}
-
-    def same_on_all(values: dict[str, str]) -> dict[str, str]:
-        return {name: value for name, value in values.items() if name.partition("@")[0] not in apart}
-
-    return same_on_all(restored), same_on_all(saved)
+    restored, saved = (
+        {name: value for name, value in values.items() if name.partition("@")[0] not in apart}
+        for values in (restored, saved)
+    )
+    return restored, saved
 
 
 def _on_their_ranks(restored: dict[str, str], saved: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:

@@ -9,7 +9,6 @@ import torch
 from m5ws.errors import CorruptObject
 from m5ws.records.checkpoint import Content, Shard
 from m5ws.records.checkpoint import Tensor as TensorRecord
-from m5ws.records.tree import Slice
 
 _MOST_CUT = 8
 """Limit of the dimensions along which one tensor is cut; device meshes have fewer."""
@@ -41,13 +40,9 @@ def _check_shard(tensor: TensorRecord, shard: Shard, item_bytes: int) -> None:
         offset + size > whole for offset, size, whole in zip(shard.offsets, shard.sizes, tensor.shape, strict=True)
     ):
         raise CorruptObject(f"a shard of {tensor.name} lies outside its shape {_shown(tensor.shape)}")
-    expected, present = math.prod(shard.sizes) * item_bytes, _bytes(shard.parts)
+    expected, present = math.prod(shard.sizes) * item_bytes, sum(part.size_bytes for part in shard.parts)
     if present != expected:
         raise CorruptObject(f"a shard of {tensor.name} has {present} bytes instead of {expected}")
-
-
-def _bytes(parts: tuple[Slice, ...]) -> int:
-    return sum(part.size_bytes for part in parts)
 
 
 def _fill(tensor: TensorRecord) -> bool:

@@ -6,7 +6,7 @@ decoded in the order of its keys (an OrderedDict keeps its own order).
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -142,10 +142,6 @@ def _joined(value: dict[str, Any]) -> torch.Tensor:
     return subclasses.join(parts)
 
 
-def _tuple(value: Any, path: str, take: Take | None) -> Plain:
-    return {_TAG: "tuple", "items": [encode(item, f"{path}[{i}]", take) for i, item in enumerate(value)]}
-
-
 def _at(path: str, key: object) -> str:
     return f"{path}.{key}" if isinstance(key, str) else f"{path}[{key!r}]"
 
@@ -175,15 +171,15 @@ def _scalar(value: Any, _path: str, _take: Take | None) -> Plain:
     return {_TAG: "scalar", "dtype": value.dtype.str, "data": value.tobytes()}
 
 
-def tensor_from(data: bytes, dtype: str, shape: list[int]) -> torch.Tensor:
-    """Return the tensor with these row-major bytes, on the CPU and writable."""
-    kind = content_check.dtype("stored state", dtype)
-    flat = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+def tensor_from(data: bytearray, dtype: str, shape: Sequence[int], name: str = "stored state") -> torch.Tensor:
+    """Return the tensor of row-major bytes, which it shares. `dtype` is torch's name. Raises CorruptObject."""
+    kind = content_check.dtype(name, dtype)
+    flat = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
     return flat.view(kind).view(shape)
 
 
 _ENCODERS: dict[type, Callable[[Any, str, Take | None], Plain]] = {
-    tuple: _tuple,
+    tuple: lambda value, path, take: {_TAG: "tuple", "items": encode(list(value), path, take)},
     dict: _mapping("dict"),
     Counter: _mapping("counter"),
     OrderedDict: _mapping("ordered"),
@@ -200,7 +196,7 @@ _DECODERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "counter": lambda value: Counter({_decoded(key): _decoded(item) for key, item in value["items"]}),
     "ordered": lambda value: OrderedDict((_decoded(key), _decoded(item)) for key, item in value["items"]),
     "bytearray": lambda value: bytearray(value["data"]),
-    "tensor": lambda value: tensor_from(value["data"], value["dtype"], value["shape"]),
+    "tensor": lambda value: tensor_from(bytearray(value["data"]), value["dtype"], value["shape"]),
     "array": lambda value: np.frombuffer(bytearray(value["data"]), np.dtype(value["dtype"])).reshape(value["shape"]),
     "leaf": lambda value: value["tensor"],
     "parts": _joined,

@@ -7,6 +7,7 @@ import torch
 
 from m5ws.repository.concurrency import Job, bounded_map
 from m5ws.repository.tensors import Layout, PartCache, TensorReader
+from m5ws.training.state.plain_state import tensor_from
 
 StateDict = dict[str, torch.Tensor]
 
@@ -16,15 +17,7 @@ def load(layouts: Sequence[Layout], parts: PartCache) -> StateDict:
     buffers = {layout.name: bytearray(layout.size_bytes) for layout in layouts}
     for _ in bounded_map(_reads(layouts, parts, buffers)):
         pass
-    return {layout.name: tensor(buffers[layout.name], layout.dtype, layout.shape) for layout in layouts}
-
-
-def tensor(data: bytearray, dtype: str, shape: Sequence[int]) -> torch.Tensor:
-    """Return the tensor of row-major bytes, which it shares. `dtype` is torch's name."""
-    kind: torch.dtype = getattr(torch, dtype)
-    if not data:
-        return torch.empty(tuple(shape), dtype=kind)
-    return torch.frombuffer(data, dtype=torch.uint8).view(kind).view(tuple(shape))
+    return {each.name: tensor_from(buffers[each.name], each.dtype, each.shape, each.name) for each in layouts}
 
 
 def _reads(layouts: Sequence[Layout], parts: PartCache, buffers: dict[str, bytearray]) -> Iterator[Job[None]]:

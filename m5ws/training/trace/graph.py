@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from m5ws.training.compat.tensors import is_accumulator, leaf_of
+from m5ws.training.compat.tensors import leaf_of
 
 Ran = Callable[[str, int, str, Mapping[str, Any], Mapping[str, Any]], None]
 """Called with (module, count of that operation in it, operation, gradients that went in, gradients that came out)."""
@@ -32,7 +32,7 @@ class Graph:
         names = []
         while waiting:
             node = waiting.pop()
-            if node in self._known or is_accumulator(node):
+            if node in self._known or leaf_of(node) is not None:
                 continue
             self._known[node] = None
             self._watch(module, node)
@@ -56,7 +56,7 @@ class Graph:
             return _numbered(gradients)
         gradients_by_name: dict[str, Any] = {}
         for place, ((node, _), gradient) in enumerate(zip(following, gradients, strict=True)):
-            owner = self._names.get(id(leaf_of(node))) if is_accumulator(node) else None
+            owner = self._names.get(id(leaf_of(node)))
             gradients_by_name[f"gradient of {owner}" if owner else f"gradient {place}"] = gradient
         return {name: gradient for name, gradient in gradients_by_name.items() if gradient is not None}
 

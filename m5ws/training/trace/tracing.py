@@ -197,12 +197,11 @@ def _watched(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
     """Return the traced modules by their names in the model without wrappers; of a wrapper, the inner module."""
     names = module_names(model)
     closed = _compiled(model)
-    watched: dict[str, torch.nn.Module] = {}
-    for path, module in model.named_modules():
-        inside = any(outer == path or not outer or path.startswith(f"{outer}.") for outer in closed)
-        if not inside:
-            watched[names[path]] = module
-    return watched
+    return {
+        names[path]: module
+        for path, module in model.named_modules()
+        if not any(outer == path or not outer or path.startswith(f"{outer}.") for outer in closed)
+    }
 
 
 def _parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:

@@ -7,7 +7,6 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import blake3
 import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
@@ -43,25 +42,19 @@ def digests(values: Mapping[str, Any]) -> dict[str, str]:
             tensors[name] = part.detach()
     sums = fingerprint.sums(list(tensors.values()))
     for (name, tensor), value in zip(tensors.items(), sums, strict=True):
-        texts[name] = f"{_kind(tensor)} {value:016x}"
+        texts[name] = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)} {value:016x}"
     return texts
 
 
 def batch(value: Any) -> dict[str, str]:
     """Return the digest of a batch, and the digest of each sample: the elements of all tensors at one first index."""
-    whole = blake3.blake3()
-    dataloader.update(whole, value)
-    texts = {"batch": whole.hexdigest()[:16]}
-    leaves = [leaf for leaf in tree_leaves(value) if _has_rows(leaf)]
+    texts = {"batch": dataloader.digest(value)[:16]}
+    leaves = [leaf for leaf in tree_leaves(value) if isinstance(leaf, (torch.Tensor, np.ndarray)) and leaf.ndim]
     counts = {len(leaf) for leaf in leaves}
     if len(counts) != 1 or not 0 < (count := counts.pop()) <= _ROWS:
         return texts
     hosts = [leaf.detach().cpu() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     return texts | {f"sample {row}": _row(hosts, row) for row in range(count)}
-
-
-def _has_rows(value: Any) -> bool:
-    return isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim > 0
 
 
 def _row(leaves: Iterable[Any], row: int) -> str:
@@ -70,10 +63,6 @@ def _row(leaves: Iterable[Any], row: int) -> str:
         # As an array of one: types that torch lacks (text, dates) are still hashed by their bytes.
         dataloader.update(hashed, leaf[row : row + 1])
     return hashed.hexdigest()
-
-
-def _kind(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 def _unreadable(tensor: torch.Tensor) -> str | None:

@@ -10,16 +10,16 @@ from pathlib import Path
 import torch
 
 from m5ws.records.environment import Determinism
+from m5ws.training import determinism
 from m5ws.training.backends.base import Piece
-from m5ws.training.determinism import apply, portable
 from m5ws.training.fingerprint import fingerprint
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "templates" / "gpt"))
 from model import GPT
 
-apply.apply(Determinism(level=sys.argv[1]))  # type: ignore[arg-type]
+determinism.apply(Determinism(level=sys.argv[1]))  # type: ignore[arg-type]
 if sys.argv[1] == "portable":
-    portable.require()
+    determinism.require()
 torch.manual_seed(1)
 model = GPT(vocabulary=160, length=40, layers=2, heads=4, width=96, dropout=0.1).to(getattr(torch, sys.argv[2]))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

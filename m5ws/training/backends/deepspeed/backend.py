@@ -6,7 +6,7 @@ steps and CPUAdam's beta powers (`cpu_adam_state`). On another number of ranks, 
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
@@ -25,6 +25,7 @@ from m5ws.training.backends.tensor_names import unwrapped
 from m5ws.training.compat import cpu_adam, facts, modules, zero, zero_files
 from m5ws.training.compat import engine as internals
 from m5ws.training.runtime import collectives
+from m5ws.training.runtime.collectives import Group
 from m5ws.training.state.plain_state import RestoreError, StateError
 
 _BUFFERS = "buffers"
@@ -43,7 +44,8 @@ class DeepSpeedBackend:
         self._engine = engine
         self._module: torch.nn.Module = engine.module
         self._names = deepspeed_layout.names(self._module)
-        self._tracked = _tracked(engine)
+        base = _base(engine)
+        self._tracked = cpu_adam_state.track(base) if isinstance(base, DeepSpeedCPUAdam) else None
 
     # --- tensors
 
@@ -93,7 +95,7 @@ class DeepSpeedBackend:
         names = frozenset(name for name, _ in self._engine.module.named_parameters())
         return Layout(names, tuple(len(group["params"]) for group in groups))
 
-    def rehearse(self, objects: Objects, group: "torch.distributed.ProcessGroup | None") -> None:
+    def rehearse(self, objects: Objects, group: Group) -> None:
         if self._engine.micro_steps % self._engine.gradient_accumulation_steps():
             return  # Between two optimizer steps, where no checkpoint is made.
         files = self._taken(collectives.rank(group))
@@ -132,7 +134,7 @@ class DeepSpeedBackend:
         return {**checkpoint_engine.capture_files(self._engine), _buffers_of(rank): dict(self._module.named_buffers())}
 
     def _hidden(self) -> dict[str, Plain]:
-        powers = self._tracked.powers.plain() if self._tracked is not None else None
+        powers = asdict(self._tracked.powers) if self._tracked is not None else None
         return {"micro_steps": self._engine.micro_steps, "cpu_adam": powers}
 
     # --- load
@@ -143,7 +145,7 @@ class DeepSpeedBackend:
         content: Content,
         common: Mapping[str, Plain],
         rank: Mapping[str, Plain] | None,
-        group: "torch.distributed.ProcessGroup | None",
+        group: Group,
     ) -> None:
         problem: Exception | None = None
         files: dict[str, dict[str, Any]] = {}
@@ -203,7 +205,7 @@ class DeepSpeedBackend:
         if (self._tracked is None) != (rank["cpu_adam"] is None):
             raise RestoreError("the checkpoint was saved with another optimizer: one of the two is DeepSpeed's CPUAdam")
         if self._tracked is not None:
-            cpu_adam_state.restore(_base(self._engine), cpu_adam_state.from_plain(rank["cpu_adam"]))
+            cpu_adam_state.restore(_base(self._engine), cpu_adam_state.BetaPowers(**rank["cpu_adam"]))
 
 
 class _Copies:
@@ -242,9 +244,7 @@ class _Staged:
     def tensors(self) -> Iterator[Piece]:
         return iter(self.pieces)
 
-    def save(
-        self, objects: Objects, group: "torch.distributed.ProcessGroup | None", fingerprints: Mapping[str, str]
-    ) -> Saved:
+    def save(self, objects: Objects, group: Group, fingerprints: Mapping[str, str]) -> Saved:
         problem: Exception | None = None
         written: _Written = ((), {})
         try:
@@ -281,8 +281,3 @@ def _facts(engine: Any) -> Iterator[facts.Fact]:
         yield from zero.facts(engine.optimizer)
     if isinstance(base := _base(engine), DeepSpeedCPUAdam):
         yield from cpu_adam.facts(base)
-
-
-def _tracked(engine: Any) -> cpu_adam_state.TrackedCPUAdam | None:
-    base = _base(engine)
-    return cpu_adam_state.track(base) if isinstance(base, DeepSpeedCPUAdam) else None

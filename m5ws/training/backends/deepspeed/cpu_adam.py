@@ -24,6 +24,7 @@ import blake3
 
 from m5ws import locks
 from m5ws.errors import M5Error, MissingExtra
+from m5ws.filesystem import write_atomically
 
 # torch waits for ever for the lock file of a killed process. A rank holds it for the seconds of a load.
 _LOAD_S = 120.0
@@ -93,9 +94,7 @@ def _known_or_built(note: Path) -> Path:
 
         module, *_ = [_load(builder) for builder in internals.builders()]
     operator = Path(module.__file__)
-    temporary = note.with_suffix(f".{os.getpid()}")
-    temporary.write_text(str(operator))
-    temporary.replace(note)
+    write_atomically(note, str(operator).encode())
     return operator
 
 

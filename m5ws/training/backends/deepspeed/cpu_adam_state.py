@@ -9,7 +9,6 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-from m5ws.training.backends.base import Plain
 from m5ws.training.compat import cpu_adam
 
 
@@ -31,10 +30,6 @@ class BetaPowers:
         if step == self.step:
             return self
         return BetaPowers(beta1, beta2, self.anchor if step == self.step + 1 else step, step)
-
-    def plain(self) -> Plain:
-        """Return the powers as plain data."""
-        return {"beta1": self.beta1, "beta2": self.beta2, "anchor": self.anchor, "step": self.step}
 
 
 def _single(value: float) -> float:
@@ -78,8 +73,3 @@ def restore(optimizer: Any, powers: BetaPowers) -> None:
     tracked = track(optimizer)
     cpu_adam.replay(cpu_adam.empty_update(optimizer), powers.beta1, powers.beta2, powers.anchor, powers.step)
     tracked.powers = powers
-
-
-def from_plain(value: Plain) -> BetaPowers:
-    """Return the powers from the result of `BetaPowers.plain`."""
-    return BetaPowers(**value)

@@ -4,7 +4,7 @@ A setting is in the list if tests train with it, or if it changes logs, communic
 off is never refused. https://www.deepspeed.ai/docs/config-json/
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,9 +94,11 @@ KNOWN: Mapping[str, Rule] = _known(
 
 def limits(settings: Mapping[str, Any], rules: Mapping[str, Rule] = KNOWN) -> Iterator[str]:
     """Yield the reasons of a configuration's unsupported values."""
-    for _, value, rule in _ruled(settings, rules):
-        if isinstance(rule, Limit) and rule.refused(value):
+    for key, value in settings.items():
+        if isinstance(rule := rules.get(key), Limit) and rule.refused(value):
             yield rule.reason
+        elif isinstance(rule, Mapping) and isinstance(value, Mapping):
+            yield from limits(value, rule)
 
 
 def unknown(settings: Mapping[str, Any], rules: Mapping[str, Rule] = KNOWN, path: str = "") -> Iterator[str]:
@@ -107,13 +109,3 @@ def unknown(settings: Mapping[str, Any], rules: Mapping[str, Rule] = KNOWN, path
                 yield f"{path}{key}"
         elif isinstance(rule := rules[key], Mapping) and isinstance(value, Mapping):
             yield from unknown(value, rule, f"{path}{key}.")
-
-
-def _ruled(settings: Mapping[str, Any], rules: Mapping[str, Rule]) -> Iterable[tuple[str, Any, Rule]]:
-    for key, value in settings.items():
-        rule = rules.get(key)
-        if isinstance(rule, Mapping):
-            if isinstance(value, Mapping):
-                yield from _ruled(value, rule)
-        else:
-            yield key, value, rule

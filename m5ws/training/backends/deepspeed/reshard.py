@@ -4,7 +4,7 @@ ZeRO's buffers are cut for one number of ranks. The stored elements are located 
 reads only the elements that it holds now. DeepSpeed then loads the files as usual.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,6 @@ from m5ws.training.backends.deepspeed import checkpoint_engine
 from m5ws.training.backends.deepspeed import layout as deepspeed_layout
 from m5ws.training.backends.deepspeed import state as deepspeed_state
 from m5ws.training.backends.deepspeed import weights as deepspeed_weights
-from m5ws.training.backends.deepspeed.layout import Fragment
 from m5ws.training.backends.tensor_names import unwrapped
 from m5ws.training.compat import zero as internals
 from m5ws.training.compat import zero_files
@@ -169,23 +168,17 @@ class _State:
             if key in first.moments:
                 state[key] = self._row(flat, lambda trained, key=key: trained.moments[key], reads)
             else:
-                state[key] = _unshared(value)
+                # A count that is a tensor must not be shared by buffers that count separately.
+                state[key] = value.clone() if isinstance(value, torch.Tensor) else value
         return state
 
     def _row(self, flat: torch.Tensor, source: Any, reads: _Reads) -> torch.Tensor:
         """Return a tensor as long as a flat buffer with this rank's elements, and zeros in its padding."""
         row = torch.zeros(flat.shape, dtype=flat.dtype)
-        for fragment in self._of(flat):
-            reads.add(fragment.of(row), source(self._stored[fragment.name]), fragment.start)
+        for fragment in self._fragments:
+            if fragment.flat is flat and fragment.size:
+                reads.add(fragment.of(row), source(self._stored[fragment.name]), fragment.start)
         return row
-
-    def _of(self, flat: torch.Tensor) -> Iterator[Fragment]:
-        return (fragment for fragment in self._fragments if fragment.flat is flat and fragment.size)
-
-
-def _unshared(value: Any) -> Any:
-    # A count that is a tensor must not be shared by buffers that count separately.
-    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _settings(stored: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -112,7 +112,8 @@ def _lifted(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
         return type(value)(_lifted(item, f"{path}/{i}", tensors) for i, item in enumerate(value))
     if type(value) in (dict, OrderedDict):
         items = ((key, _lifted(item, f"{path}/{_key(key, path)}", tensors)) for key, item in value.items())
-        return _with_metadata(value, type(value)(items))
+        lifted, metadata = type(value)(items), modules.state_metadata(value)
+        return lifted if metadata is None else {_TAG: "module", "items": lifted, "metadata": metadata}
     if isinstance(value, torch.dtype):
         return {_TAG: "dtype", "name": str(value).removeprefix("torch.")}
     if isinstance(value, _STAGE):
@@ -126,12 +127,6 @@ def _key(key: object, path: str) -> str:
     if key == _TAG:
         raise StateError(f"{path} has a key {_TAG!r}, which is m5ws's own")
     return str(key)
-
-
-def _with_metadata(value: Any, lifted: Any) -> Any:
-    """Keep the versions that `Module.state_dict` attaches to its result; loaders of older layouts read them."""
-    metadata = modules.state_metadata(value)
-    return lifted if metadata is None else {_TAG: "module", "items": lifted, "metadata": metadata}
 
 
 def _record(name: str, tensor: torch.Tensor, parts: tuple[Slice, ...]) -> TensorRecord:

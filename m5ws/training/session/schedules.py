@@ -1,19 +1,19 @@
-"""The schedule of fingerprints: every so many steps, at the steps of a replay's original, or as their cost allows.
+"""The schedules of checkpoints and fingerprints: every so many steps, or at the steps of a replay's original.
 
-By cost, an attempt fingerprints its third step, and then each multiple of a power of ten. The power is the smallest for
-which fingerprints take at most `SHARE` of the time of steps, and it grows with the number of steps. So the ledger of a
-month has some thousand fingerprints, and two runs of different speed have common steps to compare.
+Checkpoints can also be made every so many minutes, and fingerprints as their cost allows. By cost, an attempt
+fingerprints its third step, and then each multiple of a power of ten. The power is the smallest for which fingerprints
+take at most `SHARE` of the time of steps, and it grows with the number of steps. So the ledger of a month has some
+thousand fingerprints, and two runs of different speed have common steps to compare.
 """
 
 import statistics
+import time
 from collections import deque
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 from m5ws.training.runtime import collectives
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+from m5ws.training.runtime.collectives import Group
+from m5ws.training.runtime.context import ActiveRank
 
 SHARE = 0.005
 """The part of a training's time that fingerprints may take."""
@@ -25,6 +25,30 @@ _RECENT_STEPS = 99
 _RECENT_FINGERPRINTS = 5
 
 
+class Cadence:
+    """One rank's view. Only rank 0 reads its clock, and the ranks agree on a step (agreement.py)."""
+
+    def __init__(self, active: ActiveRank, every: int | None) -> None:
+        self._every = every
+        self._at = frozenset(active.context.checkpoint_at or ())
+        by_clock = active.context.checkpoint_at is None and active.rank == 0
+        self._minutes = active.context.spec.checkpoint_minutes if by_clock else None
+        self._saved_s = time.monotonic()
+
+    @property
+    def is_time(self) -> bool:
+        """True if this rank's clock asks for a checkpoint."""
+        return self._minutes is not None and time.monotonic() - self._saved_s >= 60 * self._minutes
+
+    def is_due(self, step: int) -> bool:
+        """Return True if all ranks make a checkpoint after `step` by its number."""
+        return step in self._at or (self._every is not None and self._every > 0 and step % self._every == 0)
+
+    def saved(self) -> None:
+        """Restart the clock after a checkpoint."""
+        self._saved_s = time.monotonic()
+
+
 class FingerprintSchedule:
     """One rank's view. All ranks decide alike, though only rank 0 measures times.
 
@@ -32,7 +56,7 @@ class FingerprintSchedule:
     steps of a replay's original.
     """
 
-    def __init__(self, every: int | None, at: Collection[int] | None, group: "ProcessGroup | None") -> None:
+    def __init__(self, every: int | None, at: Collection[int] | None, group: Group) -> None:
         self._every = every
         self._at = frozenset(at or ())
         self._by_cost = every is None and at is None

@@ -1,7 +1,10 @@
-"""Level "portable" inside a rank: on a CPU, bits do not depend on the model of x86-64 processor, if it has AVX2.
+"""Determinism settings of torch, applied in the rank before the script starts.
 
-The variables (`m5ws.records.portable`) pin the instructions that libraries choose. One function remains. MKL's square
-root begins with an estimate (`rsqrtps`) that differs between AMD and Intel, and AdamW uses it. Here it is replaced.
+The launcher applies the settings that must be in the environment before Python starts (`m5ws.records.determinism`).
+
+With level "portable", on a CPU, bits do not depend on the model of x86-64 processor, if it has AVX2. The variables
+(`m5ws.records.portable`) pin the instructions that libraries choose. One function remains. MKL's square root begins
+with an estimate (`rsqrtps`) that differs between AMD and Intel, and AdamW uses it. Here it is replaced.
 """
 
 import inspect
@@ -14,11 +17,10 @@ import torch
 
 from m5ws.errors import M5Error
 from m5ws.records import portable
+from m5ws.records.environment import Determinism
 
 BASELINE = "x86-64-v3"
 """The fact `cpu.portable` if the settings are in force: the instructions that every such machine has."""
-
-is_asked = portable.is_asked
 
 _registered: list[torch.library.Library] = []
 
@@ -28,6 +30,26 @@ class NotPortable(M5Error):
 
     exit_code = 2
     hint = 'Train on another machine, or set [determinism] level = "strict".'
+
+
+def apply(determinism: Determinism) -> None:
+    """Apply the snapshot's settings: threads, deterministic algorithms, cuDNN and TF32.
+
+    Threads are set at every level: reductions are split by their number. "off" leaves the rest at torch's defaults.
+
+    https://docs.pytorch.org/docs/stable/notes/randomness.html
+    """
+    torch.set_num_threads(determinism.threads)
+    if determinism.level == "off":
+        return
+    torch.use_deterministic_algorithms(True, warn_only=determinism.level == "warn")
+    torch.utils.deterministic.fill_uninitialized_memory = determinism.fill_uninitialized  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cuda.matmul.allow_tf32 = determinism.tf32
+    torch.backends.cudnn.allow_tf32 = determinism.tf32
+    if portable.is_asked(determinism):
+        replace_square_roots()
 
 
 def baseline(environment: Mapping[str, str] = os.environ) -> str | None:

@@ -1,1 +1,0 @@
-"""Determinism settings inside a rank."""
