@@ -214,7 +214,7 @@ class _Check:
             (event, f"{chain.run}@{event.name}") for chain in self._chains.values() for event in chain.published
         ):
             if (made := self._made.get(name)) is not None:
-                self._hold(name, partial(bindings.check_event, event.name, digests[name], made, event))
+                self._hold(name, partial(bindings.check_event, f"checkpoint {event.name}", digests[name], made, event))
 
     def _ends(self, run: str, attempt: int) -> None:
         """Compare the ends of ranks with the attempt's end event, and their heads with the heads in checkpoints."""

@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from m5ws.errors import M5Error, NotFound, ObjectExists
+from m5ws.errors import Fenced, M5Error, NotFound, ObjectExists
+from m5ws.records.base import Digest, Record
 from m5ws.records.gc import Keep
 from m5ws.repository import bindings, removals
 from m5ws.repository import gc_plans as plans
 from m5ws.repository.gc_plans import GcState, RetryPolicy
+from m5ws.repository.reachability.reach import ReachableObjects
 from m5ws.repository.repository import Repository
 
 T = TypeVar("T")
@@ -164,6 +166,36 @@ class _Guard:
         if self._repair is None:
             raise ObjectDeleted(f"gc plan {plan} deleted objects that were about to be published")
         self._repair()
+
+
+def publish_record(
+    repo: Repository,
+    key: str,
+    digest: Digest,
+    kind: type[Record],
+    *,
+    run: str,
+    patience: RetryPolicy | None = None,
+    began: frozenset[str] | None = None,
+) -> None:
+    """Create the reference to a durable record with durable content: a line with the record's digest.
+
+    Raises Fenced if the key has another line; otherwise as `publish`.
+    """
+
+    def needs() -> set[bytes]:
+        reach = ReachableObjects(repo.objects)
+        reach.record(digest, kind)
+        return reach.digests
+
+    def create() -> None:
+        try:
+            # Published from here on.
+            create_once(repo, key, f"{digest}\n".encode())
+        except ObjectExists as error:
+            raise Fenced(f"{key} exists with different content") from error
+
+    publish(repo, needs, create, run=run, patience=patience, began=began)
 
 
 def create_once(repo: Repository, key: str, data: bytes) -> None:

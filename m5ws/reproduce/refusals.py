@@ -63,7 +63,7 @@ def foreign_outputs(repo: Repository, run: str, original: History) -> str | None
     """
     for label, event in original.stored.items():
         try:
-            bindings.check_outputs(outputs.key(run, label), *outputs.find(repo, run, label), event)
+            bindings.check_event(outputs.key(run, label), *outputs.find(repo, run, label), event)
         except NotFound:
             return f"output files {label} are in the ledger and missing in the store. {CorruptObject.hint}"
         except (CorruptObject, UnknownSchema) as error:

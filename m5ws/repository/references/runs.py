@@ -7,6 +7,7 @@ from contextlib import suppress
 from m5ws import errors, secret_gate
 from m5ws.errors import NotFound, ObjectExists, UsageError
 from m5ws.records import codec
+from m5ws.records.checkpoint import Checkpoint
 from m5ws.records.run import Run
 from m5ws.records.verdict import JointVerdict, Verdict
 from m5ws.repository import bindings, concurrency, presence, publishing, removals
@@ -67,7 +68,7 @@ def _publish_fork(repo: Repository, run: Run, create: Callable[[], None]) -> Non
     assert run.parent is not None
     began = repo.objects.begin()
     reach = ReachableObjects(repo.objects)
-    reach.checkpoint(run.parent.digest)
+    reach.record(run.parent.digest, Checkpoint)
     if missing := presence.missing(repo.objects, {digest.hex(): 0 for digest in reach.digests}):
         raise NotFound(
             f"{len(missing)} objects of checkpoint {run.parent.name} are missing in the store",

@@ -89,7 +89,7 @@ def references(repo: Repository, kind: Kind, name: str) -> list[str]:
 
 def _batches(repo: Repository, run: str, attempt: int, node: int) -> list[str]:
     prefix = f"runs/{run}/ledger/{attempt:04d}/{node}/"
-    return [prefix + batch for batch in repo.store.names(prefix) if ledger.is_number(batch)]
+    return [prefix + batch for batch in repo.store.names(prefix) if bindings.is_number(batch)]
 
 
 def closure(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:
