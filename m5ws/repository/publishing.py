@@ -7,6 +7,7 @@ no permission to delete. Without a plan in the store, the cost is one `names` be
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from m5ws.errors import Fenced, M5Error, NotFound, ObjectExists
@@ -62,13 +63,8 @@ def publish(
     objects. Without it, ObjectDeleted is raised, and the caller uploads and publishes again. ObjectDeleted can come
     after the reference was created, if a writer paused for a whole grace period. Raises DeletionInProgress.
     """
-    guard = _Guard(
-        repo,
-        needs,
-        patience or repo.patience or RetryPolicy(),
-        repo.objects.begin() if began is None else began,
-        repair,
-    )
+    began = repo.objects.begin() if began is None else began
+    guard = _Guard(repo, needs, patience or repo.patience or RetryPolicy(), set(began), repair)
     guard.settle(published=False)
     try:
         # Published from here on (W4).
@@ -84,21 +80,14 @@ def publish(
         removals.fence(repo, run)
 
 
+@dataclass
 class _Guard:
-    def __init__(
-        self,
-        repo: Repository,
-        needs: Callable[[], set[bytes]],
-        patience: RetryPolicy,
-        began: frozenset[str],
-        repair: Callable[[], object] | None,
-    ) -> None:
-        self._repo = repo
-        self._needs = needs
-        self._patience = patience
-        self._settled = set(began)
-        self._repair = repair
-        self._digests: set[bytes] | None = None
+    _repo: Repository
+    _needs: Callable[[], set[bytes]]
+    _patience: RetryPolicy
+    _settled: set[str]
+    _repair: Callable[[], object] | None
+    _digests: set[bytes] | None = None
 
     def settle(self, *, published: bool) -> None:
         """Return when no plan can delete a needed object: every plan has been examined (W2, W5)."""
