@@ -236,7 +236,7 @@ class References:
         if len(whole) < len(chains):
             self._unknown.add((run_id, "ended"))
             return
-        if not whole[0].is_begun:
+        if not whole[0].order.is_begun:
             self._add("missing", whole[0].prefix, "the event that begins the attempt", root)
         self._derived(whole, root)
         for fault in find_faults(whole, wanted):
@@ -247,7 +247,7 @@ class References:
         chain, run_id, attempt = chains[0], chains[0].run, chains[0].attempt
         self._ends[(run_id, attempt)] = derived.ends(attempt, chain)
         for where, summary in self._summaries.get((run_id, attempt), {}).items():
-            if chain.ended is None or summary.batches > chain.batches:
+            if chain.order.ended is None or summary.batches > chain.batches:
                 # It is written after its original, so it is the ledger that was cut.
                 detail = f"its summary {where} has {summary.batches} batches and the end of the attempt"
                 self._add("missing", f"{chain.prefix}/{chain.batches:08d}", detail, root)
