@@ -265,7 +265,7 @@ def _forge(world: World, key: str, **fields: object) -> None:
 def test_each_command_that_uses_a_checkpoint_reports_exchanged_content(world: World, run: str) -> None:
     label = checkpoints.valid(world.repo, run)[-1]
     key = checkpoints.key(run, label)
-    content = checkpoints.load(world.repo, EQUAL, checkpoints.name(1, 1)).content
+    content = checkpoints.find(world.repo, EQUAL, checkpoints.name(1, 1))[1].content
     # These read no ledger of ranks, or copy it beside the checkpoint.
     commands = [arguments for arguments in _of_checkpoint(world, key) if arguments[0] not in ("push", "gc")]
     _forge(world, key, content=content)

@@ -60,7 +60,8 @@ def publish(repo: Repository, checkpoint: Checkpoint, began: frozenset[str] | No
     if newest > checkpoint.attempt:
         raise Fenced(f"attempt {checkpoint.attempt} of run {checkpoint.run} was superseded by attempt {newest}")
     record = repo.objects.put_record(checkpoint)
-    where, patience = key(checkpoint.run, name(checkpoint.step, checkpoint.attempt)), repo.patience or _PATIENCE
+    where = key(checkpoint.run, name(checkpoint.step, checkpoint.attempt))
+    patience = repo.patience or _PATIENCE
     publishing.publish_record(repo, where, record, Checkpoint, run=checkpoint.run, patience=patience, began=began)
     return record
 
@@ -105,11 +106,6 @@ def read(repo: Repository, run: str, label: str) -> tuple[Digest, Checkpoint]:
     except NotFound as error:
         raise NotFound(f"run {run} has no checkpoint {label}") from error
     return digest, bindings.load_checkpoint(repo.objects, where, digest)
-
-
-def load(repo: Repository, run: str, label: str, recorded: Recorded | None = None) -> Checkpoint:
-    """Return a checkpoint's record; otherwise as `find`."""
-    return find(repo, run, label, recorded)[1]
 
 
 def digest(repo: Repository, run: str, label: str, recorded: Recorded | None = None) -> Digest:
