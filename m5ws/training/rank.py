@@ -116,7 +116,7 @@ class _End(msgspec.Struct, frozen=True):
 def _run(arguments: Sequence[str], active: context.ActiveRank, notes: ReadNotes) -> _End:
     """Run the script to its end."""
     try:
-        if portable.is_asked(active.context.determinism):
+        if active.context.determinism.level == "portable":
             portable.require()
         alive: dict[str, object] = {}
         try:

@@ -25,5 +25,5 @@ def apply(determinism: Determinism) -> None:
     torch.backends.cudnn.deterministic = True
     torch.backends.cuda.matmul.allow_tf32 = determinism.tf32
     torch.backends.cudnn.allow_tf32 = determinism.tf32
-    if portable.is_asked(determinism):
+    if determinism.level == "portable":
         portable.replace_square_roots()

@@ -18,8 +18,6 @@ from m5ws.records import portable
 BASELINE = "x86-64-v3"
 """The fact `cpu.portable` if the settings are in force: the instructions that every such machine has."""
 
-is_asked = portable.is_asked
-
 _registered: list[torch.library.Library] = []
 
 
