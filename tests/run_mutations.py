@@ -54,17 +54,11 @@ MUTATIONS = (
         "a checkpoint's reference is published before its record",
         "m5ws/repository/references/checkpoints.py",
         "    record = repo.objects.put_record(checkpoint)\n"
-        "    label = name(checkpoint.step, checkpoint.attempt)\n\n"
-        "    def create() -> None:\n"
-        "        try:\n"
-        "            # Published from here on.\n"
-        "            repo.store.create(key(checkpoint.run, label), _line(record))\n",
+        "    where = key(checkpoint.run, name(checkpoint.step, checkpoint.attempt))\n",
         "    record = repo.objects.digest(ledger.codec.encode(checkpoint))\n"
-        "    label = name(checkpoint.step, checkpoint.attempt)\n\n"
-        "    def create() -> None:\n"
-        "        try:\n"
-        "            repo.store.create(key(checkpoint.run, label), _line(record))\n"
-        "            repo.objects.put_record(checkpoint)\n",
+        "    where = key(checkpoint.run, name(checkpoint.step, checkpoint.attempt))\n"
+        '    repo.store.create(where, f"{record}\\n".encode())\n'
+        "    repo.objects.put_record(checkpoint)\n",
         ("training/test_crash.py",),
     ),
     Mutation(

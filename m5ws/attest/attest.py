@@ -130,13 +130,13 @@ def _chains(repo: Repository, run: str) -> Iterator[tuple[Chain, bool]]:
         raise CorruptObject(f"the ledger of run {run} lacks attempt {absent}")
     for attempt in begun:
         chains = [Chain(run, attempt, node).follow(repo) for node in ledger.nodes(repo, run, attempt)]
-        if not chains or not chains[0].is_begun:
+        if not chains or not chains[0].order.is_begun:
             raise CorruptObject(f"attempt {attempt} of run {run} lacks the event that begins it")
-        if chains[0].ended is None:
+        if chains[0].order.ended is None:
             summaries.check_unended(repo, run, attempt)
         for fault in find_faults(chains, {}):
             raise CorruptObject(fault)
-        yield from ((chain, chains[0].ended is not None) for chain in chains)
+        yield from ((chain, chains[0].order.ended is not None) for chain in chains)
 
 
 def _end(chain: Chain, *, ended: bool) -> ChainEnd:
@@ -145,7 +145,7 @@ def _end(chain: Chain, *, ended: bool) -> ChainEnd:
         attempt=chain.attempt,
         node=chain.node,
         batches=chain.batches,
-        events=chain.events,
+        events=chain.order.events,
         head=chain.head,
         sha256=chain.sha256,
         ended=ended,

@@ -85,7 +85,7 @@ class _Check:
         return Verification(
             files=len(named),
             chains=len(self._chains),
-            events=sum(chain.events for chain in self._chains.values()),
+            events=sum(chain.order.events for chain in self._chains.values()),
             read=read,
             present=present,
             findings=tuple(self._findings),
@@ -193,10 +193,10 @@ class _Check:
         self._chains[line.run, line.attempt, line.node] = chain
         if chain.ends.get(line.head) != (line.batches, line.events, line.sha256):
             self._find(chain.prefix, f"the {line.events} attested events are not in this ledger")
-        elif chain.events > line.events and line.ended:
-            self._find(chain.prefix, f"{chain.events - line.events} events came after the attempt had ended")
-        elif chain.events > line.events:
-            self._notes.append(f"{chain.prefix} has {chain.events - line.events} newer events")
+        elif (newer := chain.order.events - line.events) > 0 and line.ended:
+            self._find(chain.prefix, f"{newer} events came after the attempt had ended")
+        elif newer > 0:
+            self._notes.append(f"{chain.prefix} has {newer} newer events")
 
     def _events(self) -> None:
         """Compare each checkpoint with its event in the ledger."""
@@ -205,7 +205,7 @@ class _Check:
             (event, f"{chain.run}@{event.name}") for chain in self._chains.values() for event in chain.published
         ):
             if (made := self._made.get(name)) is not None:
-                self._read(name, partial(bindings.check_event, event.name, digests[name], made, event))
+                self._read(name, partial(bindings.check_event, f"checkpoint {event.name}", digests[name], made, event))
 
     def _ends(self, run: str, attempt: int) -> None:
         """Compare the ends of ranks with the attempt's end event, and their heads with the heads in checkpoints."""

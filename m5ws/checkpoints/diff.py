@@ -5,7 +5,6 @@ different ZeRO stages, are compared by the model's names. No tensor is read.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import msgspec
 
@@ -69,12 +68,8 @@ def _tensors(repo: Repository, content: Content) -> dict[str, str]:
     if not isinstance(fingerprints, dict):
         raise CorruptObject("the checkpoint has no fingerprints of its tensors")
     shapes = {tensor.name: f"{tensor.dtype} {list(tensor.shape)}, " for tensor in content.tensors}
-    return {name: f"{shapes.get(name, '')}{_bits(value)}" for name, value in fingerprints.items()}
-
-
-def _bits(fingerprint: Any) -> str:
-    """Return a fingerprint without the ranks that held the tensor."""
-    return str(fingerprint).partition("@")[0]
+    # After the @ are the ranks that held the tensor.
+    return {name: f"{shapes.get(name, '')}{str(value).partition('@')[0]}" for name, value in fingerprints.items()}
 
 
 def _files(repo: Repository, content: Content) -> dict[str, str]:

@@ -45,8 +45,9 @@ def restore(repo: Repository, stored: StoredOutputs, work: Path) -> str:
     links = merged.links
     if len(merged.modified_ns) != len(merged.entries):
         raise CorruptObject(f"output files {stored.name} of run {stored.run} have another number of times than files")
-    timed = ((entry, merged.modified_ns[entry.path]) for entry in merged.entries)
-    wanted = [(entry, time_ns) for entry, time_ns in timed if not _is_linked(entry.path, links)]
+    # A path that is a link, or in a folder that is one, is not written as a file.
+    places = ((entry, (*folders_of(entry.path), entry.path)) for entry in merged.entries)
+    wanted = [(entry, merged.modified_ns[entry.path]) for entry, around in places if links.keys().isdisjoint(around)]
     aside = work.with_name(directories.RESTORED)
     _write(repo, Tree(entries=tuple(entry for entry, _ in wanted)), aside)
     for entry, time_ns in wanted:
@@ -64,11 +65,6 @@ def restore(repo: Repository, stored: StoredOutputs, work: Path) -> str:
         f"{len(wanted):,} output files of attempt {stored.attempt} were restored, from the copy {stored.name}; "
         "the script itself must continue from them"
     )
-
-
-def _is_linked(path: bytes, links: dict[bytes, bytes]) -> bool:
-    """Return True if a path is a link, or in a folder that is one."""
-    return any(place in links for place in (*folders_of(path), path))
 
 
 def _clear(work: Path, path: bytes) -> Path:

@@ -11,7 +11,6 @@ from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Content
 from m5ws.records.ledger import OutputsStored
 from m5ws.records.outputs import OutputFiles
-from m5ws.records.tree import Tree
 from m5ws.repository import bindings, concurrency
 from m5ws.repository.files import trees
 from m5ws.repository.references import outputs
@@ -62,7 +61,10 @@ def listing(repo: Repository, run: str, recorded: Mapping[str, OutputsStored] | 
 
 def event(repo: Repository, name: str, digest: Digest, stored: OutputFiles) -> OutputsStored:
     """Return the event about stored output files, for the ledger. Raises NotFound, CorruptObject."""
-    tree = tree_of(repo, stored.content)
+    content = repo.objects.get_record(stored.content, Content)
+    if content.tree is None:
+        raise NotFound(f"content {stored.content} has no files")
+    tree = trees.load(repo.objects, content.tree)
     return OutputsStored(
         time_s=time.time(),
         name=name,
@@ -125,11 +127,3 @@ def require_newest(repo: Repository, run: str, attempt: int | None = None, node:
             hint="Set `[run] outputs` in m5ws.toml to the files and folders that the script writes.",
         )
     return stored
-
-
-def tree_of(repo: Repository, digest: Digest) -> Tree:
-    """Return the tree of a content with output files. Raises NotFound, CorruptObject."""
-    content = repo.objects.get_record(digest, Content)
-    if content.tree is None:
-        raise NotFound(f"content {digest} has no files")
-    return trees.load(repo.objects, content.tree)

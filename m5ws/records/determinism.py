@@ -23,4 +23,4 @@ def environment(determinism: Determinism) -> dict[str, str]:
     }
     if determinism.nccl_algo is not None:
         fixed |= {"NCCL_ALGO": determinism.nccl_algo, "NCCL_NVLS_ENABLE": "0"}
-    return fixed | portable.VARIABLES if portable.is_asked(determinism) else fixed
+    return fixed | portable.VARIABLES if determinism.level == "portable" else fixed

@@ -26,14 +26,9 @@ both in one mode alone: with MKL_CBWR=AVX2 they differ. NumPy ignores a name tha
 """
 
 
-def is_asked(determinism: Determinism) -> bool:
-    """Return True if the settings have the level."""
-    return determinism.level == "portable"
-
-
 def refuse(determinism: Determinism, launch: LaunchSpec) -> None:
     """Raise UsageError, before any rank starts, if the snapshot has the level and this launch cannot keep it."""
-    if not is_asked(determinism):
+    if determinism.level != "portable":
         return
     if launch.trainer == "deepspeed":
         raise UsageError(

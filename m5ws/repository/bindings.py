@@ -2,13 +2,13 @@
 
 The table in docs/format.md, section "Bindings", lists every kind of reference and its checks. This is the only module
 that performs them, and every reader of a reference uses it. A record under another record's key raises Misplaced. Only
-`record`, `line` and `checkpoint` read from the store, and only data that the caller needs anyway.
+`record`, `line`, `files` and `load_checkpoint` read from the store, and only data that the caller needs anyway.
 """
 
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -28,10 +28,8 @@ from m5ws.records.snapshot import Annotation
 from m5ws.records.store import Format
 from m5ws.records.summary import AttemptSummary
 from m5ws.records.verdict import JointVerdict, Verdict
+from m5ws.repository.objects import Objects, is_digest
 from m5ws.store.interface import ObjectStore
-
-if TYPE_CHECKING:
-    from m5ws.repository.objects import Objects
 
 P = TypeVar("P", bound=KeyedRecord)
 
@@ -85,32 +83,26 @@ def line(store: ObjectStore, key: str) -> Digest:
     """Return the digest in a one-line reference. Raises NotFound, CorruptObject."""
     data = store.get(key)
     text = data[:-1].decode("ascii", "replace")
-    if not re.fullmatch(r"[0-9a-f]{64}", text) or data[-1:] != b"\n":
+    if not is_digest(text) or data[-1:] != b"\n":
         raise CorruptObject(f"{key} does not contain a digest")
     return text
 
 
-def checkpoint(objects: "Objects", key: str) -> tuple[Digest, Checkpoint]:
-    """Return the digest in the line under a key, and the record of that digest.
+def files(objects: Objects, key: str) -> tuple[Digest, OutputFiles]:
+    """Return the digest in the line under a key, and the output files of that digest.
 
     Raises NotFound, CorruptObject, Misplaced.
     """
-    digest = line(objects.store, key)
-    return digest, load_checkpoint(objects, key, digest)
-
-
-def files(objects: "Objects", key: str) -> tuple[Digest, OutputFiles]:
-    """Return as `checkpoint`, for output files."""
     digest = line(objects.store, key)
     loaded = objects.get_record(digest, OutputFiles)
     check(key, loaded)
     return digest, loaded
 
 
-def load_checkpoint(objects: "Objects", key: str, digest: Digest, by: str = "") -> Checkpoint:
+def load_checkpoint(objects: Objects, key: str, digest: Digest, by: str = "") -> Checkpoint:
     """Return the record whose digest is in the line under a key, or in another record, `by`.
 
-    Raises as `checkpoint`.
+    Raises as `files`.
     """
     loaded = objects.get_record(digest, Checkpoint)
     check(key, loaded, by)
@@ -134,7 +126,7 @@ def _differing(key: str, value: object) -> Iterator[str]:
     if parts is None:
         yield f"no {type(value).__name__} has such a key"
     for field, text in (parts or {}).items():
-        if (content := getattr(value, field, text)) != text and not (_is_number(text) and content == int(text)):
+        if (content := getattr(value, field, text)) != text and not (is_number(text) and content == int(text)):
             yield f"its {field} is {content}"
 
 
@@ -151,7 +143,8 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(re.sub(r"<(\w+)>", r"(?P<\1>[^/]+)", pattern.replace(".", r"\.")))
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Return True if a part of a key is a number. `str.isdigit` alone accepts digits that `int` does not."""
     return text.isascii() and text.isdigit()
 
 
@@ -165,24 +158,16 @@ def check_verdict(verdict: Verdict, replay: Run) -> None:
         raise Misplaced(f"runs/{replay.id}/verdict is about run {verdict.run}, but its replay reproduces {of}")
 
 
-def check_event(label: str, digest: Digest, record: Checkpoint, event: CheckpointPublished | None) -> None:
-    """Raise Misplaced unless a checkpoint matches its event in the ledger. `event` is None if the ledger has none."""
-    if event is None:
-        return
-    if (event.checkpoint, event.content, event.step) == (digest, record.content, record.step):
-        return
-    raise Misplaced(
-        f"checkpoint {label} was modified after publication: its record is {digest[:12]} with content "
-        f"{record.content[:12]}, but the ledger has {event.checkpoint[:12]} with content {event.content[:12]}"
-    )
-
-
-def check_outputs(where: str, digest: Digest, record: OutputFiles, event: OutputsStored) -> None:
-    """Raise Misplaced unless the ledger recorded these output files."""
-    if (event.record, event.content) != (digest, record.content):
+def check_event(
+    where: str, digest: Digest, record: Checkpoint | OutputFiles, event: CheckpointPublished | OutputsStored
+) -> None:
+    """Raise Misplaced unless a checkpoint or output files match their event in the ledger."""
+    recorded, step = (event.record, None) if isinstance(event, OutputsStored) else (event.checkpoint, event.step)
+    own_step = record.step if isinstance(record, Checkpoint) else None
+    if (recorded, event.content, step) != (digest, record.content, own_step):
         raise Misplaced(
             f"{where} was modified after publication: its record is {digest[:12]} with content "
-            f"{record.content[:12]}, but the ledger has {event.record[:12]} with content {event.content[:12]}"
+            f"{record.content[:12]}, but the ledger has {recorded[:12]} with content {event.content[:12]}"
         )
 
 
@@ -200,5 +185,5 @@ def part_of(key: str, garbage: Garbage) -> PlanPart | None:
 def check_part(key: str, part: PlanPart | None, head: GcPlan) -> None:
     """Raise Misplaced unless the part, under its number, matches the plan's head."""
     number = key.rpartition("/")[2]
-    if part is not None and (not _is_number(number) or part not in head.parts[int(number) :][:1]):
+    if part is not None and (not is_number(number) or part not in head.parts[int(number) :][:1]):
         raise Misplaced(f"{key} does not match the head of its plan")

@@ -7,6 +7,7 @@ Names beside a plan's folder give its state, so that a single `names("gc/")` ret
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
@@ -49,19 +50,9 @@ def read_states(store: ObjectStore) -> GcState:
     return GcState(open=frozenset(names["plan"] - done - executing), executing=executing, done=done)
 
 
-def head_key(plan: str) -> str:
-    """Return the key of a plan's head, which publishes the plan."""
-    return f"{PREFIX}{plan}.plan"
-
-
-def executing_key(plan: str) -> str:
-    """Return the key that marks a plan as being executed."""
-    return f"{PREFIX}{plan}.executing"
-
-
-def done_key(plan: str) -> str:
-    """Return the key that marks a plan as done: it deletes nothing more."""
-    return f"{PREFIX}{plan}.done"
+def state_key(plan: str, state: Literal["plan", "executing", "done"]) -> str:
+    """Return the key of a state of a plan. `plan` publishes its head, and after `done` it deletes nothing more."""
+    return f"{PREFIX}{plan}.{state}"
 
 
 def folder(plan: str, kind: str = "") -> str:
@@ -76,7 +67,7 @@ def part_key(plan: str, kind: str, number: int) -> str:
 
 def head(store: ObjectStore, plan: str) -> GcPlan:
     """Return a plan's head. Raises NotFound after the plan was deleted."""
-    return bindings.record(store, head_key(plan), GcPlan)
+    return bindings.record(store, state_key(plan, "plan"), GcPlan)
 
 
 def garbage(store: ObjectStore, plan: str, planned: GcPlan, number: int) -> Garbage:

@@ -7,13 +7,16 @@ no permission to delete. Without a plan in the store, the cost is one `names` be
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
-from m5ws.errors import M5Error, NotFound, ObjectExists
+from m5ws.errors import Fenced, M5Error, NotFound, ObjectExists
+from m5ws.records.base import Digest, Record
 from m5ws.records.gc import Keep
 from m5ws.repository import bindings, removals
 from m5ws.repository import gc_plans as plans
 from m5ws.repository.gc_plans import GcState, RetryPolicy
+from m5ws.repository.reachability.reach import ReachableObjects
 from m5ws.repository.repository import Repository
 
 T = TypeVar("T")
@@ -60,13 +63,8 @@ def publish(
     objects. Without it, ObjectDeleted is raised, and the caller uploads and publishes again. ObjectDeleted can come
     after the reference was created, if a writer paused for a whole grace period. Raises DeletionInProgress.
     """
-    guard = _Guard(
-        repo,
-        needs,
-        patience or repo.patience or RetryPolicy(),
-        repo.objects.begin() if began is None else began,
-        repair,
-    )
+    began = repo.objects.begin() if began is None else began
+    guard = _Guard(repo, needs, patience or repo.patience or RetryPolicy(), set(began), repair)
     guard.settle(published=False)
     try:
         # Published from here on (W4).
@@ -82,21 +80,14 @@ def publish(
         removals.fence(repo, run)
 
 
+@dataclass
 class _Guard:
-    def __init__(
-        self,
-        repo: Repository,
-        needs: Callable[[], set[bytes]],
-        patience: RetryPolicy,
-        began: frozenset[str],
-        repair: Callable[[], object] | None,
-    ) -> None:
-        self._repo = repo
-        self._needs = needs
-        self._patience = patience
-        self._settled = set(began)
-        self._repair = repair
-        self._digests: set[bytes] | None = None
+    _repo: Repository
+    _needs: Callable[[], set[bytes]]
+    _patience: RetryPolicy
+    _settled: set[str]
+    _repair: Callable[[], object] | None
+    _digests: set[bytes] | None = None
 
     def settle(self, *, published: bool) -> None:
         """Return when no plan can delete a needed object: every plan has been examined (W2, W5)."""
@@ -164,6 +155,36 @@ class _Guard:
         if self._repair is None:
             raise ObjectDeleted(f"gc plan {plan} deleted objects that were about to be published")
         self._repair()
+
+
+def publish_record(
+    repo: Repository,
+    key: str,
+    digest: Digest,
+    kind: type[Record],
+    *,
+    run: str,
+    patience: RetryPolicy | None = None,
+    began: frozenset[str] | None = None,
+) -> None:
+    """Create the reference to a durable record with durable content: a line with the record's digest.
+
+    Raises Fenced if the key has another line; otherwise as `publish`.
+    """
+
+    def needs() -> set[bytes]:
+        reach = ReachableObjects(repo.objects)
+        reach.record(digest, kind)
+        return reach.digests
+
+    def create() -> None:
+        try:
+            # Published from here on.
+            create_once(repo, key, f"{digest}\n".encode())
+        except ObjectExists as error:
+            raise Fenced(f"{key} exists with different content") from error
+
+    publish(repo, needs, create, run=run, patience=patience, began=began)
 
 
 def create_once(repo: Repository, key: str, data: bytes) -> None:

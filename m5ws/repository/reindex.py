@@ -17,7 +17,9 @@ from m5ws.repository.repository import Repository
 def fill(repo: Repository, progress: Progress | None = None) -> int:
     """Complete the index, and return the number of runs and snapshots that it lacked. Damaged records are left out."""
     index, names = run_index.load(repo), runs.ids(repo)
-    filled = sum(concurrency.for_each(partial(_fill_snapshot, repo), _find_unlisted(repo)))
+    listed = {name for name, _ in snapshots.newest(repo)}
+    unlisted = [name for name in snapshots.ids(repo) if name not in listed]
+    filled = sum(concurrency.for_each(partial(_fill_snapshot, repo), unlisted))
     for position, lacked in enumerate(
         concurrency.for_each(lambda run: _fill(repo, run, index.get(run, RunFacts())), names)
     ):
@@ -25,11 +27,6 @@ def fill(repo: Repository, progress: Progress | None = None) -> int:
         if progress:
             progress("indexing runs", position, len(names))
     return filled
-
-
-def _find_unlisted(repo: Repository) -> list[Digest]:
-    listed = {name for name, _ in snapshots.newest(repo)}
-    return [name for name in snapshots.ids(repo) if name not in listed]
 
 
 def _fill_snapshot(repo: Repository, snapshot_id: Digest) -> bool:

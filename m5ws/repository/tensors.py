@@ -115,12 +115,10 @@ class PartCache:
         self._sizes = 0
         self._lock = threading.Lock()
 
-    def once(self, part: Slice) -> bytes:
-        """Return a part that is not needed again. Raises NotFound, CorruptObject."""
-        return self._objects.read(part)
-
-    def get(self, part: Slice) -> bytes:
-        """Return a part, and keep it. Raises NotFound, CorruptObject."""
+    def get(self, part: Slice, *, once: bool = False) -> bytes:
+        """Return a part, and keep it unless it is needed `once`. Raises NotFound, CorruptObject."""
+        if once:
+            return self._objects.read(part)
         place = (part.object, part.offset)
         with self._lock:
             future = self._held.get(place)
@@ -185,8 +183,7 @@ class TensorReader:
 
     def _fill(self, box: "_PlacedBox", target: memoryview, local: int) -> None:
         for part, offset, length in box.pieces(local, len(target)):
-            whole = length == part.size_bytes
-            data = self._parts.once(part) if whole else self._parts.get(part)
+            data = self._parts.get(part, once=length == part.size_bytes)
             target[:length] = memoryview(data)[offset : offset + length]
             target = target[length:]
 

@@ -103,7 +103,7 @@ def certificate(repo: Repository, run_id: str, results: Sequence[Restore]) -> Ce
 def _described(repo: Repository, run_id: str) -> dict[str, str]:
     """Return the facts of a certificate: framework, optimizer, number of ranks and versions."""
     label = checkpoints.valid(repo, run_id)[-1]
-    content = repo.objects.get_record(checkpoints.load(repo, run_id, label).content, Content)
+    content = repo.objects.get_record(checkpoints.find(repo, run_id, label)[1].content, Content)
     facts = {"framework": _FRAMEWORKS.get(content.format, content.format), "ranks": str(content.world)}
     plain = codec.decode_plain(repo.objects.read(content.common)) if content.common is not None else None
     backend = plain.get("backend") if isinstance(plain, dict) else None

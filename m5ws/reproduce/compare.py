@@ -6,7 +6,7 @@ themselves, their numbers of steps are compared, both ways: the first step that 
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -251,7 +251,7 @@ class Comparison:
             # An attempt does not know the modules that only the step before its first one called, and may not know
             # which one of several equal modules it calls.
             known, event = _common(known, event), _common(event, known)
-            if unrestored := _differing(known.generators, event.generators):
+            if unrestored := differing(known.generators, event.generators):
                 self.unrestored.update(unrestored)
                 self.unrestored_after.setdefault(rank, Numbers()).add(event.step)
         else:
@@ -263,7 +263,7 @@ class Comparison:
     def _compare_named(
         self, kind: QuantityKind, before: dict[str, str], after: dict[str, str], rank: int, step: int
     ) -> list[str]:
-        differ = _differing(before, after)
+        differ = differing(before, after)
         for name in differ:
             self._differs(step, rank, kind, name, before.get(name), after.get(name))
         self.equal[f"{kind}s"] += len(before.keys() | after.keys()) - len(differ)
@@ -302,7 +302,8 @@ def _find_order(kind: QuantityKind, quantity: str) -> int:
     return _ORDER.index(quantity) if quantity in _ORDER else len(_ORDER)
 
 
-def _differing(before: dict[str, str], after: dict[str, str]) -> list[str]:
+def differing(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Return the names whose values differ, in the order of `before`, then of `after`."""
     return [name for name in dict.fromkeys([*before, *after]) if before.get(name) != after.get(name)]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from m5ws.errors import CorruptObject, NotFound, UnknownSchema
 from m5ws.outputs import merging
 from m5ws.records.outputs import OutputFiles
-from m5ws.records.reasons import Ended, Fact, Gap, Reason, Unreadable
+from m5ws.records.reasons import Ended, Gap, Reason, Unreadable
 from m5ws.records.run import Run
 from m5ws.records.verdict import Change, Verdict
 from m5ws.repository import bindings, concurrency
@@ -16,23 +16,13 @@ from m5ws.runs import state
 from m5ws.runs.history import History
 
 
-def of_environment(repo: Repository, replay: Run, drifted: Sequence[Change]) -> Verdict:
-    """Publish a replay whose environment cannot give the same bits, and return its verdict."""
-    return _verdict(repo, replay, Fact(kind="environment"), tuple(drifted))
-
-
-def of_reads(repo: Repository, replay: Run, changed: Sequence[Change]) -> Verdict:
-    """Publish a replay of a run whose files outside the snapshot have changed, and return its verdict."""
-    return _verdict(repo, replay, Fact(kind="reads"), tuple(changed))
-
-
 def of_checkpoints(repo: Repository, replay: Run, original: History) -> Verdict | None:
     """Publish a replay whose original has a foreign checkpoint or output file, and return its verdict.
 
     Return None if every checkpoint of the repeated steps, and every output file that decides, is the run's own.
     """
     why = foreign_checkpoint(repo, replay, original) or foreign_outputs(repo, replay.reproduces or "", original)
-    return _verdict(repo, replay, Unreadable(problem=why)) if why is not None else None
+    return refuse(repo, replay, Unreadable(problem=why)) if why is not None else None
 
 
 def foreign_checkpoint(repo: Repository, replay: Run, original: History) -> str | None:
@@ -63,7 +53,7 @@ def foreign_outputs(repo: Repository, run: str, original: History) -> str | None
     """
     for label, event in original.stored.items():
         try:
-            bindings.check_outputs(outputs.key(run, label), *outputs.find(repo, run, label), event)
+            bindings.check_event(outputs.key(run, label), *outputs.find(repo, run, label), event)
         except NotFound:
             return f"output files {label} are in the ledger and missing in the store. {CorruptObject.hint}"
         except (CorruptObject, UnknownSchema) as error:
@@ -75,22 +65,18 @@ def foreign_outputs(repo: Repository, run: str, original: History) -> str | None
     return None
 
 
-def of_nothing(repo: Repository, replay: Run, left: Sequence[Gap]) -> Verdict:
-    """Publish a replay of a run without results, and return its verdict. `left` lists files that were not stored."""
-    return _verdict(repo, replay, Fact(kind="nothing recorded"), left=left)
-
-
 def of_failed(repo: Repository, replay: Run, outcome: str) -> Verdict:
     """Publish a replay of a run that ended with `outcome` before its first recorded step, and return its verdict."""
     name = replay.reproduces or ""
     newest = state.load_newest(repo, name).newest
     reason = newest.reason if newest is not None else None
-    return _verdict(repo, replay, Ended(side="original", outcome=outcome, reason=reason))
+    return refuse(repo, replay, Ended(side="original", outcome=outcome, reason=reason))
 
 
-def _verdict(
+def refuse(
     repo: Repository, replay: Run, why: Reason, changes: tuple[Change, ...] = (), left: Sequence[Gap] = ()
 ) -> Verdict:
+    """Publish a replay that does not begin, and return its verdict. `left` lists files that were not stored."""
     runs.publish(repo, replay)
     return Verdict(
         run=replay.reproduces or "",

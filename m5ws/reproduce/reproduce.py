@@ -21,6 +21,7 @@ from m5ws.errors import M5Error, UsageError
 from m5ws.progress import Progress, report
 from m5ws.records.environment import Observed
 from m5ws.records.ledger import AnyEvent
+from m5ws.records.reasons import Fact
 from m5ws.records.run import LaunchSpec, Run, Segment
 from m5ws.records.verdict import Change, Divergence, Recheck, Verdict
 from m5ws.repository import removals
@@ -201,7 +202,8 @@ def _hopeless(ports: Ports, planned: AttemptPlan, original: history.History) -> 
     if original.outcome in ("failed", "interrupted") and not original.by_steps:
         return refusals.of_failed(ports.repo, ports.sign(planned.run), original.outcome)
     if original.outcome is not None and results.is_nothing(original, ports.tracker, planned.run.reproduces or ""):
-        return refusals.of_nothing(ports.repo, ports.sign(planned.run), results.not_kept("original", original))
+        left = results.not_kept("original", original)
+        return refusals.refuse(ports.repo, ports.sign(planned.run), Fact(kind="nothing recorded"), left=left)
     return refusals.of_checkpoints(ports.repo, ports.sign(planned.run), original)
 
 
@@ -222,13 +224,13 @@ def _replayed(
     if request.env != "ignore" and (changed := reads.changes_since(ports.repo, request.original)):
         announce(changed)
         if request.env == "fail":
-            raise _Refused(refusals.of_reads(ports.repo, ports.sign(planned.run), changed))
+            raise _Refused(refusals.refuse(ports.repo, ports.sign(planned.run), Fact(kind="reads"), changed))
 
     def accept(observed: Observed, others: Mapping[str, Observed]) -> None:
         drifted = (*environment_check.between_nodes(observed, others), *_drift(ports.repo, planned.run, observed))
         announce(drifted)
         if request.env == "fail" and drift.worst(drifted) in ("can", "does"):
-            raise _Refused(refusals.of_environment(ports.repo, ports.sign(planned.run), drifted))
+            raise _Refused(refusals.refuse(ports.repo, ports.sign(planned.run), Fact(kind="environment"), drifted))
 
     def feed(rank: str, event: AnyEvent) -> bool:
         nonlocal enough
@@ -316,8 +318,17 @@ def _explained(
     first = verdict.first
     if first is None or verdict.outcome not in ("diverged", "nondeterministic") or not comparison.original.by_session:
         return verdict, None
-    case = explain.ExplainContext(ports=ports, replay=planned, comparison=comparison, verdict=verdict, first=first)
-    explanation, stopped = explain.explain_divergence(case, listeners.watch, listeners.progress, listeners.on_side)
+    case = explain.ExplainContext(
+        ports=ports,
+        replay=planned,
+        comparison=comparison,
+        verdict=verdict,
+        first=first,
+        watch=listeners.watch,
+        progress=listeners.progress,
+        on_side=listeners.on_side,
+    )
+    explanation, stopped = explain.explain_divergence(case)
     verdict = msgspec.structs.replace(verdict, explanation=explanation)
     if _repeats_inputs(ports.repo, planned.run):
         verdict = recheck.judge_traces(verdict, explanation)

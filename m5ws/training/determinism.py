@@ -48,7 +48,7 @@ def apply(determinism: Determinism) -> None:
     torch.backends.cudnn.deterministic = True
     torch.backends.cuda.matmul.allow_tf32 = determinism.tf32
     torch.backends.cudnn.allow_tf32 = determinism.tf32
-    if portable.is_asked(determinism):
+    if determinism.level == "portable":
         replace_square_roots()
 
 

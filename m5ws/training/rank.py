@@ -25,7 +25,7 @@ from m5ws.config.commands import launchers
 from m5ws.environment.observe.machine import Machine
 from m5ws.errors import M5Error, UsageError
 from m5ws.filesystem import write_atomically
-from m5ws.records import codec, portable
+from m5ws.records import codec
 from m5ws.records.environment import Observed
 from m5ws.records.failure import Failure
 from m5ws.records.launch import ADMITTED, OBSERVED, STOP_SIGNALS, WARNINGS, Admission, Context, open_log, stop_signals
@@ -152,7 +152,7 @@ class _End(msgspec.Struct, frozen=True):
 def _run(arguments: Sequence[str], active: context.ActiveRank, notes: ReadNotes) -> _End:
     """Run the script to its end."""
     try:
-        if portable.is_asked(active.context.determinism):
+        if active.context.determinism.level == "portable":
             determinism.require()
         alive: dict[str, object] = {}
         try:

@@ -50,7 +50,7 @@ def _train(repo: Repository, run: str, outcome: str | None = "interrupted", **fi
     for step in (1, 2):
         content = Content(format="dcp/1", world=1, blobs={"w": planted.whole(repo.objects, draw.randbytes(900))})
         digest = planted.checkpoint(repo, run, step, content)
-        name, stored = checkpoints.name(step, 1), checkpoints.load(repo, run, checkpoints.name(step, 1)).content
+        name, stored = checkpoints.name(step, 1), checkpoints.find(repo, run, checkpoints.name(step, 1))[1].content
         saved.append(CheckpointPublished(step=step, name=name, checkpoint=digest, content=stored))
     tree = planted.packed(repo, {b"out/result": draw.randbytes(300)})
     content_digest = repo.objects.put_record(Content(format="files/1", world=1, tree=tree))

@@ -84,7 +84,7 @@ def test_a_denied_delete_is_reported_before_writers_have_to_wait(
 
 def test_gc_of_another_workspace_is_taken_over_only_with_take_over(m5: M5, left: Repository) -> None:
     plan = m5("gc", "--older-than", "0s", "--json").document["plan"]
-    bindings.create(left.store, gc_plans.executing_key(plan), GcExecution(holder="another", host="far"))
+    bindings.create(left.store, gc_plans.state_key(plan, "executing"), GcExecution(holder="another", host="far"))
     refused = m5("gc", "--grace", "0s")
     assert refused.status == 2 and " far" in refused.err and "--take-over" in refused.err
     assert m5("gc", "--execute", plan, "--take-over").status == 0

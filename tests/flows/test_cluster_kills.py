@@ -150,7 +150,7 @@ class _Disturbed:
         assert found.items() <= self.expected.items()
         assert {step for _, step in found} == {step for _, step in self.expected}
         for name in checkpoints.valid(repo, self.run):
-            content = checkpoints.load(repo, self.run, name).content
+            content = checkpoints.find(repo, self.run, name)[1].content
             assert content == self.contents.get(checkpoints.step_of(name), content), name
         standings = [attempt.standing for attempt in state.load(repo, self.run).attempts]
         assert standings.count("finished") == 1 and standings[-1] == "finished"

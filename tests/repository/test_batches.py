@@ -93,7 +93,7 @@ def test_a_chain_has_batches_of_both_kinds(repo: Repository) -> None:
     assert [ledger.fetch(repo, RUN, 1, 0, seq).seq for seq in range(3)] == [0, 1, 2]
     assert [batch.seq for batch in ledger.backwards(repo, RUN, 1)] == [2, 1, 0]
     followed = Chain(RUN, 1).follow(repo)
-    assert (followed.batches, followed.events) == (3, 5)
+    assert (followed.batches, followed.order.events) == (3, 5)
     assert not [damage for damage in fsck.check(repo).damage if damage.kind == "broken-chain"]
 
 

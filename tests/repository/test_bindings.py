@@ -11,6 +11,7 @@ import pytest
 
 from m5ws.errors import Misplaced
 from m5ws.records import codec
+from m5ws.records.checkpoint import Checkpoint
 from m5ws.records.gc import Garbage
 from m5ws.records.run import Parent, Segment
 from m5ws.records.verdict import Verdict
@@ -73,7 +74,7 @@ Commands = list[tuple[str, ...]]
 
 
 def _of_checkpoint(world: World, key: str) -> Commands:
-    run, label = checkpoints.labelled(key)
+    _, run, *_, label = key.split("/")
     step, attempt = label.split("-")
     which, beside = f"{run}@{int(step)}-{int(attempt)}", f"{EQUAL if run != EQUAL else OTHER}@1-1"
     out = str(world.root / "out")
@@ -255,7 +256,7 @@ def test_no_command_reports_a_correct_reference(world: World, pattern: str, tmp_
 
 def _forge(world: World, key: str, **fields: object) -> None:
     """Make a reference name a new record: the old record with some fields changed."""
-    _, record = bindings.checkpoint(world.repo.objects, key)
+    record = world.repo.objects.get_record(bindings.line(world.repo.store, key), Checkpoint)
     digest = world.repo.objects.put_record(msgspec.structs.replace(record, **fields))
     world.put(key, f"{digest}\n".encode())
 
@@ -264,7 +265,7 @@ def _forge(world: World, key: str, **fields: object) -> None:
 def test_each_command_that_uses_a_checkpoint_reports_exchanged_content(world: World, run: str) -> None:
     label = checkpoints.valid(world.repo, run)[-1]
     key = checkpoints.key(run, label)
-    content = checkpoints.load(world.repo, EQUAL, checkpoints.name(1, 1)).content
+    content = checkpoints.find(world.repo, EQUAL, checkpoints.name(1, 1))[1].content
     # These read no ledger of ranks, or copy it beside the checkpoint.
     commands = [arguments for arguments in _of_checkpoint(world, key) if arguments[0] not in ("push", "gc")]
     _forge(world, key, content=content)

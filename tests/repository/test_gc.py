@@ -158,7 +158,7 @@ def test_an_attempt_that_begins_during_a_deletion_restores_its_objects() -> None
 def test_a_writer_gives_up_after_its_time_limit_and_publishes_nothing() -> None:
     repo = _filled()
     plan = str(gc.plan(repo, RetentionRules(), 0.0).id)
-    repo.store.create(gc_plans.executing_key(plan), b"never ends")
+    repo.store.create(gc_plans.state_key(plan, "executing"), b"never ends")
     # Another process has not seen that the plan is done, so it waits.
     other = Repository(repo.store, repo.format)
     other.patience = gc_plans.RetryPolicy(limit_s=0.0, pause=lambda _: None)
@@ -190,7 +190,7 @@ def test_a_writer_checks_every_object_if_a_part_of_a_plan_is_lost() -> None:
     (plan,) = gc_plans.read_states(repo.store).done
     for stat in list(repo.store.list(gc_plans.folder(plan))):
         repo.store.delete(stat.key)
-    repo.store.delete(gc_plans.head_key(plan))
+    repo.store.delete(gc_plans.state_key(plan, "plan"))
     assert not repo.objects.has(needed.code.tree)
     assert snapshots.ids(repo)
     with pytest.raises(publishing.ObjectDeleted):

@@ -7,6 +7,7 @@ import torch
 
 from m5ws.records.store import Format
 from m5ws.repository.fsck import fsck
+from m5ws.repository.fsck.damage import Damage
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.references import checkpoints
 from m5ws.repository.repository import Repository
@@ -49,7 +50,7 @@ def _save(repo: Repository, folder: Path) -> bool:
     return checkpointing.save(active, backend.stage(HostBuffers()), backend.format, None, moment, folder / "kept")
 
 
-def _damage(repo: Repository) -> list[fsck.Damage]:
+def _damage(repo: Repository) -> list[Damage]:
     """Return the damage except the damage of the run's snapshot, which these stores lack."""
     snapshot = repo.objects.digest(b"none")
     return [one for one in fsck.check(repo).damage if snapshot not in one.key and snapshot not in one.detail]

@@ -73,7 +73,7 @@ def test_a_failed_last_save_causes_a_notice_and_is_stored_later(
         kept += 1
         assert unsaved.publish(repo, run, 1, attempt.directory, lambda path: Repository.open(LocalStore(path)))
         name = checkpoints.valid(repo, run)[-1]
-        assert checkpoints.load(repo, run, name).content == whole.contents[_STEPS]
+        assert checkpoints.find(repo, run, name)[1].content == whole.contents[_STEPS]
         unsaved.remove(attempt.directory)
         assert not unsaved.waiting(attempt.directory)
     assert kept > 3

@@ -134,7 +134,7 @@ class _Tried:
         # The runner publishes neither the run nor the observed environment.
         assert [one for one in report.damage if one.key.startswith("objects/") and "0" * 64 not in one.key] == []
         names = [name for name in checkpoints.valid(self.repo, self.run) if checkpoints.step_of(name) < _STEPS]
-        contents = {checkpoints.step_of(name): checkpoints.load(self.repo, self.run, name).content for name in names}
+        contents = {checkpoints.step_of(name): checkpoints.find(self.repo, self.run, name)[1].content for name in names}
         newest = checkpoints.digest(self.repo, self.run, names[-1])
         again, error = self._in_process(train(_STEPS, 2), resume=newest)
         assert error is None

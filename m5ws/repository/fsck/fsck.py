@@ -14,8 +14,6 @@ from m5ws.repository.fsck.references import FOREIGN, References
 from m5ws.repository.objects import key
 from m5ws.repository.repository import Repository
 
-__all__ = ["Damage", "FsckReport", "check"]
-
 _LOOKS = 4
 
 

@@ -44,7 +44,8 @@ class Holdings:
         self._list()
         self._judge_sizes()
         self._take_records()
-        self._trusted = self._believed()
+        least, done = self._records.least, self.read | self.bad.keys()
+        self._trusted = {each for each in self._checksums if each not in done and least.get(each) == self.sizes[each]}
         self._read([digest for digest in self.sizes if digest not in self._trusted], progress)
         if self.distrusted:
             self._trusted, unread_digests = set(), self._trusted
@@ -87,13 +88,6 @@ class Holdings:
             if digest in self.sizes:
                 self.read.add(digest)
                 self._found(digest, trouble)
-
-    def _believed(self) -> set[Digest]:
-        """Return the objects that need no read."""
-        if self.distrusted:
-            return set()
-        least, done = self._records.least, self.read | self.bad.keys()
-        return {digest for digest in self._checksums if digest not in done and least.get(digest) == self.sizes[digest]}
 
     def _read(self, digests: Iterable[Digest], progress: Progress) -> None:
         wanted = [digest for digest in digests if digest not in self.bad and digest not in self.read]

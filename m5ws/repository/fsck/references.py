@@ -61,8 +61,8 @@ class References:
         self._repo = repo
         self._records = records
         self._attempts: list[tuple[str, int]] = []
-        self._events: dict[tuple[str, str], list[CheckpointPublished]] = {}
-        self._outputs: dict[str, list[OutputsStored]] = {}
+        self._events: dict[tuple[str, str], list[CheckpointPublished | OutputsStored]] = {}
+        self._outputs: set[str] = set()
         self._heads: dict[str, GcPlan] = {}
         self._facts: dict[str, tuple[Run | None, Verdict | None]] = {}
         self._summaries: dict[tuple[str, int], dict[str, AttemptSummary]] = {}
@@ -92,7 +92,8 @@ class References:
         for prefix, kind in ((notes.PREFIX, Note), (jobs.PREFIX, Job), (jobs.CANCELS, Cancel), (LOGS, LogPart)):
             tasks += [partial(self._of_run, prefix, run, kind) for run in names(prefix)]
         self._removed = removals.removed_runs(self._repo)
-        tasks += [partial(self._removal, run) for run in self._removed]
+        # A copy publishes the removal before the run. An interrupted copy leaves a removal without a run.
+        tasks += [partial(self._decode, removals.key(run), Removal, f"run {run}") for run in self._removed]
         tasks += [partial(self._pins, run) for run in names(checkpoints.PINS)]
         tasks += [partial(self._plan, name) for name in names(plans.PREFIX)]
         _do(tasks, "reading references", progress)
@@ -105,25 +106,17 @@ class References:
         for where, root, digest, belongs in self.checkpoints:
             if (record := self._records.checkpoints.get(digest)) is not None:
                 self._hold(where, partial(bindings.check, belongs, record, where), root)
-                self._recorded(where, root, digest, belongs, record)
+                # A checkpoint, a pin and output files have the run and the name in their keys.
+                _, run, *_, label = belongs.split("/")
+                for event in self._events.get((run, label), ()):
+                    self._hold(where, partial(bindings.check_event, belongs, digest, record, event), root)
         for where, plan, part in self._garbage:
             if (head := self._heads.get(plan)) is not None:
                 self._hold(where, partial(bindings.check_part, where, part, head))
-
-        for belongs in self._outputs.keys() - {where for where, *_ in self.checkpoints}:
+        for belongs in self._outputs - {where for where, *_ in self.checkpoints}:
             if belongs.split("/")[1] not in self._removed and self._repo.store.stat(belongs) is None:
                 detail = "the ledger names it, but it does not exist"
                 self._add("missing", belongs, detail, f"run {belongs.split('/')[1]}")
-
-    def _recorded(self, where: str, root: str, digest: Digest, belongs: str, record: Checkpoint | OutputFiles) -> None:
-        """Check a record against its events in the run's ledger."""
-        if isinstance(record, OutputFiles):
-            for stored in self._outputs.get(belongs, ()):
-                self._hold(where, partial(bindings.check_outputs, where, digest, record, stored), root)
-            return
-        run, label = checkpoints.labelled(belongs)
-        for event in self._events.get((run, label), ()):
-            self._hold(where, partial(bindings.check_event, label, digest, record, event), root)
 
     def _hold(self, where: str, check: Callable[[], object], *roots: str) -> None:
         """Report a record that contradicts another record, once per key."""
@@ -196,7 +189,7 @@ class References:
     def _foreign(self, run_id: str) -> None:
         """Report keys among a run's attempts, checkpoints and outputs that readers skip."""
         for folder, known in (
-            ("ledger", ledger.is_number),
+            ("ledger", bindings.is_number),
             ("checkpoints", checkpoints.is_name),
             ("outputs", outputs.is_name),
         ):
@@ -211,10 +204,6 @@ class References:
             self._add("dangling", f"{prefix}{run_id}", f"run {run_id} does not exist")
         for name in self._repo.store.names(f"{prefix}{run_id}/"):
             self._decode(f"{prefix}{run_id}/{name}", kind, f"run {run_id}")
-
-    def _removal(self, run_id: str) -> None:
-        # A copy publishes the removal before the run. An interrupted copy leaves a removal without a run.
-        self._decode(removals.key(run_id), Removal, f"run {run_id}")
 
     def _pins(self, run_id: str) -> None:
         for name in self._repo.store.names(f"{checkpoints.PINS}{run_id}/"):
@@ -247,7 +236,7 @@ class References:
         if len(whole) < len(chains):
             self._unknown.add((run_id, "ended"))
             return
-        if not whole[0].is_begun:
+        if not whole[0].order.is_begun:
             self._add("missing", whole[0].prefix, "the event that begins the attempt", root)
         self._derived(whole, root)
         for fault in find_faults(whole, wanted):
@@ -258,7 +247,7 @@ class References:
         chain, run_id, attempt = chains[0], chains[0].run, chains[0].attempt
         self._ends[(run_id, attempt)] = derived.ends(attempt, chain)
         for where, summary in self._summaries.get((run_id, attempt), {}).items():
-            if chain.ended is None or summary.batches > chain.batches:
+            if chain.order.ended is None or summary.batches > chain.batches:
                 # It is written after its original, so it is the ledger that was cut.
                 detail = f"its summary {where} has {summary.batches} batches and the end of the attempt"
                 self._add("missing", f"{chain.prefix}/{chain.batches:08d}", detail, root)
@@ -318,7 +307,8 @@ class References:
         for event in chain.published:
             self._events.setdefault((chain.run, event.name), []).append(event)
         for stored in chain.outputs:
-            self._outputs.setdefault(outputs.key(chain.run, stored.name), []).append(stored)
+            self._outputs.add(outputs.key(chain.run, stored.name))
+            self._events.setdefault((chain.run, stored.name), []).append(stored)
         return result
 
     # --- plans -------------------------------------------------------------------------------------

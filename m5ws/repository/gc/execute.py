@@ -9,6 +9,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -150,7 +151,7 @@ def execute(
         spared=head.objects - deleted,
     )
     # X6: all deletes have returned.
-    return bindings.create(repo.store, gc_plans.done_key(plan), done)
+    return bindings.create(repo.store, gc_plans.state_key(plan, "done"), done)
 
 
 def _choose(part: Garbage, is_needed: Callable[[bytes], bool]) -> list[tuple[bytes, int]]:
@@ -167,7 +168,7 @@ def _end_early(repo: Repository, plan: str, head: GcPlan, error: NotFound) -> No
     X6 without X4 and X5: the writer of an incomplete reference may wait for the end of this plan to complete it.
     """
     nothing = GcResult(checkpoints=0, objects=0, size_bytes=0, spared=head.objects)
-    bindings.create(repo.store, gc_plans.done_key(plan), nothing)
+    bindings.create(repo.store, gc_plans.state_key(plan, "done"), nothing)
     return NotFound(
         f"plan {plan} ends early, and deletes nothing more: {error}",
         hint="If another command is about to publish this, run `m5ws gc` again later. "
@@ -178,19 +179,19 @@ def _end_early(repo: Repository, plan: str, head: GcPlan, error: NotFound) -> No
 def clear(repo: Repository, after: str, older_than_s: float = CLEARED_S) -> None:
     """Delete plans that were done, or left unpublished, long before plan `after`. Their `.done` records stay."""
     state = gc_plans.read_states(repo.store)
-    ended = repo.store.stat(gc_plans.done_key(after))
+    ended = repo.store.stat(gc_plans.state_key(after, "done"))
     if ended is None:
         return
     for name in repo.store.names(gc_plans.PREFIX):
         if "." in name or name in state.open | state.executing | {after}:
             continue
-        stats = [*repo.store.list(gc_plans.folder(name)), repo.store.stat(gc_plans.done_key(name))]
+        stats = [*repo.store.list(gc_plans.folder(name)), repo.store.stat(gc_plans.state_key(name, "done"))]
         newest_s = max((stat.modified_s for stat in stats if stat is not None), default=0.0)
         if ended.modified_s - newest_s < older_than_s:
             continue
         # The head goes first: a reader of a head relies on all parts, and treats a plan without a head as one for all
         # objects.
-        keys = [gc_plans.head_key(name), gc_plans.executing_key(name)]
+        keys = [gc_plans.state_key(name, "plan"), gc_plans.state_key(name, "executing")]
         keys += [stat.key for stat in stats[:-1] if stat is not None]
         for where in keys:
             _delete(repo, [where])
@@ -198,7 +199,7 @@ def clear(repo: Repository, after: str, older_than_s: float = CLEARED_S) -> None
 
 def _wait_s(repo: Repository, plan: str, grace_s: float) -> float:
     """Return the rest of a plan's grace period in seconds, by the store's clock."""
-    published = repo.store.stat(gc_plans.head_key(plan))
+    published = repo.store.stat(gc_plans.state_key(plan, "plan"))
     if published is None:
         raise NotFound(f"no plan {plan}")
     return max(0.0, published.modified_s + grace_s - store_now(repo, plan))
@@ -209,7 +210,7 @@ def _begin(repo: Repository, plan: str, holder: str, take_over: bool) -> None:
     probe = next(repo.store.list(gc_plans.folder(plan, "asked")), None)
     if probe is not None:
         _delete(repo, [probe.key])
-    where = gc_plans.executing_key(plan)
+    where = gc_plans.state_key(plan, "executing")
     try:
         bindings.create(repo.store, where, GcExecution(holder=holder, host=socket.gethostname()))
     except ObjectExists:
@@ -230,18 +231,15 @@ def _delete(
     done = 0
     with workers() as pool:
         while batch := list(islice(remaining, _BATCH)):
-            for _ in pool.map(_deleting(repo), batch):
+            for _ in pool.map(partial(_delete_one, repo), batch):
                 pass
             done += len(batch)
             if progress:
                 progress("deleting", done, total)
 
 
-def _deleting(repo: Repository) -> Callable[[str], None]:
-    def delete(where: str) -> None:
-        try:
-            repo.store.delete(where)
-        except (M5Error, OSError) as error:
-            raise DeleteRefused(f"cannot delete {where} from {repo.store.url}: {error}") from error
-
-    return delete
+def _delete_one(repo: Repository, where: str) -> None:
+    try:
+        repo.store.delete(where)
+    except (M5Error, OSError) as error:
+        raise DeleteRefused(f"cannot delete {where} from {repo.store.url}: {error}") from error

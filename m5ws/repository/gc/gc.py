@@ -8,6 +8,7 @@ object that is needed. A plan is published in parts.
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -58,12 +59,12 @@ def plan(
         if not dry_run:
             bindings.create(repo.store, plans.part_key(name, kind, number), part)
 
-    scan = _Scan(repo, now_s - older_than_s, part_objects, emit, progress, workers)
+    scan = _Scan(repo, now_s - older_than_s, part_objects, emit, progress or (lambda *_: None), workers)
     head = scan.head(rules, older_than_s)
     if dry_run or not (head.objects or head.checkpoints or head.copies):
         return DeletionPlan(id=None, plan=head)
     # Published from here on: all parts are durable.
-    return DeletionPlan(id=name, plan=bindings.create(repo.store, plans.head_key(name), head))
+    return DeletionPlan(id=name, plan=bindings.create(repo.store, plans.state_key(name, "plan"), head))
 
 
 def store_now(repo: Repository, name: str) -> float:
@@ -76,27 +77,20 @@ def store_now(repo: Repository, name: str) -> float:
     return stat.modified_s
 
 
+@dataclass
 class _Scan:
     """One scan of a store: the needed objects, then all other objects, prefix by prefix."""
 
-    def __init__(
-        self,
-        repo: Repository,
-        cutoff_s: float,
-        part_objects: int,
-        emit: Emit,
-        progress: Progress | None,
-        workers: Workers,
-    ) -> None:
-        self._repo = repo
-        self._cutoff_s = cutoff_s
-        self._part_objects = part_objects
-        self._emit = emit
-        self._say: Progress = progress or (lambda *_: None)
-        self._workers = workers
-        self._parts: list[PlanPart] = []
-        self._objects = self._bytes = 0
-        self._young = 0
+    _repo: Repository
+    _cutoff_s: float
+    _part_objects: int
+    _emit: Emit
+    _say: Progress
+    _workers: Workers
+    _parts: list[PlanPart] = field(default_factory=list)
+    _objects: int = 0
+    _bytes: int = 0
+    _young: int = 0
 
     def head(self, rules: RetentionRules, older_than_s: float) -> GcPlan:
         """Emit the parts, and return the head that names them."""

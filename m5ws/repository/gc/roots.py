@@ -8,7 +8,7 @@ An unreadable root raises an error: nothing may be deleted while the needed obje
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -17,7 +17,9 @@ from m5ws.progress import Progress
 from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Checkpoint, Content
 from m5ws.records.gc import RetentionRules, RetiredReference
+from m5ws.records.outputs import OutputFiles
 from m5ws.records.run import Run
+from m5ws.records.snapshot import Snapshot
 from m5ws.records.verdict import Verdict
 from m5ws.repository import bindings, removals
 from m5ws.repository.ledger import ledger
@@ -111,13 +113,13 @@ def _reach(repo: Repository, reach: ReachableObjects, where: str, digest: Digest
     """Add the checkpoint named by the line under a key. Raises NotFound, CorruptObject, Misplaced."""
     digest = digest or bindings.line(repo.store, where)
     # A checkpoint reached by another key is read again, because it must belong under this key too.
-    bindings.check(where, reach.checkpoint(digest) or repo.objects.get_record(digest, Checkpoint), by)
+    bindings.check(where, reach.record(digest, Checkpoint) or repo.objects.get_record(digest, Checkpoint), by)
 
 
 def _snapshot(repo: Repository, reach: ReachableObjects, snapshot: Digest) -> None:
     for annotation in snapshots.annotations(repo, snapshot):
         reach.annotation(annotation)
-    reach.snapshot(snapshot)
+    reach.record(snapshot, Snapshot)
 
 
 def _run(
@@ -137,13 +139,13 @@ def _run(
     progress resumed from it, or a pin keeps it.
     """
     run = record.id
-    reach.snapshot(record.snapshot)
+    reach.record(record.snapshot, Snapshot)
     if (parent := record.parent) is not None:
         _reach(repo, reach, checkpoints.key(parent.run, parent.checkpoint), parent.digest, f"runs/{run}/run")
     judged = _outputs(repo, reach, run, may_retire, everything=removed)
     kept = _attempts(repo, reach, run) | origins
     stats = {stat.key: stat for stat in repo.store.list(f"runs/{run}/checkpoints/")}
-    references = list(_references(repo, run))
+    references = list(_references(repo, run, "checkpoint", checkpoints.names(repo, run)))
     past: set[str] = set()
     if removed:
         past = {label for reference in references if (label := reference.checkpoint) is not None}
@@ -159,17 +161,8 @@ def _outputs(
     """Add a run's output files, except copies that need not stay; of a removed run, `everything` need not stay."""
     stats = {stat.key: stat for stat in repo.store.list(outputs.prefix(run))}
     labels = [label for where in stats if outputs.is_name(label := where.rpartition("/")[2])]
-    references = []
-    for label in labels:
-        try:
-            references.append(
-                RetiredReference(run=run, outputs=label, digest=bindings.line(repo.store, outputs.key(run, label)))
-            )
-        except NotFound:
-            continue  # Retired by another gc since the listing.
-    return _sorted_out(
-        repo, reach, references, set(labels if everything else outputs.superseded(labels)), stats, may_retire
-    )
+    past = set(labels if everything else outputs.superseded(labels))
+    return _sorted_out(repo, reach, list(_references(repo, run, "outputs", labels)), past, stats, may_retire)
 
 
 def _sorted_out(
@@ -198,21 +191,14 @@ def key(reference: RetiredReference) -> str:
     return checkpoints.key(reference.run, reference.checkpoint or "")
 
 
-def lead(reach: ReachableObjects, reference: RetiredReference) -> None:
-    """Add everything that a reference leads to."""
-    if reference.outputs is not None:
-        reach.outputs(reference.digest)
-    else:
-        reach.checkpoint(reference.digest)
-
-
-def _references(repo: Repository, run: str) -> Iterator[RetiredReference]:
-    """Yield all references of a run to checkpoints, except references retired by another gc since the listing."""
-    for label in checkpoints.names(repo, run):
+def _references(
+    repo: Repository, run: str, kind: Literal["checkpoint", "outputs"], labels: Iterable[str]
+) -> Iterator[RetiredReference]:
+    """Yield the references of a run with these names, except references retired by another gc since the listing."""
+    where = checkpoints.key if kind == "checkpoint" else outputs.key
+    for label in labels:
         try:
-            yield RetiredReference(
-                run=run, checkpoint=label, digest=bindings.line(repo.store, checkpoints.key(run, label))
-            )
+            yield RetiredReference(run=run, digest=bindings.line(repo.store, where(run, label)), **{kind: label})
         except NotFound:
             continue
 
@@ -221,7 +207,7 @@ def _add(repo: Repository, reach: ReachableObjects, reference: RetiredReference)
     try:
         if reference.outputs is not None:
             bindings.files(repo.objects, key(reference))
-            lead(reach, reference)
+            reach.record(reference.digest, OutputFiles)
         else:
             _reach(repo, reach, key(reference), reference.digest)
     except NotFound:

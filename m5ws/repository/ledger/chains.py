@@ -63,8 +63,9 @@ class Order:
 class Chain:
     """A chain, as far as it was followed. The first `batches` are valid, and `head` follows the last of them.
 
-    `heads` has the head of each rank with events. `passed` has the requested heads that the ranks had. `ends` has the
-    number of batches and of events, and the SHA-256 of the stored bytes, at each requested head of the node's chain.
+    `order` has the number of events and the end of the attempt. `heads` has the head of each rank with events. `passed`
+    has the requested heads that the ranks had. `ends` has the number of batches and of events, and the SHA-256 of the
+    stored bytes, at each requested head of the node's chain.
     """
 
     def __init__(self, run: str, attempt: int, node: int = 0) -> None:
@@ -72,7 +73,7 @@ class Chain:
         self.head = ledger.start_of(run, attempt, node)
         self.heads = RankHeads(run, attempt)
         self.batches = 0
-        self._order = Order(attempt, node, self.prefix)
+        self.order = Order(attempt, node, self.prefix)
         self.observed: list[Digest] = []
         self.published: list[CheckpointPublished] = []
         self.outputs: list[OutputsStored] = []
@@ -80,18 +81,6 @@ class Chain:
         self.ends: dict[Digest, tuple[int, int, str]] = {}
         self.telling: defaultdict[str, OriginSummary] = defaultdict(OriginSummary)
         self._bytes = hashlib.sha256()
-
-    @property
-    def events(self) -> int:
-        return self._order.events
-
-    @property
-    def is_begun(self) -> bool:
-        return self._order.is_begun
-
-    @property
-    def ended(self) -> AttemptEnded | None:
-        return self._order.ended
 
     @property
     def prefix(self) -> str:
@@ -113,25 +102,22 @@ class Chain:
                 self._add(origin, bytes(raw), wanted)
             self.head, self.batches = batch.head, self.batches + 1
             if self.head in wanted:
-                self.ends[self.head] = (self.batches, self.events, self.sha256)
+                self.ends[self.head] = (self.batches, self.order.events, self.sha256)
         return self
 
     def _add(self, origin: str, stored: bytes, wanted: Container[Digest]) -> None:
-        event = ledger.decode_event(stored)
-        self._take(origin, event)
-        self.telling[origin].add(stored, event)
-        if (head := self.heads.add(origin, stored)) is not None and head in wanted:
-            self.passed.add(head)
-
-    def _take(self, origin: str, event: AnyEvent) -> None:
         """Process an event. Raises CorruptObject for an event that is never written at its place."""
+        event = ledger.decode_event(stored)
         if isinstance(event, NodeStarted):
             self.observed.append(event.observed)
         if isinstance(event, CheckpointPublished):
             self.published.append(event)
         if isinstance(event, OutputsStored):
             self.outputs.append(event)
-        self._order.take(origin, event)
+        self.order.take(origin, event)
+        self.telling[origin].add(stored, event)
+        if (head := self.heads.add(origin, stored)) is not None and head in wanted:
+            self.passed.add(head)
 
 
 def find_faults(chains: Sequence[Chain], heads: Mapping[Digest, str]) -> Iterator[str]:
@@ -140,15 +126,15 @@ def find_faults(chains: Sequence[Chain], heads: Mapping[Digest, str]) -> Iterato
     `heads` come from its checkpoints, with the checkpoints' names.
     """
     leader = chains[0]
-    if leader.ended is None:
+    if leader.order.ended is None:
         return
     try:
         stored = {rank: head for chain in chains for rank, head in chain.heads.by_rank.items()}
-        ledger.check_heads(leader.run, leader.attempt, leader.ended, stored)
+        ledger.check_heads(leader.run, leader.attempt, leader.order.ended, stored)
     except CorruptObject as error:
         yield str(error)
     # If an attempt failed, a machine may have died with the last events that checkpoints refer to.
-    if leader.ended.outcome != "failed":
+    if leader.order.ended.outcome != "failed":
         passed = set[Digest]().union(*(chain.passed for chain in chains))
         for name in sorted({heads[head] for head in heads.keys() - passed}):
             yield f"checkpoint {name} has another ledger head"

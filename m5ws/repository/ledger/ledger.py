@@ -45,14 +45,6 @@ _LEAST_BYTES = 16 * 2**10
 _by_origin = msgspec.msgpack.Decoder(dict[Origin, tuple[msgspec.Raw, ...]])
 
 
-def is_number(name: str) -> bool:
-    """Return True if a name is of an attempt, a node or a batch.
-
-    `str.isdigit` alone accepts digits that `int` does not.
-    """
-    return name.isascii() and name.isdigit()
-
-
 def start_of(run: str, attempt: int, node: int) -> Digest:
     """Return the head of a node's chain before its first batch."""
     return genesis(run, attempt, f"{NODE}/{node}")
@@ -133,7 +125,7 @@ def read(
     """
     prefix = _prefix(run, attempt, node)
     head, seq = start_of(run, attempt, node), 0
-    present = {name for name in repo.store.names(prefix) if is_number(name)}
+    present = {name for name in repo.store.names(prefix) if bindings.is_number(name)}
     numbers = (f"{number:08d}" for number in itertools.count(seq))
     keys = [f"{prefix}{number}" for number in itertools.takewhile(present.__contains__, numbers)]
     # Many callers need the first batches only. The other batches are fetched in parallel.
@@ -178,7 +170,7 @@ def backwards(repo: Repository, run: str, attempt: int, node: int = 0) -> Iterat
     Each batch is checked by itself, not against the previous batch. Raises CorruptObject if a batch is missing.
     """
     prefix = _prefix(run, attempt, node)
-    present = sorted(name for name in repo.store.names(prefix) if is_number(name))
+    present = sorted(name for name in repo.store.names(prefix) if bindings.is_number(name))
     for seq, name in enumerate(present):
         if name != f"{seq:08d}":
             raise CorruptObject(f"batch {prefix}{seq:08d} is missing, but later batches exist")
@@ -278,12 +270,12 @@ def check_heads(
 
 def attempts(repo: Repository, run: str) -> list[int]:
     """Return the numbers of a run's attempts, in order."""
-    return [int(name) for name in repo.store.names(f"runs/{run}/ledger/") if is_number(name)]
+    return [int(name) for name in repo.store.names(f"runs/{run}/ledger/") if bindings.is_number(name)]
 
 
 def nodes(repo: Repository, run: str, attempt: int) -> list[int]:
     """Return the numbers of the nodes with a chain in an attempt, in order."""
-    names = filter(is_number, repo.store.names(f"runs/{run}/ledger/{attempt:04d}/"))
+    names = filter(bindings.is_number, repo.store.names(f"runs/{run}/ledger/{attempt:04d}/"))
     return sorted(int(name) for name in names if name == str(int(name)))
 
 

@@ -97,7 +97,7 @@ def load(repo: Repository, run: str, attempt: int) -> dict[str, list[AnyEvent]]:
     They are read from the ledger if there is none. The origins are sorted, so a node's own events come last. Raises
     CorruptObject, Misplaced.
     """
-    length = sum(map(ledger.is_number, repo.store.names(f"runs/{run}/ledger/{attempt:04d}/0/")))
+    length = sum(map(bindings.is_number, repo.store.names(f"runs/{run}/ledger/{attempt:04d}/0/")))
     try:
         stored = bindings.record(repo.store, key(run, attempt, length), AttemptSummary).events
     except NotFound:

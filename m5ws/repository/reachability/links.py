@@ -29,16 +29,9 @@ def iter_links(objects: Objects, digest: Digest, record: object) -> Iterator[Nam
     elif isinstance(record, Checkpoint | OutputFiles):
         yield record.content, Content
     elif isinstance(record, Content):
-        yield from _of_content(record)
-
-
-def _of_content(content: Content) -> Iterator[Named]:
-    for tensor in content.tensors:
-        for shard in tensor.shards:
-            yield from shard.parts
-    yield from content.blobs.values()
-    yield from content.ranks
-    if content.common is not None:
-        yield content.common
-    if content.tree is not None:
-        yield content.tree, Tree
+        yield from (part for tensor in record.tensors for shard in tensor.shards for part in shard.parts)
+        yield from (*record.blobs.values(), *record.ranks)
+        if record.common is not None:
+            yield record.common
+        if record.tree is not None:
+            yield record.tree, Tree

@@ -4,10 +4,8 @@ Memory: one entry of 32 bytes per object, however many roots lead to it.
 """
 
 from m5ws.records.base import Digest
-from m5ws.records.checkpoint import Checkpoint, Content
-from m5ws.records.outputs import OutputFiles
-from m5ws.records.snapshot import Annotation, Snapshot
-from m5ws.records.tree import Slice, Tree
+from m5ws.records.snapshot import Annotation
+from m5ws.records.tree import Slice
 from m5ws.repository.objects import Objects, R
 from m5ws.repository.reachability.links import iter_links
 
@@ -32,23 +30,7 @@ class ReachableObjects:
         if annotation.observed is not None:
             self.add(annotation.observed)
 
-    def snapshot(self, digest: Digest) -> None:
-        self._record(digest, Snapshot)
-
-    def tree(self, digest: Digest) -> None:
-        self._record(digest, Tree)
-
-    def checkpoint(self, digest: Digest) -> Checkpoint | None:
-        """Add a checkpoint. Return its record, or None if it was added before."""
-        return self._record(digest, Checkpoint)
-
-    def outputs(self, digest: Digest) -> None:
-        self._record(digest, OutputFiles)
-
-    def content(self, digest: Digest) -> None:
-        self._record(digest, Content)
-
-    def _record(self, digest: Digest, kind: type[R]) -> R | None:
+    def record(self, digest: Digest, kind: type[R]) -> R | None:
         """Add a record and all objects it names.
 
         Return the record, or None if it was added before. Marked only when complete.
@@ -61,6 +43,6 @@ class ReachableObjects:
             if isinstance(target, Slice):
                 self.add(target.object)
             else:
-                self._record(*target)
+                self.record(*target)
         self._walked.add(bytes.fromhex(digest))
         return record

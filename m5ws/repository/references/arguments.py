@@ -24,9 +24,9 @@ def load(repo: Repository, snapshot_id: Digest, spec: LaunchSpec) -> Arguments:
 
 def _read(repo: Repository, snapshot_id: Digest, path: str) -> bytes | None:
     """Return a small file of a snapshot's code, None if there is none."""
-    code = snapshots.load(repo, snapshot_id).code.tree
+    code = trees.load(repo.objects, snapshots.load(repo, snapshot_id).code.tree)
     wanted = os.fsencode(os.path.normpath(path))
-    for entry in trees.load(repo.objects, code).entries:
+    for entry in code.entries:
         if entry.path == wanted and entry.link is None and entry.size_bytes <= _FILE_BYTES:
-            return snapshots.read_file(repo, snapshots.load(repo, snapshot_id), path)
+            return trees.read_file(repo.objects, entry)
     return None

@@ -7,15 +7,13 @@ are excluded without a clock, lease or lock.
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import partial
 
-from m5ws.errors import CorruptObject, Fenced, NotFound, ObjectExists, UnknownSchema, UsageError
+from m5ws.errors import CorruptObject, Fenced, NotFound, UnknownSchema, UsageError
 from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Checkpoint
 from m5ws.records.ledger import NODE, CheckpointPublished
 from m5ws.repository import bindings, gc_plans, publishing
 from m5ws.repository.ledger import ledger
-from m5ws.repository.reachability.reach import ReachableObjects
 from m5ws.repository.repository import Repository
 
 Recorded = Mapping[str, CheckpointPublished]
@@ -51,12 +49,6 @@ def attempt_of(checkpoint_name: str) -> int:
     return int(checkpoint_name.partition("-")[2])
 
 
-def labelled(key: str) -> tuple[str, str]:
-    """Return the run and the name in the key of a checkpoint, a pin, or output files."""
-    parts = key.split("/")
-    return parts[1], parts[-1]
-
-
 def publish(repo: Repository, checkpoint: Checkpoint, began: frozenset[str] | None = None) -> Digest:
     """Publish a checkpoint whose content is durable on all ranks, and return its digest.
 
@@ -68,19 +60,9 @@ def publish(repo: Repository, checkpoint: Checkpoint, began: frozenset[str] | No
     if newest > checkpoint.attempt:
         raise Fenced(f"attempt {checkpoint.attempt} of run {checkpoint.run} was superseded by attempt {newest}")
     record = repo.objects.put_record(checkpoint)
-    label = name(checkpoint.step, checkpoint.attempt)
-
-    def create() -> None:
-        try:
-            # Published from here on.
-            repo.store.create(key(checkpoint.run, label), _line(record))
-        except ObjectExists as error:
-            if bindings.line(repo.store, key(checkpoint.run, label)) != record:
-                raise Fenced(f"checkpoint {label} of run {checkpoint.run} exists with different content") from error
-
-    publishing.publish(
-        repo, lambda: _needs(repo, record), create, run=checkpoint.run, patience=repo.patience or _PATIENCE, began=began
-    )
+    where = key(checkpoint.run, name(checkpoint.step, checkpoint.attempt))
+    patience = repo.patience or _PATIENCE
+    publishing.publish_record(repo, where, record, Checkpoint, run=checkpoint.run, patience=patience, began=began)
     return record
 
 
@@ -90,9 +72,7 @@ def keep(repo: Repository, run: str, label: str) -> None:
     record = digest(repo, run, label)
     if label not in valid(repo, run):
         raise UsageError(f"checkpoint {label} of run {run} is not valid: a newer attempt had started")
-    pin = pin_key(run, label)
-    create = partial(publishing.create_once, repo, pin, _line(record))
-    publishing.publish(repo, lambda: _needs(repo, record), create, run=run)
+    publishing.publish_record(repo, pin_key(run, label), record, Checkpoint, run=run)
 
 
 def kept(repo: Repository, run: str) -> list[str]:
@@ -105,16 +85,6 @@ def pin_key(run: str, label: str) -> str:
     return f"{PINS}{run}/{label}"
 
 
-def _needs(repo: Repository, record: Digest) -> set[bytes]:
-    reach = ReachableObjects(repo.objects)
-    reach.checkpoint(record)
-    return reach.digests
-
-
-def _line(record: Digest) -> bytes:
-    return f"{record}\n".encode()
-
-
 def find(repo: Repository, run: str, label: str, recorded: Recorded | None = None) -> tuple[Digest, Checkpoint]:
     """Return a checkpoint's digest and record, checked against its key and its event in the ledger.
 
@@ -123,7 +93,8 @@ def find(repo: Repository, run: str, label: str, recorded: Recorded | None = Non
     """
     digest, record = read(repo, run, label)
     event = _event(repo, run, label) if recorded is None else recorded.get(label)
-    bindings.check_event(label, digest, record, event)
+    if event is not None:
+        bindings.check_event(f"checkpoint {label}", digest, record, event)
     return digest, record
 
 
@@ -135,11 +106,6 @@ def read(repo: Repository, run: str, label: str) -> tuple[Digest, Checkpoint]:
     except NotFound as error:
         raise NotFound(f"run {run} has no checkpoint {label}") from error
     return digest, bindings.load_checkpoint(repo.objects, where, digest)
-
-
-def load(repo: Repository, run: str, label: str, recorded: Recorded | None = None) -> Checkpoint:
-    """Return a checkpoint's record; otherwise as `find`."""
-    return find(repo, run, label, recorded)[1]
 
 
 def digest(repo: Repository, run: str, label: str, recorded: Recorded | None = None) -> Digest:

@@ -8,12 +8,11 @@ import math
 import re
 from collections.abc import Sequence
 
-from m5ws.errors import Fenced, ObjectExists
+from m5ws.errors import Fenced
 from m5ws.records.base import Digest
 from m5ws.records.outputs import OutputFiles
 from m5ws.repository import bindings, publishing
 from m5ws.repository.ledger import ledger
-from m5ws.repository.reachability.reach import ReachableObjects
 from m5ws.repository.repository import Repository
 
 FINAL = "final"
@@ -102,20 +101,7 @@ def publish(repo: Repository, files: OutputFiles) -> Digest:
     """
     if max(ledger.attempts(repo, files.run), default=0) > files.attempt:
         raise Fenced(f"attempt {files.attempt} of run {files.run} was superseded")
-    record = repo.objects.put_record(files)
     where = key(files.run, name(files.attempt, files.moment, files.node))
-
-    def needs() -> set[bytes]:
-        reach = ReachableObjects(repo.objects)
-        reach.outputs(record)
-        return reach.digests
-
-    def create() -> None:
-        try:
-            # Published from here on.
-            publishing.create_once(repo, where, f"{record}\n".encode())
-        except ObjectExists as error:
-            raise Fenced(f"{where} exists with different content") from error
-
-    publishing.publish(repo, needs, create, run=files.run)
+    record = repo.objects.put_record(files)
+    publishing.publish_record(repo, where, record, OutputFiles, run=files.run)
     return record

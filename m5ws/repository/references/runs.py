@@ -3,10 +3,12 @@
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 
 from m5ws import errors, secret_gate
 from m5ws.errors import NotFound, ObjectExists, UsageError
 from m5ws.records import codec
+from m5ws.records.checkpoint import Checkpoint
 from m5ws.records.run import Run
 from m5ws.records.verdict import JointVerdict, Verdict
 from m5ws.repository import bindings, concurrency, presence, publishing, removals
@@ -67,7 +69,7 @@ def _publish_fork(repo: Repository, run: Run, create: Callable[[], None]) -> Non
     assert run.parent is not None
     began = repo.objects.begin()
     reach = ReachableObjects(repo.objects)
-    reach.checkpoint(run.parent.digest)
+    reach.record(run.parent.digest, Checkpoint)
     if missing := presence.missing(repo.objects, {digest.hex(): 0 for digest in reach.digests}):
         raise NotFound(
             f"{len(missing)} objects of checkpoint {run.parent.name} are missing in the store",
@@ -164,10 +166,8 @@ def facts(repo: Repository, index: Mapping[str, RunFacts] | None = None) -> dict
     def fact(run_id: str) -> RunCreation | None:
         if (entry := indexed.get(run_id)) is not None and entry.created is not None:
             return entry.created
-        try:
-            return run_index.created(load(repo, run_id))
-        except UNREADABLE:
-            return None
+        run = _load_readable(repo, run_id)
+        return run_index.created(run) if run is not None else None
 
     names = ids(repo)
     loaded = zip(names, concurrency.for_each(fact, names), strict=True)
@@ -191,11 +191,12 @@ UNREADABLE = (*errors.UNREADABLE, UsageError)
 
 def readable(repo: Repository, names: Iterable[str]) -> list[Run]:
     """Return the records of runs, without records that cannot be read."""
+    loaded = concurrency.for_each(partial(_load_readable, repo), names)
+    return [run for run in loaded if run is not None]
 
-    def one(name: str) -> Run | None:
-        try:
-            return load(repo, name)
-        except UNREADABLE:
-            return None
 
-    return [run for run in concurrency.for_each(one, names) if run is not None]
+def _load_readable(repo: Repository, run_id: str) -> Run | None:
+    try:
+        return load(repo, run_id)
+    except UNREADABLE:
+        return None

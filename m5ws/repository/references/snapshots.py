@@ -82,7 +82,7 @@ def publish(
 
     def needs() -> set[bytes]:
         reach = ReachableObjects(repo.objects)
-        reach.snapshot(digest)
+        reach.record(digest, Snapshot)
         reach.annotation(annotation)
         return reach.digests
 

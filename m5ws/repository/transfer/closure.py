@@ -63,8 +63,8 @@ def references(repo: Repository, kind: Kind, name: str) -> list[str]:
     keys = [*runs.link_keys(runs.load(repo, name)), f"runs/{name}/run"]
     for attempt in ledger.attempts(repo, name):
         # Listed before the checkpoints, so the copy of a run in progress has all that its events name.
-        nodes = ledger.nodes(repo, name, attempt)
-        batches = [key for node in nodes for key in _batches(repo, name, attempt, node)]
+        chains = [f"runs/{name}/ledger/{attempt:04d}/{node}/" for node in ledger.nodes(repo, name, attempt)]
+        batches = [chain + batch for chain in chains for batch in filter(bindings.is_number, repo.store.names(chain))]
         keys += batches[:1]
         made = [label for label in checkpoints.names(repo, name) if checkpoints.attempt_of(label) == attempt]
         keys += [f"runs/{name}/checkpoints/{label}" for label in made]
@@ -85,11 +85,6 @@ def references(repo: Repository, kind: Kind, name: str) -> list[str]:
     prefixes = filter(None, (f"runs/{name}/summaries/", run_index.folder(runs.load(repo, name))))
     derived = [f"{prefix}{key}" for prefix in prefixes for key in repo.store.names(prefix)]
     return [*keys, *joints, *noted, *submitted, *derived]
-
-
-def _batches(repo: Repository, run: str, attempt: int, node: int) -> list[str]:
-    prefix = f"runs/{run}/ledger/{attempt:04d}/{node}/"
-    return [prefix + batch for batch in repo.store.names(prefix) if ledger.is_number(batch)]
 
 
 def closure(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:

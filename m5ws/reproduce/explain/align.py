@@ -4,12 +4,13 @@ The first difference is to blame, not a later difference that follows from it. A
 the calling module. A different output of equal inputs was made by the module itself.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from m5ws.records.explanation import FirstDifference, Phase
 from m5ws.records.trace import TraceEntry
+from m5ws.reproduce.compare import differing
 
 _SCRIPT = "the script, outside the model"
 
@@ -53,7 +54,7 @@ def _key(seen: TraceEntry) -> tuple[str, str, int, str]:
 def _compared(old: TraceEntry, new: TraceEntry, open_: Sequence[str], last: str, rank: int) -> FirstDifference | None:
     """Return the first difference between two trace entries of the same event."""
     for was, now, came in ((old.given, new.given, True), (old.made, new.made, False)):
-        for name in _ordered(different(was, now)):
+        for name in _ordered(differing(was, now)):
             phase, words = _described(old, name, came, open_, last)
             difference = locate(old.step, rank, phase, name, (was.get(name), now.get(name)), words, old)
             if (inner := _inner(old, name, came, open_)) is not None:
@@ -177,8 +178,3 @@ def _module(seen: TraceEntry) -> str | None:
     if seen.kind == "gradient":
         return seen.name.rpartition(".")[0]
     return seen.name if seen.kind in ("enter", "leave", "backward") else None
-
-
-def different(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """Return the names whose values differ, in the order of `old`, then of `new`."""
-    return [name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name)]

@@ -65,7 +65,8 @@ def _kernel(evidence: Evidence) -> Cause | None:
     place = evidence.place
     if not place.alone or place.phase not in ("forward", "backward"):
         return None
-    warned = _warnings(evidence, place.step)
+    every = (entry for view in (evidence.one, evidence.two) for trace in view.seen.values() for entry in trace)
+    warned = [entry for entry in every if entry.kind == "warning" and entry.step == place.step]
     operations = place.op or ", ".join(_operations(evidence)) or place.what
     lines = [
         f"{operations} of {called(place.module or '')} made different bits from equal inputs in two replays of one run"
@@ -85,7 +86,8 @@ def _order_of_data(evidence: Evidence) -> Cause | None:
     one, two = (_samples(look, place) for look in (evidence.one, evidence.two))
     if one != two and sorted(one) == sorted(two):
         return Cause(kind="data order", certain=True, evidence=("the batch has the same samples in another order",))
-    batch = _batch(evidence.two.history, place.rank, place.step)
+    replayed = evidence.two.history.steps.get(place.rank, {}).get(place.step)
+    batch = replayed.batch if replayed is not None else None
     for rank, steps in evidence.recorded.steps.items():
         for step, event in steps.items():
             if batch is not None and event.batch == batch and (rank, step) != (place.rank, place.step):
@@ -133,11 +135,6 @@ def _names(warning: str, op: str) -> bool:
 # --- evidence -----------------------------------------------------------------------------------------------------
 
 
-def _warnings(evidence: Evidence, step: int) -> list[TraceEntry]:
-    every = [*evidence.one.seen.values(), *evidence.two.seen.values()]
-    return [entry for trace in every for entry in trace if entry.kind == "warning" and entry.step == step]
-
-
 def _operations(evidence: Evidence) -> list[str]:
     """Return the operations of the module whose forward pass differs."""
     place = evidence.place
@@ -150,11 +147,6 @@ def _samples(look: TraceView, place: FirstDifference) -> list[str]:
     """Return the digests of the samples of all batches of a step."""
     batches = [entry for entry in look.in_step(place.rank, place.step) if entry.kind == "batch"]
     return [digest for batch in batches for name, digest in batch.given.items() if name.startswith("sample ")]
-
-
-def _batch(history: History, rank: int, step: int) -> str | None:
-    event = history.steps.get(rank, {}).get(step)
-    return event.batch if event is not None else None
 
 
 def _next_drawing(evidence: Evidence, place: FirstDifference) -> TraceEntry | None:

@@ -48,13 +48,19 @@ OnSide = Callable[[TracedReplay, Segment], None]
 
 
 class ExplainContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The divergence to explain: `first`, between `replay` and its original, which `comparison` contains."""
+    """The divergence to explain: `first`, between `replay` and its original, which `comparison` contains.
+
+    `watch`, `progress` and `on_side` follow the traced replays.
+    """
 
     ports: Ports
     replay: AttemptPlan
     comparison: Comparison
     verdict: Verdict
     first: Divergence
+    watch: Watch | None = None
+    progress: Progress | None = None
+    on_side: OnSide | None = None
 
     @property
     def repo(self) -> Repository:
@@ -68,25 +74,21 @@ class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
     look: TraceView | None = None
 
 
-def explain_divergence(
-    case: ExplainContext, watch: Watch | None = None, progress: Progress | None = None, on_side: OnSide | None = None
-) -> tuple[Explanation, bool]:
+def explain_divergence(case: ExplainContext) -> tuple[Explanation, bool]:
     """Replay the steps up to the divergence and record their modules.
 
     Return the explanation, with the failures that limit it, and True if the user stopped it.
     """
     first, last = window(case)
     try:
-        return _replay_sides(case, (first, last), watch, progress, on_side)
+        return _replay_sides(case, (first, last))
     except (M5Error, OSError) as error:
         # The verdict took a replay, and is valid without an explanation.
         limit = f"the explanation was not finished: {error}"
         return Explanation(first=first, last=last, sides=(), limits=(limit,)), False
 
 
-def _replay_sides(
-    case: ExplainContext, steps: tuple[int, int], watch: Watch | None, progress: Progress | None, on_side: OnSide | None
-) -> tuple[Explanation, bool]:
+def _replay_sides(case: ExplainContext, steps: tuple[int, int]) -> tuple[Explanation, bool]:
     missing: str | None = None
     original = runs.load(case.repo, case.verdict.run)
     sides: list[ReplayResult] = []
@@ -98,7 +100,7 @@ def _replay_sides(
         if missing is not None:
             sides.append(ReplayResult(side=msgspec.structs.replace(side, problem=missing)))
             continue
-        replayed, stopped = _replayed(case, side, base, steps, (watch, progress, on_side))
+        replayed, stopped = _replayed(case, side, base, steps)
         sides.append(replayed)
         missing = _STOPPED if stopped else _NOTHING if sides[0].look is None else None
     return combine_sides(case, steps, *sides), missing == _STOPPED
@@ -129,21 +131,14 @@ def _variables(verdict: Verdict) -> dict[str, str | None]:
     }
 
 
-def _replayed(
-    case: ExplainContext,
-    side: TracedReplay,
-    base: Run,
-    steps: tuple[int, int],
-    listeners: tuple[Watch | None, Progress | None, OnSide | None],
-) -> tuple[ReplayResult, bool]:
+def _replayed(case: ExplainContext, side: TracedReplay, base: Run, steps: tuple[int, int]) -> tuple[ReplayResult, bool]:
     """Replay one side with traces. Return its trace, and True if the user stopped it."""
-    watch, progress, announce = listeners
     try:
         planned = _plan(case, side, base, steps)
         side = msgspec.structs.replace(side, replay=planned.run.id)
-        if announce is not None and planned.run.segment is not None:
-            announce(side, planned.run.segment)
-        result = leader.execute(case.ports, planned, watch, progress)
+        if case.on_side is not None and planned.run.segment is not None:
+            case.on_side(side, planned.run.segment)
+        result = leader.execute(case.ports, planned, case.watch, case.progress)
         look = TraceView(history=history.load(case.repo, planned.run.id), seen=_sights(planned))
     except (M5Error, OSError, KeyboardInterrupt) as error:
         known = side.replay if side.replay is not None and side.replay in runs.ids(case.repo) else None

@@ -11,7 +11,8 @@ import msgspec
 
 from m5ws.records.explanation import FirstDifference, Phase
 from m5ws.records.trace import TraceEntry
-from m5ws.reproduce.explain.align import different, inside_step, locate
+from m5ws.reproduce.compare import differing
+from m5ws.reproduce.explain.align import inside_step, locate
 from m5ws.runs.history import History
 
 
@@ -61,13 +62,13 @@ def _state(
     if old is None or new is None:
         return None
     when = f"after step {after}" if after else "before the first step"
-    for name in different(old.generators, new.generators):
+    for name in differing(old.generators, new.generators):
         words = f"generator {name} of rank {rank} differs {when}"
         values = (old.generators.get(name), new.generators.get(name))
         difference = locate(step, rank, "random numbers", f"generator {name}", values, words)
         # Different tensors may have caused the draws, as well as the other way round.
-        return msgspec.structs.replace(difference, alone=not different(*(_tensors(side, after) for side in (one, two))))
-    names = different(old.tensors, new.tensors)
+        return msgspec.structs.replace(difference, alone=not differing(*(_tensors(side, after) for side in (one, two))))
+    names = differing(old.tensors, new.tensors)
     if not names:
         return None
     name = names[0]

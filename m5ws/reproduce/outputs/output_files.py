@@ -78,11 +78,12 @@ def compare(sides: tuple[Results, Results], rules: OutputRules, *, has_steps: bo
     has_tensors = any(file.has_tensors for file in (*files, *artifacts))
     is_all = not (has_steps or rules.results or has_tensors)
     names = _find_named(rules.results, (old, new))
+
+    def is_judged(file: ComparedFile) -> bool:
+        return rules.strict or ("file", file.item.name) in names or (is_all and file.in_both)
+
     items = [
-        *(
-            _judge_file(file, is_named=rules.strict or ("file", file.item.name) in names, is_all=is_all)
-            for file in files
-        ),
+        *(file.by_bytes() if is_judged(file) else file.item for file in files),
         *(file.item for file in artifacts),
         *(_judge_metric(item, is_named=("metric", item.name) in names, is_all=is_all) for item in metrics),
         *(compared.compare_points("parameter", *each) for each in _each(old.parameters, new.parameters, frozenset())),
@@ -152,13 +153,8 @@ def _compare_named(pattern: ResultPattern, old: Results, new: Results) -> Iterat
         yield compared.compare_key(name, pattern.key or "", *sides)
 
 
-def _judge_file(file: ComparedFile, *, is_named: bool, is_all: bool) -> ComparedItem:
-    """Return the item of a file, by its bytes if it is named, or if all files of both runs are judged."""
-    return file.by_bytes() if is_named or (is_all and file.in_both) else file.item
-
-
 def _judge_metric(item: ComparedItem, *, is_named: bool, is_all: bool) -> ComparedItem:
-    """As `_judge_file`. A named metric that one run lacks differs."""
+    """Return the item of a metric. A named metric that one run lacks differs."""
     if is_named and item.status == "not compared":
         return compared.as_absent(item)
     return replace(item, judged=is_named or (is_all and item.status != "not compared"))

@@ -274,14 +274,11 @@ def _member(archive: zipfile.ZipFile, name: str, start: int = 0, size_bytes: int
 def digest_stream(stream: IO[bytes], size_bytes: int | None = None, digest: "hashlib.blake2b | None" = None) -> str:
     """Return a digest of the rest of a stream, or of its next `size_bytes`. Raises EOFError if it has fewer."""
     digest, left = digest or hashlib.blake2b(digest_size=32), size_bytes
-    while left is None or left:
-        data = stream.read(_WINDOW_BYTES if left is None else min(left, _WINDOW_BYTES))
-        if not data:
-            if left is None:
-                break
-            raise EOFError("its bytes are cut off")
+    while left != 0 and (data := stream.read(_WINDOW_BYTES if left is None else min(left, _WINDOW_BYTES))):
         digest.update(data)
         left = None if left is None else left - len(data)
+    if left:
+        raise EOFError("its bytes are cut off")
     return digest.hexdigest()
 
 

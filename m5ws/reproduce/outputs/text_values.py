@@ -25,7 +25,8 @@ def values(name: str, data: bytes) -> Mapping[str, str]:
     try:
         return keys(name, data)
     except ValueError:
-        return _lines(data.decode())
+        lines = data.decode().splitlines(keepends=True)
+        return {f"line {number}": line for number, line in enumerate(lines, 1)}
 
 
 def keys(name: str, data: bytes) -> dict[str, str]:
@@ -69,10 +70,6 @@ def _number(text: str) -> float | str:
     """Return a number, or its text if it has more digits than a float: these digits may be the only difference."""
     number = float(text)
     return number if Decimal(repr(number)) == Decimal(text) else text
-
-
-def _lines(text: str) -> dict[str, str]:
-    return {f"line {number}": line for number, line in enumerate(text.splitlines(keepends=True), 1)}
 
 
 def _cells(text: str, delimiter: str) -> Iterator[tuple[str, str]]:

@@ -53,12 +53,14 @@ def judge(
         why: Reason = Differs(resume=resume.find_resume(comparison, first, replay.begin), rewritten=rewritten)
     else:
         outcome, why = judge_equal(comparison, result, files, is_part=replay.segment is not None)
+    # Equal items that are not counted as evidence.
+    listed = Counter(f"{item.kind}s" for item in files.items if item.status == "equal") - Counter(files.evidence)
     return Verdict(
         run=replay.reproduces,
         replay=replay.id,
         outcome=outcome,
         segment=replay.segment,
-        compared=dict(comparison.equal + _count_listed(files)),
+        compared=dict(comparison.equal + listed),
         not_compared=(*_list_gaps(comparison, replay), *gaps.unpinned(ports.repo, runs), *files.not_compared),
         items=files.items,
         results=tuple(pattern.text for pattern in rules.results),
@@ -114,11 +116,6 @@ def _count_equal(comparison: Comparison, files: OutputReport, doubt: Gap | None)
         evidence=dict(files.evidence),
         doubt=doubt,
     )
-
-
-def _count_listed(report: OutputReport) -> Counter[str]:
-    """Return the number of equal items by kind that are not counted as evidence."""
-    return Counter(f"{item.kind}s" for item in report.items if item.status == "equal") - Counter(report.evidence)
 
 
 def _list_gaps(comparison: Comparison, replay: Run) -> Iterator[Gap]:

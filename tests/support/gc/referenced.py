@@ -200,6 +200,8 @@ def plan(repo: Repository) -> None:
         for number in range(2):
             keep = Keep(digests=bytes([number]) * 32)
             bindings.create(repo.store, f"{plans.folder(name, 'keep')}{number}", keep)
-        bindings.create(repo.store, plans.executing_key(name), GcExecution(holder=name, host="h"))
+        bindings.create(repo.store, plans.state_key(name, "executing"), GcExecution(holder=name, host="h"))
     for name in ("20200101T000000Z-00000000", "20200102T000000Z-00000000"):
-        bindings.create(repo.store, plans.done_key(name), GcResult(checkpoints=0, objects=0, size_bytes=0, spared=0))
+        bindings.create(
+            repo.store, plans.state_key(name, "done"), GcResult(checkpoints=0, objects=0, size_bytes=0, spared=0)
+        )

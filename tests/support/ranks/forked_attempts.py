@@ -71,7 +71,7 @@ class ForkedAttempts:
             assert left.steps(rank).items() <= self.whole.steps(rank).items()
             assert left.states(rank).items() <= self.whole.states(rank).items()
         for name in checkpoints.valid(self._runner.repo, self._runner.run):
-            content = checkpoints.load(self._runner.repo, self._runner.run, name).content
+            content = checkpoints.find(self._runner.repo, self._runner.run, name)[1].content
             step = checkpoints.step_of(name)
             assert content == self.whole.contents.get(step, content), name
 
