@@ -40,8 +40,8 @@ def key_of(record: Job | Run) -> bytes:
     return blake3.blake3(codec.encode(record), derive_key_context="m5ws 2026-11 link between nodes").digest()
 
 
-class NodeLost(M5Error):
-    """A node of the attempt is silent, or its connection has ended."""
+class StartAgain(M5Error):
+    """A scheduler shall start all agents again: a node is lost, or the time limit of a job ended the attempt."""
 
     exit_code = 75
     hint = "The scheduler may start the nodes again: exit status 75 asks for it."
@@ -67,12 +67,12 @@ class Connection:
             self._socket.sendall(_LENGTH.pack(len(data)) + data)
 
     def receive(self) -> Message | None:
-        """Return the next message, None if there is none yet. Raises NodeLost after the last message."""
+        """Return the next message, None if there is none yet. Raises StartAgain after the last message."""
         with suppress(queue.Empty):
             message = self._messages.get_nowait()
             if message is None:
                 self._messages.put(None)
-                raise NodeLost("the connection has ended, or was silent")
+                raise StartAgain("the connection has ended, or was silent")
             return message
         return None
 
@@ -144,15 +144,15 @@ class Listener:
             self._socket = socket.create_server(("", place.port + 1), backlog=place.nodes)
         except OSError as error:
             # A scheduler that starts the agents again gives them other ports.
-            raise NodeLost(f"port {place.port + 1} cannot be used for the link of the nodes: {error}") from error
+            raise StartAgain(f"port {place.port + 1} cannot be used for the link of the nodes: {error}") from error
         threading.Thread(target=self._accept, name="m5ws-link", daemon=True).start()
 
     def wait(self, join_s: float, poll: Callable[[], None], notify: Callable[[str], None]) -> list[Follower]:
-        """Return all followers, in order. Raises NodeLost if one has not come after `join_s` seconds."""
+        """Return all followers, in order. Raises StartAgain if one has not come after `join_s` seconds."""
         end_s, expected = time.monotonic() + join_s, range(1, self._place.nodes)
         while missing := [str(node) for node in expected if node not in self._followers]:
             if time.monotonic() > end_s:
-                raise NodeLost(
+                raise StartAgain(
                     f"node {', '.join(missing)} did not come in {join_s:.0f} s",
                     hint=f"Each node must reach port {self._place.port + 1} of {self._place.master}.",
                 )
@@ -201,7 +201,7 @@ class Listener:
 
 
 def join(place: Place, key: bytes, join_s: float) -> Connection:
-    """Return a follower's connection to its leader. Raises NodeLost if the leader does not answer in `join_s`."""
+    """Return a follower's connection to its leader. Raises StartAgain if the leader does not answer in `join_s`."""
     end_s = time.monotonic() + join_s
     while True:
         try:
@@ -209,7 +209,7 @@ def join(place: Place, key: bytes, join_s: float) -> Connection:
             connection = Connection(opened, key, is_leader=False)
         except OSError as error:
             if time.monotonic() > end_s:
-                raise NodeLost(
+                raise StartAgain(
                     f"the leader does not answer on port {place.port + 1} of {place.master}: {error}"
                 ) from error
             time.sleep(_RETRY_S)
@@ -221,7 +221,7 @@ def join(place: Place, key: bytes, join_s: float) -> Connection:
 def _await(connection: Connection, seconds: float) -> Message | None:
     """Return the next message, None if there is none in time or if the connection is lost."""
     end_s = time.monotonic() + seconds
-    with suppress(NodeLost):
+    with suppress(StartAgain):
         while time.monotonic() < end_s:
             if (message := connection.receive()) is not None:
                 return message

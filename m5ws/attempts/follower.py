@@ -13,7 +13,7 @@ from pathlib import Path
 
 from m5ws.agent import admission, failure, link, prepare, run_lock, stop, work_files
 from m5ws.agent.attempt_plan import AttemptPlan
-from m5ws.agent.link import Connection, NodeLost
+from m5ws.agent.link import Connection, StartAgain
 from m5ws.agent.node import Events, Node, NodeEnd
 from m5ws.agent.ports import Ports
 from m5ws.attempts import repeated_steps
@@ -44,7 +44,7 @@ class NotBegun(M5Error):
 
 
 def join(place: Place, key: bytes, join_s: float, look: Callable[[], None]) -> tuple[Connection, Planned]:
-    """Return a connection to the leader, and its plan, after all nodes have come. Raises NodeLost, NotBegun.
+    """Return a connection to the leader, and its plan, after all nodes have come. Raises StartAgain, NotBegun.
 
     The leader of an earlier attempt, which is still at its end, closes the connection: then the next leader is tried.
     `look` is called at intervals, and may raise an error: a leader that has nothing to do says nothing.
@@ -55,7 +55,7 @@ def join(place: Place, key: bytes, join_s: float, look: Callable[[], None]) -> t
         try:
             connection = link.join(place, key, min(_LOOK_S, end_s - time.monotonic()))
             return connection, _await_plan(connection, end_s, look)
-        except NodeLost:
+        except StartAgain:
             if connection is not None:
                 connection.close()
             if time.monotonic() > end_s - _RETRY_S:
@@ -76,13 +76,13 @@ def _await_plan(connection: Connection, end_s: float, look: Callable[[], None]) 
         if isinstance(message, Closed):
             raise NotBegun(message)
         time.sleep(_POLL_S)
-    raise NodeLost("the leader sent no plan")
+    raise StartAgain("the leader sent no plan")
 
 
 def execute(ports: Ports, plan: AttemptPlan, connection: Connection, progress: Progress | None) -> int:
     """Run the processes of this node to their end, and return the exit status of the attempt.
 
-    Raises NodeLost without a leader, NotBegun, LaunchFailed, RunAlive.
+    Raises StartAgain without a leader, NotBegun, LaunchFailed, RunAlive.
     """
     home = plan.directory.parent
     home.mkdir(parents=True, exist_ok=True)
@@ -124,12 +124,12 @@ class _Following:
         self._is_begun = self._is_lost = False
 
     def poll(self) -> None:
-        """Take the leader's messages before the script begins. Raises NodeLost, NotBegun."""
+        """Take the leader's messages before the script begins. Raises StartAgain, NotBegun."""
         self._look()
         if self._closed is not None:
             raise NotBegun(self._closed)
         if self._is_lost:
-            raise NodeLost("the leader was lost")
+            raise StartAgain("the leader was lost")
 
     def accept(self, observed: Observed) -> None:
         """Wait until the leader has accepted the environments of all nodes, and the attempt is in the ledger."""
@@ -198,7 +198,7 @@ class _Following:
                     self._asked = message
                 elif isinstance(message, Closed):
                     self._closed = message
-        except NodeLost:
+        except StartAgain:
             self._is_lost = True
 
     def _ended(self, end: NodeEnd, node: Node) -> Ended:
@@ -219,4 +219,4 @@ class _Following:
         while self._closed is None and not self._is_lost:
             self._look()
             time.sleep(_POLL_S)
-        return link.NodeLost.exit_code if self._closed is None else self._closed.exit_code
+        return link.StartAgain.exit_code if self._closed is None else self._closed.exit_code

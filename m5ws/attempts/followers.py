@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from m5ws.agent.attempt_plan import AttemptPlan
-from m5ws.agent.link import Follower, Listener, NodeLost
+from m5ws.agent.link import Follower, Listener, StartAgain
 from m5ws.launch.interface import LaunchFailed
 from m5ws.progress import Progress, report
 from m5ws.records.environment import Observed
@@ -39,7 +39,7 @@ class Followers:
         self.inexact: EndReason | None = None
 
     def gather(self, join_s: float, poll: Callable[[], None], progress: Progress | None) -> None:
-        """Wait for all followers, and tell them the plan. Raises NodeLost."""
+        """Wait for all followers, and tell them the plan. Raises StartAgain."""
         if self._listener is not None:
             self._all = self._listener.wait(join_s, poll, lambda line: report(progress, line))
             names = self._plan.outputs.names if self._plan.outputs is not None else ()
@@ -59,13 +59,13 @@ class Followers:
         self._send(Begun())
 
     def refuse_lost(self) -> None:
-        """Raise NodeLost if a follower is lost, LaunchFailed if it could not start its processes."""
+        """Raise StartAgain if a follower is lost, LaunchFailed if it could not start its processes."""
         self.look()
         for follower in self._all:
             if follower.ended is not None:
                 raise LaunchFailed(f"{follower}: {follower.ended.problem or 'its processes ended'}")
         if self.lost is not None:
-            raise NodeLost(str(self.lost.problem))
+            raise StartAgain(str(self.lost.problem))
 
     def look(self) -> None:
         """Take the messages of all followers."""
@@ -73,7 +73,7 @@ class Followers:
             try:
                 while follower.ended is None and (message := follower.connection.receive()) is not None:
                     self._take(follower, message)
-            except NodeLost as error:
+            except StartAgain as error:
                 self.lost = self.lost or EndReason(kind="node lost", problem=f"{follower} was lost: {error}")
 
     @property
@@ -142,7 +142,7 @@ class Followers:
 
 def refuse(place: Place, key: bytes, exit_code: int) -> None:
     """Tell all followers the exit status of a leader that has no plan."""
-    with suppress(NodeLost):
+    with suppress(StartAgain):
         listener = Listener(place, key)
         for follower in _gather_refused(listener):
             follower.connection.send(Closed(exit_code=exit_code))
@@ -151,6 +151,6 @@ def refuse(place: Place, key: bytes, exit_code: int) -> None:
 
 def _gather_refused(listener: Listener) -> list[Follower]:
     """Return the followers that come within a while: the engine started them together with the leader."""
-    with suppress(NodeLost):
+    with suppress(StartAgain):
         listener.wait(_REFUSAL_S, lambda: None, lambda _: None)
     return listener.followers

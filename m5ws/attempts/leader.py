@@ -17,7 +17,7 @@ import msgspec
 from m5ws.agent import admission, failure, link, prepare, recovery, run_lock, stop, work_files
 from m5ws.agent.admission import Waiting
 from m5ws.agent.attempt_plan import AttemptPlan
-from m5ws.agent.link import NodeLost
+from m5ws.agent.link import StartAgain
 from m5ws.agent.node import Events, Node, NodeEnd
 from m5ws.agent.ports import Ports, Watch
 from m5ws.attempts import begin, interventions, repeated_steps
@@ -75,7 +75,7 @@ def execute(
     judge: Watch | None = None,
 ) -> AttemptResult:
     """Run one attempt to its end. Raises RunAlive if the run is alive, Fenced if the attempt has begun elsewhere,
-    Removed after the end of an attempt of a removed run, and NodeLost after the end of a replay that lost a node.
+    Removed after the end of an attempt of a removed run, and StartAgain after the end of a replay that lost a node.
 
     The attempt begins when its environment is known, and `accept` did not raise an error; before, nothing is published.
     `watch` gets each event as it is written, and `judge` in another thread, where it may wait for the store.
@@ -87,12 +87,12 @@ def execute(
     try:
         result = _execute(ports, plan, followers, watch, progress, poll, accept, judge)
     except BaseException as error:
-        is_refused = not isinstance(error, (NodeLost, interventions.Cancelled, KeyboardInterrupt))
+        is_refused = not isinstance(error, (StartAgain, interventions.Cancelled, KeyboardInterrupt))
         followers.close(status_of(error, plan), is_refused=is_refused)
         raise
     if result.again and not plan.context.goes_on:
         # No later attempt continues a replay: its command starts again.
-        raise NodeLost(f"{plan.run.id}, which replays run {plan.run.reproduces}, lost a node")
+        raise StartAgain(f"{plan.run.id}, which replays run {plan.run.reproduces}, lost a node")
     if result.reason is not None and result.reason.kind == "removed":
         raise removals.Removed(f"attempt {plan.attempt} of run {plan.run.id} was stopped: {result.reason.problem}")
     return result
@@ -102,14 +102,14 @@ def status_of(error: BaseException, plan: AttemptPlan) -> int:
     """Return the exit status of all agents if an error ends an attempt before it begins."""
     if isinstance(error, KeyboardInterrupt):
         is_warned = str(error) == signal.SIGUSR2.name and plan.place.job is not None and plan.context.goes_on
-        return NodeLost.exit_code if is_warned else STATUSES["interrupted"]
+        return StartAgain.exit_code if is_warned else STATUSES["interrupted"]
     return getattr(error, "exit_code", 1)
 
 
 def _status_of_all(result: AttemptResult) -> int:
     """Return the exit status of all agents at the end of an attempt."""
     if result.again:
-        return NodeLost.exit_code
+        return StartAgain.exit_code
     if result.reason is not None and result.reason.kind == "removed":
         return removals.Removed.exit_code
     return STATUSES.get(result.outcome, 1)
@@ -265,7 +265,7 @@ class _Attempt:
         if (cancel := self.interventions.cancel) is not None:
             return "interrupted", STATUSES["interrupted"], EndReason(kind="cancelled", host=cancel.host or "")
         if (lost := self._followers.lost) is not None:
-            return "failed", NodeLost.exit_code, lost
+            return "failed", StartAgain.exit_code, lost
         if end.problem is not None:
             return "failed", end.exit_code, EndReason(kind="not launched", problem=end.problem)
         if self._inexact is not None:

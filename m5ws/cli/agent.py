@@ -111,7 +111,7 @@ def command(
         if str(request) != signal.SIGUSR2.name:
             raise
         # The end of the scheduler's time came before the attempt began.
-        status = link.NodeLost.exit_code
+        status = link.StartAgain.exit_code
     if as_json:
         output.print_json({"run": run_id, "node": place.node, "status": status})
     context.exit(status)
@@ -163,7 +163,7 @@ def _lead(workspace: "Workspace", repo: "Repository", run_id: str, env: tuple[st
         _refuse_finished(repo, run_id)
         attempt.execute(*_plan(workspace, repo, run_id, env), env, enabled=True, as_json=as_json)
     except M5Error as error:
-        is_final = error.exit_code not in (link.NodeLost.exit_code, interventions.Cancelled.exit_code)
+        is_final = error.exit_code not in (link.StartAgain.exit_code, interventions.Cancelled.exit_code)
         with suppress(M5Error, OSError):
             if workspace.job is not None and is_final and ledger.attempts(repo, run_id) == begun:
                 clusters.cancel_unbegun(repo, workspace.job, error)
@@ -188,7 +188,7 @@ def _plan(workspace: "Workspace", repo: "Repository", run_id: str, env: tuple[st
 
 
 def _follow(workspace: "Workspace", repo: "Repository", run_id: str, env: tuple[str, ...]) -> int:
-    """Follow the leader of the next attempt to its end, and return its exit status. Raises NodeLost, LaunchFailed."""
+    """Follow the leader of the next attempt to its end, and return its exit status. Raises StartAgain, LaunchFailed."""
     from m5ws.attempts import interventions, leader
     from m5ws.repository.references import runs
 
@@ -210,7 +210,7 @@ def _run_command(workspace: "Workspace", job: "Job") -> int:
     from m5ws.attempts import followers
 
     status = cli.main(job.command, workspace)
-    if workspace.place.nodes > 1 and status != link.NodeLost.exit_code:
+    if workspace.place.nodes > 1 and status != link.StartAgain.exit_code:
         followers.refuse(workspace.place, link.key_of(job), status)
     return status
 
@@ -231,14 +231,14 @@ def _serve(workspace: "Workspace", repo: "Repository", job: "Job") -> int:
             except follower.NotBegun as refused:
                 status = refused.exit_code
             # The command of node 0 goes on after any other end of an attempt.
-            if status == link.NodeLost.exit_code:
+            if status == link.StartAgain.exit_code:
                 return status
 
 
 def _join(
     workspace: "Workspace", record: "Job | Run", look: Callable[[], None], join_s: float, bar: "Bar"
 ) -> "tuple[Connection, Planned]":
-    """Return a connection to the leader, and its plan. Raises NodeLost, NotBegun, and the errors of `look`."""
+    """Return a connection to the leader, and its plan. Raises StartAgain, NotBegun, and the errors of `look`."""
     from m5ws.agent import link
     from m5ws.attempts import follower, interventions
 

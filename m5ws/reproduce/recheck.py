@@ -7,7 +7,7 @@ Two replays that agree are evidence that the original differs, and no proof that
 import msgspec
 
 from m5ws.agent.attempt_plan import AttemptPlan
-from m5ws.agent.link import NodeLost
+from m5ws.agent.link import StartAgain
 from m5ws.agent.ports import Ports, Watch
 from m5ws.attempts import leader
 from m5ws.errors import M5Error
@@ -51,7 +51,7 @@ def replay(
     """Execute the second replay, and compare it with the first replay, in `comparison`.
 
     It ends where it differs from the first replay, or from the original. An error here leaves the question open, and
-    the result of the first replay stands. Raises KeyboardInterrupt if the user stops it, and NodeLost.
+    the result of the first replay stands. Raises KeyboardInterrupt if the user stops it, and StartAgain.
     """
     last = planned.run.segment.last if planned.run.segment is not None else None
     source = (ports.repo, planned.run.id)
@@ -77,7 +77,7 @@ def replay(
         if with_files and again is None:
             original = first_replay.reproduces or ""
             again = results.first_difference(ports.repo, ports.tracker, with_original, original, second.id, rules)
-    except NodeLost:
+    except StartAgain:
         raise
     except (M5Error, OSError) as error:
         return Recheck(replay=second.id if _begun(ports, second) else None, last=last, problem=str(error))
@@ -108,7 +108,7 @@ def from_start(
 ) -> bool | None:
     """Execute a replay from the start. Return True if it equals the original, None if that is unknown.
 
-    With `rules`, the delivered results are compared too. Raises KeyboardInterrupt if the user stops it, and NodeLost.
+    With `rules`, the delivered results are compared too. Raises KeyboardInterrupt if the user stops it, and StartAgain.
     """
     comparison = Comparison(original, (ports.repo, planned.run.id))
 
@@ -122,7 +122,7 @@ def from_start(
         if first is None and rules is not None and result.outcome in COMPLETE:
             runs = planned.run.reproduces or "", planned.run.id
             first = results.first_difference(ports.repo, ports.tracker, comparison, *runs, rules)
-    except NodeLost:
+    except StartAgain:
         raise
     except (M5Error, OSError):
         return None

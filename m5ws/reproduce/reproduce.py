@@ -218,7 +218,7 @@ def _replayed(
     """Execute and compare a replay. Raises _Refused before it begins, if its environment can change bits, or if files
     that the original read have changed.
 
-    Return its result, and True if the comparison needed no more of it. Raises NodeLost.
+    Return its result, and True if the comparison needed no more of it. Raises StartAgain.
     """
     enough = False
     if request.env != "ignore" and (changed := reads.changes_since(ports.repo, request.original)):

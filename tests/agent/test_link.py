@@ -7,7 +7,7 @@ import time
 import pytest
 
 from m5ws.agent import link
-from m5ws.agent.link import Connection, Listener, NodeLost
+from m5ws.agent.link import Connection, Listener, StartAgain
 from m5ws.attempts import followers
 from m5ws.records.launch import Place
 from m5ws.records.nodes import Closed, Hello
@@ -46,7 +46,7 @@ def test_a_leader_that_refuses_sends_its_status_to_the_followers_that_came(
     def receive(connection: Connection) -> bool:
         try:
             told.append(connection.receive())
-        except NodeLost:
+        except StartAgain:
             return True
         return isinstance(told[-1], Closed)
 
@@ -68,7 +68,7 @@ def test_a_greeting_that_comes_after_the_end_of_a_listener_is_turned_away(place:
     def is_lost() -> bool:
         try:
             connection.receive()
-        except NodeLost:
+        except StartAgain:
             return True
         return False
 

@@ -15,7 +15,7 @@ import pytest
 
 from m5ws import workspace as workspaces
 from m5ws.agent import run_lock
-from m5ws.agent.link import NodeLost
+from m5ws.agent.link import StartAgain
 from m5ws.attempts import planning
 from m5ws.attempts.planning import RunOptions
 from m5ws.launch import reaper
@@ -254,7 +254,7 @@ def test_a_node_that_falls_silent_ends_the_attempt_and_is_named(
     stopped = [nodes.agents[1].pid, *reaper.descendants(nodes.agents[1].pid)]
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
-    assert nodes.agents[0].wait(_LIMIT_S) == NodeLost.exit_code
+    assert nodes.agents[0].wait(_LIMIT_S) == StartAgain.exit_code
     [attempt] = state.load(workspace.repo, nodes.run).attempts
     assert attempt.reason is not None and attempt.reason.kind == "node lost"
     assert str(attempt.reason.problem).startswith("node 1 (")

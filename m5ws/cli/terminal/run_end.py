@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from m5ws.agent.link import NodeLost
+from m5ws.agent.link import StartAgain
 from m5ws.cli.terminal import output
 from m5ws.errors import M5Error
 from m5ws.records.ledger import COMPLETE
@@ -53,7 +53,7 @@ def report(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> None
     if result.superseded:
         raise Superseded(f"attempt {result.attempt} of {ended}", hint=f"`m5ws show {run}` shows the newer attempt.")
     if result.outcome == "interrupted" and result.again:
-        raise NodeLost(ended, hint="The scheduler starts the agents again.")
+        raise StartAgain(ended, hint="The scheduler starts the agents again.")
     if result.outcome == "interrupted":
         restart = f"`m5ws resume {run} --from-scratch` restarts it"
         raise RunInterrupted(ended, hint=f"{resume}. If the store has nothing of it to restore, {restart}.")
@@ -64,7 +64,7 @@ def report(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> None
         hint = f'With [run] inexact = "warn", {resume}. `m5ws certify` tests the restores of a script.'
         raise RunFailed(ended, hint=hint)
     if result.reason is not None and result.reason.kind == "node lost":
-        raise NodeLost(ended)
+        raise StartAgain(ended)
     if result.outcome != "finished":
         hint = f"{_restored(ports, plan, result)}`m5ws logs {run}` prints the output of its ranks."
         raise RunFailed(ended, hint=hint)
