@@ -227,7 +227,8 @@ class _Attempt:
         self.interventions.look_after_end()
         outcome, exit_code, reason = self._judge(end)
         unsaved = self._node.keep_results(has_finished=outcome == "finished", is_stopped=self._is_asked(end))
-        unsaved = unsaved or next(filter(None, (end.unsaved for end in self._ends)), None)
+        others = (f"node {node}: {end.unsaved}" for node, end in enumerate(self._ends, 1) if end.unsaved)
+        unsaved = unsaved or next(others, None)
         if conflict := self._find_conflict():
             if outcome == "finished":
                 outcome, exit_code, reason = "failed", 1, EndReason(kind="outputs conflict", problem=conflict)

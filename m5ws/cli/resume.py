@@ -46,6 +46,8 @@ def command(context: click.Context, run: str, parallel: int | None, **given: Unp
 
     Of a sweep, the runs that have not begun are started, and the unfinished runs are resumed.
 
+    A run is refused while an attempt may be alive elsewhere, or while its job waits or runs: `m5ws cancel` ends both.
+
     Nothing of the inputs can be changed: `m5ws fork RUN --set …` starts a new run from the checkpoint.
 
     Exit status: as of `m5ws run`, of a sweep as of `m5ws sweep`.

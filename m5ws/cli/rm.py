@@ -34,7 +34,7 @@ def command(
     `m5ws show` shows them. A removal is final.
 
     A run is not removed while others rest on it: forks, replays, verdicts, or a checkpoint that is kept. The error
-    names them. Either all RUNs are removed, or none.
+    names them. A run whose job waits or runs on a cluster is not removed either. Either all RUNs are removed, or none.
 
     An attempt of a removed run that is alive stops by itself, with exit status 6. Its last checkpoint and its output
     files stay on its machine: `m5ws show` lists them there, `m5ws fork` starts a new run from the checkpoint, and
