@@ -73,7 +73,8 @@ class Hosts(msgspec.Struct, frozen=True):
 
     def check(self, request: JobRequest, script: str) -> None:
         lines = [*self.settings.setup, shlex.join((*request.agent, "--check"))]
-        self._on_each(self._hosts(request), ["\n".join(lines)] * request.nodes)
+        nodes = ["\n".join((f"export M5WS_NODE={node}", *lines)) for node in range(request.nodes)]
+        self._on_each(self._hosts(request), nodes)
 
     def submit(self, request: JobRequest, script: str, after: str | None = None) -> str:
         assert after is None  # There is no queue.
