@@ -98,6 +98,7 @@ def test_a_failed_installation_is_explained_and_leaves_no_complete_environment(s
     assert not [place for place in shop.built if (place / "complete").exists()]
 
 
+@pytest.mark.soak
 def test_m5ws_can_be_imported_with_any_pythonpath_of_a_run(shop: Shop, tmp_path: Path) -> None:
     kept = VirtualEnvironments(shop.kept, shop.environment, LocalLauncher, Observing(root=str(shop.root)))
     made = kept.build(recipe(Requirement(name="greeting", version="1.0")), lambda target: write(target, {}))
@@ -117,6 +118,7 @@ def test_m5ws_can_be_imported_with_any_pythonpath_of_a_run(shop: Shop, tmp_path:
     assert status == 0, (tmp_path / "log").read_text()
 
 
+@pytest.mark.soak
 def test_pip_variables_do_not_change_the_installation_folder(shop: Shop, tmp_path: Path) -> None:
     elsewhere = str(tmp_path / "elsewhere")
     shop.environment |= {"PIP_TARGET": elsewhere, "PIP_PREFIX": elsewhere, "PIP_USER": "1"}

@@ -105,6 +105,7 @@ def test_jobs_on_slurm_and_on_hosts_train_the_bits_of_one_machine(
     assert fsck.check(workspace.repo, read_data=True).damage == ()
 
 
+@pytest.mark.soak
 def test_a_job_on_two_nodes_trains_from_a_bucket_and_is_reproduced_on_one_machine(
     tmp_path: Path, s3_environment: None, s3_server: S3Server, on_slurm: Callable[[Workspace], Workspace]
 ) -> None:

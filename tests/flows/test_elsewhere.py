@@ -241,7 +241,6 @@ def held(places: _Places, tmp_path: Path) -> Iterator[Path]:
     (workspace.root / "train.py").write_text(old)
 
 
-@pytest.mark.long
 def test_another_machine_can_read_and_take_over_a_live_run(
     places: _Places, held: Path, whole: tuple[history.History, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -270,8 +270,8 @@ def test_a_verdict_follows_from_the_results_that_differ(tmp_path: Path, case: _C
     assert not judged.faults(), judged.verdict
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("way", [pytest.param("session", marks=pytest.mark.soak), "none"])
+@pytest.mark.soak
+@pytest.mark.parametrize("way", ["session", "none"])
 def test_each_result_in_mlflow_has_one_status(tmp_path: Path, way: Way) -> None:
     judged = _judge(tmp_path, _Case(way, ("a parameter", "an artifact", "an artifact with an array", "a metric")))
     assert not judged.faults(), judged.verdict

@@ -319,7 +319,7 @@ def _texts(workspace: Workspace, run: str, folder: Path, *options: str) -> dict[
     return {path.name: path.read_text() for path in (folder / "out").iterdir()}
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_output_files_of_two_nodes_are_merged_and_reproduced_on_one_machine(
     tmp_path: Path, cluster: Callable[[Workspace], _Cluster]
 ) -> None:

@@ -335,7 +335,12 @@ def test_an_example_uses_nothing_that_is_not_pinned(
 Trained = Callable[[Example, Versions], tuple[Place, Result]]
 
 
-@pytest.mark.parametrize("example", _WITH_LINE, ids=lambda example: example.name)
+def _in_campaign(example: Example) -> Any:
+    """Return a parameter. The tests of adapters, below, are run with all frameworks."""
+    return pytest.param(example, id=example.name, marks=() if example.name == "hf-trainer" else pytest.mark.soak)
+
+
+@pytest.mark.parametrize("example", map(_in_campaign, _WITH_LINE))
 class TestLine:
     def test_a_killed_training_is_resumed_exactly(self, example: Example, uninterrupted: Trained) -> None:
         place, result = uninterrupted(example, example.versions)

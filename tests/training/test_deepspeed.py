@@ -27,7 +27,7 @@ def _store(directory: Path) -> Path:
     return directory
 
 
-@pytest.fixture(scope="module", params=[CASES, pytest.param(MORE, marks=pytest.mark.long)], ids=["cases", "more"])
+@pytest.fixture(scope="module", params=[CASES, pytest.param(MORE, marks=pytest.mark.soak)], ids=["cases", "more"])
 def exact(
     request: pytest.FixtureRequest, fork_parents: ForkParents, tmp_path_factory: pytest.TempPathFactory
 ) -> Trained:

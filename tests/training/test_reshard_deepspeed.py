@@ -17,7 +17,7 @@ LOADED = (1, 3)
 Labs = tuple[tuple[str, ...], Path, dict[int, Path]]
 
 
-@pytest.fixture(scope="module", params=[CASES, pytest.param(MORE, marks=pytest.mark.long)], ids=["cases", "more"])
+@pytest.fixture(scope="module", params=[CASES, pytest.param(MORE, marks=pytest.mark.soak)], ids=["cases", "more"])
 def labs(request: pytest.FixtureRequest, fork_parents: ForkParents, tmp_path_factory: pytest.TempPathFactory) -> Labs:
     """Cases, the state that two ranks saved, and the state that other numbers of ranks loaded."""
     from m5ws.store.local import LocalStore
