@@ -163,7 +163,7 @@ def test_a_process_with_busy_threads_can_launch(tmp_path: Path) -> None:
             thread.join()
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_forked_ranks_have_the_variables_of_torchrun_ranks(parents: ForkParents, tmp_path: Path) -> None:
     real = _probe(LocalLauncher, tmp_path / "real", 2)
     forked = _probe(lambda inherited: ForkLauncher(parents, inherited), tmp_path / "forked", 2)

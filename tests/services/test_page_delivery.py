@@ -187,6 +187,7 @@ def test_a_follower_without_the_end_of_the_ledger_leaves_the_page_to_the_command
     assert site.content(run) == site.whole
 
 
+@pytest.mark.soak
 def test_the_printed_command_and_any_other_command_complete_a_page(server: Gate, tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "w", "fsdp.py", trainer="python", nproc=1, mlflow=True)
     (workspace.root / "train.py").write_text(_SCRIPT)
