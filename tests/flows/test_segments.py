@@ -129,7 +129,7 @@ def test_a_fault_is_found_only_in_its_own_segment(small: tuple[Workspace, str], 
     assert first["tensor"].startswith(("model.", "optimizer."))
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_restore_that_is_not_exact_is_not_blamed_on_the_original(tmp_path: Path) -> None:
     """A run whose loader is not registered: from a checkpoint it reads other data, the same each time."""
     workspace = make_forgetful(tmp_path / "w")

@@ -158,6 +158,7 @@ def test_an_environment_of_pip_is_pinned_observed_and_rebuilt(shop: Shop, tmp_pa
     check(shop, place, "requirements.txt", lambda: shop.pip(place, "--requirement", "requirements.txt"))
 
 
+@pytest.mark.soak
 def test_an_environment_of_uv_is_pinned_observed_and_rebuilt(
     shop: Shop, tmp_path: Path, program: Callable[[str], Path]
 ) -> None:

@@ -88,6 +88,7 @@ def test_a_template_is_reproduced(workspace: Make, text: Path, template: str, ch
 
 
 # tests/templates/test_demo.py reproduces gpt-fsdp.
+@pytest.mark.soak
 def test_another_zero_stage_is_reproduced(workspace: Make, text: Path, fork_parents: ForkParents) -> None:
     with command_line.forked_ranks(fork_parents):
         check_it_is_reproduced(workspace("gpt-deepspeed"), text, "zero_stage=3", m5ws_here)
