@@ -52,6 +52,7 @@ COMMANDS = {
     "bisect": "Find the change between two runs that makes their results differ.",
     "checkpoint": "List, show, compare, export and keep checkpoints.",
     "logs": "Print the output of a run's ranks.",
+    "cause": "Name the cause of a failure: its class, and the rank that it began on.",
     "checkout": "Write a snapshot's files to a new directory.",
     "outputs": "List a run's output files, or write them to a new directory.",
     "prefetch": "Download a snapshot or run into this machine's cache.",

@@ -15,13 +15,14 @@ from m5ws.logs.log_lines import LogReader
 
 if TYPE_CHECKING:
     from m5ws.repository.repository import Repository
+    from m5ws.workspace import Workspace
 
 
 Lines = list[tuple[str, Sequence[str]]]
 """Lines of logs, each with the name of its log: a rank, or `launcher`."""
 
 
-class _Source(Protocol):
+class Source(Protocol):
     """The logs of an attempt. New lines are read each `poll_s` seconds."""
 
     poll_s: float
@@ -31,7 +32,7 @@ class _Source(Protocol):
 
 
 class _Folder:
-    """`_Source` on this machine. An empty log has no lines."""
+    """`Source` on this machine. An empty log has no lines."""
 
     poll_s = 0.25
 
@@ -47,7 +48,7 @@ class _Folder:
 
 
 class _Store:
-    """`_Source` of a run on a cluster."""
+    """`Source` of a run on a cluster."""
 
     poll_s = 5.0
 
@@ -59,6 +60,16 @@ class _Store:
         from m5ws.logs import parts
 
         return [pair for part in parts.load(*self._attempt, self._known) for pair in part.lines.items()]
+
+
+def source_of(workspace: "Workspace", repo: "Repository", run: str, attempt: int) -> Source:
+    """Return the logs of an attempt: on this machine, or else in the store."""
+    folder = _folder_of(workspace, run, attempt)
+    return _Folder(folder) if folder.is_dir() else _Store(repo, run, attempt)
+
+
+def _folder_of(workspace: "Workspace", run: str, attempt: int) -> Path:
+    return workspace.attempt_dir(run, attempt) / "logs"
 
 
 @click.command("logs")
@@ -97,8 +108,8 @@ def command(
     chosen = attempt or max(known, default=1)
     if attempt is not None and attempt not in known:
         raise NotFound(f"run {run_id} has no attempt {attempt}", hint=f"It has {len(known)}.")
-    folder = workspace.attempt_dir(run_id, chosen) / "logs"
-    source: _Source = _Folder(folder) if folder.is_dir() else _Store(repo, run_id, chosen)
+    folder = _folder_of(workspace, run_id, chosen)
+    source = source_of(workspace, repo, run_id, chosen)
 
     def ended() -> bool:
         workspace.open_repository()
@@ -126,7 +137,7 @@ def command(
     return _print(itertools.chain([lines], readings), rank)
 
 
-def _read(source: _Source, ended: Callable[[], bool]) -> Iterator[Lines]:
+def _read(source: Source, ended: Callable[[], bool]) -> Iterator[Lines]:
     """Yield new lines as they are written, until `ended`. The last of them may be unfinished."""
     while True:
         last = ended()

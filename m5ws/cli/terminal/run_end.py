@@ -66,7 +66,8 @@ def report(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> None
     if result.reason is not None and result.reason.kind == "node lost":
         raise StartAgain(ended)
     if result.outcome != "finished":
-        hint = f"{_restored(ports, plan, result)}`m5ws logs {run}` prints the output of its ranks."
+        advice = f"`m5ws cause {run}` names the cause, and `m5ws logs {run}` prints the output of its ranks."
+        hint = f"{_restored(ports, plan, result)}{advice}"
         raise RunFailed(ended, hint=hint)
     if not result.delivered:
         raise RunUnsaved(

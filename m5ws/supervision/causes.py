@@ -1,0 +1,143 @@
+"""The cause of a failed attempt: its class, and the rank that it began on, from the logs of ranks.
+
+The rules are data, `causes.toml`. A rule of level "cascade" describes the effect of a failure on other ranks, such as
+a collective that times out, and never wins against a rule of another level. A rule of level "script" describes any
+exception, and never wins against a rule of level "root". No rule matches an unknown cause.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import resources
+from typing import Literal
+
+import msgspec
+
+from m5ws.errors import ConfigError
+
+Level = Literal["cascade", "script", "root"]
+_LEVELS: tuple[Level, ...] = ("cascade", "script", "root")
+"""The levels of failures by their weight: a later level wins."""
+_ON_ONE_LINE: tuple[Level, ...] = ("root", "cascade", "script")
+"""The order of rules for one line. A collective that fails raises an exception too, which is not the script's."""
+_END_LINES = 400
+"""A failure is at the end of a log, before tracebacks and stacks. Training survived the faults of earlier lines."""
+_LINE_CHARACTERS = 2_000
+"""The part of a line that is searched and shown."""
+_EVIDENCE_LINES = 3
+_WARNING = re.compile(r"(?:\[rank\d+\]:)?\s*\[?[WID]\d{4} |.{0,200}?(?:\b(?:WARNING|INFO|DEBUG)\b|: \w*Warning: )")
+"""A line that its writer calls a warning or less is no failure: of glog and torch, of `logging`, of `warnings`."""
+_FRAME = re.compile(r'(?:\[rank\d+\]: ?)?\s*File ".*", line \d+')
+_SOURCE = re.compile(r"(?:\[rank\d+\]: ?)? {2}")
+"""Source lines follow a frame of a traceback or a warning. They are no output, and may contain any message."""
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A class of causes: regular expressions of its lines, advice, the party that can act, and the use of a restart."""
+
+    title: str
+    patterns: tuple[str, ...]
+    advice: str
+    owner: Literal["user", "infrastructure", "storage", "network", "platform"]
+    retry: bool
+    level: Level = "root"
+
+
+class Match(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of a log, and the class of the rule that matches it. `line` counts from 0."""
+
+    kind: str
+    level: Level
+    line: int
+
+
+class Cause(msgspec.Struct, frozen=True, kw_only=True):
+    """The cause of a failure. `rank` is the name of its log, and `line` counts from 1.
+
+    `evidence` has the lines around it, and `others` the classes of the other ranks' failures, by rank. A cause of level
+    "cascade" follows from a failure that left no line of a rule, so it began elsewhere.
+    """
+
+    kind: str
+    level: Level
+    title: str
+    owner: str
+    retry: bool
+    advice: str
+    rank: str
+    line: int
+    evidence: tuple[str, ...]
+    others: dict[str, str]
+
+
+@cache
+def builtin() -> Mapping[str, Rule]:
+    """Return the rules of m5ws by class."""
+    text = resources.files("m5ws.supervision").joinpath("causes.toml").read_bytes()
+    return msgspec.toml.decode(text, type=dict[str, Rule])
+
+
+class Classifier:
+    """Finds causes by rules. Raises ConfigError for a pattern that is no regular expression."""
+
+    def __init__(self, rules: Mapping[str, Rule]) -> None:
+        self._rules = rules
+        self._patterns: list[tuple[str, re.Pattern[str]]] = []
+        for kind, rule in sorted(rules.items(), key=lambda pair: _ON_ONE_LINE.index(pair[1].level)):
+            try:
+                self._patterns.append((kind, re.compile("|".join(f"(?:{each})" for each in rule.patterns))))
+            except re.error as error:
+                raise ConfigError(f"causes.{kind} has a pattern that is no regular expression: {error}") from error
+
+    def match(self, lines: Sequence[str]) -> Match | None:
+        """Return the first match of the highest level at the end of a log; None if no rule matches."""
+        best: Match | None = None
+        is_quoted = False
+        for number in range(max(0, len(lines) - _END_LINES), len(lines)):
+            text = _last_state(lines[number])
+            is_quoted = bool(_FRAME.match(text) or _WARNING.match(text) or (is_quoted and _SOURCE.match(text)))
+            kind = None if is_quoted else self._class_of(text)
+            if kind is None:
+                continue
+            level = self._rules[kind].level
+            if best is None or _LEVELS.index(level) > _LEVELS.index(best.level):
+                best = Match(kind=kind, level=level, line=number)
+        return best
+
+    def find(self, logs: Mapping[str, Sequence[str]], ended_s: Mapping[str, float]) -> Cause | None:
+        """Return the cause of a failure; None if no rule matches.
+
+        `logs` has the lines of ranks and of launchers by name, and `ended_s` the times at which ranks recorded a
+        failure, in seconds. A launcher repeats the errors of ranks, so it comes last among logs of one level.
+        """
+        matches = {name: match for name, lines in logs.items() if (match := self.match(lines)) is not None}
+        if not matches:
+            return None
+
+        def place(name: str) -> tuple[int, bool, float, str]:
+            level = -_LEVELS.index(matches[name].level)
+            return level, not name.isdigit(), ended_s.get(name, float("inf")), name.zfill(8)
+
+        rank = min(matches, key=place)
+        match, rule = matches[rank], self._rules[matches[rank].kind]
+        around = logs[rank][max(0, match.line - _EVIDENCE_LINES) : match.line + _EVIDENCE_LINES + 1]
+        return Cause(
+            kind=match.kind,
+            level=rule.level,
+            title=rule.title,
+            owner=rule.owner,
+            retry=rule.retry,
+            advice=rule.advice,
+            rank=rank,
+            line=match.line + 1,
+            evidence=tuple(map(_last_state, around)),
+            others={name: other.kind for name, other in matches.items() if name != rank},
+        )
+
+    def _class_of(self, text: str) -> str | None:
+        return next((kind for kind, pattern in self._patterns if pattern.search(text)), None)
+
+
+def _last_state(line: str) -> str:
+    """Return the part of a line that is searched: of a progress bar, which is one line, its last state."""
+    return line.rstrip("\r").rpartition("\r")[2][:_LINE_CHARACTERS]

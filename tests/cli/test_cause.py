@@ -1,0 +1,98 @@
+"""`m5ws cause`: the class of a failure and its rank, from planted logs."""
+
+from pathlib import Path
+
+import pytest
+
+from m5ws.logs.parts import LogParts
+from m5ws.records.failure import Failure
+from m5ws.records.ledger import NODE, AttemptEnded, RankEnded
+from m5ws.repository.repository import Repository
+from tests.cli.conftest import M5, Made
+from tests.support.records import planted
+
+ROOT_LINES = "step 3\nTraceback (most recent call last):\nOSError: [Errno 28] No space left on device\n"
+EFFECT_LINES = "step 3\nRuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1\n"
+
+
+@pytest.fixture
+def logs(made: Made, home: Repository, tmp_path: Path) -> Path:
+    """The folder of the logs of a second attempt, which has failed. Rank 0 recorded its failure first."""
+    planted.begin(home, made.run, 2, host="n7")
+    for rank in (0, 1):
+        planted.append(home, made.run, 2, str(rank), RankEnded(time_s=9.0 + rank, rank=rank, failure=Failure(text="x")))
+    planted.append(home, made.run, 2, NODE, AttemptEnded(time_s=12.0, outcome="failed", exit_code=1))
+    folder = tmp_path / "place" / ".m5ws" / "runs" / made.run / "0002" / "logs"
+    folder.mkdir(parents=True)
+    (folder / "rank-0.log").write_text(EFFECT_LINES)
+    (folder / "rank-1.log").write_text(ROOT_LINES)
+    (folder / "launcher.log").write_text("")
+    return folder
+
+
+def test_a_failed_run_has_its_class_and_its_rank(m5: M5, made: Made, logs: Path) -> None:
+    done = m5("cause", made.run)
+    assert (done.status, done.err) == (0, "")
+    assert "disk-full: a disk is full" in done.out
+    assert "line 3 of the log of rank 1, on h" in done.out
+    assert "gloo-connection (1)" in done.out
+    assert "OSError: [Errno 28] No space left on device" in done.out
+    document = m5("cause", made.run, "--json").document
+    cause = document.pop("cause")
+    assert document == {"run": made.run, "attempt": 2, "outcome": "failed", "host": "h"}
+    assert (cause["kind"], cause["rank"], cause["line"], cause["level"]) == ("disk-full", "1", 3, "root")
+    assert cause["others"] == {"0": "gloo-connection"}
+    assert (cause["owner"], cause["retry"]) == ("storage", False)
+
+
+def test_an_effect_alone_began_elsewhere(m5: M5, made: Made, logs: Path) -> None:
+    (logs / "rank-1.log").write_text("step 3\n")
+    done = m5("cause", made.run)
+    assert "gloo-connection: " in done.out
+    assert "began    unknown" in done.out
+    assert "line 2 of the log of rank 0" in done.out
+
+
+def test_a_cause_that_no_rule_matches_is_unknown(m5: M5, made: Made, logs: Path) -> None:
+    for log in logs.iterdir():
+        log.write_text("step 3\n")
+    assert m5("cause", made.run).out.startswith("unknown: ")
+    assert m5("cause", made.run, "--json").document["cause"] is None
+
+
+def test_secrets_and_control_characters_of_a_log_are_not_printed(m5: M5, made: Made, logs: Path) -> None:
+    token = "ghp_" + "a1B2c3D4e5F6" * 3
+    (logs / "rank-1.log").write_text(f"\x1b[31mtoken {token}\x1b[0m\x07\n{ROOT_LINES}")
+    for done in (m5("cause", made.run), m5("cause", made.run, "--json")):
+        assert "disk-full" in done.out
+        assert token not in done.out
+        assert "\x1b" not in done.out
+        assert "\x07" not in done.out
+
+
+def test_the_store_has_the_logs_of_another_machine(m5: M5, made: Made, home: Repository, logs: Path) -> None:
+    LogParts(home, made.run, 2, 0, logs).store(last=True)
+    for log in logs.iterdir():
+        log.unlink()
+    logs.rmdir()
+    assert m5("cause", made.run, "--json").document["cause"]["kind"] == "disk-full"
+
+
+def test_a_finished_attempt_has_no_failure(m5: M5, made: Made) -> None:
+    assert m5("cause", made.run).out == f"no failure: attempt 1 of run {made.run} finished\n"
+    assert m5("cause", made.run, "--json").document["cause"] is None
+
+
+def test_an_attempt_is_chosen_by_its_number(m5: M5, made: Made, logs: Path) -> None:
+    assert m5("cause", made.run, "--attempt", "1", "--json").document["outcome"] == "finished"
+    missing = m5("cause", made.run, "--attempt", "3")
+    assert (missing.status, missing.out) == (3, "")
+    assert "has no attempt 3" in missing.err
+
+
+def test_a_failed_attempt_without_logs_is_an_error(m5: M5, made: Made, logs: Path) -> None:
+    for log in logs.iterdir():
+        log.unlink()
+    done = m5("cause", made.run)
+    assert (done.status, done.out) == (3, "")
+    assert "has no logs of attempt 2" in done.err
