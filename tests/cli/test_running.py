@@ -139,7 +139,7 @@ def test_a_failed_script_exits_with_1_and_prints_a_hint_to_its_log(home: Reposit
     assert "no data\n" in done.stderr.partition(f"run {run} failed")[0]
     assert document["result"]["outcome"] == "failed"
     assert f"run {run} failed" in done.stderr
-    assert f"hint: `m5ws logs {run}`" in done.stderr
+    assert f"hint: `m5ws cause {run}` names the cause, and `m5ws logs {run}`" in done.stderr
     assert "no data" in _here(place, "logs", run).stdout
 
 

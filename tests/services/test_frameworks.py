@@ -340,7 +340,7 @@ def _in_campaign(example: Example) -> Any:
     return pytest.param(example, id=example.name, marks=() if example.name == "hf-trainer" else pytest.mark.soak)
 
 
-@pytest.mark.parametrize("example", map(_in_campaign, _WITH_LINE))
+@pytest.mark.parametrize("example", [*map(_in_campaign, _WITH_LINE)])
 class TestLine:
     def test_a_killed_training_is_resumed_exactly(self, example: Example, uninterrupted: Trained) -> None:
         place, result = uninterrupted(example, example.versions)

@@ -92,7 +92,7 @@ def test_sigterm_ends_a_script_without_a_session_as_in_python(runner: Any) -> No
 def test_a_warning_of_a_scheduler_does_nothing_in_a_script_without_a_session(runner: Any) -> None:
     attempt = runner(PLAIN, "warned")
     assert attempt.status == 0 and ended(attempt) == [None], attempt.log()
-    assert attempt.log().endswith("trapped\n")
+    assert "trapped\n" in attempt.log()
 
 
 @pytest.mark.parametrize("line", range(1, 25))

@@ -22,6 +22,8 @@ _MOST_PROCESSES = 32768
 _PREFIX = Path(sys.base_prefix)
 _LIBRARY = Path("lib", f"python{sys.version_info.major}.{sys.version_info.minor}")
 _PYTHON = _PREFIX / "bin" / _LIBRARY.name
+_SITE = "import site; print(site.getsitepackages()[0])"
+"""A distribution's own Python has it in another folder."""
 _UNUSED = re.compile(
     r"/(include|test|tests|benchmarks|idlelib|tkinter|ensurepip|pydoc_data)/"
     r"|/bin/(test_|protoc)[^/]*$|\.(a|pyi|h|cmake|pth)$|/libpython3\.?\d*\.so$"
@@ -115,7 +117,8 @@ def load(variables: Mapping[str, str], name: str, files: Mapping[str, Path]) -> 
 
 def files_of(*packages: str) -> dict[str, Path]:
     """Return the files of an image: this Python, and distributions with their requirements."""
-    site = _PREFIX / _LIBRARY / "site-packages"
+    asked = subprocess.run([_PYTHON, "-c", _SITE], capture_output=True, text=True, check=True)
+    site = Path(asked.stdout.strip())
     files: dict[str, Path] = {str(_PYTHON): _PYTHON}
     files |= {str(file): file for file in (_PREFIX / "lib").glob("libpython*.so*")}
     library = _PREFIX / _LIBRARY
@@ -182,5 +185,5 @@ def _libraries(files: Iterable[Path]) -> set[str]:
     return {
         path
         for path in re.findall(r"(?:=> |^\t)(/\S+) \(0x", listed, re.MULTILINE)
-        if not path.startswith((str(_PREFIX), sys.prefix))
+        if not path.startswith(sys.prefix)
     }
