@@ -183,7 +183,5 @@ def _libraries(files: Iterable[Path]) -> set[str]:
     binaries = [str(file) for file in files if ".so" in file.suffixes or file.parent.name == "bin"]
     listed = subprocess.run(["ldd", *binaries], capture_output=True, text=True, check=False).stdout
     return {
-        path
-        for path in re.findall(r"(?:=> |^\t)(/\S+) \(0x", listed, re.MULTILINE)
-        if not path.startswith(sys.prefix)
+        path for path in re.findall(r"(?:=> |^\t)(/\S+) \(0x", listed, re.MULTILINE) if not path.startswith(sys.prefix)
     }
