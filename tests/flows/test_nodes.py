@@ -290,7 +290,7 @@ def test_all_agents_end_for_good_with_an_agent_that_cannot_begin(
     assert ledger.attempts(nodes.workspace.repo, nodes.run) == []
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_ranks_that_wait_for_a_rank_that_failed_on_the_leader_are_stopped(
     tmp_path: Path, cluster: Callable[[Workspace], _Cluster]
 ) -> None:

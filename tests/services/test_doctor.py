@@ -14,7 +14,7 @@ from tests.support.s3.s3_servers import S3Server
 from tests.support.waiting import wait_for
 from tests.support.workspace.checkouts import write
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.services, pytest.mark.soak]
 _ADDRESS = "127.0.0.1"
 
 

@@ -189,6 +189,7 @@ def test_every_pin_is_one_line_on_the_comparison_page(site: Site, browser: Brows
     assert {name: heights[name] for name in PINS} == dict.fromkeys(PINS, heights["m5ws.attempt"])
 
 
+@pytest.mark.soak
 def test_show_diff_only_leaves_the_rows_that_differ(site: Site, browser: Browser) -> None:
     _compare(browser, site, site.original, site.diverged)
     _show_diff_only(browser, "Tags")
@@ -212,6 +213,7 @@ def test_the_page_of_a_run_shows_the_verdict(site: Site, browser: Browser) -> No
     _picture(browser, "mlflow-run")
 
 
+@pytest.mark.soak
 def test_the_loss_is_drawn_over_steps(site: Site, browser: Browser) -> None:
     browser.open(f"{site.url}/#/experiments/{site.experiment}/runs/{site.original}/model-metrics")
     browser.until(

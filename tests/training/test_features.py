@@ -65,7 +65,6 @@ _QUICK = [
 _SLOW = [
     Row("fsdp", 2, source="plain-1", other=r"not restored: generators \(.*torch.*\), the position in the data .*$"),
     Row("elastic_apart", 2, notice="elastic = True, but its state differs from rank to rank"),
-    Row("zero3_overlap", 2),
     Row("zero1_pipeline", 2, refused="StateError: .* tensor, pipeline or expert parallel ranks"),
     Row("zero2_experts", 2, refused="StateError: .* mixture-of-experts layers"),
     Row("fp16_scaler", 3),
@@ -73,6 +72,7 @@ _SLOW = [
     Row("zero3_offloaded", 2),
 ]
 _CAMPAIGN = [
+    Row("zero3_overlap", 2),
     Row("hsdp_tp", 4, source="tp_fsdp-4"),
     Row("tp", 4),
     Row("context_parallel", 2, source="fsdp-3"),
