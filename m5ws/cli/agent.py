@@ -78,15 +78,11 @@ def command(
     from m5ws.agent import link, places, work_files
     from m5ws.attempts import interventions
     from m5ws.library import clusters
-    from m5ws.repository.repository import Repository
-    from m5ws.store import open_store
 
-    if (store is None) != (job is None):
-        raise UsageError("--store and --job belong together")
-    if store is not None and check:
-        Repository.open(open_store(store))
-        _make_scratch(scratch, 0)
-        return
+    if (store is None) != (job is None) or (check and store is None):
+        raise UsageError("--store and --job belong together, and --check requires them")
+    if check and store is not None:
+        return _check(store, scratch)
     place = places.read(os.environ)
     with clusters.cancelling(store, run, job) if store and job else nullcontext():
         workspace = _workspace(context, run, scratch, store, job, place)
@@ -101,8 +97,7 @@ def command(
     run_id = names.find_id(repo, run, "run")
     try:
         if place.node == 0:
-            _lead(workspace, repo, run_id, env, as_json=as_json)
-            return
+            return _lead(workspace, repo, run_id, env, as_json=as_json)
         status = _follow(workspace, repo, run_id, env)
     except Finished as reason:
         output.print_note(str(reason))
@@ -114,7 +109,7 @@ def command(
         status = link.StartAgain.exit_code
     if as_json:
         output.print_json({"run": run_id, "node": place.node, "status": status})
-    context.exit(status)
+    return context.exit(status)
 
 
 def _workspace(
@@ -130,6 +125,15 @@ def _workspace(
         # Other agents share the checkout.
         workspace = replace(names.workspace(context), scratch=own)
     return replace(workspace, place=place)
+
+
+def _check(store: str, scratch: Path) -> None:
+    """Open a store and make a scratch folder, as an agent here would. Raises M5Error."""
+    from m5ws.repository.repository import Repository
+    from m5ws.store import open_store
+
+    Repository.open(open_store(store))
+    _make_scratch(scratch, 0)
 
 
 def _make_scratch(scratch: Path, node: int) -> Path:

@@ -15,7 +15,7 @@ NAME = "reads"
 def append(path: str, kind: str, text: str = "") -> None:
     """Write one note. Raises OSError.
 
-    The hook of this process is told of the open, and looks a text up faster than a Path. The file is not kept open: a
+    The open is an event of this process's own audit hook, which knows a path as text. The file is not kept open: a
     script that closes descriptors may get its number for a file of its own.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

@@ -58,6 +58,7 @@ def test_a_check_of_a_machine_names_the_store_that_it_does_not_have(
 ) -> None:
     words = ("agent", made.run, "--job", "j", "--scratch", tmp_path / "scratch", "--check", "--store")
     assert m5(*words, home.store.url).status == 0
+    assert "--check requires them" in m5("agent", made.run, "--check").err
     absent = m5(*words, tmp_path / "absent")
     assert absent.status != 0 and f"no m5ws store at {tmp_path / 'absent'}" in absent.err
     (tmp_path / "file").write_text("")
