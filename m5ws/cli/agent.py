@@ -82,7 +82,8 @@ def command(
     if (store is None) != (job is None) or (check and store is None):
         raise UsageError("--store and --job belong together, and --check requires them")
     if check and store is not None:
-        return _check(store, scratch)
+        _check(store, scratch)
+        return
     place = places.read(os.environ)
     with clusters.cancelling(store, run, job) if store and job else nullcontext():
         workspace = _workspace(context, run, scratch, store, job, place)
@@ -97,7 +98,8 @@ def command(
     run_id = names.find_id(repo, run, "run")
     try:
         if place.node == 0:
-            return _lead(workspace, repo, run_id, env, as_json=as_json)
+            _lead(workspace, repo, run_id, env, as_json=as_json)
+            return
         status = _follow(workspace, repo, run_id, env)
     except Finished as reason:
         output.print_note(str(reason))
@@ -109,7 +111,7 @@ def command(
         status = link.StartAgain.exit_code
     if as_json:
         output.print_json({"run": run_id, "node": place.node, "status": status})
-    return context.exit(status)
+    context.exit(status)
 
 
 def _workspace(
