@@ -2,74 +2,30 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import click
 
 from m5ws import secret_scan
 from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output
-from m5ws.logs.log_lines import LogReader
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from m5ws.logs.reading import Lines, Source
     from m5ws.repository.repository import Repository
-    from m5ws.workspace import Workspace
 
 
-Lines = list[tuple[str, Sequence[str]]]
-"""Lines of logs, each with the name of its log: a rank, or `launcher`."""
+def choose_attempt(repo: "Repository", run: str, attempt: int | None) -> int:
+    """Return the attempt whose logs are read: the newest by default, 1 of a run without one. Raises NotFound."""
+    from m5ws.errors import NotFound
+    from m5ws.repository.ledger import ledger
 
-
-class Source(Protocol):
-    """The logs of an attempt. New lines are read each `poll_s` seconds."""
-
-    poll_s: float
-
-    def read(self, *, last: bool) -> Lines:
-        """Return new whole lines; with `last`, an unfinished last line too."""
-
-
-class _Folder:
-    """`Source` on this machine. An empty log has no lines."""
-
-    poll_s = 0.25
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._readers: dict[str, LogReader] = {}
-
-    def read(self, *, last: bool) -> Lines:
-        from m5ws.logs import parts
-
-        logs = parts.find(self._folder).items()
-        return [(name, self._readers.setdefault(name, LogReader(path)).read(last=last)) for name, path in logs]
-
-
-class _Store:
-    """`Source` of a run on a cluster."""
-
-    poll_s = 5.0
-
-    def __init__(self, repo: "Repository", run: str, attempt: int) -> None:
-        self._attempt = (repo, run, attempt)
-        self._known: set[str] = set()
-
-    def read(self, *, last: bool) -> Lines:
-        from m5ws.logs import parts
-
-        return [pair for part in parts.load(*self._attempt, self._known) for pair in part.lines.items()]
-
-
-def source_of(workspace: "Workspace", repo: "Repository", run: str, attempt: int) -> Source:
-    """Return the logs of an attempt: on this machine, or else in the store."""
-    folder = _folder_of(workspace, run, attempt)
-    return _Folder(folder) if folder.is_dir() else _Store(repo, run, attempt)
-
-
-def _folder_of(workspace: "Workspace", run: str, attempt: int) -> Path:
-    return workspace.attempt_dir(run, attempt) / "logs"
+    known = ledger.attempts(repo, run)
+    if attempt is not None and attempt not in known:
+        raise NotFound(f"run {run} has no attempt {attempt}", hint=f"It has {len(known)}.")
+    return attempt or max(known, default=1)
 
 
 @click.command("logs")
@@ -96,7 +52,7 @@ def command(
       m5ws logs 7c1d --rank 0 -f
     """
     from m5ws.errors import NotFound, UsageError
-    from m5ws.logs import parts
+    from m5ws.logs import parts, reading
     from m5ws.repository.ledger import ledger
 
     if follow and as_json:
@@ -104,12 +60,9 @@ def command(
     workspace = names.workspace(context)
     repo = workspace.open_repository()
     run_id = names.find_id(repo, run, "run")
-    known = ledger.attempts(repo, run_id)
-    chosen = attempt or max(known, default=1)
-    if attempt is not None and attempt not in known:
-        raise NotFound(f"run {run_id} has no attempt {attempt}", hint=f"It has {len(known)}.")
-    folder = _folder_of(workspace, run_id, chosen)
-    source = source_of(workspace, repo, run_id, chosen)
+    chosen = choose_attempt(repo, run_id, attempt)
+    folder = workspace.attempt_dir(run_id, chosen) / "logs"
+    source = reading.source_of(repo, run_id, chosen, folder)
 
     def ended() -> bool:
         workspace.open_repository()
@@ -118,7 +71,7 @@ def command(
     readings = _read(source, ended if follow else lambda: True)
     lines = next(readings)
     found = {name for name, _ in lines}
-    if not found and not (follow and chosen in known) and not folder.is_dir():
+    if not found and not (follow and chosen in ledger.attempts(repo, run_id)) and not folder.is_dir():
         raise NotFound(
             f"no logs of run {run_id} in {folder}, and none in the store",
             hint="Logs stay on the machine that started the run.",
@@ -137,7 +90,7 @@ def command(
     return _print(itertools.chain([lines], readings), rank)
 
 
-def _read(source: Source, ended: Callable[[], bool]) -> Iterator[Lines]:
+def _read(source: "Source", ended: "Callable[[], bool]") -> "Iterator[Lines]":
     """Yield new lines as they are written, until `ended`. The last of them may be unfinished."""
     while True:
         last = ended()
@@ -147,7 +100,7 @@ def _read(source: Source, ended: Callable[[], bool]) -> Iterator[Lines]:
         time.sleep(source.poll_s)
 
 
-def _print(readings: Iterable[Lines], rank: str | None) -> None:
+def _print(readings: "Iterable[Lines]", rank: str | None) -> None:
     from m5ws.logs import parts
 
     found, is_empty = set[str](), True
