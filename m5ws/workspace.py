@@ -323,6 +323,7 @@ class Workspace:
             keep_work=self.settings.run.keep_work,
             inexact=self.settings.run.inexact,
             inputs=self.settings.run.inputs,
+            stuck=self.settings.run.stuck_limits,
             job=self.job,
             place=self.place,
             starts_dir=self.scratch.parent if self.scratch is not None else None,

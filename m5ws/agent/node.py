@@ -21,6 +21,7 @@ from m5ws.agent.ports import Ports
 from m5ws.agent.read_files import ReadFiles
 from m5ws.agent.results import Results
 from m5ws.agent.store_thread import StoreThread
+from m5ws.agent.watcher import Watcher
 from m5ws.errors import M5Error
 from m5ws.launch.interface import LEFT_PROCESSES, Process
 from m5ws.logs.parts import LogParts
@@ -80,6 +81,7 @@ class Node:
         declared = snapshots.load(ports.repo, plan.run.snapshot).declared
         self.nccl = NcclLogs(Path(plan.context.spool_dir), spool, declared, waiting.observed)
         self._reads = ReadFiles(ports.repo, plan, spool, notify)
+        self.watcher = Watcher(ports.stuck, plan)
         # Without a scheduler, the user reads them on this machine.
         logs = (ports.repo, plan.run.id, plan.attempt, plan.place.node, Path(plan.context.log_dir))
         self._logs = LogParts(*logs) if plan.place.job is not None else None
@@ -168,10 +170,13 @@ class Node:
             poll()
             beside.raise_error()
             self.nccl.poll()
-            grace_s = show(self.read_new())
+            new = self.read_new()
+            self.watcher.take(new)
+            grace_s = show(new)
             if grace_s is not None and not is_stopped:
                 is_stopped = True
                 process.stop(grace_s)
+        self.watcher.has_ended = True
         poll()
         show(self.read_new())
         return exit_code

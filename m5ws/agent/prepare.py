@@ -41,7 +41,9 @@ def _assign_directory(plan: AttemptPlan, work: WorkDirectory, observing: Observi
         environment=request.environment | {"PWD": start},
         unset=(*request.unset, "OLDPWD"),
     )
-    context = msgspec.structs.replace(plan.context, work_dir=seen, observing=observing)
+    # In a container, the number means another process.
+    own = os.getpid() if request.image is None else None
+    context = msgspec.structs.replace(plan.context, work_dir=seen, observing=observing, supervisor=own)
     return msgspec.structs.replace(plan, request=request, context=context)
 
 

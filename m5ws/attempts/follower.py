@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from m5ws.agent import admission, failure, link, prepare, run_lock, stop, work_files
 from m5ws.agent.attempt_plan import AttemptPlan
@@ -23,11 +24,26 @@ from m5ws.records import codec
 from m5ws.records.environment import Observed
 from m5ws.records.launch import Place
 from m5ws.records.ledger import NODE, NodeStarted, Notice, NoticeKind, RankEnded
-from m5ws.records.nodes import Begun, Closed, Ended, Inexact, Planned, Ready, Stop, Storing
+from m5ws.records.nodes import (
+    Begun,
+    Closed,
+    Ended,
+    Inexact,
+    Planned,
+    Ready,
+    Reported,
+    Stop,
+    Storing,
+    Suspected,
+    TakeStacks,
+)
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.ledger import ChainWriter
 from m5ws.repository.ledger.spool import SpoolWriter
 from m5ws.work import directories
+
+if TYPE_CHECKING:
+    from m5ws.agent.watcher import Watcher
 
 _POLL_S = 0.05
 _RETRY_S = 1.0
@@ -121,7 +137,8 @@ class _Following:
         self._repeated = repeated_steps.RepeatedSteps(ports.repo, plan.run.id, plan.attempt)
         self._asked: Stop | None = None
         self._closed: Closed | None = None
-        self._is_begun = self._is_lost = False
+        self._is_begun = self._is_lost = self._has_suspected = False
+        self._watcher: Watcher | None = None
 
     def poll(self) -> None:
         """Take the leader's messages before the script begins. Raises StartAgain, NotBegun."""
@@ -152,6 +169,7 @@ class _Following:
 
     def run(self, node: Node) -> int:
         """Run the script to its end, deliver all events, and return the exit status that the leader decides."""
+        self._watcher = node.watcher
         end = node.run(partial(self._listen, node), self._show, lambda: None, self._tell)
         with stop.unwarned():
             self._connection.send(Storing())
@@ -186,15 +204,29 @@ class _Following:
     def _show(self, _: Events) -> float | None:
         """Return the time of the processes to end, if the leader asks for their end or is lost."""
         self._look()
+        self._report_stuck()
         if self._asked is not None:
             return self._asked.grace_s
         return stop.GRACE_S if self._is_lost or self._closed is not None else None
+
+    def _report_stuck(self) -> None:
+        """Tell the leader about a rank without progress, and send the stacks when they are taken."""
+        if self._watcher is None:
+            return
+        if self._watcher.is_suspicious and not self._has_suspected:
+            self._has_suspected = True
+            self._connection.send(Suspected())
+        if (stacks := self._watcher.result()) is not None:
+            self._has_suspected = False
+            self._connection.send(Reported(ranks=stacks))
 
     def _look(self) -> None:
         try:
             while not self._is_lost and (message := self._connection.receive()) is not None:
                 self._is_begun = self._is_begun or isinstance(message, Begun)
-                if isinstance(message, Stop):
+                if isinstance(message, TakeStacks) and self._watcher is not None:
+                    self._watcher.begin()
+                elif isinstance(message, Stop):
                     self._asked = message
                 elif isinstance(message, Closed):
                     self._closed = message

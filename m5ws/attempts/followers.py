@@ -15,7 +15,21 @@ from m5ws.progress import Progress, report
 from m5ws.records.environment import Observed
 from m5ws.records.failure import EndReason
 from m5ws.records.launch import Place
-from m5ws.records.nodes import Begun, Closed, Ended, Inexact, Message, Planned, Ready, Stop, Storing
+from m5ws.records.nodes import (
+    Begun,
+    Closed,
+    Ended,
+    Inexact,
+    Message,
+    Planned,
+    Ready,
+    Reported,
+    Stop,
+    Storing,
+    Suspected,
+    TakeStacks,
+)
+from m5ws.records.stacks import RankStack
 
 _POLL_S = 0.05
 _REFUSAL_S = 120.0
@@ -25,7 +39,7 @@ class Followers:
     """All followers of an attempt. The listener is open until `close`.
 
     `lost` is the reason of the end if a node is lost, else None. `asked` is the request of a follower whose user stops
-    it, else None.
+    it, else None. `is_suspicious`: a rank of a follower makes no progress.
     """
 
     def __init__(self, plan: AttemptPlan, key: bytes) -> None:
@@ -37,6 +51,8 @@ class Followers:
         self.lost: EndReason | None = None
         self.asked: Stop | None = None
         self.inexact: EndReason | None = None
+        self.is_suspicious = False
+        self._reports: dict[int, tuple[RankStack, ...]] = {}
 
     def gather(self, join_s: float, poll: Callable[[], None], progress: Progress | None) -> None:
         """Wait for all followers, and tell them the plan. Raises StartAgain."""
@@ -96,6 +112,22 @@ class Followers:
             self._is_stopping = True
             self._send(Stop(grace_s=grace_s, signal=number))
 
+    def take_stacks(self) -> None:
+        """Ask all followers for the stacks of their ranks."""
+        self._reports = {}
+        self._send(TakeStacks())
+
+    @property
+    def have_reported(self) -> bool:
+        """True if all followers whose processes run have sent the stacks of their ranks."""
+        running = (each for each in self._all if each.ended is None and not each.is_storing)
+        return all(each.node in self._reports for each in running)
+
+    def take_reports(self) -> list[RankStack]:
+        """Return the stacks that have come. The followers may suspect again."""
+        reports, self._reports, self.is_suspicious = self._reports, {}, False
+        return [stack for stacks in reports.values() for stack in stacks]
+
     def await_ends(self, seconds: float, progress: Progress | None) -> list[Ended]:
         """Return the ends of all followers. A follower whose processes end late counts as lost."""
         end_s = time.monotonic() + seconds
@@ -134,6 +166,10 @@ class Followers:
             self.asked = message
         elif isinstance(message, Inexact):
             self.inexact = self.inexact or EndReason(kind="inexact resume", problem=message.problem)
+        elif isinstance(message, Suspected):
+            self.is_suspicious = True
+        elif isinstance(message, Reported):
+            self._reports[follower.node] = message.ranks
         elif isinstance(message, Storing):
             follower.is_storing = True
         elif isinstance(message, Ended):

@@ -22,6 +22,7 @@ from m5ws.agent.node import Events, Node, NodeEnd
 from m5ws.agent.ports import Ports, Watch
 from m5ws.attempts import begin, interventions, repeated_steps
 from m5ws.attempts.followers import Followers
+from m5ws.attempts.stuck_ranks import StuckRanks
 from m5ws.attempts.tracking import Tracking
 from m5ws.errors import M5Error
 from m5ws.outputs import merging
@@ -196,6 +197,7 @@ class _Attempt:
         self._spool = spool
         self._watch, self._compare = watch, judge
         self._inexact: EndReason | None = None
+        self._stuck: EndReason | None = None
         self.interventions = interventions.Interventions(ports, plan)
         self._tracking = tracking
         self._last_step = checkpoints.step_of(plan.resume) if plan.resume else 0
@@ -206,6 +208,7 @@ class _Attempt:
         self._elsewhere = LedgerTail(ports.repo, plan.run.id, but=0) if is_compared_elsewhere else None
         self._repeated = repeated_steps.RepeatedSteps(ports.repo, plan.run.id, plan.attempt)
         self._node = Node(ports, plan, work, waiting, spool, self._notice, progress)
+        self._stuck_ranks = StuckRanks(self._node.watcher, followers, spool.append)
 
     def supervise(self, poll: Callable[[], None]) -> AttemptResult:
         if self.interventions.removal is not None:
@@ -265,6 +268,8 @@ class _Attempt:
             return "interrupted", end.exit_code, EndReason(kind="stopped", signal=request)
         if (cancel := self.interventions.cancel) is not None:
             return "interrupted", STATUSES["interrupted"], EndReason(kind="cancelled", host=cancel.host or "")
+        if self._stuck is not None:
+            return "failed", end.exit_code or 1, self._stuck
         if (lost := self._followers.lost) is not None:
             return "failed", StartAgain.exit_code, lost
         if end.problem is not None:
@@ -306,7 +311,10 @@ class _Attempt:
             return self._stop_all(asked.grace_s)
         if self.interventions.cancel is not None:
             return self._stop_all(stop.patience_s(self._plan.context.saving))
-        return self._stop_all(stop.GRACE_S) if self._has_enough or self._followers.has_failed else None
+        if not (self._has_enough or self._followers.has_failed):
+            self._stuck = self._stuck or self._stuck_ranks.look()
+            return self._stop_all(stop.GRACE_S) if self._stuck is not None else None
+        return self._stop_all(stop.GRACE_S)
 
     def _stop_all(self, grace_s: float) -> float:
         """Stop the processes of the followers, and return the time of this node's processes to end."""

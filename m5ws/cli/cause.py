@@ -42,7 +42,7 @@ def command(context: click.Context, run: str, attempt: int | None, as_json: bool
     if end is not None and end.outcome == "finished":
         if as_json:
             return output.print_json(
-                {"run": run_id, "attempt": chosen, "outcome": end.outcome, "cause": None, "host": None}
+                {"run": run_id, "attempt": chosen, "outcome": end.outcome, "cause": None, "host": None, "stacks": ()}
             )
         return output.echo(f"no failure: attempt {chosen} of run {run_id} finished")
     folder = workspace.attempt_dir(run_id, chosen) / "logs"
@@ -50,7 +50,14 @@ def command(context: click.Context, run: str, attempt: int | None, as_json: bool
     if as_json:
         outcome = None if end is None else end.outcome
         return output.print_json(
-            {"run": run_id, "attempt": chosen, "outcome": outcome, "cause": found.cause, "host": found.host}
+            {
+                "run": run_id,
+                "attempt": chosen,
+                "outcome": outcome,
+                "cause": found.cause,
+                "host": found.host,
+                "stacks": found.stacks,
+            }
         )
     if found.cause is None:
         return output.echo(f"unknown: no rule matches the logs of attempt {chosen} of run {run_id}")
@@ -58,6 +65,8 @@ def command(context: click.Context, run: str, attempt: int | None, as_json: bool
 
 
 def _describe(cause: "Cause", host: str | None) -> str:
+    if not cause.line:
+        return _describe_unlogged(cause, host)
     log = f"rank {cause.rank}" if cause.rank.isdigit() else f"the {cause.rank}"
     place = f"line {cause.line} of the log of {log}{f', on {host}' if host else ''}"
     is_effect = cause.level == "cascade"
@@ -72,3 +81,16 @@ def _describe(cause: "Cause", host: str | None) -> str:
         "advice": cause.advice,
     }
     return "\n".join([output.fields(fields), "", *(f"  {line}".rstrip() for line in cause.evidence)])
+
+
+def _describe_unlogged(cause: "Cause", host: str | None) -> str:
+    """Return the fields of a cause that no log shows."""
+    place = f"rank {cause.rank}{f', on {host}' if host else ''}{f', at {cause.place}' if cause.place else ''}"
+    fields = {
+        "cause": f"{cause.kind}: {cause.title}",
+        "began": place if cause.rank else "unknown: no rank differs enough from all the rest",
+        "owner": cause.owner,
+        "restart": "may help" if cause.retry else "does not help",
+        "advice": cause.advice,
+    }
+    return "\n".join([output.fields(fields), "", *(f"  {line}" for line in cause.evidence)])

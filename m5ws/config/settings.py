@@ -1,7 +1,7 @@
 """Keys of `m5ws.toml` and their defaults. `workspace` has the file parsed, and hands out this record."""
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -87,6 +87,16 @@ class EnvironmentSettings(_Section, frozen=True, kw_only=True):
     allow_local: tuple[str, ...] = ()
 
 
+class StuckSettings(_Section, frozen=True, kw_only=True):
+    """Limits of the time without progress of a rank, in seconds (supervision/progress.py).
+
+    `floor_s` is below the 10 minutes after which NCCL ends ranks that wait, so that the cause is named before.
+    """
+
+    floor_s: Annotated[float, msgspec.Meta(gt=0)] = 300.0
+    ceiling_s: Annotated[float, msgspec.Meta(gt=0)] = 1800.0
+
+
 class RunSettings(_Section, frozen=True, kw_only=True):
     """Defaults of `m5ws run`. `outputs`: folders that a script writes to, stored while it runs and when it ends.
 
@@ -95,6 +105,7 @@ class RunSettings(_Section, frozen=True, kw_only=True):
     `keep_work`: output files stay in the work directory of a finished attempt, though the store has them.
     `observe`: record the steps of scripts that do not use m5ws.session.
     `inexact`: the effect of a resume that repeats a step with other values: a notice, or the end of the attempt.
+    `stuck`: limits of the time without progress; `false` switches the watch off, `true` stands for the defaults.
     `inputs`: the processes of a run may read all files, or pinned files alone.
     `record_user`: the record of a run has the user and the host that started the run.
     `results`: the results that `reproduce` and `certify` judge: `glob`, `glob:key` or `metric:NAME`
@@ -116,8 +127,16 @@ class RunSettings(_Section, frozen=True, kw_only=True):
     observe: bool = True
     record_user: bool = True
     inexact: Literal["warn", "stop"] = "warn"
+    stuck: StuckSettings | bool = True
     inputs: Literal["recorded", "pinned"] = "recorded"
     environment: dict[str, str] = {}
+
+    @property
+    def stuck_limits(self) -> StuckSettings | None:
+        """The limits of the time without progress; None if nobody watches."""
+        if isinstance(self.stuck, bool):
+            return StuckSettings() if self.stuck else None
+        return self.stuck
 
 
 class MlflowSettings(_Section, frozen=True, kw_only=True):

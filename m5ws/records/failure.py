@@ -24,13 +24,14 @@ class EndReason(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The reason of an attempt's end. Its `kind` determines the other fields.
 
     `dead` has the statuses of ranks without a recorded failure, by rank, negative for a signal. `failure` is the first
-    recorded one, of `rank` (None: the only rank). `problem` is the text of an error.
+    recorded one, of `rank` (None: the only rank). `problem` is the text of an error. `place` is the line of the script,
+    FILE:LINE, in which a `rank` on `host` is stuck; without a rank it is unknown which one is.
     """
 
     kind: Literal[
         "ranks failed", "status", "stopped", "superseded", "removed", "enough steps", "not launched",
         "fork not restored", "killed for a test", "supervisor killed", "unsaved", "inexact resume",
-        "wrong network", "node lost", "cancelled", "outputs conflict"
+        "wrong network", "node lost", "cancelled", "outputs conflict", "stuck"
     ]  # fmt: skip
     dead: dict[str, int] = {}
     failure: Failure | None = None
@@ -41,3 +42,4 @@ class EndReason(Record, frozen=True, kw_only=True, omit_defaults=True):
     status: int | None = None
     step: int | None = None
     problem: str | None = None
+    place: str | None = None

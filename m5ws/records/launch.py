@@ -125,7 +125,7 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
     attempt follows, so an early end makes no checkpoint. The ranks of a script without a session are killed after step
     `killed_after`, if given, as by a crash. `copies` is the directory of the cache, of at most `copies_bytes`, and
     `references` the directory with copies of references. `image`: the image in which the ranks run. `access`: None if
-    nothing is refused.
+    nothing is refused. `supervisor`: the process that may read the stacks of the ranks.
     """
 
     store: str
@@ -154,6 +154,7 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
     observing: Observing = Observing()
     image: str | None = None
     access: Access | None = None
+    supervisor: int | None = None
 
 
 class LaunchRequest(Record, tag="launch/1", frozen=True, kw_only=True):

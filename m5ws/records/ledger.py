@@ -8,6 +8,7 @@ import msgspec
 from m5ws.records.base import CheckpointName, Count, Digest, OutputsName, Record
 from m5ws.records.failure import EndReason, Failure
 from m5ws.records.reads import ReadPath
+from m5ws.records.stacks import RankStack
 
 NODE = "node"
 """Origin of a node's own events, in the place of a rank's number."""
@@ -205,6 +206,24 @@ class Reads(Event, tag="reads", frozen=True, kw_only=True):
     more: bool = False
 
 
+class Phase(Event, tag="phase", frozen=True, kw_only=True):
+    """A session's rank is in the phase `name` from now on, after `step`: a fact for supervision, never compared.
+
+    "step": the loop. "load": the restore of a checkpoint. "save": the loop stands still for a checkpoint. "end": the
+    rest of the script. Other names are the script's own, such as "evaluation".
+    """
+
+    rank: int
+    step: Count
+    name: str
+
+
+class Stacks(Event, tag="stacks", frozen=True, kw_only=True):
+    """Evidence for an attempt that ended as stuck: the stacks of its ranks, in the leader's own events."""
+
+    ranks: tuple[RankStack, ...]
+
+
 class RankEnded(Event, tag="rank-ended", frozen=True, kw_only=True):
     """A rank has ended. `failure` is None if its script succeeded."""
 
@@ -247,6 +266,8 @@ AnyEvent = (
     | Imported
     | NcclLogged
     | Reads
+    | Phase
+    | Stacks
     | RankEnded
     | AttemptEnded
 )

@@ -5,6 +5,7 @@ from m5ws.records.environment import Observed
 from m5ws.records.launch import Context
 from m5ws.records.ledger import RankEnded
 from m5ws.records.run import Run
+from m5ws.records.stacks import RankStack
 
 
 class Hello(Record, tag="hello", frozen=True, kw_only=True):
@@ -55,6 +56,20 @@ class Inexact(Record, tag="inexact", frozen=True, kw_only=True):
     problem: str
 
 
+class Suspected(Record, tag="suspected", frozen=True, kw_only=True):
+    """A rank of a follower makes no progress."""
+
+
+class TakeStacks(Record, tag="take-stacks", frozen=True, kw_only=True):
+    """The leader asks for the stacks of all ranks of a follower."""
+
+
+class Reported(Record, tag="reported", frozen=True, kw_only=True):
+    """The stacks of all ranks of a follower that run."""
+
+    ranks: tuple[RankStack, ...]
+
+
 class Storing(Record, tag="storing", frozen=True, kw_only=True):
     """The processes of a follower have ended, and it stores their results, which may take long."""
 
@@ -82,6 +97,20 @@ class Closed(Record, tag="closed", frozen=True, kw_only=True):
     exit_code: int
 
 
-Message = Hello | Planned | Ready | Begun | Alive | Stop | Inexact | Storing | Ended | Closed
+Message = (
+    Hello
+    | Planned
+    | Ready
+    | Begun
+    | Alive
+    | Stop
+    | Inexact
+    | Suspected
+    | TakeStacks
+    | Reported
+    | Storing
+    | Ended
+    | Closed
+)
 LARGEST_BYTES = 2**26
 """The largest message: an environment names some thousand distributions."""

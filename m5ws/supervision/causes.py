@@ -55,7 +55,8 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     """The cause of a failure. `rank` is the name of its log, and `line` counts from 1.
 
     `evidence` has the lines around it, and `others` the classes of the other ranks' failures, by rank. A cause of level
-    "cascade" follows from a failure that left no line of a rule, so it began elsewhere.
+    "cascade" follows from a failure that left no line of a rule, so it began elsewhere. A cause that no log shows has
+    the line 0, perhaps the `place` in the script, FILE:LINE, and without a known rank the rank "".
     """
 
     kind: str
@@ -68,6 +69,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     line: int
     evidence: tuple[str, ...]
     others: dict[str, str]
+    place: str | None = None
 
 
 @cache

@@ -8,7 +8,9 @@ import msgspec
 
 from m5ws.errors import NotFound
 from m5ws.logs import reading
-from m5ws.records.ledger import RankEnded
+from m5ws.records.failure import EndReason
+from m5ws.records.ledger import NODE, RankEnded, Stacks
+from m5ws.records.stacks import RankStack
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
 from m5ws.supervision import causes
@@ -18,10 +20,14 @@ _LAST_BATCHES = 3
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """The cause of a failed attempt; None if it is unknown. `host` is the machine of the cause's rank, if known."""
+    """The cause of a failed attempt; None if it is unknown. `host` is the machine of the cause's rank, if known.
+
+    `stacks` has the stacks of all ranks of an attempt that ended as stuck.
+    """
 
     cause: Cause | None
     host: str | None = None
+    stacks: tuple[RankStack, ...] = ()
 
 
 def diagnose(repo: Repository, run: str, attempt: int, folder: Path, rules: Mapping[str, Rule]) -> Diagnosis:
@@ -29,6 +35,10 @@ def diagnose(repo: Repository, run: str, attempt: int, folder: Path, rules: Mapp
 
     Raises NotFound without logs, ConfigError for a pattern that is no regular expression, CorruptObject, Misplaced.
     """
+    end = ledger.ended(repo, run, attempt)
+    if end is not None and end.reason is not None and end.reason.kind == "stuck":
+        stuck, stacks = _describe_stuck(end.reason, rules["stuck"]), _stacks(repo, run, attempt)
+        return Diagnosis(cause=stuck, host=end.reason.host, stacks=stacks)
     lines: dict[str, list[str]] = {}
     for name, new in reading.source_of(repo, run, attempt, folder).read(last=True):
         lines.setdefault(name, []).extend(new)
@@ -42,6 +52,32 @@ def diagnose(repo: Repository, run: str, attempt: int, folder: Path, rules: Mapp
     cause = causes.Classifier(rules).find(lines, times_s)
     host = failures[cause.rank][1] if cause is not None and cause.rank in failures else None
     return Diagnosis(cause=cause, host=host)
+
+
+def _describe_stuck(reason: EndReason, rule: Rule) -> Cause:
+    """Return the cause of an attempt that its leader ended, because a rank made no progress."""
+    return Cause(
+        kind="stuck",
+        level=rule.level,
+        title=rule.title,
+        owner=rule.owner,
+        retry=rule.retry,
+        advice=rule.advice,
+        rank="" if reason.rank is None else str(reason.rank),
+        line=0,
+        evidence=tuple((reason.problem or "").split("; ")),
+        others={},
+        place=reason.place,
+    )
+
+
+def _stacks(repo: Repository, run: str, attempt: int) -> tuple[RankStack, ...]:
+    """Return the stacks that the leader of an attempt recorded before its end."""
+    for batch in itertools.islice(ledger.backwards(repo, run, attempt, 0), _LAST_BATCHES):
+        for origin, event in ledger.decode(batch):
+            if origin == NODE and isinstance(event, Stacks):
+                return event.ranks
+    return ()
 
 
 def _failures(repo: Repository, run: str, attempt: int) -> Iterator[tuple[int, float, str | None]]:

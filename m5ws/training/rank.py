@@ -41,7 +41,7 @@ from m5ws.training.runtime.reads import ReadNotes, note_reads
 from m5ws.training.runtime.stop import StopRequest
 from m5ws.training.state import rng
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_PTRACER = 1, 0x59616D61
 _POLL_S = 0.005
 
 
@@ -51,6 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     orders = read_context()
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     _die_with_parent(parent)
+    _permit_stacks(orders.supervisor)
     _prepare_signals()
     stop = StopRequest(Path(orders.spool_dir) / "processes")
     stop.register()
@@ -242,6 +243,15 @@ def _die_with_parent(parent: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)  # It died in between.
+
+
+def _permit_stacks(supervisor: int | None) -> None:
+    """Let processes of the supervisor read the stack of this process, also where the kernel permits only its parents.
+
+    See kernel.yama.ptrace_scope (https://docs.kernel.org/admin-guide/LSM/Yama.html). Other kernels ignore the call.
+    """
+    if sys.platform == "linux" and supervisor is not None:
+        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, supervisor, 0, 0, 0)
 
 
 def _prepare_signals() -> None:

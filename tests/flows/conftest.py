@@ -1,5 +1,6 @@
 """Fixtures of the flows: ranks are forks, except in tests that start m5ws as a process."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from tests.support.machine import slurm as slurm_servers
 from tests.support.machine import ssh_hosts
+from tests.support.machine.agents import Agents
 from tests.support.machine.slurm import Slurm
 from tests.support.machine.ssh_hosts import Hosts
 from tests.support.ranks.base_runs import BaseRuns
@@ -75,3 +77,18 @@ def _with(workspace: Workspace, lines: str) -> Workspace:
     with (workspace.root / "m5ws.toml").open("a") as settings:
         settings.write(lines)
     return workspace
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Callable[[Workspace], Agents]]:
+    made: list[Agents] = []
+
+    def make(workspace: Workspace) -> Agents:
+        made.append(Agents(workspace, tmp_path / "scratch"))
+        return made[-1]
+
+    yield make
+    for agent in (agent for each in made for agent in each.agents):
+        agent.kill()
+        agent.wait()
+    shutil.rmtree(tmp_path / "scratch", ignore_errors=True)

@@ -1,30 +1,22 @@
 """Agents on several nodes make one attempt: of the same bits as on one machine, with one end, and never two."""
 
 import os
-import shutil
 import signal
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from m5ws import workspace as workspaces
 from m5ws.agent import run_lock
 from m5ws.agent.link import StartAgain
-from m5ws.attempts import planning
-from m5ws.attempts.planning import RunOptions
 from m5ws.launch import reaper
 from m5ws.records.ledger import CheckpointPublished, NodeStarted, State
 from m5ws.repository.fsck import fsck
 from m5ws.repository.ledger import ledger
-from m5ws.repository.references import checkpoints, runs
 from m5ws.runs import state
-from tests.support.workspace import command_line
+from tests.support.machine.agents import Agents
 from tests.support.workspace.workspaces import Workspace, make_workspace
 
 _LIMIT_S = 240.0
@@ -55,87 +47,7 @@ if len(counts) < STOPS:
 """A script whose ranks write a file each, and fail in their first attempts, when all ranks have written."""
 
 
-def _free_port() -> int:
-    """Return a port that is free together with the next port."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port
-
-
-class _Cluster:
-    """Agents of a run on this machine, one for each node, as a scheduler starts them."""
-
-    def __init__(self, workspace: Workspace, scratch: Path) -> None:
-        self.workspace, self._scratch = workspace, scratch
-        found = workspaces.find(workspace.root)
-        snapshot = workspace.json("snapshot")["id"]
-        repo = found.repository()
-        spec = planning.spec(found.settings.run, RunOptions(nproc=found.settings.run.nproc))
-        run = planning.new_run(snapshot, spec)
-        runs.publish(repo, found.ports(repo).sign(run))
-        self.run = run.id
-        self.agents: list[subprocess.Popen[str]] = []
-
-    def start(self, job: str, more: Mapping[int, dict[str, str]] | None = None) -> list["subprocess.Popen[str]"]:
-        """Start the agents of all nodes, the leader last. `more` has further variables of a node."""
-        port = _free_port()
-        given = more or {}
-        self.agents = [self._agent(node, job, port, given.get(node, {})) for node in reversed(range(_NODES))][::-1]
-        return self.agents
-
-    def _agent(self, node: int, job: str, port: int, more: dict[str, str]) -> "subprocess.Popen[str]":
-        place = {"M5WS_NODE": str(node), "M5WS_NODES": str(_NODES), "M5WS_MASTER": f"127.0.0.1:{port}", "M5WS_JOB": job}
-        scratch = self._scratch / f"{node}"
-        scratch.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "m5ws", "-C", str(self.workspace.root), "agent", self.run]
-        return subprocess.Popen(
-            [*command, "--scratch", str(scratch)],
-            env=command_line.inherited() | place | more,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-
-    def end(self) -> list[int]:
-        """Wait for all agents, and return their exit statuses."""
-        outputs = [agent.communicate(timeout=_LIMIT_S)[0] for agent in self.agents]
-        for node, output in enumerate(outputs):
-            print(f"--- node {node}\n{output}")
-        return [agent.returncode for agent in self.agents]
-
-    def wait_for(self, reached: Callable[[], bool]) -> None:
-        end_s = time.monotonic() + _LIMIT_S
-        while not reached():
-            assert time.monotonic() < end_s and all(agent.poll() is None for agent in self.agents), self.end()
-            time.sleep(0.1)
-
-    def published(self) -> list[int]:
-        return [checkpoints.step_of(name) for name in checkpoints.valid(self.workspace.repo, self.run)]
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Callable[[Workspace], _Cluster]]:
-    made: list[_Cluster] = []
-
-    def make(workspace: Workspace) -> _Cluster:
-        made.append(_Cluster(workspace, tmp_path / "scratch"))
-        return made[-1]
-
-    yield make
-    for agent in (agent for each in made for agent in each.agents):
-        agent.kill()
-        agent.wait()
-    shutil.rmtree(tmp_path / "scratch", ignore_errors=True)
-
-
-def _training(tmp_path: Path, cluster: Callable[[Workspace], _Cluster]) -> _Cluster:
+def _training(tmp_path: Path, cluster: Callable[[Workspace], Agents]) -> Agents:
     """Return the agents of a slow training that has published its first checkpoint."""
     workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=4)
     workspace.edit("config.yaml", "pause_s: 0.0", "pause_s: 0.3")
@@ -157,7 +69,7 @@ def _states(workspace: Workspace, run: str) -> dict[tuple[str, int], object]:
 
 @pytest.mark.soak
 def test_two_nodes_train_the_bits_of_one_machine_which_reproduces_them(
-    tmp_path: Path, cluster: Callable[[Workspace], _Cluster]
+    tmp_path: Path, cluster: Callable[[Workspace], Agents]
 ) -> None:
     workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=4)
     nodes = cluster(workspace)
@@ -184,7 +96,7 @@ def test_two_nodes_train_the_bits_of_one_machine_which_reproduces_them(
 @pytest.mark.soak  # `make test-services` has signals and kills in jobs of a real Slurm and on hosts: test_clusters.py
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_signal_to_one_node_ends_all_with_a_checkpoint_and_all_resume(
-    tmp_path: Path, cluster: Callable[[Workspace], _Cluster], node: int
+    tmp_path: Path, cluster: Callable[[Workspace], Agents], node: int
 ) -> None:
     nodes = _training(tmp_path, cluster)
     workspace = nodes.workspace
@@ -202,7 +114,7 @@ def test_a_signal_to_one_node_ends_all_with_a_checkpoint_and_all_resume(
     assert fsck.check(workspace.repo, read_data=True).damage == ()
 
 
-def _rank_on(cluster: _Cluster, node: int) -> int:
+def _rank_on(cluster: Agents, node: int) -> int:
     """Return the process id of a rank below the agent of a node."""
     below = reaper.descendants(cluster.agents[node].pid)
     return max(pid for pid in below if "m5ws.training.rank" in reaper.command_line(pid).split(" train.py")[0][-40:])
@@ -224,7 +136,7 @@ def _left(scratch: Path) -> list[str]:
     [("agent", 0, [-9, 75]), ("agent", 1, [75, -9]), ("rank", 0, [1, 1]), ("rank", 1, [1, 1])],
 )
 def test_after_a_kill_on_one_node_all_end_and_the_next_attempt_continues(
-    tmp_path: Path, cluster: Callable[[Workspace], _Cluster], victim: str, node: int, statuses: list[int]
+    tmp_path: Path, cluster: Callable[[Workspace], Agents], victim: str, node: int, statuses: list[int]
 ) -> None:
     nodes = _training(tmp_path, cluster)
     workspace = nodes.workspace
@@ -247,7 +159,7 @@ def test_after_a_kill_on_one_node_all_end_and_the_next_attempt_continues(
 
 @pytest.mark.soak
 def test_a_node_that_falls_silent_ends_the_attempt_and_is_named(
-    tmp_path: Path, cluster: Callable[[Workspace], _Cluster]
+    tmp_path: Path, cluster: Callable[[Workspace], Agents]
 ) -> None:
     nodes = _training(tmp_path, cluster)
     workspace = nodes.workspace
@@ -264,7 +176,7 @@ def test_a_node_that_falls_silent_ends_the_attempt_and_is_named(
 
 
 @pytest.mark.long
-def test_nodes_that_cannot_begin_leave_no_attempt(tmp_path: Path, cluster: Callable[[Workspace], _Cluster]) -> None:
+def test_nodes_that_cannot_begin_leave_no_attempt(tmp_path: Path, cluster: Callable[[Workspace], Agents]) -> None:
     workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=4)
     nodes = cluster(workspace)
     first, second = nodes.start("first", {1: {"OMP_SCHEDULE": "dynamic"}})
@@ -277,7 +189,7 @@ def test_nodes_that_cannot_begin_leave_no_attempt(tmp_path: Path, cluster: Calla
 @pytest.mark.long
 @pytest.mark.parametrize("node", range(_NODES))
 def test_all_agents_end_for_good_with_an_agent_that_cannot_begin(
-    tmp_path: Path, cluster: Callable[[Workspace], _Cluster], node: int
+    tmp_path: Path, cluster: Callable[[Workspace], Agents], node: int
 ) -> None:
     nodes = cluster(make_workspace(tmp_path / "w", "plain.py", nproc=2))
     own = tmp_path / "scratch" / f"{node}" / f"m5ws-{os.getuid()}"
@@ -292,7 +204,7 @@ def test_all_agents_end_for_good_with_an_agent_that_cannot_begin(
 
 @pytest.mark.soak
 def test_ranks_that_wait_for_a_rank_that_failed_on_the_leader_are_stopped(
-    tmp_path: Path, cluster: Callable[[Workspace], _Cluster]
+    tmp_path: Path, cluster: Callable[[Workspace], Agents]
 ) -> None:
     workspace = make_workspace(tmp_path / "w", "plain.py", nproc=2)
     (workspace.root / "train.py").write_text('import os, time\nos.environ["RANK"] == "0" and 1 / 0\ntime.sleep(3600)\n')
@@ -303,7 +215,7 @@ def test_ranks_that_wait_for_a_rank_that_failed_on_the_leader_are_stopped(
     assert attempt.reason is not None and "ZeroDivisionError" in str(attempt.rank_failures["0"])
 
 
-def _writing(tmp_path: Path, cluster: Callable[[Workspace], _Cluster], *arguments: str, stops: int = 0) -> _Cluster:
+def _writing(tmp_path: Path, cluster: Callable[[Workspace], Agents], *arguments: str, stops: int = 0) -> Agents:
     """Return the agents of a run without a session that writes output files on each node."""
     workspace = make_workspace(tmp_path / "w", "plain.py", nproc=2, run='outputs = ["out"]')
     (tmp_path / "marks").mkdir()
@@ -321,7 +233,7 @@ def _texts(workspace: Workspace, run: str, folder: Path, *options: str) -> dict[
 
 @pytest.mark.soak
 def test_output_files_of_two_nodes_are_merged_and_reproduced_on_one_machine(
-    tmp_path: Path, cluster: Callable[[Workspace], _Cluster]
+    tmp_path: Path, cluster: Callable[[Workspace], Agents]
 ) -> None:
     nodes = _writing(tmp_path, cluster)
     workspace = nodes.workspace
@@ -340,7 +252,7 @@ def test_output_files_of_two_nodes_are_merged_and_reproduced_on_one_machine(
 
 @pytest.mark.soak  # tests/outputs has the rule
 def test_two_nodes_that_wrote_different_content_to_one_path_fail_the_attempt(
-    tmp_path: Path, cluster: Callable[[Workspace], _Cluster]
+    tmp_path: Path, cluster: Callable[[Workspace], Agents]
 ) -> None:
     nodes = _writing(tmp_path, cluster, "conflict")
     workspace, run = nodes.workspace, nodes.run
@@ -360,7 +272,7 @@ def test_two_nodes_that_wrote_different_content_to_one_path_fail_the_attempt(
 
 @pytest.mark.long
 def test_a_resume_restores_the_files_of_all_nodes_on_each_node_and_on_one_machine(
-    tmp_path: Path, cluster: Callable[[Workspace], _Cluster]
+    tmp_path: Path, cluster: Callable[[Workspace], Agents]
 ) -> None:
     nodes = _writing(tmp_path, cluster, stops=2)
     workspace, run = nodes.workspace, nodes.run

@@ -6,6 +6,7 @@ leaves batches out by `skip_first_batches`. https://huggingface.co/docs/accelera
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch.utils.data import IterableDataset
@@ -59,6 +60,17 @@ class Batches:
         """Record exact scalars of the present step by name: numbers, or tensors of one element."""
         if self._training is not None:
             self._training.record(quantities)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Name a part of the present step that takes longer than a step: `with batches.phase("evaluation")`."""
+        if self._training is not None:
+            self._training.enter_phase(name)
+        try:
+            yield
+        finally:
+            if self._training is not None:
+                self._training.enter_phase("step")
 
     def stop(self) -> None:
         """Make the present step the last step; call this on all ranks in the same step."""

@@ -125,6 +125,12 @@ class _Callback:
         if not (control.should_log or control.should_evaluate or control.should_save):
             self._training.before_read()
 
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._training.enter_phase("evaluation")
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._training.enter_phase("step")
+
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if "train_runtime" in (logs or ()):
             # The Trainer loads its best checkpoint after this, if the script wants it.

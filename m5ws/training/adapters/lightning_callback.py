@@ -183,7 +183,13 @@ class _Hooks:
         if self._training is not None:
             self._training.before_read()
 
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        if self._training is not None:
+            self._training.enter_phase("evaluation")
+
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        if self._training is not None:
+            self._training.enter_phase("step")
         if self._training is not None and not trainer.sanity_checking:
             self._training.before_read()
 

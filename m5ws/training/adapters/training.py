@@ -162,6 +162,11 @@ class Training:
         """Add a batch's part of the step's loss."""
         self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
 
+    def enter_phase(self, name: str) -> None:
+        """Be in a phase from now on, such as an evaluation; "step" ends the phase."""
+        if self.is_open:
+            self._session.enter_phase(name)
+
     def record(self, quantities: Mapping[str, Any]) -> None:
         """Record exact scalars of the present step."""
         self._session.record(**quantities)

@@ -18,6 +18,7 @@ from m5ws.training.checkpoint.writer import CheckpointWriter
 from m5ws.training.dataloader import BatchDigest, Feed
 from m5ws.training.fingerprint import fingerprint
 from m5ws.training.runtime import collectives, context
+from m5ws.training.runtime.phases import Phases
 from m5ws.training.session import checkpoint_limits, fork, rehearsal, restore
 from m5ws.training.session.agreement import Agreement
 from m5ws.training.session.checkpoint_limits import StepWatch
@@ -63,6 +64,7 @@ class Recorder:
         self._calls = StepWatch([item for item in known if isinstance(item, torch.optim.Optimizer)])
         self._clock = time.perf_counter()
         self._threads = context.Threads(active)
+        self.phases = Phases(active)
         self._objects_state()  # State that cannot be stored fails now, not hours later at the first checkpoint.
 
     # --- begin
@@ -73,6 +75,8 @@ class Recorder:
             if self._active.rank == 0:
                 self._active.notice("resume-limit", inexact)
         resume = self._active.context.resume
+        if resume is not None:
+            self.phases.enter("load", 0)
         step = 0 if resume is None else self._resume(resume)
         if resume is None:
             if self._feed is not None:
@@ -84,6 +88,7 @@ class Recorder:
         self._first = step + 1
         self._fingerprints.begin(self._first)
         self._active.stop.begin()
+        self.phases.enter("step", step)
         self._clock = time.perf_counter()
         return step
 
@@ -176,7 +181,8 @@ class Recorder:
         ends = last or stopping
         if (ends and self._saves_at_end(step.number)) or by_clock or self._cadence.is_due(step.number):
             self._flush()
-            self._checkpoint(step.number, last=ends, stopping=stopping)
+            with self.phases.inside("save", step.number):
+                self._checkpoint(step.number, last=ends, stopping=stopping)
             self._fingerprints.checkpointed(step.number)
         elif last or self._is_traced(step.number):
             self._flush()
@@ -193,7 +199,9 @@ class Recorder:
             self._active.note_imports()
         if ends:
             self._flush()
-            self._writer.join_last()
+            with self.phases.inside("save", step.number):
+                self._writer.join_last()
+            self.phases.enter("end", step.number)
             if not stopping:
                 # Else the end of the script is protected: torchrun ends all ranks when the first has ended.
                 self._active.stop.finish()
@@ -214,6 +222,7 @@ class Recorder:
         self._active.stop.finish()
         self._flush()
         self._writer.join()
+        self.phases.enter("end", step.number - 1)
         self._active.notice(
             "limit",
             f"the loop was left inside step {step.number} (session.stop() ends it with a checkpoint)",

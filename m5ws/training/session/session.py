@@ -250,6 +250,11 @@ class Session:
         if self._step is not None:
             self._step.record(**quantities)
 
+    def enter_phase(self, name: str) -> None:
+        """Be in a phase of the present step from now on, for a framework that has hooks; "step" ends the phase."""
+        if self._step is not None and self._recorder is not None:
+            self._recorder.phases.enter(name, self._step.number - 1)
+
     def leave(self) -> None:
         """Record that the loop was left inside a step, without a checkpoint."""
         self._tracing.close()
@@ -261,7 +266,9 @@ class Session:
         if number > self._total:
             self._done = True
             return
-        self._step = Step(number, self._feed, recording=self._recorder is not None)
+        recorder = self._recorder
+        phases = recorder.phases if recorder is not None else None
+        self._step = Step(number, self._feed, recorder is not None, phases)
         if self._tracer is not None:
             self._tracing.enter_context(self._tracer.trace_step(number))
 

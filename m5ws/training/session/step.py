@@ -1,9 +1,12 @@
 """One step of the loop, as the script uses it: batches in, exact scalars out."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from m5ws.errors import UsageError
 from m5ws.training.dataloader import Feed
+from m5ws.training.runtime.phases import Phases
 from m5ws.training.state import scalars
 
 
@@ -13,11 +16,12 @@ class Step:
     `number` counts from 1, also in a resumed attempt. `tokens` is the number of tokens recorded in this step so far.
     """
 
-    def __init__(self, number: int, feed: Feed | None, recording: bool) -> None:
+    def __init__(self, number: int, feed: Feed | None, recording: bool, phases: Phases | None = None) -> None:
         self.number = number
         self.tokens = 0
         self._feed = feed
         self._recording = recording
+        self._phases = phases
         self._values: dict[str, scalars.Reader | str] = {}
 
     def next_batch(self) -> Any:
@@ -41,6 +45,15 @@ class Step:
         if self._recording:
             for name, value in quantities.items():
                 self._values[name] = scalars.take(name, value)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Name a part that takes longer than a step, such as an evaluation: `with step.phase("evaluation"):`.
+
+        A rank without progress is ended as stuck. The time limit of each phase is learnt from its own durations.
+        """
+        with self._phases.inside(name, self.number - 1) if self._phases is not None else nullcontext():
+            yield
 
     def quantities(self) -> dict[str, str]:
         """Return the recorded values as exact text; waits for copies from a device."""

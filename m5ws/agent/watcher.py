@@ -1,0 +1,131 @@
+"""The watcher of a node's ranks: it notices a rank without progress, and takes the stacks of all ranks of the node.
+
+It reads events that ranks write anyway, so it is not on the step path. Stacks are taken in a thread. It decides
+nothing: the leader of the attempt does (attempts/stuck_ranks.py).
+"""
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from m5ws.agent.attempt_plan import AttemptPlan
+from m5ws.config.settings import StuckSettings
+from m5ws.records.ledger import NODE, AnyEvent, RankStarted
+from m5ws.records.stacks import RankStack
+from m5ws.supervision import processes
+from m5ws.supervision.progress import Progress, Waiting
+
+_log = logging.getLogger(__name__)
+_ACTIVITY_S = 10.0
+"""Seconds between two looks at processors and logs."""
+_BUSY = 0.05
+"""Part of one processor that shows that a process works. Threads of libraries that only wait use less."""
+_PARALLEL = 8
+_CONTAINER = "the ranks run in a container, whose processes m5ws does not read"
+
+
+class Watcher:
+    """Watches the ranks of a node. Without `settings` it notices nothing, and takes stacks when the leader asks."""
+
+    def __init__(
+        self, settings: StuckSettings | None, plan: AttemptPlan, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._plan, self._clock, self._is_on = plan, clock, settings is not None
+        self._progress = Progress(settings or StuckSettings())
+        self._pids: dict[str, int] = {}
+        self._ranks: dict[str, Waiting] = {}
+        self._activity: dict[tuple[str, str], float] = {}
+        self._active_s = clock()
+        self._thread: threading.Thread | None = None
+        self._stacks: tuple[RankStack, ...] | None = None
+        self.has_ended = False
+        """True when the processes of the node have ended."""
+
+    @property
+    def is_suspicious(self) -> bool:
+        """True if a rank is late."""
+        return self._is_on and not self.has_ended and any(each.is_late for each in self._ranks.values())
+
+    def take(self, events: Iterable[tuple[str, AnyEvent]]) -> None:
+        """Take new events of the node. Called several times a second."""
+        now_s = self._clock()
+        for rank, event in events:
+            if isinstance(event, RankStarted):
+                self._pids[rank] = event.pid
+            if rank != NODE:
+                self._progress.take(rank, event, now_s)
+        if self._is_on and now_s - self._active_s > _ACTIVITY_S:
+            self._note_activity(now_s)
+        self._ranks = self._progress.look(now_s)
+
+    def begin(self) -> None:
+        """Begin to take the stacks of all ranks, unless that has begun."""
+        if self._thread is None and not self.has_ended:
+            ranks = dict(self._ranks)
+            self._thread = threading.Thread(target=self._take_stacks, args=(ranks,), name="m5ws-stacks", daemon=True)
+            self._thread.start()
+
+    @property
+    def is_done(self) -> bool:
+        """True if all stacks are taken."""
+        return self._stacks is not None
+
+    def result(self) -> tuple[RankStack, ...] | None:
+        """Return the stacks once, when all are taken; None before."""
+        if self._stacks is None:
+            return None
+        stacks, self._stacks, self._thread = self._stacks, None, None
+        return stacks
+
+    def _note_activity(self, now_s: float) -> None:
+        """Note the ranks that used a processor or wrote output since the last call."""
+        elapsed_s, self._active_s = now_s - self._active_s, now_s
+        for rank in self._ranks:
+            log = Path(self._plan.context.log_dir, f"rank-{rank}.log")
+            size = float(log.stat().st_size) if log.exists() else 0.0
+            if size != self._replace((rank, "log"), size):
+                self._progress.note_activity(rank, "output", now_s)
+            # The processor time in a container is unknown, and an unknown rank is not late.
+            is_unknown = self._plan.context.image is not None
+            used_s = 0.0 if is_unknown else processes.read_processor_s(self._pids[rank])
+            if is_unknown or abs(used_s - self._replace((rank, "processor"), used_s)) > _BUSY * elapsed_s:
+                self._progress.note_activity(rank, "processor", now_s)
+
+    def _replace(self, key: tuple[str, str], value: float) -> float:
+        """Set a value, and return the value before."""
+        before = self._activity.get(key, 0.0)
+        self._activity[key] = value
+        return before
+
+    def _take_stacks(self, ranks: dict[str, Waiting]) -> None:
+        try:
+            with ThreadPoolExecutor(_PARALLEL) as pool:
+                self._stacks = tuple(pool.map(lambda pair: self._take_stack(*pair), sorted(ranks.items())))
+        except (OSError, RuntimeError) as error:
+            _log.warning("the stacks of the ranks cannot be taken: %s", error)
+            self._stacks = ()
+
+    def _take_stack(self, rank: str, waiting: Waiting) -> RankStack:
+        pid, context = self._pids[rank], self._plan.context
+        stack = RankStack(
+            rank=int(rank),
+            host=socket.gethostname(),
+            pid=pid,
+            step=waiting.step,
+            phase=waiting.phase,
+            waited_s=round(waiting.waited_s, 1),
+            limit_s=round(waiting.limit_s, 1),
+            is_late=waiting.is_late,
+            problem=_CONTAINER,
+        )
+        if context.image:
+            return stack
+        frames, problem = processes.take_stack(pid, context.work_dir)
+        state, wchan = processes.read_state(pid), processes.read_wchan(pid)
+        return msgspec.structs.replace(stack, state=state, wchan=wchan, frames=frames, problem=problem)

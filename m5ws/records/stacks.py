@@ -1,0 +1,33 @@
+"""The Python stacks of ranks that make no progress. No I/O here."""
+
+from m5ws.records.base import Count, Record
+
+
+class Frame(Record, frozen=True, kw_only=True):
+    """A frame of a Python stack. The path of a file in the run's work directory is relative."""
+
+    file: str
+    line: int
+    function: str
+
+
+class RankStack(Record, frozen=True, kw_only=True):
+    """A rank at one moment: its process, its progress, and the stack of its main thread, innermost frame first.
+
+    `step` is its last completed step, `phase` its present phase. It made no progress for `waited_s`, and `is_late` if
+    that is longer than `limit_s`. `state` is the kernel's letter for the process, such as T (stopped), or "gone"; None
+    if it is unknown. `wchan` is the function of the kernel in which it sleeps. `problem`: why `frames` is empty.
+    """
+
+    rank: Count
+    host: str
+    pid: int
+    step: int
+    phase: str
+    waited_s: float
+    limit_s: float
+    is_late: bool
+    state: str | None = None
+    wchan: str | None = None
+    frames: tuple[Frame, ...] = ()
+    problem: str | None = None

@@ -1,0 +1,132 @@
+"""The ranks for which the rest of an attempt waits, by a vote of their stacks. Pure: no I/O.
+
+Four rules are tried in order, and the first that names ranks decides:
+
+1. *process*: their process is stopped, ended or gone.
+2. *collective*: they wait in no collective, and at least as many ranks do.
+3. *steps*: they have completed fewer steps than another rank, and their stacks are unknown.
+4. *place*: they are the smallest group at one line of the script, and less than half of the ranks.
+
+Without an answer the ranks are unknown: a tie is never decided.
+"""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from m5ws import secret_scan
+from m5ws.records.stacks import Frame, RankStack
+
+_DEAD = ("T", "Z", "X", "gone")
+_STATES = {"T": "is stopped", "Z": "has ended", "X": "has ended", "gone": "is gone"}
+_COLLECTIVES = ("/torch/distributed/", "/deepspeed/comm/")
+_BACKWARD = "_engine_run_backward"
+"""The frame of torch in which a backward pass runs, and in which hooks of DDP and FSDP wait for collectives."""
+_WRAPPERS = ("wrapper", "wait", "_wait_tensor")
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3.", "<", f"{Path(secret_scan.__file__).parent}/")
+
+
+class Vote(msgspec.Struct, frozen=True, kw_only=True):
+    """The `ranks` for which the rest waits, and the rule that named them. No ranks: they are unknown."""
+
+    ranks: tuple[int, ...] = ()
+    rule: Literal["process", "collective", "steps", "place"] | None = None
+
+
+def vote(stacks: Sequence[RankStack]) -> Vote:
+    """Return the ranks for which the rest waits."""
+    if dead := _numbers(each for each in stacks if each.state in _DEAD):
+        return Vote(ranks=dead, rule="process")
+    waiting = [each for each in stacks if find_collective(each) is not None]
+    others = [each for each in stacks if each.frames and find_collective(each) is None]
+    if 0 < len(others) <= len(waiting):
+        return Vote(ranks=_numbers(others), rule="collective")
+    last = max((each.step for each in stacks), default=0)
+    behind = _numbers(each for each in stacks if each.step < last)
+    if behind and not any(each.frames for each in stacks if each.rank in behind):
+        return Vote(ranks=behind, rule="steps")
+    groups = sorted(map(_numbers, _group(each for each in stacks if each.frames)), key=len)
+    if len(groups) > 1 and len(groups[0]) < len(groups[1]) and 2 * len(groups[0]) < len(stacks):
+        return Vote(ranks=groups[0], rule="place")
+    return Vote()
+
+
+def find_script_frame(stack: RankStack) -> Frame | None:
+    """Return the innermost frame of the script: of no library, and not of m5ws."""
+    return next((frame for frame in stack.frames if not _is_library(frame)), None)
+
+
+def find_collective(stack: RankStack) -> str | None:
+    """Return the name of the collective in which a rank waits; None if its script is somewhere else.
+
+    Only frames inside the innermost frame of the script count: a wrapper of torch calls the script itself.
+    """
+    inner = list(itertools.takewhile(_is_library, stack.frames))
+    if inner and inner[0].function == _BACKWARD:
+        return "backward"
+    frames = [frame for frame in inner if any(part in frame.file for part in _COLLECTIVES)]
+    named = (frame.function for frame in frames if frame.function not in _WRAPPERS)
+    return next(named, "a collective") if frames else None
+
+
+def describe_place(stack: RankStack) -> str | None:
+    """Return the line of the script at which a rank is, as FILE:LINE."""
+    frame = find_script_frame(stack)
+    return None if frame is None else f"{frame.file}:{frame.line}"
+
+
+def describe(stack: RankStack) -> str:
+    """Return the state of a rank's process if it does not run, and the place of the rank."""
+    state = _STATES.get(stack.state or "")
+    process = f"(process {stack.pid} {state}) " if state is not None else ""
+    if not stack.frames:
+        return f"{process}has no stack: {stack.problem or 'unknown'}"
+    collective, frame = find_collective(stack), find_script_frame(stack)
+    inside = f"waits in {collective}" if collective is not None else "is"
+    if collective is None and frame is not stack.frames[0]:
+        inside = f"is in {stack.frames[0].function}"
+    at = f" at {describe_place(stack)} in {frame.function}" if frame is not None else ""
+    return f"{process}{inside}{at}"
+
+
+def describe_all(stacks: Sequence[RankStack], found: Vote) -> str:
+    """Return one sentence: the ranks for which the rest waits, and the places of all ranks."""
+    named = [each for each in stacks if each.rank in found.ranks]
+    late = max(stacks, key=lambda each: each.waited_s)
+    head = f"no progress for {late.waited_s:.0f} s after step {late.step} (phase {late.phase})"
+    if not named:
+        return f"{head}, of an unknown rank: {_describe_groups(stacks)}"
+    others = [each for each in stacks if each.rank not in found.ranks]
+    return "; ".join(filter(None, (f"{head}: {_describe_groups(named)}", _describe_groups(others))))
+
+
+def _describe_groups(stacks: Iterable[RankStack]) -> str:
+    texts: dict[str, list[RankStack]] = {}
+    for each in stacks:
+        texts.setdefault(describe(each), []).append(each)
+    return "; ".join(f"{_describe_ranks(group)} {text}" for text, group in texts.items())
+
+
+def _describe_ranks(group: Sequence[RankStack]) -> str:
+    if len(group) == 1:
+        return f"rank {group[0].rank} on {group[0].host}"
+    return f"ranks {', '.join(str(each.rank) for each in group)}"
+
+
+def _group(stacks: Iterable[RankStack]) -> list[list[RankStack]]:
+    """Return groups of ranks at the same place."""
+    groups: dict[tuple[str | None, str | None], list[RankStack]] = {}
+    for each in stacks:
+        groups.setdefault((describe_place(each), find_collective(each)), []).append(each)
+    return list(groups.values())
+
+
+def _numbers(stacks: Iterable[RankStack]) -> tuple[int, ...]:
+    return tuple(sorted(each.rank for each in stacks))
+
+
+def _is_library(frame: Frame) -> bool:
+    return frame.file.startswith("<") or any(part in frame.file for part in _LIBRARIES)
