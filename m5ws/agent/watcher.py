@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -37,7 +38,11 @@ class Watcher:
         self, settings: StuckSettings | None, plan: AttemptPlan, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._plan, self._clock, self._is_on = plan, clock, settings is not None
-        self._progress = Progress(settings or StuckSettings())
+        limits = settings or StuckSettings()
+        if plan.context.trace is not None:
+            # A traced step takes much longer than all steps before it.
+            limits = msgspec.structs.replace(limits, floor_s=limits.ceiling_s)
+        self._progress = Progress(limits)
         self._pids: dict[str, int] = {}
         self._ranks: dict[str, Waiting] = {}
         self._activity: dict[tuple[str, str], float] = {}
@@ -87,8 +92,9 @@ class Watcher:
         """Note the ranks that used a processor or wrote output since the last call."""
         elapsed_s, self._active_s = now_s - self._active_s, now_s
         for rank in self._ranks:
-            log = Path(self._plan.context.log_dir, f"rank-{rank}.log")
-            size = float(log.stat().st_size) if log.exists() else 0.0
+            size = 0.0
+            with suppress(OSError):
+                size = float(Path(self._plan.context.log_dir, f"rank-{rank}.log").stat().st_size)
             if size != self._replace((rank, "log"), size):
                 self._progress.note_activity(rank, "output", now_s)
             # The processor time in a container is unknown, and an unknown rank is not late.
@@ -104,28 +110,30 @@ class Watcher:
         return before
 
     def _take_stacks(self, ranks: dict[str, Waiting]) -> None:
+        bare = [self._describe(rank, ranks[rank]) for rank in sorted(ranks)]
         try:
             with ThreadPoolExecutor(_PARALLEL) as pool:
-                self._stacks = tuple(pool.map(lambda pair: self._take_stack(*pair), sorted(ranks.items())))
+                self._stacks = tuple(pool.map(self._with_stack, bare))
         except (OSError, RuntimeError) as error:
             _log.warning("the stacks of the ranks cannot be taken: %s", error)
-            self._stacks = ()
+            self._stacks = tuple(bare)
 
-    def _take_stack(self, rank: str, waiting: Waiting) -> RankStack:
-        pid, context = self._pids[rank], self._plan.context
-        stack = RankStack(
+    def _describe(self, rank: str, waiting: Waiting) -> RankStack:
+        return RankStack(
             rank=int(rank),
             host=socket.gethostname(),
-            pid=pid,
+            pid=self._pids[rank],
             step=waiting.step,
             phase=waiting.phase,
             waited_s=round(waiting.waited_s, 1),
             limit_s=round(waiting.limit_s, 1),
             is_late=waiting.is_late,
-            problem=_CONTAINER,
         )
-        if context.image:
-            return stack
-        frames, problem = processes.take_stack(pid, context.work_dir)
-        state, wchan = processes.read_state(pid), processes.read_wchan(pid)
-        return msgspec.structs.replace(stack, state=state, wchan=wchan, frames=frames, problem=problem)
+
+    def _with_stack(self, bare: RankStack) -> RankStack:
+        """Return a rank with the stack and the state of its process."""
+        if self._plan.context.image is not None:
+            return msgspec.structs.replace(bare, problem=_CONTAINER)
+        frames, problem = processes.take_stack(bare.pid, self._plan.context.work_dir)
+        state, wchan = processes.read_state(bare.pid), processes.read_wchan(bare.pid)
+        return msgspec.structs.replace(bare, state=state, wchan=wchan, frames=frames, problem=problem)

@@ -19,6 +19,7 @@ import msgspec
 
 from m5ws import secret_scan
 from m5ws.records.stacks import Frame, RankStack
+from m5ws.wording import lists
 
 _DEAD = ("T", "Z", "X", "gone")
 _STATES = {"T": "is stopped", "Z": "has ended", "X": "has ended", "gone": "is gone"}
@@ -79,17 +80,18 @@ def describe_place(stack: RankStack) -> str | None:
 
 
 def describe(stack: RankStack) -> str:
-    """Return the state of a rank's process if it does not run, and the place of the rank."""
+    """Return the place of a rank, and the state of its process if it does not run."""
     state = _STATES.get(stack.state or "")
-    process = f"(process {stack.pid} {state}) " if state is not None else ""
+    process = f"process {stack.pid} {state}, " if state is not None else ""
     if not stack.frames:
-        return f"{process}has no stack: {stack.problem or 'unknown'}"
+        return f"{process}no stack: {stack.problem or 'unknown'}"
     collective, frame = find_collective(stack), find_script_frame(stack)
-    inside = f"waits in {collective}" if collective is not None else "is"
+    words = [f"waiting in {collective}"] if collective is not None else []
     if collective is None and frame is not stack.frames[0]:
-        inside = f"is in {stack.frames[0].function}"
-    at = f" at {describe_place(stack)} in {frame.function}" if frame is not None else ""
-    return f"{process}{inside}{at}"
+        words = [f"in {stack.frames[0].function}"]
+    if frame is not None:
+        words.append(f"at {describe_place(stack)} in {frame.function}")
+    return process + " ".join(words)
 
 
 def describe_all(stacks: Sequence[RankStack], found: Vote) -> str:
@@ -98,7 +100,7 @@ def describe_all(stacks: Sequence[RankStack], found: Vote) -> str:
     late = max(stacks, key=lambda each: each.waited_s)
     head = f"no progress for {late.waited_s:.0f} s after step {late.step} (phase {late.phase})"
     if not named:
-        return f"{head}, of an unknown rank: {_describe_groups(stacks)}"
+        return f"{head} because of an unknown rank: {_describe_groups(stacks)}"
     others = [each for each in stacks if each.rank not in found.ranks]
     return "; ".join(filter(None, (f"{head}: {_describe_groups(named)}", _describe_groups(others))))
 
@@ -107,13 +109,13 @@ def _describe_groups(stacks: Iterable[RankStack]) -> str:
     texts: dict[str, list[RankStack]] = {}
     for each in stacks:
         texts.setdefault(describe(each), []).append(each)
-    return "; ".join(f"{_describe_ranks(group)} {text}" for text, group in texts.items())
+    return "; ".join(f"{_describe_ranks(group)}, {text}" for text, group in texts.items())
 
 
 def _describe_ranks(group: Sequence[RankStack]) -> str:
     if len(group) == 1:
         return f"rank {group[0].rank} on {group[0].host}"
-    return f"ranks {', '.join(str(each.rank) for each in group)}"
+    return f"ranks {lists.list_names([str(each.rank) for each in group])}"
 
 
 def _group(stacks: Iterable[RankStack]) -> list[list[RankStack]]:

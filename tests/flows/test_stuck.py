@@ -67,7 +67,7 @@ def test_a_rank_that_hangs_is_named_and_no_process_is_left(tmp_path: Path, kind:
     run = output.stdout.split()[0]
     assert _assert_ended(workspace, run, kind, culprit, 2)["rank"] == str(culprit)
     text = workspace.m5ws("cause", run).stdout
-    assert f"rank {culprit}, on " in text and f"rank {1 - culprit} on " in text and "waits in all_reduce" in text
+    assert f"rank {culprit}, on " in text and f"rank {1 - culprit} on " in text and "waiting in all_reduce" in text
     assert "no progress for" in workspace.m5ws("show", run).stdout
     phases = [event.name for origin, event in ledger.read_events(workspace.repo, run, 1) if isinstance(event, Phase)]
     assert {"step", "evaluation", "save"} == set(phases)
@@ -77,7 +77,7 @@ def test_a_rank_that_hangs_is_named_and_no_process_is_left(tmp_path: Path, kind:
 def test_each_kind_of_stop_is_named_on_each_rank(
     tmp_path: Path, cluster: Callable[[Workspace], Agents], request: pytest.FixtureRequest
 ) -> None:
-    """A campaign of all kinds on each rank of 2 and 4 ranks on 1 and 2 nodes, or of `--campaign-count` cases in random order."""
+    """All kinds on each rank of 2 and 4 ranks on 1 and 2 nodes, in random order, or `--campaign-count` of them."""
     cases = [
         (nodes, world, kind, culprit)
         for world in _WORLDS
@@ -88,7 +88,7 @@ def test_each_kind_of_stop_is_named_on_each_rank(
     random.Random(request.config.getoption("--campaign-seed") or 0).shuffle(cases)
     counts: dict[tuple[int, int, str], list[int]] = {}
     for number, (nodes, world, kind, culprit) in enumerate(cases[: request.config.getoption("--campaign-count")]):
-        workspace = _workspace(tmp_path / f"{number}", kind, culprit, world // nodes)
+        workspace = _workspace(tmp_path / f"{number}", kind, culprit, world)
         if nodes == 1:
             run = workspace.process("run", expect=1).stdout.split()[0]
         else:

@@ -78,8 +78,8 @@ def test_a_rank_in_another_collective_is_named_unless_two_ranks_are_a_tie(world:
     found = vote.vote(stacks)
     assert found.ranks == (() if world == 2 else (culprit,))
     sentence = vote.describe_all(stacks, found)
-    assert f"rank {culprit} on n{culprit // 8} waits in all_reduce at train.py:55 in evaluate" in sentence
-    assert ("of an unknown rank" in sentence) == (world == 2)
+    assert f"rank {culprit} on n{culprit // 8}, waiting in all_reduce at train.py:55 in evaluate" in sentence
+    assert ("because of an unknown rank" in sentence) == (world == 2)
 
 
 @pytest.mark.parametrize(("world", "culprit"), WORLDS)
@@ -88,7 +88,7 @@ def test_without_stacks_a_rank_with_fewer_steps_is_named(world: int, culprit: in
     stacks = [_stack(rank, (), step=8 if rank == culprit else 9, problem=problem) for rank in range(world)]
     found = vote.vote(stacks)
     assert (found.ranks, found.rule) == ((culprit,), "steps")
-    assert f"rank {culprit} on n{culprit // 8} has no stack: {problem}" in vote.describe_all(stacks, found)
+    assert f"rank {culprit} on n{culprit // 8}, no stack: {problem}" in vote.describe_all(stacks, found)
 
 
 def test_a_rank_with_fewer_steps_that_waits_in_a_collective_is_not_named() -> None:
