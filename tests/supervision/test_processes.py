@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def test_a_process_that_is_gone_has_no_stack_and_the_reason() -> None:
 
 
 def test_without_py_spy_the_reason_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes.sysconfig, "get_path", lambda _: "/nowhere")
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: "/nowhere")
     monkeypatch.setenv("PATH", "/nowhere")
     frames, problem = processes.take_stack(os.getpid(), "")
     assert frames == () and problem is not None and "m5ws[supervise]" in problem

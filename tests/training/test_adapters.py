@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from m5ws.errors import UsageError
-from m5ws.records.ledger import CheckpointPublished
+from m5ws.records.ledger import CheckpointPublished, Phase
 from m5ws.training.state.plain_state import RestoreError
 from tests.training.conftest import SCRIPTS
 
@@ -78,6 +78,9 @@ def test_a_resume_at_any_checkpoint_is_exact(
     published = whole.of(CheckpointPublished)
     assert [event.step for event in published] == list(range(1, last + 1))
     assert all("loss" in quantities and "lr" in quantities for quantities, _ in whole.steps(0).values())
+    phases = {event.name for event in whole.of(Phase) if isinstance(event, Phase)}
+    assert phases - {"evaluation"} == {"step", "save", "end"}
+    assert ("evaluation" in phases) == (use is not frameworks.use_accelerate)
     # Other checkpoints in a campaign: `pytest --campaign-seed`.
     draw = random.Random(request.config.getoption("--campaign-seed") or str(settings))
     for event in draw.sample(published, min(_RESUMES, last)):
