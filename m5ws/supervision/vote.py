@@ -7,7 +7,7 @@ Four rules are tried in order, and the first that names ranks decides:
 3. *steps*: they have completed fewer steps than another rank, and their stacks are unknown.
 4. *place*: they are the smallest group at one line of the script, and less than half of the ranks.
 
-Without an answer the ranks are unknown: a tie is never decided.
+Without an answer the ranks are unknown: a tie is never decided. A rank that is alone is named.
 """
 
 import itertools
@@ -49,6 +49,8 @@ def vote(stacks: Sequence[RankStack]) -> Vote:
     behind = _numbers(each for each in stacks if each.step < last)
     if behind and not any(each.frames for each in stacks if each.rank in behind):
         return Vote(ranks=behind, rule="steps")
+    if len(stacks) == 1:
+        return Vote(ranks=_numbers(stacks), rule="place")
     groups = sorted(map(_numbers, _group(each for each in stacks if each.frames)), key=len)
     if len(groups) > 1 and len(groups[0]) < len(groups[1]) and 2 * len(groups[0]) < len(stacks):
         return Vote(ranks=groups[0], rule="place")

@@ -95,6 +95,11 @@ def test_a_rank_with_fewer_steps_that_waits_in_a_collective_is_not_named() -> No
     assert vote.vote([_stack(0, step=8), _stack(1, ELSEWHERE)]).ranks == ()
 
 
+@pytest.mark.parametrize("frames", [WAITS, LOADS, ()])
+def test_a_rank_that_is_alone_is_named(frames: tuple[Frame, ...]) -> None:
+    assert vote.vote([_stack(0, frames)]).ranks == (0,)
+
+
 PLACES = st.sampled_from([WAITS, ELSEWHERE, BACKWARD])
 
 
