@@ -98,6 +98,8 @@ def test_each_kind_of_stop_is_named_on_each_rank(
             run = agents.run
         assert run_processes.commands(run) == []
         rank = _assert_ended(workspace, run, kind, culprit, world)["rank"]
+        late = [each for each in workspace.json("cause", run)["stacks"] if each["is_late"]]
+        assert all(each["waited_s"] < 2 * each["limit_s"] for each in late), late
         outcomes = counts.setdefault((nodes, world, kind), [0, 0, 0])
         outcomes[0 if rank == str(culprit) else 1 if rank == "" else 2] += 1
         print(f"{nodes} nodes, {world} ranks, {kind} on {culprit}: {rank or 'unknown'}")
