@@ -114,7 +114,7 @@ def test_the_attempt_goes_on_if_no_rank_is_late_any_more_and_may_be_suspected_ag
 
 
 def test_the_wait_for_the_stacks_of_a_node_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stuck_ranks, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(stuck_ranks, "_PATIENCE_S", -1.0)
     attempt = _Attempt()
     attempt.watcher.is_suspicious = True
     reason = attempt.look()
