@@ -44,6 +44,8 @@ class Watcher:
             limits = msgspec.structs.replace(limits, floor_s=limits.ceiling_s)
         self._progress = Progress(limits)
         self._pids: dict[str, int] = {}
+        self.world = 0
+        """The number of ranks of the attempt."""
         self._ranks: dict[str, Waiting] = {}
         self._activity: dict[tuple[str, str], float] = {}
         self._active_s = clock()
@@ -62,7 +64,7 @@ class Watcher:
         now_s = self._clock()
         for rank, event in events:
             if isinstance(event, RankStarted):
-                self._pids[rank] = event.pid
+                self._pids[rank], self.world = event.pid, event.world
             if rank != NODE:
                 self._progress.take(rank, event, now_s)
         if self._is_on and now_s - self._active_s > _ACTIVITY_S:

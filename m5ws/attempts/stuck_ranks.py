@@ -49,7 +49,7 @@ class StuckRanks:
         if not any(each.is_late for each in stacks):
             return None
         stacks.sort(key=lambda each: each.rank)
-        found = vote.vote(stacks)
+        found = vote.vote(stacks, self._watcher.world)
         self._append(Stacks(time_s=time.time(), ranks=tuple(stacks)))
         first = next((each for each in stacks if each.rank in found.ranks), None)
         return EndReason(

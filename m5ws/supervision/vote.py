@@ -5,7 +5,7 @@ Four rules are tried in order, and the first that names ranks decides:
 1. *process*: their process is stopped, ended or gone.
 2. *collective*: they wait in no collective, and at least as many ranks do.
 3. *steps*: they have completed fewer steps than another rank, and their stacks are unknown.
-4. *place*: they are the smallest group at one line of the script, and less than half of the ranks.
+4. *place*: they are the smallest group at one line of the script, less than half of the ranks, and no stack is missing.
 
 Without an answer the ranks are unknown: a tie is never decided. A rank that is alone is named.
 """
@@ -37,8 +37,8 @@ class Vote(msgspec.Struct, frozen=True, kw_only=True):
     rule: Literal["process", "collective", "steps", "place"] | None = None
 
 
-def vote(stacks: Sequence[RankStack]) -> Vote:
-    """Return the ranks for which the rest waits."""
+def vote(stacks: Sequence[RankStack], world: int) -> Vote:
+    """Return the ranks for which the rest waits. `world` is the number of ranks, of which some may have no stack."""
     if dead := _numbers(each for each in stacks if each.state in _DEAD):
         return Vote(ranks=dead, rule="process")
     waiting = [each for each in stacks if find_collective(each) is not None]
@@ -49,7 +49,9 @@ def vote(stacks: Sequence[RankStack]) -> Vote:
     behind = _numbers(each for each in stacks if each.step < last)
     if behind and not any(each.frames for each in stacks if each.rank in behind):
         return Vote(ranks=behind, rule="steps")
-    if len(stacks) == 1:
+    if len(stacks) < world:
+        return Vote()
+    if world == 1:
         return Vote(ranks=_numbers(stacks), rule="place")
     groups = sorted(map(_numbers, _group(each for each in stacks if each.frames)), key=len)
     if len(groups) > 1 and len(groups[0]) < len(groups[1]) and 2 * len(groups[0]) < len(stacks):

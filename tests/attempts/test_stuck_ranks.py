@@ -35,6 +35,7 @@ class _Watcher(msgspec.Struct):
     has_ended: bool = False
     stacks: tuple[RankStack, ...] = (_stack(0),)
     is_done: bool = False
+    world: int = 3
 
     def begin(self) -> None:
         self.is_done = True

@@ -67,7 +67,7 @@ def test_a_rank_that_waits_in_no_collective_is_named(
 ) -> None:
     stacks = [_stack(rank, others) for rank in range(world)]
     stacks[culprit] = _stack(culprit, frames, state=state)
-    found = vote.vote(stacks)
+    found = vote.vote(stacks, len(stacks))
     assert (found.ranks, found.rule) == ((culprit,), rule)
     assert vote.describe_place(stacks[culprit]) == place
 
@@ -75,7 +75,7 @@ def test_a_rank_that_waits_in_no_collective_is_named(
 @pytest.mark.parametrize(("world", "culprit"), WORLDS)
 def test_a_rank_in_another_collective_is_named_unless_two_ranks_are_a_tie(world: int, culprit: int) -> None:
     stacks = [_stack(rank, ELSEWHERE if rank == culprit else WAITS) for rank in range(world)]
-    found = vote.vote(stacks)
+    found = vote.vote(stacks, len(stacks))
     assert found.ranks == (() if world == 2 else (culprit,))
     sentence = vote.describe_all(stacks, found)
     assert f"rank {culprit} on n{culprit // 8}, waiting in all_reduce at train.py:55 in evaluate" in sentence
@@ -86,18 +86,24 @@ def test_a_rank_in_another_collective_is_named_unless_two_ranks_are_a_tie(world:
 def test_without_stacks_a_rank_with_fewer_steps_is_named(world: int, culprit: int) -> None:
     problem = "py-spy is not installed"
     stacks = [_stack(rank, (), step=8 if rank == culprit else 9, problem=problem) for rank in range(world)]
-    found = vote.vote(stacks)
+    found = vote.vote(stacks, len(stacks))
     assert (found.ranks, found.rule) == ((culprit,), "steps")
     assert f"rank {culprit} on n{culprit // 8}, no stack: {problem}" in vote.describe_all(stacks, found)
 
 
 def test_a_rank_with_fewer_steps_that_waits_in_a_collective_is_not_named() -> None:
-    assert vote.vote([_stack(0, step=8), _stack(1, ELSEWHERE)]).ranks == ()
+    assert vote.vote([_stack(0, step=8), _stack(1, ELSEWHERE)], 2).ranks == ()
 
 
 @pytest.mark.parametrize("frames", [WAITS, LOADS, ()])
 def test_a_rank_that_is_alone_is_named(frames: tuple[Frame, ...]) -> None:
-    assert vote.vote([_stack(0, frames)]).ranks == (0,)
+    assert vote.vote([_stack(0, frames)], 1).ranks == (0,)
+
+
+def test_no_group_is_named_if_the_stack_of_a_rank_is_missing() -> None:
+    stacks = [_stack(0, ELSEWHERE), *(_stack(rank) for rank in range(1, 4))]
+    assert vote.vote(stacks, 4).ranks == (0,)
+    assert vote.vote(stacks, 5).ranks == vote.vote(stacks[:1], 5).ranks == ()
 
 
 PLACES = st.sampled_from([WAITS, ELSEWHERE, BACKWARD])
@@ -105,7 +111,7 @@ PLACES = st.sampled_from([WAITS, ELSEWHERE, BACKWARD])
 
 @given(st.lists(PLACES, min_size=2, max_size=16))
 def test_only_the_one_smallest_group_below_half_is_named(places: list[tuple[Frame, ...]]) -> None:
-    found = vote.vote([_stack(rank, frames) for rank, frames in enumerate(places)])
+    found = vote.vote([_stack(rank, frames) for rank, frames in enumerate(places)], len(places))
     groups = sorted(
         [rank for rank, other in enumerate(places) if other == frames] for frames in (WAITS, ELSEWHERE, BACKWARD)
     )
@@ -116,7 +122,7 @@ def test_only_the_one_smallest_group_below_half_is_named(places: list[tuple[Fram
 
 @given(st.permutations([WAITS, WAITS, LOADS, IN_FORWARD]))
 def test_the_answer_does_not_depend_on_the_order_of_ranks(places: list[tuple[Frame, ...]]) -> None:
-    found = vote.vote([_stack(rank, frames) for rank, frames in enumerate(places)])
+    found = vote.vote([_stack(rank, frames) for rank, frames in enumerate(places)], len(places))
     assert set(found.ranks) == {rank for rank, frames in enumerate(places) if frames in (LOADS, IN_FORWARD)}
     for pair in itertools.permutations(_stack(rank, frames) for rank, frames in enumerate(places)):
-        assert vote.vote(pair).ranks == found.ranks
+        assert vote.vote(pair, len(places)).ranks == found.ranks
