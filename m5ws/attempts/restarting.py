@@ -96,15 +96,15 @@ def _load_past(ports: Ports, plan: AttemptPlan) -> list[PastAttempt]:
         own = state.attempt_of(repo, run, number)
         # The logs of a node are only a part of the logs of several nodes.
         folder = plan.directory.parent / f"{number:04d}" / "logs" if plan.place.nodes == 1 else None
-        has_failed = own.standing == "failed" and own.reason is not None
+        failure = own.reason if own.standing == "failed" else None
         begun = checkpoints.step_of(own.resume) if own.resume is not None else 0
         attempt = PastAttempt(
             end=own.reason.kind if own.reason is not None else own.standing,
-            cause=_find_cause(repo, run, number, own.reason, folder) if has_failed and own.reason else None,
+            cause=_find_cause(repo, run, number, failure, folder) if failure is not None else None,
             advanced=any(checkpoint.step > begun for checkpoint in own.checkpoints),
         )
         past.append(attempt)
-        failures -= has_failed
+        failures -= failure is not None
         if not failures or not any(notice.kind == "restart" for notice in own.notices):
             break
     return past[::-1]
