@@ -323,6 +323,8 @@ class Workspace:
             keep_work=self.settings.run.keep_work,
             inexact=self.settings.run.inexact,
             inputs=self.settings.run.inputs,
+            restart=self.settings.run.restart,
+            loss=self.settings.run.loss,
             job=self.job,
             place=self.place,
             starts_dir=self.scratch.parent if self.scratch is not None else None,

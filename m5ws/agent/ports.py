@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from m5ws.config.settings import LossSettings, RestartSettings
 from m5ws.launch.interface import Launcher
 from m5ws.records.job import Job
 from m5ws.records.launch import ALONE, Observing, Place
@@ -48,6 +49,12 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
     """Effect of an inexact resume: a notice, or a notice and the end of the attempt."""
     inputs: Literal["recorded", "pinned"] = "recorded"
     """Files that the processes of a run may read: all, or pinned files alone."""
+
+    restart: RestartSettings = RestartSettings()
+    """Restarts after a failure."""
+
+    loss: LossSettings = LossSettings()
+    """Rules for the loss."""
 
     job: Job | None = None
     """The job of an engine that runs this process."""

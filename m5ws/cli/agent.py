@@ -179,13 +179,14 @@ def _lead(workspace: "Workspace", repo: "Repository", run_id: str, env: tuple[st
 def _plan(workspace: "Workspace", repo: "Repository", run_id: str, env: tuple[str, ...]) -> "tuple[Ports, AttemptPlan]":
     """Return the ports and the plan of the next attempt. Tells the followers of an error, and raises it."""
     from m5ws.agent import link, recovery
-    from m5ws.attempts import followers, planning
+    from m5ws.attempts import followers, planning, restarting
     from m5ws.repository.references import runs
 
     try:
         # The ranks of a killed agent may still publish a checkpoint, from which the next attempt continues.
         recovery.deliver_run(repo, run_id, workspace.home, workspace.work_root, workspace.kept, output.print_note)
-        return new_run.plan(workspace, repo, planning.resumed(repo, run_id), env)
+        ports, plan = new_run.plan(workspace, repo, planning.resumed(repo, run_id), env)
+        return ports, restarting.mark(ports, plan)
     except Exception as error:
         if workspace.place.nodes > 1:
             key = link.key_of(workspace.job or runs.load(repo, run_id))

@@ -144,7 +144,8 @@ def _problems_of_clusters(clusters: object, parent: Key) -> Iterator[tuple[Key, 
 
 def _mismatch(value: object, kind: object) -> str | None:
     # The type itself, or the type beside None.
-    literal = next((part for part in (kind, *get_args(kind)) if get_origin(part) is Literal), None)
+    parts = () if get_origin(kind) is tuple else get_args(kind)
+    literal = next((part for part in (kind, *parts) if get_origin(part) is Literal), None)
     if literal is not None:
         choices = get_args(literal)
         return None if value in choices else f"{value!r} is not one of {', '.join(map(str, choices))}"
@@ -247,6 +248,15 @@ _RULES: tuple[_Rule, ...] = (
         ("run", "checkpoint_minutes"),
         lambda s: s.run.checkpoint_minutes is not None and s.run.checkpoint_minutes <= 0,
         "is not positive",
+    ),
+    (("run", "restart", "same_cause"), lambda s: not s.run.restart.max, "does nothing while 'run.restart.max' is 0"),
+    *(
+        (
+            ("run", "loss", "stop"),
+            lambda s, name=name: name in s.run.loss.stop and getattr(s.run.loss, name) is None,
+            f"holds {name!r}, which does nothing without 'run.loss.{name}'",
+        )
+        for name in ("jump", "flat")
     ),
     (("checkpoint", "failures"), lambda s: _below(s.checkpoint.failures, 1), "is less than 1"),
     (("checkpoint", "deadline_s"), lambda s: s.checkpoint.deadline_s <= 0, "is not positive"),

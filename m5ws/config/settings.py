@@ -1,7 +1,7 @@
 """Keys of `m5ws.toml` and their defaults. `workspace` has the file parsed, and hands out this record."""
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -87,6 +87,28 @@ class EnvironmentSettings(_Section, frozen=True, kw_only=True):
     allow_local: tuple[str, ...] = ()
 
 
+class RestartSettings(_Section, frozen=True, kw_only=True):
+    """Restarts after a failure. `max`: their number until a checkpoint advances; 0: none.
+
+    `same_cause`: the number of times that a cause may repeat.
+    """
+
+    max: Annotated[int, msgspec.Meta(ge=0)] = 0
+    same_cause: Annotated[int, msgspec.Meta(ge=0)] = 1
+
+
+class LossSettings(_Section, frozen=True, kw_only=True):
+    """Rules for the loss of rank 0. Each rule gives one notice in an attempt. The rules in `stop` end the attempt.
+
+    `nan`, which needs no key: the loss is NaN or infinite. `jump`: the loss is this number of times the median of the
+    100 steps before. `flat`: the loss has had the same bits in this number of steps.
+    """
+
+    jump: Annotated[float, msgspec.Meta(gt=1)] | None = None
+    flat: Annotated[int, msgspec.Meta(ge=2)] | None = None
+    stop: tuple[Literal["nan", "jump", "flat"], ...] = ()
+
+
 class RunSettings(_Section, frozen=True, kw_only=True):
     """Defaults of `m5ws run`. `outputs`: folders that a script writes to, stored while it runs and when it ends.
 
@@ -95,6 +117,7 @@ class RunSettings(_Section, frozen=True, kw_only=True):
     `keep_work`: output files stay in the work directory of a finished attempt, though the store has them.
     `observe`: record the steps of scripts that do not use m5ws.session.
     `inexact`: the effect of a resume that repeats a step with other values: a notice, or the end of the attempt.
+    `restart`: new attempts after a failure. `loss`: rules for the loss.
     `inputs`: the processes of a run may read all files, or pinned files alone.
     `record_user`: the record of a run has the user and the host that started the run.
     `results`: the results that `reproduce` and `certify` judge: `glob`, `glob:key` or `metric:NAME`
@@ -116,6 +139,8 @@ class RunSettings(_Section, frozen=True, kw_only=True):
     observe: bool = True
     record_user: bool = True
     inexact: Literal["warn", "stop"] = "warn"
+    restart: RestartSettings = RestartSettings()
+    loss: LossSettings = LossSettings()
     inputs: Literal["recorded", "pinned"] = "recorded"
     environment: dict[str, str] = {}
 

@@ -48,6 +48,6 @@ class _Store:
         return [pair for part in parts.load(*self._attempt, self._known) for pair in part.lines.items()]
 
 
-def source_of(repo: Repository, run: str, attempt: int, folder: Path) -> Source:
-    """Return the logs of an attempt, from its folder on this machine, or else from the store."""
-    return _Folder(folder) if folder.is_dir() else _Store(repo, run, attempt)
+def source_of(repo: Repository, run: str, attempt: int, folder: Path | None) -> Source:
+    """Return the logs of an attempt, from its folder on this machine if there is one, or else from the store."""
+    return _Folder(folder) if folder is not None and folder.is_dir() else _Store(repo, run, attempt)

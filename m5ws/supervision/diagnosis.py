@@ -24,8 +24,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     host: str | None = None
 
 
-def diagnose(repo: Repository, run: str, attempt: int, folder: Path, rules: Mapping[str, Rule]) -> Diagnosis:
-    """Return the cause of a failed attempt by `rules`. Its logs are in `folder`, or else in the store.
+def diagnose(repo: Repository, run: str, attempt: int, folder: Path | None, rules: Mapping[str, Rule]) -> Diagnosis:
+    """Return the cause of a failed attempt by `rules`. Its logs are in `folder`, if there is one, or else in the store.
 
     Raises NotFound without logs, ConfigError for a pattern that is no regular expression, CorruptObject, Misplaced.
     """

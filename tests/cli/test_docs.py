@@ -52,6 +52,17 @@ def test_each_verb_that_prints_a_result_has_json(name: str) -> None:
         assert any("--json" in option.opts for option in command.params)
 
 
+def _defaults(section: type[msgspec.Struct]) -> dict[str, object]:
+    """Return the defaults of a section's keys, and of the keys of the tables in it as TABLE.KEY."""
+    defaults: dict[str, object] = {}
+    for field in msgspec.structs.fields(section):
+        if isinstance(field.default, msgspec.Struct):
+            defaults |= {f"{field.name}.{key}": value for key, value in _defaults(type(field.default)).items()}
+        else:
+            defaults[field.name] = {} if field.default is msgspec.NODEFAULT else field.default
+    return defaults
+
+
 def test_every_setting_is_documented_with_its_default() -> None:
     page = _page("configuration.md")
     for section in msgspec.structs.fields(Settings):
@@ -59,8 +70,7 @@ def test_every_setting_is_documented_with_its_default() -> None:
             continue
         body = page.split(f"## [{section.name}]\n")[1].split("\n## ")[0]
         documented = {row.split("`")[1]: row.split("|")[2].strip() for row in body.splitlines() if row[:3] == "| `"}
-        fields = {field.name: field.default for field in msgspec.structs.fields(section.type)}
-        fields |= {name: {} for name, default in fields.items() if default is msgspec.NODEFAULT}
+        fields = _defaults(section.type)
         assert documented.keys() == fields.keys()
         for name, default in fields.items():
             if (section.name, name) != ("tokenizer", "probe"):
