@@ -95,12 +95,19 @@ def test_jobs_on_slurm_and_on_hosts_train_the_bits_of_one_machine(
     # The nodes have the logs, and the store too.
     assert {"0", "1"} <= workspace.json("logs", submitted["lab"])["logs"].keys()
     assert "[1] " in workspace.m5ws("logs", submitted["big"]).stdout
-    # The whole command of a reproduction is a job, too, or several jobs that share the segments.
-    words = ("reproduce", "--json", submitted["lab"], "--all-segments")
+    assert fsck.check(workspace.repo, read_data=True).damage == ()
+
+
+@pytest.mark.soak
+def test_jobs_share_the_segments_of_a_reproduction(tmp_path: Path, on_slurm: Callable[[Workspace], Workspace]) -> None:
+    """The whole command of a reproduction is a job, too, or several jobs that share the segments."""
+    workspace = on_slurm(make_workspace(tmp_path / "w", "fsdp.py", nproc=1))
+    run = workspace.train("--nproc", "2")
+    words = ("reproduce", "--json", run, "--all-segments")
     shared = workspace.json(words[0], *words[2:], "--parallel", "2", "--on", "big", "--nodes", "2")
     assert [each["job"]["command"][:4] for each in shared] == [["reproduce", "--share", n, "2"] for n in ("1", "2")]
-    wait_for(lambda: _is_joined(workspace, submitted["lab"]))
-    for row in workspace.json("show", submitted["lab"])["replays"]:
+    wait_for(lambda: _is_joined(workspace, run))
+    for row in workspace.json("show", run)["replays"]:
         assert [start.node for start in ledger.node_starts(workspace.repo, row["id"], 1)] == [0, 1]
     assert fsck.check(workspace.repo, read_data=True).damage == ()
 

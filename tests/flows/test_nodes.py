@@ -358,7 +358,7 @@ def test_two_nodes_that_wrote_different_content_to_one_path_fail_the_attempt(
         assert _texts(workspace, run, tmp_path / f"{node}", "--node", f"{node}")["same.txt"] == str(node)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_resume_restores_the_files_of_all_nodes_on_each_node_and_on_one_machine(
     tmp_path: Path, cluster: Callable[[Workspace], _Cluster]
 ) -> None:
