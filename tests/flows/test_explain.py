@@ -36,7 +36,7 @@ _MARKS: dict[str, tuple[pytest.MarkDecorator, ...]] = {
     "dropout": (pytest.mark.long,),
     "draw_step": (pytest.mark.long,),
 }
-"""The marks of planted differences. Those without marks are in the campaigns."""
+"""The marks of planted differences. The campaigns try all differences."""
 
 
 @pytest.fixture(scope="module")
