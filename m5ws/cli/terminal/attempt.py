@@ -25,7 +25,8 @@ def start(ports: "Ports", plan: "AttemptPlan", given: "StartArguments") -> None:
 
 def execute(ports: "Ports", plan: "AttemptPlan", env: tuple[str, ...], *, enabled: bool, as_json: bool) -> None:
     """Execute a plan and report the result. Raises as `start` does."""
-    from m5ws.attempts import leader
+    from m5ws.attempts import aftermath, leader
+    from m5ws.wording.incidents import describe_cause
 
     if not as_json:
         output.echo(plan.run.id)
@@ -33,10 +34,13 @@ def execute(ports: "Ports", plan: "AttemptPlan", env: tuple[str, ...], *, enable
     with interrupt.on_signals(), RunProgress(enabled=enabled, log=log) as shown:
         accept = partial(environment.check, ports, plan, env)
         result = leader.execute(ports, plan, shown.watch, shown.prepare, shown.poll, accept)
+    incident = aftermath.conclude(ports, plan, result)
     if as_json:
         output.print_json({"run": plan.run, "result": result})
     if any((work := plan.directory / "work").glob("*")):
         output.print_note(f"files of the script are kept in {work}")
+    if incident is not None:
+        output.print_note(f"cause: {describe_cause(incident)}")
     run_end.report(ports, plan, result)
 
 

@@ -1,0 +1,36 @@
+"""Sentences of incidents: the cause, the place where it began, and what to do."""
+
+from m5ws.records.cause import Cause
+from m5ws.records.incident import Incident
+
+_ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+_DAY_S = 86_400.0
+
+
+def describe_cause(incident: Incident) -> str:
+    """Return the cause of an incident in one line."""
+    cause = incident.cause
+    if cause is None:
+        return "unknown: no rule matches the logs"
+    host = f" of {incident.host}" if incident.host else ""
+    log = f"rank {cause.rank}" if cause.rank.isdigit() else f"the {cause.rank}"
+    effect = "unknown, with the effect " if cause.level == "cascade" else ""
+    return f"{effect}{cause.kind}: {cause.title} ({log}{host})"
+
+
+def describe_advice(cause: Cause) -> str:
+    """Return the advice on a cause, the party that can act, and the use of a restart."""
+    return f"{cause.advice} Owner: {cause.owner}. A restart {'may help' if cause.retry else 'does not help'}."
+
+
+def ordinal(number: int) -> str:
+    """Return a number from 1 as an ordinal."""
+    return _ORDINALS[number - 1] if number <= len(_ORDINALS) else f"{number:,}th"
+
+
+def describe_period(seconds: float) -> str:
+    """Return a period in whole days, or in hours if it is shorter than two days."""
+    if seconds >= 2 * _DAY_S:
+        return f"{seconds / _DAY_S:.0f} days"
+    hours = max(1, round(seconds / 3600))
+    return f"{hours} hour{'s' * (hours > 1)}"
