@@ -9,7 +9,7 @@ from m5ws.agent import untracked
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.ports import Ports
 from m5ws.attempts.leader import AttemptResult
-from m5ws.errors import M5Error, NotFound
+from m5ws.errors import M5Error
 from m5ws.records.incident import Incident
 from m5ws.repository.ledger import ledger
 from m5ws.repository.references import incidents
@@ -57,10 +57,12 @@ def _record(ports: Ports, plan: AttemptPlan, result: AttemptResult) -> Incident 
 
 
 def _describe(ports: Ports, plan: AttemptPlan, result: AttemptResult) -> Incident:
+    """Return the incident of a failed attempt. Raises M5Error, OSError if the store does not answer."""
     repo, run, attempt = ports.repo, plan.run.id, plan.attempt
     try:
         found = diagnosis.diagnose(repo, run, attempt, plan.directory / "logs", causes.with_own(ports.causes))
-    except NotFound:
+    except M5Error as error:
+        _log.warning("the cause of the failure of run %s is unknown: %s", run, error)
         found = Diagnosis(cause=None)
     observed = {start.host: start.observed for start in ledger.node_starts(repo, run, attempt)}
     incident = Incident(

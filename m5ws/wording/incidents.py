@@ -12,10 +12,10 @@ def describe_cause(incident: Incident) -> str:
     cause = incident.cause
     if cause is None:
         return "unknown: no rule matches the logs"
-    host = f" of {incident.host}" if incident.host else ""
-    log = f"rank {cause.rank}" if cause.rank.isdigit() else f"the {cause.rank}"
+    log = f"rank {cause.rank}" if cause.rank.isdigit() else cause.rank
+    place = ", ".join(filter(None, (log, incident.host)))
     effect = "unknown, with the effect " if cause.level == "cascade" else ""
-    return f"{effect}{cause.kind}: {cause.title} ({log}{host})"
+    return f"{effect}{cause.kind}: {cause.title}{f' ({place})' if place else ''}"
 
 
 def describe_advice(cause: Cause) -> str:

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from m5ws.repository.repository import Repository
 from tests.cli.conftest import M5
 from tests.support.network import webhook
 from tests.support.network.webhook import Webhook
+from tests.support.paths import ROOT
 from tests.support.ranks.forks import ForkParents
 from tests.support.records import planted
 from tests.support.workspace import command_line
@@ -61,7 +64,7 @@ def test_a_failure_is_recorded_remembered_and_sent_without_its_secrets(m5: M5, p
     assert done.returncode == 1
     run = done.stdout.strip()
     shown = m5("show", run).out
-    assert re.search(r"cause: lake-token: the token of the lake has expired \(rank 0 of .+\)\n +Log in again\.", shown)
+    assert re.search(r"cause: lake-token: the token of the lake has expired \(rank 0, .+\)\n +Log in again\.", shown)
     (message,) = hook.received
     assert re.fullmatch(rf"run {run} trial failed \(attempt 1, step 0\)", message["title"])
     for text in (
@@ -78,6 +81,8 @@ def test_a_failure_is_recorded_remembered_and_sent_without_its_secrets(m5: M5, p
     page = place.parent / "page.html"
     assert m5("report", run, "-o", page).status == 0
     assert "the token of the lake has expired" in page.read_text()
+    assert m5("push", run, "--to", str(place.parent / "copy")).status == 0
+    assert len(list((place.parent / "copy" / "incidents" / run).iterdir())) == 2
     assert m5("notify").status == 1
     hook.status = 200
     assert m5("notify", "--json").document == {"sent": 1, "waiting": 0}
@@ -140,3 +145,15 @@ def test_a_killed_leader_leaves_a_dead_run_and_a_failed_run_is_not_reported_agai
 def test_an_address_and_several_runs_belong_to_a_look(m5: M5, silent: str) -> None:
     assert m5("watch", silent, silent).status == 2
     assert m5("watch", "--unattended", silent, "--ping", "file:///etc/passwd").status == 2
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
+def test_the_documented_units_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    page = (ROOT / "docs" / "how-to" / "get-messages.md").read_text()
+    units = re.findall(r"```ini\n# (\S+)\n(.*?)```", page, re.DOTALL)
+    for name, text in units:
+        (tmp_path / name).write_text(text.replace("%h/.local/bin/m5ws", "/bin/true"))
+    paths = [str(tmp_path / name) for name, _ in units]
+    done = subprocess.run(["systemd-analyze", "verify", "--user", *paths], capture_output=True, text=True, check=False)
+    assert (len(units), done.returncode, done.stderr) == (2, 0, "")
