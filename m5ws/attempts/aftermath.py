@@ -1,7 +1,6 @@
 """After the end of an attempt: the record of an incident, and messages to people. No error here fails a run."""
 
 import logging
-import time
 
 import msgspec
 
@@ -33,7 +32,7 @@ def conclude(ports: Ports, plan: AttemptPlan, result: AttemptResult) -> Incident
     event = "restarted" if result.again else _EVENTS.get(result.outcome)
     try:
         if ports.notifier is not None and event is not None and ports.notifier.is_wanted(event):
-            message = messages.describe(event, plan.run, plan.attempt, time.time(), result.reason, incident)
+            message = messages.describe(event, plan.run, plan.attempt, result.reason, incident)
             ports.notifier.add(message)
         if ports.notifier is not None:
             ports.notifier.deliver(_LIMIT_S)
@@ -76,4 +75,8 @@ def _describe(ports: Ports, plan: AttemptPlan, result: AttemptResult) -> Inciden
         host=found.host,
         environment=observed.get(found.host) if found.host is not None else next(iter(observed.values()), None),
     )
-    return msgspec.structs.replace(incident, memory=memory.recall(repo, incident))
+    try:
+        return msgspec.structs.replace(incident, memory=memory.recall(repo, incident))
+    except M5Error as error:
+        _log.warning("cannot read earlier incidents: %s", error)
+        return incident

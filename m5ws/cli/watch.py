@@ -75,18 +75,16 @@ def command(
 
     if not unattended and (len(run) > 1 or ping is not None):
         raise UsageError("several runs and --ping require --unattended")
-    look.refuse_address(ping)
     workspace = names.workspace(context)
     repo = workspace.open_repository()
     found = [names.find_id(repo, each, "run") for each in run]
     if unattended:
-        limit_s = limit_min * 60
-        signs = look.look(workspace, repo, found, limit_s, ping)
+        signs = look.look(workspace, repo, found, limit_min * 60, ping)
         if as_json:
             output.print_json(signs)
         else:
-            output.echo(*(look.describe(sign, limit_s) for sign in signs))
-        context.exit(max(map(look.status, signs)))
+            output.echo(*map(str, signs))
+        context.exit(max(sign.status for sign in signs))
     watched = live.LiveRun(repo, found[0])
     with progress.Bar() as bar:
         watched.refresh(bar)
