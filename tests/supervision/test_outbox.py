@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from m5ws.config.settings import NotifySettings
@@ -26,6 +26,9 @@ def _message(number: int, time_s: float | None = None) -> Message:
     return Message(event="failed", time_s=time.time() if time_s is None else time_s, title=f"{number}", text="x")
 
 
+@example(["add", "add", "killed after", "deliver"])
+@example(["add", "add", "killed before", "deliver"])
+@example(["add", "down", "deliver", "add", "deliver"])
 @given(st.lists(st.sampled_from(["add", "up", "down", "deliver", "killed before", "killed after"]), max_size=30))
 def test_each_message_is_sent_once_and_in_order_whatever_happens(turns: list[str]) -> None:
     state, received, numbers = "up", list[int](), itertools.count()
