@@ -1,6 +1,7 @@
 """Messages that wait: each is sent at most once, in order, and exactly once if no sender is killed."""
 
 import itertools
+import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -113,3 +114,13 @@ def test_a_target_that_fails_holds_no_other_target_back(tmp_path: Path, caplog: 
     unset.add(_message(2))
     assert unset.deliver(60.0).waiting == 1
     assert "HOOK of [notify] urls is not set" in caplog.text
+
+
+def test_a_message_waits_where_apprise_is_not_installed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "apprise", None)
+    notifier = _notifier(tmp_path / "notify", "json://127.0.0.1:9/x")
+    notifier.add(_message(1))
+    assert notifier.deliver(60.0).waiting == 1
+    assert "needs the extra 'supervise'" in caplog.text
