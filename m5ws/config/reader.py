@@ -170,8 +170,8 @@ def _problems_of_causes(causes: object, parent: Key) -> Iterator[tuple[Key, str]
 
 def _mismatch(value: object, kind: object) -> str | None:
     # The type itself, or the type beside None.
-    parts = () if get_origin(kind) is tuple else (kind, *get_args(kind))
-    literal = next((part for part in parts if get_origin(part) is Literal), None)
+    parts = () if get_origin(kind) is tuple else get_args(kind)
+    literal = next((part for part in (kind, *parts) if get_origin(part) is Literal), None)
     if literal is not None:
         choices = get_args(literal)
         return None if value in choices else f"{value!r} is not one of {', '.join(map(str, choices))}"
