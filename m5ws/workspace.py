@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from m5ws.snapshot.sources.git import Git
     from m5ws.snapshot.sources.git_history import GitHistory
     from m5ws.snapshot.sources.tokenizer import Tokenizers
+    from m5ws.supervision.notify import Notifier
 
 _log = logging.getLogger(__name__)
 FILE, STATE = "m5ws.toml", ".m5ws"
@@ -327,9 +328,17 @@ class Workspace:
             loss=self.settings.run.loss,
             job=self.job,
             place=self.place,
+            causes=self.settings.causes,
+            notifier=self.notifier(),
             starts_dir=self.scratch.parent if self.scratch is not None else None,
             **self.creator(),
         )
+
+    def notifier(self) -> "Notifier":
+        """Return the sender of messages about runs."""
+        from m5ws.supervision.notify import Notifier
+
+        return Notifier(self.settings.notify, self.home / "notify", self.root, self.environment)
 
     def creator(self) -> dict[str, str]:
         """Return the user and the host of this process for the record of a run; nothing if `m5ws.toml` disables it."""

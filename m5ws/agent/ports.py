@@ -9,6 +9,7 @@ import msgspec
 
 from m5ws.config.settings import LossSettings, RestartSettings
 from m5ws.launch.interface import Launcher
+from m5ws.records.cause import Rule
 from m5ws.records.job import Job
 from m5ws.records.launch import ALONE, Observing, Place
 from m5ws.records.ledger import AnyEvent
@@ -18,6 +19,7 @@ from m5ws.tracking.interface import Tracker
 
 if TYPE_CHECKING:
     from m5ws.snapshot.sources.git_history import GitHistory
+    from m5ws.supervision.notify import Notifier
 
 Watch = Callable[[str, AnyEvent], bool | None]
 """Called with (rank, event), in the order of each rank. If it returns True, the attempt is stopped."""
@@ -64,6 +66,12 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
 
     starts_dir: Path | None = None
     """The folder with the lock of starts on this machine, if it is not `work_root`."""
+
+    causes: Mapping[str, Rule] = {}
+    """Rules of the workspace that find the cause of a failure."""
+
+    notifier: "Notifier | None" = None
+    """Sends messages about runs."""
 
     def sign(self, run: Run) -> Run:
         """Return a new run with the user and the host that start the run, and the time of the store's clock."""

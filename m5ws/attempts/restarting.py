@@ -17,7 +17,6 @@ from m5ws.errors import M5Error, NotFound
 from m5ws.records.failure import EndReason
 from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints
-from m5ws.repository.repository import Repository
 from m5ws.runs import state
 from m5ws.runs.state import AttemptState
 from m5ws.supervision import causes, diagnosis, restarts
@@ -100,7 +99,7 @@ def _load_past(ports: Ports, plan: AttemptPlan) -> list[PastAttempt]:
         begun = checkpoints.step_of(own.resume) if own.resume is not None else 0
         attempt = PastAttempt(
             end=own.reason.kind if own.reason is not None else own.standing,
-            cause=_find_cause(repo, run, number, failure, folder) if failure is not None else None,
+            cause=_find_cause(ports, run, number, failure, folder) if failure is not None else None,
             advanced=any(checkpoint.step > begun for checkpoint in own.checkpoints),
         )
         past.append(attempt)
@@ -110,7 +109,7 @@ def _load_past(ports: Ports, plan: AttemptPlan) -> list[PastAttempt]:
     return past[::-1]
 
 
-def _find_cause(repo: Repository, run: str, attempt: int, reason: EndReason, folder: Path | None) -> Cause:
+def _find_cause(ports: Ports, run: str, attempt: int, reason: EndReason, folder: Path | None) -> Cause:
     """Return the cause of a failed attempt. An unknown cause has the place or the rank of the failure as its name.
 
     A dead rank explains the effects on other ranks, so its cause is unknown if only effects are in the logs.
@@ -118,7 +117,7 @@ def _find_cause(repo: Repository, run: str, attempt: int, reason: EndReason, fol
     if reason.kind in ("stuck", "node lost"):
         return Cause(name=reason.kind, owner="infrastructure", retry=True)
     try:
-        found = diagnosis.diagnose(repo, run, attempt, folder, causes.builtin()).cause
+        found = diagnosis.diagnose(ports.repo, run, attempt, folder, causes.with_own(ports.causes)).cause
     except NotFound:
         found = None
     if found is not None and not (found.level == "cascade" and reason.dead):

@@ -40,6 +40,7 @@ COMMANDS = {
     "ls": "List snapshots and runs.",
     "show": "Show a snapshot, a run or a sweep.",
     "watch": "Show a run while it goes on.",
+    "notify": "Send the messages that wait on this machine.",
     "wait": "Wait for the end of a run.",
     "cancel": "End a run on any machine, after a last checkpoint.",
     "pin": "Write the versions and the image of a run into m5ws.toml.",

@@ -10,7 +10,7 @@ from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output
 
 if TYPE_CHECKING:
-    from m5ws.supervision.causes import Cause
+    from m5ws.records.cause import Cause
 
 
 @click.command("cause")
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 def command(context: click.Context, run: str, attempt: int | None, as_json: bool) -> None:
     """Name the cause of a failure: its class, and the rank that it began on.
 
-    Rules search the end of the logs of all ranks (see `m5ws logs`). The effect of a failure on other ranks, such as a
-    collective that times out, is never the cause if a rule matches the failure itself. If no rule matches, the cause is
-    unknown.
+    Rules search the end of the logs of all ranks (see `m5ws logs`): the rules of `[causes]` in m5ws.toml, then the
+    rules of m5ws. The effect of a failure on other ranks, such as a collective that times out, is never the cause if a
+    rule matches the failure itself. If no rule matches, the cause is unknown.
 
     \b
     Example:
@@ -46,7 +46,7 @@ def command(context: click.Context, run: str, attempt: int | None, as_json: bool
             )
         return output.echo(f"no failure: attempt {chosen} of run {run_id} finished")
     folder = workspace.attempt_dir(run_id, chosen) / "logs"
-    found = diagnosis.diagnose(repo, run_id, chosen, folder, causes.builtin())
+    found = diagnosis.diagnose(repo, run_id, chosen, folder, causes.with_own(workspace.settings.causes))
     if as_json:
         outcome = None if end is None else end.outcome
         return output.print_json(

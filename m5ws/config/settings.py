@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from m5ws.records.cause import Rule
 from m5ws.records.environment import Determinism
 from m5ws.records.launch import Saving
 from m5ws.records.run import Trainer
@@ -208,6 +209,18 @@ SEARCH_RULES = "2"
 """Version of the rules of `secret_scan`. A new version has files searched again that an older version has passed."""
 
 
+class NotifySettings(_Section, frozen=True, kw_only=True):
+    """Messages about runs. `urls`: variables, as "${NAME}", each with a URL of apprise. `command`: a program that gets
+    each message as JSON.
+
+    `on`: the events with a message. `restarted`: the scheduler starts the agents of the run again.
+    """
+
+    urls: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    on: tuple[Literal["failed", "finished", "restarted"], ...] = ("failed",)
+
+
 class SecretsSettings(_Section, frozen=True, kw_only=True):
     """`allow`: paths (glob patterns) that may be captured although they look like secrets."""
 
@@ -239,5 +252,7 @@ class Settings(_Section, frozen=True, kw_only=True):
     checkpoint: Saving = Saving()
     mlflow: MlflowSettings = MlflowSettings()
     retention: RetentionSettings = RetentionSettings()
+    notify: NotifySettings = NotifySettings()
     secrets: SecretsSettings = SecretsSettings()
+    causes: dict[str, Rule] = {}
     clusters: dict[str, SlurmCluster | HostsCluster] = {}

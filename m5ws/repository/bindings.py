@@ -17,6 +17,7 @@ from m5ws.records import codec
 from m5ws.records.base import Digest, KeyedRecord, Record
 from m5ws.records.checkpoint import Checkpoint
 from m5ws.records.gc import Garbage, GcExecution, GcPlan, GcResult, Keep, PlanPart, Retirements
+from m5ws.records.incident import Incident
 from m5ws.records.job import Cancel, Job
 from m5ws.records.ledger import Batch, CheckpointPublished, OutputsStored
 from m5ws.records.log import LogPart
@@ -50,6 +51,7 @@ KEYS: tuple[tuple[str, type[Record], Mapping[str, str]], ...] = (
     ("jobs/<run>/<name>", Job, {}),
     ("cancels/<run>/<time>-<nonce>", Cancel, {}),
     ("logs/<run>/<attempt>-<node>-<number>", LogPart, {}),
+    ("incidents/<run>/<attempt>", Incident, {}),
     ("pins/<run>/<step>-<attempt>", Checkpoint, {}),
     ("removed/<run>", Removal, {}),
     ("gc/<plan>.plan", GcPlan, {}),

@@ -9,13 +9,12 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
-from typing import Literal
 
 import msgspec
 
 from m5ws.errors import ConfigError
+from m5ws.records.cause import Cause, Level, Rule
 
-Level = Literal["cascade", "script", "root"]
 _LEVELS: tuple[Level, ...] = ("cascade", "script", "root")
 """The levels of failures by their weight: a later level wins."""
 _ON_ONE_LINE: tuple[Level, ...] = ("root", "cascade", "script")
@@ -32,17 +31,6 @@ _SOURCE = re.compile(r"(?:\[rank\d+\]: ?)? {2}")
 """Source lines follow a frame of a traceback or a warning. They are no output, and may contain any message."""
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A class of causes: regular expressions of its lines, advice, the party that can act, and the use of a restart."""
-
-    title: str
-    patterns: tuple[str, ...]
-    advice: str
-    owner: Literal["user", "infrastructure", "storage", "network", "platform"]
-    retry: bool
-    level: Level = "root"
-
-
 class Match(msgspec.Struct, frozen=True, kw_only=True):
     """A line of a log, and the class of the rule that matches it. `line` counts from 0."""
 
@@ -51,30 +39,19 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
     line: int
 
 
-class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """The cause of a failure. `rank` is the name of its log, and `line` counts from 1.
-
-    `evidence` has the lines around it, and `others` the classes of the other ranks' failures, by rank. A cause of level
-    "cascade" follows from a failure that left no line of a rule, so it began elsewhere.
-    """
-
-    kind: str
-    level: Level
-    title: str
-    owner: str
-    retry: bool
-    advice: str
-    rank: str
-    line: int
-    evidence: tuple[str, ...]
-    others: dict[str, str]
-
-
 @cache
 def builtin() -> Mapping[str, Rule]:
     """Return the rules of m5ws by class."""
     text = resources.files("m5ws.supervision").joinpath("causes.toml").read_bytes()
     return msgspec.toml.decode(text, type=dict[str, Rule])
+
+
+def with_own(own: Mapping[str, Rule]) -> Mapping[str, Rule]:
+    """Return the rules of a workspace before the rules of m5ws, which they replace by class.
+
+    Of two rules of a level that match a line, the earlier rule counts.
+    """
+    return {**own, **{kind: rule for kind, rule in builtin().items() if kind not in own}}
 
 
 class Classifier:

@@ -8,11 +8,11 @@ import msgspec
 
 from m5ws.errors import NotFound
 from m5ws.logs import reading
+from m5ws.records.cause import Cause, Rule
 from m5ws.records.ledger import RankEnded
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
 from m5ws.supervision import causes
-from m5ws.supervision.causes import Cause, Rule
 
 _LAST_BATCHES = 3
 

@@ -14,6 +14,7 @@ from m5ws import workspace
 from m5ws.cli import BUG, COMMANDS, INTERRUPTED, NO_READER, reference
 from m5ws.config.settings import HostsCluster, Settings, SlurmCluster
 from m5ws.errors import M5Error
+from m5ws.records.cause import Rule
 
 _PAGES = Path(__file__).parents[2] / "docs" / "reference"
 
@@ -66,7 +67,7 @@ def _defaults(section: type[msgspec.Struct]) -> dict[str, object]:
 def test_every_setting_is_documented_with_its_default() -> None:
     page = _page("configuration.md")
     for section in msgspec.structs.fields(Settings):
-        if section.name in ("name", "extends", "clusters"):
+        if section.name in ("name", "extends", "clusters", "causes"):
             continue
         body = page.split(f"## [{section.name}]\n")[1].split("\n## ")[0]
         documented = {row.split("`")[1]: row.split("|")[2].strip() for row in body.splitlines() if row[:3] == "| `"}
@@ -78,9 +79,10 @@ def test_every_setting_is_documented_with_its_default() -> None:
                 assert documented[name] == expected, f"{section.name}.{name}"
 
 
-@pytest.mark.parametrize("kind", [SlurmCluster, HostsCluster])
-def test_every_setting_of_a_cluster_is_documented_with_its_default(kind: type[msgspec.Struct]) -> None:
-    body = _page("configuration.md").split("## [clusters.NAME]\n")[1].split("\n## ")[0]
+@pytest.mark.parametrize("kind", [SlurmCluster, HostsCluster, Rule])
+def test_every_setting_of_a_named_table_is_documented_with_its_default(kind: type[msgspec.Struct]) -> None:
+    section = "causes" if kind is Rule else "clusters"
+    body = _page("configuration.md").split(f"## [{section}.NAME]\n")[1].split("\n## ")[0]
     rows = {row.split("`")[1]: row.split("|")[2].strip() for row in body.splitlines() if row[:3] == "| `"}
     for field in msgspec.structs.fields(kind):
         written = (

@@ -175,6 +175,7 @@ READERS: dict[str, Callable[[World, str], Commands]] = {
     # Agents alone read a request to cancel their run.
     "cancels/<run>/<time>-<nonce>": lambda *_: [],
     "logs/<run>/<attempt>-<node>-<number>": lambda _, key: [("logs", key.split("/")[1], "--attempt", "1")],
+    "incidents/<run>/<attempt>": lambda world, key: _of_note(world, key)[1:],
     "pins/<run>/<step>-<attempt>": _of_pin,
     "removed/<run>": _of_removal,
     "gc/<plan>.plan": _of_plan,

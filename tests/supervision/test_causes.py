@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from m5ws.errors import ConfigError
+from m5ws.records.cause import Level, Rule
 from m5ws.supervision import causes
 
 RULES = causes.builtin()
@@ -17,7 +18,7 @@ CLASSIFIER = causes.Classifier(RULES)
 HEALTHY = (Path(__file__).parents[1] / "data" / "causes" / "healthy.txt").read_text("utf-8")
 
 
-def _named(level: causes.Level | None = None) -> Mapping[str, causes.Rule]:
+def _named(level: Level | None = None) -> Mapping[str, Rule]:
     """Return the rules of a level, each of which matches the name of its class alone."""
     return {
         kind: msgspec.structs.replace(rule, patterns=(f"^{kind}$",))
@@ -134,3 +135,16 @@ def test_a_pattern_that_is_no_regular_expression_is_an_error() -> None:
     rule = msgspec.structs.replace(RULES["disk-full"], patterns=("(",))
     with pytest.raises(ConfigError):
         causes.Classifier({"disk-full": rule})
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "kind"),
+    [("scratch", "root", "scratch"), ("scratch", "script", "disk-full"), ("disk-full", "root", "disk-full")],
+)
+def test_a_rule_of_a_workspace_wins_on_its_level_and_replaces_a_rule_of_its_name(
+    name: str, level: Level, kind: str
+) -> None:
+    own = Rule(title="x", patterns=("No space",), advice="y", owner="user", retry=True, level=level)
+    cause = causes.Classifier(causes.with_own({name: own})).find({"0": ["OSError: [Errno 28] No space left"]}, {})
+    assert cause is not None
+    assert (cause.kind, cause.title == "x") == (kind, name == kind)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from m5ws.records.cause import Cause
 from m5ws.supervision import causes
 from tests.supervision.scripts import plain_failures
 from tests.support.s3.scripted_s3 import ScriptedS3
@@ -40,7 +41,7 @@ def _logs(folder: Path, cases: list[str]) -> dict[str, Logs]:
     }
 
 
-def _find(logs: Logs) -> causes.Cause:
+def _find(logs: Logs) -> Cause:
     cause = CLASSIFIER.find(logs, {})
     assert cause is not None, logs
     return cause

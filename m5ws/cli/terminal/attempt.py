@@ -49,13 +49,17 @@ def execute(ports: "Ports", plan: "AttemptPlan", env: tuple[str, ...], *, enable
 
 
 def _execute(ports: "Ports", plan: "AttemptPlan", env: tuple[str, ...], *, enabled: bool) -> "AttemptResult":
-    """Execute one attempt with its progress, and return the result."""
-    from m5ws.attempts import leader
+    """Execute one attempt with its progress, and return the result. Print the cause of a failure."""
+    from m5ws.attempts import aftermath, leader
+    from m5ws.wording.incidents import describe_cause
 
     log = plan.directory / "logs" / "rank-0.log"
     with RunProgress(enabled=enabled, log=log) as shown:
         accept = partial(environment.check, ports, plan, env)
-        return leader.execute(ports, plan, shown.watch, shown.prepare, shown.poll, accept)
+        result = leader.execute(ports, plan, shown.watch, shown.prepare, shown.poll, accept)
+    if (incident := aftermath.conclude(ports, plan, result)) is not None:
+        output.print_note(f"cause: {describe_cause(incident)}")
+    return result
 
 
 def _describe(plan: "AttemptPlan") -> str:

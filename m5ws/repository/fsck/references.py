@@ -13,6 +13,7 @@ from m5ws.records import codec
 from m5ws.records.base import Digest, Record
 from m5ws.records.checkpoint import Checkpoint
 from m5ws.records.gc import Garbage, GcExecution, GcPlan, GcResult, Keep, PlanPart, Retirements
+from m5ws.records.incident import INCIDENTS, Incident
 from m5ws.records.job import Cancel, Job
 from m5ws.records.log import LOGS, LogPart
 from m5ws.records.note import Note
@@ -89,7 +90,8 @@ class References:
         tasks: list[Callable[[], object]] = [partial(self._decode, FORMAT, Format)]
         tasks += [partial(self._snapshot, snapshot) for snapshot in self.snapshots]
         tasks += [partial(self._run, run) for run in self.runs]
-        for prefix, kind in ((notes.PREFIX, Note), (jobs.PREFIX, Job), (jobs.CANCELS, Cancel), (LOGS, LogPart)):
+        small = ((notes.PREFIX, Note), (jobs.PREFIX, Job), (jobs.CANCELS, Cancel))
+        for prefix, kind in (*small, (LOGS, LogPart), (INCIDENTS, Incident)):
             tasks += [partial(self._of_run, prefix, run, kind) for run in names(prefix)]
         self._removed = removals.removed_runs(self._repo)
         # A copy publishes the removal before the run. An interrupted copy leaves a removal without a run.
@@ -197,7 +199,7 @@ class References:
                 if not known(name):
                     self._add("foreign", f"runs/{run_id}/{folder}/{name}", FOREIGN)
 
-    def _of_run(self, prefix: str, run_id: str, kind: type[Note | Job | Cancel | LogPart]) -> None:
+    def _of_run(self, prefix: str, run_id: str, kind: type[Note | Job | Cancel | LogPart | Incident]) -> None:
         """Check the records of one kind about a run."""
         # A job may be about a snapshot.
         if run_id not in self.runs and not (kind is Job and run_id in self.snapshots):

@@ -252,6 +252,12 @@ def ended(repo: Repository, run: str, attempt: int) -> AttemptEnded | None:
     return None
 
 
+def newest_s(repo: Repository, run: str, attempt: int) -> float:
+    """Return the time of the newest batch of an attempt, by the store's clock; 0.0 without one."""
+    stats = repo.store.list(f"runs/{run}/ledger/{attempt:04d}/")
+    return max((stat.modified_s for stat in stats), default=0.0)
+
+
 def check_heads(
     run: str, attempt: int, ended: AttemptEnded, stored: Mapping[str, Digest], ranks: Container[str] | None = None
 ) -> None:
