@@ -9,6 +9,7 @@ import logging
 import os
 import shlex
 import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from m5ws.checkpoints.export.export import Tools
     from m5ws.environment.observe.machine import Machine
     from m5ws.environment.rebuild.virtual_environments import VirtualEnvironments
+    from m5ws.preflight.node import Machine as CheckedMachine
     from m5ws.records.job import Job
     from m5ws.repository.repository import Repository
     from m5ws.snapshot.sources.dvc import Dvc
@@ -328,6 +330,24 @@ class Workspace:
             starts_dir=self.scratch.parent if self.scratch is not None else None,
             **self.creator(),
         )
+
+    def machine(self, repo: "Repository", snapshot: str | None = None) -> "CheckedMachine":
+        """Return this machine, as the next run of a snapshot would use it, for checks. Raises CorruptObject."""
+        from m5ws.preflight import needs
+        from m5ws.preflight.node import Machine
+
+        found = needs.find(repo, snapshot)
+        work_bytes = found.files_bytes + found.outputs_bytes
+        places = [needs.Place(use="work and outputs", path=self.work_root, size_bytes=work_bytes, files=found.files)]
+        if self.store_dir is not None:
+            stored_bytes = found.checkpoint_bytes + found.outputs_bytes
+            places.append(needs.Place(use="the store", path=self.store_dir, size_bytes=stored_bytes))
+        if self.cache_dir is not None:
+            size_bytes = found.checkpoint_bytes + found.files_bytes
+            places.append(needs.Place(use="copies of the store", path=self.cache_dir, size_bytes=size_bytes))
+        logs = [each for each in (self.home / "runs" / (found.run or "-")).glob("*/logs/*") if each.is_file()]
+        places.append(needs.Place(use="logs", path=self.home, size_bytes=sum(each.stat().st_size for each in logs)))
+        return Machine(repo=repo, needs=found, places=places, python=sys.executable, environment=dict(self.environment))
 
     def creator(self) -> dict[str, str]:
         """Return the user and the host of this process for the record of a run; nothing if `m5ws.toml` disables it."""

@@ -59,6 +59,7 @@ COMMANDS = {
     "push": "Copy snapshots and runs to another store.",
     "pull": "Copy snapshots and runs from another store to this workspace's store.",
     "doctor": "Check this machine and this workspace, with a remedy for each failure.",
+    "preflight": "Check nodes before a run, or a snapshot's own job at a small size.",
     "fsck": "Check the whole store and list the damage.",
     "rm": "Remove runs.",
     "du": "List the bytes of runs.",

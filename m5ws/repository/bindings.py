@@ -18,6 +18,7 @@ from m5ws.records.base import Digest, KeyedRecord, Record
 from m5ws.records.checkpoint import Checkpoint
 from m5ws.records.gc import Garbage, GcExecution, GcPlan, GcResult, Keep, PlanPart, Retirements
 from m5ws.records.job import Cancel, Job
+from m5ws.records.known import Known
 from m5ws.records.ledger import Batch, CheckpointPublished, OutputsStored
 from m5ws.records.log import LogPart
 from m5ws.records.note import Note
@@ -49,6 +50,7 @@ KEYS: tuple[tuple[str, type[Record], Mapping[str, str]], ...] = (
     ("notes/<run>/<time>-<nonce>", Note, {}),
     ("jobs/<run>/<name>", Job, {}),
     ("cancels/<run>/<time>-<nonce>", Cancel, {}),
+    ("known/<kind>/<time>-<nonce>", Known, {}),
     ("logs/<run>/<attempt>-<node>-<number>", LogPart, {}),
     ("pins/<run>/<step>-<attempt>", Checkpoint, {}),
     ("removed/<run>", Removal, {}),

@@ -14,6 +14,7 @@ from m5ws.records.base import Digest, Record
 from m5ws.records.checkpoint import Checkpoint
 from m5ws.records.gc import Garbage, GcExecution, GcPlan, GcResult, Keep, PlanPart, Retirements
 from m5ws.records.job import Cancel, Job
+from m5ws.records.known import Known
 from m5ws.records.log import LOGS, LogPart
 from m5ws.records.note import Note
 from m5ws.records.outputs import OutputFiles
@@ -32,7 +33,7 @@ from m5ws.repository.fsck.records import Records, unread
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.chains import Chain, find_faults, first_missing
 from m5ws.repository.objects import is_digest
-from m5ws.repository.references import checkpoints, index_names, jobs, notes, outputs, run_index, runs, snapshots
+from m5ws.repository.references import checkpoints, index_names, jobs, known, notes, outputs, run_index, runs, snapshots
 from m5ws.repository.references.parameters import ParameterReader
 from m5ws.repository.repository import Repository
 from m5ws.store.interface import FORMAT
@@ -91,6 +92,7 @@ class References:
         tasks += [partial(self._run, run) for run in self.runs]
         for prefix, kind in ((notes.PREFIX, Note), (jobs.PREFIX, Job), (jobs.CANCELS, Cancel), (LOGS, LogPart)):
             tasks += [partial(self._of_run, prefix, run, kind) for run in names(prefix)]
+        tasks += [partial(self._known, kind) for kind in names(known.PREFIX)]
         self._removed = removals.removed_runs(self._repo)
         # A copy publishes the removal before the run. An interrupted copy leaves a removal without a run.
         tasks += [partial(self._decode, removals.key(run), Removal, f"run {run}") for run in self._removed]
@@ -188,13 +190,13 @@ class References:
 
     def _foreign(self, run_id: str) -> None:
         """Report keys among a run's attempts, checkpoints and outputs that readers skip."""
-        for folder, known in (
+        for folder, is_known in (
             ("ledger", bindings.is_number),
             ("checkpoints", checkpoints.is_name),
             ("outputs", outputs.is_name),
         ):
             for name in self._repo.store.names(f"runs/{run_id}/{folder}/"):
-                if not known(name):
+                if not is_known(name):
                     self._add("foreign", f"runs/{run_id}/{folder}/{name}", FOREIGN)
 
     def _of_run(self, prefix: str, run_id: str, kind: type[Note | Job | Cancel | LogPart]) -> None:
@@ -204,6 +206,11 @@ class References:
             self._add("dangling", f"{prefix}{run_id}", f"run {run_id} does not exist")
         for name in self._repo.store.names(f"{prefix}{run_id}/"):
             self._decode(f"{prefix}{run_id}/{name}", kind, f"run {run_id}")
+
+    def _known(self, kind: str) -> None:
+        """Check the results of arithmetic on one kind of machine."""
+        for name in self._repo.store.names(f"{known.PREFIX}{kind}/"):
+            self._decode(f"{known.PREFIX}{kind}/{name}", Known)
 
     def _pins(self, run_id: str) -> None:
         for name in self._repo.store.names(f"{checkpoints.PINS}{run_id}/"):
