@@ -4,45 +4,104 @@ from typing import TYPE_CHECKING
 
 import click
 
+from m5ws.cli import certify
 from m5ws.cli.doctor import rows
-from m5ws.cli.parameters import names
+from m5ws.cli.parameters import names, new_run
+from m5ws.cli.parameters.script import ScriptCommand, script
 from m5ws.cli.terminal import output, progress
+from m5ws.errors import UsageError
 
 if TYPE_CHECKING:
     from m5ws.preflight.node import NodeReport
+    from m5ws.records.certificate import Certificate
+    from m5ws.workspace import Workspace
 
 FAILED = 1
+_STEPS = 4
 
 
-@click.command("preflight")
+@click.command("preflight", cls=ScriptCommand)
+@click.argument("snapshot", type=names.Id(("snapshot",)), required=False)
+@new_run.change
+@click.option("--nproc", type=click.IntRange(min=1), metavar="N", help="Number of processes (default: from m5ws.toml).")
+@click.option(
+    "--steps",
+    type=click.IntRange(min=2),
+    default=_STEPS,
+    show_default=True,
+    metavar="N",
+    help="Number of steps of the snapshot's job with m5ws.session.",
+)
 @output.json_option
 @click.pass_context
-def command(context: click.Context, as_json: bool) -> None:
-    """Check this node before a run.
+def command(
+    context: click.Context,
+    snapshot: str | None,
+    overrides: tuple[str, ...],
+    nproc: int | None,
+    steps: int,
+    as_json: bool,
+) -> None:
+    """Check this node before a run, or the job of a snapshot at a small size.
 
-    The space and memory that a run needs come from the newest snapshot and the newest run. Each processor and GPU
-    computes results that are known: by mathematics, and by the records of machines of its kind in the store. A check
-    that fails is repeated once.
+    Without SNAPSHOT, the node is checked. The space and memory that a run needs come from the newest snapshot and the
+    newest run. Each processor and GPU computes results that are known: by mathematics, and by the records of machines
+    of its kind in the store. A check that fails is repeated once.
 
-    Exit status: 0 each check passed, 1 one failed.
+    With SNAPSHOT, COMMAND (default: `[run] command` in m5ws.toml) trains for a few steps with a checkpoint after each.
+    Then new processes restore one of the checkpoints and train to the last step, and the bits are compared, as by
+    `m5ws certify --restores 1`. A script without m5ws.session trains to its own end, is killed late in a second
+    training, and is resumed.
+
+    Exit status: 0 each check passed, 1 one failed, 2 the resume could not be compared, 3 the training did not finish.
 
     \b
     Examples:
       m5ws preflight
-      m5ws preflight --json
+      m5ws preflight 7c1d --set batch=2 --json
     """
+    workspace = names.workspace(context)
+    if snapshot is not None:
+        joint = _try_job(context, workspace, snapshot, overrides, nproc, steps)
+        output.print_json(joint) if as_json else output.echo(certify.format_certificate(joint))
+        context.exit(joint.exit_code)
+    if script(context) or overrides or nproc is not None:
+        raise UsageError(
+            "COMMAND, --set and --nproc require SNAPSHOT",
+            hint="`m5ws preflight` without a snapshot checks this node. `m5ws snapshot` prints the id of a snapshot.",
+        )
+    reports = _check_nodes(workspace)
+    passed = all(report.passed for report in reports)
+    output.print_json({"passed": passed, "nodes": reports}) if as_json else _print(reports)
+    context.exit(0 if passed else FAILED)
+
+
+def _try_job(
+    context: click.Context,
+    workspace: "Workspace",
+    snapshot: str,
+    overrides: tuple[str, ...],
+    nproc: int | None,
+    steps: int,
+) -> "Certificate":
+    """Train a few steps of a snapshot's job, resume one of them, and return the result of the comparison."""
+    from m5ws.attempts import planning
+    from m5ws.reproduce.certify import training
+
+    repo = workspace.open_repository()
+    options = planning.RunOptions(command=script(context), nproc=nproc)
+    launch = planning.spec(workspace.settings.run, new_run.with_import_path(workspace, options))
+    pinned, launch = new_run.pin(workspace, repo, snapshot, launch, overrides)
+    whole = training(pinned, launch, steps, "preflight")
+    return certify.test(context, workspace, whole, 1, 0, progress=True)
+
+
+def _check_nodes(workspace: "Workspace") -> "tuple[NodeReport, ...]":
     from m5ws.preflight import node
 
-    workspace = names.workspace(context)
     repo = workspace.open_repository(create=True)
     with progress.Bar() as bar:
-        reports = (node.examine(workspace.machine(repo), bar),)
-    passed = all(report.passed for report in reports)
-    if as_json:
-        output.print_json({"passed": passed, "nodes": reports})
-    else:
-        _print(reports)
-    context.exit(0 if passed else FAILED)
+        return (node.examine(workspace.machine(repo), bar),)
 
 
 def _print(reports: "tuple[NodeReport, ...]") -> None:
