@@ -121,7 +121,7 @@ def test(
     whole: "Run",
     restores: int | None,
     sample_seed: int,
-    parallel: int = 1,
+    parallel: int,
     *,
     progress: bool,
 ) -> "Certificate":

@@ -84,7 +84,7 @@ def _try_job(
     nproc: int | None,
     steps: int,
 ) -> "Certificate":
-    """Train a few steps of a snapshot's job, resume one of them, and return the result of the comparison."""
+    """Train a few steps of a snapshot's job, resume it once, and return the result of the comparison."""
     from m5ws.attempts import planning
     from m5ws.reproduce.certify import training
 
@@ -93,7 +93,7 @@ def _try_job(
     launch = planning.spec(workspace.settings.run, new_run.with_import_path(workspace, options))
     pinned, launch = new_run.pin(workspace, repo, snapshot, launch, overrides)
     whole = training(pinned, launch, steps, "preflight")
-    return certify.test(context, workspace, whole, 1, 0, progress=True)
+    return certify.test(context, workspace, whole, 1, 0, 1, progress=True)
 
 
 def _check_nodes(workspace: "Workspace") -> "tuple[NodeReport, ...]":

@@ -11,6 +11,7 @@ from m5ws.errors import CorruptObject, Misplaced, NotFound, UnknownSchema, Usage
 from m5ws.progress import Progress
 from m5ws.records import codec
 from m5ws.records.base import Digest, Record
+from m5ws.records.canary import Canary
 from m5ws.records.checkpoint import Checkpoint
 from m5ws.records.gc import Garbage, GcExecution, GcPlan, GcResult, Keep, PlanPart, Retirements
 from m5ws.records.job import Cancel, Job
@@ -33,7 +34,18 @@ from m5ws.repository.fsck.records import Records, unread
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.chains import Chain, find_faults, first_missing
 from m5ws.repository.objects import is_digest
-from m5ws.repository.references import checkpoints, index_names, jobs, known, notes, outputs, run_index, runs, snapshots
+from m5ws.repository.references import (
+    canaries,
+    checkpoints,
+    index_names,
+    jobs,
+    known,
+    notes,
+    outputs,
+    run_index,
+    runs,
+    snapshots,
+)
 from m5ws.repository.references.parameters import ParameterReader
 from m5ws.repository.repository import Repository
 from m5ws.store.interface import FORMAT
@@ -92,7 +104,8 @@ class References:
         tasks += [partial(self._run, run) for run in self.runs]
         for prefix, kind in ((notes.PREFIX, Note), (jobs.PREFIX, Job), (jobs.CANCELS, Cancel), (LOGS, LogPart)):
             tasks += [partial(self._of_run, prefix, run, kind) for run in names(prefix)]
-        tasks += [partial(self._known, kind) for kind in names(known.PREFIX)]
+        for prefix, record in ((known.PREFIX, Known), (canaries.PREFIX, Canary)):
+            tasks += [partial(self._below, f"{prefix}{name}/", record) for name in names(prefix)]
         self._removed = removals.removed_runs(self._repo)
         # A copy publishes the removal before the run. An interrupted copy leaves a removal without a run.
         tasks += [partial(self._decode, removals.key(run), Removal, f"run {run}") for run in self._removed]
@@ -207,10 +220,10 @@ class References:
         for name in self._repo.store.names(f"{prefix}{run_id}/"):
             self._decode(f"{prefix}{run_id}/{name}", kind, f"run {run_id}")
 
-    def _known(self, kind: str) -> None:
-        """Check the results of arithmetic on one kind of machine."""
-        for name in self._repo.store.names(f"{known.PREFIX}{kind}/"):
-            self._decode(f"{known.PREFIX}{kind}/{name}", Known)
+    def _below(self, prefix: str, kind: type[Known | Canary]) -> None:
+        """Check the records below a prefix, which are about machines and not about runs."""
+        for stat in self._repo.store.list(prefix):
+            self._decode(stat.key, kind)
 
     def _pins(self, run_id: str) -> None:
         for name in self._repo.store.names(f"{checkpoints.PINS}{run_id}/"):

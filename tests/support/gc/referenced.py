@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from m5ws.records.base import Digest
+from m5ws.records.canary import Canary
 from m5ws.records.checkpoint import Checkpoint, Content, Shard, Tensor
 from m5ws.records.gc import GcExecution, GcResult, Keep, RetentionRules
 from m5ws.records.job import Cancel, Job
@@ -21,7 +22,7 @@ from m5ws.records.verdict import JointVerdict, Outcome, Verdict
 from m5ws.repository import bindings, reindex, removals
 from m5ws.repository import gc_plans as plans
 from m5ws.repository.gc import gc
-from m5ws.repository.references import checkpoints, jobs, known, notes, outputs, runs
+from m5ws.repository.references import canaries, checkpoints, jobs, known, notes, outputs, runs
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from tests.support.records import planted
@@ -133,6 +134,9 @@ def _fill(repo: Repository, root: Path) -> None:
             jobs.publish(repo, job)
             key = f"{LOGS}{name}/0001-0-{when:06.0f}"
             bindings.create(repo.store, key, LogPart(run=name, attempt=1, node=0, time_s=when, lines={"0": ("a",)}))
+            snapshot = runs.load(repo, name).snapshot
+            where = {"snapshot": snapshot, "kind": name, "facts": {}, "host": "n1"}
+            canaries.publish(repo, Canary(**where, outcome="ok", steps=2, created_s=when))
             arithmetic = Known(kind=name, host="n1", facts={}, digests={"cpu": "0" * 64}, created_s=when)
             known.publish(repo, arithmetic)
             jobs.cancel(repo, Cancel(run=name, attempt=0, jobs=(job.name,), created_s=when))
