@@ -1,12 +1,14 @@
 """`m5ws preflight`."""
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from m5ws.cli import certify
 from m5ws.cli.doctor import rows
-from m5ws.cli.parameters import names, new_run
+from m5ws.cli.parameters import cluster_options, names, new_run
 from m5ws.cli.parameters.script import ScriptCommand, script
 from m5ws.cli.terminal import output, progress
 from m5ws.errors import UsageError
@@ -14,6 +16,7 @@ from m5ws.errors import UsageError
 if TYPE_CHECKING:
     from m5ws.preflight.node import NodeReport
     from m5ws.records.certificate import Certificate
+    from m5ws.repository.repository import Repository
     from m5ws.workspace import Workspace
 
 FAILED = 1
@@ -32,6 +35,16 @@ _STEPS = 4
     metavar="N",
     help="Number of steps of the snapshot's job with m5ws.session.",
 )
+@cluster_options.nodes
+@click.option("--on", metavar="NAME", help="Check the nodes of [clusters.NAME] in m5ws.toml.")
+@click.option("--store", metavar="URL", help="Check this machine for a run with this store, without a workspace.")
+@click.option(
+    "--scratch",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    default=Path("/tmp"),  # noqa: S108  a private folder is made in it
+    help="Local disk for work directories, with --store.",
+)
 @output.json_option
 @click.pass_context
 def command(
@@ -40,13 +53,18 @@ def command(
     overrides: tuple[str, ...],
     nproc: int | None,
     steps: int,
+    nodes: int | None,
+    on: str | None,
+    store: str | None,
+    scratch: Path,
     as_json: bool,
 ) -> None:
     """Check this node before a run, or the job of a snapshot at a small size.
 
-    Without SNAPSHOT, the node is checked. The space and memory that a run needs come from the newest snapshot and the
-    newest run. Each processor and GPU computes results that are known: by mathematics, and by the records of machines
-    of its kind in the store. A check that fails is repeated once.
+    Without SNAPSHOT, this node is checked, or with --on the nodes of a cluster: all hosts, or --nodes of them. The
+    space and memory that a run needs come from the newest snapshot and the newest run. Each processor and GPU computes
+    results that are known: by mathematics, and by the records of machines of its kind in the store. A check that fails
+    is repeated once.
 
     With SNAPSHOT, COMMAND (default: `[run] command` in m5ws.toml) trains for a few steps with a checkpoint after each.
     Then new processes restore one of the checkpoints and train to the last step, and the bits are compared, as by
@@ -58,10 +76,11 @@ def command(
     \b
     Examples:
       m5ws preflight
+      m5ws preflight --on big --nodes 16
       m5ws preflight 7c1d --set batch=2 --json
     """
-    workspace = names.workspace(context)
     if snapshot is not None:
+        workspace = names.workspace(context)
         joint = _try_job(context, workspace, snapshot, overrides, nproc, steps)
         output.print_json(joint) if as_json else output.echo(certify.format_certificate(joint))
         context.exit(joint.exit_code)
@@ -70,7 +89,13 @@ def command(
             "COMMAND, --set and --nproc require SNAPSHOT",
             hint="`m5ws preflight` without a snapshot checks this node. `m5ws snapshot` prints the id of a snapshot.",
         )
-    reports = _check_nodes(workspace)
+    cluster_options.refuse_alone(on, nodes)
+    if on is not None:
+        reports = _check_cluster(names.workspace(context), on, nodes)
+    elif store is not None:
+        reports = _check_store_user(store, scratch)
+    else:
+        reports = _check_here(names.workspace(context))
     passed = all(report.passed for report in reports)
     output.print_json({"passed": passed, "nodes": reports}) if as_json else _print(reports)
     context.exit(0 if passed else FAILED)
@@ -96,12 +121,38 @@ def _try_job(
     return certify.test(context, workspace, whole, 1, 0, 1, progress=True)
 
 
-def _check_nodes(workspace: "Workspace") -> "tuple[NodeReport, ...]":
+def _check_here(workspace: "Workspace") -> "tuple[NodeReport, ...]":
+    return _examine(workspace, workspace.open_repository(create=True))
+
+
+def _check_store_user(store: str, scratch: Path) -> "tuple[NodeReport, ...]":
+    """Check this machine as an agent would use it, without a workspace."""
+    from m5ws.cli.agent import make_scratch
+    from m5ws.config.settings import Settings, StoreSettings
+    from m5ws.repository.repository import Repository
+    from m5ws.store import open_store
+    from m5ws.workspace import Workspace
+
+    own, settings = make_scratch(scratch, 0), Settings(store=StoreSettings(url=store))
+    workspace = Workspace(own / "workspace", settings, dict(os.environ), own)
+    return _examine(workspace, Repository.open(open_store(store)))
+
+
+def _examine(workspace: "Workspace", repo: "Repository") -> "tuple[NodeReport, ...]":
     from m5ws.preflight import node
 
-    repo = workspace.open_repository(create=True)
     with progress.Bar() as bar:
         return (node.examine(workspace.machine(repo), bar),)
+
+
+def _check_cluster(workspace: "Workspace", name: str, nodes: int | None) -> "tuple[NodeReport, ...]":
+    """Check nodes of a cluster at the same time. A node without a result has failed."""
+    from m5ws.library import clusters
+    from m5ws.preflight import node
+
+    output.print_note(f"checking nodes of {name}")
+    workspace.open_repository(create=True)
+    return tuple(map(node.read_report, clusters.Cluster(workspace, name).check_nodes(nodes)))
 
 
 def _print(reports: "tuple[NodeReport, ...]") -> None:

@@ -13,6 +13,7 @@ from functools import partial
 import msgspec
 
 from m5ws import secret_gate
+from m5ws.engines.interface import NodeOutput
 from m5ws.errors import M5Error, MissingExtra
 from m5ws.preflight import arithmetic, gpus, machine
 from m5ws.preflight.needs import Needs, Place
@@ -137,3 +138,20 @@ def _write_rate(places: Sequence[Place]) -> int | None:
     finally:
         with suppress(OSError):
             path.unlink()
+
+
+class _Printed(msgspec.Struct, frozen=True, kw_only=True):
+    """The document of `m5ws preflight --json` on one node."""
+
+    nodes: tuple[NodeReport, ...]
+
+
+def read_report(printed: NodeOutput) -> NodeReport:
+    """Return the checks that a node printed. A node without a result has the one check `answer`, which failed."""
+    try:
+        (found,) = msgspec.json.decode(printed.text[printed.text.index("{") :], type=_Printed).nodes
+    except (ValueError, msgspec.MsgspecError) as error:
+        problem = printed.problem or f"no result: {printed.text.strip() or error}"
+        remedy = "Correct the error on this node, or leave the node out of the cluster."
+        return NodeReport(node=printed.node, checks=(Check("answer", "failed", problem, remedy),))
+    return msgspec.structs.replace(found, node=f"{printed.node} ({found.node})")

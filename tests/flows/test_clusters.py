@@ -276,3 +276,17 @@ def test_hosts_start_again_after_an_agent_was_killed_and_outlive_their_submitter
     assert kinds == ["supervisor killed", "cancelled"]
     assert _announced(workspace, run) == checkpoints.valid(workspace.repo, run)
     assert fsck.check(workspace.repo).damage == ()
+
+
+def test_preflight_checks_nodes_of_slurm_and_hosts_and_names_a_host_that_does_not_answer(
+    tmp_path: Path, on_slurm: Callable[[Workspace], Workspace], on_hosts: Callable[[Workspace], Workspace]
+) -> None:
+    workspace = on_hosts(on_slurm(make_workspace(tmp_path / "w", "fsdp.py", nproc=1)))
+    workspace.edit("m5ws.toml", 'hosts = ["box0", "box1"]', 'hosts = ["box0", "box9"]')
+    workspace.m5ws("snapshot")
+    checked = workspace.json("preflight", "--on", "lab", expect=1)
+    well, silent = checked["nodes"]
+    assert well["node"].startswith("box0 (") and not {"failed", "broken"} & {check["state"] for check in well["checks"]}
+    assert silent["node"] == "box9" and [check["state"] for check in silent["checks"]] == ["failed"]
+    (node,) = workspace.json("preflight", "--on", "big", "--nodes", "1")["nodes"]
+    assert [check["name"] for check in node["checks"]] == [check["name"] for check in well["checks"]]
