@@ -17,10 +17,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from m5ws.access import user_name
 from m5ws.config import reader
 from m5ws.config.settings import Settings
-from m5ws.errors import MissingExtra, NotFound, UsageError
+from m5ws.errors import M5Error, MissingExtra, NotFound, UsageError
 from m5ws.launch.interface import Launcher
 from m5ws.records.launch import ALONE, Observing, Place
 from m5ws.records.store import Format
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
     from m5ws.environment.observe.machine import Machine
     from m5ws.environment.rebuild.virtual_environments import VirtualEnvironments
     from m5ws.preflight.node import Machine as CheckedMachine
+    from m5ws.progress import Progress
     from m5ws.records.job import Job
+    from m5ws.records.run import Run
     from m5ws.repository.repository import Repository
     from m5ws.snapshot.sources.dvc import Dvc
     from m5ws.snapshot.sources.git import Git
@@ -325,11 +329,25 @@ class Workspace:
             keep_work=self.settings.run.keep_work,
             inexact=self.settings.run.inexact,
             inputs=self.settings.run.inputs,
+            preflight=partial(self._check_node, repo) if self.settings.run.preflight == "node" else None,
             job=self.job,
             place=self.place,
             starts_dir=self.scratch.parent if self.scratch is not None else None,
             **self.creator(),
         )
+
+    def _check_node(self, repo: "Repository", run: "Run", nodes: int, progress: "Progress | None") -> None:
+        """Check this machine before a run. Raises Unfit for a check that failed; other problems are logged."""
+        from m5ws.preflight import node
+
+        try:
+            machine = self.machine(repo, run.snapshot)
+            needs = msgspec.structs.replace(machine.needs, nodes=nodes, ranks=run.spec.nproc or 1)
+            report = node.examine(msgspec.structs.replace(machine, needs=needs), progress)
+        except (M5Error, OSError) as error:
+            _log.warning("this node could not be checked before run %s: %s", run.id, error)
+            return
+        node.refuse_unfit(report)
 
     def machine(self, repo: "Repository", snapshot: str | None = None) -> "CheckedMachine":
         """Return this machine, as the next run of a snapshot would use it, for checks. Raises CorruptObject."""

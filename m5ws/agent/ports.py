@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from m5ws.launch.interface import Launcher
+from m5ws.progress import Progress
 from m5ws.records.job import Job
 from m5ws.records.launch import ALONE, Observing, Place
 from m5ws.records.ledger import AnyEvent
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 Watch = Callable[[str, AnyEvent], bool | None]
 """Called with (rank, event), in the order of each rank. If it returns True, the attempt is stopped."""
+
+CheckNode = Callable[[Run, int, Progress | None], None]
+"""Checks this machine for a run on a number of nodes. Raises an error that names the machine and the failed check."""
 
 
 class Ports(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +52,9 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
     """Effect of an inexact resume: a notice, or a notice and the end of the attempt."""
     inputs: Literal["recorded", "pinned"] = "recorded"
     """Files that the processes of a run may read: all, or pinned files alone."""
+
+    preflight: CheckNode | None = None
+    """Called before the input files of an attempt are written, with its run and the number of its nodes."""
 
     job: Job | None = None
     """The job of an engine that runs this process."""

@@ -97,6 +97,7 @@ class RunSettings(_Section, frozen=True, kw_only=True):
     `inexact`: the effect of a resume that repeats a step with other values: a notice, or the end of the attempt.
     `inputs`: the processes of a run may read all files, or pinned files alone.
     `record_user`: the record of a run has the user and the host that started the run.
+    `preflight`: "node" checks each node before the processes of an attempt start (`m5ws preflight`).
     `results`: the results that `reproduce` and `certify` judge: `glob`, `glob:key` or `metric:NAME`
     (`result_patterns`).
     """
@@ -117,6 +118,7 @@ class RunSettings(_Section, frozen=True, kw_only=True):
     record_user: bool = True
     inexact: Literal["warn", "stop"] = "warn"
     inputs: Literal["recorded", "pinned"] = "recorded"
+    preflight: Literal["off", "node"] = "off"
     environment: dict[str, str] = {}
 
 

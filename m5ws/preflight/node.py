@@ -3,6 +3,7 @@
 A check that fails is repeated once. A node is blamed only if the check fails again.
 """
 
+import logging
 import os
 import socket
 import time
@@ -21,6 +22,7 @@ from m5ws.progress import Progress, report
 from m5ws.records.check import Check
 from m5ws.repository.repository import Repository
 
+_log = logging.getLogger(__name__)
 SECONDS = 1.0
 """Time of the arithmetic on the processors of each rank, and on each GPU."""
 _WRITTEN_BYTES = 32 * 2**20
@@ -44,9 +46,18 @@ class Unfit(M5Error):
     exit_code = 1
     hint = "Drain the node, or correct the cause. `m5ws preflight` repeats the checks."
 
-    def __init__(self, report: NodeReport) -> None:
-        failed = [f"{check.name}: {check.detail}" for check in report.checks if not check.passed]
-        super().__init__(f"node {report.node} failed its checks: {'; '.join(failed)}")
+    def __init__(self, node: str, failed: Sequence[Check]) -> None:
+        faults = "; ".join(f"{check.name}: {check.detail}" for check in failed)
+        super().__init__(f"node {node} failed its checks: {faults}")
+
+
+def refuse_unfit(report: NodeReport) -> None:
+    """Raise Unfit for checks that failed. A check without a result is logged, and refuses no run."""
+    for check in report.checks:
+        if check.state in ("warning", "missing", "broken"):
+            _log.warning("node %s: %s: %s", report.node, check.name, check.detail)
+    if failed := [check for check in report.checks if check.state == "failed"]:
+        raise Unfit(report.node, failed)
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):

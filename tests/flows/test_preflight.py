@@ -1,6 +1,9 @@
 """A user's own job at a small size: resumed once by `preflight`, and compared with an earlier result by `canary`."""
 
 import json
+import resource
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,3 +85,20 @@ def test_a_canary_that_cannot_train_has_failed(workspace: Workspace) -> None:
     result = workspace.json("canary", expect=1)["result"]
     assert result["outcome"] == "failed" and "no disk" in result["detail"]
     assert runs.load(workspace.repo, result["run"]).name == "canary"
+
+
+@pytest.fixture
+def few_files() -> Iterator[None]:
+    """A limit of open files that is too low for a rank, in this process."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (310, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.usefixtures("few_files")
+def test_a_node_that_fails_its_checks_begins_no_attempt(workspace: Workspace) -> None:
+    workspace.edit("m5ws.toml", "[run]", '[run]\npreflight = "node"')
+    done = workspace.m5ws("run", expect=1)
+    assert f"node {socket.gethostname()} failed its checks: open files: 310, 320 needed" in done.stderr
+    assert runs.ids(workspace.repo) == []

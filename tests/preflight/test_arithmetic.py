@@ -15,26 +15,9 @@ from m5ws.repository.references import known
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from m5ws.training.tools import known_digest
+from tests.support.faults import wrong_bits
 from tests.support.workspace.command_line import inherited
 
-_WRONG_BIT = """\
-import os
-import sys
-import torch
-
-multiply = torch.matmul
-
-
-def damaged(first, second):
-    product = multiply(first, second)
-    if os.sched_getaffinity(0) == {{{cpu}}}:
-        bits = product.view(torch.int32 if product.dtype == torch.float32 else torch.int16)
-        bits[7, 5] ^= 1
-    return product
-
-
-torch.matmul = damaged
-"""
 _OTHER = "1" * 64
 
 
@@ -64,12 +47,11 @@ def test_exact_digests_follow_from_integers(unit: str, size: int) -> None:
 
 
 def test_a_planted_wrong_bit_names_the_processor_and_the_host(repo: Repository, tmp_path: Path) -> None:
-    cpus = sorted(os.sched_getaffinity(0))
-    (tmp_path / "sitecustomize.py").write_text(_WRONG_BIT.format(cpu=cpus[-1]))
-    faulty = arithmetic.measure(sys.executable, inherited() | {"PYTHONPATH": str(tmp_path)}, 0.0)
+    cpu = max(os.sched_getaffinity(0))
+    faulty = arithmetic.measure(sys.executable, inherited() | wrong_bits.plant(tmp_path, cpu), 0.0)
     checks = {check.name: check for check in arithmetic.judge(repo, faulty)}
     assert checks["arithmetic"].state == "failed" and checks["all-reduce"].state == "ok"
-    assert checks["arithmetic"].detail == f"cpu {cpus[-1]} of {faulty.host} computed a wrong result"
+    assert checks["arithmetic"].detail == f"cpu {cpu} of {faulty.host} computed a wrong result"
     # A faulty machine is no reference for others.
     assert known.of_kind(repo, arithmetic.kind_of(faulty)) == []
 
