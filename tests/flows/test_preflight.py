@@ -55,11 +55,6 @@ def _snapshot(workspace: Workspace) -> str:
     return workspace.m5ws("snapshot").stdout.strip()
 
 
-def test_preflight_trains_and_resumes_the_job_of_a_snapshot(workspace: Workspace) -> None:
-    result = workspace.json("preflight", _snapshot(workspace))
-    assert (result["outcome"], result["steps"], len(result["restored"])) == ("certified", 4, 1)
-
-
 def test_a_canary_names_the_host_the_step_and_the_changed_environment(workspace: Workspace, tmp_path: Path) -> None:
     snapshot = _snapshot(workspace)
     good: list[Any] = [workspace.json("canary", "--steps", "4")["result"] for _ in range(3)]

@@ -134,9 +134,11 @@ def _fill(repo: Repository, root: Path) -> None:
             jobs.publish(repo, job)
             key = f"{LOGS}{name}/0001-0-{when:06.0f}"
             bindings.create(repo.store, key, LogPart(run=name, attempt=1, node=0, time_s=when, lines={"0": ("a",)}))
-            snapshot = runs.load(repo, name).snapshot
-            where = {"snapshot": snapshot, "kind": name, "facts": {}, "host": "n1"}
-            canaries.publish(repo, Canary(**where, outcome="ok", steps=2, created_s=when))
+            canary = Canary(
+                snapshot=runs.load(repo, name).snapshot, kind=name, facts={}, outcome="ok", host="n1", steps=2,
+                created_s=when,
+            )  # fmt: skip
+            canaries.publish(repo, canary)
             arithmetic = Known(kind=name, host="n1", facts={}, digests={"cpu": "0" * 64}, created_s=when)
             known.publish(repo, arithmetic)
             jobs.cancel(repo, Cancel(run=name, attempt=0, jobs=(job.name,), created_s=when))
