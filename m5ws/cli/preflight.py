@@ -79,6 +79,8 @@ def command(
       m5ws preflight --on big --nodes 16
       m5ws preflight 7c1d --set batch=2 --json
     """
+    if sum(each is not None for each in (snapshot, on, store)) > 1:
+        raise UsageError("SNAPSHOT, --on and --store exclude each other", hint="Give a single option, or none.")
     if snapshot is not None:
         workspace = names.workspace(context)
         joint = _try_job(context, workspace, snapshot, overrides, nproc, steps)

@@ -10,7 +10,7 @@ from m5ws.cli.lazy_group import LazyGroup
 from m5ws.cli.parameters import cluster_options, names, new_run
 from m5ws.cli.terminal import change_text, interrupt, output
 from m5ws.cli.terminal.run_progress import RunProgress
-from m5ws.errors import NotFound, UsageError
+from m5ws.errors import NotFound
 
 if TYPE_CHECKING:
     from m5ws.preflight.canary import Turn
@@ -125,9 +125,3 @@ def print_turn(turn: "Turn") -> None:
     places = f"{turn.good.run} on {turn.good.host} (ok) and {turn.bad.run} on {turn.bad.host} ({turn.bad.outcome})"
     output.echo("", f"changes of the environment between {places}:")
     output.echo(*change_text.lines(turn.changes, brief=True))
-
-
-def refuse_unknown(found: "list[Canary]") -> None:
-    """Raise UsageError if there is no result."""
-    if not found:
-        raise UsageError("no canary has run", hint="`m5ws canary` runs the first.")

@@ -28,7 +28,8 @@ def command(context: click.Context, snapshot: str | None, as_json: bool) -> None
     repo = names.workspace(context).open_repository()
     chosen = [names.find_id(repo, snapshot, "snapshot")] if snapshot else canaries.snapshots(repo)
     results = [each for name in chosen for each in canaries.of_snapshot(repo, name)]
-    canary_command.refuse_unknown(results)
+    if not results and not as_json:
+        return output.print_note("no canary has run: `m5ws canary` runs the first")
     turns = list(canary.turns(repo, results))
     if as_json:
         return output.print_json({"results": results, "turns": turns})

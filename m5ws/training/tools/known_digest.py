@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
 from m5ws.environment.observe import hardware
+from m5ws.records import portable
 from m5ws.records.known import Arithmetic, Computed
 from m5ws.training.runtime import facts
 
@@ -112,7 +113,14 @@ def _copy_rate() -> int:
 def _kind() -> dict[str, str | None]:
     """Return the facts that decide the bits of this machine's rounded products."""
     versions, cpu = facts.versions(), hardware.cpu(Path("/"))
-    return {name: versions[name] for name in _OF_KIND} | {name: cpu[name] for name in ("cpu.model", "cpu.flags")}
+    # Libraries cut matrices into blocks by the sizes of caches, which sets the order of sums.
+    caches = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
+    return {
+        **{name: versions[name] for name in _OF_KIND},
+        **{name: cpu[name] for name in ("cpu.model", "cpu.flags")},
+        "cpu.caches": " ".join(hardware.text(size) or "" for size in caches),
+        **{name: os.environ.get(name) for name in portable.VARIABLES},
+    }
 
 
 def _rank(rank: int, ranks: int, seconds: float, rendezvous: str, *, has_gpus: bool) -> None:
