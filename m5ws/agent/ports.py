@@ -9,6 +9,7 @@ import msgspec
 
 from m5ws.config.settings import LossSettings, RestartSettings
 from m5ws.launch.interface import Launcher
+from m5ws.progress import Progress
 from m5ws.records.cause import Rule
 from m5ws.records.job import Job
 from m5ws.records.launch import ALONE, Observing, Place
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 Watch = Callable[[str, AnyEvent], bool | None]
 """Called with (rank, event), in the order of each rank. If it returns True, the attempt is stopped."""
+
+CheckNode = Callable[[Run, int, Progress | None], None]
+"""Checks this machine for a run on a number of nodes. Raises an error that names the machine and the failed check."""
 
 
 class Ports(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +61,9 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
 
     loss: LossSettings = LossSettings()
     """Rules for the loss."""
+
+    preflight: CheckNode | None = None
+    """Called before the input files of an attempt are written, with its run and the number of its nodes."""
 
     job: Job | None = None
     """The job of an engine that runs this process."""

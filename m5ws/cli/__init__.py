@@ -60,6 +60,8 @@ COMMANDS = {
     "push": "Copy snapshots and runs to another store.",
     "pull": "Copy snapshots and runs from another store to this workspace's store.",
     "doctor": "Check this machine and this workspace, with a remedy for each failure.",
+    "preflight": "Check this node before a run, or the job of a snapshot at a small size.",
+    "canary": "Train the first steps of a job, and compare their bits with an earlier result.",
     "fsck": "Check the whole store and list the damage.",
     "rm": "Remove runs.",
     "du": "List the bytes of runs.",

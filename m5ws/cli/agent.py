@@ -120,7 +120,7 @@ def _workspace(
     """Return the workspace of this agent, at the place of its node."""
     from m5ws.library import clusters
 
-    own = _make_scratch(scratch, place.node)
+    own = make_scratch(scratch, place.node)
     if store is not None and job is not None:
         workspace = clusters.workspace_of(store, run, job, own, os.environ)
     else:
@@ -135,10 +135,10 @@ def _check(store: str, scratch: Path) -> None:
     from m5ws.store import open_store
 
     Repository.open(open_store(store))
-    _make_scratch(scratch, 0)
+    make_scratch(scratch, 0)
 
 
-def _make_scratch(scratch: Path, node: int) -> Path:
+def make_scratch(scratch: Path, node: int) -> Path:
     """Return the folder of a node's agent. Raises UsageError for a variable that this node lacks."""
     from m5ws.agent import places
 

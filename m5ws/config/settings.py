@@ -121,6 +121,7 @@ class RunSettings(_Section, frozen=True, kw_only=True):
     `restart`: new attempts after a failure. `loss`: rules for the loss.
     `inputs`: the processes of a run may read all files, or pinned files alone.
     `record_user`: the record of a run has the user and the host that started the run.
+    `preflight`: "node" checks each node before the processes of an attempt start (`m5ws preflight`).
     `results`: the results that `reproduce` and `certify` judge: `glob`, `glob:key` or `metric:NAME`
     (`result_patterns`).
     """
@@ -143,6 +144,7 @@ class RunSettings(_Section, frozen=True, kw_only=True):
     restart: RestartSettings = RestartSettings()
     loss: LossSettings = LossSettings()
     inputs: Literal["recorded", "pinned"] = "recorded"
+    preflight: Literal["off", "node"] = "off"
     environment: dict[str, str] = {}
 
 
