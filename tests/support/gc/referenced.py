@@ -5,12 +5,13 @@ from pathlib import Path
 
 import msgspec
 
+from m5ws.records import codec
 from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Checkpoint, Content, Shard, Tensor
 from m5ws.records.gc import GcExecution, GcResult, Keep, RetentionRules
 from m5ws.records.job import Cancel, Job
 from m5ws.records.ledger import NODE, AttemptEnded, CheckpointPublished, Event, RankEnded, RankStarted, State, Step
-from m5ws.records.log import LOGS, LogPart
+from m5ws.records.log import LOGS, LogPart, StoredLines
 from m5ws.records.note import Note
 from m5ws.records.outputs import OutputFiles
 from m5ws.records.reasons import JointReason
@@ -131,7 +132,9 @@ def _fill(repo: Repository, root: Path) -> None:
             )  # fmt: skip
             jobs.publish(repo, job)
             key = f"{LOGS}{name}/0001-0-{when:06.0f}"
-            bindings.create(repo.store, key, LogPart(run=name, attempt=1, node=0, time_s=when, lines={"0": ("a",)}))
+            data = msgspec.msgpack.encode({"0": StoredLines(first=0, lines=("a",))})
+            part = LogPart(run=name, attempt=1, node=0, time_s=when, size_bytes=len(data), logs=codec.compress(data))
+            bindings.create(repo.store, key, part)
             jobs.cancel(repo, Cancel(run=name, attempt=0, jobs=(job.name,), created_s=when))
         for number in range(2):
             _copy(repo, runs.load(repo, name), number)
