@@ -59,7 +59,8 @@ def command(context: click.Context, run: str, attempt: int | None, as_json: bool
 
 def _describe(cause: "Cause", host: str | None) -> str:
     log = f"rank {cause.rank}" if cause.rank.isdigit() else f"the {cause.rank}"
-    place = f"line {cause.line} of the log of {log}{f', on {host}' if host else ''}"
+    line = f"line {cause.line} of the log of {log}" if cause.line else f"the recorded failure of {log}"
+    place = f"{line}{f', on {host}' if host else ''}"
     is_effect = cause.level == "cascade"
     counts = collections.Counter(cause.others.values())
     fields = {
