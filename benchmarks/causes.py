@@ -1,6 +1,6 @@
-"""The time of `m5ws cause`: the ends of many large logs on this machine, of their parts in the store, and a bad pattern.
+"""The time of `m5ws cause` with many large logs on this machine, with their parts in the store, and with a bad pattern.
 
-python benchmarks/causes.py [--ranks 1024] [--mib 10]
+Run `python benchmarks/causes.py [--ranks 1024] [--mib 10]`.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def _text(seed: int, size_bytes: int) -> str:
 
 
 def _write(folder: Path, ranks: int, size_bytes: int) -> None:
-    """Write the logs of all ranks: hard links to few files, and a failed one."""
+    """Write the logs of all ranks: hard links to few files, and a failed rank."""
     folder.mkdir()
     for rank in range(ranks):
         path = folder / f"rank-{rank}.log"

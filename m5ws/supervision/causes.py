@@ -30,7 +30,7 @@ _LINE_CHARACTERS = 2_000
 """The part of a line that is searched and shown."""
 _EVIDENCE_LINES = 3
 _SEARCH_S, _ALL_SEARCHES_S = 5.0, 60.0
-"""Limits of one search and of all searches, in seconds of a processor. A pattern can take exponential time, and `re` has no limit."""
+"""Limits of one search and of all searches, in seconds of a processor. A pattern can take exponential time."""
 _WARNING = re.compile(r"(?:\[rank\d+\]:)?\s*\[?[WID]\d{4} |.{0,200}?(?:\b(?:WARNING|INFO|DEBUG)\b|: \w*Warning: )")
 """A line that its writer calls a warning or less is no failure: of glog and torch, of `logging`, of `warnings`."""
 _FRAME = re.compile(r'(?:\[rank\d+\]: ?)?\s*File ".*", line \d+')

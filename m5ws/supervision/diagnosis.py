@@ -48,19 +48,24 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     ends: dict[str, reading.LogEnd]
     recorded: Recorded
 
-    def find(self, rules: Mapping[str, Rule]) -> Cause | None:
-        """Return the cause by `rules`; None if it is unknown. Raises ConfigError for a pattern that cannot be used.
-
-        A rank without a log has the text of its recorded failure.
-        """
+    @property
+    def lines(self) -> dict[str, list[str]]:
+        """The last lines of each log. A rank without a log has the text of its recorded failure."""
         lines = {
             str(rank): f"{ended.failure.type}: {ended.failure.text}".split("\n")
             for rank, ended in self.recorded.failures.items()
             if ended.failure is not None and ended.failure.type is not None
         }
-        lines |= {name: list(end.lines) for name, end in self.ends.items()}
-        times_s = {str(rank): time_s for rank, time_s in self.recorded.ended_s.items()}
-        cause = causes.Classifier(rules).find(lines, times_s)
+        return lines | {name: list(end.lines) for name, end in self.ends.items()}
+
+    @property
+    def ended_s(self) -> dict[str, float]:
+        """The times of failures by the name of the log."""
+        return {str(rank): time_s for rank, time_s in self.recorded.ended_s.items()}
+
+    def find(self, rules: Mapping[str, Rule]) -> Cause | None:
+        """Return the cause by `rules`; None if it is unknown. Raises ConfigError for a pattern that cannot be used."""
+        cause = causes.Classifier(rules).find(self.lines, self.ended_s)
         if cause is None:
             return None
         end = self.ends.get(cause.rank)

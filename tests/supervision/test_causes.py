@@ -144,7 +144,7 @@ def test_a_pattern_of_exponential_time_is_an_error_that_names_its_rule(monkeypat
     monkeypatch.setattr(causes, "_SEARCH_S", 0.2)
     slow = msgspec.structs.replace(RULES["disk-full"], patterns=("(?:.*?,){25}P",))
     lines = ["1," * 60] * causes.END_LINES
-    with pytest.raises(ConfigError, match="causes.own-rule takes too long"):
+    with pytest.raises(ConfigError, match=r"causes\.own-rule takes too long"):
         causes.Classifier({**RULES, "own-rule": slow}).find({"0": lines}, {})
 
 
