@@ -65,7 +65,7 @@ def command(
     folder = workspace.attempt_dir(run_id, chosen) / "logs"
     if right is not None:
         case = target or Path(f"m5ws-case-{run_id}.json")
-        return _write_case(repo, run_id, chosen, folder, right, case)
+        return _write_case(repo, run_id, chosen, folder, workspace.root, right, case)
     end = ledger.ended(repo, run_id, chosen) if ledger.attempts(repo, run_id) else None
     if end is not None and end.outcome == "finished":
         if as_json:
@@ -102,7 +102,7 @@ def _describe(cause: "Cause", host: str | None) -> str:
     return "\n".join([output.fields(fields), "", *(f"  {line}".rstrip() for line in cause.evidence)])
 
 
-def _write_case(repo: "Repository", run: str, attempt: int, folder: Path, right: str, target: Path) -> None:
+def _write_case(repo: "Repository", run: str, attempt: int, folder: Path, root: Path, right: str, target: Path) -> None:
     """Write an anonymised case. Raises UsageError for a class that does not exist, or a file that does."""
     import getpass
     import socket
@@ -126,12 +126,13 @@ def _write_case(repo: "Repository", run: str, attempt: int, folder: Path, right:
         right,
         cases.UNKNOWN if cause is None else cause.kind,
         run=run,
+        root=root,
         users=filter(None, (record.user, getpass.getuser())),
         hosts=filter(None, (*evidence.recorded.hosts.values(), record.host, socket.gethostname())),
     )
     target.write_bytes(msgspec.json.format(msgspec.json.encode(case), indent=1) + b"\n")
     output.echo(
         f"{target}: the last lines of {len(case.logs)} logs, as {right} instead of {case.found}",
-        "Secrets, users, hosts, addresses and paths below a home are replaced. Other names in the lines are not.",
+        "Secrets, users, hosts, addresses, and paths below the workspace and a home are replaced. Other names are not.",
         "Read the file before it is sent to anyone.",
     )

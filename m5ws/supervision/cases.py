@@ -4,7 +4,8 @@ A case is made to leave the machine. So secrets are masked, and names of people,
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -15,6 +16,7 @@ UNKNOWN = "unknown"
 _NEVER = frozenset(("", "root", "localhost"))
 """Names that identify nobody, and are frequent words of logs."""
 _PATH = re.compile(r"(?:~|/(?:home|Users)/[^/\s'\":,;()<>]+|/root)/([^\s'\":,;()<>]+)")
+_PREFIX = re.compile(r"/[^\s'\":,;()<>]*(?=/lib/python3|/site-packages/)")
 _ADDRESS = re.compile(r"(?<![\w.])(?!127\.|0\.0\.0\.0)\d{1,3}(?:\.\d{1,3}){3}(?![\w.])")
 _ADDRESS_6 = re.compile(r"(?<![\w:.])(?=(?:[\da-fA-F]*:){3})[\da-fA-F]{1,4}(?:::?[\da-fA-F]{1,4}){2,7}(?![\w:])")
 _MAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
@@ -34,32 +36,38 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def make(
-    logs: Mapping[str, Iterable[str]],
+    logs: Mapping[str, Sequence[str]],
     ended_s: Mapping[str, float],
     expected: str,
     found: str,
     *,
     run: str,
+    root: Path,
     users: Iterable[str],
     hosts: Iterable[str],
 ) -> Case:
     """Return a case without the names of its run, users and hosts, of folders below a home, and of addresses.
 
+    `root` is the folder of the workspace, whose path is replaced too, as are paths of Python environments.
+
     The same name has the same placeholder in all logs.
     """
-    replace = _replacement(run, users, hosts)
+    replace = _replacement(run, root, users, hosts)
     first_s = min(ended_s.values(), default=0.0)
     return Case(
         version=__version__,
         expected=expected,
         found=found,
         # Masked as a whole, because a private key has many lines.
-        logs={name: tuple(replace(secret_scan.masked("\n".join(lines))).split("\n")) for name, lines in logs.items()},
+        logs={
+            name: tuple(replace(secret_scan.masked("\n".join(lines))).split("\n")) if lines else ()
+            for name, lines in logs.items()
+        },
         ended_s={rank: round(time_s - first_s, 3) for rank, time_s in ended_s.items()},
     )
 
 
-def _replacement(run: str, users: Iterable[str], hosts: Iterable[str]) -> Callable[[str], str]:
+def _replacement(run: str, root: Path, users: Iterable[str], hosts: Iterable[str]) -> Callable[[str], str]:
     """Return a function that replaces names in a text by placeholders."""
     machines = sorted({host.partition(".")[0] for host in hosts} - _NEVER)
     names = dict.fromkeys(set(users) - _NEVER, "user") | {run: "run"}
@@ -79,7 +87,8 @@ def _replacement(run: str, users: Iterable[str], hosts: Iterable[str]) -> Callab
         return numbered("path", match[0], "/home/user/path-{}") + suffix
 
     def replace(text: str) -> str:
-        text = _MAIL.sub("user@example.com", _PATH.sub(path, text))
+        text = _PATH.sub(path, _PREFIX.sub("/env", text.replace(str(root), "/workspace")))
+        text = _MAIL.sub("user@example.com", text)
         text = _ADDRESS.sub(lambda match: numbered("address", match[0], "10.0.0.{}"), text)
         text = _ADDRESS_6.sub(lambda match: numbered("address", match[0], "fd00::{}"), text)
         return words.sub(lambda match: names[match[1]], text)
