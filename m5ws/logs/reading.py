@@ -33,12 +33,13 @@ class LogEnd(msgspec.Struct, frozen=True, kw_only=True):
 class Source:
     """The logs of an attempt. A log that is on this machine is not read from the store."""
 
-    def __init__(self, repo: Repository, run: str, attempt: int, folder: Path) -> None:
+    def __init__(self, repo: Repository, run: str, attempt: int, folder: Path | None) -> None:
         self._attempt, self._folder = (repo, run, attempt), folder
         self._readers: dict[str, LogReader] = {}
         self._known: set[str] = set()
-        start = ledger.started(*self._attempt) if folder.is_dir() and attempt in ledger.attempts(repo, run) else None
-        self._is_local = folder.is_dir() and (start is None or start.nodes == 1)
+        has_folder = folder is not None and folder.is_dir()
+        start = ledger.started(*self._attempt) if has_folder and attempt in ledger.attempts(repo, run) else None
+        self._is_local = has_folder and (start is None or start.nodes == 1)
         self.poll_s = 0.25 if self._is_local else 5.0
         """The interval in which new lines are to be read."""
 
@@ -47,7 +48,7 @@ class Source:
 
         The lines of one log are in order, some of them at a time.
         """
-        found = parts.find(self._folder)
+        found = self._local()
         for name, path in found.items():
             for lines in self._readers.setdefault(name, LogReader(path)).read_all(last=last):
                 yield name, lines
@@ -58,7 +59,7 @@ class Source:
 
     def names(self) -> set[str]:
         """Return the names of logs. Of each other node, the first and the newest part are read."""
-        found = parts.find(self._folder)
+        found = self._local()
         ends = [key for keys in self._stored().values() for key in {keys[0], keys[-1]}]
         return set(found).union(*parts.load(self._attempt[0], ends))
 
@@ -68,7 +69,7 @@ class Source:
         Of each other node, the newest parts are read.
         """
         ends = {}
-        for name, path in parts.find(self._folder).items():
+        for name, path in self._local().items():
             place, lines = log_lines.read_end(path, most_lines)
             if lines:
                 ends[name] = LogEnd(lines=lines, place=place, path=path)
@@ -80,11 +81,15 @@ class Source:
                 stored[name] = LogEnd(lines=lines, place=new.first + len(new.lines) - len(lines))
         return stored | ends
 
+    def _local(self) -> dict[str, Path]:
+        """Return the logs on this machine by name."""
+        return parts.find(self._folder) if self._folder is not None else {}
+
     def _stored(self) -> dict[int, list[str]]:
         """Return the keys of parts by node, each in order; none if all logs are on this machine."""
         return {} if self._is_local else parts.keys(*self._attempt)
 
 
-def source_of(repo: Repository, run: str, attempt: int, folder: Path) -> Source:
-    """Return the logs of an attempt, of which some may be in a folder of this machine."""
+def source_of(repo: Repository, run: str, attempt: int, folder: Path | None) -> Source:
+    """Return the logs of an attempt, from its folder on this machine if there is one, and from the store."""
     return Source(repo, run, attempt, folder)

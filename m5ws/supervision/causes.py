@@ -7,7 +7,6 @@ exception, and never wins against a rule of level "root". No rule matches an unk
 
 import re
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
@@ -90,7 +89,7 @@ class Classifier:
     def __init__(self, rules: Mapping[str, Rule]) -> None:
         self._rules = rules
         self._patterns: list[tuple[str, regex.Pattern[str]]] = []
-        self._spent_s = Counter[str]()
+        self._spent_s: dict[str, float] = {}
         for kind, rule in sorted(rules.items(), key=lambda pair: _ON_ONE_LINE.index(pair[1].level)):
             try:
                 self._patterns += [(kind, regex.compile(each, regex.MULTILINE)) for each in rule.patterns]
@@ -151,14 +150,14 @@ class Classifier:
 
     def _is_in(self, kind: str, pattern: regex.Pattern[str], text: str) -> bool:
         """Return True if a pattern of a class matches in the text of a log. Raises ConfigError at a limit of time."""
-        left_s = _ALL_SEARCHES_S - self._spent_s.total()
+        left_s = _ALL_SEARCHES_S - sum(self._spent_s.values())
         if left_s <= 0:
-            raise _too_long(max(self._spent_s, key=self._spent_s.__getitem__))
+            raise _too_long(max(self._spent_s, key=lambda each: self._spent_s[each]))
         began_s = time.thread_time()
         try:
             return _search(kind, pattern, text, min(_SEARCH_S, left_s))
         finally:
-            self._spent_s[kind] += time.thread_time() - began_s
+            self._spent_s[kind] = self._spent_s.get(kind, 0.0) + time.thread_time() - began_s
 
 
 def _search(kind: str, pattern: regex.Pattern[str], text: str, limit_s: float) -> bool:

@@ -72,8 +72,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(cause, line=cause.line + end.lines_before if end is not None else 0)
 
 
-def collect(repo: Repository, run: str, attempt: int, folder: Path) -> Evidence:
-    """Return the evidence of an attempt. Its logs are in `folder`, or else in the store.
+def collect(repo: Repository, run: str, attempt: int, folder: Path | None) -> Evidence:
+    """Return the evidence of an attempt. Its logs are in `folder`, if there is one, or else in the store.
 
     Raises NotFound without logs, CorruptObject, Misplaced.
     """
@@ -86,8 +86,8 @@ def collect(repo: Repository, run: str, attempt: int, folder: Path) -> Evidence:
     return Evidence(ends=ends, recorded=_recorded(repo, run, attempt))
 
 
-def diagnose(repo: Repository, run: str, attempt: int, folder: Path, rules: Mapping[str, Rule]) -> Diagnosis:
-    """Return the cause of a failed attempt by `rules`. Its logs are in `folder`, or else in the store.
+def diagnose(repo: Repository, run: str, attempt: int, folder: Path | None, rules: Mapping[str, Rule]) -> Diagnosis:
+    """Return the cause of a failed attempt by `rules`. Its logs are in `folder`, if there is one, or else in the store.
 
     Raises NotFound without logs, ConfigError for a pattern that cannot be used, CorruptObject, Misplaced.
     """
