@@ -10,13 +10,15 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
-import regex
 
 from m5ws import secret_scan
 from m5ws.errors import ConfigError
+
+if TYPE_CHECKING:
+    import regex
 
 Level = Literal["cascade", "script", "root"]
 _LEVELS: tuple[Level, ...] = ("cascade", "script", "root")
@@ -87,6 +89,8 @@ class Classifier:
     """Finds causes by rules. Raises ConfigError for a pattern that is no regular expression."""
 
     def __init__(self, rules: Mapping[str, Rule]) -> None:
+        import regex
+
         self._rules = rules
         self._patterns: list[tuple[str, regex.Pattern[str]]] = []
         self._spent_s: dict[str, float] = {}
@@ -148,7 +152,7 @@ class Classifier:
             others={name: other.kind for name, other in matches.items() if name != rank},
         )
 
-    def _is_in(self, kind: str, pattern: regex.Pattern[str], text: str) -> bool:
+    def _is_in(self, kind: str, pattern: "regex.Pattern[str]", text: str) -> bool:
         """Return True if a pattern of a class matches in the text of a log. Raises ConfigError at a limit of time."""
         left_s = _ALL_SEARCHES_S - sum(self._spent_s.values())
         if left_s <= 0:
@@ -160,7 +164,7 @@ class Classifier:
             self._spent_s[kind] = self._spent_s.get(kind, 0.0) + time.thread_time() - began_s
 
 
-def _search(kind: str, pattern: regex.Pattern[str], text: str, limit_s: float) -> bool:
+def _search(kind: str, pattern: "regex.Pattern[str]", text: str, limit_s: float) -> bool:
     try:
         return pattern.search(text, timeout=limit_s) is not None
     except TimeoutError as error:
