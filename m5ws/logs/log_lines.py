@@ -1,7 +1,7 @@
 """Lines of a rank's log as they are written, with secrets masked, and without colours and movements of the cursor.
 
-A log may be of any size, and grow at any speed: memory is bounded by the limits here. A line is the text that a
-terminal shows: of a progress bar, which writes its states over each other, the last state.
+A log may be of any size, and grow at any speed: memory is bounded by the limits here. A long line of a progress bar,
+which writes its states over each other, is its last state, as on a terminal.
 """
 
 import os
@@ -17,6 +17,8 @@ _KEY_BYTES = 16_384
 """The longest private key that is waited for. A key has many lines, and only a whole key is recognised."""
 _BLOCK_BYTES = 2**20
 """The part of a log that is in memory at once, and the longest line that is read."""
+LONG_CHARACTERS = 4_096
+"""The longest line that is stored, and that has all states of a progress bar."""
 _FLOOD_BYTES = 4 * 2**20
 _CUT = " [the line is cut here]"
 _TAIL_BYTES = 64 * 2**10
@@ -139,8 +141,10 @@ def _plain(text: bytes) -> str:
 
 
 def _last_state(line: str) -> str:
-    """Return the last state of a progress bar, and any other line as it is."""
-    return next((state for state in reversed(line.split("\r")) if state.strip()), line) if "\r" in line else line
+    """Return the last state of a long line of a progress bar, and any other line as it is."""
+    if len(line) <= LONG_CHARACTERS or "\r" not in line:
+        return line
+    return next((state for state in reversed(line.split("\r")) if state.strip()), line)
 
 
 def _whole(text: bytes) -> bytes:

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from m5ws.errors import CorruptObject, M5Error, ObjectExists
-from m5ws.logs.log_lines import LogReader
+from m5ws.logs.log_lines import LONG_CHARACTERS, LogReader
 from m5ws.records import codec
 from m5ws.records.log import LOGS, LogPart, StoredLines
 from m5ws.repository import bindings, concurrency
@@ -27,7 +27,6 @@ _SHORTEST_S, _LONGEST_S = 10.0, 60.0
 _SHARE = 20
 """The interval is this share of the age of the attempt."""
 _MOST_LINES = 2_000
-_MOST_CHARACTERS = 4_096
 _TEXT_BYTES = 4 * 2**20
 """Upper bound of the text of a part, for all its logs together."""
 _LEAST_BYTES = 64 * 2**10
@@ -148,6 +147,6 @@ def _shortened(lines: list[str]) -> tuple[str, ...]:
         lines = [*lines[:half], f"[{len(lines) - 2 * half:,} lines are only on the node]", *lines[-half:]]
     cut = " [{:,} characters are only on the node]"
     return tuple(
-        line if len(line) <= _MOST_CHARACTERS else line[:_MOST_CHARACTERS] + cut.format(len(line) - _MOST_CHARACTERS)
+        line if len(line) <= LONG_CHARACTERS else line[:LONG_CHARACTERS] + cut.format(len(line) - LONG_CHARACTERS)
         for line in lines
     )

@@ -108,7 +108,7 @@ def _recorded(repo: Repository, run: str, attempt: int) -> Recorded:
                 if isinstance(event, Step):
                     steps.setdefault(int(origin), {})[event.step] = event.time_s
                 elif isinstance(event, RankEnded) and event.failure is not None:
-                    failures[event.rank] = event
+                    failures[int(origin)] = event
     ahead_s = clocks.offsets_s(steps, nodes)
     ended_s = {rank: ended.time_s - ahead_s.get(nodes[rank], 0.0) for rank, ended in failures.items()}
     hosts = {start.node: start.host for start in ledger.node_starts(repo, run, attempt)}

@@ -30,7 +30,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 def test_a_progress_bar_is_its_last_state(tmp_path: Path) -> None:
     log = tmp_path / "rank-0.log"
     bar = "".join(f"\r{number}/1000000" for number in range(1_000_000))
-    log.write_text(f"begin\n{bar}\nend\r\n\x1b[31mred\x1b[0m\n")
+    log.write_text(f"begin\n{bar}\nend\n\x1b[31mred\x1b[0m\n")
     lines = [line for block in LogReader(log).read_all() for line in block]
     assert lines == ["begin", "999999/1000000", "end", "red"]
     assert LogReader(log).read()[-3:] == lines[-3:]
