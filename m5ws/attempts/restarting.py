@@ -93,8 +93,7 @@ def _load_past(ports: Ports, plan: AttemptPlan) -> list[PastAttempt]:
     failures = restarts.enough_failures(ports.restart)
     for number in reversed(ledger.attempts(repo, run)):
         own = state.attempt_of(repo, run, number)
-        # The logs of a node are only a part of the logs of several nodes.
-        folder = plan.directory.parent / f"{number:04d}" / "logs" if plan.place.nodes == 1 else None
+        folder = plan.directory.parent / f"{number:04d}" / "logs"
         failure = own.reason if own.standing == "failed" else None
         begun = checkpoints.step_of(own.resume) if own.resume is not None else 0
         attempt = PastAttempt(
@@ -109,7 +108,7 @@ def _load_past(ports: Ports, plan: AttemptPlan) -> list[PastAttempt]:
     return past[::-1]
 
 
-def _find_cause(ports: Ports, run: str, attempt: int, reason: EndReason, folder: Path | None) -> Cause:
+def _find_cause(ports: Ports, run: str, attempt: int, reason: EndReason, folder: Path) -> Cause:
     """Return the cause of a failed attempt. An unknown cause has the place or the rank of the failure as its name.
 
     A dead rank explains the effects on other ranks, so its cause is unknown if only effects are in the logs.

@@ -21,7 +21,8 @@ class Rule(Record, frozen=True, kw_only=True):
 
 
 class Cause(Record, frozen=True, kw_only=True):
-    """The cause of a failure. `rank` is the name of its log, and `line` counts from 1.
+    """The cause of a failure. `rank` is the name of its log, and `line` counts from 1: 0 if the lines are
+    no log, but the recorded failure.
 
     `evidence` has the lines around it, and `others` the classes of the other ranks' failures, by rank. A cause of level
     "cascade" follows from a failure that left no line of a rule, so it began elsewhere.

@@ -24,7 +24,7 @@ ALONE = [case for case in TORCH if case not in {"healthy", "gloo-connection"}]
 BEGAN = {"script-error.first-rank": "0", "host-out-of-memory.second-rank": "1", "collective-timeout": "0"}
 
 
-def _logs(folder: Path, cases: list[str]) -> dict[str, Logs]:
+def failure_logs(folder: Path, cases: list[str]) -> dict[str, Logs]:
     """Run cases, and return their logs by case and by name."""
     with ScriptedS3() as server:
         server.always = lambda _method, key: key or None
@@ -49,12 +49,12 @@ def _find(logs: Logs) -> Cause:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Logs]:
-    return _logs(tmp_path_factory.mktemp("plain"), list(plain_failures.CASES))
+    return failure_logs(tmp_path_factory.mktemp("plain"), list(plain_failures.CASES))
 
 
 @pytest.fixture(scope="module")
 def of_torch(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Logs]:
-    return _logs(tmp_path_factory.mktemp("torch"), TORCH)
+    return failure_logs(tmp_path_factory.mktemp("torch"), TORCH)
 
 
 @pytest.mark.parametrize("case", plain_failures.CASES)

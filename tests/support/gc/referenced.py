@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from m5ws.records import codec
 from m5ws.records.base import Digest
 from m5ws.records.canary import Canary
 from m5ws.records.checkpoint import Checkpoint, Content, Shard, Tensor
@@ -13,7 +14,7 @@ from m5ws.records.incident import Incident
 from m5ws.records.job import Cancel, Job
 from m5ws.records.known import Known
 from m5ws.records.ledger import NODE, AttemptEnded, CheckpointPublished, Event, RankEnded, RankStarted, State, Step
-from m5ws.records.log import LOGS, LogPart
+from m5ws.records.log import LOGS, LogPart, StoredLines
 from m5ws.records.note import Note
 from m5ws.records.outputs import OutputFiles
 from m5ws.records.reasons import JointReason
@@ -134,7 +135,9 @@ def _fill(repo: Repository, root: Path) -> None:
             )  # fmt: skip
             jobs.publish(repo, job)
             key = f"{LOGS}{name}/0001-0-{when:06.0f}"
-            bindings.create(repo.store, key, LogPart(run=name, attempt=1, node=0, time_s=when, lines={"0": ("a",)}))
+            data = msgspec.msgpack.encode({"0": StoredLines(first=0, lines=("a",))})
+            part = LogPart(run=name, attempt=1, node=0, time_s=when, size_bytes=len(data), logs=codec.compress(data))
+            bindings.create(repo.store, key, part)
             incident = Incident(run=name, attempt=int(when), time_s=when, outcome="failed", step=1)
             incidents.publish(repo, incident)
             canary = Canary(
