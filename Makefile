@@ -27,7 +27,7 @@ $(stamp): pyproject.toml constraints.txt hatch_build.py m5ws/training/fingerprin
 	$(PYTHON) -m venv $(if $(wildcard $(stamp)),,--clear) $(VENV)
 	rm -f $(stamp)
 	$(bin)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --upgrade pip
-	$(bin)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[all,dev]'
+	$(bin)/python -m pip install --disable-pip-version-check --quiet --no-compile --constraint constraints.txt --editable '.[all,dev]'
 	touch $@
 
 demo: $(stamp) ## Train, reproduce and change a small GPT, start to end.

@@ -28,7 +28,6 @@ from m5ws.work import directories
 _POLL_S = 0.01
 _BUILDING = "preparing DeepSpeed's operators; the first time in an environment, they are compiled for minutes"
 _LINES = 20
-_LOGS = ("launcher.log", "rank-0.log")
 
 Accept = Callable[[Observed, Mapping[str, Observed]], None]
 """Called with the environment of a node, and of the other nodes by their names, before the attempt begins. Raises an
@@ -106,8 +105,8 @@ def permit(ports: Ports, plan: AttemptPlan, observed: Observed) -> None:
 
 def _not_started(plan: AttemptPlan, status: int) -> LaunchFailed:
     """Return the error with the last output of the processes."""
-    folder = Path(plan.context.log_dir)
-    texts = (path.read_text(errors="replace") for name in _LOGS if (path := folder / name).exists())
+    paths = (Path(plan.request.log), Path(plan.context.log_dir, "rank-0.log"))
+    texts = (path.read_text(errors="replace") for path in paths if path.exists())
     output = "\n".join(line for text in texts for line in text.splitlines()[-_LINES:])
     return LaunchFailed(
         f"`{plan.run.spec.command[0]}` ended with status {status} before the script began:\n"

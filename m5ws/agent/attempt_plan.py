@@ -28,6 +28,8 @@ class AttemptPlan(msgspec.Struct, frozen=True, kw_only=True):
     outputs: StoredOutputs | None = None
     why: Note | None = None
     place: Place = ALONE
+    restart: str | None = None
+    """Why m5ws began this attempt by itself, after a failure. None if a user began it."""
 
     @property
     def from_scratch(self) -> bool:

@@ -82,9 +82,8 @@ class Node:
         self.nccl = NcclLogs(Path(plan.context.spool_dir), spool, declared, waiting.observed)
         self._reads = ReadFiles(ports.repo, plan, spool, notify)
         self.watcher = Watcher(ports.stuck, plan)
-        # Without a scheduler, the user reads them on this machine.
-        logs = (ports.repo, plan.run.id, plan.attempt, plan.place.node, Path(plan.context.log_dir))
-        self._logs = LogParts(*logs) if plan.place.job is not None else None
+        folder = Path(plan.context.log_dir)
+        self._logs = LogParts(ports.repo, plan.run.id, plan.attempt, plan.place.node, folder)
 
     def run(
         self,
@@ -101,11 +100,14 @@ class Node:
         `listen` is called in another thread, which has ended when this returns.
         """
         process, beside = self._waiting.process, StoreThread(partial(self._use_store, listen))
+        # Another thread: a long upload of output files would delay new lines.
+        logs = StoreThread(self._logs.store)
         try:
             self.results.begin()
             admission.permit(self._ports, self._plan, self._waiting.observed)
             report(self._progress, "running the script")
             beside.begin()
+            logs.begin()
             ended = self._ended(self._follow(process, beside, show, poll, goes_on))
             beside.end()
         except KeyboardInterrupt as request:
@@ -121,6 +123,7 @@ class Node:
         finally:
             stop.early(process)
             beside.end()
+            logs.end()
 
     def deliver_rest(self) -> Events:
         """Deliver all that processes left in their spools, with notices of refusals and of processes that are left."""
@@ -129,8 +132,7 @@ class Node:
             for line in Path(self._plan.request.processes, LEFT_PROCESSES).read_text().splitlines():
                 pid, _, command = line.partition(" ")
                 self._notify("left-process", f"process {pid} outlived the script, and was ended: {command}")
-        if self._logs is not None:
-            self._logs.store(last=True)
+        self._logs.store(last=True)
         self._reads.record(last=True)
         self._reads.report()
         return self.delivery.deliver(final=True)
@@ -158,8 +160,6 @@ class Node:
         self._reads.record()
         listen(self.delivery.deliver())
         self.results.copy()
-        if self._logs is not None:
-            self._logs.store()
 
     def _follow(
         self, process: Process, beside: StoreThread, show: Show, poll: Callable[[], None], goes_on: Callable[[], bool]

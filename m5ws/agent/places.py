@@ -43,6 +43,12 @@ def read(environment: Mapping[str, str]) -> Place:
     return place
 
 
+def without_restart(job: str) -> str:
+    """Return the job of a place, without the number of the job's restart."""
+    counted = any(restart and job.startswith(prefix) for prefix, *_, restart in _ENGINES)
+    return job.rpartition(".")[0] if counted else job
+
+
 def make_scratch(parent: Path, node: int) -> Path:
     """Return the folder of a node's agent on its local disk, below `parent`, which other users may write to.
 

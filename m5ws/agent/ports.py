@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from m5ws.config.settings import StuckSettings
+from m5ws.config.settings import LossSettings, RestartSettings, StuckSettings
 from m5ws.launch.interface import Launcher
+from m5ws.progress import Progress
+from m5ws.records.cause import Rule
 from m5ws.records.job import Job
 from m5ws.records.launch import ALONE, Observing, Place
 from m5ws.records.ledger import AnyEvent
@@ -18,9 +20,13 @@ from m5ws.tracking.interface import Tracker
 
 if TYPE_CHECKING:
     from m5ws.snapshot.sources.git_history import GitHistory
+    from m5ws.supervision.notify import Notifier
 
 Watch = Callable[[str, AnyEvent], bool | None]
 """Called with (rank, event), in the order of each rank. If it returns True, the attempt is stopped."""
+
+CheckNode = Callable[[Run, int, Progress | None], None]
+"""Checks this machine for a run on a number of nodes. Raises an error that names the machine and the failed check."""
 
 
 class Ports(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +59,15 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
     stuck: StuckSettings | None = None
     """Limits of the time without progress. Without them, ranks may wait for ever."""
 
+    restart: RestartSettings = RestartSettings()
+    """Restarts after a failure."""
+
+    loss: LossSettings = LossSettings()
+    """Rules for the loss."""
+
+    preflight: CheckNode | None = None
+    """Called before the input files of an attempt are written, with its run and the number of its nodes."""
+
     job: Job | None = None
     """The job of an engine that runs this process."""
 
@@ -61,6 +76,12 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
 
     starts_dir: Path | None = None
     """The folder with the lock of starts on this machine, if it is not `work_root`."""
+
+    causes: Mapping[str, Rule] = {}
+    """Rules of the workspace that find the cause of a failure."""
+
+    notifier: "Notifier | None" = None
+    """Sends messages about runs."""
 
     def sign(self, run: Run) -> Run:
         """Return a new run with the user and the host that start the run, and the time of the store's clock."""

@@ -82,7 +82,12 @@ def clear(plan: AttemptPlan) -> None:
 
 
 def prepare(ports: Ports, plan: AttemptPlan, progress: Progress | None) -> tuple[AttemptPlan, WorkDirectory]:
-    """Make the work directory with the input files, write the context of the ranks, and return the plan with both."""
+    """Make the work directory with the input files, write the context of the ranks, and return the plan with both.
+
+    Raises M5Error if this node fails its checks, which `[run] preflight` asks for.
+    """
+    if ports.preflight is not None:
+        ports.preflight(plan.run, plan.place.nodes, progress)
     run, author = plan.run.reproduces or plan.run.id, Path(plan.context.author_dir)
     snapshot = snapshots.load(ports.repo, plan.run.snapshot)
     # Every engine mounts folders in its containers.

@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 def show_verdict(tracker: Tracker, home: Path, run: str, *, is_followed: bool = False) -> None:
-    """Show the verdict of a replay, or the joint verdict on a run, in the tracker, in the background.
+    """Show the verdict or joint verdict on a run, or its newest cause, in the tracker, in the background.
 
     `is_followed`: a process still delivers the run. It shows the verdict too, unless it has marked the run as tracked.
     """

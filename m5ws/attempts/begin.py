@@ -106,6 +106,8 @@ def publish(ports: Ports, plan: AttemptPlan, observed: Observed, spool: SpoolWri
         spool.append(Notice(time_s=time.time(), kind="environment", message=text))
     for rule in rules.matching(observed):
         spool.append(Notice(time_s=time.time(), kind="network", message=rule.describe(observed.facts)))
+    if plan.restart is not None:
+        spool.append(Notice(time_s=time.time(), kind="restart", message=plan.restart))
     if (message := attempt_environments.notice(repo, plan.run.id, plan.attempt, observed)) is not None:
         spool.append(Notice(time_s=time.time(), kind="other-environment", message=message))
     if plan.attempt > 1:

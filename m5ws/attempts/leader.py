@@ -20,7 +20,7 @@ from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.link import StartAgain
 from m5ws.agent.node import Events, Node, NodeEnd
 from m5ws.agent.ports import Ports, Watch
-from m5ws.attempts import begin, interventions, repeated_steps
+from m5ws.attempts import begin, interventions, repeated_steps, restarting
 from m5ws.attempts.followers import Followers
 from m5ws.attempts.stuck_ranks import StuckRanks
 from m5ws.attempts.tracking import Tracking
@@ -29,12 +29,14 @@ from m5ws.outputs import merging
 from m5ws.progress import Progress, report
 from m5ws.records.environment import Observed
 from m5ws.records.failure import EndReason
-from m5ws.records.ledger import NODE, AttemptEnded, Notice, NoticeKind, RankStarted, State
+from m5ws.records.ledger import NODE, AttemptEnded, Notice, NoticeKind, RankStarted, State, Step
 from m5ws.records.nodes import Ended
 from m5ws.repository import removals
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.ledger.tail import LedgerTail
 from m5ws.repository.references import checkpoints
+from m5ws.supervision.losses import Losses
+from m5ws.supervision.restarts import Decision
 from m5ws.tracking.interface import LOGGED
 from m5ws.work import directories
 from m5ws.work.directories import WorkDirectory
@@ -51,7 +53,8 @@ class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
 
     `untracked` is None if the tracker has all of the run, else the error so far. `delivered`: the store has the
     complete ledger. `asked`: the user stopped the attempt. `superseded`: a newer attempt has begun elsewhere.
-    `again`: the scheduler shall start the agents again, because its time limit or a lost node ended the attempt.
+    `again`: the scheduler shall start the agents again, because its time limit or a lost node ended the attempt, or by
+    `restart`, the decision after a failure if `[run] restart` is set.
     """
 
     run: str
@@ -64,6 +67,7 @@ class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
     asked: bool = False
     superseded: bool = False
     again: bool = False
+    restart: Decision | None = None
 
 
 def execute(
@@ -196,7 +200,7 @@ class _Attempt:
         self._followers, self._ends = followers, list[Ended]()
         self._spool = spool
         self._watch, self._compare = watch, judge
-        self._inexact: EndReason | None = None
+        self._ending: EndReason | None = None
         self._stuck: EndReason | None = None
         self.interventions = interventions.Interventions(ports, plan)
         self._tracking = tracking
@@ -206,6 +210,7 @@ class _Attempt:
         self._failures = failure.Failures()
         is_compared_elsewhere = judge is not None and plan.place.nodes > 1
         self._elsewhere = LedgerTail(ports.repo, plan.run.id, but=0) if is_compared_elsewhere else None
+        self._losses = Losses(ports.loss)
         self._repeated = repeated_steps.RepeatedSteps(ports.repo, plan.run.id, plan.attempt)
         self._node = Node(ports, plan, work, waiting, spool, self._notice, progress)
         self._stuck_ranks = StuckRanks(self._node.watcher, followers, spool.append)
@@ -274,8 +279,8 @@ class _Attempt:
             return "failed", StartAgain.exit_code, lost
         if end.problem is not None:
             return "failed", end.exit_code, EndReason(kind="not launched", problem=end.problem)
-        if self._inexact is not None:
-            return "failed", 1, self._inexact
+        if self._ending is not None:
+            return "failed", 1, self._ending
         if self._node.nccl.problem is not None and end.exit_code:
             return "failed", 1, EndReason(kind="wrong network", problem=self._node.nccl.problem)
         if self._has_enough:
@@ -298,14 +303,15 @@ class _Attempt:
     def _show(self, events: Events) -> float | None:
         """Show new events. Return the processes' time to end if the attempt needs no more steps, or if it is fenced.
 
-        After an inexact resume that must end the attempt, no rank may save a last checkpoint. On a wrong network, ranks
-        do not wait for each other.
+        After an inexact resume or a loss that must end the attempt, no rank may save a last checkpoint. On a wrong
+        network, ranks do not wait for each other.
         """
+        self._judge_losses(events)
         stops = [bool(self._watch(rank, event)) for rank, event in events] if self._watch is not None else []
         self._has_enough = self._has_enough or any(stops)
         self._followers.look()
-        self._inexact = self._inexact or self._followers.inexact
-        if self._inexact is not None or self._node.nccl.problem is not None:
+        self._ending = self._ending or self._followers.inexact
+        if self._ending is not None or self._node.nccl.problem is not None:
             return self._stop_all(0.0)
         if (asked := self._followers.asked) is not None:
             return self._stop_all(asked.grace_s)
@@ -315,6 +321,14 @@ class _Attempt:
             self._stuck = self._stuck or self._stuck_ranks.look()
             return self._stop_all(stop.GRACE_S) if self._stuck is not None else None
         return self._stop_all(stop.GRACE_S)
+
+    def _judge_losses(self, events: Events) -> None:
+        """Write a notice for each loss that breaks a rule, and end the attempt if the rule does so."""
+        steps = [event for rank, event in events if rank == "0" and isinstance(event, Step)]
+        for finding in (finding for step in steps for finding in self._losses.add(step)):
+            self._notice("loss", finding.text, finding.step)
+            if finding.stops and self._plan.context.goes_on:
+                self._ending = self._ending or EndReason(kind="loss", step=finding.step, problem=finding.text)
 
     def _stop_all(self, grace_s: float) -> float:
         """Stop the processes of the followers, and return the time of this node's processes to end."""
@@ -350,7 +364,7 @@ class _Attempt:
         for difference in self._repeated.take():
             self._notice("inexact-resume", str(difference), difference.step)
             if self._ports.inexact == "stop":
-                self._inexact = self._inexact or EndReason(kind="inexact resume", problem=str(difference))
+                self._ending = self._ending or EndReason(kind="inexact resume", problem=str(difference))
         return is_enough
 
     def _compare_elsewhere(self) -> bool:
@@ -399,6 +413,8 @@ class _Attempt:
         self._show(self._node.read_new())
         self._seen(self._node.delivery.finish())
         self._tracking.follow()
+        is_decidable = outcome == "failed" and self._node.delivery.complete
+        decision = restarting.decide(self._ports, self._plan) if is_decidable else None
         return AttemptResult(
             run=self._plan.run.id,
             attempt=self._plan.attempt,
@@ -408,14 +424,16 @@ class _Attempt:
             delivered=self._node.delivery.complete,
             superseded=self.interventions.successor is not None,
             untracked=self._tracking.close(self._progress),
-            again=self._is_to_start_again(reason),
+            again=self._is_to_start_again(reason, decision),
+            restart=decision,
         )
 
-    def _is_to_start_again(self, reason: EndReason | None) -> bool:
+    def _is_to_start_again(self, reason: EndReason | None, decision: Decision | None) -> bool:
         """Return True if the scheduler that started this agent shall start all agents again.
 
         A replay that is stopped has no later attempt: it would start from its beginning.
         """
         is_warned = reason is not None and (reason.kind, reason.signal) == ("stopped", signal.SIGUSR2.name)
         has_next = self._plan.place.job is not None and self._plan.context.goes_on
-        return self._followers.lost is not None or (is_warned and has_next)
+        is_restarted = decision is not None and decision.again
+        return self._followers.lost is not None or (has_next and (is_warned or is_restarted))

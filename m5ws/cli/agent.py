@@ -120,7 +120,7 @@ def _workspace(
     """Return the workspace of this agent, at the place of its node."""
     from m5ws.library import clusters
 
-    own = _make_scratch(scratch, place.node)
+    own = make_scratch(scratch, place.node)
     if store is not None and job is not None:
         workspace = clusters.workspace_of(store, run, job, own, os.environ)
     else:
@@ -135,10 +135,10 @@ def _check(store: str, scratch: Path) -> None:
     from m5ws.store import open_store
 
     Repository.open(open_store(store))
-    _make_scratch(scratch, 0)
+    make_scratch(scratch, 0)
 
 
-def _make_scratch(scratch: Path, node: int) -> Path:
+def make_scratch(scratch: Path, node: int) -> Path:
     """Return the folder of a node's agent. Raises UsageError for a variable that this node lacks."""
     from m5ws.agent import places
 
@@ -179,13 +179,14 @@ def _lead(workspace: "Workspace", repo: "Repository", run_id: str, env: tuple[st
 def _plan(workspace: "Workspace", repo: "Repository", run_id: str, env: tuple[str, ...]) -> "tuple[Ports, AttemptPlan]":
     """Return the ports and the plan of the next attempt. Tells the followers of an error, and raises it."""
     from m5ws.agent import link, recovery
-    from m5ws.attempts import followers, planning
+    from m5ws.attempts import followers, planning, restarting
     from m5ws.repository.references import runs
 
     try:
         # The ranks of a killed agent may still publish a checkpoint, from which the next attempt continues.
         recovery.deliver_run(repo, run_id, workspace.home, workspace.work_root, workspace.kept, output.print_note)
-        return new_run.plan(workspace, repo, planning.resumed(repo, run_id), env)
+        ports, plan = new_run.plan(workspace, repo, planning.resumed(repo, run_id), env)
+        return ports, restarting.mark(ports, plan)
     except Exception as error:
         if workspace.place.nodes > 1:
             key = link.key_of(workspace.job or runs.load(repo, run_id))

@@ -95,7 +95,7 @@ def command(
       m5ws certify train.py --max-steps 20 --save-steps 5
     """
     from m5ws.attempts import planning as runs
-    from m5ws.reproduce import certify, interruptions, reproduce
+    from m5ws.reproduce import certify
 
     workspace = names.workspace(context)
     repo = workspace.open_repository(create=True)
@@ -109,18 +109,34 @@ def command(
     options = runs.RunOptions(command=script(context), trainer=trainer, nproc=nproc)
     launch = runs.spec(workspace.settings.run, new_run.with_import_path(workspace, options))
     pinned, launch = new_run.pin(workspace, repo, snapshot, launch, overrides)
-    ports = workspace.ports(repo)
     whole = certify.training(pinned, launch, steps)
-    has_steps = context.get_parameter_source("steps") is ParameterSource.COMMANDLINE
-    try:
-        _train(workspace, ports, whole, progress=not no_progress)
-        if has_steps and interruptions.is_observed(ports, whole):
-            output.print_note("--steps has no effect: the script does not use m5ws.session, and trains to its own end")
-        joint = _certify(workspace, ports, whole, restores, sample_seed, parallel)
-    except (KeyboardInterrupt, reproduce.ReplayInterrupted):
-        raise _interrupted(ports, whole) from None
+    joint = test(context, workspace, whole, restores, sample_seed, parallel, progress=not no_progress)
     output.print_json(joint) if as_json else output.echo(format_certificate(joint))
     context.exit(joint.exit_code)
+
+
+def test(
+    context: click.Context,
+    workspace: "Workspace",
+    whole: "Run",
+    restores: int | None,
+    sample_seed: int,
+    parallel: int,
+    *,
+    progress: bool,
+) -> "Certificate":
+    """Train a run without an interruption, test restores of it, and return the certificate."""
+    from m5ws.reproduce import interruptions, reproduce
+
+    ports = workspace.ports(workspace.repository())
+    has_steps = context.get_parameter_source("steps") is ParameterSource.COMMANDLINE
+    try:
+        train(workspace, ports, whole, progress=progress)
+        if has_steps and interruptions.is_observed(ports, whole):
+            output.print_note("--steps has no effect: the script does not use m5ws.session, and trains to its own end")
+        return _certify(workspace, ports, whole, restores, sample_seed, parallel)
+    except (KeyboardInterrupt, reproduce.ReplayInterrupted):
+        raise _interrupted(ports, whole) from None
 
 
 def _certify(
@@ -158,7 +174,7 @@ def _interrupted(ports: "Ports", whole: "Run") -> M5Error:
     )
 
 
-def _train(workspace: "Workspace", ports: "Ports", whole: "Run", *, progress: bool) -> None:
+def train(workspace: "Workspace", ports: "Ports", whole: "Run", *, progress: bool) -> None:
     """Run the uninterrupted training. Raises NothingToCertify, or KeyboardInterrupt if the user stops it."""
     from m5ws.attempts import leader, planning
 

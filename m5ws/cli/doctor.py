@@ -53,13 +53,14 @@ def command(context: click.Context, limit_s: float, as_json: bool) -> None:
     if as_json:
         output.print_json({"passed": passed, "checks": checks})
     else:
-        output.echo(output.table(("CHECK", "STATE", ""), [row for check in checks for row in _rows(check)]))
+        output.echo(output.table(("CHECK", "STATE", ""), [row for check in checks for row in rows(check)]))
     context.exit(0 if passed else FAILED)
 
 
-def _rows(check: Check) -> list[tuple[str, str, str]]:
+def rows(check: Check) -> list[tuple[str, ...]]:
+    """Return the row of a check, and a row with its remedy if it has one."""
     row = (check.name, check.state, check.detail)
-    return [row] if check.passed else [row, ("", "remedy", check.remedy)]
+    return [row, ("", "remedy", check.remedy)] if check.remedy else [row]
 
 
 def _probes(directory: Path) -> "dict[str, Probe]":

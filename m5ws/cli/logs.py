@@ -1,6 +1,6 @@
 """`m5ws logs`."""
 
-import itertools
+import re
 import time
 from typing import TYPE_CHECKING
 
@@ -11,10 +11,13 @@ from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
 
-    from m5ws.logs.reading import Lines, Source
+    from m5ws.logs.reading import Source
     from m5ws.repository.repository import Repository
+
+_NO_MATCH = 1
 
 
 def choose_attempt(repo: "Repository", run: str, attempt: int | None) -> int:
@@ -34,83 +37,132 @@ def choose_attempt(repo: "Repository", run: str, attempt: int | None) -> int:
 @click.option(
     "--attempt", type=click.IntRange(min=1), metavar="N", help="Print the logs of attempt N. [default: the newest]"
 )
+@click.option("--grep", metavar="PATTERN", help="Print only lines that match this regular expression of Python.")
 @click.option("-f", "--follow", is_flag=True, help="Print new lines until the attempt ends.")
 @output.json_option
 @click.pass_context
 def command(
-    context: click.Context, run: str, rank: str | None, attempt: int | None, follow: bool, as_json: bool
+    context: click.Context,
+    run: str,
+    rank: str | None,
+    attempt: int | None,
+    grep: str | None,
+    follow: bool,
+    as_json: bool,
 ) -> None:
     """Print the output of a run's ranks.
 
-    The logs contain stdout and stderr. They stay on the machine that started the run. Of a run on a cluster, the store
-    has the lines too: new lines after 10 seconds in the beginning, and after 5 minutes in a long attempt. With more
-    than one rank, each line begins with its rank. Colours are removed and other control characters escaped; --json
-    prints the logs of this machine unchanged. Text that looks like a secret is masked.
+    The logs contain stdout and stderr. The store has the lines too, at most a minute after they were written, so
+    that any machine prints them, during and after the run. Of a flood of lines, the store has the beginning and the
+    end. With more than one rank, each line begins with its rank. Colours are removed and other control characters
+    escaped; --json without --grep prints the logs of this machine unchanged. Text that looks like a secret is masked.
+
+    With --grep, the exit status is 1 if no line matches.
 
     \b
-    Example:
+    Examples:
       m5ws logs 7c1d --rank 0 -f
+      m5ws logs 7c1d --grep '(?i)nccl warn'
     """
     from m5ws.errors import NotFound, UsageError
-    from m5ws.logs import parts, reading
+    from m5ws.logs import reading
     from m5ws.repository.ledger import ledger
 
     if follow and as_json:
         raise UsageError("--follow cannot be combined with --json")
+    pattern = _pattern(grep)
     workspace = names.workspace(context)
     repo = workspace.open_repository()
     run_id = names.find_id(repo, run, "run")
     chosen = choose_attempt(repo, run_id, attempt)
     folder = workspace.attempt_dir(run_id, chosen) / "logs"
-    source = reading.source_of(repo, run_id, chosen, folder)
+    source = reading.Source(repo, run_id, chosen, folder)
+    found = source.names()
+    if not found and not (follow and chosen in ledger.attempts(repo, run_id)) and not folder.is_dir():
+        raise NotFound(
+            f"no logs of run {run_id} in {folder}, and none in the store",
+            hint="The store has new lines after 10 seconds to a minute.",
+        )
 
     def ended() -> bool:
         workspace.open_repository()
         return ledger.ended(repo, run_id, chosen) is not None
 
-    readings = _read(source, ended if follow else lambda: True)
-    lines = next(readings)
-    found = {name for name, _ in lines}
-    if not found and not (follow and chosen in ledger.attempts(repo, run_id)) and not folder.is_dir():
-        raise NotFound(
-            f"no logs of run {run_id} in {folder}, and none in the store",
-            hint="Logs stay on the machine that started the run.",
-        )
+    readings = _matching(_read(source, ended if follow else lambda: True), pattern, found)
     if as_json:
-        named = parts.choose(found, rank)
-        logs = {name: "".join(f"{line}\n" for each, new in lines if each == name for line in new) for name in named}
-        if folder.is_dir():
-            paths = parts.find(folder)
-            logs = {name: secret_scan.masked(paths[name].read_text("utf-8", "replace")) for name in named}
-        return output.print_json({"run": run_id, "attempt": chosen, "directory": folder, "logs": logs})
-    if rank is not None and not follow and rank not in found:
-        raise NotFound(
-            f"run {run_id} has no log of rank {rank}", hint=f"It has {', '.join(parts.choose(found, None))}."
-        )
-    return _print(itertools.chain([lines], readings), rank)
+        logs = _texts(readings, rank, found, folder if pattern is None else None)
+        output.print_json({"run": run_id, "attempt": chosen, "directory": folder, "logs": logs})
+        is_empty = not any(logs.values())
+    else:
+        is_empty = _print(readings, rank, found)
+        if rank is not None and rank not in found:
+            from m5ws.logs import parts
+
+            raise NotFound(
+                f"run {run_id} has no log of rank {rank}", hint=f"It has {', '.join(parts.choose(found, None))}."
+            )
+        if is_empty:
+            logs_of = "all ranks" if rank is None else f"rank {rank}"
+            output.print_note(f"the log of {logs_of} {'is empty' if pattern is None else 'has no line that matches'}")
+    if is_empty and pattern is not None:
+        context.exit(_NO_MATCH)
 
 
-def _read(source: "Source", ended: "Callable[[], bool]") -> "Iterator[Lines]":
+def _pattern(grep: str | None) -> re.Pattern[str] | None:
+    from m5ws.errors import UsageError
+
+    try:
+        return re.compile(grep) if grep is not None else None
+    except re.error as error:
+        raise UsageError(f"--grep {grep} is no regular expression: {error}") from error
+
+
+def _read(source: "Source", ended: "Callable[[], bool]") -> "Iterator[tuple[str, Sequence[str]]]":
     """Yield new lines as they are written, until `ended`. The last of them may be unfinished."""
     while True:
         last = ended()
-        yield source.read(last=last)
+        yield from source.read(last=last)
         if last:
             return
         time.sleep(source.poll_s)
 
 
-def _print(readings: "Iterable[Lines]", rank: str | None) -> None:
+def _matching(
+    readings: "Iterable[tuple[str, Sequence[str]]]", pattern: re.Pattern[str] | None, found: set[str]
+) -> "Iterator[tuple[str, Sequence[str]]]":
+    """Yield the lines that match, with the names of their logs, which are added to `found`."""
+    for name, lines in readings:
+        found.add(name)
+        yield name, lines if pattern is None else [line for line in lines if pattern.search(line)]
+
+
+def _texts(
+    readings: "Iterable[tuple[str, Sequence[str]]]", rank: str | None, found: set[str], folder: "Path | None"
+) -> dict[str, str]:
+    """Return the text of logs by name; of logs in the folder, the text as it was written."""
     from m5ws.logs import parts
 
-    found, is_empty = set[str](), True
-    for lines in readings:
-        found.update(name for name, _ in lines)
+    texts = dict[str, list[str]]()
+    for name, lines in readings:
+        texts.setdefault(name, []).extend(f"{line}\n" for line in lines)
+    paths = parts.find(folder) if folder is not None else {}
+    return {
+        name: secret_scan.masked(paths[name].read_text("utf-8", "replace"))
+        if name in paths
+        else "".join(texts.get(name, ()))
+        for name in parts.choose(found, rank)
+    }
+
+
+def _print(readings: "Iterable[tuple[str, Sequence[str]]]", rank: str | None, found: set[str]) -> bool:
+    """Print lines, and return True if there were none."""
+    from m5ws.logs import parts
+
+    is_empty = True
+    for name, lines in readings:
         chosen = parts.choose(found, rank)
-        for name, new in lines:
-            prefix = f"[{name}] " if len(chosen) > 1 else ""
-            for line in new if name in chosen else ():
-                is_empty = False
-                output.echo(*(prefix + part for part in line.splitlines() or [""]))
-    if is_empty:
-        output.print_note(f"the log of {'all ranks' if rank is None else f'rank {rank}'} is empty")
+        prefix = f"[{name}] " if len(chosen) > 1 else ""
+        for line in lines if name in chosen else ():
+            is_empty = False
+            output.echo(*(prefix + part for part in line.splitlines() or [""]))
+    return is_empty

@@ -144,7 +144,12 @@ def _run(view: "RunView") -> str:
     if view.notes:
         lines += ["", "notes:", *map(_note, view.notes)]
     for attempt in state.attempts:
-        lines += ["", *_attempt(attempt, run.parent), *_differences(view.environments.get(attempt.attempt, ()))]
+        lines += [
+            "",
+            *_attempt(attempt, run.parent),
+            *_cause(view, attempt.attempt),
+            *_differences(view.environments.get(attempt.attempt, ())),
+        ]
     if view.checkpoints:
         rows = [(row.name, str(row.step), output.short(row.content)) for row in view.checkpoints]
         lines += ["", output.table(("CHECKPOINT", "STEP", "CONTENT"), rows)]
@@ -231,6 +236,16 @@ def _attempt(attempt: "AttemptState", parent: "Parent | None") -> list[str]:
         where = f" at step {notice.step}" if notice.step is not None else ""
         lines.append(f"  {notice.kind}{where}: {notice.message}")
     return lines
+
+
+def _cause(view: "RunView", attempt: int) -> list[str]:
+    """Return the cause of the newest failed attempt, with earlier failures of its kind; nothing for other attempts."""
+    from m5ws.wording.incidents import describe_advice, describe_cause
+
+    if (incident := view.incident) is None or incident.attempt != attempt:
+        return []
+    advice = [describe_advice(incident.cause)] if incident.cause is not None else []
+    return [f"  cause: {describe_cause(incident)}", *(f"    {line}" for line in (*advice, *incident.memory))]
 
 
 def _differences(changes: "Sequence[Change]") -> list[str]:

@@ -42,7 +42,7 @@ def command(context: click.Context, run: str, as_json: bool) -> None:
     repo = workspace.open_repository()
     run_id = names.find_id(repo, run, "run")
     while not (is_removed := removals.load(repo, run_id) is not None):
-        if _has_ended(workspace, repo, run_id, state.load_newest(repo, run_id)):
+        if has_ended(workspace, repo, run_id, state.load_newest(repo, run_id)):
             break
         time.sleep(_POLL_S)
     found = state.load_newest(repo, run_id)
@@ -58,7 +58,7 @@ def command(context: click.Context, run: str, as_json: bool) -> None:
     context.exit(status)
 
 
-def _has_ended(workspace: "Workspace", repo: "Repository", run_id: str, found: "RunState") -> bool:
+def has_ended(workspace: "Workspace", repo: "Repository", run_id: str, found: "RunState") -> bool:
     """Return True if no attempt of a run is alive, and no job begins another attempt."""
     if found.standing in ("running", "finished"):
         return found.standing == "finished"

@@ -11,6 +11,7 @@ import click
 
 from m5ws.cli.parameters import names
 from m5ws.cli.terminal import interrupt, live_view, output, progress
+from m5ws.errors import UsageError
 
 if TYPE_CHECKING:
     from m5ws.reports.live import LiveRun, LiveState
@@ -24,12 +25,31 @@ Show = Callable[["LiveState"], None]
 
 
 @click.command("watch")
-@click.argument("run", type=names.Id(("run",)))
+@click.argument("run", type=names.Id(("run",)), nargs=-1, required=True)
 @click.option("--once", is_flag=True, help="Print the view once.")
+@click.option("--unattended", is_flag=True, help="Look at runs once, for cron or a timer.")
+@click.option(
+    "--limit",
+    "limit_min",
+    type=click.FloatRange(min=0, min_open=True),
+    default=35.0,
+    show_default=True,
+    metavar="MINUTES",
+    help="With --unattended: the longest time without an event of a run that goes on.",
+)
+@click.option("--ping", metavar="URL", help="With --unattended: fetch URL if the exit status is 0.")
 @output.json_option
 @click.pass_context
-def command(context: click.Context, run: str, once: bool, as_json: bool) -> None:
-    """Show a run while it goes on.
+def command(
+    context: click.Context,
+    run: tuple[str, ...],
+    once: bool,
+    unattended: bool,
+    limit_min: float,
+    ping: str | None,
+    as_json: bool,
+) -> None:
+    """Show a run while it goes on, or look at several runs once.
 
     The view has the state, the last step, speed and time left, the quantities of the last step, checkpoints, notices
     and errors of ranks. It is renewed every 2 seconds, until the run ends. Without a terminal, it is printed at the
@@ -37,19 +57,35 @@ def command(context: click.Context, run: str, once: bool, as_json: bool) -> None
 
     Ctrl-C ends the view. The run is not touched. --json prints the state once.
 
-    Exit status: 0 the run has ended, or the view was printed once; 130 interrupted.
+    --unattended looks at runs once. A run is dead if its newest attempt goes on without an event for MINUTES, or if its
+    leader was killed. A message about it goes to the targets of `[notify]`, once for each attempt. URL is the address
+    of a service that alerts if it is not fetched for a while.
+
+    Exit status: 0 the run has ended, or the view was printed once; 130 interrupted. With --unattended: 0 each run
+    finished, goes on, or waits for its start; 1 a run is dead, failed or was stopped.
 
     \b
     Examples:
       m5ws watch 7c1d
       m5ws watch 7c1d --once
+      m5ws watch --unattended 7c1d 9a2b
     """
+    from m5ws.cli import unattended as look
     from m5ws.reports import live
 
+    if not unattended and (len(run) > 1 or ping is not None):
+        raise UsageError("several runs and --ping require --unattended")
     workspace = names.workspace(context)
     repo = workspace.open_repository()
-    run_id = names.find_id(repo, run, "run")
-    watched = live.LiveRun(repo, run_id)
+    found = [names.find_id(repo, each, "run") for each in run]
+    if unattended:
+        signs = look.look(workspace, repo, found, limit_min * 60, ping)
+        if as_json:
+            output.print_json(signs)
+        else:
+            output.echo(*map(str, signs))
+        context.exit(max(sign.status for sign in signs))
+    watched = live.LiveRun(repo, found[0])
     with progress.Bar() as bar:
         watched.refresh(bar)
     if as_json:

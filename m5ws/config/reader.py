@@ -6,6 +6,7 @@ would have other settings than its author thinks.
 """
 
 import difflib
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -17,11 +18,14 @@ from m5ws.config.commands import launchers
 from m5ws.config.result_patterns import describe_fault
 from m5ws.config.settings import HostsCluster, Settings, SlurmCluster, StoreOptions
 from m5ws.errors import ConfigError
+from m5ws.records.cause import Rule
 
 Key = tuple[str, ...]
 Table = Mapping[str, object]
 _Rule = tuple[Key, Callable[[Settings], bool], str | Callable[[Settings], str]]
 _SHARED = ("store", "mlflow", "clusters")
+VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)\}")
+"""A text that stands for the value of an environment variable."""
 _NO_PROFILE = "Mount its folder, or update its git submodule, or correct extends. `m5ws init --team PATH` creates one."
 
 
@@ -115,6 +119,8 @@ def _problems(kind: type[msgspec.Struct], table: Table, parent: Key) -> Iterator
             yield from _problems_of_table(section, value, key)
         elif name == "clusters":
             yield from _problems_of_clusters(value, key)
+        elif name == "causes":
+            yield from _problems_of_causes(value, key)
         elif wrong := _mismatch(value, fields[name].type):
             yield key, f"{'.'.join(key)!r}: {wrong}"
 
@@ -142,9 +148,30 @@ def _problems_of_clusters(clusters: object, parent: Key) -> Iterator[tuple[Key, 
             yield key, f"{'.'.join(key)!r} needs hosts, as ssh names them"
 
 
+def _problems_of_causes(causes: object, parent: Key) -> Iterator[tuple[Key, str]]:
+    """Yield the problems of rules: missing keys, and patterns that are no regular expressions."""
+    if not isinstance(causes, dict):
+        yield parent, "'causes' has a table for each class: write [causes.NAME]"
+        return
+    required = [field.name for field in msgspec.structs.fields(Rule) if field.required]
+    for name, rule in causes.items():
+        key = (*parent, name)
+        problems = list(_problems_of_table(Rule, rule, key))
+        if not problems and (missing := ", ".join(field for field in required if field not in rule)):
+            problems = [(key, f"{'.'.join(key)!r} needs {missing}")]
+        yield from problems
+        for pattern in () if problems else rule["patterns"]:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                place = (*key, "patterns")
+                yield place, f"{'.'.join(place)!r} holds {pattern!r}, which is no regular expression: {error}"
+
+
 def _mismatch(value: object, kind: object) -> str | None:
     # The type itself, or the type beside None.
-    literal = next((part for part in (kind, *get_args(kind)) if get_origin(part) is Literal), None)
+    parts = () if get_origin(kind) is tuple else get_args(kind)
+    literal = next((part for part in (kind, *parts) if get_origin(part) is Literal), None)
     if literal is not None:
         choices = get_args(literal)
         return None if value in choices else f"{value!r} is not one of {', '.join(map(str, choices))}"
@@ -248,9 +275,24 @@ _RULES: tuple[_Rule, ...] = (
         lambda s: s.run.checkpoint_minutes is not None and s.run.checkpoint_minutes <= 0,
         "is not positive",
     ),
+    (("run", "restart", "same_cause"), lambda s: not s.run.restart.max, "does nothing while 'run.restart.max' is 0"),
+    *(
+        (
+            ("run", "loss", "stop"),
+            lambda s, name=name: name in s.run.loss.stop and getattr(s.run.loss, name) is None,
+            f"holds {name!r}, which does nothing without 'run.loss.{name}'",
+        )
+        for name in ("jump", "flat")
+    ),
     (("checkpoint", "failures"), lambda s: _below(s.checkpoint.failures, 1), "is less than 1"),
     (("checkpoint", "deadline_s"), lambda s: s.checkpoint.deadline_s <= 0, "is not positive"),
     (("run", "fingerprint_every"), lambda s: _below(s.run.fingerprint_every, 0), "is less than 0"),
+    (
+        ("notify", "urls"),
+        lambda s: not all(map(VARIABLE.fullmatch, s.notify.urls)),
+        'holds a URL: m5ws.toml is part of snapshots, so set a variable to the URL, and write "${NAME}"',
+    ),
+    (("notify", "on"), lambda s: not s.notify.urls + s.notify.command, "does nothing without urls or command"),
     (("retention", "last"), lambda s: _below(s.retention.last, 1), "is less than 1"),
     (("retention", "every"), lambda s: _below(s.retention.every, 1), "is less than 1"),
     (("determinism", "threads"), lambda s: s.determinism.threads < 1, "is less than 1"),

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from m5ws.records.cause import Rule
 from m5ws.records.environment import Determinism
 from m5ws.records.launch import Saving
 from m5ws.records.run import Trainer
@@ -97,6 +98,28 @@ class StuckSettings(_Section, frozen=True, kw_only=True):
     ceiling_s: Annotated[float, msgspec.Meta(gt=0)] = 1800.0
 
 
+class RestartSettings(_Section, frozen=True, kw_only=True):
+    """Restarts after a failure. `max`: their number until a checkpoint advances; 0: none.
+
+    `same_cause`: the number of times that a cause may repeat.
+    """
+
+    max: Annotated[int, msgspec.Meta(ge=0)] = 0
+    same_cause: Annotated[int, msgspec.Meta(ge=0)] = 1
+
+
+class LossSettings(_Section, frozen=True, kw_only=True):
+    """Rules for the loss of rank 0. Each rule gives one notice in an attempt. The rules in `stop` end the attempt.
+
+    `nan`, which needs no key: the loss is NaN or infinite. `jump`: the loss is this number of times the median of the
+    100 steps before. `flat`: the loss has had the same bits in this number of steps.
+    """
+
+    jump: Annotated[float, msgspec.Meta(gt=1)] | None = None
+    flat: Annotated[int, msgspec.Meta(ge=2)] | None = None
+    stop: tuple[Literal["nan", "jump", "flat"], ...] = ()
+
+
 class RunSettings(_Section, frozen=True, kw_only=True):
     """Defaults of `m5ws run`. `outputs`: folders that a script writes to, stored while it runs and when it ends.
 
@@ -106,8 +129,10 @@ class RunSettings(_Section, frozen=True, kw_only=True):
     `observe`: record the steps of scripts that do not use m5ws.session.
     `inexact`: the effect of a resume that repeats a step with other values: a notice, or the end of the attempt.
     `stuck`: limits of the time without progress; `false` switches the watch off, `true` stands for the defaults.
+    `restart`: new attempts after a failure. `loss`: rules for the loss.
     `inputs`: the processes of a run may read all files, or pinned files alone.
     `record_user`: the record of a run has the user and the host that started the run.
+    `preflight`: "node" checks each node before the processes of an attempt start (`m5ws preflight`).
     `results`: the results that `reproduce` and `certify` judge: `glob`, `glob:key` or `metric:NAME`
     (`result_patterns`).
     """
@@ -128,7 +153,10 @@ class RunSettings(_Section, frozen=True, kw_only=True):
     record_user: bool = True
     inexact: Literal["warn", "stop"] = "warn"
     stuck: StuckSettings | bool = True
+    restart: RestartSettings = RestartSettings()
+    loss: LossSettings = LossSettings()
     inputs: Literal["recorded", "pinned"] = "recorded"
+    preflight: Literal["off", "node"] = "off"
     environment: dict[str, str] = {}
 
     @property
@@ -202,6 +230,18 @@ SEARCH_RULES = "2"
 """Version of the rules of `secret_scan`. A new version has files searched again that an older version has passed."""
 
 
+class NotifySettings(_Section, frozen=True, kw_only=True):
+    """Messages about runs. `urls`: variables, as "${NAME}", each with a URL of apprise. `command`: a program that gets
+    each message as JSON.
+
+    `on`: the events with a message. `restarted`: the scheduler starts the agents of the run again.
+    """
+
+    urls: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    on: tuple[Literal["failed", "finished", "restarted"], ...] = ("failed",)
+
+
 class SecretsSettings(_Section, frozen=True, kw_only=True):
     """`allow`: paths (glob patterns) that may be captured although they look like secrets."""
 
@@ -233,5 +273,7 @@ class Settings(_Section, frozen=True, kw_only=True):
     checkpoint: Saving = Saving()
     mlflow: MlflowSettings = MlflowSettings()
     retention: RetentionSettings = RetentionSettings()
+    notify: NotifySettings = NotifySettings()
     secrets: SecretsSettings = SecretsSettings()
+    causes: dict[str, Rule] = {}
     clusters: dict[str, SlurmCluster | HostsCluster] = {}

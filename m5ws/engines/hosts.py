@@ -15,10 +15,11 @@ import msgspec
 
 from m5ws.config.settings import HostsCluster
 from m5ws.engines import commands
-from m5ws.engines.interface import EngineUnavailable, JobRequest, JobState, Standing
+from m5ws.engines.interface import EngineUnavailable, JobRequest, JobState, NodeOutput, Standing
 
 _HINT = "`ssh HOST true` must work without a question, and m5ws must be installed on each host of [clusters]."
 _PORTS = 20_000
+_RUN_S = 900.0
 _SCRIPT = """\
 #!/bin/bash
 folder=$PWD
@@ -59,7 +60,7 @@ class Hosts(msgspec.Struct, frozen=True):
 
     def render(self, request: JobRequest) -> str:
         """As `Engine.render`. Raises EngineUnavailable for more nodes than hosts."""
-        hosts = self._hosts(request)
+        hosts = self._hosts(request.nodes)
         digest = int(blake3.blake3(request.name.encode()).hexdigest()[:8], 16)
         return _SCRIPT.format(
             nodes=request.nodes,
@@ -74,13 +75,13 @@ class Hosts(msgspec.Struct, frozen=True):
     def check(self, request: JobRequest, script: str) -> None:
         lines = [*self.settings.setup, shlex.join((*request.agent, "--check"))]
         nodes = ["\n".join((f"export M5WS_NODE={node}", *lines)) for node in range(request.nodes)]
-        self._on_each(self._hosts(request), nodes)
+        self._on_each(self._hosts(request.nodes), nodes)
 
     def submit(self, request: JobRequest, script: str, after: str | None = None) -> str:
         assert after is None  # There is no queue.
         starts = [_START.format(folder=_folder(request.name, node), node=node) for node in range(request.nodes)]
         try:
-            self._on_each(self._hosts(request), starts, script)
+            self._on_each(self._hosts(request.nodes), starts, script)
         except EngineUnavailable:
             # An agent that did start would wait for the other agents.
             with suppress(EngineUnavailable):
@@ -96,6 +97,19 @@ class Hosts(msgspec.Struct, frozen=True):
         text = ", ".join(f"{host}: {word}" for host, word in found.items())
         return JobState(standing=standing, text=text, id=name)
 
+    def run(self, words: tuple[str, ...], nodes: int) -> list[NodeOutput]:
+        def output(numbered: tuple[int, str]) -> NodeOutput:
+            node, host = numbered
+            lines = (f"export M5WS_NODE={node}", *self.settings.setup, commands.accept_one(words))
+            try:
+                ran = commands.over_ssh(host, ("bash", "-c", "\n".join(lines)))
+                return NodeOutput(node=host, text=commands.output(ran, hint=_HINT, timeout_s=_RUN_S))
+            except EngineUnavailable as error:
+                return NodeOutput(node=host, problem=str(error))
+
+        with ThreadPoolExecutor(max_workers=16) as pool:
+            return list(pool.map(output, enumerate(self._hosts(nodes))))
+
     def cancel(self, name: str) -> None:
         hosts = self.settings.hosts
         self._on_each(hosts, [_CANCEL.format(folder=_folder(name, node)) for node in range(len(hosts))])
@@ -106,11 +120,11 @@ class Hosts(msgspec.Struct, frozen=True):
             words = [commands.over_ssh(host, ("bash", "-c", each)) for host, each in zip(hosts, lines, strict=True)]
             return list(pool.map(lambda each: commands.output(each, text, _HINT), words))
 
-    def _hosts(self, request: JobRequest) -> tuple[str, ...]:
+    def _hosts(self, nodes: int) -> tuple[str, ...]:
         hosts = self.settings.hosts
-        if request.nodes > len(hosts):
-            raise EngineUnavailable(f"the job needs {request.nodes} hosts, and [clusters] lists {len(hosts)}")
-        return hosts[: request.nodes]
+        if nodes > len(hosts):
+            raise EngineUnavailable(f"the job needs {nodes} hosts, and [clusters] lists {len(hosts)}")
+        return hosts[:nodes]
 
 
 def _folder(name: str, node: int) -> str:

@@ -34,6 +34,14 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     id: str = ""
 
 
+class NodeOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """The output of a command on one node, as the engine names the node; or the `problem` if there is none."""
+
+    node: str
+    text: str = ""
+    problem: str = ""
+
+
 class Engine(Protocol):
     """An engine with the settings of one cluster. Each method raises EngineUnavailable."""
 
@@ -51,6 +59,12 @@ class Engine(Protocol):
 
     def state(self, name: str) -> JobState:
         """Return the state of a job."""
+
+    def run(self, words: tuple[str, ...], nodes: int) -> list[NodeOutput]:
+        """Run a command on each of a number of nodes, wait for all ends, and return the outputs.
+
+        An exit status above 1 is a problem.
+        """
 
     def cancel(self, name: str) -> None:
         """Remove a job that waits, and signal SIGTERM to the agents of a job that runs."""

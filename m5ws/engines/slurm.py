@@ -7,13 +7,14 @@ after a preemption that left time for a last checkpoint. It does not ask after a
 whose state is not RUNNING any more.
 """
 
+import re
 import shlex
 
 import msgspec
 
 from m5ws.config.settings import SlurmCluster
 from m5ws.engines import commands
-from m5ws.engines.interface import EngineUnavailable, JobRequest, JobState, Standing
+from m5ws.engines.interface import EngineUnavailable, JobRequest, JobState, NodeOutput, Standing
 
 _HINT = "`m5ws doctor` shows the engines that answer. `login` in [clusters] names a host with Slurm's commands."
 _QUEUED = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
@@ -22,6 +23,10 @@ _PORTS = 20_000
 """The first port of an attempt is in the 12,000 from this number on. A restarted job has other ports."""
 _WAIT_S = 300
 """After the end of one agent, every other agent ends by itself. srun ends an agent that is left after this time."""
+_RUN_S = 3600.0
+"""The longest wait for a command on all nodes, with its time in the queue."""
+_LABELLED = re.compile(r"^ *(\d+): ?(.*)$")
+"""A line of a task, as `srun --label` prints it."""
 _SCRIPT = """\
 export M5WS_MASTER="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1):\
 $(({ports} + (SLURM_JOB_ID * 32 + ${{SLURM_RESTART_COUNT:-0}} * 2) % 12000))"
@@ -52,14 +57,8 @@ class Slurm(msgspec.Struct, frozen=True):
         options = {
             "job-name": request.name,
             "comment": f"m5ws:{request.run}",
-            "nodes": str(request.nodes),
-            "ntasks-per-node": "1",
-            "partition": own.partition,
-            "account": own.account,
-            "constraint": own.constraint,
+            **self._nodes(request.nodes),
             "time": own.time,
-            "gpus-per-node": str(own.gpus_per_node) if own.gpus_per_node else None,
-            "cpus-per-task": str(own.cpus_per_node) if own.cpus_per_node else None,
             "signal": f"USR2@{own.warn_s}",
             "open-mode": "append",
             "output": own.output,
@@ -74,6 +73,29 @@ class Slurm(msgspec.Struct, frozen=True):
             wait=_WAIT_S,
         )
         return "\n".join([*header, body])
+
+    def _nodes(self, nodes: int) -> dict[str, str | None]:
+        """Return the options that choose nodes."""
+        own = self.settings
+        return {
+            "nodes": str(nodes),
+            "ntasks-per-node": "1",
+            "partition": own.partition,
+            "account": own.account,
+            "constraint": own.constraint,
+            "gpus-per-node": str(own.gpus_per_node) if own.gpus_per_node else None,
+            "cpus-per-task": str(own.cpus_per_node) if own.cpus_per_node else None,
+        }
+
+    def run(self, words: tuple[str, ...], nodes: int) -> list[NodeOutput]:
+        options = [f"--{name}={value}" for name, value in self._nodes(nodes).items() if value is not None]
+        lines = "\n".join((*self.settings.setup, commands.accept_one(words)))
+        srun = ("srun", "--label", "--job-name=m5ws-preflight", "--kill-on-bad-exit=0", "--cpu-bind=none", *options)
+        printed = self._run(*srun, "bash", "-c", lines, timeout_s=_RUN_S)
+        tasks: dict[int, list[str]] = {task: [] for task in range(nodes)}
+        for match in filter(None, map(_LABELLED.match, printed.splitlines())):
+            tasks.setdefault(int(match[1]), []).append(match[2])
+        return [NodeOutput(node=f"task {task}", text="\n".join(lines)) for task, lines in tasks.items()]
 
     def check(self, request: JobRequest, script: str) -> None:
         self._run("sbatch", "--test-only", text=script)
@@ -102,6 +124,6 @@ class Slurm(msgspec.Struct, frozen=True):
     def cancel(self, name: str) -> None:
         self._run("scancel", f"--name={name}")
 
-    def _run(self, *words: str, text: str = "") -> str:
+    def _run(self, *words: str, text: str = "", timeout_s: float = commands.TIMEOUT_S) -> str:
         login = self.settings.login
-        return commands.output(commands.over_ssh(login, words) if login else words, text, _HINT)
+        return commands.output(commands.over_ssh(login, words) if login else words, text, _HINT, timeout_s)

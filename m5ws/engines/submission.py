@@ -89,9 +89,7 @@ def plan(
     """
     own = cluster_of(settings, cluster)
     name = jobs.new_name(run)
-    scratch = ("--scratch", own.scratch) if own.scratch else ()
-    program = (own.python or sys.executable, "-P", "-m", "m5ws")
-    agent = (*program, "agent", run, "--store", store_url, "--job", name, *scratch, *options)
+    agent = command_on_node(own, "agent", run, "--store", store_url, "--job", name, *options)
     request = JobRequest(name=name, run=run, nodes=nodes, agent=agent)
     job = Job(
         run=run,
@@ -105,6 +103,12 @@ def plan(
         created_s=0.0,
     )
     return Submission(job=job, request=request)
+
+
+def command_on_node(cluster: Cluster, *words: str) -> tuple[str, ...]:
+    """Return the words that run a command of m5ws on a node, with the scratch folder of the cluster."""
+    scratch = ("--scratch", cluster.scratch) if cluster.scratch else ()
+    return (cluster.python or sys.executable, "-P", "-m", "m5ws", *words, *scratch)
 
 
 def plan_prefetch(settings: Settings, cluster: str, run: str, store_url: str) -> Submission | None:

@@ -61,7 +61,8 @@ def render(
         environment=dict(tracking)
         | _of_launcher(context, environment, patience_s, place)
         | _added(context, directory, environment, python),
-        log=str(Path(context.log_dir) / "launcher.log"),
+        # Of all nodes, the store has the logs of launchers under their names.
+        log=str(Path(context.log_dir) / (f"launcher-{place.node}.log" if place.node else "launcher.log")),
         prepare=prepare,
         unset=of_ranks(environment),
         processes=str(Path(context.spool_dir) / "processes"),

@@ -11,6 +11,7 @@ import msgspec
 from m5ws.attempts import planning
 from m5ws.config.settings import HostsCluster, Settings
 from m5ws.engines import submission
+from m5ws.engines.interface import NodeOutput
 from m5ws.engines.submission import Submission
 from m5ws.errors import M5Error, UsageError
 from m5ws.library import actions
@@ -69,6 +70,11 @@ class Cluster:
         """Raise EngineUnavailable if the engine does not answer, or would not accept the job and the job before it."""
         for each in filter(None, (planned.after, planned)):
             self._engine.check(each.request, each.job.script)
+
+    def check_nodes(self, nodes: int | None) -> list[NodeOutput]:
+        """Run `m5ws preflight` on nodes of the cluster, and return the outputs. Raises EngineUnavailable."""
+        words = ("preflight", "--store", self._workspace.store_url, "--json")
+        return self._engine.run(submission.command_on_node(self._own, *words), nodes or self.most_nodes or 1)
 
     def start(self, repo: Repository, planned: Submission) -> Submitted:
         """Publish a job and start it, after the job that it waits for. Raises EngineUnavailable."""

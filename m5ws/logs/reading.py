@@ -1,53 +1,90 @@
-"""The logs of an attempt, read while they are written: from the folder of this machine, or else from the store."""
+"""The logs of an attempt, read while they are written: of this machine from its folder, of other nodes from the store.
 
-from collections.abc import Sequence
+An attempt on one node, whose logs are on this machine, needs no request to the store.
+"""
+
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
-from m5ws.logs import parts
+import msgspec
+
+from m5ws.logs import log_lines, parts
 from m5ws.logs.log_lines import LogReader
+from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
 
-Lines = list[tuple[str, Sequence[str]]]
-"""Lines of logs, each with the name of its log: a rank, or `launcher`."""
+_END_PARTS = 32
+"""The newest parts of a node that are read for the end of its logs."""
 
 
-class Source(Protocol):
-    """The logs of an attempt. New lines are read each `poll_s` seconds."""
+class LogEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """The last lines of a log. `place` is their place in the file `path` in bytes; without a file, in lines."""
 
-    poll_s: float
+    lines: Sequence[str]
+    place: int
+    path: Path | None = None
 
-    def read(self, *, last: bool) -> Lines:
-        """Return new whole lines; with `last`, an unfinished last line too."""
+    @property
+    def lines_before(self) -> int:
+        """The number of lines before these lines. Reads the log up to them."""
+        return self.place if self.path is None else log_lines.count_lines(self.path, self.place)
 
 
-class _Folder:
-    """`Source` on this machine. An empty log has no lines."""
+class Source:
+    """The logs of an attempt. A log that is on this machine is not read from the store."""
 
-    poll_s = 0.25
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, repo: Repository, run: str, attempt: int, folder: Path) -> None:
+        self._attempt, self._folder = (repo, run, attempt), folder
         self._readers: dict[str, LogReader] = {}
-
-    def read(self, *, last: bool) -> Lines:
-        logs = parts.find(self._folder).items()
-        return [(name, self._readers.setdefault(name, LogReader(path)).read(last=last)) for name, path in logs]
-
-
-class _Store:
-    """`Source` of a run on a cluster."""
-
-    poll_s = 5.0
-
-    def __init__(self, repo: Repository, run: str, attempt: int) -> None:
-        self._attempt = (repo, run, attempt)
         self._known: set[str] = set()
+        has_folder = folder.is_dir()
+        start = ledger.started(*self._attempt) if has_folder and attempt in ledger.attempts(repo, run) else None
+        self._is_local = has_folder and (start is None or start.nodes == 1)
+        self.poll_s = 0.25 if self._is_local else 5.0
+        """The interval in which new lines are to be read."""
 
-    def read(self, *, last: bool) -> Lines:
-        return [pair for part in parts.load(*self._attempt, self._known) for pair in part.lines.items()]
+    def read(self, *, last: bool) -> Iterator[tuple[str, Sequence[str]]]:
+        """Yield new whole lines with the name of their log; with `last`, an unfinished last line too.
 
+        The lines of one log are in order, some of them at a time.
+        """
+        found = self._local()
+        for name, path in found.items():
+            for lines in self._readers.setdefault(name, LogReader(path)).read_all(last=last):
+                yield name, lines
+        new = [key for keys in self._stored().values() for key in keys if key not in self._known]
+        self._known.update(new)
+        for part in parts.load(self._attempt[0], new):
+            yield from ((name, stored.lines) for name, stored in part.items() if name not in found)
 
-def source_of(repo: Repository, run: str, attempt: int, folder: Path) -> Source:
-    """Return the logs of an attempt, from its folder on this machine, or else from the store."""
-    return _Folder(folder) if folder.is_dir() else _Store(repo, run, attempt)
+    def names(self) -> set[str]:
+        """Return the names of logs. Of each other node, the first and the newest part are read."""
+        found = self._local()
+        ends = [key for keys in self._stored().values() for key in {keys[0], keys[-1]}]
+        return set(found).union(*parts.load(self._attempt[0], ends))
+
+    def ends(self, most_lines: int) -> dict[str, LogEnd]:
+        """Return the last lines of each log. Secrets in logs of this machine are not masked.
+
+        Of each other node, the newest parts are read.
+        """
+        ends = {}
+        for name, path in self._local().items():
+            place, lines = log_lines.read_end(path, most_lines)
+            if lines:
+                ends[name] = LogEnd(lines=lines, place=place, path=path)
+        stored: dict[str, LogEnd] = {}
+        newest = [key for keys in self._stored().values() for key in keys[-_END_PARTS:]]
+        for part in parts.load(self._attempt[0], newest):
+            for name, new in part.items():
+                lines = [*(stored[name].lines if name in stored else ()), *new.lines][-most_lines:]
+                stored[name] = LogEnd(lines=lines, place=new.first + len(new.lines) - len(lines))
+        return stored | ends
+
+    def _local(self) -> dict[str, Path]:
+        """Return the logs on this machine by name."""
+        return parts.find(self._folder)
+
+    def _stored(self) -> dict[int, list[str]]:
+        """Return the keys of parts by node, each in order; none if all logs are on this machine."""
+        return {} if self._is_local else parts.keys(*self._attempt)

@@ -1,15 +1,15 @@
-"""Record of one check of `m5ws doctor`."""
+"""Record of one check of `m5ws doctor` or `m5ws preflight`."""
 
 from typing import Literal
 
 import msgspec
 
-State = Literal["ok", "missing", "broken", "not needed"]
-"""`not needed`: the thing is not on this machine, and this workspace does not use it."""
+State = Literal["ok", "warning", "failed", "missing", "broken", "not needed"]
+"""`not needed`: the thing is not on this machine, and this workspace does not use it. `warning`: a run can start."""
 
 
 class Check(msgspec.Struct, frozen=True):
-    """State of one thing that m5ws uses. `remedy` is empty unless the thing is missing or broken."""
+    """State of one thing that m5ws uses. `remedy` is empty unless a person has something to do."""
 
     name: str
     state: State
@@ -18,4 +18,4 @@ class Check(msgspec.Struct, frozen=True):
 
     @property
     def passed(self) -> bool:
-        return self.state in ("ok", "not needed")
+        return self.state in ("ok", "warning", "not needed")

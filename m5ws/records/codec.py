@@ -5,6 +5,7 @@ The digest of its bytes follows a `SealedRecord`, because its key is not its dig
 """
 
 import threading
+import zlib
 from functools import cache
 from typing import Any, TypeVar, get_args
 
@@ -45,6 +46,27 @@ def decode_plain(data: bytes) -> object:
         return msgspec.msgpack.decode(data, strict=True)
     except UNREADABLE as error:
         raise CorruptObject(f"not plain data: {error}") from error
+
+
+def compress(data: bytes) -> bytes:
+    """Return a zlib stream of `data`."""
+    return zlib.compress(data)
+
+
+def expand(compressed: bytes, size_bytes: int, name: str) -> bytes:
+    """Return the `size_bytes` in a zlib stream, without more memory than that. Raises CorruptObject.
+
+    `name` is for the message.
+    """
+    stream = zlib.decompressobj()
+    try:
+        # One byte more than expected: the stream is then read to its end, and a longer stream is detected.
+        data = stream.decompress(compressed, size_bytes + 1)
+    except zlib.error as error:
+        raise CorruptObject(f"{name} cannot be expanded: {error}") from error
+    if len(data) != size_bytes or not stream.eof or stream.unused_data:
+        raise CorruptObject(f"{name} does not end after {size_bytes} bytes")
+    return data
 
 
 def decode(data: bytes, kind: type[R], name: str = "record") -> R:

@@ -31,7 +31,7 @@ class EndReason(Record, frozen=True, kw_only=True, omit_defaults=True):
     kind: Literal[
         "ranks failed", "status", "stopped", "superseded", "removed", "enough steps", "not launched",
         "fork not restored", "killed for a test", "supervisor killed", "unsaved", "inexact resume",
-        "wrong network", "node lost", "cancelled", "outputs conflict", "stuck"
+        "wrong network", "node lost", "cancelled", "outputs conflict", "stuck", "loss"
     ]  # fmt: skip
     dead: dict[str, int] = {}
     failure: Failure | None = None

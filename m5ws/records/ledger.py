@@ -115,16 +115,17 @@ class OutputsStored(Event, tag="outputs", frozen=True, kw_only=True):
 
 NoticeKind = Literal[
     "checkpoint-kept", "checkpoint-waited", "environment", "fork", "inexact-resume", "input-modified", "launch-failed",
-    "left-process", "limit", "missing-file", "network", "not-pinned", "not-traced", "other-environment",
-    "outputs-conflict", "outputs-not-kept", "outputs-not-stored", "outputs-restored", "refused", "resume",
-    "resume-limit", "resume-unchecked", "save-failed", "unplaced"
+    "left-process", "limit", "loss", "missing-file", "network", "not-pinned", "not-traced", "other-environment",
+    "outputs-conflict", "outputs-not-kept", "outputs-not-stored", "outputs-restored", "refused", "restart",
+    "resume", "resume-limit", "resume-unchecked", "save-failed", "unplaced"
 ]  # fmt: skip
 """`environment`: it differs from the declared environment. `other-environment`: a later attempt's differs from the
 first attempt's. `limit`: a part of the run is not recorded. `not-pinned`: the run read files that no snapshot contains.
 `inexact-resume`: a resume repeated a step with other values. `resume-limit`: state that a resume does not restore.
 `resume-unchecked`: a resumed script repeated no step. `unplaced`: an observed attempt does not show after which step it
 continues. `checkpoint-waited`: the training stood still for it. `network`: a variable of NCCL or libfabric has a known
-effect. `refused`: a file or host that is not pinned.
+effect. `refused`: a file or host that is not pinned. `loss`: the loss broke a rule of `[run] loss`. `restart`: the
+attempt began by itself after a failure.
 """
 Notify = Callable[[NoticeKind, str], None]
 """Called with the kind and the message of a notice, which it appends to the node's own events."""

@@ -9,7 +9,7 @@ from m5ws.reports import curves
 from m5ws.reports.report import RunReport
 from m5ws.repository.ledger.losses import number
 from m5ws.repository.references import lineage
-from m5ws.wording import changes, comparisons, sentences
+from m5ws.wording import changes, comparisons, incidents, sentences
 
 
 def build(report: RunReport) -> str:
@@ -34,6 +34,8 @@ def build(report: RunReport) -> str:
         label=comparisons.label,
         sentence=sentences.describe,
         sentences=lambda records: "; ".join(map(sentences.describe, records)),
+        describe_cause=incidents.describe_cause,
+        describe_advice=incidents.describe_advice,
         exact=_exact,
         recheck=_recheck,
     )

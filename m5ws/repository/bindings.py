@@ -15,9 +15,12 @@ import msgspec
 from m5ws.errors import CorruptObject, Misplaced
 from m5ws.records import codec
 from m5ws.records.base import Digest, KeyedRecord, Record
+from m5ws.records.canary import Canary
 from m5ws.records.checkpoint import Checkpoint
 from m5ws.records.gc import Garbage, GcExecution, GcPlan, GcResult, Keep, PlanPart, Retirements
+from m5ws.records.incident import Incident
 from m5ws.records.job import Cancel, Job
+from m5ws.records.known import Known
 from m5ws.records.ledger import Batch, CheckpointPublished, OutputsStored
 from m5ws.records.log import LogPart
 from m5ws.records.note import Note
@@ -49,7 +52,10 @@ KEYS: tuple[tuple[str, type[Record], Mapping[str, str]], ...] = (
     ("notes/<run>/<time>-<nonce>", Note, {}),
     ("jobs/<run>/<name>", Job, {}),
     ("cancels/<run>/<time>-<nonce>", Cancel, {}),
+    ("canaries/<snapshot>/<kind>/<time>-<nonce>", Canary, {}),
+    ("known/<kind>/<time>-<nonce>", Known, {}),
     ("logs/<run>/<attempt>-<node>-<number>", LogPart, {}),
+    ("incidents/<run>/<attempt>", Incident, {}),
     ("pins/<run>/<step>-<attempt>", Checkpoint, {}),
     ("removed/<run>", Removal, {}),
     ("gc/<plan>.plan", GcPlan, {}),

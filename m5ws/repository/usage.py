@@ -12,6 +12,7 @@ import msgspec
 
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
+from m5ws.records.log import LOGS
 from m5ws.repository.objects import is_digest
 from m5ws.repository.references import runs, snapshots
 from m5ws.repository.repository import Repository
@@ -24,7 +25,7 @@ _OF_SNAPSHOTS, _SEVERAL = "snapshots", "several"
 
 class RunUsage(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of one run with its `replays`: of their objects (`logical_bytes`), of objects that no other run and no
-    snapshot needs (`unique_bytes`), and of their ledgers and other records.
+    snapshot needs (`unique_bytes`), and of their ledgers, logs and other records.
 
     `problem`: one of the runs is damaged, and only its records were counted.
     """
@@ -87,8 +88,9 @@ def measure(repo: Repository, progress: Progress | None = None) -> StoreUsage:
     objects = _Objects(repo, say)
     names = runs.ids(repo)
     records: Counter[str] = Counter()
-    for stat in repo.store.list("runs/"):
-        records[stat.key.split("/")[1]] += stat.size_bytes
+    for prefix in ("runs/", LOGS):
+        for stat in repo.store.list(prefix):
+            records[stat.key.split("/")[1]] += stat.size_bytes
     of_snapshot = lru_cache(_SNAPSHOTS)(lambda snapshot: closure.closure(repo, "snapshot", snapshot).keys())
     for position, snapshot in enumerate(kept := snapshots.ids(repo)):
         say("reading snapshots", position, len(kept))

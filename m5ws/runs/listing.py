@@ -17,6 +17,7 @@ from m5ws.outputs.saved import OutputsRow
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
 from m5ws.records.environment import Observed
+from m5ws.records.incident import Incident
 from m5ws.records.job import Cancel, Job
 from m5ws.records.note import Note, NoteOutcome
 from m5ws.records.removal import Removal
@@ -25,7 +26,7 @@ from m5ws.records.snapshot import Annotation, Snapshot
 from m5ws.records.verdict import Change, JointVerdict, Verdict
 from m5ws.repository import concurrency, removals
 from m5ws.repository.files import trees
-from m5ws.repository.references import checkpoints, lineage, notes, run_index, runs, snapshots
+from m5ws.repository.references import checkpoints, incidents, lineage, notes, run_index, runs, snapshots
 from m5ws.repository.references.run_index import AttemptEnd, RunCreation, RunFacts
 from m5ws.repository.references.snapshots import SnapshotFacts
 from m5ws.repository.repository import Repository
@@ -138,6 +139,8 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs of the run, oldest first, without their settings. Only `show` in a workspace with clusters reads them."""
     cancel: Cancel | None = None
     """The request that ended the newest job that begins attempts."""
+    incident: Incident | None = None
+    """The incident of the newest failed attempt."""
     kept: tuple[KeptWork, ...] = ()
     """Work of a removed run on this machine."""
 
@@ -217,6 +220,7 @@ def view_run(repo: Repository, run_id: str) -> RunView:
     stored = {event.name: event for attempt in state.attempts for event in attempt.outputs}
     written = saved.listing(repo, run_id, stored)
     files = {row.name for row in written}
+    failed = max((each.attempt for each in state.attempts if each.standing == "failed"), default=None)
     verdict = next((verdict for verdict in verdicts if run_id in verdict.replays), None)
     return RunView(
         run=run,
@@ -241,6 +245,7 @@ def view_run(repo: Repository, run_id: str) -> RunView:
         joint=runs.joint(repo, run_id),
         notes=tuple(notes.load(repo, run_id)),
         removal=removals.load(repo, run_id),
+        incident=incidents.load(repo, run_id, failed) if failed is not None else None,
         environments=attempt_environments.drift_by_attempt(repo, run_id),
     )
 

@@ -6,41 +6,37 @@ exception, and never wins against a rule of level "root". No rule matches an unk
 """
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
-from typing import Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from m5ws import secret_scan
 from m5ws.errors import ConfigError
+from m5ws.records.cause import Cause, Level, Rule
 
-Level = Literal["cascade", "script", "root"]
+if TYPE_CHECKING:
+    import regex
+
 _LEVELS: tuple[Level, ...] = ("cascade", "script", "root")
 """The levels of failures by their weight: a later level wins."""
 _ON_ONE_LINE: tuple[Level, ...] = ("root", "cascade", "script")
 """The order of rules for one line. A collective that fails raises an exception too, which is not the script's."""
-_END_LINES = 400
+END_LINES = 400
 """A failure is at the end of a log, before tracebacks and stacks. Training survived the faults of earlier lines."""
 _LINE_CHARACTERS = 2_000
 """The part of a line that is searched and shown."""
 _EVIDENCE_LINES = 3
+_SEARCH_S, _ALL_SEARCHES_S = 5.0, 60.0
+"""Limits of one search and of all searches, in seconds of a processor. A pattern can take exponential time."""
 _WARNING = re.compile(r"(?:\[rank\d+\]:)?\s*\[?[WID]\d{4} |.{0,200}?(?:\b(?:WARNING|INFO|DEBUG)\b|: \w*Warning: )")
 """A line that its writer calls a warning or less is no failure: of glog and torch, of `logging`, of `warnings`."""
 _FRAME = re.compile(r'(?:\[rank\d+\]: ?)?\s*File ".*", line \d+')
 _SOURCE = re.compile(r"(?:\[rank\d+\]: ?)? {2}")
 """Source lines follow a frame of a traceback or a warning. They are no output, and may contain any message."""
-
-
-class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A class of causes: regular expressions of its lines, advice, the party that can act, and the use of a restart."""
-
-    title: str
-    patterns: tuple[str, ...]
-    advice: str
-    owner: Literal["user", "infrastructure", "storage", "network", "platform"]
-    retry: bool
-    level: Level = "root"
 
 
 class Match(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,27 +47,6 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
     line: int
 
 
-class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """The cause of a failure. `rank` is the name of its log, and `line` counts from 1.
-
-    `evidence` has the lines around it, and `others` the classes of the other ranks' failures, by rank. A cause of level
-    "cascade" follows from a failure that left no line of a rule, so it began elsewhere. A cause that no log shows has
-    the line 0, perhaps the `place` in the script, FILE:LINE, and without a known rank the rank "".
-    """
-
-    kind: str
-    level: Level
-    title: str
-    owner: str
-    retry: bool
-    advice: str
-    rank: str
-    line: int
-    evidence: tuple[str, ...]
-    others: dict[str, str]
-    place: str | None = None
-
-
 @cache
 def builtin() -> Mapping[str, Rule]:
     """Return the rules of m5ws by class."""
@@ -79,26 +54,41 @@ def builtin() -> Mapping[str, Rule]:
     return msgspec.toml.decode(text, type=dict[str, Rule])
 
 
+def with_own(own: Mapping[str, Rule]) -> Mapping[str, Rule]:
+    """Return the rules of a workspace before the rules of m5ws, which they replace by class.
+
+    Of two rules of a level that match a line, the earlier rule counts.
+    """
+    return {**own, **{kind: rule for kind, rule in builtin().items() if kind not in own}}
+
+
 class Classifier:
     """Finds causes by rules. Raises ConfigError for a pattern that is no regular expression."""
 
     def __init__(self, rules: Mapping[str, Rule]) -> None:
+        import regex
+
         self._rules = rules
-        self._patterns: list[tuple[str, re.Pattern[str]]] = []
+        self._patterns: list[tuple[str, regex.Pattern[str]]] = []
+        self._spent_s: dict[str, float] = {}
         for kind, rule in sorted(rules.items(), key=lambda pair: _ON_ONE_LINE.index(pair[1].level)):
             try:
-                self._patterns.append((kind, re.compile("|".join(f"(?:{each})" for each in rule.patterns))))
-            except re.error as error:
+                self._patterns += [(kind, regex.compile(each, regex.MULTILINE)) for each in rule.patterns]
+            except regex.error as error:
                 raise ConfigError(f"causes.{kind} has a pattern that is no regular expression: {error}") from error
 
     def match(self, lines: Sequence[str]) -> Match | None:
-        """Return the first match of the highest level at the end of a log; None if no rule matches."""
+        """Return the first match of the highest level at the end of a log; None if no rule matches.
+
+        Raises ConfigError if a pattern takes too long.
+        """
+        texts = _unquoted(lines)
+        # The whole text at once is ten times as fast as its lines, and few patterns match anywhere in a log.
+        text = "\n".join(texts.values())
+        patterns = [(kind, pattern) for kind, pattern in self._patterns if self._is_in(kind, pattern, text)]
         best: Match | None = None
-        is_quoted = False
-        for number in range(max(0, len(lines) - _END_LINES), len(lines)):
-            text = _last_state(lines[number])
-            is_quoted = bool(_FRAME.match(text) or _WARNING.match(text) or (is_quoted and _SOURCE.match(text)))
-            kind = None if is_quoted else self._class_of(text)
+        for number, text in texts.items() if patterns else ():
+            kind = next((kind for kind, pattern in patterns if _search(kind, pattern, text, _SEARCH_S)), None)
             if kind is None:
                 continue
             level = self._rules[kind].level
@@ -112,6 +102,7 @@ class Classifier:
         `logs` has the lines of ranks and of launchers by name, and `ended_s` the times at which ranks recorded a
         failure, in seconds. A launcher repeats the errors of ranks, so it comes last among logs of one level.
         """
+        self._spent_s.clear()
         matches = {name: match for name, lines in logs.items() if (match := self.match(lines)) is not None}
         if not matches:
             return None
@@ -122,7 +113,9 @@ class Classifier:
 
         rank = min(matches, key=place)
         match, rule = matches[rank], self._rules[matches[rank].kind]
-        around = logs[rank][max(0, match.line - _EVIDENCE_LINES) : match.line + _EVIDENCE_LINES + 1]
+        before, until = max(0, match.line - _EVIDENCE_LINES), match.line + _EVIDENCE_LINES + 1
+        # Masked with all lines before, because a private key has many lines.
+        shown = secret_scan.masked("\n".join(map(_last_state, logs[rank][:until]))).split("\n")
         return Cause(
             kind=match.kind,
             level=rule.level,
@@ -132,12 +125,45 @@ class Classifier:
             advice=rule.advice,
             rank=rank,
             line=match.line + 1,
-            evidence=tuple(map(_last_state, around)),
+            evidence=tuple(shown[before - min(until, len(logs[rank])) :]),
             others={name: other.kind for name, other in matches.items() if name != rank},
         )
 
-    def _class_of(self, text: str) -> str | None:
-        return next((kind for kind, pattern in self._patterns if pattern.search(text)), None)
+    def _is_in(self, kind: str, pattern: "regex.Pattern[str]", text: str) -> bool:
+        """Return True if a pattern of a class matches in the text of a log. Raises ConfigError at a limit of time."""
+        left_s = _ALL_SEARCHES_S - sum(self._spent_s.values())
+        if left_s <= 0:
+            raise _too_long(max(self._spent_s, key=lambda each: self._spent_s[each]))
+        began_s = time.thread_time()
+        try:
+            return _search(kind, pattern, text, min(_SEARCH_S, left_s))
+        finally:
+            self._spent_s[kind] = self._spent_s.get(kind, 0.0) + time.thread_time() - began_s
+
+
+def _search(kind: str, pattern: "regex.Pattern[str]", text: str, limit_s: float) -> bool:
+    try:
+        return pattern.search(text, timeout=limit_s) is not None
+    except TimeoutError as error:
+        raise _too_long(kind) from error
+
+
+def _too_long(kind: str) -> ConfigError:
+    return ConfigError(
+        f"a pattern of causes.{kind} takes too long",
+        hint="A repetition inside a repetition, such as (a+)+, can take exponential time. Write it without.",
+    )
+
+
+def _unquoted(lines: Sequence[str]) -> dict[int, str]:
+    """Return the lines at the end of a log that are searched, by their numbers: lines that quote no other text."""
+    texts, is_quoted = {}, False
+    for number in range(max(0, len(lines) - END_LINES), len(lines)):
+        text = _last_state(lines[number])
+        is_quoted = bool(_FRAME.match(text) or _WARNING.match(text) or (is_quoted and _SOURCE.match(text)))
+        if not is_quoted:
+            texts[number] = text
+    return texts
 
 
 def _last_state(line: str) -> str:

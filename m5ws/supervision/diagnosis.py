@@ -1,20 +1,20 @@
 """The cause of a failed attempt, from its logs and the failures that its ranks recorded."""
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from m5ws.errors import NotFound
 from m5ws.logs import reading
+from m5ws.records.cause import Cause, Rule
 from m5ws.records.failure import EndReason
-from m5ws.records.ledger import NODE, RankEnded, Stacks
+from m5ws.records.ledger import NODE, RankEnded, Stacks, Step
 from m5ws.records.stacks import RankStack
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
-from m5ws.supervision import causes
-from m5ws.supervision.causes import Cause, Rule
+from m5ws.supervision import causes, clocks
 
 _LAST_BATCHES = 3
 
@@ -30,28 +30,80 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     stacks: tuple[RankStack, ...] = ()
 
 
-def diagnose(repo: Repository, run: str, attempt: int, folder: Path, rules: Mapping[str, Rule]) -> Diagnosis:
-    """Return the cause of a failed attempt by `rules`. Its logs are in `folder`, or else in the store.
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """Records at the end of an attempt: failures of ranks, the nodes of ranks, and the hosts of nodes.
 
-    Raises NotFound without logs, ConfigError for a pattern that is no regular expression, CorruptObject, Misplaced.
+    `ended_s` has the times of failures by rank, all by the clock of the first rank's node.
+    """
+
+    failures: dict[int, RankEnded]
+    ended_s: dict[int, float]
+    nodes: dict[int, int]
+    hosts: dict[int, str]
+
+    def host_of(self, log: str) -> str | None:
+        """Return the machine of a log: of a rank, or of the launcher of a node."""
+        if log.isdigit():
+            return self.hosts.get(self.nodes.get(int(log), -1))
+        return self.hosts.get(int(log.partition("-")[2] or 0))
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """The ends of all logs of an attempt by name, and its records. Secrets are not masked."""
+
+    ends: dict[str, reading.LogEnd]
+    recorded: Recorded
+
+    @property
+    def lines(self) -> dict[str, list[str]]:
+        """The last lines of each log. A rank without a log has the text of its recorded failure."""
+        lines = {
+            str(rank): f"{ended.failure.type}: {ended.failure.text}".split("\n")
+            for rank, ended in self.recorded.failures.items()
+            if ended.failure is not None and ended.failure.type is not None
+        }
+        return lines | {name: list(end.lines) for name, end in self.ends.items()}
+
+    @property
+    def ended_s(self) -> dict[str, float]:
+        """The times of failures by the name of the log."""
+        return {str(rank): time_s for rank, time_s in self.recorded.ended_s.items()}
+
+    def find(self, rules: Mapping[str, Rule]) -> Cause | None:
+        """Return the cause by `rules`; None if it is unknown. Raises ConfigError for a pattern that cannot be used."""
+        cause = causes.Classifier(rules).find(self.lines, self.ended_s)
+        if cause is None:
+            return None
+        end = self.ends.get(cause.rank)
+        return msgspec.structs.replace(cause, line=cause.line + end.lines_before if end is not None else 0)
+
+
+def collect(repo: Repository, run: str, attempt: int, folder: Path) -> Evidence:
+    """Return the evidence of an attempt. Its logs are in `folder` and in the store.
+
+    Raises NotFound without logs, CorruptObject, Misplaced.
+    """
+    ends = reading.Source(repo, run, attempt, folder).ends(causes.END_LINES)
+    if not ends:
+        raise NotFound(
+            f"run {run} has no logs of attempt {attempt} on this machine, and none in the store",
+            hint="The store has new lines after 10 seconds to a minute.",
+        )
+    return Evidence(ends=ends, recorded=_recorded(repo, run, attempt))
+
+
+def diagnose(repo: Repository, run: str, attempt: int, folder: Path, rules: Mapping[str, Rule]) -> Diagnosis:
+    """Return the cause of a failed attempt by `rules`. Its logs are in `folder` and in the store.
+
+    Raises NotFound without logs, ConfigError for a pattern that cannot be used, CorruptObject, Misplaced.
     """
     end = ledger.ended(repo, run, attempt)
     if end is not None and end.reason is not None and end.reason.kind == "stuck":
         stuck, stacks = _describe_stuck(end.reason, rules["stuck"]), _stacks(repo, run, attempt)
         return Diagnosis(cause=stuck, host=end.reason.host, stacks=stacks)
-    lines: dict[str, list[str]] = {}
-    for name, new in reading.source_of(repo, run, attempt, folder).read(last=True):
-        lines.setdefault(name, []).extend(new)
-    if not lines:
-        raise NotFound(
-            f"run {run} has no logs of attempt {attempt} on this machine, and none in the store",
-            hint="Logs stay on the machine that started the run.",
-        )
-    failures = {str(rank): (time_s, host) for rank, time_s, host in _failures(repo, run, attempt)}
-    times_s = {rank: time_s for rank, (time_s, _) in failures.items()}
-    cause = causes.Classifier(rules).find(lines, times_s)
-    host = failures[cause.rank][1] if cause is not None and cause.rank in failures else None
-    return Diagnosis(cause=cause, host=host)
+    evidence = collect(repo, run, attempt, folder)
+    cause = evidence.find(rules)
+    return Diagnosis(cause=cause, host=None if cause is None else evidence.recorded.host_of(cause.rank))
 
 
 def _describe_stuck(reason: EndReason, rule: Rule) -> Cause:
@@ -80,11 +132,20 @@ def _stacks(repo: Repository, run: str, attempt: int) -> tuple[RankStack, ...]:
     return ()
 
 
-def _failures(repo: Repository, run: str, attempt: int) -> Iterator[tuple[int, float, str | None]]:
-    """Yield each rank with a recorded failure, its time in seconds and its host, from the last batches of nodes."""
-    hosts = {start.node: start.host for start in ledger.node_starts(repo, run, attempt)}
+def _recorded(repo: Repository, run: str, attempt: int) -> Recorded:
+    """Return the records in the last batches of all nodes."""
+    failures, nodes, steps = dict[int, RankEnded](), dict[int, int](), dict[int, dict[int, float]]()
     for node in ledger.nodes(repo, run, attempt):
         for batch in itertools.islice(ledger.backwards(repo, run, attempt, node), _LAST_BATCHES):
-            for _, event in ledger.decode(batch):
-                if isinstance(event, RankEnded) and event.failure is not None:
-                    yield event.rank, event.time_s, hosts.get(node)
+            for origin, event in ledger.decode(batch):
+                if not origin.isdigit():
+                    continue
+                nodes[int(origin)] = node
+                if isinstance(event, Step):
+                    steps.setdefault(int(origin), {})[event.step] = event.time_s
+                elif isinstance(event, RankEnded) and event.failure is not None:
+                    failures[int(origin)] = event
+    ahead_s = clocks.offsets_s(steps, nodes)
+    ended_s = {rank: ended.time_s - ahead_s.get(nodes[rank], 0.0) for rank, ended in failures.items()}
+    hosts = {start.node: start.host for start in ledger.node_starts(repo, run, attempt)}
+    return Recorded(failures=failures, ended_s=ended_s, nodes=nodes, hosts=hosts)

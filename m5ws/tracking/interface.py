@@ -27,7 +27,7 @@ TRACKED = "tracked"
 FOLLOWED = "followed"
 """Name of a file in a run's directory, and in the workspace's. A process that delivers to the tracker locks it."""
 UNTOLD = "untold"
-"""Name of a file in a run's directory. The file exists if the tracker lacks the run's verdict or joint verdict."""
+"""Name of a file in a run's directory. The file exists if the tracker lacks a verdict on the run, or its cause."""
 
 
 class Delivering(Protocol):

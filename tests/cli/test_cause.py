@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from m5ws.logs.parts import LogParts
 from m5ws.records.failure import Failure
 from m5ws.records.ledger import NODE, AttemptEnded, RankEnded
 from m5ws.repository.repository import Repository
+from m5ws.supervision import cases
 from tests.cli.conftest import M5, Made
 from tests.support.records import planted
 
@@ -39,7 +41,7 @@ def test_a_failed_run_has_its_class_and_its_rank(m5: M5, made: Made, logs: Path)
     assert "OSError: [Errno 28] No space left on device" in done.out
     document = m5("cause", made.run, "--json").document
     cause = document.pop("cause")
-    assert document == {"run": made.run, "attempt": 2, "outcome": "failed", "host": "h"}
+    assert document == {"run": made.run, "attempt": 2, "outcome": "failed", "host": "h", "stacks": []}
     assert (cause["kind"], cause["rank"], cause["line"], cause["level"]) == ("disk-full", "1", 3, "root")
     assert cause["others"] == {"0": "gloo-connection"}
     assert (cause["owner"], cause["retry"]) == ("storage", False)
@@ -96,3 +98,23 @@ def test_a_failed_attempt_without_logs_is_an_error(m5: M5, made: Made, logs: Pat
     done = m5("cause", made.run)
     assert (done.status, done.out) == (3, "")
     assert "has no logs of attempt 2" in done.err
+
+
+def test_a_wrong_class_is_a_case_without_names(m5: M5, made: Made, logs: Path, tmp_path: Path) -> None:
+    token = "ghp_" + "a1B2c3D4e5F6" * 3
+    private = f"node h.example.org ada@example.org 192.168.7.9 fe80::1a2b:3c4d {made.run} /home/ada/plan-x/{token}"
+    lines = f"{private}\n/home/ada/plan-x/train.py: line 3\nConnection closed by peer [127.0.0.1]:1\n{ROOT_LINES}"
+    (logs / "rank-1.log").write_text(lines)
+    target = tmp_path / "case.json"
+    done = m5("cause", "--wrong", made.run, "disk-quota", "-o", target)
+    assert (done.status, done.err) == (0, "")
+    assert "as disk-quota instead of disk-full" in done.out
+    case = msgspec.json.decode(target.read_bytes(), type=cases.Case)
+    assert (case.expected, case.found, case.ended_s) == ("disk-quota", "disk-full", {"0": 0.0, "1": 1.0})
+    text = "\n".join(case.logs["1"])
+    for name in ("example.org", "ada", "192.168", "fe80", made.run, "plan-x", token):
+        assert name not in text
+    assert "[127.0.0.1]:1" in text and "/home/user/path-2.py: line 3" in text and ROOT_LINES.strip() in text
+    assert "exists" in m5("cause", "--wrong", made.run, "disk-quota", "-o", target).err
+    assert "The classes are" in m5("cause", "--wrong", made.run, "diskfull").err
+    assert m5("cause", made.run, "disk-quota").status == 2

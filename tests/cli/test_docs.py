@@ -14,6 +14,7 @@ from m5ws import workspace
 from m5ws.cli import BUG, COMMANDS, INTERRUPTED, NO_READER, reference
 from m5ws.config.settings import HostsCluster, Settings, SlurmCluster
 from m5ws.errors import M5Error
+from m5ws.records.cause import Rule
 
 _PAGES = Path(__file__).parents[2] / "docs" / "reference"
 
@@ -52,15 +53,25 @@ def test_each_verb_that_prints_a_result_has_json(name: str) -> None:
         assert any("--json" in option.opts for option in command.params)
 
 
+def _defaults(section: type[msgspec.Struct]) -> dict[str, object]:
+    """Return the defaults of a section's keys, and of the keys of the tables in it as TABLE.KEY."""
+    defaults: dict[str, object] = {}
+    for field in msgspec.structs.fields(section):
+        if isinstance(field.default, msgspec.Struct):
+            defaults |= {f"{field.name}.{key}": value for key, value in _defaults(type(field.default)).items()}
+        else:
+            defaults[field.name] = {} if field.default is msgspec.NODEFAULT else field.default
+    return defaults
+
+
 def test_every_setting_is_documented_with_its_default() -> None:
     page = _page("configuration.md")
     for section in msgspec.structs.fields(Settings):
-        if section.name in ("name", "extends", "clusters"):
+        if section.name in ("name", "extends", "clusters", "causes"):
             continue
         body = page.split(f"## [{section.name}]\n")[1].split("\n## ")[0]
         documented = {row.split("`")[1]: row.split("|")[2].strip() for row in body.splitlines() if row[:3] == "| `"}
-        fields = {field.name: field.default for field in msgspec.structs.fields(section.type)}
-        fields |= {name: {} for name, default in fields.items() if default is msgspec.NODEFAULT}
+        fields = _defaults(section.type)
         assert documented.keys() == fields.keys()
         for name, default in fields.items():
             if (section.name, name) != ("tokenizer", "probe"):
@@ -68,9 +79,10 @@ def test_every_setting_is_documented_with_its_default() -> None:
                 assert documented[name] == expected, f"{section.name}.{name}"
 
 
-@pytest.mark.parametrize("kind", [SlurmCluster, HostsCluster])
-def test_every_setting_of_a_cluster_is_documented_with_its_default(kind: type[msgspec.Struct]) -> None:
-    body = _page("configuration.md").split("## [clusters.NAME]\n")[1].split("\n## ")[0]
+@pytest.mark.parametrize("kind", [SlurmCluster, HostsCluster, Rule])
+def test_every_setting_of_a_named_table_is_documented_with_its_default(kind: type[msgspec.Struct]) -> None:
+    section = "causes" if kind is Rule else "clusters"
+    body = _page("configuration.md").split(f"## [{section}.NAME]\n")[1].split("\n## ")[0]
     rows = {row.split("`")[1]: row.split("|")[2].strip() for row in body.splitlines() if row[:3] == "| `"}
     for field in msgspec.structs.fields(kind):
         written = (

@@ -172,6 +172,30 @@ def test_logs_of_a_run_on_another_machine_come_from_the_store(
     assert nothing.status == 3 and "and none in the store" in nothing.err
 
 
+def test_logs_prints_only_matching_lines(m5: Any, made: Any) -> None:
+    assert m5("logs", made.run, "--grep", "o$").out == "[0] zero\n[0] end of zero\n"
+    assert m5("logs", made.run, "--grep", "(?i)^ONE", "--rank", "1").out == "one\n"
+    assert m5("logs", made.run, "--grep", "^zero", "--json").document["logs"] == {"0": "zero\n", "1": ""}
+    absent = m5("logs", made.run, "--grep", "absent")
+    assert (absent.status, absent.out, absent.err) == (1, "", "the log of all ranks has no line that matches\n")
+    wrong = m5("logs", made.run, "--grep", "(")
+    assert wrong.status == 2 and "--grep ( is no regular expression" in wrong.err
+
+
+def test_logs_of_this_node_are_local_and_of_other_nodes_from_the_store(
+    m5: Any, made: Any, home: Repository, place: Path, tmp_path: Path
+) -> None:
+    planted.begin(home, made.run, 2, nodes=2)
+    folder, other = place / ".m5ws" / "runs" / made.run / "0002" / "logs", tmp_path / "other"
+    for node, (logs, rank) in enumerate(((folder, "0"), (other, "1"))):
+        logs.mkdir(parents=True)
+        (logs / f"rank-{rank}.log").write_text(f"of rank {rank}\n")
+        LogParts(home, made.run, 2, node, logs).store(last=True)
+    (folder / "rank-0.log").write_text("of rank 0\nnot yet stored\n")
+    assert m5("logs", made.run).out == "[0] of rank 0\n[0] not yet stored\n[1] of rank 1\n"
+    assert m5("logs", made.run, "--grep", "yet|1").out == "[0] not yet stored\n[1] of rank 1\n"
+
+
 def test_checkout_writes_all_files_as_writable_files(m5: Any, made: Any, tmp_path: Path) -> None:
     target = tmp_path / "out"
     done = m5("checkout", made.run, target)

@@ -327,7 +327,7 @@ def test_a_signal_that_nohup_ignores_interrupts_nothing() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["SIGUSR1", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGUSR1", pytest.param("SIGHUP", marks=pytest.mark.soak)])
 def test_each_signal_of_a_scheduler_stops_a_run_and_is_named(home: Repository, place: Path, name: str) -> None:
     snapshot = _pin(home, place, "import time\nprint('ready')\ntime.sleep(600)\n")
     with _started(place, snapshot) as (process, run):

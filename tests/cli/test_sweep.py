@@ -224,8 +224,8 @@ if not mark.exists():
 """
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.soak), signal.SIGKILL])
+@pytest.mark.soak
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_sweep_that_was_stopped_is_resumed_as_a_whole(
     home: Repository, place: Path, tmp_path: Path, number: int
 ) -> None:

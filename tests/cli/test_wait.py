@@ -37,7 +37,7 @@ def test_the_engine_decides_and_without_an_answer_the_last_end(
     found = {
         name
         for name, (standing, reason) in _ENDS.items()
-        if wait._has_ended(
+        if wait.has_ended(
             nothing,
             nothing,
             "r",
@@ -53,4 +53,4 @@ def test_a_run_without_an_attempt_waits_for_its_job(
 ) -> None:
     monkeypatch.setattr(wait, "_job_is_alive", lambda *_: alive)
     nothing: Any = None
-    assert wait._has_ended(nothing, nothing, "r", RunState(run="r")) is has_ended
+    assert wait.has_ended(nothing, nothing, "r", RunState(run="r")) is has_ended

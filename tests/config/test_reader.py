@@ -19,6 +19,9 @@ def _read(tmp_path: Path, text: str) -> Settings:
     return reader.read(path)
 
 
+_RULE = "title = 't'\nadvice = 'a'\nowner = 'user'\nretry = true\n"
+
+
 def _problem(tmp_path: Path, text: str) -> str:
     with pytest.raises(ConfigError) as caught:
         _read(tmp_path, text)
@@ -43,6 +46,13 @@ def test_settings_are_read_from_the_file(tmp_path: Path) -> None:
         ("[run]\n\n[datas]\npaths = []\n", ("m5ws.toml:3: ", "'datas'", "'data'")),
         ("run.nprocs = 2\n", ("m5ws.toml:1: ", "'run.nprocs'", "'nproc'")),
         ("[code]\nxyzzy = 1\n", ("m5ws.toml:2: ", "'code.xyzzy'", "exclude")),
+        ("[notify]\nurls = ['slack://a/b/c']\n", ("m5ws.toml:2: ", "'notify.urls'", "${NAME}")),
+        ("[notify]\ncommand = ['x']\non = ['stuk']\n", ("m5ws.toml:3: ", "'notify.on'", "stuk")),
+        ("[notify]\non = ['failed']\n", ("m5ws.toml:2: ", "'notify.on'", "without urls or command")),
+        ("[causes.x]\ntitle = 'x'\n", ("m5ws.toml:1: ", "'causes.x' needs patterns, advice, owner, retry")),
+        ("[causes]\nx = 1\n", ("m5ws.toml:2: ", "[causes.x]")),
+        (f"[causes.x]\npattern = ['a']\n{_RULE}", ("m5ws.toml:2: ", "'causes.x.pattern'", "'patterns'")),
+        (f"[causes.x]\n{_RULE}patterns = ['(']\n", ("m5ws.toml:6: ", "'causes.x.patterns'", "regular expression")),
         ("[store]\nregion = 'eu-west-1'\n", ("m5ws.toml:2: ", "'store.region'", "'store.url'", "s3://")),
         (
             "[store]\nurl = 's3://team/a'\nsse_kms_key = 'alias/a'\n",
@@ -111,7 +121,7 @@ def test_the_file_that_init_writes_is_valid_and_shows_every_key_with_its_default
     text = next(file.data for file in planned.files if file.path == "m5ws.toml").decode()
     assert _read(tmp_path, text) == Settings(name='a "quoted" név')
     for section in msgspec.structs.fields(Settings):
-        if section.name in ("name", "extends", "clusters"):
+        if section.name in ("name", "extends", "clusters", "causes"):
             continue
         body = text.split(f"[{section.name}]\n")[1].split("\n[")[0]
         for key in msgspec.structs.fields(section.type):

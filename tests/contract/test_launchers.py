@@ -47,6 +47,10 @@ def parents() -> Iterator[ForkParents]:
 
 
 _KINDS = [pytest.param("real", marks=pytest.mark.long), "forks"]
+_REAL_IN_CAMPAIGNS = pytest.mark.parametrize(
+    "launcher", [pytest.param("real", marks=pytest.mark.soak), "forks"], indirect=True
+)
+"""For rules of which another test here has a part with the launcher of users."""
 
 
 @pytest.fixture(params=_KINDS)
@@ -114,6 +118,7 @@ def test_a_launched_process_gets_the_requested_environment_and_arguments(
             assert "RANK" not in variables
 
 
+@_REAL_IN_CAMPAIGNS
 def test_parallel_launches_see_their_own_folders_at_the_same_path(launcher: Launchers, tmp_path: Path) -> None:
     place = tmp_path / "place"
     requests = []
@@ -244,6 +249,7 @@ def test_stop_signals_every_rank_and_waits_for_every_rank(launcher: Launchers, t
     wait_for(lambda: not any(is_alive(pid) for pid in pids))
 
 
+@_REAL_IN_CAMPAIGNS
 @pytest.mark.parametrize(("number", "asked"), [(signal.SIGTERM, {"0.ended"}), (signal.SIGINT, {"0.ended", "-1.ended"})])
 def test_sigterm_goes_to_the_rank_and_ctrl_c_to_its_workers_too(
     launcher: Launchers, tmp_path: Path, number: signal.Signals, asked: set[str]
@@ -268,6 +274,7 @@ def _noted(folder: Path) -> int:
     return sum(bool(file.read_text()) for file in folder.glob("[0-9]"))
 
 
+@_REAL_IN_CAMPAIGNS
 def test_a_script_is_stopped_together_with_its_child_processes(launcher: Launchers, tmp_path: Path) -> None:
     request = _as_rank(tmp_path, "spawns")
     process = launcher(dict(os.environ)).launch(_alone(request))
@@ -278,6 +285,7 @@ def test_a_script_is_stopped_together_with_its_child_processes(launcher: Launche
     assert not Path(request.processes, LEFT_PROCESSES).exists()
 
 
+@_REAL_IN_CAMPAIGNS
 def test_ranks_that_do_not_end_in_time_are_killed(launcher: Launchers, tmp_path: Path) -> None:
     process, pids = _started(launcher, _as_rank(tmp_path, "stays", "stays"), tmp_path)
     assert process.stop(0.3) == process.poll() == -signal.SIGKILL

@@ -1,5 +1,6 @@
 """Jobs of a real Slurm and of hosts by ssh: the bits of one machine, from a submitter that goes away."""
 
+import json
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from m5ws.records.failure import EndReason
 from m5ws.records.ledger import CheckpointPublished
 from m5ws.repository.fsck import fsck
 from m5ws.repository.ledger import ledger
-from m5ws.repository.references import checkpoints, jobs, runs
+from m5ws.repository.references import canaries, checkpoints, jobs, runs
 from m5ws.repository.repository import Repository
 from m5ws.runs import state
 from m5ws.store import open_store
@@ -95,12 +96,19 @@ def test_jobs_on_slurm_and_on_hosts_train_the_bits_of_one_machine(
     # The nodes have the logs, and the store too.
     assert {"0", "1"} <= workspace.json("logs", submitted["lab"])["logs"].keys()
     assert "[1] " in workspace.m5ws("logs", submitted["big"]).stdout
-    # The whole command of a reproduction is a job, too, or several jobs that share the segments.
-    words = ("reproduce", "--json", submitted["lab"], "--all-segments")
+    assert fsck.check(workspace.repo, read_data=True).damage == ()
+
+
+@pytest.mark.soak
+def test_jobs_share_the_segments_of_a_reproduction(tmp_path: Path, on_slurm: Callable[[Workspace], Workspace]) -> None:
+    """The whole command of a reproduction is a job, too, or several jobs that share the segments."""
+    workspace = on_slurm(make_workspace(tmp_path / "w", "fsdp.py", nproc=1))
+    run = workspace.train("--nproc", "2")
+    words = ("reproduce", "--json", run, "--all-segments")
     shared = workspace.json(words[0], *words[2:], "--parallel", "2", "--on", "big", "--nodes", "2")
     assert [each["job"]["command"][:4] for each in shared] == [["reproduce", "--share", n, "2"] for n in ("1", "2")]
-    wait_for(lambda: _is_joined(workspace, submitted["lab"]))
-    for row in workspace.json("show", submitted["lab"])["replays"]:
+    wait_for(lambda: _is_joined(workspace, run))
+    for row in workspace.json("show", run)["replays"]:
         assert [start.node for start in ledger.node_starts(workspace.repo, row["id"], 1)] == [0, 1]
     assert fsck.check(workspace.repo, read_data=True).damage == ()
 
@@ -276,3 +284,34 @@ def test_hosts_start_again_after_an_agent_was_killed_and_outlive_their_submitter
     assert kinds == ["supervisor killed", "cancelled"]
     assert _announced(workspace, run) == checkpoints.valid(workspace.repo, run)
     assert fsck.check(workspace.repo).damage == ()
+
+
+def test_preflight_checks_nodes_of_slurm_and_hosts_and_names_a_host_that_does_not_answer(
+    tmp_path: Path, on_slurm: Callable[[Workspace], Workspace], on_hosts: Callable[[Workspace], Workspace]
+) -> None:
+    workspace = on_hosts(on_slurm(make_workspace(tmp_path / "w", "fsdp.py", nproc=1)))
+    workspace.edit("m5ws.toml", 'hosts = ["box0", "box1"]', 'hosts = ["box0", "box9"]')
+    workspace.m5ws("snapshot")
+    checked = workspace.json("preflight", "--on", "lab", expect=1)
+    well, silent = checked["nodes"]
+    assert well["node"].startswith("box0 (") and not {"failed", "broken"} & {check["state"] for check in well["checks"]}
+    assert silent["node"] == "box9" and [check["state"] for check in silent["checks"]] == ["failed"]
+    (node,) = workspace.json("preflight", "--on", "big", "--nodes", "1")["nodes"]
+    assert [check["name"] for check in node["checks"]] == [check["name"] for check in well["checks"]]
+
+
+@pytest.mark.soak
+def test_a_canary_in_a_job_has_its_result_in_the_store(
+    tmp_path: Path, on_hosts: Callable[[Workspace], Workspace]
+) -> None:
+    workspace = on_hosts(make_workspace(tmp_path / "w", "fsdp.py", nproc=1))
+    workspace.m5ws("snapshot")
+    for position in range(2):
+        workspace.m5ws("canary", "--on", "lab", "--steps", "2")
+        wait_for(partial(_has_canaries, workspace, position + 1))
+    results = json.loads(workspace.m5ws("canary", "history", "--json").stdout)["results"]
+    assert [result["outcome"] for result in results] == ["ok", "ok"]
+
+
+def _has_canaries(workspace: Workspace, number: int) -> bool:
+    return len(list(workspace.repo.store.list(canaries.PREFIX))) == number

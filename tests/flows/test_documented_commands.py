@@ -15,7 +15,13 @@ _SCRIPTS = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "tutorial.md")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "tutorial.md"], ids=["readme", "tutorial"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(ROOT / "README.md", id="readme"),
+        pytest.param(ROOT / "docs" / "tutorial.md", id="tutorial", marks=pytest.mark.soak),
+    ],
+)
 def test_documented_commands_print_the_documented_lines(page: Path, tmp_path: Path) -> None:
     root = tmp_path / "mine"
     root.mkdir()

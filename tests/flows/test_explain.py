@@ -31,6 +31,14 @@ def _workspace(folder: Path, nproc: int, faults: str = _FAULTS) -> tuple[Workspa
     return workspace, workspace.train()
 
 
+_MARKS: dict[str, tuple[pytest.MarkDecorator, ...]] = {
+    "flip_step": (),
+    "dropout": (pytest.mark.long,),
+    "draw_step": (pytest.mark.long,),
+}
+"""The marks of planted differences. The campaigns try all differences."""
+
+
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, str]:
     """A run on one process, with checkpoints after steps 4 and 6."""
@@ -54,9 +62,7 @@ def _causes(explanation: Any) -> list[tuple[str, bool]]:
     return [(cause["kind"], cause["certain"]) for cause in explanation["causes"]]
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "flip_step" else pytest.param(name, marks=pytest.mark.long) for name in EXPECTED]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=_MARKS.get(name, pytest.mark.soak)) for name in EXPECTED])
 def test_an_explanation_names_the_first_difference_and_its_causes(
     one: tuple[Workspace, str], name: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

@@ -16,6 +16,7 @@ from m5ws.records.ledger import CheckpointPublished, NodeStarted, State
 from m5ws.repository.fsck import fsck
 from m5ws.repository.ledger import ledger
 from m5ws.runs import state
+from tests.support.faults import wrong_bits
 from tests.support.machine.agents import Agents
 from tests.support.workspace.workspaces import Workspace, make_workspace
 
@@ -270,7 +271,7 @@ def test_two_nodes_that_wrote_different_content_to_one_path_fail_the_attempt(
         assert _texts(workspace, run, tmp_path / f"{node}", "--node", f"{node}")["same.txt"] == str(node)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_resume_restores_the_files_of_all_nodes_on_each_node_and_on_one_machine(
     tmp_path: Path, cluster: Callable[[Workspace], Agents]
 ) -> None:
@@ -286,3 +287,18 @@ def test_a_resume_restores_the_files_of_all_nodes_on_each_node_and_on_one_machin
     last = {name: f"{text} 3-restored" for name, text in resumed.items()}
     assert _texts(workspace, run, tmp_path / "third") == last | {"equal.txt": "equal", "same.txt": "same"}
     assert fsck.check(workspace.repo, read_data=True).damage == ()
+
+
+@pytest.mark.soak
+def test_a_follower_with_a_wrong_bit_is_named_and_no_attempt_begins(
+    tmp_path: Path, cluster: Callable[[Workspace], Agents]
+) -> None:
+    """All nodes have one host name here, so the address and the number of the node decide."""
+    nodes = cluster(make_workspace(tmp_path / "w", "fsdp.py", nproc=2, run='preflight = "node"'))
+    cpu = max(os.sched_getaffinity(0))
+    agents = nodes.start("first", {1: wrong_bits.plant(tmp_path, cpu)})
+    leader, follower = (agent.communicate(timeout=_LIMIT_S)[0] for agent in agents)
+    assert f"failed its checks: arithmetic: cpu {cpu} of" in follower
+    assert "node 1" in leader and f"failed its checks: arithmetic: cpu {cpu} of" in leader
+    assert [agent.returncode for agent in agents] == [2, 1]
+    assert ledger.attempts(nodes.workspace.repo, nodes.run) == []

@@ -51,7 +51,7 @@ def test_a_failed_run_is_not_replayed(tmp_path: Path) -> None:
     assert not (workspace.root / ".m5ws" / "runs" / verdict["replay"] / "0001" / "work").exists()
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_command_starts_in_the_callers_folder_or_in_the_directory_of_the_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ from tests.support.s3.scripted_s3 import ScriptedS3
 from tests.support.stores.memory_store import MemoryStore
 from tests.support.workspace.workspaces import Workspace, make_workspace
 
-_MOST = {"ls": 12, "show": 10, "snapshot": 6, "run": 60}
+_MOST = {"ls": 12, "show": 10, "logs": 10, "snapshot": 6, "run": 60}
 _OTHERS = [20, pytest.param(2000, marks=pytest.mark.soak)]
 
 
@@ -61,7 +61,8 @@ def test_commands_on_a_distant_store_send_few_requests(server: ScriptedS3, machi
     server.requests.clear()
     run = own.train()
     assert len(server.requests) <= _MOST["run"], [(method, key) for method, key, _ in server.requests]
-    for name, words in (("ls", ("ls",)), ("show", ("show", many_runs.run_id(3))), ("show", ("show", run))):
+    for name, words in (("ls", ("ls",)), ("show", ("show", many_runs.run_id(3))), ("show", ("show", run)),
+                        ("logs", ("logs", run))):  # fmt: skip
         other = machine("-".join(words))
         first, again = (_count(server, other, *words) for _ in range(2))
         requests = [(method, key) for method, key, _ in server.requests]

@@ -91,7 +91,11 @@ def _in_bucket(root: Path, server: S3Server) -> _Unsaved:
 
 
 @pytest.fixture(
-    params=["directory-1", *(pytest.param(name, marks=pytest.mark.long) for name in ("directory-2", "bucket-2"))]
+    params=[
+        "directory-1",
+        pytest.param("directory-2", marks=pytest.mark.long),
+        pytest.param("bucket-2", marks=pytest.mark.soak),
+    ]
 )
 def unsaved(tmp_path: Path, request: pytest.FixtureRequest) -> _Unsaved:
     kind, ranks = request.param.split("-")

@@ -5,9 +5,18 @@ from pathlib import Path
 import pytest
 
 from m5ws.errors import M5Error
-from m5ws.logs import parts
+from m5ws.logs import reading
 from m5ws.logs.parts import LogParts
+from m5ws.logs.reading import Source
+from m5ws.records.gc import RetentionRules
+from m5ws.records.removal import Removal
+from m5ws.repository import removals, usage
+from m5ws.repository.fsck import fsck
+from m5ws.repository.gc import execute, gc
 from m5ws.repository.repository import Repository
+from m5ws.repository.transfer import transfer
+from m5ws.store.local import LocalStore
+from tests.support.records import planted
 
 _RUN = "7c1d0a9b8e2f"
 
@@ -19,12 +28,15 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def _lines(repo: Repository, known: set[str] | None = None) -> dict[str, list[str]]:
+def _lines(source: Source) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for part in parts.load(repo, _RUN, 1, known if known is not None else set()):
-        for name, lines in part.lines.items():
-            found.setdefault(name, []).extend(lines)
+    for name, lines in source.read(last=True):
+        found.setdefault(name, []).extend(lines)
     return found
+
+
+def _stored(repo: Repository) -> Source:
+    return reading.Source(repo, _RUN, 1, Path("nowhere"))
 
 
 def test_the_parts_of_all_nodes_are_the_lines_of_their_logs(repo: Repository, folder: Path) -> None:
@@ -32,25 +44,25 @@ def test_the_parts_of_all_nodes_are_the_lines_of_their_logs(repo: Repository, fo
     other = folder.with_name("other")
     other.mkdir()
     (other / "rank-1.log").write_text("of the other node\n")
-    written, known, seen = "", set[str](), list[str]()
+    written, following, seen = "", _stored(repo), list[str]()
     for number in range(5):
         with (folder / "rank-0.log").open("a") as log:
             log.write(f"line {number}\nhalf of ")
         written += f"line {number}\nhalf of "
         stored._due_s = 0.0
         stored.store()
-        seen += _lines(repo, known).get("0", [])
+        seen += _lines(following).get("0", [])
     stored.store(last=True)
     LogParts(repo, _RUN, 1, 1, other).store(last=True)
-    assert _lines(repo) == {"0": written.split("\n"), "1": ["of the other node"]}
-    assert seen + _lines(repo, known)["0"] == written.split("\n")
+    assert _lines(_stored(repo)) == {"0": written.split("\n"), "1": ["of the other node"]}
+    assert seen + _lines(following)["0"] == written.split("\n")
 
 
 def test_a_secret_is_masked_and_a_long_part_is_cut(repo: Repository, folder: Path) -> None:
     (folder / "launcher.log").write_text("AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMIK7MDENGbPxRfiCYzzzzzzzzzzzz\n")
     (folder / "rank-0.log").write_text("".join(f"{number}\n" for number in range(5_000)))
     LogParts(repo, _RUN, 1, 0, folder).store(last=True)
-    found = _lines(repo)
+    found = _lines(_stored(repo))
     assert "wJalrXUtnFEMI" not in found["launcher"][0]
     assert len(found["0"]) == 2_001 and found["0"][0] == "0" and found["0"][-1] == "4999"
 
@@ -65,7 +77,29 @@ def test_a_store_that_fails_delays_the_lines(repo: Repository, folder: Path, mon
     with monkeypatch.context() as patched:
         patched.setattr(type(repo.store), "create", fail)
         stored.store(last=True)
-    assert not _lines(repo)
+    assert not _lines(_stored(repo))
     (folder / "rank-0.log").write_text("first\nsecond\n")
     stored.store(last=True)
-    assert _lines(repo) == {"0": ["first", "second"]}
+    assert _lines(_stored(repo)) == {"0": ["first", "second"]}
+
+
+def test_logs_are_counted_copied_checked_and_deleted_with_their_run(
+    repo: Repository, folder: Path, tmp_path: Path
+) -> None:
+    code = planted.tree(repo, tmp_path / "code", {"train.py": "print('trained')\n"})
+    planted.run(repo, _RUN, planted.publish(repo, planted.snapshot(code)))
+    before = usage.measure(repo).runs[0].record_bytes
+    (folder / "rank-0.log").write_text("a line\n")
+    LogParts(repo, _RUN, 1, 0, folder).store(last=True)
+    (key,) = (stat.key for stat in repo.store.list("logs/"))
+    assert usage.measure(repo).runs[0].record_bytes == before + len(repo.store.get(key))
+    other = Repository.create(LocalStore(tmp_path / "copy"))
+    transfer.copy(repo, other, [("run", _RUN)])
+    assert _lines(_stored(other)) == {"0": ["a line"]}
+    assert fsck.check(repo).clean
+    repo.objects.put(b"left behind")
+    removals.publish(repo, Removal(run=_RUN, created_s=1.0))
+    planned = gc.plan(repo, RetentionRules(), -60.0)
+    execute.execute(repo, str(planned.id), "lock", grace_s=0.0)
+    assert not list(repo.store.list("logs/"))
+    assert fsck.check(repo).clean

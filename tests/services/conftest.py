@@ -120,6 +120,6 @@ def _install(place: Path, versions: Versions, below: Path | None) -> str:
         folder = below.parents[1] / site
         paths = [folder, *(folder / "below.pth").read_text().splitlines()]
     (place / site / "below.pth").write_text("".join(f"{path}\n" for path in paths))
-    command = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps"]
+    command = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-compile", "--no-deps"]
     done = subprocess.run([*command, "--requirement", str(_HERE / f"{versions}.txt")], capture_output=True, text=True)
     return done.stderr[-300:] if done.returncode else ""

@@ -168,7 +168,8 @@ def test_a_process_in_an_image_sees_its_own_folders_and_variables(
     assert [path.read_text() for path in tmp_path.glob("caches/m5ws-homes/*/probe")] == ["kept"]
 
 
-@pytest.mark.parametrize("victim", ["m5ws", pytest.param("a rank", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("victim", ["m5ws", "a rank"])
 def test_a_run_is_resumed_after_a_kill_of_one_process(engine: Podman, tmp_path: Path, victim: str) -> None:
     workspace = pinned(tmp_path / "w", engine.image)
     slow(workspace)
@@ -224,7 +225,7 @@ def test_a_stopped_container_ends_as_its_process(engine: Podman, tmp_path: Path)
     assert killed.stop(0.0) != 0 and engine.containers() == []
 
 
-@pytest.mark.parametrize("with_reaper", [False, True])
+@pytest.mark.parametrize("with_reaper", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_no_container_is_left_after_a_kill_of_the_engines_command(
     engine: Podman, tmp_path: Path, with_reaper: bool
 ) -> None:

@@ -148,6 +148,7 @@ def check(shop: Shop, place: Place, lock: str, restore: Callable[[], object]) ->
     assert not [path for path in stored if package_index.SECRET.encode() in path.read_bytes()]
 
 
+@pytest.mark.soak
 def test_an_environment_of_pip_is_pinned_observed_and_rebuilt(shop: Shop, tmp_path: Path) -> None:
     names = {each: each.replace("-", "_").replace("==", "-") for each in shop.pinned}
     lines = [f"{each} --hash=sha256:{shop.hashes[name]}\n" for each, name in names.items()]

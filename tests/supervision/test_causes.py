@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from m5ws.errors import ConfigError
+from m5ws.logs import log_lines
+from m5ws.records.cause import Level, Rule
 from m5ws.supervision import causes
 
 RULES = causes.builtin()
@@ -17,7 +19,7 @@ CLASSIFIER = causes.Classifier(RULES)
 HEALTHY = (Path(__file__).parents[1] / "data" / "causes" / "healthy.txt").read_text("utf-8")
 
 
-def _named(level: causes.Level | None = None) -> Mapping[str, causes.Rule]:
+def _named(level: Level | None = None) -> Mapping[str, Rule]:
     """Return the rules of a level, each of which matches the name of its class alone."""
     return {
         kind: msgspec.structs.replace(rule, patterns=(f"^{kind}$",))
@@ -130,7 +132,45 @@ def test_long_lines_and_control_bytes_take_no_long_time() -> None:
     assert CLASSIFIER.match(lines * 4) is None
 
 
+@given(st.lists(st.one_of(st.binary(max_size=80), st.sampled_from([b"\n", b"\r", b"\x1b[2K", b"KeyError: "]))))
+def test_any_bytes_of_a_log_have_a_class_or_none(tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]) -> None:
+    log = tmp_path_factory.getbasetemp() / "log"
+    log.write_bytes(b"".join(pieces))
+    _, lines = log_lines.read_end(log, causes.END_LINES)
+    cause = CLASSIFIER.find({"0": lines, "launcher": lines}, {})
+    assert cause is None or cause.kind in RULES
+
+
+def test_a_pattern_of_exponential_time_is_an_error_that_names_its_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(causes, "_SEARCH_S", 0.2)
+    slow = msgspec.structs.replace(RULES["disk-full"], patterns=("(?:.*?,){25}P",))
+    lines = ["1," * 60] * causes.END_LINES
+    with pytest.raises(ConfigError, match=r"causes\.own-rule takes too long"):
+        causes.Classifier({**RULES, "own-rule": slow}).find({"0": lines}, {})
+
+
+def test_a_secret_of_many_lines_is_masked_in_the_evidence() -> None:
+    key = ["-----BEGIN RSA PRIVATE KEY-----", *["MIIEowIBAAKCAQEA7bq"] * 20]
+    cause = CLASSIFIER.find({"0": [*key, "OSError: [Errno 28] No space left on device", "end"]}, {})
+    assert cause is not None
+    assert cause.evidence[-2:] == ("OSError: [Errno 28] No space left on device", "end")
+    assert "MIIE" not in "".join(cause.evidence)
+
+
 def test_a_pattern_that_is_no_regular_expression_is_an_error() -> None:
     rule = msgspec.structs.replace(RULES["disk-full"], patterns=("(",))
     with pytest.raises(ConfigError):
         causes.Classifier({"disk-full": rule})
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "kind"),
+    [("scratch", "root", "scratch"), ("scratch", "script", "disk-full"), ("disk-full", "root", "disk-full")],
+)
+def test_a_rule_of_a_workspace_wins_on_its_level_and_replaces_a_rule_of_its_name(
+    name: str, level: Level, kind: str
+) -> None:
+    own = Rule(title="x", patterns=("No space",), advice="y", owner="user", retry=True, level=level)
+    cause = causes.Classifier(causes.with_own({name: own})).find({"0": ["OSError: [Errno 28] No space left"]}, {})
+    assert cause is not None
+    assert (cause.kind, cause.title == "x") == (kind, name == kind)

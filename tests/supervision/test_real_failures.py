@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from m5ws.records.cause import Cause
 from m5ws.supervision import causes
 from tests.supervision.scripts import plain_failures
 from tests.support.s3.scripted_s3 import ScriptedS3
@@ -23,7 +24,7 @@ ALONE = [case for case in TORCH if case not in {"healthy", "gloo-connection"}]
 BEGAN = {"script-error.first-rank": "0", "host-out-of-memory.second-rank": "1", "collective-timeout": "0"}
 
 
-def _logs(folder: Path, cases: list[str]) -> dict[str, Logs]:
+def failure_logs(folder: Path, cases: list[str]) -> dict[str, Logs]:
     """Run cases, and return their logs by case and by name."""
     with ScriptedS3() as server:
         server.always = lambda _method, key: key or None
@@ -40,7 +41,7 @@ def _logs(folder: Path, cases: list[str]) -> dict[str, Logs]:
     }
 
 
-def _find(logs: Logs) -> causes.Cause:
+def _find(logs: Logs) -> Cause:
     cause = CLASSIFIER.find(logs, {})
     assert cause is not None, logs
     return cause
@@ -48,12 +49,12 @@ def _find(logs: Logs) -> causes.Cause:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Logs]:
-    return _logs(tmp_path_factory.mktemp("plain"), list(plain_failures.CASES))
+    return failure_logs(tmp_path_factory.mktemp("plain"), list(plain_failures.CASES))
 
 
 @pytest.fixture(scope="module")
 def of_torch(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Logs]:
-    return _logs(tmp_path_factory.mktemp("torch"), TORCH)
+    return failure_logs(tmp_path_factory.mktemp("torch"), TORCH)
 
 
 @pytest.mark.parametrize("case", plain_failures.CASES)

@@ -7,9 +7,12 @@ import pytest
 from mlflow.utils.validation import _validate_param, _validate_tag
 
 from m5ws.config.flatten import flatten
+from m5ws.records.cause import Cause
+from m5ws.records.incident import Incident
 from m5ws.records.reasons import Unreadable
 from m5ws.records.snapshot import Dataset
 from m5ws.records.verdict import Verdict
+from m5ws.repository.references import incidents
 from m5ws.repository.repository import Repository
 from m5ws.tracking.mlflow import description, tags
 from m5ws.tracking.mlflow import params as mlflow_params
@@ -67,6 +70,30 @@ def test_arguments_are_parameters_beside_config_keys_of_the_same_name(repo: Repo
 def test_a_config_that_is_no_mapping_is_no_error(repo: Repository, tmp_path: Path, config: str) -> None:
     params = mlflow_params.params(repo, _subject(repo, tmp_path, config))
     assert params["launch.nproc"] == "2"
+
+
+def test_the_newest_failure_of_a_run_is_in_its_tags(repo: Repository, tmp_path: Path) -> None:
+    subject = _subject(repo, tmp_path)
+    assert tags.cause_tags(subject) == {}
+    cause = Cause(
+        kind="gpu-lost", level="root", title="a GPU is lost", owner="infrastructure", retry=True, advice="Drain it.",
+        rank="3", line=1, evidence=(), others={},
+    )  # fmt: skip
+    incident = Incident(run=subject.run.id, attempt=1, time_s=1.0, outcome="failed", step=5, cause=cause, host="n17")
+    incidents.publish(repo, incident)
+    incidents.publish(repo, msgspec.structs.replace(incident, attempt=2, cause=None, memory=("The second.", "x")))
+    later = msgspec.structs.replace(incident, attempt=3)
+    assert tags.cause_tags(tags.load(repo, subject.run.id)) == {
+        "m5ws.cause": "unknown: no rule matches the logs, attempt 2",
+        "m5ws.cause_advice": "absent",
+        "m5ws.cause_earlier": "The second. x",
+    }
+    incidents.publish(repo, later)
+    assert tags.cause_tags(tags.load(repo, subject.run.id)) == {
+        "m5ws.cause": "gpu-lost: a GPU is lost (rank 3, n17), attempt 3",
+        "m5ws.cause_advice": "Drain it. Owner: infrastructure. A restart may help.",
+        "m5ws.cause_earlier": "absent",
+    }
 
 
 def test_a_description_keeps_text_written_by_people(repo: Repository, tmp_path: Path) -> None:

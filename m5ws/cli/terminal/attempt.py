@@ -11,6 +11,7 @@ from m5ws.cli.terminal.run_progress import RunProgress
 if TYPE_CHECKING:
     from m5ws.agent.attempt_plan import AttemptPlan
     from m5ws.agent.ports import Ports
+    from m5ws.attempts.leader import AttemptResult
     from m5ws.cli.parameters.start_options import StartArguments
 
 
@@ -24,20 +25,41 @@ def start(ports: "Ports", plan: "AttemptPlan", given: "StartArguments") -> None:
 
 
 def execute(ports: "Ports", plan: "AttemptPlan", env: tuple[str, ...], *, enabled: bool, as_json: bool) -> None:
-    """Execute a plan and report the result. Raises as `start` does."""
-    from m5ws.attempts import leader
+    """Execute a plan, and after a failure the attempts by `[run] restart`. Report the last result.
+
+    A scheduler starts the attempts of a job. Raises as `start` does.
+    """
+    from m5ws.attempts import restarting
 
     if not as_json:
         output.echo(plan.run.id)
-    log = plan.directory / "logs" / "rank-0.log"
-    with interrupt.on_signals(), RunProgress(enabled=enabled, log=log) as shown:
-        accept = partial(environment.check, ports, plan, env)
-        result = leader.execute(ports, plan, shown.watch, shown.prepare, shown.poll, accept)
+    restarts = 0
+    with interrupt.on_signals():
+        result = _execute(ports, plan, env, enabled=enabled)
+        while result.restart is not None and result.restart.again and plan.place.job is None:
+            if (following := restarting.plan_next(ports, plan, result.restart)) is None:
+                break
+            plan, restarts = following, restarts + 1
+            result = _execute(ports, plan, env, enabled=enabled)
     if as_json:
-        output.print_json({"run": plan.run, "result": result})
+        output.print_json({"run": plan.run, "result": result, "restarts": restarts})
     if any((work := plan.directory / "work").glob("*")):
         output.print_note(f"files of the script are kept in {work}")
     run_end.report(ports, plan, result)
+
+
+def _execute(ports: "Ports", plan: "AttemptPlan", env: tuple[str, ...], *, enabled: bool) -> "AttemptResult":
+    """Execute one attempt with its progress, and return the result. Print the cause of a failure."""
+    from m5ws.attempts import aftermath, leader
+    from m5ws.wording.incidents import describe_cause
+
+    log = plan.directory / "logs" / "rank-0.log"
+    with RunProgress(enabled=enabled, log=log) as shown:
+        accept = partial(environment.check, ports, plan, env)
+        result = leader.execute(ports, plan, shown.watch, shown.prepare, shown.poll, accept)
+    if (incident := aftermath.conclude(ports, plan, result)) is not None:
+        output.print_note(f"cause: {describe_cause(incident)}")
+    return result
 
 
 def _describe(plan: "AttemptPlan") -> str:

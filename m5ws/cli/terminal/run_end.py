@@ -50,9 +50,11 @@ def report(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> None
     if result.untracked is not None and ports.tracker is not None:
         rest = "MLflow receives the rest in the background, with this or a later m5ws command here, or by"
         output.print_note(f"{rest} {ports.tracker.remedy}. {result.untracked}".strip())
+    if result.restart is not None and not result.restart.again:
+        output.print_note(f"not restarted: {result.restart.reason}")
     if result.superseded:
         raise Superseded(f"attempt {result.attempt} of {ended}", hint=f"`m5ws show {run}` shows the newer attempt.")
-    if result.outcome == "interrupted" and result.again:
+    if result.again:
         raise StartAgain(ended, hint="The scheduler starts the agents again.")
     if result.outcome == "interrupted":
         restart = f"`m5ws resume {run} --from-scratch` restarts it"
@@ -63,8 +65,6 @@ def report(ports: "Ports", plan: "AttemptPlan", result: "AttemptResult") -> None
     if result.reason is not None and result.reason.kind == "inexact resume":
         hint = f'With [run] inexact = "warn", {resume}. `m5ws certify` tests the restores of a script.'
         raise RunFailed(ended, hint=hint)
-    if result.reason is not None and result.reason.kind == "node lost":
-        raise StartAgain(ended)
     if result.outcome != "finished":
         advice = f"`m5ws cause {run}` names the cause, and `m5ws logs {run}` prints the output of its ranks."
         hint = f"{_restored(ports, plan, result)}{advice}"

@@ -11,9 +11,12 @@ from m5ws.errors import CorruptObject, Misplaced, NotFound, UnknownSchema, Usage
 from m5ws.progress import Progress
 from m5ws.records import codec
 from m5ws.records.base import Digest, Record
+from m5ws.records.canary import Canary
 from m5ws.records.checkpoint import Checkpoint
 from m5ws.records.gc import Garbage, GcExecution, GcPlan, GcResult, Keep, PlanPart, Retirements
+from m5ws.records.incident import INCIDENTS, Incident
 from m5ws.records.job import Cancel, Job
+from m5ws.records.known import Known
 from m5ws.records.log import LOGS, LogPart
 from m5ws.records.note import Note
 from m5ws.records.outputs import OutputFiles
@@ -32,7 +35,18 @@ from m5ws.repository.fsck.records import Records, unread
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.chains import Chain, find_faults, first_missing
 from m5ws.repository.objects import is_digest
-from m5ws.repository.references import checkpoints, index_names, jobs, notes, outputs, run_index, runs, snapshots
+from m5ws.repository.references import (
+    canaries,
+    checkpoints,
+    index_names,
+    jobs,
+    known,
+    notes,
+    outputs,
+    run_index,
+    runs,
+    snapshots,
+)
 from m5ws.repository.references.parameters import ParameterReader
 from m5ws.repository.repository import Repository
 from m5ws.store.interface import FORMAT
@@ -89,8 +103,11 @@ class References:
         tasks: list[Callable[[], object]] = [partial(self._decode, FORMAT, Format)]
         tasks += [partial(self._snapshot, snapshot) for snapshot in self.snapshots]
         tasks += [partial(self._run, run) for run in self.runs]
-        for prefix, kind in ((notes.PREFIX, Note), (jobs.PREFIX, Job), (jobs.CANCELS, Cancel), (LOGS, LogPart)):
+        small = ((notes.PREFIX, Note), (jobs.PREFIX, Job), (jobs.CANCELS, Cancel))
+        for prefix, kind in (*small, (LOGS, LogPart), (INCIDENTS, Incident)):
             tasks += [partial(self._of_run, prefix, run, kind) for run in names(prefix)]
+        for prefix, record in ((known.PREFIX, Known), (canaries.PREFIX, Canary)):
+            tasks += [partial(self._below, f"{prefix}{name}/", record) for name in names(prefix)]
         self._removed = removals.removed_runs(self._repo)
         # A copy publishes the removal before the run. An interrupted copy leaves a removal without a run.
         tasks += [partial(self._decode, removals.key(run), Removal, f"run {run}") for run in self._removed]
@@ -188,22 +205,27 @@ class References:
 
     def _foreign(self, run_id: str) -> None:
         """Report keys among a run's attempts, checkpoints and outputs that readers skip."""
-        for folder, known in (
+        for folder, is_known in (
             ("ledger", bindings.is_number),
             ("checkpoints", checkpoints.is_name),
             ("outputs", outputs.is_name),
         ):
             for name in self._repo.store.names(f"runs/{run_id}/{folder}/"):
-                if not known(name):
+                if not is_known(name):
                     self._add("foreign", f"runs/{run_id}/{folder}/{name}", FOREIGN)
 
-    def _of_run(self, prefix: str, run_id: str, kind: type[Note | Job | Cancel | LogPart]) -> None:
+    def _of_run(self, prefix: str, run_id: str, kind: type[Note | Job | Cancel | LogPart | Incident]) -> None:
         """Check the records of one kind about a run."""
         # A job may be about a snapshot.
         if run_id not in self.runs and not (kind is Job and run_id in self.snapshots):
             self._add("dangling", f"{prefix}{run_id}", f"run {run_id} does not exist")
         for name in self._repo.store.names(f"{prefix}{run_id}/"):
             self._decode(f"{prefix}{run_id}/{name}", kind, f"run {run_id}")
+
+    def _below(self, prefix: str, kind: type[Known | Canary]) -> None:
+        """Check the records below a prefix, which are about machines and not about runs."""
+        for stat in self._repo.store.list(prefix):
+            self._decode(stat.key, kind)
 
     def _pins(self, run_id: str) -> None:
         for name in self._repo.store.names(f"{checkpoints.PINS}{run_id}/"):

@@ -19,7 +19,8 @@ from m5ws import locks
 from m5ws.errors import M5Error, NotFound, ObjectExists, UsageError
 from m5ws.progress import Progress
 from m5ws.records.gc import Garbage, GcExecution, GcPlan, GcResult
-from m5ws.repository import bindings, gc_plans
+from m5ws.records.log import LOGS
+from m5ws.repository import bindings, gc_plans, removals
 from m5ws.repository.gc import roots
 from m5ws.repository.gc.gc import store_now
 from m5ws.repository.gc.roots import Workers, threads
@@ -134,6 +135,9 @@ def execute(
         raise _end_early(repo, plan, head, error) from error
     # X4 before X5: a reference never names a deleted object.
     _delete(repo, map(roots.key, needed.retired), len(needed.retired), progress, workers)
+    # Nothing names a part of a log.
+    logs = [stat.key for run in removals.removed_runs(repo) for stat in repo.store.list(f"{LOGS}{run}/")]
+    _delete(repo, logs, len(logs), progress, workers)
     deleted, size_bytes = 0, 0
     for number in range(len(head.parts)):
         part = gc_plans.garbage(repo.store, plan, head, number)

@@ -9,7 +9,6 @@ number and heads in the clear. So both kinds are checked in the same way, and re
 """
 
 import itertools
-import zlib
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
@@ -252,6 +251,12 @@ def ended(repo: Repository, run: str, attempt: int) -> AttemptEnded | None:
     return None
 
 
+def newest_s(repo: Repository, run: str, attempt: int) -> float:
+    """Return the time of the newest batch of an attempt, by the store's clock; 0.0 without one."""
+    stats = repo.store.list(f"runs/{run}/ledger/{attempt:04d}/")
+    return max((stat.modified_s for stat in stats), default=0.0)
+
+
 def check_heads(
     run: str, attempt: int, ended: AttemptEnded, stored: Mapping[str, Digest], ranks: Container[str] | None = None
 ) -> None:
@@ -310,7 +315,7 @@ def encode_batch(batch: Batch) -> bytes:
     size_bytes = len(bytes(batch.events))
     if not _LEAST_BYTES <= size_bytes <= COMPRESSED_BYTES:
         return codec.encode(batch)
-    stream = zlib.compress(bytes(batch.events))
+    stream = codec.compress(bytes(batch.events))
     fields = msgspec.structs.asdict(batch) | {"events": stream}
     digest = blake3.blake3(stream).hexdigest()
     return codec.encode(CompressedBatch(size_bytes=size_bytes, digest=digest, **fields))
@@ -323,19 +328,7 @@ def decode_batch(data: bytes, key: str) -> Batch:
         return stored
     if blake3.blake3(stored.events).hexdigest() != stored.digest:
         raise CorruptObject(f"checksum mismatch: batch {key} has compressed events that do not match their digest")
-    fields = msgspec.structs.asdict(stored) | {"events": msgspec.Raw(_expand(stored.events, stored.size_bytes, key))}
+    events = codec.expand(stored.events, stored.size_bytes, f"the compressed events of batch {key}")
+    fields = msgspec.structs.asdict(stored) | {"events": msgspec.Raw(events)}
     del fields["size_bytes"], fields["digest"]
     return Batch(**fields)
-
-
-def _expand(compressed: bytes, size_bytes: int, key: str) -> bytes:
-    """Return the `size_bytes` in a zlib stream, without more memory than that. Raises CorruptObject."""
-    stream = zlib.decompressobj()
-    try:
-        # One byte more than expected: the stream is then read to its end, and a longer stream is detected.
-        events = stream.decompress(compressed, size_bytes + 1)
-    except zlib.error as error:
-        raise CorruptObject(f"batch {key} has compressed events that cannot be expanded: {error}") from error
-    if len(events) != size_bytes or not stream.eof or stream.unused_data:
-        raise CorruptObject(f"batch {key} has compressed events that do not end after {size_bytes} bytes")
-    return events

@@ -7,7 +7,9 @@ from m5ws.errors import NotFound
 from m5ws.records import codec
 from m5ws.records.base import Digest, Record
 from m5ws.records.checkpoint import Checkpoint
+from m5ws.records.incident import Incident
 from m5ws.records.ledger import NodeStarted
+from m5ws.records.log import LOGS, LogPart
 from m5ws.records.note import Note
 from m5ws.records.outputs import OutputFiles
 from m5ws.records.run import Run
@@ -17,7 +19,7 @@ from m5ws.records.verdict import JointVerdict
 from m5ws.repository import bindings
 from m5ws.repository.ledger import ledger
 from m5ws.repository.reachability.links import iter_links
-from m5ws.repository.references import checkpoints, jobs, notes, outputs, run_index, runs, snapshots
+from m5ws.repository.references import checkpoints, incidents, jobs, notes, outputs, run_index, runs, snapshots
 from m5ws.repository.references.ids import Kind
 from m5ws.repository.repository import Repository
 
@@ -80,11 +82,17 @@ def references(repo: Repository, kind: Kind, name: str) -> list[str]:
     noted = notes.keys(repo, name)
     for key in noted:
         bindings.record(repo.store, key, Note)
+    failed = incidents.keys(repo, name)
+    for key in failed:
+        bindings.record(repo.store, key, Incident)
+    logged = [stat.key for stat in repo.store.list(f"{LOGS}{name}/")]
+    for key in logged:
+        bindings.record(repo.store, key, LogPart)
     submitted = [f"{jobs.prefix(name)}{job.name}" for job in jobs.of_run(repo, name)]
     # Summaries of attempts, and keys in the index, are derived from the other records.
     prefixes = filter(None, (f"runs/{name}/summaries/", run_index.folder(runs.load(repo, name))))
     derived = [f"{prefix}{key}" for prefix in prefixes for key in repo.store.names(prefix)]
-    return [*keys, *joints, *noted, *submitted, *derived]
+    return [*keys, *joints, *noted, *failed, *logged, *submitted, *derived]
 
 
 def closure(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:

@@ -1,5 +1,5 @@
 """Copies of references that never change, on this machine's disk, in front of a remote store: records of runs, batches,
-verdicts, annotations, notes, removals, the format.
+verdicts, annotations, notes, incidents, removals, the format.
 
 Absence is never remembered, because a reference can appear at any time. References that gc deletes have no copies. A
 copy has a checksum, and is read again from the store if it is damaged. The copies are the user's own, also beside a
@@ -16,7 +16,7 @@ from m5ws.store.cache.limit import CacheLimit
 from m5ws.store.interface import FORMAT
 from m5ws.store.local import LocalStore
 
-_KEPT = (FORMAT, "jobs/", "notes/", "removed/", "runs/", "snapshots/")
+_KEPT = (FORMAT, "incidents/", "jobs/", "notes/", "removed/", "runs/", "snapshots/")
 _DELETED = ("/checkpoints/", "/outputs/")
 """Parts of keys that gc deletes."""
 _LARGEST_BYTES = 2**20

@@ -60,7 +60,7 @@ class RunPage:
     ) -> None:
         """Set tags, description, parameters and datasets, on the script's other runs too."""
         tags = mlflow_subject.tags(subject) | description.verdict_tags(subject.run.id, verdicts, joint) | dict(more)
-        tags |= mlflow_subject.note_tags(subject) | self._lineage(subject.run)
+        tags |= mlflow_subject.note_tags(subject) | mlflow_subject.cause_tags(subject) | self._lineage(subject.run)
         text = description.describe_run(subject, verdicts, joint)
         params = mlflow_params.params(repo, subject)
         for run_id in (self.run_id, *self.others):
@@ -75,8 +75,9 @@ class RunPage:
         return {mlflow_subject.PARENT_PAGE_TAG: run_ids[0]} if run_ids else {}
 
     def judge(self, subject: Subject, verdicts: Sequence[Verdict], joint: JointVerdict | None = None) -> None:
-        """Set the verdicts and notes of the run, and nothing else."""
-        tags = description.verdict_tags(subject.run.id, verdicts, joint) | mlflow_subject.note_tags(subject)
+        """Set the verdicts, the notes and the newest cause of the run, and nothing else."""
+        tags = description.verdict_tags(subject.run.id, verdicts, joint)
+        tags |= mlflow_subject.note_tags(subject) | mlflow_subject.cause_tags(subject)
         text = description.describe_run(subject, verdicts, joint)
         for run_id in (self.run_id, *self.others):
             run = self._client.get_run(run_id)

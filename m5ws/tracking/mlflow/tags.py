@@ -12,13 +12,15 @@ import msgspec
 
 from m5ws.errors import NotFound
 from m5ws.records.environment import Observed
+from m5ws.records.incident import Incident
 from m5ws.records.ledger import Notice, RankStarted
 from m5ws.records.note import Note
 from m5ws.records.run import Run
 from m5ws.records.snapshot import Annotation, Snapshot
 from m5ws.repository.ledger import ledger
-from m5ws.repository.references import notes, runs, snapshots
+from m5ws.repository.references import incidents, notes, runs, snapshots
 from m5ws.repository.repository import Repository
+from m5ws.wording.incidents import describe_advice, describe_cause
 
 ABSENT = "absent"
 RUN_TAG = "m5ws.run_id"
@@ -40,6 +42,8 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int | None = None
     facts: dict[str, str | None] = {}
     notes: tuple[Note, ...] = ()
+    incident: Incident | None = None
+    """The incident of the newest failed attempt."""
 
 
 def load(repo: Repository, run_id: str) -> Subject:
@@ -53,6 +57,7 @@ def load(repo: Repository, run_id: str) -> Subject:
         attempt=attempt,
         facts={} if attempt is None else _facts(repo, run_id, attempt),
         notes=tuple(notes.load(repo, run_id)),
+        incident=incidents.newest_of(repo, run_id),
     )
 
 
@@ -91,6 +96,19 @@ def note_tags(subject: Subject) -> dict[str, str]:
     newest = next((note.text for note in reversed(subject.notes) if note.kind == "note"), None)
     texts = {"why": notes.why(subject.notes), "note": newest, "outcome": notes.outcome(subject.notes)}
     return {f"m5ws.{key}": _one_line(value) for key, value in texts.items() if value is not None}
+
+
+def cause_tags(subject: Subject) -> dict[str, str]:
+    """Return the tags of the newest failure of a run: its cause and advice, and earlier failures; none without one."""
+    if (incident := subject.incident) is None:
+        return {}
+    advice = describe_advice(incident.cause) if incident.cause is not None else ABSENT
+    tags = {
+        "m5ws.cause": f"{describe_cause(incident)}, attempt {incident.attempt}",
+        "m5ws.cause_advice": advice,
+        "m5ws.cause_earlier": " ".join(incident.memory) or ABSENT,
+    }
+    return {key: _one_line(value) for key, value in tags.items()}
 
 
 def name(run: Run) -> str:

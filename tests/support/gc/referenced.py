@@ -5,12 +5,16 @@ from pathlib import Path
 
 import msgspec
 
+from m5ws.records import codec
 from m5ws.records.base import Digest
+from m5ws.records.canary import Canary
 from m5ws.records.checkpoint import Checkpoint, Content, Shard, Tensor
 from m5ws.records.gc import GcExecution, GcResult, Keep, RetentionRules
+from m5ws.records.incident import Incident
 from m5ws.records.job import Cancel, Job
+from m5ws.records.known import Known
 from m5ws.records.ledger import NODE, AttemptEnded, CheckpointPublished, Event, RankEnded, RankStarted, State, Step
-from m5ws.records.log import LOGS, LogPart
+from m5ws.records.log import LOGS, LogPart, StoredLines
 from m5ws.records.note import Note
 from m5ws.records.outputs import OutputFiles
 from m5ws.records.reasons import JointReason
@@ -20,7 +24,7 @@ from m5ws.records.verdict import JointVerdict, Outcome, Verdict
 from m5ws.repository import bindings, reindex, removals
 from m5ws.repository import gc_plans as plans
 from m5ws.repository.gc import gc
-from m5ws.repository.references import checkpoints, jobs, notes, outputs, runs
+from m5ws.repository.references import canaries, checkpoints, incidents, jobs, known, notes, outputs, runs
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from tests.support.records import planted
@@ -131,7 +135,18 @@ def _fill(repo: Repository, root: Path) -> None:
             )  # fmt: skip
             jobs.publish(repo, job)
             key = f"{LOGS}{name}/0001-0-{when:06.0f}"
-            bindings.create(repo.store, key, LogPart(run=name, attempt=1, node=0, time_s=when, lines={"0": ("a",)}))
+            data = msgspec.msgpack.encode({"0": StoredLines(first=0, lines=("a",))})
+            part = LogPart(run=name, attempt=1, node=0, time_s=when, size_bytes=len(data), logs=codec.compress(data))
+            bindings.create(repo.store, key, part)
+            incident = Incident(run=name, attempt=int(when), time_s=when, outcome="failed", step=1)
+            incidents.publish(repo, incident)
+            canary = Canary(
+                snapshot=runs.load(repo, name).snapshot, kind=name, facts={}, outcome="ok", host="n1", steps=2,
+                created_s=when,
+            )  # fmt: skip
+            canaries.publish(repo, canary)
+            arithmetic = Known(kind=name, host="n1", facts={}, digests={"cpu": "0" * 64}, created_s=when)
+            known.publish(repo, arithmetic)
             jobs.cancel(repo, Cancel(run=name, attempt=0, jobs=(job.name,), created_s=when))
         for number in range(2):
             _copy(repo, runs.load(repo, name), number)

@@ -1,0 +1,163 @@
+"""`m5ws preflight`."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from m5ws.cli import certify
+from m5ws.cli.doctor import rows
+from m5ws.cli.parameters import cluster_options, names, new_run
+from m5ws.cli.parameters.script import ScriptCommand, script
+from m5ws.cli.terminal import output, progress
+from m5ws.errors import UsageError
+
+if TYPE_CHECKING:
+    from m5ws.preflight.node import NodeReport
+    from m5ws.records.certificate import Certificate
+    from m5ws.repository.repository import Repository
+    from m5ws.workspace import Workspace
+
+FAILED = 1
+_STEPS = 4
+
+
+@click.command("preflight", cls=ScriptCommand)
+@click.argument("snapshot", type=names.Id(("snapshot",)), required=False)
+@new_run.change
+@click.option("--nproc", type=click.IntRange(min=1), metavar="N", help="Number of processes (default: from m5ws.toml).")
+@click.option(
+    "--steps",
+    type=click.IntRange(min=2),
+    default=_STEPS,
+    show_default=True,
+    metavar="N",
+    help="Number of steps of the snapshot's job with m5ws.session.",
+)
+@cluster_options.nodes
+@click.option("--on", metavar="NAME", help="Check the nodes of [clusters.NAME] in m5ws.toml.")
+@click.option("--store", metavar="URL", help="Check this machine for a run with this store, without a workspace.")
+@click.option(
+    "--scratch",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    default=Path("/tmp"),  # noqa: S108  a private folder is made in it
+    help="Local disk for work directories, with --store.",
+)
+@output.json_option
+@click.pass_context
+def command(
+    context: click.Context,
+    snapshot: str | None,
+    overrides: tuple[str, ...],
+    nproc: int | None,
+    steps: int,
+    nodes: int | None,
+    on: str | None,
+    store: str | None,
+    scratch: Path,
+    as_json: bool,
+) -> None:
+    """Check this node before a run, or the job of a snapshot at a small size.
+
+    Without SNAPSHOT, this node is checked, or with --on the nodes of a cluster: all hosts, or --nodes of them. The
+    space and memory that a run needs come from the newest snapshot and the newest run. Each processor and GPU computes
+    results that are known: by mathematics, and by the records of machines of its kind in the store. A check that fails
+    is repeated once.
+
+    With SNAPSHOT, COMMAND (default: `[run] command` in m5ws.toml) trains for a few steps with a checkpoint after each.
+    Then new processes restore one of the checkpoints and train to the last step, and the bits are compared, as by
+    `m5ws certify --restores 1`. A script without m5ws.session trains to its own end, is killed late in a second
+    training, and is resumed.
+
+    Exit status: 0 each check passed, 1 one failed, 2 the resume could not be compared, 3 the training did not finish.
+
+    \b
+    Examples:
+      m5ws preflight
+      m5ws preflight --on big --nodes 16
+      m5ws preflight 7c1d --set batch=2 --json
+    """
+    if sum(each is not None for each in (snapshot, on, store)) > 1:
+        raise UsageError("SNAPSHOT, --on and --store exclude each other", hint="Give a single option, or none.")
+    if snapshot is not None:
+        workspace = names.workspace(context)
+        joint = _try_job(context, workspace, snapshot, overrides, nproc, steps)
+        output.print_json(joint) if as_json else output.echo(certify.format_certificate(joint))
+        context.exit(joint.exit_code)
+    if script(context) or overrides or nproc is not None:
+        raise UsageError(
+            "COMMAND, --set and --nproc require SNAPSHOT",
+            hint="`m5ws preflight` without a snapshot checks this node. `m5ws snapshot` prints the id of a snapshot.",
+        )
+    cluster_options.refuse_alone(on, nodes)
+    if on is not None:
+        reports = _check_cluster(names.workspace(context), on, nodes)
+    elif store is not None:
+        reports = _check_store_user(store, scratch)
+    else:
+        reports = _check_here(names.workspace(context))
+    passed = all(report.passed for report in reports)
+    output.print_json({"passed": passed, "nodes": reports}) if as_json else _print(reports)
+    context.exit(0 if passed else FAILED)
+
+
+def _try_job(
+    context: click.Context,
+    workspace: "Workspace",
+    snapshot: str,
+    overrides: tuple[str, ...],
+    nproc: int | None,
+    steps: int,
+) -> "Certificate":
+    """Train a few steps of a snapshot's job, resume it once, and return the result of the comparison."""
+    from m5ws.attempts import planning
+    from m5ws.reproduce.certify import training
+
+    repo = workspace.open_repository()
+    options = planning.RunOptions(command=script(context), nproc=nproc)
+    launch = planning.spec(workspace.settings.run, new_run.with_import_path(workspace, options))
+    pinned, launch = new_run.pin(workspace, repo, snapshot, launch, overrides)
+    whole = training(pinned, launch, steps, "preflight")
+    return certify.test(context, workspace, whole, 1, 0, 1, progress=True)
+
+
+def _check_here(workspace: "Workspace") -> "tuple[NodeReport, ...]":
+    return _examine(workspace, workspace.open_repository(create=True))
+
+
+def _check_store_user(store: str, scratch: Path) -> "tuple[NodeReport, ...]":
+    """Check this machine as an agent would use it, without a workspace."""
+    from m5ws.cli.agent import make_scratch
+    from m5ws.config.settings import Settings, StoreSettings
+    from m5ws.repository.repository import Repository
+    from m5ws.store import open_store
+    from m5ws.workspace import Workspace
+
+    own, settings = make_scratch(scratch, 0), Settings(store=StoreSettings(url=store))
+    workspace = Workspace(own / "workspace", settings, dict(os.environ), own)
+    return _examine(workspace, Repository.open(open_store(store)))
+
+
+def _examine(workspace: "Workspace", repo: "Repository") -> "tuple[NodeReport, ...]":
+    from m5ws.preflight import node
+
+    with progress.Bar() as bar:
+        return (node.examine(workspace.machine(repo), bar),)
+
+
+def _check_cluster(workspace: "Workspace", name: str, nodes: int | None) -> "tuple[NodeReport, ...]":
+    """Check nodes of a cluster at the same time. A node without a result has failed."""
+    from m5ws.library import clusters
+    from m5ws.preflight import node
+
+    output.print_note(f"checking nodes of {name}")
+    workspace.open_repository(create=True)
+    return tuple(map(node.read_report, clusters.Cluster(workspace, name).check_nodes(nodes)))
+
+
+def _print(reports: "tuple[NodeReport, ...]") -> None:
+    """Print the checks of all nodes as one table."""
+    table = [(report.node, *row) for report in reports for check in report.checks for row in rows(check)]
+    output.echo(output.table(("NODE", "CHECK", "STATE", ""), table))

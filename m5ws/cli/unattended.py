@@ -1,0 +1,111 @@
+"""`m5ws watch --unattended`: one look at runs, for cron and systemd timers.
+
+A run is dead if its nodes died without a word: its newest attempt goes on, and its ledger gets no batch for a while, by
+the clock of the store. Or its leader was killed, and another command has recorded that end.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from m5ws.cli.terminal import output
+from m5ws.errors import UsageError
+from m5ws.records.failure import EndReason
+
+if TYPE_CHECKING:
+    from m5ws.repository.repository import Repository
+    from m5ws.workspace import Workspace
+
+_LIMIT_S = 10.0
+_WELL = ("created", "running", "finished")
+
+
+class Sign(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a run. `silent_s`: the age of the newest batch of a run that is running.
+
+    `is_waiting`: its job begins the next attempt.
+    """
+
+    run: str
+    standing: str
+    attempt: int
+    step: int
+    silent_s: float | None
+    is_dead: bool
+    is_waiting: bool
+    reason: EndReason | None
+
+    @property
+    def status(self) -> int:
+        """The exit status for the run: 0 if it goes on, waits or has finished, else 1."""
+        return 0 if self.is_waiting or (self.standing in _WELL and not self.is_dead) else 1
+
+    def __str__(self) -> str:
+        age = f", last event {output.duration(self.silent_s)} ago" if self.silent_s is not None else ""
+        more = " (dead)" if self.is_dead else ", waits for its job" if self.is_waiting else ""
+        return f"run {self.run} {self.standing}, step {self.step}{age}{more}"
+
+
+def look(
+    workspace: "Workspace", repo: "Repository", runs: Sequence[str], limit_s: float, ping: str | None
+) -> list[Sign]:
+    """Return the state of each run. A dead run gets a message, once. If all runs are well, the address is fetched."""
+    if ping is not None and not ping.startswith(("https://", "http://")):
+        raise UsageError(f"--ping {ping} is no http(s) URL")
+    signs = [_look(workspace, repo, run, limit_s) for run in runs]
+    for sign in signs:
+        if sign.is_dead:
+            _report(workspace, repo, sign)
+    if ping is not None and not any(sign.status for sign in signs):
+        _fetch(ping)
+    return signs
+
+
+def _look(workspace: "Workspace", repo: "Repository", run: str, limit_s: float) -> Sign:
+    from m5ws.cli import wait
+    from m5ws.repository.ledger import ledger
+    from m5ws.runs import state
+
+    found = state.load_newest(repo, run)
+    attempt = found.newest.attempt if found.newest is not None else 0
+    reason = found.newest.reason if found.newest is not None else None
+    is_running = found.standing == "running"
+    silent_s = repo.store.now() - ledger.newest_s(repo, run, attempt) if is_running else None
+    is_dead = silent_s > limit_s if silent_s is not None else reason is not None and reason.kind == "supervisor killed"
+    is_waiting = found.standing not in _WELL and not wait.has_ended(workspace, repo, run, found)
+    return Sign(
+        run=run,
+        standing=found.standing,
+        attempt=attempt,
+        step=found.last_step,
+        silent_s=silent_s,
+        is_dead=is_dead and not is_waiting,
+        is_waiting=is_waiting,
+        reason=reason,
+    )
+
+
+def _report(workspace: "Workspace", repo: "Repository", sign: Sign) -> None:
+    """Send the message about a dead attempt, once for each attempt."""
+    from m5ws.repository.references import runs
+    from m5ws.supervision import messages
+
+    notifier, seen = workspace.notifier(), workspace.home / "notify" / f"dead-{sign.run}-{sign.attempt:04d}"
+    if notifier.is_wanted("failed") and not seen.exists():
+        problem = f"no event since {output.duration(sign.silent_s or 0.0)}: its nodes may be dead or cut off"
+        reason = sign.reason or EndReason(kind="node lost", problem=problem)
+        notifier.add(messages.describe("failed", runs.load(repo, sign.run), sign.attempt, reason, None))
+        seen.touch()
+    notifier.deliver(_LIMIT_S)
+
+
+def _fetch(address: str) -> None:
+    """Fetch an address. A failure is a warning: the service at the address misses the request, and alerts."""
+    import urllib.request
+
+    try:
+        with urllib.request.urlopen(address, timeout=_LIMIT_S) as answer:  # noqa: S310  http and https alone get here
+            answer.read(1)
+    except OSError as error:
+        output.warn(f"warning: --ping was not answered: {error}")

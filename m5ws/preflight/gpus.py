@@ -1,0 +1,82 @@
+"""Check of NVIDIA's GPUs: errors of their memory, and Xid errors in the kernel's log.
+
+Not tried with a GPU: none was at hand.
+
+https://docs.nvidia.com/deploy/gpu-debug-guidelines/index.html
+"""
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from m5ws.errors import M5Error, MissingExtra
+from m5ws.records.check import Check
+from m5ws.wording.lists import count
+
+_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
+_REMEDY = "Drain this node, and reset or replace the GPU: `nvidia-smi -q -d ECC,ROW_REMAPPER` lists its errors."
+
+
+class NoAnswer(M5Error):
+    """NVIDIA's management library does not answer."""
+
+    hint = "Run `nvidia-smi` on this node. Drain the node if `nvidia-smi` fails too."
+
+
+def check_gpus(name: str, system: Path = Path("/")) -> Check:
+    """Check each GPU for uncorrected errors, for pages and rows that wait for a reset, and for Xid errors."""
+    if not (system / "proc/driver/nvidia/version").exists():
+        return Check(name, "not needed", "no NVIDIA GPU with a driver")
+    try:
+        import pynvml as nvml
+    except ModuleNotFoundError as error:
+        raise MissingExtra("reading the errors of GPUs", "supervise") from error
+    try:
+        nvml.nvmlInit()
+        number = nvml.nvmlDeviceGetCount()
+        faults = [f"GPU {index}: {fault}" for index in range(number) for fault in _faults(index)]
+        nvml.nvmlShutdown()
+    except nvml.NVMLError as error:
+        raise NoAnswer(f"the driver does not answer: {error}") from error
+    log = _kernel_log(system / "dev/kmsg")
+    faults += [f"Xid {xid} of {bus}" for bus, xid in dict.fromkeys(_XID.findall(log or ""))]
+    unread = "" if log is not None else "; the kernel's log is not readable, so Xid errors are unknown"
+    detail = f"{count(number, 'GPU')}{unread}"
+    return Check(name, "failed", f"{detail}; {'; '.join(faults)}", _REMEDY) if faults else Check(name, "ok", detail)
+
+
+def _faults(index: int) -> list[str]:
+    """Return the faults of one GPU. A counter that the model lacks is no fault."""
+    import pynvml as nvml
+
+    handle, faults = nvml.nvmlDeviceGetHandleByIndex(index), list[str]()
+    with suppress(nvml.NVMLError):
+        kind = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
+        errors = nvml.nvmlDeviceGetTotalEccErrors(handle, *kind)
+        faults += [f"{errors} uncorrected ECC errors"] if errors else []
+    with suppress(nvml.NVMLError):
+        faults += ["pages wait for retirement"] if nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle) else []
+    with suppress(nvml.NVMLError):
+        _, _, is_pending, has_failed = nvml.nvmlDeviceGetRemappedRows(handle)
+        faults += ["rows wait for remapping"] if is_pending else []
+        faults += ["remapping of rows failed"] if has_failed else []
+    return faults
+
+
+def _kernel_log(path: Path) -> str | None:
+    """Return the kernel's log since boot, None if this user may not read it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
+    records = list[bytes]()
+    try:
+        # One read returns one record. At the end, a read would wait.
+        while record := os.read(descriptor, 8192):
+            records.append(record)
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
+    return b"\n".join(records).decode("utf-8", "replace")

@@ -1,0 +1,87 @@
+"""The space and memory that the next run probably needs: of the newest snapshot, and of the newest run with attempts.
+
+A larger run needs more. The checks name the run that the numbers come from.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from m5ws.checkpoints import listing
+from m5ws.checkpoints.resolve import CheckpointRef
+from m5ws.records.ledger import OutputsStored
+from m5ws.records.snapshot import Snapshot
+from m5ws.repository.files import trees
+from m5ws.repository.ledger import ledger
+from m5ws.repository.references import checkpoints, run_index, runs, snapshots
+from m5ws.repository.repository import Repository
+
+
+class Needs(msgspec.Struct, frozen=True, kw_only=True):
+    """Needs of a run on one of `nodes` nodes. `snapshot` and `run` are their sources; None if the store has none.
+
+    `state_bytes` is a checkpoint's size divided by the nodes. `wanted` are versions of `[environment] wanted`.
+    """
+
+    snapshot: str | None = None
+    run: str | None = None
+    files: int = 0
+    files_bytes: int = 0
+    checkpoint_bytes: int = 0
+    outputs_bytes: int = 0
+    nodes: int = 1
+    ranks: int = 1
+    wanted: Mapping[str, str] = {}
+
+    @property
+    def state_bytes(self) -> int:
+        return self.checkpoint_bytes // self.nodes
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """A folder that a run writes to, with the bytes and the files that it writes there."""
+
+    use: str
+    path: Path
+    size_bytes: int
+    files: int = 0
+
+
+def find(repo: Repository, snapshot_id: str | None = None) -> Needs:
+    """Return the needs of the newest run, and of a snapshot: the newest by default. Raises CorruptObject, NotFound."""
+    chosen = snapshot_id or next((name for name, _ in snapshots.newest(repo)), None)
+    needs = Needs()
+    if chosen is not None:
+        needs = _with_snapshot(repo, needs, chosen, snapshots.load(repo, chosen))
+    run = next((name for name, facts in run_index.newest(repo) if facts.begun), None)
+    return needs if run is None else _with_run(repo, needs, run)
+
+
+def _with_snapshot(repo: Repository, needs: Needs, name: str, snapshot: Snapshot) -> Needs:
+    loaded = [trees.load(repo.objects, tree) for tree in dict.fromkeys(snapshot.trees.values())]
+    return msgspec.structs.replace(
+        needs,
+        snapshot=name,
+        files=sum(len(tree.entries) for tree in loaded),
+        files_bytes=sum(tree.size_bytes for tree in loaded),
+        wanted=snapshot.declared.wanted,
+    )
+
+
+def _with_run(repo: Repository, needs: Needs, name: str) -> Needs:
+    attempt, run = ledger.attempts(repo, name)[-1], runs.load(repo, name)
+    started, labels = ledger.started(repo, name, attempt), checkpoints.valid(repo, name)
+    events = ledger.published(repo, name, attempt)
+    size = 0
+    if labels:
+        digest = checkpoints.digest(repo, name, labels[-1])
+        size = listing.view(repo, CheckpointRef(run=name, name=labels[-1], digest=digest)).size_bytes
+    return msgspec.structs.replace(
+        needs,
+        run=name,
+        checkpoint_bytes=size,
+        outputs_bytes=max((event.size_bytes for event in events if isinstance(event, OutputsStored)), default=0),
+        nodes=started.nodes if started is not None else 1,
+        ranks=run.spec.nproc or 1,
+    )

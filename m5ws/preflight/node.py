@@ -1,0 +1,172 @@
+"""All checks of one node, one after another: they measure, and would disturb each other.
+
+A check that fails is repeated once. A node is blamed only if the check fails again.
+"""
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+
+import msgspec
+
+from m5ws import secret_gate
+from m5ws.engines.interface import NodeOutput
+from m5ws.errors import M5Error, MissingExtra
+from m5ws.preflight import arithmetic, gpus, machine
+from m5ws.preflight.needs import Needs, Place
+from m5ws.progress import Progress, report
+from m5ws.records.check import Check
+from m5ws.records.known import Arithmetic
+from m5ws.repository.repository import Repository
+
+_log = logging.getLogger(__name__)
+SECONDS = 1.0
+"""Time of the arithmetic on the processors of each rank, and on each GPU."""
+_WRITTEN_BYTES = 32 * 2**20
+_REMEDY = "Correct the cause that the message names."
+
+
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The checks of a node, by its host name."""
+
+    node: str
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.checks)
+
+
+class Unfit(M5Error):
+    """A node failed a check before step 1."""
+
+    exit_code = 1
+    hint = "Drain the node, or correct the cause. `m5ws preflight` repeats the checks."
+
+    def __init__(self, node: str, failed: Sequence[Check]) -> None:
+        faults = "; ".join(f"{check.name}: {check.detail}" for check in failed)
+        super().__init__(f"node {node} failed its checks: {faults}")
+
+
+def refuse_unfit(report: NodeReport) -> None:
+    """Raise Unfit for checks that failed. A check without a result is logged, and refuses no run."""
+    for check in report.checks:
+        if check.state in ("warning", "missing", "broken"):
+            _log.warning("node %s: %s: %s", report.node, check.name, check.detail)
+    if failed := [check for check in report.checks if check.state == "failed"]:
+        raise Unfit(report.node, failed)
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """The machine to check, as a run uses it. `python` starts the ranks, with the variables of `environment`."""
+
+    repo: Repository
+    needs: Needs
+    places: Sequence[Place]
+    python: str
+    environment: Mapping[str, str]
+
+
+def examine(node: Machine, progress: Progress | None = None, seconds: float = SECONDS) -> NodeReport:
+    """Return the checks of this machine. Results of its arithmetic are published."""
+    ranks = -(-node.needs.ranks // node.needs.nodes)
+    quick: dict[str, Callable[[str], Check]] = {
+        "disk": partial(machine.check_disk, places=node.places),
+        "shared memory": partial(machine.check_shared_memory, ranks=ranks),
+        "memory": partial(machine.check_memory, needs=node.needs),
+        "clock": partial(machine.check_clock, store=node.repo.store),
+        "open files": partial(machine.check_open_files, ranks=ranks),
+        "gpus": gpus.check_gpus,
+        "efa": partial(machine.check_efa, needs=node.needs),
+    }
+    checks = list[Check]()
+    for name, probe in quick.items():
+        report(progress, f"checking {name}")
+        checks += _repeated(partial(_check_alone, name, probe))
+    report(progress, "computing known results")
+    checks += _repeated(partial(_compute, node, seconds, list[Arithmetic]()))
+    return NodeReport(node=socket.gethostname(), checks=tuple(map(secret_gate.masked, checks)))
+
+
+def _repeated(probe: Callable[[], Sequence[Check]]) -> Sequence[Check]:
+    """Return checks, repeated if a check failed. A check that failed once only is a warning."""
+    first = probe()
+    if all(check.state != "failed" for check in first):
+        return first
+    before = {check.name: check for check in first}
+    return [_joined(before.get(after.name, after), after) for after in probe()]
+
+
+def _joined(before: Check, after: Check) -> Check:
+    if before.state != "failed" or not after.passed:
+        return after
+    detail = f"{after.detail}; passed when repeated, after: {before.detail}"
+    return Check(after.name, "warning", detail, before.remedy)
+
+
+def _check_alone(name: str, probe: Callable[[str], Check]) -> Sequence[Check]:
+    return (_guarded(name, probe),)
+
+
+def _guarded(name: str, probe: Callable[[str], Check]) -> Check:
+    try:
+        return probe(name)
+    except (M5Error, OSError) as error:
+        hint = error.hint if isinstance(error, M5Error) else ""
+        return Check(name, "missing" if isinstance(error, MissingExtra) else "broken", str(error), hint or _REMEDY)
+
+
+def _compute(node: Machine, seconds: float, earlier: list[Arithmetic]) -> Sequence[Check]:
+    """Return the checks of computed and earlier results. Without a result, the one check is the error."""
+    judged = list[Check]()
+
+    def compute(_: str) -> Check:
+        result = arithmetic.measure(node.python, node.environment, seconds)
+        # A wrong bit that a repetition does not show is a fault of the machine, too.
+        result = arithmetic.merge(earlier[-1], result) if earlier else result
+        earlier.append(result)
+        if (rate := _write_rate(node.places)) is not None:
+            result = msgspec.structs.replace(result, rates={**result.rates, "disk": rate})
+        judged.extend(arithmetic.judge(node.repo, result))
+        return judged.pop(0)
+
+    return (_guarded("arithmetic", compute), *judged)
+
+
+def _write_rate(places: Sequence[Place]) -> int | None:
+    """Return the bytes a second that the disk of the work directories takes, with a sync; None if it is full."""
+    folder = next(outer for outer in (places[0].path, *places[0].path.parents) if outer.exists())
+    path, data = folder / f".m5ws-preflight-{os.getpid()}", os.urandom(_WRITTEN_BYTES)
+    try:
+        begin_s = time.monotonic()
+        with path.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        return int(_WRITTEN_BYTES / (time.monotonic() - begin_s))
+    except OSError:
+        return None
+    finally:
+        with suppress(OSError):
+            path.unlink()
+
+
+class _Printed(msgspec.Struct, frozen=True, kw_only=True):
+    """The document of `m5ws preflight --json` on one node."""
+
+    nodes: tuple[NodeReport, ...]
+
+
+def read_report(printed: NodeOutput) -> NodeReport:
+    """Return the checks that a node printed. A node without a result has the one check `answer`, which failed."""
+    try:
+        (found,) = msgspec.json.decode(printed.text[printed.text.index("{") :], type=_Printed).nodes
+    except (ValueError, msgspec.MsgspecError) as error:
+        problem = printed.problem or f"no result: {printed.text.strip() or error}"
+        remedy = "Correct the error on this node, or leave the node out of the cluster."
+        return NodeReport(node=printed.node, checks=(Check("answer", "failed", problem, remedy),))
+    return msgspec.structs.replace(found, node=f"{printed.node} ({found.node})")

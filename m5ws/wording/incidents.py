@@ -1,0 +1,40 @@
+"""Sentences of incidents: the cause, the place where it began, and what to do."""
+
+from m5ws.records.cause import Cause
+from m5ws.records.incident import Incident
+
+_ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+_SUFFIXES = {1: "st", 2: "nd", 3: "rd"}
+_DAY_S = 86_400.0
+
+
+def describe_cause(incident: Incident) -> str:
+    """Return the cause of an incident in one line."""
+    cause = incident.cause
+    if cause is None:
+        return "unknown: no rule matches the logs"
+    log = f"rank {cause.rank}" if cause.rank.isdigit() else cause.rank
+    place = ", ".join(filter(None, (log, incident.host)))
+    effect = "unknown, with the effect " if cause.level == "cascade" else ""
+    return f"{effect}{cause.kind}: {cause.title}{f' ({place})' if place else ''}"
+
+
+def describe_advice(cause: Cause) -> str:
+    """Return the advice on a cause, the party that can act, and the use of a restart."""
+    return f"{cause.advice} Owner: {cause.owner}. A restart {'may help' if cause.retry else 'does not help'}."
+
+
+def ordinal(number: int) -> str:
+    """Return a number from 1 as an ordinal."""
+    if number <= len(_ORDINALS):
+        return _ORDINALS[number - 1]
+    suffix = "th" if 10 < number % 100 < 20 else _SUFFIXES.get(number % 10, "th")
+    return f"{number:,}{suffix}"
+
+
+def describe_period(seconds: float) -> str:
+    """Return a period in whole days, or in hours if it is shorter than two days."""
+    if seconds >= 2 * _DAY_S:
+        return f"{seconds / _DAY_S:.0f} days"
+    hours = max(1, round(seconds / 3600))
+    return f"{hours} hour{'s' * (hours > 1)}"

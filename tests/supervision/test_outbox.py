@@ -1,0 +1,126 @@
+"""Messages that wait: each is sent at most once, in order, and exactly once if no sender is killed."""
+
+import itertools
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from m5ws.config.settings import NotifySettings
+from m5ws.supervision.messages import Message
+from m5ws.supervision.notify import Delivery, Notifier
+from m5ws.supervision.outbox import Outbox
+from tests.support.network import webhook
+
+_DAY_S = 86_400.0
+
+
+class _Killed(BaseException):
+    """The end of a process while it sends."""
+
+
+def _message(number: int, time_s: float | None = None) -> Message:
+    return Message(event="failed", time_s=time.time() if time_s is None else time_s, title=f"{number}", text="x")
+
+
+@example(["add", "add", "killed after", "deliver"])
+@example(["add", "add", "killed before", "deliver"])
+@example(["add", "down", "deliver", "add", "deliver"])
+@given(st.lists(st.sampled_from(["add", "up", "down", "deliver", "killed before", "killed after"]), max_size=30))
+def test_each_message_is_sent_once_and_in_order_whatever_happens(turns: list[str]) -> None:
+    state, received, numbers = "up", list[int](), itertools.count()
+
+    def send(message: Message) -> bool:
+        if state not in ("killed before", "down"):
+            received.append(int(message.title))
+        if state.startswith("killed"):
+            raise _Killed
+        return state == "up"
+
+    with TemporaryDirectory() as folder:
+        outbox = Outbox(Path(folder) / "outbox")
+        for turn in [*turns, "up", "deliver"]:
+            if turn == "add":
+                outbox.add(_message(next(numbers)))
+            elif turn == "deliver":
+                try:
+                    outbox.deliver(send, time.monotonic() + 60)
+                except _Killed:
+                    state = "up"
+            else:
+                state = turn
+        assert outbox.waiting == 0
+    assert received == sorted(set(received))
+    if not any(turn.startswith("killed") for turn in turns):
+        assert received == list(range(next(numbers)))
+
+
+def test_a_message_waits_for_a_week_and_no_longer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    outbox, sent = Outbox(tmp_path / "outbox"), list[str]()
+
+    def send(message: Message) -> bool:
+        sent.append(message.title)
+        return True
+
+    for number, days in enumerate((8.0, 6.0)):
+        outbox.add(_message(number, time.time() - days * _DAY_S))
+    assert outbox.deliver(send, time.monotonic() + 60) == 1
+    assert sent == ["1"]
+    assert "never sent: 0" in caplog.text
+
+
+def _notifier(folder: Path, url: str, *command: str) -> Notifier:
+    settings = NotifySettings(urls=("${HOOK}",), command=command)
+    return Notifier(settings, folder, folder.parent, {"HOOK": url, "PATH": "/usr/bin:/bin"})
+
+
+def test_a_service_that_is_away_for_a_day_gets_each_message_once_and_in_order(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy = tmp_path / "copy.jsonl"
+    with webhook.running() as server:
+        notifier = _notifier(tmp_path / "notify", server.url, "sh", "-c", f"cat >> {copy}; echo >> {copy}")
+        for hour in range(24):
+            # A message each second hour. The service refuses, or does not answer at all.
+            server.status = 503 if hour % 3 else 500
+            if hour % 2 == 0:
+                notifier.add(_message(hour, time.time() - (24 - hour) * 3600))
+            assert notifier.deliver(60.0).waiting == hour // 2 + 1
+        assert server.asked == 24, "a message that waits holds later messages back"
+        assert "token" not in caplog.text
+        server.status = 200
+        assert notifier.deliver(60.0) == Delivery(sent=12, waiting=0)
+        assert [body["title"] for body in server.received] == [str(hour) for hour in range(0, 24, 2)]
+        unreachable = server.url
+    lines = copy.read_text().splitlines()
+    assert [line.split('"title":"')[1].split('"')[0] for line in lines] == [str(hour) for hour in range(0, 24, 2)]
+    away = _notifier(tmp_path / "notify", unreachable)
+    away.add(_message(99))
+    assert away.deliver(60.0).waiting == 1, "its port is closed"
+
+
+def test_a_target_that_fails_holds_no_other_target_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with webhook.running() as server:
+        notifier = _notifier(tmp_path / "notify", server.url, "sh", "-c", "echo no pager >&2; exit 3")
+        notifier.add(_message(1))
+        assert notifier.deliver(60.0).waiting == 1
+        assert len(server.received) == 1
+    assert "ended with status 3: no pager" in caplog.text
+    unset = Notifier(NotifySettings(urls=("${HOOK}",)), tmp_path / "other", tmp_path, {})
+    unset.add(_message(2))
+    assert unset.deliver(60.0).waiting == 1
+    assert "HOOK of [notify] urls is not set" in caplog.text
+
+
+def test_a_message_waits_where_apprise_is_not_installed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "apprise", None)
+    notifier = _notifier(tmp_path / "notify", "json://127.0.0.1:9/x")
+    notifier.add(_message(1))
+    assert notifier.deliver(60.0).waiting == 1
+    assert "needs the extra 'supervise'" in caplog.text
