@@ -84,11 +84,12 @@ class Watcher:
         return self._stacks is not None
 
     def result(self) -> tuple[RankStack, ...] | None:
-        """Return the stacks once, when all are taken; None before."""
+        """Return the stacks once, when all are taken; None before. A rank that goes on meanwhile is not late."""
         if self._stacks is None:
             return None
         stacks, self._stacks, self._thread = self._stacks, None, None
-        return stacks
+        late = {int(rank) for rank, waiting in self._ranks.items() if waiting.is_late}
+        return tuple(msgspec.structs.replace(each, is_late=each.is_late and each.rank in late) for each in stacks)
 
     def _note_activity(self, now_s: float) -> None:
         """Note the ranks that used a processor or wrote output since the last call."""

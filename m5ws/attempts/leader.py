@@ -20,8 +20,9 @@ from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.link import StartAgain
 from m5ws.agent.node import Events, Node, NodeEnd
 from m5ws.agent.ports import Ports, Watch
-from m5ws.attempts import begin, interventions, repeated_steps, restarting
+from m5ws.attempts import begin, failed_end, interventions, repeated_steps, restarting, results
 from m5ws.attempts.followers import Followers
+from m5ws.attempts.results import AttemptResult
 from m5ws.attempts.stuck_ranks import StuckRanks
 from m5ws.attempts.tracking import Tracking
 from m5ws.errors import M5Error
@@ -44,30 +45,6 @@ from m5ws.work.directories import WorkDirectory
 _log = logging.getLogger(__name__)
 JOIN_S = 600.0
 """The longest wait for all nodes of an attempt."""
-STATUSES = {"finished": 0, "interrupted": 130, "unsaved": recovery.UNSAVED_STATUS}
-"""Exit statuses of followers by the outcome of the attempt: 1 for any other outcome."""
-
-
-class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of an attempt.
-
-    `untracked` is None if the tracker has all of the run, else the error so far. `delivered`: the store has the
-    complete ledger. `asked`: the user stopped the attempt. `superseded`: a newer attempt has begun elsewhere.
-    `again`: the scheduler shall start the agents again, because its time limit or a lost node ended the attempt, or by
-    `restart`, the decision after a failure if `[run] restart` is set.
-    """
-
-    run: str
-    attempt: int
-    outcome: str
-    exit_code: int
-    reason: EndReason | None = None
-    untracked: str | None = None
-    delivered: bool = True
-    asked: bool = False
-    superseded: bool = False
-    again: bool = False
-    restart: Decision | None = None
 
 
 def execute(
@@ -93,7 +70,7 @@ def execute(
         result = _execute(ports, plan, followers, watch, progress, poll, accept, judge)
     except BaseException as error:
         is_refused = not isinstance(error, (StartAgain, interventions.Cancelled, KeyboardInterrupt))
-        followers.close(status_of(error, plan), is_refused=is_refused)
+        followers.close(results.status_of(error, plan), is_refused=is_refused)
         raise
     if result.again and not plan.context.goes_on:
         # No later attempt continues a replay: its command starts again.
@@ -101,23 +78,6 @@ def execute(
     if result.reason is not None and result.reason.kind == "removed":
         raise removals.Removed(f"attempt {plan.attempt} of run {plan.run.id} was stopped: {result.reason.problem}")
     return result
-
-
-def status_of(error: BaseException, plan: AttemptPlan) -> int:
-    """Return the exit status of all agents if an error ends an attempt before it begins."""
-    if isinstance(error, KeyboardInterrupt):
-        is_warned = str(error) == signal.SIGUSR2.name and plan.place.job is not None and plan.context.goes_on
-        return StartAgain.exit_code if is_warned else STATUSES["interrupted"]
-    return getattr(error, "exit_code", 1)
-
-
-def _status_of_all(result: AttemptResult) -> int:
-    """Return the exit status of all agents at the end of an attempt."""
-    if result.again:
-        return StartAgain.exit_code
-    if result.reason is not None and result.reason.kind == "removed":
-        return removals.Removed.exit_code
-    return STATUSES.get(result.outcome, 1)
 
 
 def _execute(
@@ -166,7 +126,7 @@ def _execute(
                     # After the start: the `rm` of a removal that this look does not meet lists the attempt.
                     begun.interventions.look_after_start()
                 result = begun.supervise(poll)
-                followers.close(_status_of_all(result))
+                followers.close(results.status_of_all(result))
         finally:
             directories.end(plan.directory)
         if plan.run.spec.outputs and result.outcome == "finished" and result.delivered and not ports.keep_work:
@@ -272,7 +232,7 @@ class _Attempt:
         if (request := self._request(end)) is not None:
             return "interrupted", end.exit_code, EndReason(kind="stopped", signal=request)
         if (cancel := self.interventions.cancel) is not None:
-            return "interrupted", STATUSES["interrupted"], EndReason(kind="cancelled", host=cancel.host or "")
+            return "interrupted", results.STATUSES["interrupted"], EndReason(kind="cancelled", host=cancel.host or "")
         if self._stuck is not None:
             return "failed", end.exit_code or 1, self._stuck
         if (lost := self._followers.lost) is not None:
@@ -413,7 +373,8 @@ class _Attempt:
         self._show(self._node.read_new())
         self._seen(self._node.delivery.finish())
         self._tracking.follow()
-        is_decidable = outcome == "failed" and self._node.delivery.complete
+        incident = failed_end.record(self._ports, self._plan, reason) if outcome == "failed" else None
+        is_decidable = incident is not None and self._node.delivery.complete and self._followers.lost is None
         decision = restarting.decide(self._ports, self._plan) if is_decidable else None
         return AttemptResult(
             run=self._plan.run.id,
@@ -426,6 +387,7 @@ class _Attempt:
             untracked=self._tracking.close(self._progress),
             again=self._is_to_start_again(reason, decision),
             restart=decision,
+            incident=incident,
         )
 
     def _is_to_start_again(self, reason: EndReason | None, decision: Decision | None) -> bool:

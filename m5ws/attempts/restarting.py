@@ -1,7 +1,7 @@
-"""Restarts after a failure: the decision from the ledger and the logs of a run, and the next attempt.
+"""Restarts after a failure: the decision from the ledger and the incidents of a run, and the next attempt.
 
 An attempt that m5ws began by itself has a notice "restart". The attempts of a run since the last start by a user
-decide. Errors of the store or of the logs never fail a run: without a decision, nothing is restarted.
+decide. Errors of the store never fail a run: without a decision, nothing is restarted.
 """
 
 import logging
@@ -13,13 +13,15 @@ from m5ws.agent import places
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.ports import Ports
 from m5ws.attempts import planning
-from m5ws.errors import M5Error, NotFound
+from m5ws.errors import M5Error
 from m5ws.records.failure import EndReason
+from m5ws.records.incident import Incident
 from m5ws.repository.ledger import ledger
-from m5ws.repository.references import checkpoints
+from m5ws.repository.references import checkpoints, incidents, outputs
+from m5ws.repository.repository import Repository
 from m5ws.runs import state
 from m5ws.runs.state import AttemptState
-from m5ws.supervision import causes, diagnosis, restarts
+from m5ws.supervision import restarts
 from m5ws.supervision.restarts import Cause, Decision, PastAttempt
 from m5ws.wording.failures import describe_end
 
@@ -29,10 +31,9 @@ _log = logging.getLogger(__name__)
 def decide(ports: Ports, plan: AttemptPlan) -> Decision | None:
     """Return the decision about a restart after a failed attempt, whose end is in the ledger.
 
-    None: `[run] restart` is not set, the attempt is of a replay or of a job's command, or the store does not answer.
+    None: `[run] restart` is not set, or the store does not answer.
     """
-    has_command = ports.job is not None and bool(ports.job.command)
-    if not ports.restart.max or not plan.context.goes_on or has_command:
+    if not ports.restart.max:
         return None
     try:
         return restarts.decide(_load_past(ports, plan), ports.restart)
@@ -56,6 +57,7 @@ def plan_next(ports: Ports, plan: AttemptPlan, decision: Decision) -> AttemptPla
             context.saving,
             python=ports.python,
             place=plan.place,
+            from_scratch=plan.from_scratch and plan.attempt not in _with_results(repo, run.id),
         )
         failed = _describe(state.attempt_of(repo, run.id, plan.attempt))
     except (M5Error, OSError) as error:
@@ -64,15 +66,25 @@ def plan_next(ports: Ports, plan: AttemptPlan, decision: Decision) -> AttemptPla
     return _with_reason(following, f"{failed}; {decision.reason}")
 
 
+def _with_results(repo: Repository, run: str) -> set[int]:
+    """Return the attempts that have published a checkpoint or output files."""
+    saved = map(checkpoints.attempt_of, checkpoints.names(repo, run))
+    return {*saved, *map(outputs.attempt_of, outputs.names(repo, run))}
+
+
 def mark(ports: Ports, plan: AttemptPlan) -> AttemptPlan:
     """Return the plan of an attempt with the reason of the restart, if its job has begun the attempt before too."""
     job, earlier = plan.place.job, plan.attempt - 1
     if not ports.restart.max or job is None or earlier not in ledger.attempts(ports.repo, plan.run.id):
         return plan
-    started = ledger.started(ports.repo, plan.run.id, earlier)
+    try:
+        started = ledger.started(ports.repo, plan.run.id, earlier)
+        ended = _describe(state.attempt_of(ports.repo, plan.run.id, earlier))
+    except (M5Error, OSError) as error:
+        _log.warning("attempt %d of run %s cannot be read: %s", earlier, plan.run.id, error)
+        return plan
     if started is None or started.job is None or places.without_restart(started.job) != places.without_restart(job):
         return plan
-    ended = _describe(state.attempt_of(ports.repo, plan.run.id, earlier))
     return _with_reason(plan, f"{ended}; job {places.without_restart(job)} started again")
 
 
@@ -93,12 +105,11 @@ def _load_past(ports: Ports, plan: AttemptPlan) -> list[PastAttempt]:
     failures = restarts.enough_failures(ports.restart)
     for number in reversed(ledger.attempts(repo, run)):
         own = state.attempt_of(repo, run, number)
-        folder = plan.directory.parent / f"{number:04d}" / "logs"
         failure = own.reason if own.standing == "failed" else None
         begun = checkpoints.step_of(own.resume) if own.resume is not None else 0
         attempt = PastAttempt(
             end=own.reason.kind if own.reason is not None else own.standing,
-            cause=_find_cause(ports, run, number, failure, folder) if failure is not None else None,
+            cause=_name_cause(incidents.load(repo, run, number), failure) if failure is not None else None,
             advanced=any(checkpoint.step > begun for checkpoint in own.checkpoints),
         )
         past.append(attempt)
@@ -108,17 +119,14 @@ def _load_past(ports: Ports, plan: AttemptPlan) -> list[PastAttempt]:
     return past[::-1]
 
 
-def _find_cause(ports: Ports, run: str, attempt: int, reason: EndReason, folder: Path) -> Cause:
+def _name_cause(incident: Incident | None, reason: EndReason) -> Cause:
     """Return the cause of a failed attempt. An unknown cause has the place or the rank of the failure as its name.
 
     A dead rank explains the effects on other ranks, so its cause is unknown if only effects are in the logs.
     """
     if reason.kind == "node lost":
         return Cause(name=reason.kind, owner="infrastructure", retry=True)
-    try:
-        found = diagnosis.diagnose(ports.repo, run, attempt, folder, causes.with_own(ports.causes)).cause
-    except NotFound:
-        found = None
+    found = incident.cause if incident is not None else None
     if found is not None and not (found.level == "cascade" and reason.dead):
         return Cause(name=found.kind, owner=found.owner, retry=found.retry)
     return Cause(name=f"unknown, {_find_place(reason)}", owner="user", retry=True)

@@ -91,10 +91,10 @@ class EnvironmentSettings(_Section, frozen=True, kw_only=True):
 class StuckSettings(_Section, frozen=True, kw_only=True):
     """Limits of the time without progress of a rank, in seconds (supervision/progress.py).
 
-    `floor_s` is below the 10 minutes after which NCCL ends ranks that wait, so that the cause is named before.
+    `floor_s`: the shortest limit. If it is given, the time of steps is learnt also before the script names a phase.
     """
 
-    floor_s: Annotated[float, msgspec.Meta(gt=0)] = 300.0
+    floor_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
     ceiling_s: Annotated[float, msgspec.Meta(gt=0)] = 1800.0
 
 
@@ -234,7 +234,7 @@ class NotifySettings(_Section, frozen=True, kw_only=True):
     """Messages about runs. `urls`: variables, as "${NAME}", each with a URL of apprise. `command`: a program that gets
     each message as JSON.
 
-    `on`: the events with a message. `restarted`: the scheduler starts the agents of the run again.
+    `on`: the events with a message. `restarted`: a scheduler ended an attempt, and starts the agents again.
     """
 
     urls: tuple[str, ...] = ()

@@ -15,6 +15,7 @@ import msgspec
 from m5ws.agent.ports import Ports, Watch
 from m5ws.attempts import leader, planning, removal
 from m5ws.attempts.repeated_steps import values
+from m5ws.attempts.results import AttemptResult
 from m5ws.environment import attempt_environments
 from m5ws.environment.observe import hardware
 from m5ws.errors import M5Error
@@ -104,7 +105,7 @@ def _facts() -> hardware.Facts:
     return {**hardware.cpu(Path("/")), **hardware.gpu(Path("/"))}
 
 
-def _train(ports: Ports, job: Job, new: Run, listeners: Listeners) -> leader.AttemptResult:
+def _train(ports: Ports, job: Job, new: Run, listeners: Listeners) -> AttemptResult:
     plan = planning.plan(ports.repo, new, job.home, job.author_dir, ports.environment, None, python=ports.python)
     ports = msgspec.structs.replace(ports, tracker=None)
     result = leader.execute(ports, plan, _StepLimit(job.steps, listeners.watch), listeners.progress)
@@ -113,7 +114,7 @@ def _train(ports: Ports, job: Job, new: Run, listeners: Listeners) -> leader.Att
     return result
 
 
-def _judged(repo: Repository, result: Canary, done: leader.AttemptResult, earlier: Sequence[Canary]) -> Canary:
+def _judged(repo: Repository, result: Canary, done: AttemptResult, earlier: Sequence[Canary]) -> Canary:
     """Return the result of a run that has ended, with its outcome."""
     assert result.run is not None
     steps = history.load(repo, result.run).within(0, result.steps)

@@ -14,6 +14,7 @@ import msgspec
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.ports import Ports, Watch
 from m5ws.attempts import leader, planning
+from m5ws.attempts.results import AttemptResult
 from m5ws.errors import UsageError
 from m5ws.records.reasons import Ended, Fact, Gap, Interruption, Reason
 from m5ws.records.run import Run, Segment
@@ -110,7 +111,7 @@ def _plan(trial: Trial, interrupted: Run) -> AttemptPlan:
     )
 
 
-def _execute(trial: Trial, plan: AttemptPlan) -> leader.AttemptResult:
+def _execute(trial: Trial, plan: AttemptPlan) -> AttemptResult:
     """Execute an attempt. Raises ReplayInterrupted if the user stops it."""
     result = leader.execute(trial.ports, plan, trial.watch)
     if result.outcome == "interrupted":
@@ -118,7 +119,7 @@ def _execute(trial: Trial, plan: AttemptPlan) -> leader.AttemptResult:
     return result
 
 
-def _judge(trial: Trial, interrupted: Run, original: History, result: leader.AttemptResult, step: int) -> Restore:
+def _judge(trial: Trial, interrupted: Run, original: History, result: AttemptResult, step: int) -> Restore:
     """Return the verdict on a training that was resumed."""
     done = history.load(trial.ports.repo, interrupted.id)
     resumed = next((after for after, attempt in done.begun if attempt > 1), None)

@@ -10,6 +10,7 @@ from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.link import StartAgain
 from m5ws.agent.ports import Ports, Watch
 from m5ws.attempts import leader
+from m5ws.attempts.results import AttemptResult
 from m5ws.errors import M5Error
 from m5ws.progress import Progress
 from m5ws.records.explanation import Explanation
@@ -134,7 +135,7 @@ def from_start(
 
 
 def compare_replays(
-    divergence: Divergence, parted: Divergence | None, again: Divergence | None, result: leader.AttemptResult
+    divergence: Divergence, parted: Divergence | None, again: Divergence | None, result: AttemptResult
 ) -> Recheck:
     """Return the result of a second replay, which differs from the first at `parted` and from the original at `again`.
 

@@ -15,6 +15,7 @@ from m5ws.agent import recovery, untracked
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.ports import Ports, Watch
 from m5ws.attempts import environment_check, leader, planning
+from m5ws.attempts.results import AttemptResult
 from m5ws.environment import drift, reads, usage
 from m5ws.environment import recorded as pinned_environment
 from m5ws.errors import M5Error, UsageError
@@ -214,7 +215,7 @@ def _replayed(
     comparison: Comparison,
     listeners: _Listeners,
     announce: Announce,
-) -> tuple[leader.AttemptResult, bool]:
+) -> tuple[AttemptResult, bool]:
     """Execute and compare a replay. Raises _Refused before it begins, if its environment can change bits, or if files
     that the original read have changed.
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import msgspec
 
 from m5ws.config.settings import LossSettings
-from m5ws.records import exact
 from m5ws.records.ledger import Step
+from m5ws.repository.ledger.losses import loss_of
 
 _WINDOW = 100
 """Number of earlier steps whose median a jump is compared with."""
@@ -32,17 +32,14 @@ class Losses:
     def __init__(self, settings: LossSettings) -> None:
         self._settings = settings
         self._recent: deque[float] = deque(maxlen=_WINDOW)
-        self._text, self._equal = "", 0
+        self._last, self._equal = math.nan, 0
         self._found: set[str] = set()
 
     def add(self, step: Step) -> list[Finding]:
         """Return the rules that the loss of a step breaks first."""
-        if (text := step.quantities.get("loss")) is None:
+        if (loss := loss_of(step.quantities)) is None:
             return []
-        try:
-            broken = dict(self._break(text, exact.decode(text)))
-        except (ValueError, OverflowError):
-            return []
+        broken = dict(self._break(loss))
         new = {kind: words for kind, words in broken.items() if kind not in self._found}
         self._found |= new.keys()
         return [
@@ -50,7 +47,7 @@ class Losses:
             for kind, words in new.items()
         ]
 
-    def _break(self, text: str, loss: float) -> Iterator[tuple[str, str]]:
+    def _break(self, loss: float) -> Iterator[tuple[str, str]]:
         """Yield each rule that a loss breaks, with the words for it."""
         if not math.isfinite(loss):
             yield "nan", f"is {loss}"
@@ -61,7 +58,7 @@ class Losses:
             if 0 < jump * median < loss:
                 yield "jump", f"{loss:g} is more than {jump:g} times the median of {_WINDOW} steps, {median:g},"
             self._recent.append(loss)
-        self._equal = self._equal + 1 if text == self._text else 1
-        self._text = text
+        self._equal = self._equal + 1 if loss == self._last else 1
+        self._last = loss
         if flat is not None and self._equal >= flat:
             yield "flat", f"has been {loss:g} in {self._equal} steps"

@@ -30,8 +30,15 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     command: str = ""
 
 
-def describe(event: Event, run: Run, attempt: int, reason: EndReason | None, incident: Incident | None) -> Message:
-    """Return the message about an event of an attempt, with secrets masked."""
+def describe(
+    event: Event,
+    run: Run,
+    attempt: int,
+    reason: EndReason | None,
+    incident: Incident | None,
+    follows: str | None = None,
+) -> Message:
+    """Return the message about an event of an attempt, with secrets masked. `follows`: m5ws begins the next attempt."""
     why = describe_end(reason) if reason is not None else None
     command = f"m5ws {'cause' if event == 'failed' else 'show'} {run.id}"
     after, lines = "", [why] if why is not None else []
@@ -40,6 +47,8 @@ def describe(event: Event, run: Run, attempt: int, reason: EndReason | None, inc
         lines.append(f"Cause: {describe_cause(incident)}")
         lines += [describe_advice(incident.cause)] if incident.cause is not None else []
         lines += incident.memory
+    if follows is not None:
+        lines.append(f"m5ws begins the next attempt: {follows}.")
     message = Message(
         event=event,
         time_s=time.time(),

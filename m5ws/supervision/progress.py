@@ -2,7 +2,8 @@
 
 Steps, states, checkpoints and changes of the phase are progress of their rank. The limit of a phase is five times its
 longest duration in this attempt, between the floor and the ceiling of the settings. Before such a duration is known,
-and in a script without a session, it is the ceiling: an evaluation between two observed steps looks like a long step.
+it is the ceiling. The limit of a step is the ceiling too, until the script has named a phase or if it has no session:
+an evaluation without a name looks like a long step. A floor in the settings states that there is none.
 
 Invariant: time in which the watcher itself stood still does not count, so neither a sleeping machine nor a stopped
 supervisor makes a rank late. The wall clock is never read.
@@ -22,10 +23,17 @@ _GAP_S = 5.0
 """A longer time between two looks is the watcher's own."""
 _FREE = ("start", "end")
 """Phases without steps, in which use of a processor and output are progress."""
+_OWN = (*_FREE, "load", "save", "step")
+"""Phases that no script names."""
+_FLOOR_S = 300.0
+"""The floor by default: half of the time after which NCCL ends ranks that wait."""
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank that made no progress for `waited_s` in a phase with `limit_s`. `step` is its last completed step."""
+    """A rank that made no progress for `waited_s` in a phase. `step` is its last completed step.
+
+    `limit_s` is the longest limit of the ranks of the node.
+    """
 
     step: int
     phase: str
@@ -57,7 +65,9 @@ class Progress:
     """The progress of all ranks of a node that run."""
 
     def __init__(self, settings: StuckSettings) -> None:
-        self._floor_s, self._ceiling_s = settings.floor_s, settings.ceiling_s
+        self._floor_s = min(_FLOOR_S, settings.ceiling_s) if settings.floor_s is None else settings.floor_s
+        self._ceiling_s = settings.ceiling_s
+        self._are_named = settings.floor_s is not None
         self._ranks: dict[str, _Rank] = {}
         self._longest_s: dict[str, float] = {}
         self._looked_s: float | None = None
@@ -75,6 +85,7 @@ class Progress:
         elif isinstance(event, Phase):
             if state.phase != "step":
                 self._learn(state.phase, at_s - state.since_s)
+            self._are_named = self._are_named or event.name not in _OWN
             state.phase, state.step, state.has_session = event.name, event.step, True
             state.since_s = state.last_s = at_s
         elif isinstance(event, Step):
@@ -94,8 +105,10 @@ class Progress:
     def look(self, now_s: float) -> dict[str, Waiting]:
         """Return all ranks that run. Called at intervals: a longer interval does not count."""
         at_s = self._counted(now_s)
+        # Ranks wait for each other: all may take as long as the rank with the longest limit.
+        limit_s = max(map(self._limit_s, self._ranks.values()), default=self._ceiling_s)
         return {
-            rank: Waiting(step=state.step, phase=state.name, waited_s=at_s - state.last_s, limit_s=self._limit_s(state))
+            rank: Waiting(step=state.step, phase=state.name, waited_s=at_s - state.last_s, limit_s=limit_s)
             for rank, state in self._ranks.items()
         }
 
@@ -119,7 +132,7 @@ class Progress:
 
     def _limit_s(self, state: _Rank) -> float:
         longest_s = self._longest_s.get(state.phase)
-        is_warm = state.phase != "step" or state.steps > _WARM_UP_STEPS
+        is_warm = state.phase != "step" or (self._are_named and state.steps > _WARM_UP_STEPS)
         if longest_s is None or not is_warm or not state.has_session:
             return self._ceiling_s
         return min(max(_FACTOR * longest_s, self._floor_s), self._ceiling_s)

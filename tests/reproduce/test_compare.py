@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from m5ws.attempts.leader import AttemptResult
+from m5ws.attempts.results import AttemptResult
 from m5ws.records.ledger import (
     COMPLETE,
     AnyEvent,

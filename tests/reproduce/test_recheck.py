@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from m5ws.attempts import leader
+from m5ws.attempts.results import AttemptResult
 from m5ws.environment.drift import rate
 from m5ws.records.explanation import Explanation
 from m5ws.records.failure import EndReason
@@ -67,8 +67,8 @@ def test_a_failed_second_replay_keeps_the_first_verdict() -> None:
     assert describe(judged).startswith(describe(_DIVERGED)) and "no space left" in describe(judged)
 
 
-def _result(outcome: str) -> leader.AttemptResult:
-    return leader.AttemptResult(
+def _result(outcome: str) -> AttemptResult:
+    return AttemptResult(
         run="c" * 12, attempt=1, outcome=outcome, exit_code=0, reason=EndReason(kind="unsaved", problem="why")
     )
 

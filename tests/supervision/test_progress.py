@@ -161,3 +161,29 @@ def test_activity_is_progress_only_where_no_steps_are_expected(
         clock.wait(60)
         clock.progress.note_activity("0", kind, clock.now_s)
     assert bool(clock.late) == is_late
+
+
+def _stepping(limits: StuckSettings, ranks: int = 1) -> Progress:
+    """Return the progress of ranks after ten steps of a second."""
+    progress = Progress(limits)
+    for rank in range(ranks):
+        progress.take(f"{rank}", STARTED, 0)
+        progress.take(f"{rank}", LOOP, 0)
+        for number in range(1, 11):
+            progress.take(f"{rank}", _step(number), number)
+    return progress
+
+
+@pytest.mark.parametrize(("name", "limit_s"), [(None, 1800), ("save", 1800), ("load", 1800), ("evaluation", 300)])
+def test_the_limit_of_a_step_is_learnt_after_the_script_has_named_a_phase(name: str | None, limit_s: int) -> None:
+    progress = _stepping(StuckSettings())
+    for phase in (name, "step") if name else ():
+        progress.take("0", Phase(rank=0, step=10, name=phase), 11)
+    assert progress.look(12)["0"].limit_s == limit_s
+
+
+def test_a_rank_that_waits_for_the_evaluation_of_another_rank_is_not_late() -> None:
+    progress = _stepping(LIMITS, ranks=2)
+    assert progress.look(11)["1"].limit_s == 60
+    progress.take("0", Phase(rank=0, step=10, name="evaluation"), 11)
+    assert progress.look(12)["1"].limit_s == 1800

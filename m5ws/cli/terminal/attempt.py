@@ -11,7 +11,7 @@ from m5ws.cli.terminal.run_progress import RunProgress
 if TYPE_CHECKING:
     from m5ws.agent.attempt_plan import AttemptPlan
     from m5ws.agent.ports import Ports
-    from m5ws.attempts.leader import AttemptResult
+    from m5ws.attempts.results import AttemptResult
     from m5ws.cli.parameters.start_options import StartArguments
 
 
@@ -57,8 +57,9 @@ def _execute(ports: "Ports", plan: "AttemptPlan", env: tuple[str, ...], *, enabl
     with RunProgress(enabled=enabled, log=log) as shown:
         accept = partial(environment.check, ports, plan, env)
         result = leader.execute(ports, plan, shown.watch, shown.prepare, shown.poll, accept)
-    if (incident := aftermath.conclude(ports, plan, result)) is not None:
-        output.print_note(f"cause: {describe_cause(incident)}")
+    aftermath.conclude(ports, plan, result)
+    if result.incident is not None:
+        output.print_note(f"cause: {describe_cause(result.incident)}")
     return result
 
 

@@ -11,7 +11,7 @@ from m5ws.wording.failures import describe_end
 if TYPE_CHECKING:
     from m5ws.agent.attempt_plan import AttemptPlan
     from m5ws.agent.ports import Ports
-    from m5ws.attempts.leader import AttemptResult
+    from m5ws.attempts.results import AttemptResult
     from m5ws.records.run import Run
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from m5ws.agent.ports import Ports
-from m5ws.attempts import leader
+from m5ws.attempts.results import AttemptResult
 from m5ws.diff import commit_history, diff
 from m5ws.records.ledger import COMPLETE
 from m5ws.records.reasons import Differs, Ended, Equal, Fact, Gap, Reason
@@ -29,7 +29,7 @@ def judge(
     ports: Ports,
     replay: Run,
     comparison: Comparison,
-    result: leader.AttemptResult,
+    result: AttemptResult,
     rules: OutputRules | None = None,
     *,
     ends_early: bool = False,
@@ -85,7 +85,7 @@ def _find_changes(ports: Ports, replay: Run, comparison: Comparison, first: Dive
 
 
 def judge_equal(
-    comparison: Comparison, result: leader.AttemptResult, files: OutputReport, *, is_part: bool = False
+    comparison: Comparison, result: AttemptResult, files: OutputReport, *, is_part: bool = False
 ) -> tuple[Outcome, Reason]:
     """Return the outcome and the reason for a replay without a difference. `is_part`: it is of a segment."""
     if result.outcome not in COMPLETE and not comparison.is_exhausted(has_ended=True):
