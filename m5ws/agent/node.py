@@ -122,8 +122,10 @@ class Node:
             return ended
         finally:
             stop.early(process)
-            beside.end()
-            logs.end()
+            try:
+                beside.end()
+            finally:
+                logs.end()
 
     def deliver_rest(self) -> Events:
         """Deliver all that processes left in their spools, with notices of refusals and of processes that are left."""

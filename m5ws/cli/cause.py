@@ -103,11 +103,12 @@ def _describe(cause: "Cause", host: str | None) -> str:
 
 def _write_case(workspace: "Workspace", repo: "Repository", run: str, attempt: int, right: str, target: Path) -> None:
     """Write an anonymised case. Raises UsageError for a class that does not exist, or a file that does."""
-    import getpass
+    import os
     import socket
 
     import msgspec
 
+    from m5ws import access
     from m5ws.errors import UsageError
     from m5ws.repository.references import runs
     from m5ws.supervision import cases, causes, diagnosis
@@ -127,7 +128,7 @@ def _write_case(workspace: "Workspace", repo: "Repository", run: str, attempt: i
         cases.UNKNOWN if cause is None else cause.kind,
         run=run,
         root=workspace.root,
-        users=filter(None, (record.user, getpass.getuser())),
+        users=filter(None, (record.user, access.user_name(os.getuid()))),
         hosts=filter(None, (*evidence.recorded.hosts.values(), record.host, socket.gethostname())),
     )
     target.write_bytes(msgspec.json.format(msgspec.json.encode(case), indent=1) + b"\n")

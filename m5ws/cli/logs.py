@@ -94,13 +94,7 @@ def command(
         output.print_json({"run": run_id, "attempt": chosen, "directory": folder, "logs": logs})
         is_empty = not any(logs.values())
     else:
-        is_empty = _print(readings, rank, found)
-        if rank is not None and rank not in found:
-            from m5ws.logs import parts
-
-            raise NotFound(
-                f"run {run_id} has no log of rank {rank}", hint=f"It has {', '.join(parts.choose(found, None))}."
-            )
+        is_empty = _print(readings, rank, found, run_id)
         if is_empty:
             logs_of = "all ranks" if rank is None else f"rank {rank}"
             output.print_note(f"the log of {logs_of} {'is empty' if pattern is None else 'has no line that matches'}")
@@ -154,8 +148,9 @@ def _texts(
     }
 
 
-def _print(readings: "Iterable[tuple[str, Sequence[str]]]", rank: str | None, found: set[str]) -> bool:
-    """Print lines, and return True if there were none."""
+def _print(readings: "Iterable[tuple[str, Sequence[str]]]", rank: str | None, found: set[str], run: str) -> bool:
+    """Print lines, and return True if there were none. Raises NotFound for a rank without a log."""
+    from m5ws.errors import NotFound
     from m5ws.logs import parts
 
     is_empty = True
@@ -165,4 +160,6 @@ def _print(readings: "Iterable[tuple[str, Sequence[str]]]", rank: str | None, fo
         for line in lines if name in chosen else ():
             is_empty = False
             output.echo(*(prefix + part for part in line.splitlines() or [""]))
+    if rank is not None and rank not in found:
+        raise NotFound(f"run {run} has no log of rank {rank}", hint=f"It has {', '.join(parts.choose(found, None))}.")
     return is_empty

@@ -55,34 +55,34 @@ def look(
         raise UsageError(f"--ping {ping} is no http(s) URL")
     signs = [_look(workspace, repo, run, limit_s) for run in runs]
     for sign in signs:
-        if sign.is_dead:
-            _report(workspace, repo, sign)
+        try:
+            if sign.is_dead:
+                _report(workspace, repo, sign)
+        except OSError as error:
+            output.warn(f"warning: cannot send the message about run {sign.run}: {error}")
     if ping is not None and not any(sign.status for sign in signs):
         _fetch(ping)
     return signs
 
 
 def _look(workspace: "Workspace", repo: "Repository", run: str, limit_s: float) -> Sign:
-    from m5ws.cli import wait
     from m5ws.repository.ledger import ledger
-    from m5ws.runs import state
+    from m5ws.runs import liveness, state
 
     found = state.load_newest(repo, run)
     attempt = found.newest.attempt if found.newest is not None else 0
-    reason = found.newest.reason if found.newest is not None else None
     is_running = found.standing == "running"
     silent_s = repo.store.now() - ledger.newest_s(repo, run, attempt) if is_running else None
-    is_dead = silent_s > limit_s if silent_s is not None else reason is not None and reason.kind == "supervisor killed"
-    is_waiting = found.standing not in _WELL and not wait.has_ended(workspace, repo, run, found)
+    is_waiting = found.standing not in _WELL and not liveness.has_ended(workspace.settings, repo, found)
     return Sign(
         run=run,
         standing=found.standing,
         attempt=attempt,
         step=found.last_step,
         silent_s=silent_s,
-        is_dead=is_dead and not is_waiting,
+        is_dead=not is_waiting and liveness.is_dead(found, silent_s, limit_s),
         is_waiting=is_waiting,
-        reason=reason,
+        reason=found.newest.reason if found.newest is not None else None,
     )
 
 
@@ -102,10 +102,11 @@ def _report(workspace: "Workspace", repo: "Repository", sign: Sign) -> None:
 
 def _fetch(address: str) -> None:
     """Fetch an address. A failure is a warning: the service at the address misses the request, and alerts."""
+    import http.client
     import urllib.request
 
     try:
         with urllib.request.urlopen(address, timeout=_LIMIT_S) as answer:  # noqa: S310  http and https alone get here
             answer.read(1)
-    except OSError as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         output.warn(f"warning: --ping was not answered: {error}")

@@ -1,17 +1,11 @@
 """`m5ws wait`."""
 
 import time
-from typing import TYPE_CHECKING
 
 import click
 
 from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output
-
-if TYPE_CHECKING:
-    from m5ws.repository.repository import Repository
-    from m5ws.runs.state import RunState
-    from m5ws.workspace import Workspace
 
 _POLL_S = 5.0
 _STATUSES = {"finished": 0, "interrupted": 130, "unsaved": 5}
@@ -36,13 +30,13 @@ def command(context: click.Context, run: str, as_json: bool) -> None:
     """
     from m5ws.repository import removals
     from m5ws.repository.references import jobs
-    from m5ws.runs import state
+    from m5ws.runs import liveness, state
 
     workspace = names.workspace(context)
     repo = workspace.open_repository()
     run_id = names.find_id(repo, run, "run")
     while not (is_removed := removals.load(repo, run_id) is not None):
-        if has_ended(workspace, repo, run_id, state.load_newest(repo, run_id)):
+        if liveness.has_ended(workspace.settings, repo, state.load_newest(repo, run_id)):
             break
         time.sleep(_POLL_S)
     found = state.load_newest(repo, run_id)
@@ -56,25 +50,3 @@ def command(context: click.Context, run: str, as_json: bool) -> None:
     else:
         output.echo(f"run {run_id} {'was removed' if is_removed else found.standing}, step {found.last_step}")
     context.exit(status)
-
-
-def has_ended(workspace: "Workspace", repo: "Repository", run_id: str, found: "RunState") -> bool:
-    """Return True if no attempt of a run is alive, and no job begins another attempt."""
-    if found.standing in ("running", "finished"):
-        return found.standing == "finished"
-    is_alive = _job_is_alive(workspace, repo, run_id)
-    reason = found.newest.reason if found.newest is not None else None
-    if is_alive is None and reason is not None:
-        # The reason decides without the engine: these are the ends after which a job starts again.
-        is_warned = (reason.kind, reason.signal) == ("stopped", "SIGUSR2")
-        return not (is_warned or reason.kind in ("node lost", "supervisor killed"))
-    return is_alive is False
-
-
-def _job_is_alive(workspace: "Workspace", repo: "Repository", run_id: str) -> bool | None:
-    """Return True if a job that begins attempts of a run waits or runs; None if its engine does not answer here."""
-    from m5ws.engines import submission
-    from m5ws.repository.references import jobs
-
-    found = submission.alive(workspace.settings, jobs.of_attempts(repo, run_id))
-    return (found.job is not None) if found.is_known or found.job else None

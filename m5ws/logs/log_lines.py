@@ -111,7 +111,7 @@ def read_end(path: Path, most_lines: int) -> tuple[int, list[str]]:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - length))
-            text = file.read(length)
+            text = file.read(min(size, length))  # A log may grow meanwhile.
         if size <= length or text.count(b"\n") > most_lines:
             break
     ends = text.endswith(b"\n")
@@ -120,7 +120,7 @@ def read_end(path: Path, most_lines: int) -> tuple[int, list[str]]:
         lines = lines[1:] or lines
     lines = lines[-most_lines:]
     place = size - sum(len(line) + 1 for line in lines) + (not ends)
-    return place, [_last_state(_SEQUENCE.sub("", line.decode("utf-8", "replace"))) for line in lines]
+    return place, [_visible(line.decode("utf-8", "replace")) for line in lines]
 
 
 def count_lines(path: Path, size_bytes: int) -> int:
@@ -135,15 +135,19 @@ def count_lines(path: Path, size_bytes: int) -> int:
 def _plain(text: bytes) -> str:
     """Return text without control sequences, and without lines of blanks and such sequences alone."""
     lines = text.decode("utf-8", "replace").split("\n")
-    plain = [(line, _last_state(_SEQUENCE.sub("", line))) for line in lines]
+    plain = [(line, _visible(line)) for line in lines]
     # Masked as a whole, because a private key has many lines.
     return secret_scan.masked("\n".join(shown for line, shown in plain if shown.strip() or shown == line))
 
 
-def _last_state(line: str) -> str:
-    """Return the last state of a long line of a progress bar, and any other line as it is."""
-    if len(line) <= LONG_CHARACTERS or "\r" not in line:
-        return line
+def _visible(line: str) -> str:
+    """Return a line without control sequences; of a long line of a progress bar, the last state."""
+    line = _SEQUENCE.sub("", line)
+    return last_state(line) if len(line) > LONG_CHARACTERS else line
+
+
+def last_state(line: str) -> str:
+    """Return the last state of a line of a progress bar, and any other line as it is."""
     return next((state for state in reversed(line.split("\r")) if state.strip()), line)
 
 

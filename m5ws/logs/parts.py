@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from m5ws.errors import CorruptObject, M5Error, ObjectExists
+from m5ws.errors import CorruptObject, ObjectExists
 from m5ws.logs.log_lines import LONG_CHARACTERS, LogReader
 from m5ws.records import codec
 from m5ws.records.log import LOGS, LogPart, StoredLines
@@ -82,7 +82,7 @@ def _lines(repo: Repository, key: str) -> dict[str, StoredLines]:
 
 
 class LogParts:
-    """The logs of one node in the store. An error of the store delays a part, and never fails an attempt."""
+    """The logs of one node in the store. An error delays a part, and never fails an attempt."""
 
     def __init__(self, repo: Repository, run: str, attempt: int, node: int, folder: Path) -> None:
         self._repo, self._folder = repo, folder
@@ -102,7 +102,7 @@ class LogParts:
             self._publish()
             self._waiting = self._next(last=last)
             self._publish()
-        except (M5Error, OSError) as error:
+        except Exception as error:  # noqa: BLE001  # whatever it is, the training goes on
             when = "only on this machine" if last else "stored later"
             _log.warning("new lines in the logs of run %s are %s: %s", self._run, when, error)
         now_s = time.monotonic()

@@ -6,7 +6,6 @@ exception, and never wins against a rule of level "root". No rule matches an unk
 """
 
 import re
-import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
@@ -16,6 +15,7 @@ import msgspec
 
 from m5ws import secret_scan
 from m5ws.errors import ConfigError
+from m5ws.logs import log_lines
 from m5ws.records.cause import Cause, Level, Rule
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ END_LINES = 400
 _LINE_CHARACTERS = 2_000
 """The part of a line that is searched and shown."""
 _EVIDENCE_LINES = 3
-_SEARCH_S, _ALL_SEARCHES_S = 5.0, 60.0
-"""Limits of one search and of all searches, in seconds of a processor. A pattern can take exponential time."""
+_SEARCH_S = 5.0
+"""Limit of one search, in seconds of a processor. A pattern can take exponential time."""
 _WARNING = re.compile(r"(?:\[rank\d+\]:)?\s*\[?[WID]\d{4} |.{0,200}?(?:\b(?:WARNING|INFO|DEBUG)\b|: \w*Warning: )")
 """A line that its writer calls a warning or less is no failure: of glog and torch, of `logging`, of `warnings`."""
 _FRAME = re.compile(r'(?:\[rank\d+\]: ?)?\s*File ".*", line \d+')
@@ -70,7 +70,6 @@ class Classifier:
 
         self._rules = rules
         self._patterns: list[tuple[str, regex.Pattern[str]]] = []
-        self._spent_s: dict[str, float] = {}
         for kind, rule in sorted(rules.items(), key=lambda pair: _ON_ONE_LINE.index(pair[1].level)):
             try:
                 self._patterns += [(kind, regex.compile(each, regex.MULTILINE)) for each in rule.patterns]
@@ -85,10 +84,10 @@ class Classifier:
         texts = _unquoted(lines)
         # The whole text at once is ten times as fast as its lines, and few patterns match anywhere in a log.
         text = "\n".join(texts.values())
-        patterns = [(kind, pattern) for kind, pattern in self._patterns if self._is_in(kind, pattern, text)]
+        patterns = [(kind, pattern) for kind, pattern in self._patterns if _search(kind, pattern, text)]
         best: Match | None = None
         for number, text in texts.items() if patterns else ():
-            kind = next((kind for kind, pattern in patterns if _search(kind, pattern, text, _SEARCH_S)), None)
+            kind = next((kind for kind, pattern in patterns if _search(kind, pattern, text)), None)
             if kind is None:
                 continue
             level = self._rules[kind].level
@@ -102,7 +101,6 @@ class Classifier:
         `logs` has the lines of ranks and of launchers by name, and `ended_s` the times at which ranks recorded a
         failure, in seconds. A launcher repeats the errors of ranks, so it comes last among logs of one level.
         """
-        self._spent_s.clear()
         matches = {name: match for name, lines in logs.items() if (match := self.match(lines)) is not None}
         if not matches:
             return None
@@ -115,7 +113,7 @@ class Classifier:
         match, rule = matches[rank], self._rules[matches[rank].kind]
         before, until = max(0, match.line - _EVIDENCE_LINES), match.line + _EVIDENCE_LINES + 1
         # Masked with all lines before, because a private key has many lines.
-        shown = secret_scan.masked("\n".join(map(_last_state, logs[rank][:until]))).split("\n")
+        shown = secret_scan.masked("\n".join(map(_searched, logs[rank][:until]))).split("\n")
         return Cause(
             kind=match.kind,
             level=rule.level,
@@ -129,43 +127,29 @@ class Classifier:
             others={name: other.kind for name, other in matches.items() if name != rank},
         )
 
-    def _is_in(self, kind: str, pattern: "regex.Pattern[str]", text: str) -> bool:
-        """Return True if a pattern of a class matches in the text of a log. Raises ConfigError at a limit of time."""
-        left_s = _ALL_SEARCHES_S - sum(self._spent_s.values())
-        if left_s <= 0:
-            raise _too_long(max(self._spent_s, key=lambda each: self._spent_s[each]))
-        began_s = time.thread_time()
-        try:
-            return _search(kind, pattern, text, min(_SEARCH_S, left_s))
-        finally:
-            self._spent_s[kind] = self._spent_s.get(kind, 0.0) + time.thread_time() - began_s
 
-
-def _search(kind: str, pattern: "regex.Pattern[str]", text: str, limit_s: float) -> bool:
+def _search(kind: str, pattern: "regex.Pattern[str]", text: str) -> bool:
+    """Return True if a pattern of a class matches in a text. Raises ConfigError at the limit of time."""
     try:
-        return pattern.search(text, timeout=limit_s) is not None
+        return pattern.search(text, timeout=_SEARCH_S) is not None
     except TimeoutError as error:
-        raise _too_long(kind) from error
-
-
-def _too_long(kind: str) -> ConfigError:
-    return ConfigError(
-        f"a pattern of causes.{kind} takes too long",
-        hint="A repetition inside a repetition, such as (a+)+, can take exponential time. Write it without.",
-    )
+        raise ConfigError(
+            f"a pattern of causes.{kind} takes too long",
+            hint="A repetition inside a repetition, such as (a+)+, can take exponential time. Write it without.",
+        ) from error
 
 
 def _unquoted(lines: Sequence[str]) -> dict[int, str]:
     """Return the lines at the end of a log that are searched, by their numbers: lines that quote no other text."""
     texts, is_quoted = {}, False
     for number in range(max(0, len(lines) - END_LINES), len(lines)):
-        text = _last_state(lines[number])
+        text = _searched(lines[number])
         is_quoted = bool(_FRAME.match(text) or _WARNING.match(text) or (is_quoted and _SOURCE.match(text)))
         if not is_quoted:
             texts[number] = text
     return texts
 
 
-def _last_state(line: str) -> str:
-    """Return the part of a line that is searched: of a progress bar, which is one line, its last state."""
-    return line.rstrip("\r").rpartition("\r")[2][:_LINE_CHARACTERS]
+def _searched(line: str) -> str:
+    """Return the part of a line that is searched."""
+    return log_lines.last_state(line)[:_LINE_CHARACTERS]

@@ -3,7 +3,6 @@
 from m5ws.records.cause import Cause
 from m5ws.records.incident import Incident
 
-_ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 _SUFFIXES = {1: "st", 2: "nd", 3: "rd"}
 _DAY_S = 86_400.0
 
@@ -25,9 +24,7 @@ def describe_advice(cause: Cause) -> str:
 
 
 def ordinal(number: int) -> str:
-    """Return a number from 1 as an ordinal."""
-    if number <= len(_ORDINALS):
-        return _ORDINALS[number - 1]
+    """Return a number as an ordinal, such as 3rd."""
     suffix = "th" if 10 < number % 100 < 20 else _SUFFIXES.get(number % 10, "th")
     return f"{number:,}{suffix}"
 

@@ -76,7 +76,7 @@ def test_a_failure_is_recorded_remembered_and_sent_without_its_secrets(m5: M5, p
         assert text in message["message"]
     hook.status = 503
     assert command_line.call("-C", str(place), "resume", run, "--from-scratch").returncode == 1
-    assert f"The second such failure at train.py:1, after run {run}, attempt 1." in m5("show", run).out
+    assert f"The 2nd such failure at train.py:1, after run {run}, attempt 1." in m5("show", run).out
     assert m5("show", run, "--json").document["incident"]["attempt"] == 2
     page = place.parent / "page.html"
     assert m5("report", run, "-o", page).status == 0
@@ -86,7 +86,7 @@ def test_a_failure_is_recorded_remembered_and_sent_without_its_secrets(m5: M5, p
     assert m5("notify").status == 1
     hook.status = 200
     assert m5("notify", "--json").document == {"sent": 1, "waiting": 0}
-    assert "The second lake-token on" in hook.received[1]["message"]
+    assert "The 2nd lake-token on" in hook.received[1]["message"]
     stored = "".join(
         path.read_text("latin-1") for path in (place / ".m5ws/store/incidents").rglob("*") if path.is_file()
     )
@@ -140,6 +140,15 @@ def test_a_killed_leader_leaves_a_dead_run_and_a_failed_run_is_not_reported_agai
     planted.append(home, silent, 2, NODE, AttemptEnded(outcome="failed", exit_code=1))
     assert m5("watch", "--unattended", silent).status == 1
     assert len(hook.received) == 1
+
+
+def test_a_look_ends_well_without_its_outbox_and_its_address(m5: M5, silent: str, place: Path) -> None:
+    (place / ".m5ws/notify").write_text("no folder")
+    done = m5("watch", "--unattended", silent)
+    assert (done.status, "cannot send the message" in done.err, "(dead)" in done.out) == (1, True, True)
+    for address in ("http://a b/", "http://[/", "http://\u00e4\u2603" + "x" * 70):
+        done = m5("watch", "--unattended", silent, "--limit", "120", "--ping", address)
+        assert (done.status, "--ping was not answered" in done.err) == (0, True)
 
 
 def test_an_address_and_several_runs_belong_to_a_look(m5: M5, silent: str) -> None:

@@ -67,12 +67,15 @@ def test_a_secret_is_masked_and_a_long_part_is_cut(repo: Repository, folder: Pat
     assert len(found["0"]) == 2_001 and found["0"][0] == "0" and found["0"][-1] == "4999"
 
 
-def test_a_store_that_fails_delays_the_lines(repo: Repository, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [M5Error("away"), ValueError("a defect")])
+def test_an_error_delays_the_lines(
+    repo: Repository, folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     (folder / "rank-0.log").write_text("first\n")
     stored = LogParts(repo, _RUN, 1, 0, folder)
 
     def fail(*_: object) -> None:
-        raise M5Error("away")
+        raise error
 
     with monkeypatch.context() as patched:
         patched.setattr(type(repo.store), "create", fail)

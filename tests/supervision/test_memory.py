@@ -65,7 +65,7 @@ def test_incidents_of_one_class_on_one_host_are_counted(repo: Repository, fail: 
     fail("d" * 12, 5, host="n18")
     fail("e" * 12, 4, cause=msgspec.structs.replace(CAUSE, kind="disk-full"))
     fail("1" * 12, 3, cause=None)
-    assert memory.recall(repo, fail("f" * 12, 0)) == ("The third gpu-lost on n17 in 20 days.",)
+    assert memory.recall(repo, fail("f" * 12, 0)) == ("The 3rd gpu-lost on n17 in 20 days.",)
 
 
 def test_the_change_before_the_first_later_success_on_the_host_is_named(repo: Repository, fail: Fail) -> None:
@@ -73,7 +73,7 @@ def test_the_change_before_the_first_later_success_on_the_host_is_named(repo: Re
     fail("b" * 12, 18)
     _finish(repo, "c" * 12, 17, "2.27.5", "n18")
     new = fail("d" * 12, 0)
-    assert memory.recall(repo, new) == ("The third gpu-lost on n17 in 20 days.",)
+    assert memory.recall(repo, new) == ("The 3rd gpu-lost on n17 in 20 days.",)
     _finish(repo, "e" * 12, 16, "2.27.5", "n17")
     sentence = f"After the last of them, run {'e' * 12} finished there with nccl: 2.27.3 → 2.27.5."
     assert memory.recall(repo, new)[1:] == (sentence,)
@@ -84,4 +84,4 @@ def test_failures_at_one_line_of_code_are_counted_also_without_a_class(repo: Rep
     fail("a" * 12, 90, cause=None, host=None, reason=reason)
     fail("b" * 12, 80, cause=None, host=None)
     new = fail("c" * 12, 0, cause=None, host=None, reason=reason)
-    assert memory.recall(repo, new) == (f"The second such failure at train.py:88, after run {'a' * 12}, attempt 1.",)
+    assert memory.recall(repo, new) == (f"The 2nd such failure at train.py:88, after run {'a' * 12}, attempt 1.",)

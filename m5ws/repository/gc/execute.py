@@ -113,8 +113,7 @@ def execute(
         raise UsageError(f"plan {plan} is already done")
     head = gc_plans.head(repo.store, plan)
     wait_s = _wait_s(repo, plan, grace_s)
-    begun = plan in gc_plans.read_states(repo.store).executing
-    if wait_s > 0 and not begun:
+    if wait_s > 0 and plan not in gc_plans.read_states(repo.store).executing:
         raise UsageError(
             f"plan {plan} can be executed in {wait_s:.0f} s", hint="Wait, or set a shorter grace period with --grace."
         )
@@ -135,9 +134,7 @@ def execute(
         raise _end_early(repo, plan, head, error) from error
     # X4 before X5: a reference never names a deleted object.
     _delete(repo, map(roots.key, needed.retired), len(needed.retired), progress, workers)
-    # Nothing names a part of a log.
-    logs = [stat.key for run in removals.removed_runs(repo) for stat in repo.store.list(f"{LOGS}{run}/")]
-    _delete(repo, logs, len(logs), progress, workers)
+    _delete_logs(repo, progress, workers)
     deleted, size_bytes = 0, 0
     for number in range(len(head.parts)):
         part = gc_plans.garbage(repo.store, plan, head, number)
@@ -225,6 +222,13 @@ def _begin(repo: Repository, plan: str, holder: str, take_over: bool) -> None:
                 f"plan {plan} was started from another workspace, on {previous.host}, and is not done",
                 hint=f"If that gc has certainly ended, run: m5ws gc --execute {plan} --take-over",
             ) from None
+
+
+def _delete_logs(repo: Repository, progress: Progress | None, workers: Workers) -> None:
+    """Delete the logs of removed runs: nothing names a part of a log. Runs without logs need no request."""
+    removed = removals.removed_runs(repo) & set(repo.store.names(LOGS))
+    logs = [stat.key for run in sorted(removed) for stat in repo.store.list(f"{LOGS}{run}/")]
+    _delete(repo, logs, len(logs), progress, workers)
 
 
 def _delete(

@@ -16,7 +16,7 @@ from m5ws.records.run import Run
 from m5ws.records.snapshot import Snapshot
 from m5ws.records.tree import Slice
 from m5ws.records.verdict import JointVerdict
-from m5ws.repository import bindings
+from m5ws.repository import bindings, concurrency
 from m5ws.repository.ledger import ledger
 from m5ws.repository.reachability.links import iter_links
 from m5ws.repository.references import checkpoints, incidents, jobs, notes, outputs, run_index, runs, snapshots
@@ -86,8 +86,8 @@ def references(repo: Repository, kind: Kind, name: str) -> list[str]:
     for key in failed:
         bindings.record(repo.store, key, Incident)
     logged = [stat.key for stat in repo.store.list(f"{LOGS}{name}/")]
-    for key in logged:
-        bindings.record(repo.store, key, LogPart)
+    for _ in concurrency.for_each(lambda key: bindings.record(repo.store, key, LogPart), logged):
+        pass
     submitted = [f"{jobs.prefix(name)}{job.name}" for job in jobs.of_run(repo, name)]
     # Summaries of attempts, and keys in the index, are derived from the other records.
     prefixes = filter(None, (f"runs/{name}/summaries/", run_index.folder(runs.load(repo, name))))

@@ -1,11 +1,11 @@
-"""`m5ws wait` ends when no attempt of a run is alive, and when its job begins no other attempt."""
+"""A run has ended when no attempt is alive, and its job begins no other attempt."""
 
 from typing import Any
 
 import pytest
 
-from m5ws.cli import wait
 from m5ws.records.failure import EndReason
+from m5ws.runs import liveness
 from m5ws.runs.state import AttemptState, RunState, Standing
 
 _ENDS: dict[str, tuple[Standing, EndReason | None]] = {
@@ -32,16 +32,13 @@ _ENDS: dict[str, tuple[Standing, EndReason | None]] = {
 def test_the_engine_decides_and_without_an_answer_the_last_end(
     monkeypatch: pytest.MonkeyPatch, alive: bool | None, ended: set[str]
 ) -> None:
-    monkeypatch.setattr(wait, "_job_is_alive", lambda *_: alive)
+    monkeypatch.setattr(liveness, "_job_is_alive", lambda *_: alive)
     nothing: Any = None
     found = {
         name
         for name, (standing, reason) in _ENDS.items()
-        if wait.has_ended(
-            nothing,
-            nothing,
-            "r",
-            RunState(run="r", attempts=(AttemptState(attempt=1, standing=standing, reason=reason),)),
+        if liveness.has_ended(
+            nothing, nothing, RunState(run="r", attempts=(AttemptState(attempt=1, standing=standing, reason=reason),))
         )
     }
     assert found == ended
@@ -51,6 +48,6 @@ def test_the_engine_decides_and_without_an_answer_the_last_end(
 def test_a_run_without_an_attempt_waits_for_its_job(
     monkeypatch: pytest.MonkeyPatch, alive: bool | None, has_ended: bool
 ) -> None:
-    monkeypatch.setattr(wait, "_job_is_alive", lambda *_: alive)
+    monkeypatch.setattr(liveness, "_job_is_alive", lambda *_: alive)
     nothing: Any = None
-    assert wait.has_ended(nothing, nothing, "r", RunState(run="r")) is has_ended
+    assert liveness.has_ended(nothing, nothing, RunState(run="r")) is has_ended
