@@ -23,13 +23,18 @@ def record(ports: Ports, plan: AttemptPlan, reason: EndReason | None) -> Inciden
 
     None for an attempt of a replay or of a job's command, and if the store does not answer.
     """
-    if not plan.context.goes_on or (ports.job is not None and ports.job.command):
+    if not is_recorded(ports, plan):
         return None
     try:
         return incidents.publish(ports.repo, _describe(ports, plan, reason))
     except (M5Error, OSError) as error:
         _log.warning("cannot record the failure of attempt %d of run %s: %s", plan.attempt, plan.run.id, error)
         return None
+
+
+def is_recorded(ports: Ports, plan: AttemptPlan) -> bool:
+    """Return True if a failure of an attempt is recorded: it is of no replay, and of no job's command."""
+    return plan.context.goes_on and not (ports.job is not None and ports.job.command)
 
 
 def _describe(ports: Ports, plan: AttemptPlan, reason: EndReason | None) -> Incident:

@@ -374,8 +374,8 @@ class _Attempt:
         self._seen(self._node.delivery.finish())
         self._tracking.follow()
         incident = failed_end.record(self._ports, self._plan, reason) if outcome == "failed" else None
-        is_decidable = incident is not None and self._node.delivery.complete and self._followers.lost is None
-        decision = restarting.decide(self._ports, self._plan) if is_decidable else None
+        is_decidable = outcome == "failed" and self._followers.lost is None
+        decision = restarting.decide(self._ports, self._plan, incident) if is_decidable else None
         return AttemptResult(
             run=self._plan.run.id,
             attempt=self._plan.attempt,

@@ -12,7 +12,7 @@ import msgspec
 from m5ws.agent import places
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.ports import Ports
-from m5ws.attempts import planning
+from m5ws.attempts import failed_end, planning
 from m5ws.errors import M5Error
 from m5ws.records.failure import EndReason
 from m5ws.records.incident import Incident
@@ -25,21 +25,21 @@ from m5ws.supervision import restarts
 from m5ws.supervision.restarts import Cause, Decision, PastAttempt
 from m5ws.wording.failures import describe_end
 
+_UNANSWERED = Decision(again=False, reason="the store does not answer, so the attempts of the run are unknown")
 _log = logging.getLogger(__name__)
 
 
-def decide(ports: Ports, plan: AttemptPlan) -> Decision | None:
-    """Return the decision about a restart after a failed attempt, whose end is in the ledger.
-
-    None: `[run] restart` is not set, or the store does not answer.
-    """
-    if not ports.restart.max:
+def decide(ports: Ports, plan: AttemptPlan, incident: Incident | None) -> Decision | None:
+    """Return the decision about a restart after a failed attempt with its incident; None if it has no restarts."""
+    if not ports.restart.max or not failed_end.is_recorded(ports, plan):
         return None
+    if incident is None:
+        return _UNANSWERED
     try:
         return restarts.decide(_load_past(ports, plan), ports.restart)
     except (M5Error, OSError) as error:
         _log.warning("no decision about a restart of run %s: %s", plan.run.id, error)
-        return None
+        return _UNANSWERED
 
 
 def plan_next(ports: Ports, plan: AttemptPlan, decision: Decision) -> AttemptPlan | None:

@@ -78,7 +78,7 @@ def command(
     if not has_failed:
         return output.echo(f"no failure: attempt {chosen} of run {run_id} finished")
     if found.cause is None:
-        return output.echo(f"unknown: no rule matches the logs of attempt {chosen} of run {run_id}")
+        return output.echo(f"unknown: no rule matches attempt {chosen} of run {run_id}")
     return output.echo(*_describe(found.cause, found.host).split("\n"))
 
 

@@ -1,6 +1,7 @@
 """The cause of a failed attempt, from its logs and the failures that its ranks recorded."""
 
 import itertools
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -33,10 +34,12 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     """Records at the end of an attempt: failures of ranks, the nodes of ranks, and the hosts of nodes.
 
-    `ended_s` has the times of failures by rank, all by the clock of the first rank's node.
+    `dead` has the statuses of ranks that recorded no failure, negative for a signal. `ended_s` has the times of
+    failures by rank, all by the clock of the first rank's node.
     """
 
     failures: dict[int, RankEnded]
+    dead: dict[str, int]
     ended_s: dict[int, float]
     nodes: dict[int, int]
     hosts: dict[int, str]
@@ -56,13 +59,20 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lines(self) -> dict[str, list[str]]:
-        """The last lines of each log. A rank without a log has the text of its recorded failure."""
+        """The last lines of each log. A rank without a log has the text of its recorded failure.
+
+        After the lines of a rank that was killed by a signal comes a line with the signal, as torchrun writes it.
+        """
         lines = {
             str(rank): f"{ended.failure.type}: {ended.failure.text}".split("\n")
             for rank, ended in self.recorded.failures.items()
             if ended.failure is not None and ended.failure.type is not None
         }
-        return lines | {name: list(end.lines) for name, end in self.ends.items()}
+        lines |= {name: list(end.lines) for name, end in self.ends.items()}
+        for rank, status in self.recorded.dead.items():
+            if status < 0:
+                lines.setdefault(rank, []).append(f"Signal {-status} ({signal.Signals(-status).name})")
+        return lines
 
     @property
     def ended_s(self) -> dict[str, float]:
@@ -75,27 +85,28 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         if cause is None:
             return None
         end = self.ends.get(cause.rank)
-        return msgspec.structs.replace(cause, line=cause.line + end.lines_before if end is not None else 0)
+        is_logged = end is not None and cause.line <= len(end.lines)
+        return msgspec.structs.replace(cause, line=cause.line + end.lines_before if end and is_logged else 0)
 
 
 def collect(repo: Repository, run: str, attempt: int, folder: Path) -> Evidence:
     """Return the evidence of an attempt. Its logs are in `folder` and in the store.
 
-    Raises NotFound without logs, CorruptObject, Misplaced.
+    Raises NotFound without logs and failures of ranks, CorruptObject, Misplaced.
     """
-    ends = reading.Source(repo, run, attempt, folder).ends(causes.END_LINES)
-    if not ends:
+    ends, recorded = reading.Source(repo, run, attempt, folder).ends(causes.END_LINES), _recorded(repo, run, attempt)
+    if not ends and not recorded.failures and not recorded.dead:
         raise NotFound(
             f"run {run} has no logs of attempt {attempt} on this machine, and none in the store",
             hint="The store has new lines after 10 seconds to a minute.",
         )
-    return Evidence(ends=ends, recorded=_recorded(repo, run, attempt))
+    return Evidence(ends=ends, recorded=recorded)
 
 
 def diagnose(repo: Repository, run: str, attempt: int, folder: Path, rules: Mapping[str, Rule]) -> Diagnosis:
     """Return the cause of a failed attempt by `rules`. Its logs are in `folder` and in the store.
 
-    Raises NotFound without logs, ConfigError for a pattern that cannot be used, CorruptObject, Misplaced.
+    Raises ConfigError for a pattern that cannot be used, and as `collect`.
     """
     end = ledger.ended(repo, run, attempt)
     if end is not None and end.reason is not None and end.reason.kind == "stuck":
@@ -148,4 +159,6 @@ def _recorded(repo: Repository, run: str, attempt: int) -> Recorded:
     ahead_s = clocks.offsets_s(steps, nodes)
     ended_s = {rank: ended.time_s - ahead_s.get(nodes[rank], 0.0) for rank, ended in failures.items()}
     hosts = {start.node: start.host for start in ledger.node_starts(repo, run, attempt)}
-    return Recorded(failures=failures, ended_s=ended_s, nodes=nodes, hosts=hosts)
+    end = ledger.ended(repo, run, attempt)
+    dead = end.reason.dead if end is not None and end.reason is not None else {}
+    return Recorded(failures=failures, dead=dead, ended_s=ended_s, nodes=nodes, hosts=hosts)

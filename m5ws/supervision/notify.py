@@ -49,9 +49,12 @@ class Notifier:
         return bool(self._targets) and (event == "test" or event in self._settings.on)
 
     def add(self, message: Message) -> None:
-        """Add a message for all targets. Raises OSError."""
+        """Add a message for all targets, without the URLs of targets. Raises OSError."""
+        text = msgspec.json.encode(message).decode()
+        for url in filter(None, (self._environment.get(VARIABLE.sub(r"\1", name)) for name in self._settings.urls)):
+            text = text.replace(msgspec.json.encode(url).decode()[1:-1], "***")
         for outbox, _ in self._targets:
-            outbox.add(message)
+            outbox.add(msgspec.json.decode(text, type=Message))
 
     def deliver(self, limit_s: float) -> Delivery:
         """Send all messages that wait. Raises OSError. After `limit_s` seconds, no message is sent."""

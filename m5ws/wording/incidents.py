@@ -11,7 +11,7 @@ def describe_cause(incident: Incident) -> str:
     """Return the cause of an incident in one line."""
     cause = incident.cause
     if cause is None:
-        return "unknown: no rule matches the logs"
+        return "unknown: no rule matches"
     log = f"rank {cause.rank}" if cause.rank.isdigit() else cause.rank
     place = ", ".join(filter(None, (log, incident.host)))
     effect = "unknown, with the effect " if cause.level == "cascade" else ""

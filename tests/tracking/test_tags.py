@@ -84,7 +84,7 @@ def test_the_newest_failure_of_a_run_is_in_its_tags(repo: Repository, tmp_path: 
     incidents.publish(repo, msgspec.structs.replace(incident, attempt=2, cause=None, memory=("The second.", "x")))
     later = msgspec.structs.replace(incident, attempt=3)
     assert tags.cause_tags(tags.load(repo, subject.run.id)) == {
-        "m5ws.cause": "unknown: no rule matches the logs, attempt 2",
+        "m5ws.cause": "unknown: no rule matches, attempt 2",
         "m5ws.cause_advice": "absent",
         "m5ws.cause_earlier": "The second. x",
     }
