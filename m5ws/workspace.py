@@ -9,7 +9,6 @@ import logging
 import os
 import shlex
 import socket
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,12 +16,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from m5ws.access import user_name
 from m5ws.config import reader
 from m5ws.config.settings import Settings
-from m5ws.errors import M5Error, MissingExtra, NotFound, UsageError
+from m5ws.errors import MissingExtra, NotFound, UsageError
 from m5ws.launch.interface import Launcher
 from m5ws.records.launch import ALONE, Observing, Place
 from m5ws.records.store import Format
@@ -35,9 +32,7 @@ if TYPE_CHECKING:
     from m5ws.environment.observe.machine import Machine
     from m5ws.environment.rebuild.virtual_environments import VirtualEnvironments
     from m5ws.preflight.node import Machine as CheckedMachine
-    from m5ws.progress import Progress
     from m5ws.records.job import Job
-    from m5ws.records.run import Run
     from m5ws.repository.repository import Repository
     from m5ws.snapshot.sources.dvc import Dvc
     from m5ws.snapshot.sources.git import Git
@@ -333,7 +328,7 @@ class Workspace:
             stuck=self.settings.run.stuck_limits,
             restart=self.settings.run.restart,
             loss=self.settings.run.loss,
-            preflight=partial(self._check_node, repo) if self.settings.run.preflight == "node" else None,
+            preflight=self.machine(repo).check if self.settings.run.preflight == "node" else None,
             job=self.job,
             place=self.place,
             causes=self.settings.causes,
@@ -348,36 +343,14 @@ class Workspace:
 
         return Notifier(self.settings.notify, self.home / "notify", self.root, self.environment)
 
-    def _check_node(self, repo: "Repository", run: "Run", nodes: int, progress: "Progress | None") -> None:
-        """Check this machine before a run. Raises Unfit for a check that failed; other problems are logged."""
-        from m5ws.preflight import node
-
-        try:
-            machine = self.machine(repo, run.snapshot)
-            needs = msgspec.structs.replace(machine.needs, nodes=nodes, ranks=run.spec.nproc or 1)
-            report = node.examine(msgspec.structs.replace(machine, needs=needs), progress)
-        except (M5Error, OSError) as error:
-            _log.warning("this node could not be checked before run %s: %s", run.id, error)
-            return
-        node.refuse_unfit(report)
-
-    def machine(self, repo: "Repository", snapshot: str | None = None) -> "CheckedMachine":
-        """Return this machine, as the next run of a snapshot would use it, for checks. Raises CorruptObject."""
-        from m5ws.preflight import needs
+    def machine(self, repo: "Repository") -> "CheckedMachine":
+        """Return this machine for checks before a run, with the folders that a run writes to."""
         from m5ws.preflight.node import Machine
 
-        found = needs.find(repo, snapshot)
-        work_bytes = found.files_bytes + found.outputs_bytes
-        places = [needs.Place(use="work and outputs", path=self.work_root, size_bytes=work_bytes, files=found.files)]
-        if self.store_dir is not None:
-            stored_bytes = found.checkpoint_bytes + found.outputs_bytes
-            places.append(needs.Place(use="the store", path=self.store_dir, size_bytes=stored_bytes))
-        if self.cache_dir is not None:
-            size_bytes = found.checkpoint_bytes + found.files_bytes
-            places.append(needs.Place(use="copies of the store", path=self.cache_dir, size_bytes=size_bytes))
-        logs = [each for each in (self.home / "runs" / (found.run or "-")).glob("*/logs/*") if each.is_file()]
-        places.append(needs.Place(use="logs", path=self.home, size_bytes=sum(each.stat().st_size for each in logs)))
-        return Machine(repo=repo, needs=found, places=places, python=sys.executable, environment=dict(self.environment))
+        return Machine(
+            repo=repo, home=self.home, work_root=self.work_root, store_dir=self.store_dir, cache_dir=self.cache_dir,
+            cache_limit_bytes=self.settings.store.cache_limit_bytes or 0, environment=dict(self.environment),
+        )  # fmt: skip
 
     def creator(self) -> dict[str, str]:
         """Return the user and the host of this process for the record of a run; nothing if `m5ws.toml` disables it."""

@@ -141,10 +141,10 @@ def _check_store_user(store: str, scratch: Path) -> "tuple[NodeReport, ...]":
 
 
 def _examine(workspace: "Workspace", repo: "Repository") -> "tuple[NodeReport, ...]":
-    from m5ws.preflight import node
+    from m5ws.preflight import needs, node
 
     with progress.Bar() as bar:
-        return (node.examine(workspace.machine(repo), bar),)
+        return (node.examine(workspace.machine(repo), needs.find(repo), bar),)
 
 
 def _check_cluster(workspace: "Workspace", name: str, nodes: int | None) -> "tuple[NodeReport, ...]":

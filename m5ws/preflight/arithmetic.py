@@ -5,6 +5,8 @@ hosts counts, and of two equal numbers of hosts the digest that was recorded fir
 """
 
 import importlib.util
+import os
+import signal
 import statistics
 import subprocess
 import time
@@ -46,14 +48,20 @@ def measure(python: str, environment: Mapping[str, str], seconds: float) -> Arit
     if importlib.util.find_spec("torch") is None:
         raise MissingExtra("arithmetic with known results", "train")
     words = (python, *_PROGRAM, "--seconds", str(seconds))
-    try:
-        done = subprocess.run(words, env=environment, capture_output=True, timeout=_LIMIT_S, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise NotComputed(f"the arithmetic did not end in {_LIMIT_S:.0f} s") from error
-    if done.returncode:
-        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise NotComputed(f"the arithmetic ended with status {done.returncode}: {lines[-1] if lines else 'no output'}")
-    return msgspec.json.decode(done.stdout, type=Arithmetic)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, env=environment, stdout=pipe, stderr=pipe, start_new_session=True) as process:
+        try:
+            output, errors = process.communicate(timeout=_LIMIT_S)
+        except subprocess.TimeoutExpired as error:
+            raise NotComputed(f"the arithmetic did not end in {_LIMIT_S:.0f} s") from error
+        finally:
+            if process.returncode is None:
+                # The ranks are processes of their own, and would keep the GPUs.
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode:
+        lines = errors.decode("utf-8", "replace").strip().splitlines()
+        raise NotComputed(f"the arithmetic ended with {process.returncode}: {lines[-1] if lines else 'no output'}")
+    return msgspec.json.decode(output, type=Arithmetic)
 
 
 def merge(first: Arithmetic, second: Arithmetic) -> Arithmetic:

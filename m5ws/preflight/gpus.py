@@ -1,6 +1,6 @@
-"""Check of NVIDIA's GPUs: errors of their memory, and Xid errors in the kernel's log.
+"""Check of NVIDIA's GPUs: errors of their memory, and Xid errors in the kernel's log since boot.
 
-Not tried with a GPU: none was at hand.
+An Xid of broken hardware or firmware fails. The programs of users cause most others, so these are warnings.
 
 https://docs.nvidia.com/deploy/gpu-debug-guidelines/index.html
 """
@@ -15,7 +15,13 @@ from m5ws.records.check import Check
 from m5ws.wording.lists import count
 
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
-_REMEDY = "Drain this node, and reset or replace the GPU: `nvidia-smi -q -d ECC,ROW_REMAPPER` lists its errors."
+_HARDWARE = {"48", "62", "64", "74", "79", "95", "110", "119", "120", "136", "140", "143", "156", "158"}
+"""Xids of memory, links, PCI and firmware after which the GPU needs a reset or an inspection.
+
+https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html
+"""
+_REMEDY = "Drain this node, reset or replace the GPU (`nvidia-smi -q -d ECC,ROW_REMAPPER`), and restart the machine."
+_REMEDY_OF_PROGRAM = "Look for the program that caused the Xid: `dmesg` shows its process id."
 
 
 class NoAnswer(M5Error):
@@ -40,10 +46,14 @@ def check_gpus(name: str, system: Path = Path("/")) -> Check:
     except nvml.NVMLError as error:
         raise NoAnswer(f"the driver does not answer: {error}") from error
     log = _kernel_log(system / "dev/kmsg")
-    faults += [f"Xid {xid} of {bus}" for bus, xid in dict.fromkeys(_XID.findall(log or ""))]
-    unread = "" if log is not None else "; the kernel's log is not readable, so Xid errors are unknown"
-    detail = f"{count(number, 'GPU')}{unread}"
-    return Check(name, "failed", f"{detail}; {'; '.join(faults)}", _REMEDY) if faults else Check(name, "ok", detail)
+    xids = dict.fromkeys(_XID.findall(log or ""))
+    faults += [f"Xid {xid} of {bus}" for bus, xid in xids if xid in _HARDWARE]
+    others = [f"Xid {xid} of {bus}" for bus, xid in xids if xid not in _HARDWARE]
+    unread = ["the kernel's log is not readable, so Xid errors are unknown"] if log is None else []
+    detail = "; ".join((count(number, "GPU"), *unread, *faults, *others))
+    if faults:
+        return Check(name, "failed", detail, _REMEDY)
+    return Check(name, "warning", detail, _REMEDY_OF_PROGRAM) if others else Check(name, "ok", detail)
 
 
 def _faults(index: int) -> list[str]:

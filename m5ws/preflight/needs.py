@@ -1,9 +1,11 @@
-"""The space and memory that the next run probably needs: of the newest snapshot, and of the newest run with attempts.
+"""The space and memory that a run probably needs: the files of its snapshot, and the sizes of an earlier run.
 
-A larger run needs more. The checks name the run that the numbers come from.
+For a planned run, the earlier run is the newest with its snapshot and command: other jobs of a shared store do not
+count. Without a plan, snapshot and run are the newest of the store. The checks name the earlier run.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -11,11 +13,15 @@ import msgspec
 from m5ws.checkpoints import listing
 from m5ws.checkpoints.resolve import CheckpointRef
 from m5ws.records.ledger import OutputsStored
+from m5ws.records.run import Run
 from m5ws.records.snapshot import Snapshot
 from m5ws.repository.files import trees
 from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints, run_index, runs, snapshots
 from m5ws.repository.repository import Repository
+
+_READ = 1000
+"""The number of newest runs among which an earlier run is looked for."""
 
 
 class Needs(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,14 +54,27 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     files: int = 0
 
 
-def find(repo: Repository, snapshot_id: str | None = None) -> Needs:
-    """Return the needs of the newest run, and of a snapshot: the newest by default. Raises CorruptObject, NotFound."""
-    chosen = snapshot_id or next((name for name, _ in snapshots.newest(repo)), None)
+def find(repo: Repository, planned: Run | None = None, nodes: int = 1) -> Needs:
+    """Return the needs of a planned run, or of the newest snapshot and run. Raises CorruptObject, NotFound."""
     needs = Needs()
-    if chosen is not None:
-        needs = _with_snapshot(repo, needs, chosen, snapshots.load(repo, chosen))
-    run = next((name for name, facts in run_index.newest(repo) if facts.begun), None)
-    return needs if run is None else _with_run(repo, needs, run)
+    snapshot = planned.snapshot if planned is not None else next((name for name, _ in snapshots.newest(repo)), None)
+    if snapshot is not None:
+        needs = _with_snapshot(repo, needs, snapshot, snapshots.load(repo, snapshot))
+    if (run := next(_earlier(repo, planned), None)) is not None:
+        needs = _with_run(repo, needs, run)
+    if planned is None:
+        return needs
+    return msgspec.structs.replace(needs, nodes=nodes, ranks=planned.spec.nproc or 1)
+
+
+def _earlier(repo: Repository, planned: Run | None) -> Iterator[str]:
+    """Yield the runs that have begun, the newest first: of a planned run's snapshot and command, or all."""
+    for name, facts in islice(run_index.newest(repo), _READ):
+        if not facts.begun or facts.created is None:
+            continue
+        is_near = planned is None or facts.created.snapshot == planned.snapshot
+        if is_near and (planned is None or runs.load(repo, name).spec.command == planned.spec.command):
+            yield name
 
 
 def _with_snapshot(repo: Repository, needs: Needs, name: str, snapshot: Snapshot) -> Needs:

@@ -1,26 +1,29 @@
 """All checks of one node, one after another: they measure, and would disturb each other.
 
-A check that fails is repeated once. A node is blamed only if the check fails again.
+A check that fails is repeated once, and is a warning if it passes then. Arithmetic fails for a single wrong bit.
 """
 
 import logging
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import msgspec
 
 from m5ws import secret_gate
 from m5ws.engines.interface import NodeOutput
 from m5ws.errors import M5Error, MissingExtra
-from m5ws.preflight import arithmetic, gpus, machine
+from m5ws.preflight import arithmetic, gpus, machine, needs
 from m5ws.preflight.needs import Needs, Place
 from m5ws.progress import Progress, report
 from m5ws.records.check import Check
 from m5ws.records.known import Arithmetic
+from m5ws.records.run import Run
 from m5ws.repository.repository import Repository
 
 _log = logging.getLogger(__name__)
@@ -62,26 +65,50 @@ def refuse_unfit(report: NodeReport) -> None:
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine to check, as a run uses it. `python` starts the ranks, with the variables of `environment`."""
+    """The machine to check, and the folders that a run writes to. `python` starts ranks with the `environment`."""
 
     repo: Repository
-    needs: Needs
-    places: Sequence[Place]
-    python: str
+    home: Path
+    work_root: Path
+    store_dir: Path | None
+    cache_dir: Path | None
+    cache_limit_bytes: int
     environment: Mapping[str, str]
+    python: str = sys.executable
+
+    def check(self, run: Run, nodes: int, progress: Progress | None) -> None:
+        """Check this machine before a run. Raises Unfit for a check that failed; other problems are logged."""
+        try:
+            examined = examine(self, needs.find(self.repo, run, nodes), progress)
+        except (M5Error, OSError) as error:
+            _log.warning("this node could not be checked before run %s: %s", run.id, error)
+            return
+        refuse_unfit(examined)
+
+    def places(self, needed: Needs) -> Sequence[Place]:
+        """Return the folders with the bytes that a run needs there."""
+        cached_bytes = min(needed.checkpoint_bytes + needed.files_bytes, self.cache_limit_bytes)
+        logs = [each for each in (self.home / "runs" / (needed.run or "-")).glob("*/logs/*") if each.is_file()]
+        uses = (
+            ("work and outputs", self.work_root, needed.files_bytes + needed.outputs_bytes, needed.files),
+            ("the store", self.store_dir, needed.checkpoint_bytes + needed.outputs_bytes, 0),
+            ("copies of the store", self.cache_dir, cached_bytes, 0),
+            ("logs", self.home, sum(each.stat().st_size for each in logs), 0),
+        )
+        return [Place(use=use, path=path, size_bytes=size, files=files) for use, path, size, files in uses if path]
 
 
-def examine(node: Machine, progress: Progress | None = None, seconds: float = SECONDS) -> NodeReport:
+def examine(node: Machine, needed: Needs, progress: Progress | None = None, seconds: float = SECONDS) -> NodeReport:
     """Return the checks of this machine. Results of its arithmetic are published."""
-    ranks = -(-node.needs.ranks // node.needs.nodes)
+    ranks = -(-needed.ranks // needed.nodes)
     quick: dict[str, Callable[[str], Check]] = {
-        "disk": partial(machine.check_disk, places=node.places),
+        "disk": partial(machine.check_disk, places=node.places(needed)),
         "shared memory": partial(machine.check_shared_memory, ranks=ranks),
-        "memory": partial(machine.check_memory, needs=node.needs),
+        "memory": partial(machine.check_memory, needs=needed),
         "clock": partial(machine.check_clock, store=node.repo.store),
         "open files": partial(machine.check_open_files, ranks=ranks),
         "gpus": gpus.check_gpus,
-        "efa": partial(machine.check_efa, needs=node.needs),
+        "efa": partial(machine.check_efa, needs=needed),
     }
     checks = list[Check]()
     for name, probe in quick.items():
@@ -129,7 +156,7 @@ def _compute(node: Machine, seconds: float, earlier: list[Arithmetic]) -> Sequen
         # A wrong bit that a repetition does not show is a fault of the machine, too.
         result = arithmetic.merge(earlier[-1], result) if earlier else result
         earlier.append(result)
-        if (rate := _write_rate(node.places)) is not None:
+        if (rate := _write_rate(node.work_root)) is not None:
             result = msgspec.structs.replace(result, rates={**result.rates, "disk": rate})
         judged.extend(arithmetic.judge(node.repo, result))
         return judged.pop(0)
@@ -137,9 +164,9 @@ def _compute(node: Machine, seconds: float, earlier: list[Arithmetic]) -> Sequen
     return (_guarded("arithmetic", compute), *judged)
 
 
-def _write_rate(places: Sequence[Place]) -> int | None:
+def _write_rate(work_root: Path) -> int | None:
     """Return the bytes a second that the disk of the work directories takes, with a sync; None if it is full."""
-    folder = next(outer for outer in (places[0].path, *places[0].path.parents) if outer.exists())
+    folder = next(outer for outer in (work_root, *work_root.parents) if outer.exists())
     path, data = folder / f".m5ws-preflight-{os.getpid()}", os.urandom(_WRITTEN_BYTES)
     try:
         begin_s = time.monotonic()

@@ -53,7 +53,7 @@ KEYS: tuple[tuple[str, type[Record], Mapping[str, str]], ...] = (
     ("jobs/<run>/<name>", Job, {}),
     ("cancels/<run>/<time>-<nonce>", Cancel, {}),
     ("canaries/<snapshot>/<kind>/<time>-<nonce>", Canary, {}),
-    ("known/<kind>/<time>-<nonce>", Known, {}),
+    ("known/<kind>/<time>-<tag>", Known, {}),
     ("logs/<run>/<attempt>-<node>-<number>", LogPart, {}),
     ("incidents/<run>/<attempt>", Incident, {}),
     ("pins/<run>/<step>-<attempt>", Checkpoint, {}),

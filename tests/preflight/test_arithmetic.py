@@ -16,6 +16,7 @@ from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from m5ws.training.tools import known_digest
 from tests.support.faults import wrong_bits
+from tests.support.waiting import is_alive, wait_for
 from tests.support.workspace.command_line import inherited
 
 _OTHER = "1" * 64
@@ -56,6 +57,25 @@ def test_a_planted_wrong_bit_names_the_processor_and_the_host(repo: Repository, 
     assert known.of_kind(repo, arithmetic.kind_of(faulty)) == []
 
 
+def test_the_ranks_of_arithmetic_that_does_not_end_are_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python, started = tmp_path / "python", tmp_path / "started"
+    python.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {started}\nwait\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(arithmetic, "_LIMIT_S", 2.0)
+    with pytest.raises(arithmetic.NotComputed, match="did not end"):
+        arithmetic.measure(os.fspath(python), inherited(), 0.0)
+    wait_for(lambda: not is_alive(int(started.read_text())))
+
+
+def test_a_host_has_one_record_a_day_of_equal_digests(repo: Repository) -> None:
+    for digest in ("0" * 64, "0" * 64, _OTHER, "0" * 64):
+        arithmetic.judge(repo, _result("n1", digest))
+    records = known.of_kind(repo, arithmetic.kind_of(_result("n1")))
+    assert [record.digests["cpu"] for record in records] == ["0" * 64, _OTHER]
+    known.publish(repo, msgspec.structs.replace(records[0], created_s=records[0].created_s + 25 * 3600))
+    assert len(known.of_kind(repo, records[0].kind)) == 3
+
+
 def test_a_result_that_differs_between_repetitions_fails(repo: Repository) -> None:
     healthy = _result("n1")
     unstable = msgspec.structs.replace(healthy.computed[0], rounded=("0" * 64, _OTHER))
@@ -92,5 +112,6 @@ def test_wrong_sums_name_their_ranks(repo: Repository) -> None:
 
 
 def test_a_slow_machine_gets_a_warning_after_five_records(repo: Repository) -> None:
-    states = [arithmetic.judge(repo, _result("n1", rate=rate))[2].state for rate in (100, 100, 10, 110, 90, 71, 60)]
+    rates = enumerate((100, 100, 10, 110, 90, 71, 60))
+    states = [arithmetic.judge(repo, _result(f"n{host}", rate=rate))[2].state for host, rate in rates]
     assert states == ["ok"] * 6 + ["warning"]

@@ -103,12 +103,17 @@ def test_errors_of_gpus_and_of_the_kernels_log_are_named(tmp_path: Path, monkeyp
         setattr(nvml, f"nvml{name}", lambda *_, answer=answer: answer)
     nvml.__dict__.update(NVMLError=RuntimeError, NVML_MEMORY_ERROR_TYPE_UNCORRECTED=1, NVML_VOLATILE_ECC=0)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    log = "4,1,2,-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
+    log = "4,1,2,-;NVRM: Xid (PCI:0000:3b:00): 13, Graphics Exception\n"
+    log += "4,2,3,-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
     system = _write(tmp_path, {"proc/driver/nvidia/version": "NVRM version", "dev/kmsg": log})
     check = gpus.check_gpus("gpus", system)
     assert check.state == "failed"
     faults = ("GPU 0: 3 uncorrected ECC errors", "GPU 0: rows wait for remapping", "Xid 79 of 0000:3b:00")
-    assert check.detail == "; ".join(("1 GPU", *faults))
+    assert check.detail == "; ".join(("1 GPU", *faults, "Xid 13 of 0000:3b:00"))
+    nvml.__dict__.update(nvmlDeviceGetTotalEccErrors=lambda *_: 0, nvmlDeviceGetRemappedRows=lambda *_: (0, 0, 0, 0))
+    _write(system, {"dev/kmsg": log.partition("\n")[0]})
+    check = gpus.check_gpus("gpus", system)
+    assert (check.state, check.detail) == ("warning", "1 GPU; Xid 13 of 0000:3b:00")
 
 
 def test_a_failed_check_is_repeated_before_a_node_is_blamed() -> None:

@@ -176,7 +176,7 @@ READERS: dict[str, Callable[[World, str], Commands]] = {
     "cancels/<run>/<time>-<nonce>": lambda *_: [],
     "canaries/<snapshot>/<kind>/<time>-<nonce>": lambda *_: [("canary", "history")],
     # `preflight` alone reads them, with processes that compute for a second.
-    "known/<kind>/<time>-<nonce>": lambda *_: [],
+    "known/<kind>/<time>-<tag>": lambda *_: [],
     "logs/<run>/<attempt>-<node>-<number>": lambda _, key: [("logs", key.split("/")[1], "--attempt", "1")],
     "incidents/<run>/<attempt>": lambda world, key: _of_note(world, key)[1:],
     "pins/<run>/<step>-<attempt>": _of_pin,

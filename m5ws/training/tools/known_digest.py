@@ -161,6 +161,9 @@ def main() -> None:
     seconds = parser.parse_args().seconds
     has_gpus = torch.cuda.is_available()
     ranks = torch.cuda.device_count() if has_gpus else max(2, min(len(os.sched_getaffinity(0)), 8))
+    # Without this variable, deterministic products on GPUs raise an error. Its value can change their bits.
+    # https://docs.nvidia.com/cuda/cublas/index.html#results-reproducibility
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     # All ranks are on this machine, whatever its name resolves to.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory() as folder:
