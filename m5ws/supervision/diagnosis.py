@@ -92,15 +92,15 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 def collect(repo: Repository, run: str, attempt: int, folder: Path) -> Evidence:
     """Return the evidence of an attempt. Its logs are in `folder` and in the store.
 
-    Raises NotFound without logs and failures of ranks, CorruptObject, Misplaced.
+    Raises NotFound without logs, CorruptObject, Misplaced.
     """
-    ends, recorded = reading.Source(repo, run, attempt, folder).ends(causes.END_LINES), _recorded(repo, run, attempt)
-    if not ends and not recorded.failures and not recorded.dead:
+    ends = reading.Source(repo, run, attempt, folder).ends(causes.END_LINES)
+    if not ends and not folder.is_dir():
         raise NotFound(
             f"run {run} has no logs of attempt {attempt} on this machine, and none in the store",
             hint="The store has new lines after 10 seconds to a minute.",
         )
-    return Evidence(ends=ends, recorded=recorded)
+    return Evidence(ends=ends, recorded=_recorded(repo, run, attempt))
 
 
 def diagnose(repo: Repository, run: str, attempt: int, folder: Path, rules: Mapping[str, Rule]) -> Diagnosis:

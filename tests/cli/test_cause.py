@@ -92,9 +92,13 @@ def test_an_attempt_is_chosen_by_its_number(m5: M5, made: Made, logs: Path) -> N
     assert "has no attempt 3" in missing.err
 
 
-def test_a_failed_attempt_without_logs_is_an_error(m5: M5, made: Made, logs: Path) -> None:
+def test_empty_logs_have_no_cause_and_missing_logs_are_an_error(m5: M5, made: Made, logs: Path) -> None:
+    for log in logs.iterdir():
+        log.write_text("")
+    assert m5("cause", made.run).out.startswith("unknown: ")
     for log in logs.iterdir():
         log.unlink()
+    logs.rmdir()
     done = m5("cause", made.run)
     assert (done.status, done.out) == (3, "")
     assert "has no logs of attempt 2" in done.err
