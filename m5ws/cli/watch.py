@@ -68,7 +68,7 @@ def command(
     Examples:
       m5ws watch 7c1d
       m5ws watch 7c1d --once
-      m5ws watch --unattended 7c1d 9a2b
+      m5ws watch --unattended 7c1d 9a04
     """
     from m5ws.cli import unattended as look
     from m5ws.reports import live
