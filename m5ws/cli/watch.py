@@ -49,7 +49,7 @@ def command(
     ping: str | None,
     as_json: bool,
 ) -> None:
-    """Show a run while it goes on, or look at several runs once.
+    """Show a run while it goes on.
 
     The view has the state, the last step, speed and time left, the quantities of the last step, checkpoints, notices
     and errors of ranks. It is renewed every 2 seconds, until the run ends. Without a terminal, it is printed at the
