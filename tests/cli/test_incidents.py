@@ -60,7 +60,8 @@ def test_a_failure_is_recorded_remembered_and_sent_without_its_secrets(m5: M5, p
     (place / "m5ws.toml").write_text(_SETTINGS)
     (place / "train.py").write_text(_SCRIPT)
     commit_all(place)
-    done = command_line.call("-C", str(place), "run", "--name", "trial", environment=dict(os.environ))
+    environment = command_line.inherited() | {"HOOK": hook.url}
+    done = command_line.call("-C", str(place), "run", "--name", "trial", environment=environment)
     assert done.returncode == 1
     run = done.stdout.strip()
     shown = m5("show", run).out
@@ -75,7 +76,7 @@ def test_a_failure_is_recorded_remembered_and_sent_without_its_secrets(m5: M5, p
     ):
         assert text in message["message"]
     hook.status = 503
-    assert command_line.call("-C", str(place), "resume", run, "--from-scratch").returncode == 1
+    assert command_line.call("-C", str(place), "resume", run, "--from-scratch", environment=environment).returncode == 1
     assert f"The 2nd such failure at train.py:1, after run {run}, attempt 1." in m5("show", run).out
     assert m5("show", run, "--json").document["incident"]["attempt"] == 2
     page = place.parent / "page.html"
