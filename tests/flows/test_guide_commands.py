@@ -158,6 +158,9 @@ def test_a_documented_command_does_its_work(command: str, places: _Places) -> No
     # tests/cli/test_sweep.py trains sweeps.
     if words[0] == "sweep" or places.sweep in words:
         words.insert(1, "--dry-run")
+    if "--every" in words:  # It repeats a command until Ctrl-C.
+        position = words.index("--every")
+        del words[position : position + 2]
     # Ranks of a typed launcher are no forks.
     is_launched = "torchrun" in words
     answer = ["--yes"] if words[0] == "adopt" and "--dry-run" not in words else []
