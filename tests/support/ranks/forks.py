@@ -74,9 +74,11 @@ class ForkParent:
     def close(self) -> None:
         """End the process, and with it every launch that is still running."""
         assert self._process.stdin is not None and self._process.stdout is not None
+        # The end of its input may never reach it: a process that a test forked, as a loader's worker, has the pipe too.
+        self._process.kill()
+        self._process.wait()
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        self._process.wait()
         self._process.stdout.close()
         self._errors.close()
 
