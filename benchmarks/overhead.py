@@ -5,9 +5,9 @@
 Per step, over the second half of the steps: the time between the end of one step's body and the start of the next,
 where m5ws does its work, and the medians of whole steps. The mean of that time includes the fingerprints of the state.
 Start-up: from the command to the start of the first step's body. CPU: of the command and its children, from start to
-end. Two rows between the first and the last locate the difference: torchrun with m5ws's determinism settings, and m5ws
-without MLflow. The only checkpoint is at the end. All rows use one thread a rank, the default of torchrun for two ranks
-and more.
+end. Rows between locate the difference: torchrun with m5ws's determinism settings, and m5ws without MLflow. The last
+two rows differ by supervision: none, and learnt limits, restarts and rules for the loss. The only checkpoint is at the
+end. All rows use one thread a rank, the default of torchrun for two ranks and more.
 """
 
 import argparse
@@ -24,6 +24,13 @@ from pathlib import Path
 
 SCRIPT = Path(__file__).parent / "scripts" / "overhead_step.py"
 _SETTINGS = "[config]\nfiles = []\n\n[run]\nnproc = {}\n"
+_WORKSPACES = {
+    "m5ws run, without MLflow": "\n[mlflow]\nenabled = false\n",
+    "m5ws run": "",
+    "m5ws run, not supervised": "stuck = false\n",
+    "m5ws run, supervised": "stuck = {floor_s = 60}\nrestart = {max = 3}\nloss = {jump = 10, flat = 10}\n",
+}
+"""The rows with m5ws, and what their m5ws.toml has besides."""
 
 
 def measure(command: list[str], out: Path, cwd: Path) -> dict[str, float]:
@@ -48,20 +55,20 @@ def measure(command: list[str], out: Path, cwd: Path) -> dict[str, float]:
 def commands(root: Path, out: Path, steps: int, nproc: int) -> dict[str, list[str]]:
     """Return the commands to compare, by name; each has a folder of its own."""
     script = SCRIPT.read_text()
-    for name, more in (("with", ""), ("without", "\n[mlflow]\nenabled = false\n")):
-        (root / name).mkdir()
-        (root / name / "m5ws.toml").write_text(_SETTINGS.format(nproc) + more)
-        (root / name / "step.py").write_text(script)
+    folders = {name: root / f"{number}" for number, name in enumerate(_WORKSPACES)}
+    for name, folder in folders.items():
+        folder.mkdir()
+        (folder / "m5ws.toml").write_text(_SETTINGS.format(nproc) + _WORKSPACES[name])
+        (folder / "step.py").write_text(script)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
     m5ws = [sys.executable, "-m", "m5ws", "-C"]
     arguments = ["step.py", str(out), str(steps)]
-    bare = [*torchrun, str(root / "with" / "step.py"), *arguments[1:]]
-    return {
-        "torchrun": [*bare, "bare"],
-        "torchrun, deterministic": [*bare, "deterministic"],
-        "m5ws run, without MLflow": [*m5ws, str(root / "without"), "run", "--no-progress", "--", *arguments, "session"],
-        "m5ws run": [*m5ws, str(root / "with"), "run", "--no-progress", "--", *arguments, "session"],
+    bare = [*torchrun, str(folders["m5ws run"] / "step.py"), *arguments[1:]]
+    own = {
+        name: [*m5ws, str(folder), "run", "--no-progress", "--", *arguments, "session"]
+        for name, folder in folders.items()
     }
+    return {"torchrun": [*bare, "bare"], "torchrun, deterministic": [*bare, "deterministic"]} | own
 
 
 def main() -> None:
@@ -98,6 +105,12 @@ def main() -> None:
     share, mean_share = (100 * value / bare["step_ms"] for value in (added, mean_added))
     print(f"\nbetween steps, m5ws adds {added:.3f} ms: {share:.2f} % of a step of {bare['step_ms']:.0f} ms")
     print(f"in the mean, with the fingerprints, {mean_added:.3f} ms: {mean_share:.2f} %")
+    plain, supervised = (result[f"m5ws run, {name}"] for name in ("not supervised", "supervised"))
+    more = {key: supervised[key] - plain[key] for key in ("gap_ms", "mean_gap_ms", "cpu_s")}
+    print(
+        f"supervision adds {more['gap_ms']:.3f} ms between steps ({100 * more['gap_ms'] / bare['step_ms']:.2f} %), "
+        f"{more['mean_gap_ms']:.3f} ms in the mean, and {more['cpu_s']:.1f} CPU s a run"
+    )
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1))
 

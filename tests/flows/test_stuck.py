@@ -23,7 +23,8 @@ _LINES = {
     "lock": "lock.acquire()", "mismatch": "group=other", "worker": "next(loader)",
 }  # fmt: skip
 """The kinds of stops, and the line of the script at which the rank is."""
-_WORLDS = (2, 4)
+_WORLDS = (2, 4, 16)
+"""The numbers of ranks. The largest is tried on two nodes only."""
 _HEADER = ("| nodes | ranks | kind | cases | named | unknown | wrong |", "|---|---|---|---|---|---|---|")
 
 
@@ -77,11 +78,11 @@ def test_a_rank_that_hangs_is_named_and_no_process_is_left(tmp_path: Path, kind:
 def test_each_kind_of_stop_is_named_on_each_rank(
     tmp_path: Path, cluster: Callable[[Workspace], Agents], request: pytest.FixtureRequest
 ) -> None:
-    """All kinds on each rank of 2 and 4 ranks on 1 and 2 nodes, in random order, or `--campaign-count` of them."""
+    """All kinds on each rank of 2, 4 and 16 ranks on 1 and 2 nodes, in random order, or `--campaign-count` of them."""
     cases = [
         (nodes, world, kind, culprit)
         for world in _WORLDS
-        for nodes in (1, NODES)
+        for nodes in ((1, NODES) if world < _WORLDS[-1] else (NODES,))
         for kind in _LINES
         for culprit in range(world)
     ]
