@@ -26,7 +26,7 @@ def causes(elements: Sequence[T], test: Test[T]) -> Iterator[frozenset[T]]:
     """Yield disjoint 1-minimal sets that differ, until the rest does not; none if all elements together do not.
 
     `test` may get the same set more than once, and should cache its answers. It never gets the empty set, which is
-    known to be the same. Elements are tested in order, the likeliest first.
+    known to be the same. Elements are tested in order.
     """
     rest = list(elements)
     while rest and (cause := minimise(rest, test)) is not None:

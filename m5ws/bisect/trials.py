@@ -22,7 +22,6 @@ from m5ws.progress import Progress
 from m5ws.records.base import Digest
 from m5ws.records.environment import Observed
 from m5ws.records.failure import EndReason
-from m5ws.records.ledger import AnyEvent
 from m5ws.records.reasons import Ended
 from m5ws.records.recipe import Recipe
 from m5ws.records.run import Run, Segment
@@ -190,10 +189,6 @@ class HybridRuns:
     def _run(self, ports: Ports, plan: AttemptPlan, taken: Names) -> Trial:
         comparison = Comparison(self._side(self._original), (ports.repo, plan.run.id))
 
-        def feed(rank: str, event: AnyEvent) -> bool:
-            comparison.feed(rank, event)
-            return comparison.is_decided()
-
         def accept(observed: Observed, _: object) -> None:
             if (known := self._known(plan, taken, observed)) is not None:
                 raise _Known(known)
@@ -202,7 +197,8 @@ class HybridRuns:
             self.runs += 1
             self._listeners.begin(taken, plan.run.id)
 
-        result = leader.execute(ports, plan, self._listeners.watch, self._listeners.prepare, accept=accept, judge=feed)
+        told = self._listeners
+        result = leader.execute(ports, plan, told.watch, told.prepare, accept=accept, judge=comparison.feed)
         trial = self._judged(comparison, plan.run, taken, result.outcome, result.reason)
         if result.outcome == "interrupted" and trial.answer == "unresolved":
             raise reproduce.ReplayInterrupted(

@@ -53,17 +53,13 @@ def notice(repo: Repository, run: str, attempt: int, observed: Observed) -> str 
     if attempt == 1:
         return None
     try:
-        return _notice(repo, run, min(ledger.attempts(repo, run)), observed)
+        began = recorded.of_attempt(repo, run, min(ledger.attempts(repo, run)))
+        if not _is_grave(drift(began, observed)):
+            return None
+        changes = usage.before_launch(EnvironmentSide(observed=began, usage=usage.of_run(repo, run)), observed)
     except (M5Error, OSError) as error:
         _log.warning("cannot read the environment of the first attempt of run %s: %s", run, error)
         return None
-
-
-def _notice(repo: Repository, run: str, first: int, observed: Observed) -> str | None:
-    began = recorded.of_attempt(repo, run, first)
-    if not _is_grave(drift(began, observed)):
-        return None
-    changes = usage.before_launch(EnvironmentSide(observed=began, usage=usage.of_run(repo, run)), observed)
     grave = [title(change, with_part=False) for change in changes if change.rating != "cannot"]
     return list_names(grave, "; ", _NAMED) or None
 

@@ -4,7 +4,6 @@ The ratings are data, in drift_rules.toml beside this file, each with its reason
 rated `can`: a difference is harmless only with evidence.
 """
 
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
@@ -80,8 +79,7 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 @cache
 def _table() -> _Table:
-    text = (resources.files("m5ws.environment") / "drift_rules.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text), _Table)
+    return msgspec.toml.decode((resources.files("m5ws.environment") / "drift_rules.toml").read_bytes(), type=_Table)
 
 
 def rules() -> tuple[Rule, ...]:

@@ -67,7 +67,7 @@ def collect(work: Path, outputs: Sequence[str], given: AttemptInputs) -> Outputs
             inside = path.relative_to(root)
             name = os.fsencode(inside)
             if path != root and validation.is_forbidden(name):
-                faults[f"{_shown(inside)[:_LONG]}: the store keeps no file of this name or depth"] = None
+                faults[f"{shown(inside)[:_LONG]}: the store keeps no file of this name or depth"] = None
                 continue
             if path.is_symlink() and not is_linked:
                 links[path] = os.fsencode(os.readlink(path))
@@ -79,7 +79,7 @@ def collect(work: Path, outputs: Sequence[str], given: AttemptInputs) -> Outputs
                 continue
             file, fault = _file(root, path, untouched, given.begun_ns)
             files |= {name: file} if file is not None else {}
-            faults |= {f"{_shown(inside)}: {fault}": None} if fault else {}
+            faults |= {f"{shown(inside)}: {fault}": None} if fault else {}
     return Outputs(
         files=tuple(files.values()),
         folders=tuple(folders.items()),
@@ -103,14 +103,14 @@ def describe_others(
     directory: Path, work: Path, declared: Sequence[str], given: dict[Path, Stamp], outputs: Outputs
 ) -> list[str]:
     """Return lines on the files that an attempt with this `directory` wrote and that are not kept."""
-    beside = [f"../{_shown(Path(entry.name))}" for entry in directories.beside(directory)]
+    beside = [f"../{shown(entry.name)}" for entry in directories.beside(directory)]
     names = [*_others(work, declared, inputs.untouched(work, given)), *beside]
     return [*outputs.not_kept, *([f"written outside [run] outputs: {list_names(names)}"] if names else [])]
 
 
-def shown(path: bytes) -> str:
+def shown(path: bytes | str | Path) -> str:
     """Return a path as text for people."""
-    return path.decode("utf-8", "backslashreplace")
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def folders_of(path: bytes) -> list[bytes]:
@@ -169,9 +169,5 @@ def _others(work: Path, declared: Sequence[str], untouched: set[Path]) -> list[s
     lines = dict[str, None]()
     for name in names:
         many = counts[name.parts[0]] > _FEW
-        lines[f"{_shown(Path(name.parts[0]))}/ ({counts[name.parts[0]]:,} files)" if many else _shown(name)] = None
+        lines[f"{shown(name.parts[0])}/ ({counts[name.parts[0]]:,} files)" if many else shown(name)] = None
     return sorted(lines)
-
-
-def _shown(path: Path) -> str:
-    return shown(os.fsencode(path))

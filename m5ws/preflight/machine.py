@@ -67,8 +67,7 @@ def check_shared_memory(name: str, ranks: int, system: Path = Path("/")) -> Chec
 
 def check_memory(name: str, needs: Needs, system: Path = Path("/")) -> Check:
     """Check free memory, and the limit of the cgroup, for the copy of the state that a save makes."""
-    limits = {"free": _available_bytes(system), "free in the cgroup": _cgroup_bytes(system)}
-    known = {label: value for label, value in limits.items() if value is not None}
+    known = hardware.free_memory(system)
     texts = [f"{size(value)} {label}" for label, value in known.items()]
     if needs.run is None:
         return Check(name, "ok", f"{', '.join(texts)}; no run shows the size of the state yet")
@@ -77,25 +76,6 @@ def check_memory(name: str, needs: Needs, system: Path = Path("/")) -> Check:
     if least is not None and least < needs.state_bytes:
         return Check(name, "failed", detail, "End other programs, raise the limit of the job, or use more nodes.")
     return Check(name, "ok", detail)
-
-
-def _available_bytes(system: Path) -> int | None:
-    lines = (hardware.text(system / "proc/meminfo") or "").splitlines()
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
-
-
-def _cgroup_bytes(system: Path) -> int | None:
-    """Return the bytes that the cgroup (v2) of this process may still use; None without a limit."""
-    groups = (hardware.text(system / "proc/self/cgroup") or "").splitlines()
-    own = next((line.removeprefix("0::/") for line in groups if line.startswith("0::/")), None)
-    if own is None:
-        return None
-    root, left = system / "sys/fs/cgroup", list[int]()
-    for folder in (root / own, *(outer for outer in (root / own).parents if outer.is_relative_to(root))):
-        most, used = (hardware.text(folder / file) or "" for file in ("memory.max", "memory.current"))
-        if most.isdigit() and used.isdigit():
-            left.append(int(most) - int(used))
-    return min(left, default=None)
 
 
 def check_clock(name: str, store: ObjectStore) -> Check:

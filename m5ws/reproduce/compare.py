@@ -55,10 +55,14 @@ class Comparison:
         self.lost_steps: dict[int, Numbers] = {}
         """Steps by rank that the original trained but its record lacks: a checkpoint after them exists."""
 
-    def feed(self, rank: str, event: AnyEvent) -> None:
-        """Add one event of the replay, and compare it with the original's event of the same rank and step."""
+    def feed(self, rank: str, event: AnyEvent) -> bool:
+        """Add one event of the replay, and compare it with the original's event of the same rank and step.
+
+        Return `is_decided`.
+        """
         self.replay.add(rank, event)
         self.compare(rank, event)
+        return self.is_decided()
 
     def compare(self, rank: str, event: AnyEvent) -> None:
         """Compare one event of the replay, which has it already."""

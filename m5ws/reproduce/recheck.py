@@ -60,9 +60,8 @@ def replay(
     with_original = Comparison(_up_to(comparison.original, last), source)
 
     def feed(rank: str, event: AnyEvent) -> bool:
-        with_first.feed(rank, event)
-        with_original.feed(rank, event)
-        return with_first.is_decided() or with_original.is_decided()
+        is_decided = with_first.feed(rank, event)
+        return with_original.feed(rank, event) or is_decided
 
     second = planned.run
     try:
@@ -112,13 +111,8 @@ def from_start(
     With `rules`, the delivered results are compared too. Raises KeyboardInterrupt if the user stops it, and StartAgain.
     """
     comparison = Comparison(original, (ports.repo, planned.run.id))
-
-    def feed(rank: str, event: AnyEvent) -> bool:
-        comparison.feed(rank, event)
-        return comparison.is_decided()
-
     try:
-        result = leader.execute(ports, planned, watch, progress, judge=feed)
+        result = leader.execute(ports, planned, watch, progress, judge=comparison.feed)
         first = comparison.first()
         if first is None and rules is not None and result.outcome in COMPLETE:
             runs = planned.run.reproduces or "", planned.run.id

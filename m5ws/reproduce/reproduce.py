@@ -235,8 +235,7 @@ def _replayed(
 
     def feed(rank: str, event: AnyEvent) -> bool:
         nonlocal enough
-        comparison.feed(rank, event)
-        enough = comparison.is_decided() or comparison.is_exhausted()
+        enough = comparison.feed(rank, event) or comparison.is_exhausted()
         return enough
 
     result = leader.execute(ports, planned, listeners.watch, listeners.progress, accept=accept, judge=feed)

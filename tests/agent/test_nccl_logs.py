@@ -9,12 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from m5ws.agent.nccl_logs import NcclLogs
-from m5ws.environment.nccl.log import read
 from m5ws.records.environment import Declared, Observed
 from m5ws.records.ledger import NODE, NcclLogged
 from m5ws.repository.ledger.ledger import decode_event
 from m5ws.repository.ledger.spool import Spools, SpoolWriter, genesis
 from tests.support.machine.efa_machines import make_machine
+from tests.support.machine.nccl_facts import read
 from tests.support.paths import ROOT
 
 _SOCKET = (ROOT / "tests/data/nccl/socket-two-nodes.log").read_text()

@@ -98,7 +98,6 @@ def test_folders_on_pythonpath_outside_the_workspace_are_noted(tmp_path: Path) -
         ("Metadata-Version: 2.1\nName: My_Own.tools\nVersion: 1.0\n\nName: another\nVersion: 9\n", "1.0"),
         ("Name: my own.tools\r\nVersion: 1.0 beta\r\nKeywords: a\r\n\r\nVersion: 9\r\n", "1.0 beta"),
         ("name: my-own-tools\nversion: 1\nVersion: 2\n", "1"),
-        ("Name:\n  my-own-tools\nVersion: 1.0\n", "1.0"),
         ("Name: my-own-tools\n", ""),
     ],
 )

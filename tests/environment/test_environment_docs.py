@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 
 from m5ws.environment.drift import rules
-from m5ws.environment.nccl import log
 from m5ws.environment.nccl import rules as network
 from m5ws.environment.observe import container, hardware, native_libraries, variables
 from m5ws.training.runtime.facts import versions
+from tests.support.machine import nccl_facts
 from tests.support.paths import ROOT
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "environment.md"
@@ -52,7 +52,7 @@ def test_the_page_lists_the_network_rules_of_the_code() -> None:
 def test_every_fact_is_documented() -> None:
     root = Path("/")
     facts = {**hardware.cpu(root), **hardware.gpu(root), **container.facts(root, {}), **hardware.aws(root)}
-    logged = {name for path in (ROOT / "tests/data/nccl").glob("*.log") for name in log.read(path.read_text())}
+    logged = {name for path in (ROOT / "tests/data/nccl").glob("*.log") for name in nccl_facts.read(path.read_text())}
     for name in {*facts, *native_libraries.network({}, root), *versions(), *logged, "nccl.log", "nccl.limits"}:
         assert f"`{name}`" in PAGE.read_text(), name
 

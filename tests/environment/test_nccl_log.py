@@ -10,9 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from m5ws.environment.nccl import efa
-from m5ws.environment.nccl.log import NcclLog, read
+from m5ws.environment.nccl.log import NcclLog
 from m5ws.records.environment import Observed
 from tests.support.machine.efa_machines import make_machine
+from tests.support.machine.nccl_facts import read
 from tests.support.paths import ROOT
 
 _FOLDER = ROOT / "tests" / "data" / "nccl"

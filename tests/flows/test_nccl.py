@@ -8,9 +8,9 @@ from typing import TypeVar
 import pytest
 
 from m5ws.environment import attempt_environments
-from m5ws.environment.nccl.log import read
 from m5ws.records.ledger import Event, NcclLogged, Notice, RankStarted
 from m5ws.repository.ledger import ledger
+from tests.support.machine.nccl_facts import read
 from tests.support.paths import ROOT
 from tests.support.workspace.workspaces import Workspace, make_file_workspace
 

@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+from m5ws.environment.observe import hardware
 from m5ws.errors import M5Error
 from m5ws.preflight import gpus, machine, node
 from m5ws.preflight.needs import Needs, Place
@@ -122,3 +123,19 @@ def test_a_failed_check_is_repeated_before_a_node_is_blamed() -> None:
     assert (check.state, check.detail) == ("warning", "second; passed when repeated, after: first")
     (check,) = node._repeated(lambda: (Check("a", "failed", "always", "drain"),))
     assert check.state == "failed"
+
+
+def test_free_memory_is_that_of_a_container_with_cgroups_of_version_1(tmp_path: Path) -> None:
+    limited = _write(
+        tmp_path / "limited",
+        {
+            "proc/meminfo": f"MemAvailable: {4 * _FREE // 1024} kB\n",
+            "proc/self/cgroup": "4:memory:/job\n",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{3 * _FREE}\n",
+            "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{_FREE}\n",
+        },
+    )
+    assert hardware.free_memory(limited) == {"free": 4 * _FREE, "free in the cgroup": 2 * _FREE}
+    _write(limited, {"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"})
+    assert hardware.free_memory(limited) == {"free": 4 * _FREE}
+    assert hardware.free_memory(tmp_path) == {}

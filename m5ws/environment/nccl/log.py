@@ -108,13 +108,6 @@ class NcclLog:
             rings.clear()
 
 
-def read(text: str) -> dict[str, str]:
-    """Return the facts of a log: versions, network, channels, algorithms, and digests of rings and trees."""
-    log = NcclLog()
-    log.feed(text)
-    return log.facts
-
-
 def _choice(message: str) -> Iterator[tuple[str, str]]:
     """Yield the algorithm and the protocol of a collective."""
     if match := _CHOICE.fullmatch(message):

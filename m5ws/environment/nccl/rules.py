@@ -5,7 +5,6 @@ that is not known, its rule does not match. Of each variable, the first matching
 """
 
 import re
-import tomllib
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import cache
@@ -69,8 +68,7 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 @cache
 def rules() -> tuple[Rule, ...]:
     """Return the rules, in order of precedence."""
-    text = (resources.files("m5ws.environment.nccl") / "rules.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text), _Table).rule
+    return msgspec.toml.decode((resources.files("m5ws.environment.nccl") / "rules.toml").read_bytes(), type=_Table).rule
 
 
 def matching(observed: Observed) -> tuple[Rule, ...]:

@@ -13,7 +13,6 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from email import message_from_string
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib import metadata
@@ -174,10 +173,7 @@ def _head(distribution: metadata.Distribution) -> tuple[str, str]:
     text = next(filter(None, map(distribution.read_text, ("METADATA", "PKG-INFO", ""))), "")
     head = text.partition("\n\n")[0]
     values = {name.lower(): value for name, value in reversed(_FIELD.findall(head))}
-    if len(values) < 2:  # unusual layout, which no known installer writes
-        fields = message_from_string(head)
-        return str(fields["Name"] or "").strip(), str(fields["Version"] or "").strip()
-    return values["name"], values["version"]
+    return values.get("name", ""), values.get("version", "")
 
 
 def _origin(distribution: metadata.Distribution, conda_lines: Mapping[Path, str]) -> Origin | None:

@@ -77,6 +77,23 @@ def pci_devices(system: Path, vendor: str, kind: tuple[str, str]) -> int:
     return sum(owner == vendor and value.startswith(prefix) for owner, value in texts)
 
 
+def free_memory(system: Path) -> dict[str, int]:
+    """Return the free bytes of this machine, and of the cgroups of this process if they have fewer."""
+    free = re.search(r"^MemAvailable:\s*(\d+) kB", text(system / "proc/meminfo") or "", re.MULTILINE)
+    known = {"free": int(free[1]) * 1024} if free else {}
+    own = re.search(r"^0::/(.*)$", text(system / "proc/self/cgroup") or "", re.MULTILINE)
+    root = system / "sys/fs/cgroup"
+    inner = root / own[1] if own else root
+    folders = [folder for folder in (inner, *inner.parents) if folder.is_relative_to(root)]
+    files = [(folder / "memory.max", folder / "memory.current") for folder in folders]
+    files.append((root / "memory/memory.limit_in_bytes", root / "memory/memory.usage_in_bytes"))  # version 1
+    pairs = ((text(most) or "", text(used) or "") for most, used in files)
+    left = min((int(most) - int(used) for most, used in pairs if most.isdigit() and used.isdigit()), default=None)
+    if left is not None and left < known.get("free", left + 1):
+        known["free in the cgroup"] = left
+    return known
+
+
 def aws(system: Path) -> Facts:
     """Return AMI and instance type from files of cloud-init or the firmware, without the metadata service."""
     metadata = _cloud_metadata(system)

@@ -43,7 +43,9 @@ def keys(name: str, data: bytes) -> dict[str, str]:
         if name.endswith((".jsonl", ".ndjson")):
             return _flat([_json(line) for line in text.splitlines()])
         if name.endswith((".yaml", ".yml")):
-            return _flat(_yaml(text))
+            if len(text) > _YAML_BYTES:
+                raise ValueError(f"YAML of more than {_YAML_BYTES:,} characters is not read by keys")
+            return _flat(flatten.parse(name, data))
         if name.endswith((".csv", ".tsv")):
             return unique(_cells(text, "," if name.endswith(".csv") else "\t"))
     except (RecursionError, csv.Error) as error:
@@ -80,16 +82,3 @@ def _cells(text: str, delimiter: str) -> Iterator[tuple[str, str]]:
     yield "columns", repr(rows[0])
     for number, row in enumerate(rows[1:], 1):
         yield from ((f"{number}.{column}", cell) for column, cell in zip(rows[0], row, strict=True))
-
-
-def _yaml(text: str) -> object:
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
-    if len(text) > _YAML_BYTES:
-        raise ValueError(f"YAML of more than {_YAML_BYTES:,} characters is not read by keys")
-    flatten.refuse_large(text)
-    try:
-        return YAML(typ="safe", pure=True).load(text)
-    except YAMLError as error:
-        raise ValueError(str(error)) from error

@@ -11,16 +11,14 @@ import posixpath
 import shutil
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from m5ws.errors import CorruptObject, M5Error, MissingExtra, NotFound
+from m5ws.repository import concurrency
 from m5ws.repository.files.interface import SourceFile
 from m5ws.snapshot.sources.interface import TrackedDataset
-
-_THREADS = 8
 
 
 class UnusablePin(M5Error):
@@ -60,8 +58,7 @@ class Dvc:
 
     def verify(self, dataset: TrackedDataset, files: Sequence[SourceFile]) -> None:
         """Raise DatasetModified unless the MD5 of every file, and of their list, matches the pin."""
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="m5ws-md5") as pool:
-            digests = list(pool.map(lambda file: _md5(file.location), files))
+        digests = list(concurrency.for_each(lambda file: _md5(file.location), files))
         if not dataset.hash.endswith(".dir"):
             same = digests == [dataset.hash] and files[0].path == dataset.path
         else:
@@ -177,8 +174,7 @@ def _copy_all(repo: Any, root: Path, dataset: TrackedDataset, target: Path) -> t
         (entry, dataset.path + b"".join(b"/" + _component(dataset, part) for part in inner[len(key) :]))
         for inner, entry in entries
     ]
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="m5ws-dvc") as pool:
-        return tuple(pool.map(lambda job: _copy(index, dataset, job[0], job[1], target), jobs))
+    return tuple(concurrency.for_each(lambda job: _copy(index, dataset, job[0], job[1], target), jobs))
 
 
 def _component(dataset: TrackedDataset, part: str) -> bytes:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from m5ws.environment.observe import hardware
 from m5ws.errors import M5Error
 from m5ws.records.launch import UNSAVED
 from m5ws.training.backends.base import Backend, NoCopyStager, Plain
@@ -29,11 +30,6 @@ _FINAL_TRIES = 4
 _NOTABLE_S = 1.0
 _SHARE = 0.8
 """Part of the free memory that copies of a state may take; the training's own use varies."""
-_CGROUP = (
-    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
-    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
-)
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class TooManyFailures(M5Error):
@@ -228,7 +224,7 @@ class CheckpointWriter:
             return True
         needed = sum(piece.tensor.nbytes for piece in self._backend.tensors())
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        free = _available_bytes()
+        free = min(hardware.free_memory(Path("/")).values(), default=0)
         if needed * ranks <= _SHARE * free:
             return True
         if not self._reported_memory:
@@ -239,17 +235,3 @@ class CheckpointWriter:
                 "the training stops while a checkpoint is saved",
             )
         return False
-
-
-def _available_bytes() -> int:
-    """Return the free memory of this machine, or of the container around this process."""
-    free = _PAGE_BYTES * os.sysconf("SC_AVPHYS_PAGES")
-    for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ():
-        if line.startswith("MemAvailable:"):
-            free = 1024 * int(line.split()[1])
-    for limit, used in _CGROUP:
-        try:
-            free = min(free, int(limit.read_text()) - int(used.read_text()))
-        except (OSError, ValueError):  # no such controller, or "max"
-            continue
-    return free

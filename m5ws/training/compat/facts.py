@@ -3,9 +3,9 @@
 Invariant: a check imports nothing that the session does not import, and changes no state of the training.
 """
 
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Literal
 
 from m5ws.errors import M5Error
@@ -38,12 +38,6 @@ def require(facts: Iterable[Fact]) -> None:
         except _ABSENT as error:
             reason = f"{type(error).__name__}: {error}"
         if reason:
-            package, version = fact.package, _version(fact.package)
+            package = fact.package
+            version = getattr(sys.modules.get(package), "__version__", "of an unknown version")
             raise UnsupportedVersion(f"{package} {version} lacks an internal that m5ws uses: {fact.name} ({reason})")
-
-
-def _version(package: Package) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "of an unknown version"

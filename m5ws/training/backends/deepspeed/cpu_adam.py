@@ -12,10 +12,9 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from typing import Any
 import blake3
 
 from m5ws import locks
+from m5ws.environment.observe import hardware
 from m5ws.errors import M5Error, MissingExtra
 from m5ws.filesystem import write_atomically
 
@@ -50,7 +50,7 @@ _SOURCE = "deepspeed/ops/csrc/adam/cpu_adam.cpp"
 class BuildFailed(M5Error):
     """The compiled operator could not be built."""
 
-    hint = "CPUAdam needs a C++ compiler and ninja; the messages above are the compiler's."
+    hint = "CPUAdam needs a C++ compiler and ninja."
 
 
 def use_own_folder() -> Path:
@@ -64,11 +64,11 @@ def use_own_folder() -> Path:
 
 
 def ensure_cpu_adam() -> Path:
-    """Build and load the operator, unless it is built already, and return its path. Output is shown on failure only.
+    """Build and load the operator, unless it is built already, and return its path.
 
     Sets TORCH_EXTENSIONS_DIR to the environment's own folder, for this process and its children. DeepSpeed loads its
     operators from that folder: CPUAdam, and the operator of `init_distributed` if there is no accelerator. Raises
-    MissingExtra, BuildFailed.
+    MissingExtra, and BuildFailed with the output of the compiler.
     """
     folder = use_own_folder()
     with _only_builder(folder):
@@ -89,7 +89,8 @@ def _only_builder(folder: Path) -> Iterator[None]:
 def _known_or_built(note: Path) -> Path:
     if (operator := _known(note)) is not None:
         return operator
-    with _shown_on_failure():
+    # DeepSpeed prints to stdout, where only the path belongs.
+    with redirect_stdout(sys.stderr):
         from m5ws.training.compat import cpu_adam as internals
 
         module, *_ = [_load(builder) for builder in internals.builders()]
@@ -112,21 +113,15 @@ def _folder(environment: Mapping[str, str]) -> Path:
     }
     packages = [metadata.distribution(name) for name in ("deepspeed", "torch")]
     versions = [sys.version, *((package.version, str(package.locate_file(""))) for package in packages)]
+    # The operator is compiled with -march=native.
+    processor = hardware.cpu(Path("/"))
+    relevant |= {name: str(processor[name]) for name in ("cpu.model", "cpu.flags")}
     # The visible GPUs do not change a build, but the absence of any GPU does.
     no_gpu = environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    key = blake3.blake3(json.dumps([versions, sorted(relevant.items()), _cpu(), no_gpu]).encode()).hexdigest()
+    key = blake3.blake3(json.dumps([versions, sorted(relevant.items()), no_gpu]).encode()).hexdigest()
     caches = environment.get("XDG_CACHE_HOME") or "~/.cache"
     root = Path(environment.get(_ROOT) or f"{caches}/torch_extensions").expanduser().absolute()
     return (root.parent if _OWN.fullmatch(root.name) else root) / f"m5ws-{key[:16]}"
-
-
-def _cpu() -> list[str]:
-    """Return the lines that list this CPU's instructions: the operator is compiled with -march=native."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return []
-    return sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
 
 
 def _known(note: Path) -> Path | None:
@@ -145,7 +140,7 @@ def _known(note: Path) -> Path | None:
 
 def _load(builder: Any) -> Any:
     try:
-        return builder.load(verbose=True)
+        return builder.load(verbose=False)
     except (RuntimeError, OSError, ImportError, subprocess.SubprocessError) as error:
         raise BuildFailed(f"DeepSpeed's operator {builder.name} could not be built or loaded: {error}") from error
 
@@ -158,30 +153,6 @@ def _drop_locks(folder: Path, age_s: float) -> None:
                 lock.unlink()
         except FileNotFoundError:
             pass
-
-
-@contextmanager
-def _shown_on_failure() -> Iterator[None]:
-    """Capture the output of this process and its children, and show it on stderr if an error ends the block."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    saved = {number: os.dup(number) for number in (1, 2)}
-    with tempfile.TemporaryFile() as kept:
-        for number in saved:
-            os.dup2(kept.fileno(), number)
-        failed = True
-        try:
-            yield
-            failed = False
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            for number, original in saved.items():
-                os.dup2(original, number)
-                os.close(original)
-            if failed:
-                kept.seek(0)
-                sys.stderr.write(kept.read().decode(errors="replace"))
 
 
 def main(arguments: Sequence[str] = ()) -> int:
