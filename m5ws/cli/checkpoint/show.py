@@ -63,8 +63,6 @@ def _lines(view: "CheckpointView", everything: bool) -> Iterator[str]:
             for row in view.tensors
         ]
         yield f"\n{output.table(('TENSOR', 'TYPE', 'SHAPE', 'SHARDS', 'SIZE'), rows)}"
-    if view.files:
-        yield f"\n{output.table(('FILE', 'SIZE'), [(row.name, output.size(row.size_bytes)) for row in view.files])}"
     for where, group in groupby(view.state, key=lambda leaf: leaf.where):
         values = {leaf.path: leaf.value for leaf in group}
         shown = dict(list(values.items())[: None if everything else _SHOWN])
