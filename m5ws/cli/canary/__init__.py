@@ -101,14 +101,11 @@ def _run(
     repo = workspace.repository()
     launch = planning.spec(workspace.settings.run, planning.RunOptions(nproc=nproc, fingerprint_every=1))
     pinned, launch = operation.change(repo, snapshot, launch, overrides)
-    job = canary.Job(snapshot=pinned, spec=launch, steps=steps, home=workspace.home, author_dir=workspace.root)
+    run = canary.new_run(pinned, launch, steps)
+    output.print_note(f"training {steps} steps as {run.id}")
     with interrupt.on_signals(), RunProgress() as shown:
-        listeners = canary.Listeners(
-            announce=lambda run: output.print_note(f"training {steps} steps as {run}"),
-            watch=shown.watch,
-            progress=shown.prepare,
-        )
-        result = canary.run(workspace.ports(repo), job, listeners)
+        ports = workspace.ports(repo)
+        result = canary.execute(ports, run, workspace.home, workspace.root, shown.watch, shown.prepare)
     turns = list(canary.turns(repo, canaries.of_snapshot(repo, pinned))) if result.outcome != "ok" else []
     return result, next((turn for turn in reversed(turns) if turn.bad.kind == result.kind), None)
 

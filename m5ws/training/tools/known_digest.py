@@ -123,7 +123,7 @@ def _kind() -> dict[str, str | None]:
     }
 
 
-def _rank(rank: int, ranks: int, seconds: float, rendezvous: str, *, has_gpus: bool) -> None:
+def _rank(rank: int, ranks: int, seconds: float, rendezvous: str, has_gpus: bool) -> None:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -150,10 +150,6 @@ def _rank(rank: int, ranks: int, seconds: float, rendezvous: str, *, has_gpus: b
     dist.destroy_process_group()
 
 
-def _started(rank: int, ranks: int, seconds: float, rendezvous: str, has_gpus: bool) -> None:
-    _rank(rank, ranks, seconds, rendezvous, has_gpus=has_gpus)
-
-
 def main() -> None:
     """Compute in as many processes as there are GPUs, or else processors, up to eight, and print the result."""
     parser = argparse.ArgumentParser(description=main.__doc__)
@@ -169,7 +165,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         arguments = (ranks, seconds, f"{folder}/rendezvous", has_gpus)
         # A process that uses CUDA cannot be forked.
-        start_processes(_started, arguments, nprocs=ranks, start_method="spawn" if has_gpus else "fork")  # type: ignore[no-untyped-call]
+        start_processes(_rank, arguments, nprocs=ranks, start_method="spawn" if has_gpus else "fork")  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":
