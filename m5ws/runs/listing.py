@@ -217,8 +217,6 @@ def view_run(repo: Repository, run_id: str) -> RunView:
     verdicts = runs.verdicts(repo, run_id, known)
     chain, whole = lineage.chain(repo, run)
     stored = {event.name: event for attempt in state.attempts for event in attempt.outputs}
-    written = saved.listing(repo, run_id, stored)
-    files = {row.name for row in written}
     failed = max((each.attempt for each in state.attempts if each.standing == "failed"), default=None)
     verdict = next((verdict for verdict in verdicts if run_id in verdict.replays), None)
     return RunView(
@@ -228,12 +226,9 @@ def view_run(repo: Repository, run_id: str) -> RunView:
         state=state,
         observed=repo.objects.get_record(observed, Observed) if observed else None,
         checkpoints=tuple(
-            concurrency.for_each(
-                partial(_checkpoint_row, repo, run_id, state),
-                (name for name in checkpoints.valid(repo, run_id) if name not in files),
-            )
+            concurrency.for_each(partial(_checkpoint_row, repo, run_id, state), checkpoints.valid(repo, run_id))
         ),
-        outputs=written,
+        outputs=saved.listing(repo, run_id, stored),
         verdict=verdict,
         replays=tuple(
             concurrency.for_each(lambda other: _replay(repo, other, verdicts), runs.replays_among(known, run_id))
