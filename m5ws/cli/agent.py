@@ -43,8 +43,7 @@ class Finished(Exception):
 @click.option("--job", metavar="NAME", help="Job of `m5ws run --on`, whose record has the settings of the workspace.")
 @click.option("--check", is_flag=True, help="End when this machine has opened --store and made its scratch folder.")
 @environment.policy_option
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(
     context: click.Context,
     run: str,

@@ -23,8 +23,7 @@ _LIMIT = 20
     metavar="N",
     help="List the N runs with the most unique bytes; 0 lists all.",
 )
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(context: click.Context, limit: int, as_json: bool) -> None:
     """List the bytes of runs.
 

@@ -52,8 +52,7 @@ class Duration(click.ParamType[float]):
 )
 @click.option("--execute", "wanted", metavar="PLAN", help="Execute this plan, and plan nothing new.")
 @click.option("--take-over", is_flag=True, help="With --execute: continue a plan of another gc, which must have ended.")
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(
     context: click.Context,
     dry_run: bool,

@@ -39,8 +39,7 @@ def choose_attempt(repo: "Repository", run: str, attempt: int | None) -> int:
 )
 @click.option("--grep", metavar="PATTERN", help="Print only lines that match this regular expression of Python.")
 @click.option("-f", "--follow", is_flag=True, help="Print new lines until the attempt ends.")
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(
     context: click.Context,
     run: str,

@@ -31,8 +31,7 @@ _CHANGES = 4
     metavar="N",
     help="List the newest N snapshots and the newest N runs; 0 lists all.",
 )
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(context: click.Context, only: str | None, condition: str | None, limit: int, as_json: bool) -> None:
     """List snapshots and runs.
 

@@ -38,8 +38,7 @@ _STEPS = 4
 @click.option("--on", metavar="NAME", help="Check the nodes of [clusters.NAME] in m5ws.toml.")
 @click.option("--store", metavar="URL", help="Check this machine for a run with this store, without a workspace.")
 @cluster_options.scratch
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(
     context: click.Context,
     snapshot: str | None,

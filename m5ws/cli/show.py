@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 @click.argument("name", metavar="ID", type=names.Id(("snapshot", "run", "sweep")))
 @click.option("--environment", is_flag=True, help="Print the observed environment, with all distributions.")
 @click.option("--lock", type=click.Choice(["conda", "pip"]), help="Print the packages at a run's start as a lock file.")
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(context: click.Context, name: str, environment: bool, lock: str | None, as_json: bool) -> None:
     """Show a snapshot, a run or a sweep.
 

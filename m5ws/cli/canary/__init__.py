@@ -32,8 +32,7 @@ _STEPS = 10
 )
 @click.option("--every", "every_s", type=Duration(), metavar="TIME", help="Repeat after each TIME, such as 1h.")
 @cluster_options.command_on
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(
     context: click.Context,
     snapshot: str | None,

@@ -17,8 +17,7 @@ _DIFFERENT = 1
 @click.command("diff")
 @click.argument("a", type=names.Id(("run",)))
 @click.argument("b", type=names.Id(("run",)))
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(context: click.Context, a: str, b: str, as_json: bool) -> int:
     """Show the tensors and state that differ.
 

@@ -19,8 +19,7 @@ _SHOWN = 24
 @click.command("show")
 @click.argument("checkpoint", metavar="CHECKPOINT", type=names.Id(("run",)))
 @click.option("--state", "everything", is_flag=True, help="List all values that are not tensors.")
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(context: click.Context, checkpoint: str, everything: bool, as_json: bool) -> None:
     """Show a checkpoint: its origin, tensors and state.
 
