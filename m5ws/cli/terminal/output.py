@@ -30,6 +30,11 @@ def json_command(command: Callable[Concatenate[click.Context, P], R]) -> Callabl
     return json_option(click.pass_context(command))
 
 
+def limit_option(text: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return the option of a list that is cut, with its help text."""
+    return click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, metavar="N", help=text)
+
+
 class StyledText(msgspec.Struct, frozen=True):
     """Text with a style for terminals."""
 
