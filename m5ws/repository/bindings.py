@@ -5,6 +5,7 @@ that performs them, and every reader of a reference uses it. A record under anot
 `record`, `line`, `files` and `load_checkpoint` read from the store, and only data that the caller needs anyway.
 """
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -83,6 +84,11 @@ def create(store: ObjectStore, key: str, placed: P) -> P:
     placed = msgspec.structs.replace(placed, key=key)
     store.create(key, codec.encode(placed))
     return placed
+
+
+def stamp(time_s: float) -> str:
+    """Return the last part of a new key, `<time>-<nonce>`, in milliseconds: names are in the order of time."""
+    return f"{int(time_s * 1000):014d}-{os.urandom(4).hex()}"
 
 
 def line(store: ObjectStore, key: str) -> Digest:

@@ -1,7 +1,5 @@
 """Results of canaries, `canaries/<snapshot>/<kind>/<time>-<nonce>`, each written once."""
 
-import os
-
 from m5ws import secret_gate
 from m5ws.records.base import Digest
 from m5ws.records.canary import Canary
@@ -13,8 +11,8 @@ PREFIX = "canaries/"
 
 def publish(repo: Repository, result: Canary) -> Canary:
     """Publish a result, and return it as stored."""
-    stamp = f"{int(result.created_s * 1000):014d}-{os.urandom(4).hex()}"
-    return bindings.create(repo.store, f"{PREFIX}{result.snapshot}/{result.kind}/{stamp}", secret_gate.masked(result))
+    key = f"{PREFIX}{result.snapshot}/{result.kind}/{bindings.stamp(result.created_s)}"
+    return bindings.create(repo.store, key, secret_gate.masked(result))
 
 
 def of_snapshot(repo: Repository, snapshot: Digest) -> list[Canary]:

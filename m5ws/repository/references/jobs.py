@@ -54,8 +54,8 @@ def of_attempts(repo: Repository, run_id: str) -> list[Job]:
 
 def cancel(repo: Repository, request: Cancel) -> Cancel:
     """Publish a request to cancel a run, and return it as stored."""
-    stamp = f"{int(request.created_s * 1000):014d}-{os.urandom(4).hex()}"
-    return bindings.create(repo.store, f"{cancels_of(request.run)}{stamp}", secret_gate.masked(request))
+    key = f"{cancels_of(request.run)}{bindings.stamp(request.created_s)}"
+    return bindings.create(repo.store, key, secret_gate.masked(request))
 
 
 def cancels(repo: Repository, run_id: str) -> list[Cancel]:

@@ -3,7 +3,6 @@
 They are beside `runs/`, so one listing names all runs with notes.
 """
 
-import os
 from collections.abc import Sequence
 
 from m5ws import secret_gate
@@ -31,8 +30,7 @@ def prefix(run_id: str) -> str:
 
 def publish(repo: Repository, note: Note) -> Note:
     """Publish a note about a published run, and return it as stored, with secrets masked."""
-    stamp = f"{int(note.created_s * 1000):014d}-{os.urandom(4).hex()}"
-    return bindings.create(repo.store, f"{prefix(note.run)}{stamp}", secret_gate.masked(note))
+    return bindings.create(repo.store, f"{prefix(note.run)}{bindings.stamp(note.created_s)}", secret_gate.masked(note))
 
 
 def keys(repo: Repository, run_id: str) -> list[str]:

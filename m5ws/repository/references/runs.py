@@ -113,8 +113,7 @@ def verdict(repo: Repository, replay: Run) -> Verdict | None:
 
 def publish_joint(repo: Repository, joint: JointVerdict) -> None:
     """Publish a joint verdict of replays of segments. Existing joint verdicts stay unchanged. Raises Removed."""
-    stamp = f"{int(joint.created_s * 1000):014d}-{os.urandom(4).hex()}"
-    bindings.create(repo.store, f"{joints_of(joint.run)}{stamp}", joint)
+    bindings.create(repo.store, f"{joints_of(joint.run)}{bindings.stamp(joint.created_s)}", joint)
     removals.refuse(repo, joint.run, *joint.replays)
 
 

@@ -78,7 +78,7 @@ def publish(
     Raises ObjectDeleted if gc has deleted some of the objects: upload and publish all of them again.
     """
     digest, stored = repo.objects.put_record(snapshot), secret_gate.masked(annotation)
-    stamp = f"{int(annotation.created_s * 1000):014d}-{os.urandom(4).hex()}"
+    stamp = bindings.stamp(annotation.created_s)
 
     def needs() -> set[bytes]:
         reach = ReachableObjects(repo.objects)
