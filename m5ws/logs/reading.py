@@ -10,6 +10,8 @@ import msgspec
 
 from m5ws.logs import log_lines, parts
 from m5ws.logs.log_lines import LogReader
+from m5ws.records.log import StoredLines
+from m5ws.repository import concurrency
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
 
@@ -36,9 +38,10 @@ class Source:
     def __init__(self, repo: Repository, run: str, attempt: int, folder: Path) -> None:
         self._attempt, self._folder = (repo, run, attempt), folder
         self._readers: dict[str, LogReader] = {}
-        self._known: set[str] = set()
+        self._next: dict[int, int] = {}
         has_folder = folder.is_dir()
-        start = ledger.started(*self._attempt) if has_folder and attempt in ledger.attempts(repo, run) else None
+        start = ledger.started(*self._attempt) if attempt in ledger.attempts(repo, run) else None
+        self._nodes = start.nodes if start is not None else 1
         self._is_local = has_folder and (start is None or start.nodes == 1)
         self.poll_s = 0.25 if self._is_local else 5.0
         """The interval in which new lines are to be read."""
@@ -52,10 +55,25 @@ class Source:
         for name, path in found.items():
             for lines in self._readers.setdefault(name, LogReader(path)).read_all(last=last):
                 yield name, lines
-        new = [key for keys in self._stored().values() for key in keys if key not in self._known]
-        self._known.update(new)
-        for part in parts.load(self._attempt[0], new):
+        for part in () if self._is_local else self._read_stored():
             yield from ((name, stored.lines) for name, stored in part.items() if name not in found)
+
+    def _read_stored(self) -> Iterator[dict[str, StoredLines]]:
+        """Yield the new parts of all nodes. Keys are listed until there is one: a node has 43,000 after a month."""
+        if not self._next:
+            listed = self._stored()
+            self._next = {node: int(keys[-1].rpartition("-")[2]) + 1 for node, keys in listed.items()}
+            yield from parts.load(self._attempt[0], [key for keys in listed.values() for key in keys])
+        asked = sorted({*range(self._nodes), *self._next}) if self._next else []
+        while asked:
+            found = concurrency.for_each(self._load_next, asked)
+            new = [(node, part) for node, part in zip(asked, found, strict=True) if part is not None]
+            yield from (part for _, part in new)
+            asked = [node for node, _ in new]
+            self._next |= {node: self._next.get(node, 0) + 1 for node in asked}
+
+    def _load_next(self, node: int) -> dict[str, StoredLines] | None:
+        return parts.load_next(*self._attempt, node, self._next.get(node, 0))
 
     def names(self) -> set[str]:
         """Return the names of logs. Of each other node, the first and the newest part are read."""
