@@ -4,6 +4,7 @@ An attempt on one node, whose logs are on this machine, needs no request to the 
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -40,8 +41,7 @@ class Source:
         self._readers: dict[str, LogReader] = {}
         self._next: dict[int, int] = {}
         has_folder = folder.is_dir()
-        start = ledger.started(*self._attempt) if attempt in ledger.attempts(repo, run) else None
-        self._nodes = start.nodes if start is not None else 1
+        start = ledger.started(*self._attempt) if has_folder and attempt in ledger.attempts(repo, run) else None
         self._is_local = has_folder and (start is None or start.nodes == 1)
         self.poll_s = 0.25 if self._is_local else 5.0
         """The interval in which new lines are to be read."""
@@ -64,13 +64,19 @@ class Source:
             listed = self._stored()
             self._next = {node: int(keys[-1].rpartition("-")[2]) + 1 for node, keys in listed.items()}
             yield from parts.load(self._attempt[0], [key for keys in listed.values() for key in keys])
-        asked = sorted({*range(self._nodes), *self._next}) if self._next else []
+            return
+        asked = sorted({*self._next, *self._nodes})
         while asked:
             found = concurrency.for_each(self._load_next, asked)
             new = [(node, part) for node, part in zip(asked, found, strict=True) if part is not None]
             yield from (part for _, part in new)
             asked = [node for node, _ in new]
             self._next |= {node: self._next.get(node, 0) + 1 for node in asked}
+
+    @cached_property
+    def _nodes(self) -> range:
+        start = ledger.started(*self._attempt)
+        return range(start.nodes if start is not None else 1)
 
     def _load_next(self, node: int) -> dict[str, StoredLines] | None:
         return parts.load_next(*self._attempt, node, self._next.get(node, 0))
