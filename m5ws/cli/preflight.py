@@ -24,16 +24,7 @@ _STEPS = 4
 
 @click.command("preflight", cls=ScriptCommand)
 @click.argument("snapshot", type=names.Id(("snapshot",)), required=False)
-@new_run.change
-@click.option("--nproc", type=click.IntRange(min=1), metavar="N", help="Number of processes (default: from m5ws.toml).")
-@click.option(
-    "--steps",
-    type=click.IntRange(min=2),
-    default=_STEPS,
-    show_default=True,
-    metavar="N",
-    help="Number of steps of the snapshot's job with m5ws.session.",
-)
+@new_run.of_job(_STEPS, 2, "Number of steps of the snapshot's job with m5ws.session.")
 @cluster_options.nodes
 @click.option("--on", metavar="NAME", help="Check the nodes of [clusters.NAME] in m5ws.toml.")
 @click.option("--store", metavar="URL", help="Check this machine for a run with this store, without a workspace.")

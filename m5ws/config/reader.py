@@ -14,6 +14,7 @@ from typing import Literal, get_args, get_origin
 
 import msgspec
 
+from m5ws.config import cause_patterns
 from m5ws.config.commands import launchers
 from m5ws.config.result_patterns import describe_fault
 from m5ws.config.settings import HostsCluster, Settings, SlurmCluster, StoreOptions
@@ -149,7 +150,7 @@ def _problems_of_clusters(clusters: object, parent: Key) -> Iterator[tuple[Key, 
 
 
 def _problems_of_causes(causes: object, parent: Key) -> Iterator[tuple[Key, str]]:
-    """Yield the problems of rules: missing keys, and patterns that are no regular expressions."""
+    """Yield the problems of rules: missing keys, and patterns that cannot be used."""
     if not isinstance(causes, dict):
         yield parent, "'causes' has a table for each class: write [causes.NAME]"
         return
@@ -160,12 +161,9 @@ def _problems_of_causes(causes: object, parent: Key) -> Iterator[tuple[Key, str]
         if not problems and (missing := ", ".join(field for field in required if field not in rule)):
             problems = [(key, f"{'.'.join(key)!r} needs {missing}")]
         yield from problems
-        for pattern in () if problems else rule["patterns"]:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                place = (*key, "patterns")
-                yield place, f"{'.'.join(place)!r} holds {pattern!r}, which is no regular expression: {error}"
+        if not problems and (fault := cause_patterns.describe_fault(rule["patterns"])) is not None:
+            place = (*key, "patterns")
+            yield place, f"{'.'.join(place)!r}: {fault}"
 
 
 def _mismatch(value: object, kind: object) -> str | None:

@@ -53,6 +53,9 @@ def test_settings_are_read_from_the_file(tmp_path: Path) -> None:
         ("[causes]\nx = 1\n", ("m5ws.toml:2: ", "[causes.x]")),
         (f"[causes.x]\npattern = ['a']\n{_RULE}", ("m5ws.toml:2: ", "'causes.x.pattern'", "'patterns'")),
         (f"[causes.x]\n{_RULE}patterns = ['(']\n", ("m5ws.toml:6: ", "'causes.x.patterns'", "regular expression")),
+        (f"[causes.x]\n{_RULE}patterns = []\n", ("m5ws.toml:6: ", "'causes.x.patterns'", "no pattern")),
+        (f"[causes.x]\n{_RULE}patterns = ['b', '']\n", ("m5ws.toml:6: ", "'causes.x.patterns'", "an empty line")),
+        (f"[causes.x]\n{_RULE}patterns = ['b*']\n", ("m5ws.toml:6: ", "'b*' matches an empty line")),
         ("[store]\nregion = 'eu-west-1'\n", ("m5ws.toml:2: ", "'store.region'", "'store.url'", "s3://")),
         (
             "[store]\nurl = 's3://team/a'\nsse_kms_key = 'alias/a'\n",
@@ -138,3 +141,8 @@ def test_every_line_that_init_comments_out_is_a_setting_that_is_accepted(tmp_pat
     assert settings.store.sse == "aws:kms"
     shown = {"code", "config", "data", "determinism", "secrets"}
     assert all(getattr(settings, name) == getattr(Settings(), name) for name in shown)
+
+
+def test_a_pattern_of_a_cause_is_checked_by_the_library_that_searches_it(tmp_path: Path) -> None:
+    settings = _read(tmp_path, f"[causes.x]\n{_RULE}patterns = ['\\p{{Lu}}++Error']\n")
+    assert settings.causes["x"].patterns == (r"\p{Lu}++Error",)

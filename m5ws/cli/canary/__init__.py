@@ -25,12 +25,8 @@ _STEPS = 10
 
 @click.group("canary", cls=LazyGroup, commands_by_name=COMMANDS, package=__name__, invoke_without_command=True)
 @new_run.snapshot
-@new_run.change
-@click.option("--nproc", type=click.IntRange(min=1), metavar="N", help="Number of processes (default: from m5ws.toml).")
-@click.option(
-    "--steps", type=click.IntRange(min=1), default=_STEPS, show_default=True, metavar="N", help="Number of steps."
-)
-@click.option("--every", "every_s", type=Duration(), metavar="TIME", help="Repeat after each TIME, such as 1h.")
+@new_run.of_job(_STEPS, 1)
+@click.option("--every", "every_s", type=Duration(1.0), metavar="TIME", help="Repeat after each TIME, such as 1h.")
 @cluster_options.command_on
 @output.json_command
 def command(
