@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from m5ws.errors import ConfigError
 from m5ws.logs import reading
 from m5ws.logs.parts import LogParts
+from m5ws.records.cause import Rule
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from m5ws.supervision import causes
@@ -75,12 +75,9 @@ def main() -> None:
         _write(logs, ranks, mib * 2**20)
         _store(repo, ranks, Path(folder, "nodes"))
 
-        def find(source: Path, rules: dict[str, causes.Rule]) -> str:
-            ends = reading.source_of(repo, _RUN, 1, source).ends(causes.END_LINES)
-            try:
-                cause = causes.Classifier(rules).find({name: end.lines for name, end in ends.items()}, {})
-            except ConfigError as error:
-                return str(error)
+        def find(source: Path, rules: dict[str, Rule]) -> str:
+            ends = reading.Source(repo, _RUN, 1, source).ends(causes.END_LINES)
+            cause = causes.Classifier(rules).find({name: end.lines for name, end in ends.items()}, {})
             return "unknown" if cause is None else f"{cause.kind}, rank {cause.rank}"
 
         slow = msgspec.structs.replace(rules["disk-full"], patterns=(r"(?:.*?\d){12}[PQ]",))

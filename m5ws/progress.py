@@ -6,7 +6,7 @@ Progress = Callable[[str, int, int], None]
 """Called with (activity, done, total) during long work. A total of 0 means unknown."""
 
 
-def report(progress: Progress | None, activity: str) -> None:
-    """Report the begin of work without a count."""
+def report(progress: Progress | None, activity: str, done: int = 0, total: int = 0) -> None:
+    """Report the progress of work; without counts, its begin."""
     if progress is not None:
-        progress(activity, 0, 0)
+        progress(activity, done, total)

@@ -91,6 +91,17 @@ _PASSWORD_NAME = re.compile(
 )
 """Name of an argument or config key whose value is a secret, whatever it looks like."""
 _PASSWORD_CHARACTERS = 6
+_ASSIGNED = re.compile(
+    rb"(?i)(?:passw(?:or)?d|(?<![a-z0-9])(?:passphrase|secret|(?:api|access|secret)[_-]?key|(?:api|access|auth)[_-]?"
+    rb"token))=[\"']?([^\s\"'`&,;)]{%d,})" % _PASSWORD_CHARACTERS
+)
+"""A value after such a name in a text for people."""
+_known: set[bytes] = set()
+
+
+def learn(values: Iterable[str]) -> None:
+    """Mask these values in all texts of this process. They have no form of a secret, such as a URL of `[notify]`."""
+    _known.update(value.encode() for value in values if len(value) >= _PASSWORD_CHARACTERS)
 
 
 def kind_by_name(path: str) -> str | None:
@@ -189,6 +200,8 @@ def _spans(data: bytes) -> Iterator[tuple[int, int]]:
     for pattern, group in ((secret_text.URL_PASSWORD, 3), (secret_text.URL_TOKEN, 1)):
         yield from (match.span(group) for match in pattern.finditer(data))
     yield from (match.span(1) for _, match in secret_text.url_queries(data))
+    yield from (match.span(1) for match in _ASSIGNED.finditer(data) if not _PLACEHOLDER.match(match[1]))
+    yield from (match.span() for value in _known for match in re.finditer(re.escape(value), data))
 
 
 def _contents(data: bytes) -> Iterator[tuple[str, int]]:

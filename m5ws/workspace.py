@@ -64,6 +64,12 @@ class Workspace:
     place: Place = ALONE
     """The place of this machine among the nodes of a job."""
 
+    def __post_init__(self) -> None:
+        if urls := self.settings.notify.urls:
+            from m5ws import secret_scan
+
+            secret_scan.learn(filter(None, (self.environment.get(reader.VARIABLE.sub(r"\1", url)) for url in urls)))
+
     @property
     def name(self) -> str:
         """The display name: `name` in `m5ws.toml`, or the directory's name."""

@@ -1,13 +1,16 @@
 """After the end of an attempt: its failure in the tracker, and messages to people. No error here fails a run."""
 
 import logging
+from pathlib import Path
 
 from m5ws.agent import untracked
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.ports import Ports
+from m5ws.attempts import failed_end
 from m5ws.attempts.results import AttemptResult
+from m5ws.records.run import Run
 from m5ws.supervision import messages
-from m5ws.supervision.messages import Event
+from m5ws.supervision.messages import Event, Message
 
 _LIMIT_S = 10.0
 """The longest time for messages. The other messages are sent later."""
@@ -24,12 +27,27 @@ def conclude(ports: Ports, plan: AttemptPlan, result: AttemptResult) -> None:
         home = plan.directory.parents[2]
         untracked.show_verdict(ports.tracker, home, plan.run.id, is_followed=result.untracked is not None)
     event = _EVENTS.get(result.outcome) or ("restarted" if result.again else None)
+    follows = result.restart.reason if result.restart is not None and result.restart.again else None
+    end = (plan.run, plan.attempt, result.reason, result.incident)
+    _send(ports, event and messages.describe(event, *end, follows, ports.job))
+
+
+def make_up(ports: Ports, run: Run, attempt: int, directory: Path) -> None:
+    """Publish the incident of an earlier attempt whose leader was stopped before it could, and send its message.
+
+    `directory` is the directory of the attempt, if it was on this machine.
+    """
+    incident = failed_end.record(ports.repo, ports.causes, run, attempt, directory / "logs")
+    if incident is not None:
+        _send(ports, messages.describe("failed", run, attempt, incident.reason, incident, job=ports.job))
+
+
+def _send(ports: Ports, message: Message | None) -> None:
+    """Send a message, and the messages that wait."""
     try:
-        if ports.notifier is not None and event is not None and ports.notifier.is_wanted(event):
-            follows = result.restart.reason if result.restart is not None and result.restart.again else None
-            message = messages.describe(event, plan.run, plan.attempt, result.reason, result.incident, follows)
+        if ports.notifier is not None and message is not None:
             ports.notifier.add(message)
         if ports.notifier is not None:
             ports.notifier.deliver(_LIMIT_S)
     except OSError as error:
-        _log.warning("cannot send messages about run %s: %s", plan.run.id, error)
+        _log.warning("cannot send the messages about runs of this machine: %s", error)

@@ -20,7 +20,7 @@ from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.link import StartAgain
 from m5ws.agent.node import Events, Node, NodeEnd
 from m5ws.agent.ports import Ports, Watch
-from m5ws.attempts import begin, failed_end, interventions, repeated_steps, restarting, results
+from m5ws.attempts import aftermath, begin, failed_end, interventions, repeated_steps, restarting, results
 from m5ws.attempts.followers import Followers
 from m5ws.attempts.results import AttemptResult
 from m5ws.attempts.stuck_ranks import StuckRanks
@@ -99,6 +99,8 @@ def _execute(
         begin.refuse_stale(ports.repo, plan)
         for attempt in range(1, plan.attempt):
             recovery.finish(ports.repo, plan.run.id, attempt, home / f"{attempt:04d}")
+        if plan.attempt > 1:
+            aftermath.make_up(ports, plan.run, plan.attempt - 1, home / f"{plan.attempt - 1:04d}")
         prepare.clear(plan)
 
         def look() -> None:
@@ -213,7 +215,7 @@ class _Attempt:
         if outcome == "failed" and reason is None:
             reason = self._find_failure(exit_code)
         result = self._end(outcome, exit_code, reason, end.time_s)
-        return msgspec.structs.replace(result, asked=self._is_asked(end))
+        return msgspec.structs.replace(result, asked=result.asked or self._is_asked(end))
 
     def _find_conflict(self) -> str | None:
         """Return the conflict of output files of several nodes. An error of the store changes nothing."""
@@ -288,7 +290,8 @@ class _Attempt:
         for finding in (finding for step in steps for finding in self._losses.add(step)):
             self._notice("loss", finding.text, finding.step)
             if finding.stops and self._plan.context.goes_on:
-                self._ending = self._ending or EndReason(kind="loss", step=finding.step, problem=finding.text)
+                reason = EndReason(kind="loss", rank=0, step=finding.step, problem=finding.text)
+                self._ending = self._ending or reason
 
     def _stop_all(self, grace_s: float) -> float:
         """Stop the processes of the followers, and return the time of this node's processes to end."""
@@ -373,9 +376,21 @@ class _Attempt:
         self._show(self._node.read_new())
         self._seen(self._node.delivery.finish())
         self._tracking.follow()
-        incident = failed_end.record(self._ports, self._plan, reason) if outcome == "failed" else None
-        is_decidable = outcome == "failed" and self._followers.lost is None
-        decision = restarting.decide(self._ports, self._plan, incident) if is_decidable else None
+        incident = None
+        decision = None
+        untracked: str | None = ""
+        is_asked = False
+        try:
+            if outcome == "failed":
+                ports, plan = self._ports, self._plan
+                incident = failed_end.record(ports.repo, ports.causes, plan.run, plan.attempt, plan.directory / "logs")
+                decision = restarting.decide(ports, plan, incident) if self._followers.lost is None else None
+            untracked = self._tracking.close(self._progress)
+        except KeyboardInterrupt:
+            if not self._plan.context.goes_on:
+                raise
+            # The attempt has its end. Ctrl-C ends the search for the cause and the wait, and no next attempt begins.
+            decision, is_asked = None, True
         return AttemptResult(
             run=self._plan.run.id,
             attempt=self._plan.attempt,
@@ -384,7 +399,8 @@ class _Attempt:
             reason=reason,
             delivered=self._node.delivery.complete,
             superseded=self.interventions.successor is not None,
-            untracked=self._tracking.close(self._progress),
+            untracked=untracked,
+            asked=is_asked,
             again=self._is_to_start_again(reason, decision),
             restart=decision,
             incident=incident,

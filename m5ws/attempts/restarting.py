@@ -12,7 +12,7 @@ import msgspec
 from m5ws.agent import places
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.ports import Ports
-from m5ws.attempts import failed_end, planning
+from m5ws.attempts import planning
 from m5ws.errors import M5Error
 from m5ws.records.failure import EndReason
 from m5ws.records.incident import Incident
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 def decide(ports: Ports, plan: AttemptPlan, incident: Incident | None) -> Decision | None:
     """Return the decision about a restart after a failed attempt with its incident; None if it has no restarts."""
-    if not ports.restart.max or not failed_end.is_recorded(ports, plan):
+    if not (ports.restart.max and plan.context.goes_on) or (ports.job is not None and ports.job.command):
         return None
     if incident is None:
         return _UNANSWERED

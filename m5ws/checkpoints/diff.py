@@ -1,10 +1,10 @@
-"""Differences between two checkpoints: tensors by their fingerprints, other state value by value, files by digest.
+"""Differences between two checkpoints: tensors by their fingerprints, other state value by value.
 
 A fingerprint depends on a tensor's bits and not on its sharding. So checkpoints of different numbers of ranks, and of
 different ZeRO stages, are compared by the model's names. No tensor is read.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import msgspec
 
@@ -13,14 +13,13 @@ from m5ws.checkpoints.plain_state import StateChange
 from m5ws.checkpoints.resolve import CheckpointRef
 from m5ws.errors import CorruptObject
 from m5ws.records.checkpoint import Checkpoint, Content
-from m5ws.repository.files.trees import load as load_tree
 from m5ws.repository.repository import Repository
 
 _FINGERPRINTS = "fingerprints"
 
 
-class ItemChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A tensor or file that differs. A side is its description with a fingerprint or digest; None without the item."""
+class TensorChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor that differs. A side is its description with a fingerprint; None without the tensor."""
 
     name: str
     a: str | None
@@ -32,15 +31,14 @@ class CheckpointDiff(msgspec.Struct, frozen=True, kw_only=True):
 
     a: CheckpointRef
     b: CheckpointRef
-    tensors: tuple[ItemChange, ...]
+    tensors: tuple[TensorChange, ...]
     state: tuple[StateChange, ...]
-    files: tuple[ItemChange, ...]
     tensors_equal: int
     notes: tuple[str, ...]
 
     @property
     def equal(self) -> bool:
-        return not (self.tensors or self.state or self.files)
+        return not (self.tensors or self.state)
 
 
 def compare(repo: Repository, a: CheckpointRef, b: CheckpointRef) -> CheckpointDiff:
@@ -48,14 +46,15 @@ def compare(repo: Repository, a: CheckpointRef, b: CheckpointRef) -> CheckpointD
     records = (repo.objects.get_record(checkpoint.digest, Checkpoint) for checkpoint in (a, b))
     old, new = (repo.objects.get_record(record.content, Content) for record in records)
     before, after = _tensors(repo, old), _tensors(repo, new)
-    tensors = tuple(_changes(before, after))
+    names = sorted(before.keys() | after.keys())
+    pairs = ((name, before.get(name), after.get(name)) for name in names)
+    tensors = tuple(TensorChange(name=name, a=left, b=right) for name, left, right in pairs if left != right)
     return CheckpointDiff(
         a=a,
         b=b,
         tensors=tensors,
         state=tuple(plain_state.changes(repo.objects, *_comparable(old, new))),
-        files=tuple(_changes(_files(repo, old), _files(repo, new))),
-        tensors_equal=len(before.keys() | after.keys()) - len(tensors),
+        tensors_equal=len(names) - len(tensors),
         notes=tuple(_notes(old, new)),
     )
 
@@ -72,26 +71,11 @@ def _tensors(repo: Repository, content: Content) -> dict[str, str]:
     return {name: f"{shapes.get(name, '')}{str(value).partition('@')[0]}" for name, value in fingerprints.items()}
 
 
-def _files(repo: Repository, content: Content) -> dict[str, str]:
-    entries = load_tree(repo.objects, content.tree).entries if content.tree is not None else ()
-    return {entry.name: f"{entry.mode} {entry.digest}" for entry in entries}
-
-
-def _changes(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[ItemChange]:
-    """Yield the items that differ, in order of names."""
-    for name in sorted(a.keys() | b.keys()):
-        if a.get(name) != b.get(name):
-            yield ItemChange(name=name, a=a.get(name), b=b.get(name))
-
-
 def _comparable(a: Content, b: Content) -> tuple[Content, Content]:
     """Return both contents. The state of ranks is left out if the numbers of ranks differ."""
     if a.world == b.world and a.format == b.format:
         return a, b
-    left, right = (
-        msgspec.structs.replace(content, ranks=(), blobs={} if content.format == "deepspeed/1" else content.blobs)
-        for content in (a, b)
-    )
+    left, right = (msgspec.structs.replace(content, ranks=(), blobs={}) for content in (a, b))
     return left, right
 
 

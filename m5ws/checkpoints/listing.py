@@ -12,13 +12,12 @@ from m5ws.checkpoints import plain_state
 from m5ws.checkpoints.plain_state import Leaf
 from m5ws.checkpoints.resolve import CheckpointRef
 from m5ws.errors import UNREADABLE
-from m5ws.progress import Progress
+from m5ws.progress import Progress, report
 from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Checkpoint, Content
 from m5ws.records.ledger import CheckpointPublished
 from m5ws.records.tree import Slice
 from m5ws.repository.concurrency import for_each
-from m5ws.repository.files import trees
 from m5ws.repository.ledger import ledger
 from m5ws.repository.reachability.links import iter_links
 from m5ws.repository.references import checkpoints
@@ -58,13 +57,6 @@ class TensorRow(msgspec.Struct, frozen=True, kw_only=True):
     shards: int
 
 
-class FileRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of a checkpoint, or an opaque item of its own format."""
-
-    name: str
-    size_bytes: int
-
-
 class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
     """The details of a checkpoint. `ledger` maps each rank to its chain's head at that step."""
 
@@ -82,7 +74,6 @@ class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
     kept: bool
     counts: bool
     tensors: tuple[TensorRow, ...]
-    files: tuple[FileRow, ...]
     state: tuple[Leaf, ...]
     ledger: dict[str, Digest]
 
@@ -106,8 +97,7 @@ def list_checkpoints(repo: Repository, run: str, progress: Progress | None = Non
             counts=name in valid,
         )
         rows.append(_filled(row, records, seen))
-        if progress:
-            progress("reading checkpoints", number + 1, len(names))
+        report(progress, "reading checkpoints", number + 1, len(names))
     return rows
 
 
@@ -115,11 +105,6 @@ def view(repo: Repository, which: CheckpointRef) -> CheckpointView:
     """Return the details of a checkpoint. Raises NotFound, CorruptObject."""
     record = repo.objects.get_record(which.digest, Checkpoint)
     content = repo.objects.get_record(record.content, Content)
-    opaque = content.blobs if content.format == "dcp/1" else {}
-    files = [FileRow(name=name, size_bytes=part.size_bytes) for name, part in opaque.items()]
-    if content.tree is not None:
-        entries = trees.load(repo.objects, content.tree).entries
-        files += [FileRow(name=entry.name, size_bytes=entry.size_bytes) for entry in entries]
     return CheckpointView(
         name=which.name,
         run=record.run,
@@ -135,7 +120,6 @@ def view(repo: Repository, which: CheckpointRef) -> CheckpointView:
         kept=which.name in checkpoints.kept(repo, record.run),
         counts=which.name in checkpoints.valid(repo, record.run),
         tensors=tuple(_tensors(content)),
-        files=tuple(files),
         state=tuple(plain_state.leaves(repo.objects, content)),
         ledger=record.ledger,
     )
@@ -191,13 +175,8 @@ def _filled(row: CheckpointInfo, records: _Read, seen: set[bytes]) -> Checkpoint
 
 
 def _slices(repo: Repository, digest: Digest, content: Content) -> Iterable[Slice]:
-    """Yield every part of a content, and of its tree of files, if it has one."""
-    for reference in iter_links(repo.objects, digest, content):
-        if isinstance(reference, Slice):
-            yield reference
-        else:
-            record = repo.objects.get_record(*reference)
-            yield from (part for part in iter_links(repo.objects, reference[0], record) if isinstance(part, Slice))
+    """Return every part of a content."""
+    return (part for part in iter_links(repo.objects, digest, content) if isinstance(part, Slice))
 
 
 def _tensors(content: Content) -> Iterable[TensorRow]:

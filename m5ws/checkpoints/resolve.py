@@ -56,11 +56,6 @@ def resolve(repo: Repository, text: str, *, counting: bool = True) -> Checkpoint
     return CheckpointRef(run=run, name=names[-1], digest=checkpoints.digest(repo, run, names[-1]))
 
 
-def known(repo: Repository, run: str) -> list[str]:
-    """Return the shortest names of a run's valid checkpoints, in order of steps."""
-    return [str(step) for step in dict.fromkeys(map(checkpoints.step_of, checkpoints.valid(repo, run)))]
-
-
 def _is(name: str, wanted: str) -> bool:
     step, _, attempt = wanted.partition("-")
     return checkpoints.step_of(name) == int(step) and (not attempt or checkpoints.attempt_of(name) == int(attempt))
@@ -94,7 +89,7 @@ def _absent(repo: Repository, run: str, label: str, valid: list[str]) -> NotFoun
         written = f"`m5ws outputs {run} DIR` writes the output files of its script, such as saved models."
         shown = f"`m5ws show {run}` shows its last step."
         return NotFound(f"run {run} has no checkpoint", hint=written if outputs.names(repo, run) else shown)
-    steps = known(repo, run)
+    steps = [str(step) for step in dict.fromkeys(map(checkpoints.step_of, valid))]
     listed = ", ".join(steps[-_SHOWN:])
     return NotFound(
         f"run {run} has no checkpoint {label}; it has {'… ' if len(steps) > _SHOWN else ''}{listed}",

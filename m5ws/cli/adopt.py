@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 @click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--dry-run", is_flag=True, help="Print the changes, and make none.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(context: click.Context, run: str, paths: tuple[Path, ...], dry_run: bool, yes: bool, as_json: bool) -> None:
     """Pin files that a run read from elsewhere.
 

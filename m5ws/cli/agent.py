@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from m5ws.cli import environment
-from m5ws.cli.parameters import names, new_run
+from m5ws.cli.parameters import cluster_options, names, new_run
 from m5ws.cli.terminal import attempt, interrupt, output
 from m5ws.cli.terminal.progress import Bar
 from m5ws.errors import M5Error, UsageError
@@ -38,20 +38,12 @@ class Finished(Exception):
 
 @click.command("agent")
 @click.argument("run", type=names.Id(("run",)))
-@click.option(
-    "--scratch",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    envvar="TMPDIR",
-    default=Path("/tmp"),  # noqa: S108  the agent makes a private folder in it
-    help="Local disk of this node, for work directories (default: TMPDIR).",
-)
+@cluster_options.scratch
 @click.option("--store", metavar="URL", help="Store of the run, without a workspace; with --job.")
 @click.option("--job", metavar="NAME", help="Job of `m5ws run --on`, whose record has the settings of the workspace.")
 @click.option("--check", is_flag=True, help="End when this machine has opened --store and made its scratch folder.")
 @environment.policy_option
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(
     context: click.Context,
     run: str,

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 @click.option(
     "-o", "--output", "target", type=click.Path(path_type=Path), metavar="FILE", help="Write to FILE instead of stdout."
 )
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(context: click.Context, run: str, key: Path | None, target: Path | None, as_json: bool) -> None:
     """Write the verdict on a run to a file that others can check.
 

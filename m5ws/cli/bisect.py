@@ -37,8 +37,7 @@ _LISTED = 6
 @click.option("--dry-run", is_flag=True, help="Print the changes to try, and run nothing.")
 @cluster_options.command_on
 @click.option("--no-progress", is_flag=True, help="Do not print steps.")
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(
     context: click.Context,
     good: str,

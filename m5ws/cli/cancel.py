@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
 @click.command("cancel")
 @click.argument("run", type=names.Id(("run",)))
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(context: click.Context, run: str, as_json: bool) -> None:
     """End a run on any machine, after a last checkpoint.
 

@@ -64,12 +64,14 @@ def command(
     run_id = names.find_id(repo, run, "run")
     chosen = logs.choose_attempt(repo, run_id, attempt)
     folder = workspace.attempt_dir(run_id, chosen) / "logs"
-    if right is not None:
-        case = target or Path(f"m5ws-case-{run_id}.json")
-        return _write_case(workspace, repo, run_id, chosen, right, case)
     end = ledger.ended(repo, run_id, chosen) if ledger.attempts(repo, run_id) else None
     outcome = None if end is None else end.outcome
     has_failed = outcome != "finished"
+    if right is not None and not has_failed:
+        raise UsageError(f"no failure: attempt {chosen} of run {run_id} finished", hint="--wrong requires a failure.")
+    if right is not None:
+        case = target or Path(f"m5ws-case-{run_id}.json")
+        return _write_case(workspace, repo, run_id, chosen, right, case)
     rules = causes.with_own(workspace.settings.causes)
     found = diagnosis.diagnose(repo, run_id, chosen, folder, rules) if has_failed else diagnosis.Diagnosis(cause=None)
     if as_json:

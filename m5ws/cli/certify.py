@@ -37,17 +37,8 @@ class NothingToCertify(M5Error):
 
 @click.command("certify", cls=ScriptCommand)
 @click.argument("snapshot", type=names.Id(("snapshot",)), required=False)
-@new_run.change
 @launch_options.trainer
-@click.option("--nproc", type=click.IntRange(min=1), metavar="N", help="Number of processes (default: from m5ws.toml).")
-@click.option(
-    "--steps",
-    type=click.IntRange(min=2),
-    default=10,
-    show_default=True,
-    metavar="N",
-    help="Number of steps to train with m5ws.session.",
-)
+@new_run.of_job(10, 2, "Number of steps to train with m5ws.session.")
 @click.option(
     "--restores",
     type=click.IntRange(min=1),
@@ -110,7 +101,8 @@ def command(
     launch = runs.spec(workspace.settings.run, new_run.with_import_path(workspace, options))
     pinned, launch = new_run.pin(workspace, repo, snapshot, launch, overrides)
     whole = certify.training(pinned, launch, steps)
-    joint = test(context, workspace, whole, restores, sample_seed, parallel, progress=not no_progress)
+    ports = workspace.ports(repo)
+    joint = test(context, workspace, ports, whole, restores, sample_seed, parallel, progress=not no_progress)
     output.print_json(joint) if as_json else output.echo(format_certificate(joint))
     context.exit(joint.exit_code)
 
@@ -118,6 +110,7 @@ def command(
 def test(
     context: click.Context,
     workspace: "Workspace",
+    ports: "Ports",
     whole: "Run",
     restores: int | None,
     sample_seed: int,
@@ -128,7 +121,6 @@ def test(
     """Train a run without an interruption, test restores of it, and return the certificate."""
     from m5ws.reproduce import interruptions, reproduce
 
-    ports = workspace.ports(workspace.repository())
     has_steps = context.get_parameter_source("steps") is ParameterSource.COMMANDLINE
     try:
         train(workspace, ports, whole, progress=progress)

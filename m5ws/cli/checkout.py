@@ -11,8 +11,7 @@ from m5ws.cli.terminal import output, progress
 @click.command("checkout")
 @click.argument("snapshot", type=names.Id())
 @click.argument("directory", type=click.Path(path_type=Path))
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(context: click.Context, snapshot: str, directory: Path, as_json: bool) -> None:
     """Write a snapshot's files to a new directory.
 

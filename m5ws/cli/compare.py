@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Write a page with tables and curves to FILE.",
 )
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(context: click.Context, runs: tuple[str, ...], page: Path | None, as_json: bool) -> None:
     """Compare the inputs and results of 2 to 50 runs.
 

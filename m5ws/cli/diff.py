@@ -10,8 +10,7 @@ from m5ws.cli.terminal import change_text, output, progress
 @click.argument("a", type=names.Id())
 @click.argument("b", type=names.Id())
 @click.option("--brief", is_flag=True, help="Leave out the content of changed files.")
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(context: click.Context, a: str, b: str, brief: bool, as_json: bool) -> None:
     """Show the differences between two snapshots or runs.
 

@@ -31,8 +31,7 @@ _LIMIT_S = 15.0
     metavar="SECONDS",
     help="Count a check without an answer in this time as broken.",
 )
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(context: click.Context, limit_s: float, as_json: bool) -> None:
     """Check this machine and this workspace, with a remedy for each failure.
 

@@ -11,20 +11,10 @@ from m5ws.cli.terminal import output, progress
 if TYPE_CHECKING:
     from m5ws.repository.usage import RunUsage
 
-_LIMIT = 20
-
 
 @click.command("du")
-@click.option(
-    "--limit",
-    type=click.IntRange(min=0),
-    default=_LIMIT,
-    show_default=True,
-    metavar="N",
-    help="List the N runs with the most unique bytes; 0 lists all.",
-)
-@output.json_option
-@click.pass_context
+@output.limit_option("List the N runs with the most unique bytes; 0 lists all.")
+@output.json_command
 def command(context: click.Context, limit: int, as_json: bool) -> None:
     """List the bytes of runs.
 

@@ -15,8 +15,7 @@ DAMAGED = 1
 
 @click.command("fsck")
 @click.option("--read-data", is_flag=True, help="Read all objects, also objects with a checksum from the server.")
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(context: click.Context, read_data: bool, as_json: bool) -> None:
     """Check the whole store and list the damage.
 

@@ -19,9 +19,12 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 
 
 class Duration(click.ParamType[float]):
-    """A number and a unit (`30d`, `24h`, `90m`, `0s`), converted to seconds."""
+    """A number and a unit (`30d`, `24h`, `90m`, `0s`), converted to seconds, at least `least_s`."""
 
     name = "duration"
+
+    def __init__(self, least_s: float = 0.0) -> None:
+        self._least_s = least_s
 
     def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, float):
@@ -29,7 +32,9 @@ class Duration(click.ParamType[float]):
         match = re.fullmatch(r"(\d+)([smhdw])", value)
         if match is None:
             self.fail(f"{value!r} is not a duration: write a number and s, m, h, d or w, such as 30d", param, ctx)
-        return int(match[1]) * _UNITS[match[2]]
+        if (seconds := int(match[1]) * _UNITS[match[2]]) < self._least_s:
+            self.fail(f"{value!r} is less than {self._least_s:.0f}s", param, ctx)
+        return seconds
 
 
 @click.command("gc")
@@ -52,8 +57,7 @@ class Duration(click.ParamType[float]):
 )
 @click.option("--execute", "wanted", metavar="PLAN", help="Execute this plan, and plan nothing new.")
 @click.option("--take-over", is_flag=True, help="With --execute: continue a plan of another gc, which must have ended.")
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(
     context: click.Context,
     dry_run: bool,

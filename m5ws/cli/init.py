@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 @click.option("--team", metavar="PATH", help="Profile of a team, absolute or relative to the workspace.")
 @click.option("--tracking-uri", metavar="URI", help="Server or store of MLflow.")
 @click.option("--list", "list_only", is_flag=True, help="List the templates, and do nothing.")
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(
     context: click.Context,
     directory: Path | None,

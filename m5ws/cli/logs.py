@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from m5ws.logs.reading import Source
     from m5ws.repository.repository import Repository
+    from m5ws.workspace import Workspace
 
 _NO_MATCH = 1
 
@@ -39,8 +40,7 @@ def choose_attempt(repo: "Repository", run: str, attempt: int | None) -> int:
 )
 @click.option("--grep", metavar="PATTERN", help="Print only lines that match this regular expression of Python.")
 @click.option("-f", "--follow", is_flag=True, help="Print new lines until the attempt ends.")
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(
     context: click.Context,
     run: str,
@@ -84,11 +84,8 @@ def command(
             hint="The store has new lines after 10 seconds to a minute.",
         )
 
-    def ended() -> bool:
-        workspace.open_repository()
-        return ledger.ended(repo, run_id, chosen) is not None
-
-    readings = _matching(_read(source, ended if follow else lambda: True), pattern, found)
+    ended = _follow_end(workspace, repo, run_id, chosen) if follow else lambda: True
+    readings = _matching(_read(source, ended), pattern, found)
     if as_json:
         logs = _texts(readings, rank, found, folder if pattern is None else None)
         output.print_json({"run": run_id, "attempt": chosen, "directory": folder, "logs": logs})
@@ -100,6 +97,31 @@ def command(
             output.print_note(f"the log of {logs_of} {'is empty' if pattern is None else 'has no line that matches'}")
     if is_empty and pattern is not None:
         context.exit(_NO_MATCH)
+
+
+def _follow_end(workspace: "Workspace", repo: "Repository", run: str, attempt: int) -> "Callable[[], bool]":
+    """Return a function that returns True after the end of an attempt, and that delivers the rest of a killed attempt.
+
+    The ledger is listed until it has the attempt. Then each call asks for the next batch alone.
+    """
+    from m5ws.records.ledger import NODE, AttemptEnded, Batch
+    from m5ws.repository.ledger import ledger
+
+    newest: Batch | None = None
+
+    def ended() -> bool:
+        nonlocal newest
+        workspace.deliver(repo)
+        if newest is None:
+            newest = next(ledger.backwards(repo, run, attempt), None)
+            return ledger.ended(repo, run, attempt) is not None
+        is_over = False
+        for batch in ledger.read_newer(repo, run, attempt, 0, newest):
+            newest = batch
+            is_over = is_over or any(isinstance(event, AttemptEnded) for _, event in ledger.decode(batch, (NODE,)))
+        return is_over
+
+    return ended
 
 
 def _pattern(grep: str | None) -> re.Pattern[str] | None:

@@ -13,7 +13,6 @@ from m5ws.cli.terminal import output, progress
 if TYPE_CHECKING:
     from m5ws.runs.listing import RunRow, SnapshotRow
 
-_LIMIT = 20
 _CHANGES = 4
 
 
@@ -23,16 +22,8 @@ _CHANGES = 4
 @click.option(
     "--where", "condition", type=names.Text(), metavar="CONDITION", help="List the runs that meet CONDITION, in SQL."
 )
-@click.option(
-    "--limit",
-    type=click.IntRange(min=0),
-    default=_LIMIT,
-    show_default=True,
-    metavar="N",
-    help="List the newest N snapshots and the newest N runs; 0 lists all.",
-)
-@output.json_option
-@click.pass_context
+@output.limit_option("List the newest N snapshots and the newest N runs; 0 lists all.")
+@output.json_command
 def command(context: click.Context, only: str | None, condition: str | None, limit: int, as_json: bool) -> None:
     """List snapshots and runs.
 

@@ -17,8 +17,7 @@ from m5ws.records.note import NoteOutcome
     type=click.Choice(get_args(NoteOutcome)),
     help="Result of the expectation that the run was started with.",
 )
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(context: click.Context, run: str, text: str, outcome: NoteOutcome | None, as_json: bool) -> None:
     """Add a note to a run.
 

@@ -10,7 +10,7 @@ _LIMIT_S = 60.0
 
 
 @click.command("notify")
-@click.option("--test", "is_test", is_flag=True, help="Send a test message too.")
+@click.option("--test", "is_test", is_flag=True, help="Send a test message too, which never waits.")
 @output.json_option
 @click.pass_context
 def command(context: click.Context, is_test: bool, as_json: bool) -> None:
@@ -30,16 +30,17 @@ def command(context: click.Context, is_test: bool, as_json: bool) -> None:
     from m5ws.supervision.messages import Message
 
     workspace = names.workspace(context)
-    notifier = workspace.notifier()
-    if not notifier.is_wanted("test"):
+    settings, notifier, tests = workspace.settings.notify, workspace.notifier(), 0
+    if not settings.urls + settings.command:
         raise UsageError("no target for messages", hint="Set urls or command in [notify] of m5ws.toml.")
     if is_test:
-        workspace.prepare()
         title = f"test message of the workspace {workspace.name}"
-        notifier.add(Message(event="test", time_s=time.time(), title=title, text="Messages about runs arrive here."))
+        tests = notifier.test(
+            Message(event="test", time_s=time.time(), title=title, text="Messages about runs arrive here.")
+        )
     delivery = notifier.deliver(_LIMIT_S)
     if as_json:
-        output.print_json(delivery)
+        output.print_json({"sent": delivery.sent + tests, "waiting": delivery.waiting})
     else:
-        output.echo(f"sent {delivery.sent}, waiting {delivery.waiting}")
+        output.echo(f"sent {delivery.sent + tests}, waiting {delivery.waiting}")
     context.exit(1 if delivery.waiting else 0)

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 @click.option("--attempt", type=click.IntRange(min=1), help="Write the files of this attempt, and not the newest.")
 @click.option("--node", type=click.IntRange(min=0), help="Write the files of this node alone.")
 @click.option("--copies", is_flag=True, help="List all copies, also copies made while the script ran.")
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(
     context: click.Context,
     run: str,

@@ -13,8 +13,7 @@ from m5ws.errors import UsageError
 @click.argument("run", required=False, type=names.Id(("run",)))
 @click.option("--image", metavar="NAME", type=names.Text(), help="Pin the image NAME by the digest that it has now.")
 @click.option("--dry-run", is_flag=True, help="Print the change; write nothing.")
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(context: click.Context, run: str | None, image: str | None, dry_run: bool, as_json: bool) -> None:
     """Write the versions and the image of a run into m5ws.toml.
 

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 @click.command("prefetch")
 @click.argument("identifier", metavar="ID", type=names.Id())
 @click.option("--dry-run", is_flag=True, help="Print the missing objects; fetch only records.")
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(context: click.Context, identifier: str, dry_run: bool, as_json: bool) -> None:
     """Download a snapshot or run into this machine's cache.
 

@@ -15,7 +15,6 @@ from m5ws.errors import UsageError
 
 if TYPE_CHECKING:
     from m5ws.preflight.node import NodeReport
-    from m5ws.records.certificate import Certificate
     from m5ws.repository.repository import Repository
     from m5ws.workspace import Workspace
 
@@ -25,28 +24,12 @@ _STEPS = 4
 
 @click.command("preflight", cls=ScriptCommand)
 @click.argument("snapshot", type=names.Id(("snapshot",)), required=False)
-@new_run.change
-@click.option("--nproc", type=click.IntRange(min=1), metavar="N", help="Number of processes (default: from m5ws.toml).")
-@click.option(
-    "--steps",
-    type=click.IntRange(min=2),
-    default=_STEPS,
-    show_default=True,
-    metavar="N",
-    help="Number of steps of the snapshot's job with m5ws.session.",
-)
+@new_run.of_job(_STEPS, 2, "Number of steps of the snapshot's job with m5ws.session.")
 @cluster_options.nodes
 @click.option("--on", metavar="NAME", help="Check the nodes of [clusters.NAME] in m5ws.toml.")
 @click.option("--store", metavar="URL", help="Check this machine for a run with this store, without a workspace.")
-@click.option(
-    "--scratch",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    default=Path("/tmp"),  # noqa: S108  a private folder is made in it
-    help="Local disk for work directories, with --store.",
-)
-@output.json_option
-@click.pass_context
+@cluster_options.scratch
+@output.json_command
 def command(
     context: click.Context,
     snapshot: str | None,
@@ -82,10 +65,9 @@ def command(
     if sum(each is not None for each in (snapshot, on, store)) > 1:
         raise UsageError("SNAPSHOT, --on and --store exclude each other", hint="Give a single option, or none.")
     if snapshot is not None:
-        workspace = names.workspace(context)
-        joint = _try_job(context, workspace, snapshot, overrides, nproc, steps)
-        output.print_json(joint) if as_json else output.echo(certify.format_certificate(joint))
-        context.exit(joint.exit_code)
+        job = {"snapshot": snapshot, "overrides": overrides, "nproc": nproc, "steps": steps}
+        context.invoke(certify.command, **job, restores=1, as_json=as_json)
+        return
     if script(context) or overrides or nproc is not None:
         raise UsageError(
             "COMMAND, --set and --nproc require SNAPSHOT",
@@ -97,47 +79,22 @@ def command(
     elif store is not None:
         reports = _check_store_user(store, scratch)
     else:
-        reports = _check_here(names.workspace(context))
+        workspace = names.workspace(context)
+        reports = _examine(workspace, workspace.open_repository(create=True))
     passed = all(report.passed for report in reports)
     output.print_json({"passed": passed, "nodes": reports}) if as_json else _print(reports)
     context.exit(0 if passed else FAILED)
-
-
-def _try_job(
-    context: click.Context,
-    workspace: "Workspace",
-    snapshot: str,
-    overrides: tuple[str, ...],
-    nproc: int | None,
-    steps: int,
-) -> "Certificate":
-    """Train a few steps of a snapshot's job, resume it once, and return the result of the comparison."""
-    from m5ws.attempts import planning
-    from m5ws.reproduce.certify import training
-
-    repo = workspace.open_repository()
-    options = planning.RunOptions(command=script(context), nproc=nproc)
-    launch = planning.spec(workspace.settings.run, new_run.with_import_path(workspace, options))
-    pinned, launch = new_run.pin(workspace, repo, snapshot, launch, overrides)
-    whole = training(pinned, launch, steps, "preflight")
-    return certify.test(context, workspace, whole, 1, 0, 1, progress=True)
-
-
-def _check_here(workspace: "Workspace") -> "tuple[NodeReport, ...]":
-    return _examine(workspace, workspace.open_repository(create=True))
 
 
 def _check_store_user(store: str, scratch: Path) -> "tuple[NodeReport, ...]":
     """Check this machine as an agent would use it, without a workspace."""
     from m5ws.cli.agent import make_scratch
     from m5ws.config.settings import Settings, StoreSettings
-    from m5ws.repository.repository import Repository
-    from m5ws.store import open_store
     from m5ws.workspace import Workspace
 
     own, settings = make_scratch(scratch, 0), Settings(store=StoreSettings(url=store))
     workspace = Workspace(own / "workspace", settings, dict(os.environ), own)
-    return _examine(workspace, Repository.open(open_store(store)))
+    return _examine(workspace, workspace.repository())
 
 
 def _examine(workspace: "Workspace", repo: "Repository") -> "tuple[NodeReport, ...]":

@@ -12,7 +12,6 @@ from m5ws.cli.parameters import names, transfer
     store="A directory, or s3://bucket/prefix; created if missing.",
     everything="Copy every snapshot and run of this workspace's store.",
 )
-@click.pass_context
 def command(
     context: click.Context, ids: tuple[str, ...], url: str, everything: bool, dry_run: bool, as_json: bool
 ) -> None:

@@ -19,8 +19,7 @@ from m5ws.cli.terminal import output, progress
     required=True,
     help="Write the page to FILE.",
 )
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(context: click.Context, run: str, target: Path, as_json: bool) -> None:
     """Write one page about a run, for readers without m5ws.
 

@@ -46,8 +46,7 @@ class _Arguments(segments.SegmentArguments):
 @cluster_options.command_on
 @cluster_options.nodes
 @click.option("--no-progress", is_flag=True, help="Do not print steps.")
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(
     context: click.Context,
     run: str,

@@ -36,8 +36,7 @@ class _Arguments(cluster_options.ClusterArguments):
 @environment.option
 @start_options.dry_run
 @start_options.no_progress
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(context: click.Context, run: str, parallel: int | None, **given: Unpack[_Arguments]) -> None:
     """Continue a run from its newest checkpoint, or a sweep.
 

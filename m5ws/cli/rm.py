@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 @click.option("--dry-run", is_flag=True, help="Print the runs that would be removed; remove nothing.")
 @click.option("--lost", is_flag=True, help="Remove runs whose newest attempt has no end, such as after a lost machine.")
 @click.option("--drop", is_flag=True, help="Delete the work of removed runs that is kept on this machine.")
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(
     context: click.Context, runs: tuple[str, ...], dry_run: bool, lost: bool, drop: bool, as_json: bool
 ) -> None:

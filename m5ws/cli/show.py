@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 @click.argument("name", metavar="ID", type=names.Id(("snapshot", "run", "sweep")))
 @click.option("--environment", is_flag=True, help="Print the observed environment, with all distributions.")
 @click.option("--lock", type=click.Choice(["conda", "pip"]), help="Print the packages at a run's start as a lock file.")
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(context: click.Context, name: str, environment: bool, lock: str | None, as_json: bool) -> None:
     """Show a snapshot, a run or a sweep.
 
@@ -218,9 +217,8 @@ def _fork(row: "RunRow") -> tuple[str, ...]:
 def _attempt(attempt: "AttemptState", parent: "Parent | None") -> list[str]:
     from m5ws.wording.failures import describe_end, describe_failure
 
-    took = ""
-    if attempt.ended_s and attempt.started_s:
-        took = f" after {output.duration(attempt.ended_s - attempt.started_s)}"
+    took, end_s = (" after", attempt.ended_s) if attempt.ended_s else (", last event after", attempt.last_s)
+    took = f"{took} {output.duration(end_s - attempt.started_s)}" if end_s and attempt.started_s else ""
     lines = [f"attempt {attempt.attempt}: {attempt.standing}{took}, step {attempt.last_step}"]
     fields = {
         "when": output.moment(attempt.started_s),

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 )
 @click.option("--dry-run", is_flag=True, help="Print the snapshot's id, and publish nothing.")
 @click.option("--rehash", is_flag=True, help="Read every file, also files that seem unchanged.")
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(context: click.Context, message: str | None, dry_run: bool, rehash: bool, as_json: bool) -> None:
     """Pin code, config, tokenizer, data and environment; print one digest.
 

@@ -13,8 +13,7 @@ from m5ws.errors import UsageError
 @click.command("ui")
 @click.option("--port", type=click.IntRange(1, 65535), default=5000, show_default=True, help="Port on this machine.")
 @click.option("--deliver", is_flag=True, help="Deliver all that MLflow lacks, and serve nothing.")
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(context: click.Context, port: int, deliver: bool, as_json: bool) -> None:
     """Open MLflow with this workspace's runs.
 

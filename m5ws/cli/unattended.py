@@ -50,13 +50,16 @@ class Sign(msgspec.Struct, frozen=True, kw_only=True):
 def look(
     workspace: "Workspace", repo: "Repository", runs: Sequence[str], limit_s: float, ping: str | None
 ) -> list[Sign]:
-    """Return the state of each run. A dead run gets a message, once. If all runs are well, the address is fetched."""
+    """Return the state of each run. If all runs are well, the address is fetched.
+
+    A run that is dead or has failed gets a message, once, and a failed attempt its incident.
+    """
     if ping is not None and not ping.startswith(("https://", "http://")):
         raise UsageError(f"--ping {ping} is no http(s) URL")
     signs = [_look(workspace, repo, run, limit_s) for run in runs]
     for sign in signs:
         try:
-            if sign.is_dead:
+            if sign.status:
                 _report(workspace, repo, sign)
         except OSError as error:
             output.warn(f"warning: cannot send the message about run {sign.run}: {error}")
@@ -87,16 +90,18 @@ def _look(workspace: "Workspace", repo: "Repository", run: str, limit_s: float) 
 
 
 def _report(workspace: "Workspace", repo: "Repository", sign: Sign) -> None:
-    """Send the message about a dead attempt, once for each attempt."""
+    """Send the message about a silent attempt, or record a failed attempt with its message, once for each attempt."""
+    from m5ws.attempts import aftermath
     from m5ws.repository.references import runs
     from m5ws.supervision import messages
 
-    notifier, seen = workspace.notifier(), workspace.home / "notify" / f"dead-{sign.run}-{sign.attempt:04d}"
-    if notifier.is_wanted("failed") and not seen.exists():
-        problem = f"no event since {output.duration(sign.silent_s or 0.0)}: its nodes may be dead or cut off"
-        reason = sign.reason or EndReason(kind="node lost", problem=problem)
-        notifier.add(messages.describe("failed", runs.load(repo, sign.run), sign.attempt, reason, None))
-        seen.touch()
+    run, ports, notifier = runs.load(repo, sign.run), workspace.ports(repo), workspace.notifier()
+    if sign.silent_s is not None:
+        problem = f"no event since {output.duration(sign.silent_s)}: its nodes may be dead or cut off"
+        reason = EndReason(kind="node lost", problem=problem)
+        notifier.add(messages.describe("failed", run, sign.attempt, reason, None))
+    elif sign.attempt:
+        aftermath.make_up(ports, run, sign.attempt, workspace.attempt_dir(sign.run, sign.attempt))
     notifier.deliver(_LIMIT_S)
 
 

@@ -48,8 +48,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     help="Compare the statement with the workspace's store.",
 )
 @click.option("--read-data", is_flag=True, help="Read all bytes of the snapshot and the checkpoints too.")
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(
     context: click.Context, file: Path, allowed: Path | None, with_store: bool, read_data: bool, as_json: bool
 ) -> None:

@@ -14,8 +14,7 @@ _FAILED, _REMOVED = 1, 6
 
 @click.command("wait")
 @click.argument("run", type=names.Id(("run",)))
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(context: click.Context, run: str, as_json: bool) -> None:
     """Wait for the end of a run.
 

@@ -38,8 +38,7 @@ Show = Callable[["LiveState"], None]
     help="With --unattended: the longest time without an event of a run that goes on.",
 )
 @click.option("--ping", metavar="URL", help="With --unattended: fetch URL if the exit status is 0.")
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(
     context: click.Context,
     run: tuple[str, ...],

@@ -14,6 +14,7 @@ from typing import Literal, get_args, get_origin
 
 import msgspec
 
+from m5ws.config import cause_patterns
 from m5ws.config.commands import launchers
 from m5ws.config.result_patterns import describe_fault
 from m5ws.config.settings import HostsCluster, Settings, SlurmCluster, StoreOptions
@@ -149,7 +150,7 @@ def _problems_of_clusters(clusters: object, parent: Key) -> Iterator[tuple[Key, 
 
 
 def _problems_of_causes(causes: object, parent: Key) -> Iterator[tuple[Key, str]]:
-    """Yield the problems of rules: missing keys, and patterns that are no regular expressions."""
+    """Yield the problems of rules: missing keys, and patterns that cannot be used."""
     if not isinstance(causes, dict):
         yield parent, "'causes' has a table for each class: write [causes.NAME]"
         return
@@ -160,12 +161,9 @@ def _problems_of_causes(causes: object, parent: Key) -> Iterator[tuple[Key, str]
         if not problems and (missing := ", ".join(field for field in required if field not in rule)):
             problems = [(key, f"{'.'.join(key)!r} needs {missing}")]
         yield from problems
-        for pattern in () if problems else rule["patterns"]:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                place = (*key, "patterns")
-                yield place, f"{'.'.join(place)!r} holds {pattern!r}, which is no regular expression: {error}"
+        if not problems and (fault := cause_patterns.describe_fault(rule["patterns"])) is not None:
+            place = (*key, "patterns")
+            yield place, f"{'.'.join(place)!r}: {fault}"
 
 
 def _mismatch(value: object, kind: object) -> str | None:
@@ -209,10 +207,6 @@ def _outside(path: str) -> bool:
     return not path or pure.is_absolute() or ".." in pure.parts or path.startswith("~")
 
 
-def _below(number: int | None, least: int) -> bool:
-    return number is not None and number < least
-
-
 def _describe_data(settings: Settings) -> str:
     """Return the problem of the first path in `data.paths` that is outside of the workspace."""
     path = next(filter(_outside, settings.data.paths))
@@ -232,7 +226,6 @@ _RULES: tuple[_Rule, ...] = (
         lambda s: s.store.sse not in ("aws:kms", "aws:kms:dsse"),
         "does nothing unless 'store.sse' is aws:kms or aws:kms:dsse",
     ),
-    (("store", "stall_s"), lambda s: s.store.stall_s <= 0, "is not positive"),
     (
         ("store", "cache_limit"),
         lambda s: s.store.cache_limit_bytes is None,
@@ -258,7 +251,6 @@ _RULES: tuple[_Rule, ...] = (
         lambda s: describe_fault(s.run.results) is not None,
         lambda s: describe_fault(s.run.results) or "",
     ),
-    (("run", "nproc"), lambda s: s.run.nproc < 1, "is less than 1"),
     (("run", "trainer"), lambda s: s.run.trainer == "python" and s.run.nproc > 1, "starts 1 process: remove nproc"),
     *(
         (
@@ -267,13 +259,6 @@ _RULES: tuple[_Rule, ...] = (
             "contradicts the launcher in command",
         )
         for name in ("trainer", "nproc")
-    ),
-    (("run", "seed"), lambda s: _below(s.run.seed, 0), "is negative"),
-    (("run", "checkpoint_every"), lambda s: _below(s.run.checkpoint_every, 1), "is less than 1"),
-    (
-        ("run", "checkpoint_minutes"),
-        lambda s: s.run.checkpoint_minutes is not None and s.run.checkpoint_minutes <= 0,
-        "is not positive",
     ),
     (("run", "restart", "same_cause"), lambda s: not s.run.restart.max, "does nothing while 'run.restart.max' is 0"),
     *(
@@ -284,23 +269,12 @@ _RULES: tuple[_Rule, ...] = (
         )
         for name in ("jump", "flat")
     ),
-    (("checkpoint", "failures"), lambda s: _below(s.checkpoint.failures, 1), "is less than 1"),
-    (("checkpoint", "deadline_s"), lambda s: s.checkpoint.deadline_s <= 0, "is not positive"),
-    (("run", "fingerprint_every"), lambda s: _below(s.run.fingerprint_every, 0), "is less than 0"),
     (
         ("notify", "urls"),
         lambda s: not all(map(VARIABLE.fullmatch, s.notify.urls)),
         'holds a URL: m5ws.toml is part of snapshots, so set a variable to the URL, and write "${NAME}"',
     ),
     (("notify", "on"), lambda s: not s.notify.urls + s.notify.command, "does nothing without urls or command"),
-    (("retention", "last"), lambda s: _below(s.retention.last, 1), "is less than 1"),
-    (("retention", "every"), lambda s: _below(s.retention.every, 1), "is less than 1"),
-    (("determinism", "threads"), lambda s: s.determinism.threads < 1, "is less than 1"),
-    (
-        ("determinism", "python_hash_seed"),
-        lambda s: not 0 <= s.determinism.python_hash_seed < 2**32,
-        "is not between 0 and 4294967295",
-    ),
     *(
         (("determinism", name), lambda s: s.determinism.level == "off", "does nothing while 'determinism.level' is off")
         for name in ("python_hash_seed", "tf32", "fill_uninitialized", "cublas_workspace", "nccl_algo")

@@ -10,6 +10,10 @@ from m5ws.records.environment import Determinism
 from m5ws.records.launch import Saving
 from m5ws.records.run import Trainer
 
+_AtLeast0 = Annotated[int, msgspec.Meta(ge=0)]
+_AtLeast1 = Annotated[int, msgspec.Meta(ge=1)]
+_Positive = Annotated[float, msgspec.Meta(gt=0)]
+
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pass
@@ -28,7 +32,7 @@ class StoreOptions(_Section, frozen=True, kw_only=True):
     sse_kms_key: str | None = None
     storage_class: str | None = None
     integrity: Literal["signed", "crc64nvme", "unsigned"] = "signed"
-    stall_s: float = 20.0
+    stall_s: _Positive = 20.0
 
 
 class StoreSettings(StoreOptions, frozen=True, kw_only=True):
@@ -94,8 +98,8 @@ class StuckSettings(_Section, frozen=True, kw_only=True):
     `floor_s`: the shortest limit. If it is given, the time of steps is learnt also before the script names a phase.
     """
 
-    floor_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    ceiling_s: Annotated[float, msgspec.Meta(gt=0)] = 1800.0
+    floor_s: _Positive | None = None
+    ceiling_s: _Positive = 1800.0
 
 
 class RestartSettings(_Section, frozen=True, kw_only=True):
@@ -104,8 +108,8 @@ class RestartSettings(_Section, frozen=True, kw_only=True):
     `same_cause`: the number of times that a cause may repeat.
     """
 
-    max: Annotated[int, msgspec.Meta(ge=0)] = 0
-    same_cause: Annotated[int, msgspec.Meta(ge=0)] = 1
+    max: _AtLeast0 = 0
+    same_cause: _AtLeast0 = 1
 
 
 class LossSettings(_Section, frozen=True, kw_only=True):
@@ -140,11 +144,11 @@ class RunSettings(_Section, frozen=True, kw_only=True):
     command: tuple[str, ...] = ()
     directory: str = "."
     trainer: Trainer | None = None
-    nproc: int = 1
-    seed: int | None = None
-    checkpoint_every: int | None = None
-    checkpoint_minutes: float | None = None
-    fingerprint_every: int | None = None
+    nproc: _AtLeast1 = 1
+    seed: _AtLeast0 | None = None
+    checkpoint_every: _AtLeast1 | None = None
+    checkpoint_minutes: _Positive | None = None
+    fingerprint_every: _AtLeast0 | None = None
     outputs: tuple[str, ...] = ()
     work_dir: str = ""
     keep_work: bool = False
@@ -178,8 +182,8 @@ class MlflowSettings(_Section, frozen=True, kw_only=True):
 class RetentionSettings(_Section, frozen=True, kw_only=True):
     """Checkpoints that `gc` keeps: the `last` of a run, and checkpoints whose step `every` divides. Default: all."""
 
-    last: int | None = None
-    every: int | None = None
+    last: _AtLeast1 | None = None
+    every: _AtLeast1 | None = None
 
 
 class _Cluster(_Section, frozen=True, kw_only=True, tag_field="engine"):

@@ -95,7 +95,7 @@ class Hosts(msgspec.Struct, frozen=True):
         found = {host: word.strip() for host, word in zip(hosts, printed, strict=True) if word.strip()}
         standing: Standing = "unknown" if not found else "running" if "running" in found.values() else "ended"
         text = ", ".join(f"{host}: {word}" for host, word in found.items())
-        return JobState(standing=standing, text=text, id=name)
+        return JobState(standing=standing, text=text)
 
     def run(self, words: tuple[str, ...], nodes: int) -> list[NodeOutput]:
         def output(numbered: tuple[int, str]) -> NodeOutput:

@@ -31,7 +31,6 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     standing: Standing
     text: str = ""
     reason: str = ""
-    id: str = ""
 
 
 class NodeOutput(msgspec.Struct, frozen=True, kw_only=True):

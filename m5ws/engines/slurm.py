@@ -105,21 +105,21 @@ class Slurm(msgspec.Struct, frozen=True):
         return self._run("sbatch", "--parsable", *waits, text=script).strip().partition(";")[0]
 
     def state(self, name: str) -> JobState:
-        listed = self._run("squeue", "--noheader", f"--name={name}", "--states=all", "--format=%i|%T|%r")
+        listed = self._run("squeue", "--noheader", f"--name={name}", "--states=all", "--format=%T|%r")
         if not listed.strip():
             # squeue forgets a job some minutes after its end. Not every site keeps accounts.
             try:
                 since = "--starttime=now-365days"
-                form = ("--noheader", "--parsable2", "--allocations", "--format=JobID,State,Reason")
+                form = ("--noheader", "--parsable2", "--allocations", "--format=State,Reason")
                 listed = self._run("sacct", f"--name={name}", since, *form)
             except EngineUnavailable:
                 return JobState(standing="unknown")
         if not listed.strip():
             return JobState(standing="unknown")
-        job, text, reason = listed.strip().splitlines()[-1].split("|", 2)
+        text, reason = listed.strip().splitlines()[-1].split("|", 1)
         word = text.split()[0]
         standing: Standing = "queued" if word in _QUEUED else "running" if word in _RUNNING else "ended"
-        return JobState(standing=standing, text=text, reason="" if reason == "None" else reason, id=job)
+        return JobState(standing=standing, text=text, reason="" if reason == "None" else reason)
 
     def cancel(self, name: str) -> None:
         self._run("scancel", f"--name={name}")

@@ -13,7 +13,6 @@ from m5ws.engines.slurm import Slurm
 from m5ws.errors import UnknownSchema, UsageError
 from m5ws.records.job import Job
 from m5ws.repository.references import jobs
-from m5ws.repository.repository import Repository
 
 Cluster = SlurmCluster | HostsCluster
 
@@ -137,10 +136,3 @@ def plan_prefetch(settings: Settings, cluster: str, run: str, store_url: str) ->
     )
     settings = msgspec.structs.replace(settings, clusters={**settings.clusters, cluster: small})
     return plan(settings, cluster, run, store_url, 1, (), ("prefetch", run))
-
-
-def submit(repo: Repository, engine: Engine, planned: Submission, after: str | None = None) -> str:
-    """Publish a job and start it; return its id in the engine. The run is published. Raises EngineUnavailable."""
-    # The record first: a submission that is killed leaves no job that nobody finds.
-    jobs.publish(repo, planned.job)
-    return engine.submit(planned.request, planned.job.script, after)

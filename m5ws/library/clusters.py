@@ -80,7 +80,9 @@ class Cluster:
         """Publish a job and start it, after the job that it waits for. Raises EngineUnavailable."""
         after = self.start(repo, planned.after).id if planned.after is not None else None
         job = msgspec.structs.replace(planned.job, created_s=repo.store.now(), **self._workspace.creator())
-        identifier = submission.submit(repo, self._engine, msgspec.structs.replace(planned, job=job), after)
+        # The record first: a submission that is killed leaves no job that nobody finds.
+        jobs.publish(repo, job)
+        identifier = self._engine.submit(planned.request, job.script, after)
         return Submitted(job=msgspec.structs.replace(job, settings=""), id=identifier)
 
     def start_run(self, repo: Repository, run: Run, planned: Submission, why: str | None) -> Submitted:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from m5ws.errors import CorruptObject, ObjectExists
+from m5ws.errors import CorruptObject, NotFound, ObjectExists
 from m5ws.logs.log_lines import LONG_CHARACTERS, LogReader
 from m5ws.records import codec
 from m5ws.records.log import LOGS, LogPart, StoredLines
@@ -56,6 +56,11 @@ def place(name: str) -> tuple[bool, str]:
     return not name.isdigit(), name.zfill(16)
 
 
+def key(run: str, attempt: int, node: int, number: int) -> str:
+    """Return the key of a part. The parts of a node are numbered from 0, without a gap."""
+    return f"{LOGS}{run}/{attempt:04d}-{node}-{number:06d}"
+
+
 def keys(repo: Repository, run: str, attempt: int) -> dict[int, list[str]]:
     """Return the keys of the parts of an attempt by node, each in order."""
     found: dict[int, list[str]] = {}
@@ -73,12 +78,20 @@ def load(repo: Repository, wanted: Iterable[str]) -> Iterator[dict[str, StoredLi
     return concurrency.bounded_map((_MEMORY_BYTES, partial(_lines, repo, key)) for key in wanted)
 
 
-def _lines(repo: Repository, key: str) -> dict[str, StoredLines]:
-    part = bindings.record(repo.store, key, LogPart)
+def load_next(repo: Repository, run: str, attempt: int, node: int, number: int) -> dict[str, StoredLines] | None:
+    """Return the lines in one part of a node; None if the node has not stored it. Raises as `load`."""
     try:
-        return _decoder.decode(codec.expand(part.logs, part.size_bytes, f"the lines of {key}"))
+        return _lines(repo, key(run, attempt, node, number))
+    except NotFound:
+        return None
+
+
+def _lines(repo: Repository, where: str) -> dict[str, StoredLines]:
+    part = bindings.record(repo.store, where, LogPart)
+    try:
+        return _decoder.decode(codec.expand(part.logs, part.size_bytes, f"the lines of {where}"))
     except codec.UNREADABLE as error:
-        raise CorruptObject(f"the lines of {key} cannot be decoded: {error}") from error
+        raise CorruptObject(f"the lines of {where} cannot be decoded: {error}") from error
 
 
 class LogParts:
@@ -111,9 +124,9 @@ class LogParts:
     def _publish(self) -> None:
         """Store the part that waits. Only this node writes its key, so an existing part is this part."""
         if self._waiting is not None:
-            key = f"{LOGS}{self._run}/{self._attempt:04d}-{self._node}-{self._number:06d}"
+            where = key(self._run, self._attempt, self._node, self._number)
             with suppress(ObjectExists):
-                bindings.create(self._repo.store, key, self._waiting)
+                bindings.create(self._repo.store, where, self._waiting)
             self._number += 1
             self._waiting = None
 

@@ -4,12 +4,15 @@ An attempt on one node, whose logs are on this machine, needs no request to the 
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
 
 from m5ws.logs import log_lines, parts
 from m5ws.logs.log_lines import LogReader
+from m5ws.records.log import StoredLines
+from m5ws.repository import concurrency
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
 
@@ -36,7 +39,7 @@ class Source:
     def __init__(self, repo: Repository, run: str, attempt: int, folder: Path) -> None:
         self._attempt, self._folder = (repo, run, attempt), folder
         self._readers: dict[str, LogReader] = {}
-        self._known: set[str] = set()
+        self._next: dict[int, int] = {}
         has_folder = folder.is_dir()
         start = ledger.started(*self._attempt) if has_folder and attempt in ledger.attempts(repo, run) else None
         self._is_local = has_folder and (start is None or start.nodes == 1)
@@ -52,10 +55,31 @@ class Source:
         for name, path in found.items():
             for lines in self._readers.setdefault(name, LogReader(path)).read_all(last=last):
                 yield name, lines
-        new = [key for keys in self._stored().values() for key in keys if key not in self._known]
-        self._known.update(new)
-        for part in parts.load(self._attempt[0], new):
+        for part in () if self._is_local else self._read_stored():
             yield from ((name, stored.lines) for name, stored in part.items() if name not in found)
+
+    def _read_stored(self) -> Iterator[dict[str, StoredLines]]:
+        """Yield the new parts of all nodes. Keys are listed until there is one: a node has 43,000 after a month."""
+        if not self._next:
+            listed = self._stored()
+            self._next = {node: int(keys[-1].rpartition("-")[2]) + 1 for node, keys in listed.items()}
+            yield from parts.load(self._attempt[0], [key for keys in listed.values() for key in keys])
+            return
+        asked = sorted({*self._next, *self._nodes})
+        while asked:
+            found = concurrency.for_each(self._load_next, asked)
+            new = [(node, part) for node, part in zip(asked, found, strict=True) if part is not None]
+            yield from (part for _, part in new)
+            asked = [node for node, _ in new]
+            self._next |= {node: self._next.get(node, 0) + 1 for node in asked}
+
+    @cached_property
+    def _nodes(self) -> range:
+        start = ledger.started(*self._attempt)
+        return range(start.nodes if start is not None else 1)
+
+    def _load_next(self, node: int) -> dict[str, StoredLines] | None:
+        return parts.load_next(*self._attempt, node, self._next.get(node, 0))
 
     def names(self) -> set[str]:
         """Return the names of logs. Of each other node, the first and the newest part are read."""

@@ -64,22 +64,6 @@ def measure(python: str, environment: Mapping[str, str], seconds: float) -> Arit
     return msgspec.json.decode(output, type=Arithmetic)
 
 
-def merge(first: Arithmetic, second: Arithmetic) -> Arithmetic:
-    """Return the second result, with the digests of both: a place whose digests differ gave different bits."""
-    before = {each.place: each for each in first.computed}
-    computed = tuple(
-        msgspec.structs.replace(
-            each,
-            exact=tuple(dict.fromkeys((*before[each.place].exact, *each.exact))),
-            rounded=tuple(dict.fromkeys((*before[each.place].rounded, *each.rounded))),
-            repetitions=before[each.place].repetitions + each.repetitions,
-        )
-        for each in second.computed
-        if each.place in before
-    )
-    return msgspec.structs.replace(second, computed=computed)
-
-
 def kind_of(result: Arithmetic) -> str:
     """Return the name of a kind of machine in the store: a digest of its facts."""
     return blake3.blake3(msgspec.json.encode(dict(sorted(result.kind.items())))).hexdigest()[:32]

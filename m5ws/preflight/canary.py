@@ -6,7 +6,7 @@ and another launch are another kind, with a reference of its own.
 
 import logging
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import blake3
@@ -38,80 +38,60 @@ NAME = "canary"
 _FACTS = ("cpu.model", "cpu.flags", "gpu.model", "gpu.count")
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """The job of a canary, and the places of its attempt as of `planning.plan`."""
-
-    snapshot: str
-    spec: LaunchSpec
-    steps: int
-    home: Path
-    author_dir: Path
-
-    def kind(self, facts: hardware.Facts) -> str:
-        """Return the name of this job on this kind of hardware."""
-        parts = (msgspec.json.encode(self.spec, order="sorted"), self.steps, sorted(facts.items()))
-        return blake3.blake3(msgspec.json.encode(parts)).hexdigest()[:32]
-
-
-class Listeners(msgspec.Struct, frozen=True, kw_only=True):
-    """Callbacks: `announce` gets the id of the run."""
-
-    announce: Callable[[str], None]
-    watch: Watch | None = None
-    progress: Progress | None = None
-
-
 class _StepLimit:
     """Stops an observed script after a number of steps, which a session ends by itself."""
 
-    def __init__(self, steps: int, watch: Watch | None) -> None:
+    def __init__(self, steps: int, watch: Watch) -> None:
         self._steps, self._watch = steps, watch
         self._is_observed = False
 
     def __call__(self, rank: str, event: AnyEvent) -> bool:
-        if self._watch is not None:
-            self._watch(rank, event)
+        self._watch(rank, event)
         self._is_observed = self._is_observed or isinstance(event, Observation)
         # In the step after the limit, all ranks have done the last step.
         return self._is_observed and isinstance(event, Step) and event.step > self._steps
 
 
-def run(ports: Ports, job: Job, listeners: Listeners) -> Canary:
-    """Train the first steps of a job, compare them with the reference, and return the published result.
+def new_run(snapshot: str, launch: LaunchSpec, steps: int) -> Run:
+    """Return a run of the first steps of a job."""
+    made = planning.new_run(snapshot, launch, name=NAME)
+    return msgspec.structs.replace(made, segment=Segment(first=0, last=steps))
 
-    The run of the last good result is removed if this result is good. Raises KeyboardInterrupt.
+
+def execute(ports: Ports, run: Run, home: Path, author_dir: Path, watch: Watch, progress: Progress) -> Canary:
+    """Train a run of `new_run`, compare it with the reference, and return the published result.
+
+    `home` and `author_dir` are as of `planning.plan`. The run of the last good result is removed if this result is
+    good. Raises KeyboardInterrupt.
     """
-    facts = {name: value for name, value in _facts().items() if name in _FACTS}
-    kind, repo = job.kind(facts), ports.repo
-    earlier = [each for each in canaries.of_snapshot(repo, job.snapshot) if each.kind == kind]
+    assert run.segment is not None
+    repo, steps = ports.repo, run.segment.last
+    observed = {**hardware.cpu(Path("/")), **hardware.gpu(Path("/"))}
+    facts = {name: observed[name] for name in _FACTS if name in observed}
+    kind = _kind(run.spec, steps, facts)
+    earlier = [each for each in canaries.of_snapshot(repo, run.snapshot) if each.kind == kind]
     result = Canary(
-        snapshot=job.snapshot, kind=kind, facts=facts, outcome="failed", host=socket.gethostname(), steps=job.steps,
+        snapshot=run.snapshot, kind=kind, facts=facts, outcome="failed", host=socket.gethostname(), steps=steps,
         created_s=repo.store.now(),
     )  # fmt: skip
-    new = planning.new_run(job.snapshot, job.spec, name=NAME)
-    new = msgspec.structs.replace(new, segment=Segment(first=0, last=job.steps))
-    listeners.announce(new.id)
     try:
-        done = _train(ports, job, new, listeners)
+        plan = planning.plan(repo, run, home, author_dir, ports.environment, None, python=ports.python)
+        untracked = msgspec.structs.replace(ports, tracker=None)
+        done = leader.execute(untracked, plan, _StepLimit(steps, watch), progress)
     except (M5Error, OSError) as error:
         return canaries.publish(repo, msgspec.structs.replace(result, detail=str(error)))
-    result = canaries.publish(repo, _judged(repo, msgspec.structs.replace(result, run=new.id), done, earlier))
+    if done.asked:
+        raise KeyboardInterrupt
+    result = canaries.publish(repo, _judged(repo, msgspec.structs.replace(result, run=run.id), done, earlier))
     if result.outcome == "ok":
         _forget_last(repo, earlier)
     return result
 
 
-def _facts() -> hardware.Facts:
-    return {**hardware.cpu(Path("/")), **hardware.gpu(Path("/"))}
-
-
-def _train(ports: Ports, job: Job, new: Run, listeners: Listeners) -> AttemptResult:
-    plan = planning.plan(ports.repo, new, job.home, job.author_dir, ports.environment, None, python=ports.python)
-    ports = msgspec.structs.replace(ports, tracker=None)
-    result = leader.execute(ports, plan, _StepLimit(job.steps, listeners.watch), listeners.progress)
-    if result.asked:
-        raise KeyboardInterrupt
-    return result
+def _kind(launch: LaunchSpec, steps: int, facts: hardware.Facts) -> str:
+    """Return the name of a job on a kind of hardware."""
+    parts = (msgspec.json.encode(launch, order="sorted"), steps, sorted(facts.items()))
+    return blake3.blake3(msgspec.json.encode(parts)).hexdigest()[:32]
 
 
 def _judged(repo: Repository, result: Canary, done: AttemptResult, earlier: Sequence[Canary]) -> Canary:

@@ -25,12 +25,11 @@ _READ = 1000
 
 
 class Needs(msgspec.Struct, frozen=True, kw_only=True):
-    """Needs of a run on one of `nodes` nodes. `snapshot` and `run` are their sources; None if the store has none.
+    """Needs of a run on one of `nodes` nodes. The sizes are of an earlier `run`; None if the store has none.
 
     `state_bytes` is a checkpoint's size divided by the nodes. `wanted` are versions of `[environment] wanted`.
     """
 
-    snapshot: str | None = None
     run: str | None = None
     files: int = 0
     files_bytes: int = 0
@@ -59,7 +58,7 @@ def find(repo: Repository, planned: Run | None = None, nodes: int = 1) -> Needs:
     needs = Needs()
     snapshot = planned.snapshot if planned is not None else next((name for name, _ in snapshots.newest(repo)), None)
     if snapshot is not None:
-        needs = _with_snapshot(repo, needs, snapshot, snapshots.load(repo, snapshot))
+        needs = _with_snapshot(repo, needs, snapshots.load(repo, snapshot))
     if (run := next(_earlier(repo, planned), None)) is not None:
         needs = _with_run(repo, needs, run)
     if planned is None:
@@ -77,11 +76,10 @@ def _earlier(repo: Repository, planned: Run | None) -> Iterator[str]:
             yield name
 
 
-def _with_snapshot(repo: Repository, needs: Needs, name: str, snapshot: Snapshot) -> Needs:
+def _with_snapshot(repo: Repository, needs: Needs, snapshot: Snapshot) -> Needs:
     loaded = [trees.load(repo.objects, tree) for tree in dict.fromkeys(snapshot.trees.values())]
     return msgspec.structs.replace(
         needs,
-        snapshot=name,
         files=sum(len(tree.entries) for tree in loaded),
         files_bytes=sum(tree.size_bytes for tree in loaded),
         wanted=snapshot.declared.wanted,

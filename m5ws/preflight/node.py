@@ -1,6 +1,7 @@
 """All checks of one node, one after another: they measure, and would disturb each other.
 
-A check that fails is repeated once, and is a warning if it passes then. Arithmetic fails for a single wrong bit.
+A check that fails is repeated once, and is a warning if it passes then. The arithmetic repeats itself, and
+fails for a single wrong bit.
 """
 
 import logging
@@ -22,12 +23,11 @@ from m5ws.preflight import arithmetic, gpus, machine, needs
 from m5ws.preflight.needs import Needs, Place
 from m5ws.progress import Progress, report
 from m5ws.records.check import Check
-from m5ws.records.known import Arithmetic
 from m5ws.records.run import Run
 from m5ws.repository.repository import Repository
 
 _log = logging.getLogger(__name__)
-SECONDS = 1.0
+_SECONDS = 1.0
 """Time of the arithmetic on the processors of each rank, and on each GPU."""
 _WRITTEN_BYTES = 32 * 2**20
 _REMEDY = "Correct the cause that the message names."
@@ -55,17 +55,8 @@ class Unfit(M5Error):
         super().__init__(f"node {node} failed its checks: {faults}")
 
 
-def refuse_unfit(report: NodeReport) -> None:
-    """Raise Unfit for checks that failed. A check without a result is logged, and refuses no run."""
-    for check in report.checks:
-        if check.state in ("warning", "missing", "broken"):
-            _log.warning("node %s: %s: %s", report.node, check.name, check.detail)
-    if failed := [check for check in report.checks if check.state == "failed"]:
-        raise Unfit(report.node, failed)
-
-
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine to check, and the folders that a run writes to. `python` starts ranks with the `environment`."""
+    """The machine to check, and the folders that a run writes to. Ranks start with the `environment`."""
 
     repo: Repository
     home: Path
@@ -74,7 +65,6 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     cache_dir: Path | None
     cache_limit_bytes: int
     environment: Mapping[str, str]
-    python: str = sys.executable
 
     def check(self, run: Run, nodes: int, progress: Progress | None) -> None:
         """Check this machine before a run. Raises Unfit for a check that failed; other problems are logged."""
@@ -83,7 +73,11 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         except (M5Error, OSError) as error:
             _log.warning("this node could not be checked before run %s: %s", run.id, error)
             return
-        refuse_unfit(examined)
+        for each in examined.checks:
+            if each.state in ("warning", "missing", "broken"):
+                _log.warning("node %s: %s: %s", examined.node, each.name, each.detail)
+        if failed := [each for each in examined.checks if each.state == "failed"]:
+            raise Unfit(examined.node, failed)
 
     def places(self, needed: Needs) -> Sequence[Place]:
         """Return the folders with the bytes that a run needs there."""
@@ -98,7 +92,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         return [Place(use=use, path=path, size_bytes=size, files=files) for use, path, size, files in uses if path]
 
 
-def examine(node: Machine, needed: Needs, progress: Progress | None = None, seconds: float = SECONDS) -> NodeReport:
+def examine(node: Machine, needed: Needs, progress: Progress | None = None) -> NodeReport:
     """Return the checks of this machine. Results of its arithmetic are published."""
     ranks = -(-needed.ranks // needed.nodes)
     quick: dict[str, Callable[[str], Check]] = {
@@ -113,30 +107,20 @@ def examine(node: Machine, needed: Needs, progress: Progress | None = None, seco
     checks = list[Check]()
     for name, probe in quick.items():
         report(progress, f"checking {name}")
-        checks += _repeated(partial(_check_alone, name, probe))
+        checks.append(_repeated(name, probe))
     report(progress, "computing known results")
-    checks += _repeated(partial(_compute, node, seconds, list[Arithmetic]()))
+    checks += _compute(node)
     return NodeReport(node=socket.gethostname(), checks=tuple(map(secret_gate.masked, checks)))
 
 
-def _repeated(probe: Callable[[], Sequence[Check]]) -> Sequence[Check]:
-    """Return checks, repeated if a check failed. A check that failed once only is a warning."""
-    first = probe()
-    if all(check.state != "failed" for check in first):
-        return first
-    before = {check.name: check for check in first}
-    return [_joined(before.get(after.name, after), after) for after in probe()]
-
-
-def _joined(before: Check, after: Check) -> Check:
-    if before.state != "failed" or not after.passed:
-        return after
-    detail = f"{after.detail}; passed when repeated, after: {before.detail}"
-    return Check(after.name, "warning", detail, before.remedy)
-
-
-def _check_alone(name: str, probe: Callable[[str], Check]) -> Sequence[Check]:
-    return (_guarded(name, probe),)
+def _repeated(name: str, probe: Callable[[str], Check]) -> Check:
+    """Return a check, repeated if it failed. A check that failed once only is a warning."""
+    first = _guarded(name, probe)
+    second = _guarded(name, probe) if first.state == "failed" else first
+    if first.state != "failed" or not second.passed:
+        return second
+    detail = f"{second.detail}; passed when repeated, after: {first.detail}"
+    return Check(name, "warning", detail, first.remedy)
 
 
 def _guarded(name: str, probe: Callable[[str], Check]) -> Check:
@@ -147,15 +131,12 @@ def _guarded(name: str, probe: Callable[[str], Check]) -> Check:
         return Check(name, "missing" if isinstance(error, MissingExtra) else "broken", str(error), hint or _REMEDY)
 
 
-def _compute(node: Machine, seconds: float, earlier: list[Arithmetic]) -> Sequence[Check]:
-    """Return the checks of computed and earlier results. Without a result, the one check is the error."""
+def _compute(node: Machine) -> Sequence[Check]:
+    """Return the checks of computed results. Without a result, the one check is the error."""
     judged = list[Check]()
 
     def compute(_: str) -> Check:
-        result = arithmetic.measure(node.python, node.environment, seconds)
-        # A wrong bit that a repetition does not show is a fault of the machine, too.
-        result = arithmetic.merge(earlier[-1], result) if earlier else result
-        earlier.append(result)
+        result = arithmetic.measure(sys.executable, node.environment, _SECONDS)
         if (rate := _write_rate(node.work_root)) is not None:
             result = msgspec.structs.replace(result, rates={**result.rates, "disk": rate})
         judged.extend(arithmetic.judge(node.repo, result))

@@ -1,7 +1,9 @@
 """Records of environments, declared and observed, and of determinism settings."""
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
+
+import msgspec
 
 from m5ws.records.base import Digest, Record
 
@@ -82,8 +84,8 @@ class Determinism(Record, frozen=True, kw_only=True):
     """
 
     level: Literal["portable", "strict", "warn", "off"] = "strict"
-    threads: int = 1
-    python_hash_seed: int = 0
+    threads: Annotated[int, msgspec.Meta(ge=1)] = 1
+    python_hash_seed: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] = 0
     tf32: bool = False
     fill_uninitialized: bool = False
     cublas_workspace: str = ":4096:8"

@@ -5,6 +5,9 @@ They stay on the machine, and are not stored.
 
 import os
 import signal
+from typing import Annotated
+
+import msgspec
 
 from m5ws.records.base import Count, Digest, Record
 from m5ws.records.environment import Determinism
@@ -62,8 +65,8 @@ class Saving(Record, frozen=True, kw_only=True):
     """
 
     asynchronous: bool = True
-    failures: int | None = None
-    deadline_s: float = 110.0
+    failures: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    deadline_s: Annotated[float, msgspec.Meta(gt=0)] = 110.0
 
 
 class Trace(Record, frozen=True, kw_only=True):

@@ -2,9 +2,11 @@
 
 The table in docs/format.md, section "Bindings", lists every kind of reference and its checks. This is the only module
 that performs them, and every reader of a reference uses it. A record under another record's key raises Misplaced. Only
-`record`, `line`, `files` and `load_checkpoint` read from the store, and only data that the caller needs anyway.
+`record`, `find`, `records`, `line`, `files` and `load_checkpoint` read from the store, and only data that the caller
+needs anyway.
 """
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -12,7 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from m5ws.errors import CorruptObject, Misplaced
+from m5ws.errors import CorruptObject, Misplaced, NotFound
 from m5ws.records import codec
 from m5ws.records.base import Digest, KeyedRecord, Record
 from m5ws.records.canary import Canary
@@ -31,6 +33,7 @@ from m5ws.records.snapshot import Annotation
 from m5ws.records.store import Format
 from m5ws.records.summary import AttemptSummary
 from m5ws.records.verdict import JointVerdict, Verdict
+from m5ws.repository.concurrency import for_each
 from m5ws.repository.objects import Objects, is_digest
 from m5ws.store.interface import ObjectStore
 
@@ -78,11 +81,30 @@ def record(store: ObjectStore, key: str, kind: type[codec.R]) -> codec.R:
     return loaded
 
 
+def find(store: ObjectStore, key: str, kind: type[codec.R]) -> codec.R | None:
+    """Return the record under a key, or None. Raises UnknownSchema, CorruptObject, Misplaced."""
+    try:
+        return record(store, key, kind)
+    except NotFound:
+        return None
+
+
+def records(store: ObjectStore, prefix: str, kind: type[codec.R]) -> dict[str, codec.R]:
+    """Return the records below a prefix by their keys, in order of the keys. Raises as `record`."""
+    keys = [stat.key for stat in store.list(prefix)]
+    return dict(zip(keys, for_each(lambda key: record(store, key, kind), keys), strict=True))
+
+
 def create(store: ObjectStore, key: str, placed: P) -> P:
     """Create a record under a key, with the key in the record; return the record. Raises ObjectExists."""
     placed = msgspec.structs.replace(placed, key=key)
     store.create(key, codec.encode(placed))
     return placed
+
+
+def create_at(store: ObjectStore, prefix: str, time_s: float, placed: P) -> P:
+    """Create a record under a new key below a prefix, `<time>-<nonce>`; otherwise as `create`."""
+    return create(store, f"{prefix}{int(time_s * 1000):014d}-{os.urandom(4).hex()}", placed)
 
 
 def line(store: ObjectStore, key: str) -> Digest:

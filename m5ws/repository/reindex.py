@@ -4,7 +4,7 @@ from contextlib import suppress
 from functools import partial
 
 from m5ws.errors import UNREADABLE, NotFound
-from m5ws.progress import Progress
+from m5ws.progress import Progress, report
 from m5ws.records.base import Digest
 from m5ws.repository import concurrency
 from m5ws.repository.ledger import ledger, summaries
@@ -24,8 +24,7 @@ def fill(repo: Repository, progress: Progress | None = None) -> int:
         concurrency.for_each(lambda run: _fill(repo, run, index.get(run, RunFacts())), names)
     ):
         filled += lacked
-        if progress:
-            progress("indexing runs", position, len(names))
+        report(progress, "indexing runs", position, len(names))
     return filled
 
 
@@ -40,30 +39,23 @@ def _fill_snapshot(repo: Repository, snapshot_id: Digest) -> bool:
 
 
 def _fill(repo: Repository, run_id: str, known: RunFacts) -> bool:
+    """Complete the index of a run; return True if it was incomplete. A damaged run is left out."""
     try:
-        return _lacked(repo, run_id, known)
+        run, lacked = runs.load(repo, run_id), known.created is None
+        if lacked:
+            run_index.write_created(repo, run)
+        if known.parameters is None:
+            with suppress(NotFound):  # The snapshot of a run may be in another store.
+                run_index.write(repo, run, parameters=ParameterReader(repo).of_run(run))
+        if known.outcome is None and (verdict := runs.verdict(repo, run)) is not None:
+            run_index.write_verdict(repo, verdict)
+            lacked = True
+        is_final = known.ended is not None and known.ended.is_final
+        for attempt in () if is_final else ledger.attempts(repo, run_id):
+            if attempt not in known.losses:
+                run_index.write(repo, run, begun=attempt)
+                run_index.write_ended(repo, run_id, attempt, *summaries.read(repo, run_id, attempt))
+                lacked = True
     except UNREADABLE:
         return False
-
-
-def _lacked(repo: Repository, run_id: str, known: RunFacts) -> bool:
-    """Complete the index of a run; return True if it was incomplete."""
-    lacked = False
-    run = runs.load(repo, run_id)
-    if known.created is None:
-        run_index.write_created(repo, run)
-        lacked = True
-    if known.parameters is None:
-        with suppress(NotFound):  # The snapshot of a run may be in another store.
-            run_index.write(repo, run, parameters=ParameterReader(repo).of_run(run))
-    if known.outcome is None and (verdict := runs.verdict(repo, run)) is not None:
-        run_index.write_verdict(repo, verdict)
-        lacked = True
-    if known.ended is not None and known.ended.is_final:
-        return lacked
-    for attempt in ledger.attempts(repo, run_id):
-        if attempt not in known.losses:
-            run_index.write(repo, run, begun=attempt)
-            run_index.write_ended(repo, run_id, attempt, *summaries.read(repo, run_id, attempt))
-            lacked = True
     return lacked

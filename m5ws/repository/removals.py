@@ -7,7 +7,7 @@ afterwards. `rm` publishes the removal first and reads the runs afterwards. So t
 import time
 
 from m5ws import secret_gate
-from m5ws.errors import Fenced, NotFound
+from m5ws.errors import Fenced
 from m5ws.records import codec
 from m5ws.records.removal import Removal
 from m5ws.records.run import Run
@@ -41,10 +41,7 @@ def removed_runs(repo: Repository) -> frozenset[str]:
 
 def load(repo: Repository, run_id: str) -> Removal | None:
     """Return the removal of a run, or None. Raises CorruptObject, Misplaced, UnknownSchema."""
-    try:
-        return bindings.record(repo.store, key(run_id), Removal)
-    except NotFound:
-        return None
+    return bindings.find(repo.store, key(run_id), Removal)
 
 
 def origins(run: Run) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from m5ws.environment import attempt_environments
 from m5ws.outputs import saved
 from m5ws.outputs.kept_work import KeptWork
 from m5ws.outputs.saved import OutputsRow
-from m5ws.progress import Progress
+from m5ws.progress import Progress, report
 from m5ws.records.base import Digest
 from m5ws.records.environment import Observed
 from m5ws.records.incident import Incident
@@ -186,8 +186,7 @@ def list_runs(
 def _rows(read: Callable[[str], Row], names: Sequence[str], what: str, progress: Progress | None) -> Iterator[Row]:
     """Yield the row of each name. Rows are read in parallel, since a remote store answers late."""
     for done, row in enumerate(concurrency.for_each(read, names)):
-        if progress:
-            progress(what, done, len(names))
+        report(progress, what, done, len(names))
         yield row
 
 
@@ -218,8 +217,6 @@ def view_run(repo: Repository, run_id: str) -> RunView:
     verdicts = runs.verdicts(repo, run_id, known)
     chain, whole = lineage.chain(repo, run)
     stored = {event.name: event for attempt in state.attempts for event in attempt.outputs}
-    written = saved.listing(repo, run_id, stored)
-    files = {row.name for row in written}
     failed = max((each.attempt for each in state.attempts if each.standing == "failed"), default=None)
     verdict = next((verdict for verdict in verdicts if run_id in verdict.replays), None)
     return RunView(
@@ -229,12 +226,9 @@ def view_run(repo: Repository, run_id: str) -> RunView:
         state=state,
         observed=repo.objects.get_record(observed, Observed) if observed else None,
         checkpoints=tuple(
-            concurrency.for_each(
-                partial(_checkpoint_row, repo, run_id, state),
-                (name for name in checkpoints.valid(repo, run_id) if name not in files),
-            )
+            concurrency.for_each(partial(_checkpoint_row, repo, run_id, state), checkpoints.valid(repo, run_id))
         ),
-        outputs=written,
+        outputs=saved.listing(repo, run_id, stored),
         verdict=verdict,
         replays=tuple(
             concurrency.for_each(lambda other: _replay(repo, other, verdicts), runs.replays_among(known, run_id))
@@ -271,16 +265,13 @@ def _snapshot_row(repo: Repository, snapshot_id: Digest, facts: SnapshotFacts | 
 
 def _run_row(repo: Repository, run_id: str, facts: RunFacts | None = None) -> RunRow:
     """Return the row of a run, from its facts in the index as far as they are there."""
+    facts = facts or RunFacts()
     try:
-        return _row(repo, run_id, facts or RunFacts())
+        fact = facts.created or run_index.created(runs.load(repo, run_id))
+        end = _end(repo, run_id, facts.ended, facts.begun)
+        outcome = facts.outcome or (_outcome(repo, run_id) if fact.reproduces else None)
     except runs.UNREADABLE as error:
         return RunRow(id=run_id, problem=str(error))
-
-
-def _row(repo: Repository, run_id: str, facts: RunFacts) -> RunRow:
-    fact = facts.created or run_index.created(runs.load(repo, run_id))
-    end = _end(repo, run_id, facts.ended, facts.begun)
-    outcome = facts.outcome or (_outcome(repo, run_id) if fact.reproduces else None)
     return RunRow(
         id=run_id,
         created_s=fact.created_s,

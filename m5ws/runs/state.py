@@ -32,12 +32,16 @@ Standing = Literal["created", "refused", "running", "finished", "failed", "inter
 
 
 class AttemptState(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt. `standing` is "running" until the ledger has the end. Times: seconds since the epoch."""
+    """One attempt. `standing` is "running" until the ledger has the end. Times: seconds since the epoch.
+
+    The end of an attempt whose supervisor was killed is unknown: `ended_s` is None, and `last_s` is of the last event.
+    """
 
     attempt: int
     standing: Standing = "running"
     started_s: float | None = None
     ended_s: float | None = None
+    last_s: float | None = None
     host: str | None = None
     observed: Digest | None = None
     resume: str | None = None
@@ -154,9 +158,9 @@ def fold(state: AttemptState, origin: str, event: AnyEvent) -> AttemptState:
         case NodeStarted():
             return replace(state, observed=event.observed)
         case AttemptEnded():
-            return replace(
-                state, standing=event.outcome, ended_s=event.time_s, exit_code=event.exit_code, reason=event.reason
-            )
+            is_known = event.reason is None or event.reason.kind != "supervisor killed"
+            times = {"ended_s" if is_known else "last_s": event.time_s}
+            return replace(state, standing=event.outcome, exit_code=event.exit_code, reason=event.reason, **times)
         case RankStarted():
             return replace(state, world=event.world)
         case Step() if origin == "0":

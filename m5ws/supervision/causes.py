@@ -5,21 +5,19 @@ a collective that times out, and never wins against a rule of another level. A r
 exception, and never wins against a rule of level "root". No rule matches an unknown cause.
 """
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import Any
 
 import msgspec
 
 from m5ws import secret_scan
-from m5ws.errors import ConfigError
+from m5ws.config import cause_patterns
 from m5ws.logs import log_lines
 from m5ws.records.cause import Cause, Level, Rule
-
-if TYPE_CHECKING:
-    import regex
 
 _LEVELS: tuple[Level, ...] = ("cascade", "script", "root")
 """The levels of failures by their weight: a later level wins."""
@@ -32,6 +30,7 @@ _LINE_CHARACTERS = 2_000
 _EVIDENCE_LINES = 3
 _SEARCH_S = 5.0
 """Limit of one search, in seconds of a processor. A pattern can take exponential time."""
+_log = logging.getLogger(__name__)
 _WARNING = re.compile(r"(?:\[rank\d+\]:)?\s*\[?[WID]\d{4} |.{0,200}?(?:\b(?:WARNING|INFO|DEBUG)\b|: \w*Warning: )")
 """A line that its writer calls a warning or less is no failure: of glog and torch, of `logging`, of `warnings`."""
 _FRAME = re.compile(r'(?:\[rank\d+\]: ?)?\s*File ".*", line \d+')
@@ -62,32 +61,34 @@ def with_own(own: Mapping[str, Rule]) -> Mapping[str, Rule]:
     return {**own, **{kind: rule for kind, rule in builtin().items() if kind not in own}}
 
 
+def shared(rule: Rule) -> dict[str, Any]:
+    """Return the fields of a rule that a cause has too."""
+    return {name: value for name, value in msgspec.structs.asdict(rule).items() if name != "patterns"}
+
+
 class Classifier:
-    """Finds causes by rules. Raises ConfigError for a pattern that is no regular expression."""
+    """Finds causes by rules. A rule whose search takes too long is left out, with a warning that names it.
+
+    Raises ConfigError for a pattern that is no regular expression.
+    """
 
     def __init__(self, rules: Mapping[str, Rule]) -> None:
-        import regex
-
         self._rules = rules
-        self._patterns: list[tuple[str, regex.Pattern[str]]] = []
-        for kind, rule in sorted(rules.items(), key=lambda pair: _ON_ONE_LINE.index(pair[1].level)):
-            try:
-                self._patterns += [(kind, regex.compile(each, regex.MULTILINE)) for each in rule.patterns]
-            except regex.error as error:
-                raise ConfigError(f"causes.{kind} has a pattern that is no regular expression: {error}") from error
+        ordered = sorted(rules.items(), key=lambda pair: _ON_ONE_LINE.index(pair[1].level))
+        self._patterns = [
+            (kind, cause_patterns.compile_pattern(each)) for kind, rule in ordered for each in rule.patterns
+        ]
+        self._slow = set[str]()
 
     def match(self, lines: Sequence[str]) -> Match | None:
-        """Return the first match of the highest level at the end of a log; None if no rule matches.
-
-        Raises ConfigError if a pattern takes too long.
-        """
+        """Return the first match of the highest level at the end of a log; None if no rule matches."""
         texts = _unquoted(lines)
         # The whole text at once is ten times as fast as its lines, and few patterns match anywhere in a log.
         text = "\n".join(texts.values())
-        patterns = [(kind, pattern) for kind, pattern in self._patterns if _search(kind, pattern, text)]
+        patterns = [(kind, pattern) for kind, pattern in self._patterns if self._search(kind, pattern, text)]
         best: Match | None = None
         for number, text in texts.items() if patterns else ():
-            kind = next((kind for kind, pattern in patterns if _search(kind, pattern, text)), None)
+            kind = next((kind for kind, pattern in patterns if self._search(kind, pattern, text)), None)
             if kind is None:
                 continue
             level = self._rules[kind].level
@@ -116,27 +117,21 @@ class Classifier:
         shown = secret_scan.masked("\n".join(map(_searched, logs[rank][:until]))).split("\n")
         return Cause(
             kind=match.kind,
-            level=rule.level,
-            title=rule.title,
-            owner=rule.owner,
-            retry=rule.retry,
-            advice=rule.advice,
+            **shared(rule),
             rank=rank,
             line=match.line + 1,
             evidence=tuple(shown[before - min(until, len(logs[rank])) :]),
             others={name: other.kind for name, other in matches.items() if name != rank},
         )
 
-
-def _search(kind: str, pattern: "regex.Pattern[str]", text: str) -> bool:
-    """Return True if a pattern of a class matches in a text. Raises ConfigError at the limit of time."""
-    try:
-        return pattern.search(text, timeout=_SEARCH_S) is not None
-    except TimeoutError as error:
-        raise ConfigError(
-            f"a pattern of causes.{kind} takes too long",
-            hint="A repetition inside a repetition, such as (a+)+, can take exponential time. Write it without.",
-        ) from error
+    def _search(self, kind: str, pattern: "cause_patterns.Pattern", text: str) -> bool:
+        """Return True if a pattern of a class matches in a text."""
+        try:
+            return kind not in self._slow and pattern.search(text, timeout=_SEARCH_S) is not None
+        except TimeoutError:
+            self._slow.add(kind)
+            _log.warning("causes.%s is left out, because a pattern such as (a+)+ takes too long", kind)
+            return False
 
 
 def _unquoted(lines: Sequence[str]) -> dict[int, str]:

@@ -18,6 +18,9 @@ from m5ws.repository.repository import Repository
 from m5ws.supervision import causes, clocks
 
 _LAST_BATCHES = 3
+_SIGNALS = frozenset(signal.Signals)
+_OF_SHELL = 128
+"""The status of a shell whose last command was killed by a signal is the number of the signal and this number."""
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +64,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     def lines(self) -> dict[str, list[str]]:
         """The last lines of each log. A rank without a log has the text of its recorded failure.
 
-        After the lines of a rank that was killed by a signal comes a line with the signal, as torchrun writes it.
+        After the lines of a rank that a signal killed, or its shell, comes a line with the signal, as torchrun
+        writes it.
         """
         lines = {
             str(rank): f"{ended.failure.type}: {ended.failure.text}".split("\n")
@@ -70,8 +74,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         }
         lines |= {name: list(end.lines) for name, end in self.ends.items()}
         for rank, status in self.recorded.dead.items():
-            if status < 0:
-                lines.setdefault(rank, []).append(f"Signal {-status} ({signal.Signals(-status).name})")
+            if (number := -status if status < 0 else status - _OF_SHELL) in _SIGNALS:
+                lines.setdefault(rank, []).append(f"Signal {number} ({signal.Signals(number).name})")
         return lines
 
     @property
@@ -109,23 +113,19 @@ def diagnose(repo: Repository, run: str, attempt: int, folder: Path, rules: Mapp
     Raises ConfigError for a pattern that cannot be used, and as `collect`.
     """
     end = ledger.ended(repo, run, attempt)
-    if end is not None and end.reason is not None and end.reason.kind == "stuck":
-        stuck, stacks = _describe_stuck(end.reason, rules["stuck"]), _stacks(repo, run, attempt)
-        return Diagnosis(cause=stuck, host=end.reason.host, stacks=stacks)
+    if end is not None and end.reason is not None and end.reason.kind in ("stuck", "loss"):
+        typed, stacks = _describe_end(end.reason, rules[end.reason.kind]), _stacks(repo, run, attempt)
+        return Diagnosis(cause=typed, host=end.reason.host, stacks=stacks)
     evidence = collect(repo, run, attempt, folder)
     cause = evidence.find(rules)
     return Diagnosis(cause=cause, host=None if cause is None else evidence.recorded.host_of(cause.rank))
 
 
-def _describe_stuck(reason: EndReason, rule: Rule) -> Cause:
-    """Return the cause of an attempt that its leader ended, because a rank made no progress."""
+def _describe_end(reason: EndReason, rule: Rule) -> Cause:
+    """Return the cause of an attempt that its leader ended, because a rank made no progress, or by the loss."""
     return Cause(
-        kind="stuck",
-        level=rule.level,
-        title=rule.title,
-        owner=rule.owner,
-        retry=rule.retry,
-        advice=rule.advice,
+        kind=reason.kind,
+        **causes.shared(rule),
         rank="" if reason.rank is None else str(reason.rank),
         line=0,
         evidence=tuple((reason.problem or "").split("; ")),

@@ -8,9 +8,10 @@ import msgspec
 from m5ws import secret_gate
 from m5ws.records.failure import EndReason
 from m5ws.records.incident import Incident
+from m5ws.records.job import Job
 from m5ws.records.run import Run
 from m5ws.wording.failures import describe_end
-from m5ws.wording.incidents import describe_advice, describe_cause
+from m5ws.wording.incidents import describe_advice, describe_cause, describe_exclusion
 
 Event = Literal["failed", "finished", "restarted", "test"]
 
@@ -37,8 +38,12 @@ def describe(
     reason: EndReason | None,
     incident: Incident | None,
     follows: str | None = None,
+    job: Job | None = None,
 ) -> Message:
-    """Return the message about an event of an attempt, with secrets masked. `follows`: m5ws begins the next attempt."""
+    """Return the message about an event of an attempt, with secrets masked. `follows`: m5ws begins the next attempt.
+
+    `job` is the job that ran it.
+    """
     why = describe_end(reason) if reason is not None else None
     command = f"m5ws {'cause' if event == 'failed' else 'show'} {run.id}"
     after, lines = "", [why] if why is not None else []
@@ -46,6 +51,7 @@ def describe(
         after = f", step {incident.step}"
         lines.append(f"Cause: {describe_cause(incident)}")
         lines += [describe_advice(incident.cause)] if incident.cause is not None else []
+        lines += filter(None, [describe_exclusion(incident, job)] if job is not None else [])
         lines += incident.memory
     if follows is not None:
         lines.append(f"m5ws begins the next attempt: {follows}.")

@@ -1,11 +1,13 @@
 """Messages about runs to the targets of `[notify]`: URLs of apprise, and a command.
 
-Each target has an outbox of its own. An error of a target delays its messages, and never fails a run.
+Each target has an outbox of its own. An error of a target delays its messages, and never fails a run. A message that
+a target may have is never sent again.
 """
 
 import hashlib
 import logging
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -17,10 +19,12 @@ from m5ws.config.reader import VARIABLE
 from m5ws.config.settings import NotifySettings
 from m5ws.errors import MissingExtra
 from m5ws.secret_scan import masked
-from m5ws.supervision.messages import Event, Message
-from m5ws.supervision.outbox import Outbox, Send
+from m5ws.supervision.messages import Message
+from m5ws.supervision.outbox import NotSent, Outbox, Send
 
 _COMMAND_S = 10.0
+_ANSWER_S = 20.0
+"""The longest wait for the answer of a service, of which apprise waits 4 s."""
 _log = logging.getLogger(__name__)
 
 
@@ -38,23 +42,21 @@ class Notifier:
     """
 
     def __init__(self, settings: NotifySettings, folder: Path, root: Path, environment: Mapping[str, str]) -> None:
-        self._settings, self._root, self._environment = settings, root, environment
+        self._settings, self._folder, self._root, self._environment = settings, folder, root, environment
         sends: dict[str, Send] = {url: partial(self._send_url, url) for url in settings.urls}
         if settings.command:
             sends["\0".join(settings.command)] = self._run_command
         self._targets = [(Outbox(folder / _name(target)), send) for target, send in sends.items()]
 
-    def is_wanted(self, event: Event) -> bool:
-        """Return True if an event has a message, and the message a target."""
-        return bool(self._targets) and (event == "test" or event in self._settings.on)
-
     def add(self, message: Message) -> None:
-        """Add a message for all targets, without the URLs of targets. Raises OSError."""
-        text = msgspec.json.encode(message).decode()
-        for url in filter(None, (self._environment.get(VARIABLE.sub(r"\1", name)) for name in self._settings.urls)):
-            text = text.replace(msgspec.json.encode(url).decode()[1:-1], "***")
+        """Add a message for all targets if `[notify] on` has its event. An attempt fails once. Raises OSError."""
+        told = self._folder / f"failed-{message.run}-{message.attempt:04d}"
+        if message.event not in self._settings.on or (message.event == "failed" and told.exists()):
+            return
         for outbox, _ in self._targets:
-            outbox.add(msgspec.json.decode(text, type=Message))
+            outbox.add(message)
+        if message.event == "failed" and self._targets:
+            told.touch()
 
     def deliver(self, limit_s: float) -> Delivery:
         """Send all messages that wait. Raises OSError. After `limit_s` seconds, no message is sent."""
@@ -62,31 +64,36 @@ class Notifier:
         sent = sum(outbox.deliver(send, end_s) for outbox, send in self._targets)
         return Delivery(sent=sent, waiting=sum(outbox.waiting for outbox, _ in self._targets))
 
-    def _send_url(self, name: str, message: Message) -> bool:
-        """Send a message by apprise. A failure of apprise means that the message did not arrive."""
+    def test(self, message: Message) -> int:
+        """Send a message, which never waits, to all targets, and return their number. Raises NotSent."""
+        for _, send in self._targets:
+            send(message)
+        return len(self._targets)
+
+    def _send_url(self, name: str, message: Message) -> None:
+        """Send a message by apprise. Raises NotSent, unless the service may have the message."""
         variable = VARIABLE.sub(r"\1", name)
-        url = self._environment.get(variable)
-        if not url:
-            _log.warning("a message waits, because the variable %s of [notify] urls is not set", variable)
-            return False
+        if not (url := self._environment.get(variable)):
+            raise NotSent(f"the variable {variable} of [notify] urls is not set")
         try:
             from apprise import Apprise
-        except ModuleNotFoundError:
-            _log.warning("a message waits: %s", MissingExtra("[notify] urls", "supervise"))
-            return False
-        with _Lines() as lines:
+        except ModuleNotFoundError as error:
+            raise NotSent(str(MissingExtra("[notify] urls", "supervise"))) from error
+        with _Warnings() as warnings:
             service = Apprise()
             if not service.add(url):
-                _log.warning("a message waits, because apprise does not know the URL in %s", variable)
-                return False
+                raise NotSent(f"apprise does not know the URL in {variable}")
+            for server in service:
+                server.socket_read_timeout = max(server.socket_read_timeout, _ANSWER_S)
             is_sent = bool(service.notify(title=message.title, body=message.text))
-        if not is_sent:
-            reason = masked(" ".join(lines.lines).replace(url, "***"))
-            _log.warning("a message waits, because the service of %s did not take it: %s", variable, reason)
-        return is_sent
+        if not is_sent and warnings.is_unanswered:
+            _log.warning("a message may not have arrived, because the service of %s did not answer", variable)
+        elif not is_sent:
+            reason = masked(" ".join(warnings.lines))
+            raise NotSent(f"the service of {variable} did not take a message: {reason}")
 
-    def _run_command(self, message: Message) -> bool:
-        """Give a message to the command. A command that does not end may have sent it."""
+    def _run_command(self, message: Message) -> None:
+        """Give a message to the command. A command that does not end may have sent it. Raises NotSent."""
         command = self._settings.command
         try:
             done = subprocess.run(
@@ -100,28 +107,37 @@ class Notifier:
             )
         except subprocess.TimeoutExpired:
             _log.warning("%s was ended after %.0f s: a message may not have arrived", command[0], _COMMAND_S)
-            return True
         except OSError as error:
-            _log.warning("a message waits, because %s cannot be started: %s", command[0], error)
-            return False
-        if done.returncode:
-            text = masked(done.stderr.decode(errors="replace").strip()[-500:])
-            _log.warning("a message waits, because %s ended with status %d: %s", command[0], done.returncode, text)
-        return done.returncode == 0
+            raise NotSent(f"{command[0]} cannot be started: {error}") from error
+        else:
+            if done.returncode:
+                text = masked(done.stderr.decode(errors="replace").strip()[-500:])
+                raise NotSent(f"{command[0]} ended with status {done.returncode}: {text}")
 
 
-class _Lines(logging.Handler):
-    """The warnings of apprise, which are not printed: a warning about a wrong URL contains the URL."""
+class _Warnings(logging.Handler):
+    """The warnings of apprise, which are not printed: a warning about a wrong URL contains the URL.
+
+    `is_unanswered`: a service was reached, and gave no answer. Apprise warns while it handles that exception.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.lines: list[str] = []
+        self.is_unanswered = False
         self._logger = logging.getLogger("apprise")
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
+        from requests import ReadTimeout, RequestException
+        from urllib3.exceptions import ProtocolError
 
-    def __enter__(self) -> "_Lines":
+        self.lines.append(record.getMessage())
+        error = sys.exc_info()[1]
+        # The connection was closed after the request was sent.
+        is_closed = isinstance(error, RequestException) and any(isinstance(each, ProtocolError) for each in error.args)
+        self.is_unanswered = self.is_unanswered or is_closed or isinstance(error, ReadTimeout)
+
+    def __enter__(self) -> "_Warnings":
         self._logger.propagate = False
         self._logger.addHandler(self)
         return self

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from m5ws import locks
+from m5ws.errors import M5Error
 from m5ws.supervision.messages import Message
 
 _OLDEST_S = 7 * 86_400.0
@@ -21,8 +22,15 @@ _OLDEST_S = 7 * 86_400.0
 _WAITS, _SENDING = ".json", ".sending"
 _log = logging.getLogger(__name__)
 
-Send = Callable[[Message], bool]
-"""Sends a message. Returns False if it did not arrive, so that it is sent again later."""
+
+class NotSent(M5Error):
+    """A message did not arrive."""
+
+    exit_code = 1
+
+
+Send = Callable[[Message], None]
+"""Sends a message. Raises NotSent if it did not arrive, so that it is sent again later."""
 
 
 class Outbox:
@@ -72,7 +80,10 @@ class Outbox:
                 if time.monotonic() > end_s:
                     break
                 taken = path.rename(path.with_suffix(_SENDING))
-                if not send(message):
+                try:
+                    send(message)
+                except NotSent as error:
+                    _log.warning("a message waits: %s", error)
                     taken.rename(path)
                     break
                 taken.unlink()

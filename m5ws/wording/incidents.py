@@ -2,6 +2,7 @@
 
 from m5ws.records.cause import Cause
 from m5ws.records.incident import Incident
+from m5ws.records.job import Job
 
 _SUFFIXES = {1: "st", 2: "nd", 3: "rd"}
 _DAY_S = 86_400.0
@@ -21,6 +22,15 @@ def describe_cause(incident: Incident) -> str:
 def describe_advice(cause: Cause) -> str:
     """Return the advice on a cause, the party that can act, and the use of a restart."""
     return f"{cause.advice} Owner: {cause.owner}. A restart {'may help' if cause.retry else 'does not help'}."
+
+
+def describe_exclusion(incident: Incident, job: Job) -> str | None:
+    """Return the way to leave out the host of an incident that is to blame; None without such a host."""
+    if incident.cause is None or incident.cause.owner != "infrastructure" or incident.host is None:
+        return None
+    change = f'add "--exclude={incident.host}" to directives' if job.engine == "slurm" else "remove it from hosts"
+    again = f"`m5ws resume {incident.run} --on {job.cluster}`"
+    return f"To leave out {incident.host}, {change} in [clusters.{job.cluster}], and start again by {again}."
 
 
 def ordinal(number: int) -> str:

@@ -12,13 +12,14 @@ from m5ws.agent import recovery
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.attempts import leader, planning
 from m5ws.errors import M5Error
+from m5ws.records.incident import INCIDENTS
 from m5ws.records.run import LaunchSpec
 from m5ws.repository.fsck import fsck
 from m5ws.repository.ledger import ledger
-from m5ws.repository.references import runs
+from m5ws.repository.references import incidents, runs
 from m5ws.repository.repository import Repository
-from m5ws.runs import listing
-from tests.support.records.bisect_lab import Lab
+from m5ws.runs import listing, state
+from tests.support.records.bisect_lab import Crash, Lab
 from tests.support.stores.passing_store import PassingStore
 
 
@@ -89,4 +90,47 @@ def test_an_attempt_that_ends_before_its_script_begins_has_the_reason(
             assert ended is not None and ended.reason is not None
             reasons.append(ended.reason.kind)
     assert reasons and set(reasons) == {kind}
+    assert fsck.check(repo).clean
+
+
+class _Killed(BaseException):
+    """The end of the process of the leader."""
+
+
+def _crash(bad: frozenset[str], step: int) -> float:
+    raise Crash
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, _Killed])
+def test_each_failed_attempt_gets_one_incident_whenever_its_leader_was_stopped(
+    error: type[BaseException], repo: Repository, tmp_path: Path
+) -> None:
+    lab = Lab(repo, tmp_path)
+    lab.train("a", lambda bad, step: 0.0)
+    lab.ranks.rule, made_up = _crash, 0
+
+    def lead(stop_at: int) -> tuple[AttemptPlan, list[int]]:
+        """Lead an attempt that the error stops at an operation of the store. Return the attempts begun at each."""
+        plan, begun = _plan(lab, tmp_path), list[int]()
+
+        def count(*_: str) -> None:
+            begun.append(lab.ranks.begun)
+            if len(begun) == stop_at:
+                raise error
+
+        with suppress(error):
+            faulty = Repository(PassingStore(repo.store, count), repo.format)
+            leader.execute(msgspec.structs.replace(lab.ports, repo=faulty), plan)
+        return plan, begun
+
+    _, begun = lead(0)
+    for stop_at in range(begun.count(begun[0]) + 1, len(begun) + 1):
+        plan, _ = lead(stop_at)
+        home, run = plan.directory.parents[2], plan.run.id
+        recovery.deliver(repo, home)
+        made_up += incidents.newest_of(repo, run) is None
+        leader.execute(lab.ports, planning.plan(repo, planning.resumed(repo, run), home, tmp_path, {}))
+        failed = [each.attempt for each in state.load(repo, run).attempts if each.standing == "failed"]
+        assert [f"{attempt:04d}" for attempt in failed] == [*repo.store.names(f"{INCIDENTS}{run}/")], stop_at
+    assert made_up > 3
     assert fsck.check(repo).clean

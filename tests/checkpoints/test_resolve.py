@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from m5ws.checkpoints.resolve import known, resolve
+from m5ws.checkpoints.resolve import resolve
 from m5ws.errors import AmbiguousId, M5Error, NotFound, UsageError
 from m5ws.records.checkpoint import Checkpoint, Content
 from m5ws.repository.references import checkpoints, outputs
@@ -110,7 +110,8 @@ def test_a_record_that_was_never_published_has_no_name(published: Published) -> 
 
 
 def test_the_list_of_steps_contains_each_step_once(published: Published) -> None:
-    assert known(published.repo, RUN) == ["2", "4", "6"]
+    with pytest.raises(NotFound, match="it has 2, 4, 6"):
+        resolve(published.repo, f"{RUN}@9")
 
 
 def test_a_run_with_only_output_files_gets_a_hint_to_m5ws_outputs(published: Published) -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from m5ws.logs.parts import LogParts
-from m5ws.records.failure import Failure
+from m5ws.records.failure import EndReason, Failure
 from m5ws.records.ledger import NODE, AttemptEnded, RankEnded
 from m5ws.repository.repository import Repository
 from m5ws.supervision import cases
@@ -122,3 +122,31 @@ def test_a_wrong_class_is_a_case_without_names(m5: M5, made: Made, logs: Path, t
     assert "exists" in m5("cause", "--wrong", made.run, "disk-quota", "-o", target).err
     assert "The classes are" in m5("cause", "--wrong", made.run, "diskfull").err
     assert m5("cause", made.run, "disk-quota").status == 2
+
+
+def test_a_finished_attempt_has_no_wrong_cause(m5: M5, made: Made, tmp_path: Path) -> None:
+    done = m5("cause", "--wrong", made.run, "disk-full", "-o", tmp_path / "case.json")
+    assert (done.status, done.out) == (2, "")
+    assert "attempt 1" in done.err and "finished" in done.err
+    assert not (tmp_path / "case.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        (EndReason(kind="ranks failed", dead={"0": 128 + 11}), "segmentation-fault"),
+        (EndReason(kind="ranks failed", dead={"0": -11}), "segmentation-fault"),
+        (EndReason(kind="ranks failed", dead={"0": 128 + 9}), None),
+        (EndReason(kind="ranks failed", dead={"0": 255}), None),
+        (EndReason(kind="loss", rank=0, step=7, problem="the loss is nan at step 7"), "loss"),
+    ],
+)
+def test_the_record_of_the_end_has_its_class(
+    m5: M5, made: Made, home: Repository, logs: Path, reason: EndReason, kind: str | None
+) -> None:
+    for log in logs.iterdir():
+        log.write_text("step 3\n")
+    planted.append(home, made.run, 2, NODE, AttemptEnded(time_s=13.0, outcome="failed", exit_code=1, reason=reason))
+    cause = m5("cause", made.run, "--json").document["cause"]
+    assert (cause and cause["kind"]) == kind
+    assert kind != "loss" or cause["evidence"] == ["the loss is nan at step 7"]

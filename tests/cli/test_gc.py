@@ -110,3 +110,8 @@ def test_old_plans_are_deleted_and_their_done_marks_stay(m5: M5, left: Repositor
     assert not list(left.store.list(gc_plans.folder(first)))
     assert gc_plans.read_states(left.store).done == {first, second}
     assert fsck.check(left).clean
+
+
+def test_a_canary_that_never_waits_is_refused(m5: M5) -> None:
+    done = m5("canary", "--every", "0s")
+    assert (done.status, "'0s' is less than 1s" in done.err) == (2, True)

@@ -12,8 +12,9 @@ import pytest
 
 from m5ws.records.failure import EndReason
 from m5ws.records.ledger import NODE, AttemptEnded
+from m5ws.repository.references import incidents
 from m5ws.repository.repository import Repository
-from tests.cli.conftest import M5
+from tests.cli.conftest import M5, Made
 from tests.support.network import webhook
 from tests.support.network.webhook import Webhook
 from tests.support.paths import ROOT
@@ -129,18 +130,60 @@ def test_a_look_by_a_timer_reports_a_silent_run_once(m5: M5, silent: str, home: 
     assert m5("watch", "--unattended", silent).status == 0
 
 
-def test_a_killed_leader_leaves_a_dead_run_and_a_failed_run_is_not_reported_again(
+def test_a_failed_end_without_an_incident_gets_it_from_the_next_look_with_a_message_once(
     m5: M5, silent: str, home: Repository, hook: Webhook
 ) -> None:
     reason = EndReason(kind="supervisor killed")
-    planted.append(home, silent, 1, NODE, AttemptEnded(outcome="failed", exit_code=1, reason=reason))
-    (sign,) = m5("watch", "--unattended", silent, "--json").document
-    assert (sign["standing"], sign["is_dead"], sign["silent_s"]) == ("failed", True, None)
-    assert "the supervisor was killed" in hook.received[0]["message"]
+    planted.append(home, silent, 1, NODE, AttemptEnded(time_s=9.0, outcome="failed", exit_code=1, reason=reason))
+    for _ in range(2):
+        (sign,) = m5("watch", "--unattended", silent, "--json").document
+        assert (sign["standing"], sign["is_dead"], sign["silent_s"]) == ("failed", True, None)
+    (message,) = hook.received
+    assert "the supervisor was killed" in message["message"]
+    assert [incident.attempt for incident in incidents.newest(home, 9)] == [1]
     planted.begin(home, silent, 2)
     planted.append(home, silent, 2, NODE, AttemptEnded(outcome="failed", exit_code=1))
+    for _ in range(2):
+        assert m5("watch", "--unattended", silent).status == 1
+    assert [body["title"] for body in hook.received[1:]] == [f"run {silent} long failed (attempt 2, step 0)"]
+    planted.begin(home, silent, 3)
+    planted.append(home, silent, 3, NODE, AttemptEnded(outcome="interrupted", exit_code=130))
     assert m5("watch", "--unattended", silent).status == 1
+    assert len(hook.received) == 2
+
+
+def test_a_silent_run_that_is_found_killed_later_has_one_message(
+    m5: M5, silent: str, home: Repository, hook: Webhook
+) -> None:
+    m5("watch", "--unattended", silent)
+    reason = EndReason(kind="supervisor killed")
+    planted.append(home, silent, 1, NODE, AttemptEnded(time_s=9.0, outcome="failed", exit_code=1, reason=reason))
+    m5("watch", "--unattended", silent)
     assert len(hook.received) == 1
+    assert [incident.attempt for incident in incidents.newest(home, 9)] == [1]
+
+
+def test_the_end_of_an_attempt_without_its_supervisor_is_unknown(m5: M5, made: Made, home: Repository) -> None:
+    for attempt, kind in ((2, "supervisor killed"), (3, "status")):
+        reason = EndReason(kind=kind, status=1)  # type: ignore[arg-type]
+        planted.begin(home, made.run, attempt, time_s=5.0)
+        ended = AttemptEnded(time_s=9.0, outcome="failed", exit_code=1, reason=reason)
+        planted.append(home, made.run, attempt, NODE, ended)
+    shown = m5("show", made.run).out
+    assert "attempt 2: failed, last event after 4s, step 0" in shown
+    assert "attempt 3: failed after 4s, step 0" in shown
+    assert m5("show", made.run, "--json").document["state"]["attempts"][1]["ended_s"] is None
+
+
+def test_a_test_message_without_its_variable_is_one_error_and_never_waits(
+    m5: M5, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "m5ws.toml").write_text(_SETTINGS)
+    monkeypatch.delenv("HOOK", raising=False)
+    done = m5("notify", "--test")
+    assert (done.status, done.out) == (1, "")
+    assert "the variable HOOK of [notify] urls is not set" in done.err
+    assert m5("notify", "--json").document == {"sent": 0, "waiting": 0}
 
 
 def test_a_look_ends_well_without_its_outbox_and_its_address(m5: M5, silent: str, place: Path) -> None:

@@ -74,9 +74,12 @@ def as_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("as_terminal")
-def test_work_that_is_named_once_is_shown_on_a_terminal_after_a_moment(capsys: pytest.CaptureFixture[str]) -> None:
+def test_work_that_is_named_once_is_shown_on_a_terminal_after_a_moment(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock, timers = Clock(), Timers()
-    with Bar(terminal=True, clock=clock, later=timers) as bar:
+    monkeypatch.setattr("m5ws.cli.terminal.progress.start_timer", timers)
+    with Bar(terminal=True, clock=clock) as bar:
         bar("hashing", 0, 0)
         bar("asking torch", 0, 0)
         assert len(timers.functions) == 1

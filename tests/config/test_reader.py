@@ -53,12 +53,15 @@ def test_settings_are_read_from_the_file(tmp_path: Path) -> None:
         ("[causes]\nx = 1\n", ("m5ws.toml:2: ", "[causes.x]")),
         (f"[causes.x]\npattern = ['a']\n{_RULE}", ("m5ws.toml:2: ", "'causes.x.pattern'", "'patterns'")),
         (f"[causes.x]\n{_RULE}patterns = ['(']\n", ("m5ws.toml:6: ", "'causes.x.patterns'", "regular expression")),
+        (f"[causes.x]\n{_RULE}patterns = []\n", ("m5ws.toml:6: ", "'causes.x.patterns'", "no pattern")),
+        (f"[causes.x]\n{_RULE}patterns = ['b', '']\n", ("m5ws.toml:6: ", "'causes.x.patterns'", "an empty line")),
+        (f"[causes.x]\n{_RULE}patterns = ['b*']\n", ("m5ws.toml:6: ", "'b*' matches an empty line")),
         ("[store]\nregion = 'eu-west-1'\n", ("m5ws.toml:2: ", "'store.region'", "'store.url'", "s3://")),
         (
             "[store]\nurl = 's3://team/a'\nsse_kms_key = 'alias/a'\n",
             ("m5ws.toml:3: ", "'store.sse_kms_key'", "'store.sse'", "aws:kms"),
         ),
-        ("[store]\nurl = 's3://team/a'\nstall_s = 0.0\n", ("m5ws.toml:3: ", "'store.stall_s'", "positive")),
+        ("[store]\nurl = 's3://team/a'\nstall_s = 0.0\n", ("m5ws.toml:3: ", "'store.stall_s'", "> 0")),
         ("[store]\ncache_limit = '50 gigs'\n", ("m5ws.toml:2: ", "'store.cache_limit'", "size")),
         ("[store]\ncache_limit = -1\n", ("m5ws.toml:2: ", "'store.cache_limit'", "size")),
         ("[store]\ncache = 'x'\ncache_limit = 0\n", ("m5ws.toml:2: ", "'store.cache'", "'store.cache_limit'")),
@@ -68,8 +71,8 @@ def test_settings_are_read_from_the_file(tmp_path: Path) -> None:
         ("store = 'there'\n", ("m5ws.toml:1: ", "'store'", "[store]")),
         ("[run]\ntrainer = 'slurm'\n", ("m5ws.toml:2: ", "'run.trainer'", "'slurm'", "torchrun, deepspeed")),
         ("[run]\ntrainer = ['torchrun']\n", ("m5ws.toml:2: ", "'run.trainer'", "torchrun, deepspeed")),
-        ("[run]\nnproc = 0\n", ("m5ws.toml:2: ", "'run.nproc'", "less than 1")),
-        ("[run]\ncheckpoint_every = 0\n", ("m5ws.toml:2: ", "'run.checkpoint_every'", "less than 1")),
+        ("[run]\nnproc = 0\n", ("m5ws.toml:2: ", "'run.nproc'", ">= 1")),
+        ("[run]\ncheckpoint_every = 0\n", ("m5ws.toml:2: ", "'run.checkpoint_every'", ">= 1")),
         ("[data]\npaths = ['/mnt/data']\n", ("m5ws.toml:2: ", "'data.paths'", "inside")),
         ("[data]\npaths = ['a/../../b']\n", ("m5ws.toml:2: ", "'data.paths'", "inside")),
         ("[tokenizer]\nprobe = 'x'\n", ("m5ws.toml:2: ", "'tokenizer.probe'", "'tokenizer.path'")),
@@ -138,3 +141,8 @@ def test_every_line_that_init_comments_out_is_a_setting_that_is_accepted(tmp_pat
     assert settings.store.sse == "aws:kms"
     shown = {"code", "config", "data", "determinism", "secrets"}
     assert all(getattr(settings, name) == getattr(Settings(), name) for name in shown)
+
+
+def test_a_pattern_of_a_cause_is_checked_by_the_library_that_searches_it(tmp_path: Path) -> None:
+    settings = _read(tmp_path, f"[causes.x]\n{_RULE}patterns = ['\\p{{Lu}}++Error']\n")
+    assert settings.causes["x"].patterns == (r"\p{Lu}++Error",)

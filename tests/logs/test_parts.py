@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from m5ws import secret_scan
+from m5ws.config.settings import NotifySettings, Settings
 from m5ws.errors import M5Error
 from m5ws.logs import reading
 from m5ws.logs.parts import LogParts
@@ -16,7 +18,9 @@ from m5ws.repository.gc import execute, gc
 from m5ws.repository.repository import Repository
 from m5ws.repository.transfer import transfer
 from m5ws.store.local import LocalStore
+from m5ws.workspace import Workspace
 from tests.support.records import planted
+from tests.support.stores.passing_store import PassingStore
 
 _RUN = "7c1d0a9b8e2f"
 
@@ -106,3 +110,41 @@ def test_logs_are_counted_copied_checked_and_deleted_with_their_run(
     execute.execute(repo, str(planned.id), "lock", grace_s=0.0)
     assert not list(repo.store.list("logs/"))
     assert fsck.check(repo).clean
+
+
+def test_a_follower_lists_the_parts_once_and_asks_for_the_next_part_of_each_node(
+    repo: Repository, folder: Path
+) -> None:
+    asked = list[tuple[str, str]]()
+    watched = Repository(PassingStore(repo.store, lambda *call: asked.append(call)), repo.format)
+    planted.run(repo, _RUN)
+    planted.begin(repo, _RUN, nodes=2)
+    other = folder.with_name("other")
+    other.mkdir()
+    nodes = [(LogParts(repo, _RUN, 1, node, path), path) for node, path in enumerate((folder, other))]
+    following = reading.Source(watched, _RUN, 1, Path("nowhere"))
+    assert not _lines(following)
+    for number in range(3):
+        for node, (stored, path) in enumerate(nodes[: 1 + number]):
+            (path / f"rank-{node}.log").write_text("".join(f"{each}\n" for each in range(number + 1)))
+            stored._due_s = 0.0
+            stored.store()
+        asked.clear()
+        fresh = {"0": [str(number)], "1": ["0", "1"] if number == 1 else ["2"]}
+        assert _lines(following) == {name: fresh[name] for name in ("0", "1")[: 1 + number]}
+        assert [call for call, _ in asked].count("list") == (1 if number == 0 else 0)
+        assert len(asked) <= 6
+    asked.clear()
+    assert not _lines(following)
+    assert sorted(asked) == [("get", f"logs/{_RUN}/0001-{node}-00000{3 - node}") for node in (0, 1)]
+
+
+def test_the_value_of_a_variable_of_notify_is_masked(
+    repo: Repository, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secret_scan, "_known", set())
+    url = "slack://tokenA/b/c"
+    Workspace(tmp_path, Settings(notify=NotifySettings(urls=("${HOOK}",))), {"HOOK": url})
+    (folder / "rank-0.log").write_text(f"sends to {url}\ndb_password=hunter2\nloss=0.25\n")
+    LogParts(repo, _RUN, 1, 0, folder).store(last=True)
+    assert _lines(_stored(repo)) == {"0": ["sends to ***", "db_password=***", "loss=0.25"]}

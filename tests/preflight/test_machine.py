@@ -118,10 +118,10 @@ def test_errors_of_gpus_and_of_the_kernels_log_are_named(tmp_path: Path, monkeyp
 
 
 def test_a_failed_check_is_repeated_before_a_node_is_blamed() -> None:
-    answers = iter([(Check("a", "failed", "first", "drain"),), (Check("a", "ok", "second"),)])
-    (check,) = node._repeated(lambda: next(answers))
+    answers = iter([Check("a", "failed", "first", "drain"), Check("a", "ok", "second")])
+    check = node._repeated("a", lambda _: next(answers))
     assert (check.state, check.detail) == ("warning", "second; passed when repeated, after: first")
-    (check,) = node._repeated(lambda: (Check("a", "failed", "always", "drain"),))
+    check = node._repeated("a", lambda name: Check(name, "failed", "always", "drain"))
     assert check.state == "failed"
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
@@ -10,12 +11,13 @@ from m5ws.records.cause import Cause
 from m5ws.records.environment import Observed
 from m5ws.records.failure import EndReason, Failure
 from m5ws.records.incident import Incident
+from m5ws.records.job import Job
 from m5ws.records.ledger import NODE, AttemptEnded, AttemptStarted, NodeStarted
 from m5ws.repository import reindex
-from m5ws.repository.references import incidents
+from m5ws.repository.references import incidents, runs
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
-from m5ws.supervision import memory
+from m5ws.supervision import memory, messages
 from tests.support.records import planted
 
 _DAY_S = 86_400.0
@@ -85,3 +87,25 @@ def test_failures_at_one_line_of_code_are_counted_also_without_a_class(repo: Rep
     fail("b" * 12, 80, cause=None, host=None)
     new = fail("c" * 12, 0, cause=None, host=None, reason=reason)
     assert memory.recall(repo, new) == (f"The 2nd such failure at train.py:88, after run {'a' * 12}, attempt 1.",)
+
+
+@pytest.mark.parametrize(
+    ("engine", "owner", "text"),
+    [
+        ("slurm", "infrastructure", 'To leave out n17, add "--exclude=n17" to directives in [clusters.big]'),
+        ("hosts", "infrastructure", "To leave out n17, remove it from hosts in [clusters.big]"),
+        ("slurm", "user", None),
+    ],
+)
+def test_a_message_has_the_way_to_leave_out_a_host_to_blame(
+    repo: Repository, fail: Fail, engine: Literal["slurm", "hosts"], owner: str, text: str | None
+) -> None:
+    incident = fail("7c1d00000001", 0.0, cause=msgspec.structs.replace(CAUSE, owner=owner))
+    job = Job(
+        run=incident.run, name="j", cluster="big", engine=engine, nodes=2, settings="", script="", created_s=0.0
+    )  # fmt: skip
+    run = runs.load(repo, incident.run)
+    shown = messages.describe("failed", run, 1, None, incident, job=job).text
+    assert ("leave out" in shown) == (text is not None)
+    assert text is None or f"{text}, and start again by `m5ws resume {incident.run} --on big`." in shown
+    assert "leave out" not in messages.describe("failed", run, 1, None, incident).text

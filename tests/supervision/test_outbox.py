@@ -1,6 +1,7 @@
 """Messages that wait: each is sent at most once, in order, and exactly once if no sender is killed."""
 
 import itertools
+import re
 import sys
 import time
 from pathlib import Path
@@ -11,9 +12,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from m5ws.config.settings import NotifySettings
+from m5ws.supervision import notify
 from m5ws.supervision.messages import Message
 from m5ws.supervision.notify import Delivery, Notifier
-from m5ws.supervision.outbox import Outbox
+from m5ws.supervision.outbox import NotSent, Outbox
 from tests.support.network import webhook
 
 _DAY_S = 86_400.0
@@ -24,7 +26,8 @@ class _Killed(BaseException):
 
 
 def _message(number: int, time_s: float | None = None) -> Message:
-    return Message(event="failed", time_s=time.time() if time_s is None else time_s, title=f"{number}", text="x")
+    now_s = time.time() if time_s is None else time_s
+    return Message(event="failed", time_s=now_s, title=f"{number}", text="x", run=f"{number}", attempt=1)
 
 
 @example(["add", "add", "killed after", "deliver"])
@@ -34,12 +37,13 @@ def _message(number: int, time_s: float | None = None) -> Message:
 def test_each_message_is_sent_once_and_in_order_whatever_happens(turns: list[str]) -> None:
     state, received, numbers = "up", list[int](), itertools.count()
 
-    def send(message: Message) -> bool:
+    def send(message: Message) -> None:
         if state not in ("killed before", "down"):
             received.append(int(message.title))
         if state.startswith("killed"):
             raise _Killed
-        return state == "up"
+        if state == "down":
+            raise NotSent("away")
 
     with TemporaryDirectory() as folder:
         outbox = Outbox(Path(folder) / "outbox")
@@ -62,9 +66,8 @@ def test_each_message_is_sent_once_and_in_order_whatever_happens(turns: list[str
 def test_a_message_waits_for_a_week_and_no_longer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     outbox, sent = Outbox(tmp_path / "outbox"), list[str]()
 
-    def send(message: Message) -> bool:
+    def send(message: Message) -> None:
         sent.append(message.title)
-        return True
 
     for number, days in enumerate((8.0, 6.0)):
         outbox.add(_message(number, time.time() - days * _DAY_S))
@@ -124,3 +127,53 @@ def test_a_message_waits_where_apprise_is_not_installed(
     notifier.add(_message(1))
     assert notifier.deliver(60.0).waiting == 1
     assert "needs the extra 'supervise'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "status", "warnings"), [(20.0, 200, 0), (0.1, 200, 2), (20.0, 0, 2)], ids=["slow", "silent", "closing"]
+)
+def test_a_service_that_answers_late_or_never_gets_each_message_once_and_in_order(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    limit_s: float,
+    status: int,
+    warnings: int,
+) -> None:
+    monkeypatch.setattr(notify, "_ANSWER_S", limit_s)
+    with webhook.running() as server:
+        notifier = _notifier(tmp_path / "notify", f"{server.url}?rto=0.1")
+        server.delay_s, server.status = 1.0, status
+        for number in range(2):
+            notifier.add(_message(number))
+        assert notifier.deliver(60.0) == Delivery(sent=2, waiting=0)
+        assert notifier.deliver(60.0) == Delivery(sent=0, waiting=0)
+        assert [body["title"] for body in server.received] == ["0", "1"]
+    assert caplog.text.count("may not have arrived") == warnings
+    assert "token" not in caplog.text
+
+
+def test_an_attempt_fails_once_and_an_event_that_nobody_wants_has_no_message(tmp_path: Path) -> None:
+    notifier = Notifier(NotifySettings(command=("false",), on=("failed",)), tmp_path / "notify", tmp_path, {})
+    for message in (_message(1), _message(1), Message(event="finished", time_s=time.time(), title="x", text="x")):
+        notifier.add(message)
+    assert notifier.deliver(0.0).waiting == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "environment", "problem"),
+    [
+        (NotifySettings(urls=("${HOOK}",)), {}, "the variable HOOK of [notify] urls is not set"),
+        (NotifySettings(urls=("${HOOK}",)), {"HOOK": "nothing"}, "apprise does not know the URL in HOOK"),
+        (NotifySettings(urls=("${HOOK}",)), {"HOOK": "json://127.0.0.1:9/x"}, "the service of HOOK did not take"),
+        (NotifySettings(command=("false",)), {"PATH": "/usr/bin:/bin"}, "false ended with status 1"),
+        (NotifySettings(command=("/nowhere",)), {}, "/nowhere cannot be started"),
+    ],
+)
+def test_a_test_message_never_waits(
+    tmp_path: Path, settings: NotifySettings, environment: dict[str, str], problem: str
+) -> None:
+    notifier = Notifier(settings, tmp_path / "notify", tmp_path, environment)
+    with pytest.raises(NotSent, match=re.escape(problem)):
+        notifier.test(Message(event="test", time_s=time.time(), title="x", text="x"))
+    assert notifier.deliver(60.0) == Delivery(sent=0, waiting=0)

@@ -107,6 +107,15 @@ def test_secrets_in_text_for_people_are_masked() -> None:
     assert secret_scan.masked(text) == "use *** at https://ada:***@example.org"
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["password={}", "PGPASSWORD={} psql", "login(passwd='{}')", "API_KEY={}", "?client_secret={}&x=1", "auth-token={}"],
+)
+def test_the_value_after_a_name_of_a_secret_is_masked_whatever_it_looks_like(text: str) -> None:
+    assert secret_scan.masked(text.format("hunter2")) == text.format("***")
+    assert secret_scan.masked(text.format("$HIDDEN")) == text.format("$HIDDEN")
+
+
 def test_m5ws_and_its_templates_contain_no_secrets() -> None:
     root = Path(__file__).parents[2]
     for path in [*root.glob("m5ws/**/*.py"), *root.glob("templates/**/*.py")]:

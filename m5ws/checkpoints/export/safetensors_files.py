@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from m5ws.errors import UsageError
-from m5ws.progress import Progress
+from m5ws.progress import Progress, report
 from m5ws.repository.concurrency import Job, bounded_map
 from m5ws.repository.tensors import Layout, PartCache, TensorReader
 
@@ -93,8 +93,7 @@ def write(files: Sequence[PlannedFile], parts: PartCache, directory: Path, progr
             done += stream.write(file.head)
             for data in bounded_map(_reads(file, parts)):
                 done += stream.write(data)
-                if progress:
-                    progress("writing tensors", done, total)
+                report(progress, "writing tensors", done, total)
 
 
 def _reads(file: PlannedFile, parts: PartCache) -> Iterator[Job[bytearray]]:

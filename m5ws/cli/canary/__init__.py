@@ -25,15 +25,10 @@ _STEPS = 10
 
 @click.group("canary", cls=LazyGroup, commands_by_name=COMMANDS, package=__name__, invoke_without_command=True)
 @new_run.snapshot
-@new_run.change
-@click.option("--nproc", type=click.IntRange(min=1), metavar="N", help="Number of processes (default: from m5ws.toml).")
-@click.option(
-    "--steps", type=click.IntRange(min=1), default=_STEPS, show_default=True, metavar="N", help="Number of steps."
-)
-@click.option("--every", "every_s", type=Duration(), metavar="TIME", help="Repeat after each TIME, such as 1h.")
+@new_run.of_job(_STEPS, 1)
+@click.option("--every", "every_s", type=Duration(1.0), metavar="TIME", help="Repeat after each TIME, such as 1h.")
 @cluster_options.command_on
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(
     context: click.Context,
     snapshot: str | None,
@@ -101,14 +96,11 @@ def _run(
     repo = workspace.repository()
     launch = planning.spec(workspace.settings.run, planning.RunOptions(nproc=nproc, fingerprint_every=1))
     pinned, launch = operation.change(repo, snapshot, launch, overrides)
-    job = canary.Job(snapshot=pinned, spec=launch, steps=steps, home=workspace.home, author_dir=workspace.root)
+    run = canary.new_run(pinned, launch, steps)
+    output.print_note(f"training {steps} steps as {run.id}")
     with interrupt.on_signals(), RunProgress() as shown:
-        listeners = canary.Listeners(
-            announce=lambda run: output.print_note(f"training {steps} steps as {run}"),
-            watch=shown.watch,
-            progress=shown.prepare,
-        )
-        result = canary.run(workspace.ports(repo), job, listeners)
+        ports = workspace.ports(repo)
+        result = canary.execute(ports, run, workspace.home, workspace.root, shown.watch, shown.prepare)
     turns = list(canary.turns(repo, canaries.of_snapshot(repo, pinned))) if result.outcome != "ok" else []
     return result, next((turn for turn in reversed(turns) if turn.bad.kind == result.kind), None)
 

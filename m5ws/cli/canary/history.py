@@ -9,8 +9,7 @@ from m5ws.cli.terminal import output
 
 @click.command("history")
 @click.argument("snapshot", type=names.Id(("snapshot",)), required=False)
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(context: click.Context, snapshot: str | None, as_json: bool) -> None:
     """List the results of canaries.
 

@@ -7,7 +7,7 @@ from m5ws.cli.lazy_group import LazyGroup
 COMMANDS = {
     "ls": "List the checkpoints of a run.",
     "show": "Show a checkpoint: its origin, tensors and state.",
-    "diff": "Show the tensors and state that differ, and by how much.",
+    "diff": "Show the tensors and state that differ.",
     "export": "Write a checkpoint in a format of other tools.",
     "keep": "Keep a checkpoint for ever, despite retention rules.",
 }

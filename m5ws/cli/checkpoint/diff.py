@@ -17,10 +17,9 @@ _DIFFERENT = 1
 @click.command("diff")
 @click.argument("a", type=names.Id(("run",)))
 @click.argument("b", type=names.Id(("run",)))
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(context: click.Context, a: str, b: str, as_json: bool) -> int:
-    """Show the tensors, state and files that differ.
+    """Show the tensors and state that differ.
 
     Tensors are compared by their fingerprints, which depend on every bit and not on the number of ranks. No tensor is
     read.
@@ -53,8 +52,6 @@ def _lines(difference: "CheckpointDiff") -> Iterator[output.Line]:
             where = leaf.where
             yield (output.StyledText(f"state of {where}", bold=True),)
         yield f"  {leaf.path or '(all)'}: {_side(leaf.a)} → {_side(leaf.b)}"
-    for file in difference.files:
-        yield f"file {file.name}: {_side(file.a)} → {_side(file.b)}"
     yield from (f"note: {note}" for note in difference.notes)
     if difference.equal:
         yield f"no difference: {difference.tensors_equal:,} tensors and all state are equal, bit for bit"

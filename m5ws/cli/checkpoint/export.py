@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     help="weights: parameters and buffers; all: also optimizer state.",
 )
 @click.option("--dry-run", is_flag=True, help="List the files and the state that is left out; write nothing.")
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(
     context: click.Context, checkpoint: str, directory: Path, form: str, what: str, dry_run: bool, as_json: bool
 ) -> None:

@@ -8,8 +8,7 @@ from m5ws.cli.terminal import output
 
 @click.command("keep")
 @click.argument("checkpoint", metavar="CHECKPOINT", type=names.Id(("run",)))
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(context: click.Context, checkpoint: str, as_json: bool) -> None:
     """Keep a checkpoint for ever, despite retention rules.
 

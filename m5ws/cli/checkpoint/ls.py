@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
 @click.command("ls")
 @click.argument("run", type=names.Id(("run",)))
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(context: click.Context, run: str, as_json: bool) -> None:
     """List the checkpoints of a run.
 

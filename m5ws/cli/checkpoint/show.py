@@ -19,8 +19,7 @@ _SHOWN = 24
 @click.command("show")
 @click.argument("checkpoint", metavar="CHECKPOINT", type=names.Id(("run",)))
 @click.option("--state", "everything", is_flag=True, help="List all values that are not tensors.")
-@output.json_option
-@click.pass_context
+@output.json_command
 def command(context: click.Context, checkpoint: str, everything: bool, as_json: bool) -> None:
     """Show a checkpoint: its origin, tensors and state.
 
@@ -63,8 +62,6 @@ def _lines(view: "CheckpointView", everything: bool) -> Iterator[str]:
             for row in view.tensors
         ]
         yield f"\n{output.table(('TENSOR', 'TYPE', 'SHAPE', 'SHARDS', 'SIZE'), rows)}"
-    if view.files:
-        yield f"\n{output.table(('FILE', 'SIZE'), [(row.name, output.size(row.size_bytes)) for row in view.files])}"
     for where, group in groupby(view.state, key=lambda leaf: leaf.where):
         values = {leaf.path: leaf.value for leaf in group}
         shown = dict(list(values.items())[: None if everything else _SHOWN])

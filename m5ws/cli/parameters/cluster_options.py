@@ -1,5 +1,6 @@
 """Options of the commands that can run on a cluster, and the submission of their job."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -24,6 +25,14 @@ on = click.option("--on", metavar="NAME", help="Submit a job to [clusters.NAME] 
 command_on = click.option("--on", metavar="NAME", help="Run this command in a job of [clusters.NAME] in m5ws.toml.")
 nodes = click.option(
     "--nodes", type=click.IntRange(min=1), metavar="N", help="Number of nodes of the job (default: 1)."
+)
+scratch = click.option(
+    "--scratch",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    envvar="TMPDIR",
+    default=Path("/tmp"),  # noqa: S108  a private folder is made in it
+    help="Local disk of this node, for work directories (default: TMPDIR).",
 )
 options = grouped(on, nodes)
 

@@ -1,6 +1,7 @@
 """Options and arguments that describe a new run, and the run itself: from a snapshot, or from a checkpoint."""
 
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -10,7 +11,7 @@ import msgspec
 
 from m5ws.cli import environment
 from m5ws.cli.parameters import cluster_options, launch_options, names
-from m5ws.cli.parameters.grouped import grouped
+from m5ws.cli.parameters.grouped import Command, grouped
 from m5ws.cli.parameters.script import script
 from m5ws.cli.snapshot import take
 from m5ws.cli.terminal import output
@@ -47,6 +48,17 @@ options = grouped(
     launch_options.options,
     click.option("--why", type=names.Text(), metavar="TEXT", help="Note with the expectation of the new run."),
 )
+
+
+def of_job(steps: int, least: int, text: str = "Number of steps.") -> Callable[[Command], Command]:
+    """Return the options of a command that trains the first steps of a job."""
+    return grouped(
+        change,
+        click.option(
+            "--nproc", type=click.IntRange(min=1), metavar="N", help="Number of processes (default: from m5ws.toml)."
+        ),
+        click.option("--steps", type=click.IntRange(least), default=steps, show_default=True, metavar="N", help=text),
+    )
 
 
 class NewRunArguments(launch_options.LaunchArguments, cluster_options.ClusterArguments):

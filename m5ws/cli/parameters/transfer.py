@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def parameters(ids: click.ParamType[str], flag: str, *, store: str, everything: str) -> Callable[[Command], Command]:
-    """Return the parameters of a command that copies, without its context.
+    """Return the parameters of a command that copies.
 
     `ids` is the type of the arguments and `flag` the option for the other store. `store` and `everything` are the help
     texts of that option and of --all.
@@ -26,7 +26,7 @@ def parameters(ids: click.ParamType[str], flag: str, *, store: str, everything: 
         click.option(flag, "url", required=True, metavar="STORE", help=store),
         click.option("--all", "everything", is_flag=True, help=everything),
         click.option("--dry-run", is_flag=True, help="Print the objects to copy; copy nothing."),
-        output.json_option,
+        output.json_command,
     )
 
 

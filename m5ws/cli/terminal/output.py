@@ -8,7 +8,7 @@ import datetime
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import click
 import msgspec
@@ -19,7 +19,20 @@ from m5ws.records import exact
 if TYPE_CHECKING:
     from rich.text import Text
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
+
+
+def json_command(command: Callable[Concatenate[click.Context, P], R]) -> Callable[P, R]:
+    """Pass its context to a command, which has the option `--json`."""
+    return json_option(click.pass_context(command))
+
+
+def limit_option(text: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return the option of a list that is cut, with its help text."""
+    return click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, metavar="N", help=text)
 
 
 class StyledText(msgspec.Struct, frozen=True):

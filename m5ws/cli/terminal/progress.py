@@ -16,9 +16,6 @@ from m5ws.control_characters import escaped
 _PATIENCE_S = 0.7
 _LINE_EVERY_S = 10.0
 
-Later = Callable[[float, Callable[[], None]], None]
-"""Calls a function after some seconds, in another thread."""
-
 
 def start_timer(delay_s: float, function: Callable[[], None]) -> None:
     """Call a function after some seconds, unless this process ends before."""
@@ -37,12 +34,9 @@ def name_silence(what: str, *, terminal: bool | None = None) -> None:
 class Bar(AbstractContextManager["Bar"]):
     """A `Progress` with `close`. On a terminal, the line is erased at the end. Threads may share a bar."""
 
-    def __init__(
-        self, *, terminal: bool | None = None, clock: Callable[[], float] = time.monotonic, later: Later = start_timer
-    ) -> None:
+    def __init__(self, *, terminal: bool | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._terminal = sys.stderr.isatty() if terminal is None else terminal
         self._clock = clock
-        self._later = later
         self._next_s = clock() + (_PATIENCE_S if self._terminal else _LINE_EVERY_S)
         self._lock = threading.RLock()
         self._hidden: tuple[str, int, int] | None = None
@@ -79,7 +73,7 @@ class Bar(AbstractContextManager["Bar"]):
         if left_s > 0:
             if not self._is_waiting:
                 self._is_waiting = True
-                self._later(left_s, self._wake)
+                start_timer(left_s, self._wake)
         elif self._hidden is not None:
             self._display = _Display()
             self._display.update(*self._hidden)

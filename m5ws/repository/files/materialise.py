@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from m5ws.errors import M5Error, UsageError
-from m5ws.progress import Progress
+from m5ws.progress import Progress, report
 from m5ws.records.base import Digest
 from m5ws.records.tree import Entry, Slice, Tree, path_text
 from m5ws.repository.concurrency import Job, bounded_map
@@ -57,8 +57,7 @@ def _fill(writer: "_Writer", entries: tuple[Entry, ...], target: Path, progress:
     done = 0
     for size in bounded_map(writer.jobs(entries)):
         done += size
-        if progress:
-            progress("materialising", done, total)
+        report(progress, "materialising", done, total)
     for entry in entries:
         if entry.link is not None:
             os.symlink(path_text(entry.link), target / path_text(entry.path))

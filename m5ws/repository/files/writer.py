@@ -18,7 +18,7 @@ import msgspec
 
 from m5ws.errors import M5Error
 from m5ws.filesystem import Stamp, stamp
-from m5ws.progress import Progress
+from m5ws.progress import Progress, report
 from m5ws.records.base import Digest
 from m5ws.records.tree import Entry, Pack, Slice, Tree
 from m5ws.repository import presence
@@ -123,8 +123,7 @@ class TreeWriter:
             for chunked in self._chunked:
                 entries[chunked.position] = self._finished(entries[chunked.position], chunked)
             packs = tuple(map(self._end_pack, self._packs))
-        if progress:
-            progress("capturing files", len(files), len(files))
+        report(progress, "capturing files", len(files), len(files))
         return Tree(entries=tuple(entries), packs=packs)
 
     def _capture(

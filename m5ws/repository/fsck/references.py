@@ -103,11 +103,15 @@ class References:
         tasks: list[Callable[[], object]] = [partial(self._decode, FORMAT, Format)]
         tasks += [partial(self._snapshot, snapshot) for snapshot in self.snapshots]
         tasks += [partial(self._run, run) for run in self.runs]
-        small = ((notes.PREFIX, Note), (jobs.PREFIX, Job), (jobs.CANCELS, Cancel))
-        for prefix, kind in (*small, (LOGS, LogPart), (INCIDENTS, Incident)):
-            tasks += [partial(self._of_run, prefix, run, kind) for run in names(prefix)]
-        for prefix, record in ((known.PREFIX, Known), (canaries.PREFIX, Canary)):
-            tasks += [partial(self._below, f"{prefix}{name}/", record) for name in names(prefix)]
+        small = (
+            (notes.PREFIX, Note),
+            (jobs.PREFIX, Job),
+            (jobs.CANCELS, Cancel),
+            (LOGS, LogPart),
+            (INCIDENTS, Incident),
+        )
+        for prefix, kind in (*small, (known.PREFIX, Known), (canaries.PREFIX, Canary)):
+            tasks += [partial(self._small, prefix, name, kind) for name in names(prefix)]
         self._removed = removals.removed_runs(self._repo)
         # A copy publishes the removal before the run. An interrupted copy leaves a removal without a run.
         tasks += [partial(self._decode, removals.key(run), Removal, f"run {run}") for run in self._removed]
@@ -214,18 +218,14 @@ class References:
                 if not is_known(name):
                     self._add("foreign", f"runs/{run_id}/{folder}/{name}", FOREIGN)
 
-    def _of_run(self, prefix: str, run_id: str, kind: type[Note | Job | Cancel | LogPart | Incident]) -> None:
-        """Check the records of one kind about a run."""
+    def _small(self, prefix: str, name: str, kind: type[Record]) -> None:
+        """Check the records of one kind about a run, or about a kind of machine."""
+        is_of_run = kind not in (Known, Canary)
         # A job may be about a snapshot.
-        if run_id not in self.runs and not (kind is Job and run_id in self.snapshots):
-            self._add("dangling", f"{prefix}{run_id}", f"run {run_id} does not exist")
-        for name in self._repo.store.names(f"{prefix}{run_id}/"):
-            self._decode(f"{prefix}{run_id}/{name}", kind, f"run {run_id}")
-
-    def _below(self, prefix: str, kind: type[Known | Canary]) -> None:
-        """Check the records below a prefix, which are about machines and not about runs."""
-        for stat in self._repo.store.list(prefix):
-            self._decode(stat.key, kind)
+        if is_of_run and name not in self.runs and not (kind is Job and name in self.snapshots):
+            self._add("dangling", f"{prefix}{name}", f"run {name} does not exist")
+        for stat in self._repo.store.list(f"{prefix}{name}/"):
+            self._decode(stat.key, kind, *([f"run {name}"] if is_of_run else ()))
 
     def _pins(self, run_id: str) -> None:
         for name in self._repo.store.names(f"{checkpoints.PINS}{run_id}/"):

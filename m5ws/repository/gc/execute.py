@@ -17,7 +17,7 @@ import msgspec
 
 from m5ws import locks
 from m5ws.errors import M5Error, NotFound, ObjectExists, UsageError
-from m5ws.progress import Progress
+from m5ws.progress import Progress, report
 from m5ws.records.gc import Garbage, GcExecution, GcPlan, GcResult
 from m5ws.records.log import LOGS
 from m5ws.repository import bindings, gc_plans, removals
@@ -47,7 +47,6 @@ class DuePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     plan: str
     wait_s: float
-    begun: bool
 
 
 def due(repo: Repository, grace_s: float) -> DuePlan | None:
@@ -57,9 +56,9 @@ def due(repo: Repository, grace_s: float) -> DuePlan | None:
     """
     state = gc_plans.read_states(repo.store)
     for name in sorted(state.executing):
-        return DuePlan(plan=name, wait_s=0.0, begun=True)
+        return DuePlan(plan=name, wait_s=0.0)
     for name in sorted(state.open):
-        return DuePlan(plan=name, wait_s=_wait_s(repo, name, grace_s), begun=False)
+        return DuePlan(plan=name, wait_s=_wait_s(repo, name, grace_s))
     return None
 
 
@@ -242,8 +241,7 @@ def _delete(
             for _ in pool.map(partial(_delete_one, repo), batch):
                 pass
             done += len(batch)
-            if progress:
-                progress("deleting", done, total)
+            report(progress, "deleting", done, total)
 
 
 def _delete_one(repo: Repository, where: str) -> None:

@@ -1,11 +1,9 @@
 """Results of canaries, `canaries/<snapshot>/<kind>/<time>-<nonce>`, each written once."""
 
-import os
-
 from m5ws import secret_gate
 from m5ws.records.base import Digest
 from m5ws.records.canary import Canary
-from m5ws.repository import bindings, concurrency
+from m5ws.repository import bindings
 from m5ws.repository.repository import Repository
 
 PREFIX = "canaries/"
@@ -13,15 +11,14 @@ PREFIX = "canaries/"
 
 def publish(repo: Repository, result: Canary) -> Canary:
     """Publish a result, and return it as stored."""
-    stamp = f"{int(result.created_s * 1000):014d}-{os.urandom(4).hex()}"
-    return bindings.create(repo.store, f"{PREFIX}{result.snapshot}/{result.kind}/{stamp}", secret_gate.masked(result))
+    prefix = f"{PREFIX}{result.snapshot}/{result.kind}/"
+    return bindings.create_at(repo.store, prefix, result.created_s, secret_gate.masked(result))
 
 
 def of_snapshot(repo: Repository, snapshot: Digest) -> list[Canary]:
     """Return the results of a snapshot on all kinds of machines, oldest first. Raises CorruptObject, UnknownSchema."""
-    stats = repo.store.list(f"{PREFIX}{snapshot}/")
-    loaded = concurrency.for_each(lambda stat: bindings.record(repo.store, stat.key, Canary), stats)
-    return sorted(loaded, key=lambda result: result.created_s)
+    results = bindings.records(repo.store, f"{PREFIX}{snapshot}/", Canary).values()
+    return sorted(results, key=lambda result: result.created_s)
 
 
 def snapshots(repo: Repository) -> list[Digest]:

@@ -1,7 +1,6 @@
 """Incidents of runs: `incidents/<run>/<attempt>`, each written once, at the failed end of an attempt."""
 
 from m5ws import secret_gate
-from m5ws.errors import NotFound
 from m5ws.records.incident import INCIDENTS, Incident
 from m5ws.repository import bindings, concurrency
 from m5ws.repository.repository import Repository
@@ -19,21 +18,13 @@ def publish(repo: Repository, incident: Incident) -> Incident:
 
 def load(repo: Repository, run: str, attempt: int) -> Incident | None:
     """Return the incident of an attempt, or None. Raises CorruptObject, Misplaced, UnknownSchema."""
-    try:
-        return bindings.record(repo.store, key(run, attempt), Incident)
-    except NotFound:
-        return None
-
-
-def keys(repo: Repository, run: str) -> list[str]:
-    """Return the keys of the incidents of a run, oldest first."""
-    return [f"{INCIDENTS}{run}/{name}" for name in sorted(repo.store.names(f"{INCIDENTS}{run}/"))]
+    return bindings.find(repo.store, key(run, attempt), Incident)
 
 
 def newest_of(repo: Repository, run: str) -> Incident | None:
     """Return the newest incident of a run, or None. Raises as `load`."""
-    last = next(reversed(keys(repo, run)), None)
-    return bindings.record(repo.store, last, Incident) if last is not None else None
+    names = repo.store.names(f"{INCIDENTS}{run}/")
+    return bindings.record(repo.store, f"{INCIDENTS}{run}/{names[-1]}", Incident) if names else None
 
 
 def newest(repo: Repository, most: int) -> list[Incident]:

@@ -9,7 +9,7 @@ import os
 
 from m5ws import secret_gate
 from m5ws.records.job import Cancel, Job
-from m5ws.repository import bindings, concurrency
+from m5ws.repository import bindings
 from m5ws.repository.repository import Repository
 
 PREFIX = "jobs/"
@@ -19,11 +19,6 @@ CANCELS = "cancels/"
 def prefix(run_id: str) -> str:
     """Return the key prefix of a run's jobs."""
     return f"{PREFIX}{run_id}/"
-
-
-def cancels_of(run_id: str) -> str:
-    """Return the key prefix of the requests to cancel a run."""
-    return f"{CANCELS}{run_id}/"
 
 
 def new_name(run_id: str) -> str:
@@ -43,8 +38,7 @@ def load(repo: Repository, run_id: str, name: str) -> Job:
 
 def of_run(repo: Repository, run_id: str) -> list[Job]:
     """Return the jobs of a run, oldest first. Raises as `load`."""
-    found = concurrency.for_each(lambda name: load(repo, run_id, name), sorted(repo.store.names(prefix(run_id))))
-    return sorted(found, key=lambda job: job.created_s)
+    return sorted(bindings.records(repo.store, prefix(run_id), Job).values(), key=lambda job: job.created_s)
 
 
 def of_attempts(repo: Repository, run_id: str) -> list[Job]:
@@ -54,18 +48,13 @@ def of_attempts(repo: Repository, run_id: str) -> list[Job]:
 
 def cancel(repo: Repository, request: Cancel) -> Cancel:
     """Publish a request to cancel a run, and return it as stored."""
-    stamp = f"{int(request.created_s * 1000):014d}-{os.urandom(4).hex()}"
-    return bindings.create(repo.store, f"{cancels_of(request.run)}{stamp}", secret_gate.masked(request))
+    prefix = f"{CANCELS}{request.run}/"
+    return bindings.create_at(repo.store, prefix, request.created_s, secret_gate.masked(request))
 
 
 def cancels(repo: Repository, run_id: str) -> list[Cancel]:
     """Return the requests to cancel a run, oldest first. Raises as `load`."""
-    prefix = cancels_of(run_id)
-    return list(
-        concurrency.for_each(
-            lambda name: bindings.record(repo.store, f"{prefix}{name}", Cancel), sorted(repo.store.names(prefix))
-        )
-    )
+    return list(bindings.records(repo.store, f"{CANCELS}{run_id}/", Cancel).values())
 
 
 def cancel_of_job(repo: Repository, job: Job) -> Cancel | None:

@@ -3,13 +3,12 @@
 They are beside `runs/`, so one listing names all runs with notes.
 """
 
-import os
 from collections.abc import Sequence
 
 from m5ws import secret_gate
 from m5ws.errors import UsageError
 from m5ws.records.note import Note, NoteOutcome
-from m5ws.repository import bindings, concurrency
+from m5ws.repository import bindings
 from m5ws.repository.repository import Repository
 
 PREFIX = "notes/"
@@ -31,18 +30,12 @@ def prefix(run_id: str) -> str:
 
 def publish(repo: Repository, note: Note) -> Note:
     """Publish a note about a published run, and return it as stored, with secrets masked."""
-    stamp = f"{int(note.created_s * 1000):014d}-{os.urandom(4).hex()}"
-    return bindings.create(repo.store, f"{prefix(note.run)}{stamp}", secret_gate.masked(note))
-
-
-def keys(repo: Repository, run_id: str) -> list[str]:
-    """Return the keys of the notes about a run, oldest first."""
-    return [f"{prefix(run_id)}{name}" for name in sorted(repo.store.names(prefix(run_id)))]
+    return bindings.create_at(repo.store, prefix(note.run), note.created_s, secret_gate.masked(note))
 
 
 def load(repo: Repository, run_id: str) -> list[Note]:
     """Return the notes about a run, oldest first. Raises CorruptObject, Misplaced, UnknownSchema."""
-    return list(concurrency.for_each(lambda key: bindings.record(repo.store, key, Note), keys(repo, run_id)))
+    return list(bindings.records(repo.store, prefix(run_id), Note).values())
 
 
 def annotated_runs(repo: Repository) -> frozenset[str]:

@@ -103,18 +103,15 @@ def publish_verdict(repo: Repository, verdict: Verdict) -> None:
 
 def verdict(repo: Repository, replay: Run) -> Verdict | None:
     """Return the verdict of a replay, or None if it has none. Raises CorruptObject, Misplaced, UnknownSchema."""
-    try:
-        loaded = bindings.record(repo.store, f"runs/{replay.id}/verdict", Verdict)
-    except NotFound:
-        return None
-    bindings.check_verdict(loaded, replay)
+    loaded = bindings.find(repo.store, f"runs/{replay.id}/verdict", Verdict)
+    if loaded is not None:
+        bindings.check_verdict(loaded, replay)
     return loaded
 
 
 def publish_joint(repo: Repository, joint: JointVerdict) -> None:
     """Publish a joint verdict of replays of segments. Existing joint verdicts stay unchanged. Raises Removed."""
-    stamp = f"{int(joint.created_s * 1000):014d}-{os.urandom(4).hex()}"
-    bindings.create(repo.store, f"{joints_of(joint.run)}{stamp}", joint)
+    bindings.create_at(repo.store, joints_of(joint.run), joint.created_s, joint)
     removals.refuse(repo, joint.run, *joint.replays)
 
 

@@ -13,7 +13,7 @@ from m5ws import secret_gate
 from m5ws.errors import NotFound
 from m5ws.records.base import Digest
 from m5ws.records.snapshot import Annotation, Snapshot
-from m5ws.repository import bindings, concurrency, publishing
+from m5ws.repository import bindings, publishing
 from m5ws.repository.files import trees
 from m5ws.repository.gc_plans import RetryPolicy
 from m5ws.repository.reachability.reach import ReachableObjects
@@ -78,7 +78,6 @@ def publish(
     Raises ObjectDeleted if gc has deleted some of the objects: upload and publish all of them again.
     """
     digest, stored = repo.objects.put_record(snapshot), secret_gate.masked(annotation)
-    stamp = f"{int(annotation.created_s * 1000):014d}-{os.urandom(4).hex()}"
 
     def needs() -> set[bytes]:
         reach = ReachableObjects(repo.objects)
@@ -88,7 +87,7 @@ def publish(
 
     def create() -> None:
         # Published from here on.
-        bindings.create(repo.store, f"snapshots/{digest}/{stamp}", stored)
+        bindings.create_at(repo.store, f"snapshots/{digest}/", stored.created_s, stored)
 
     publishing.publish(repo, needs, create, run=None, patience=patience)
     repo.snapshots.add(digest)
@@ -122,8 +121,7 @@ def read_file(repo: Repository, snapshot: Snapshot, path: str) -> bytes | None:
 
 def annotations(repo: Repository, snapshot_id: Digest) -> list[Annotation]:
     """Return the annotations of a snapshot, oldest first."""
-    stats = repo.store.list(f"snapshots/{snapshot_id}/")
-    return list(concurrency.for_each(lambda stat: bindings.record(repo.store, stat.key, Annotation), stats))
+    return list(bindings.records(repo.store, f"snapshots/{snapshot_id}/", Annotation).values())
 
 
 def ids(repo: Repository) -> list[Digest]:

@@ -7,7 +7,8 @@ from m5ws.errors import NotFound
 from m5ws.records import codec
 from m5ws.records.base import Digest, Record
 from m5ws.records.checkpoint import Checkpoint
-from m5ws.records.incident import Incident
+from m5ws.records.incident import INCIDENTS, Incident
+from m5ws.records.job import Job
 from m5ws.records.ledger import NodeStarted
 from m5ws.records.log import LOGS, LogPart
 from m5ws.records.note import Note
@@ -19,7 +20,7 @@ from m5ws.records.verdict import JointVerdict
 from m5ws.repository import bindings, concurrency
 from m5ws.repository.ledger import ledger
 from m5ws.repository.reachability.links import iter_links
-from m5ws.repository.references import checkpoints, incidents, jobs, notes, outputs, run_index, runs, snapshots
+from m5ws.repository.references import checkpoints, jobs, notes, outputs, run_index, runs, snapshots
 from m5ws.repository.references.ids import Kind
 from m5ws.repository.repository import Repository
 
@@ -76,23 +77,16 @@ def references(repo: Repository, kind: Kind, name: str) -> list[str]:
     keys += [checkpoints.pin_key(name, label) for label in checkpoints.kept(repo, name)]
     if runs.verdict(repo, runs.load(repo, name)) is not None:
         keys.append(f"runs/{name}/verdict")
-    joints = [f"{runs.joints_of(name)}{stamp}" for stamp in repo.store.names(runs.joints_of(name))]
-    for key in joints:
-        bindings.record(repo.store, key, JointVerdict)
-    noted = notes.keys(repo, name)
-    for key in noted:
-        bindings.record(repo.store, key, Note)
-    failed = incidents.keys(repo, name)
-    for key in failed:
-        bindings.record(repo.store, key, Incident)
+    about_run = ((runs.joints_of(name), JointVerdict), (notes.prefix(name), Note), (f"{INCIDENTS}{name}/", Incident))
+    for prefix, record in (*about_run, (jobs.prefix(name), Job)):
+        keys += bindings.records(repo.store, prefix, record)
     logged = [stat.key for stat in repo.store.list(f"{LOGS}{name}/")]
     for _ in concurrency.for_each(lambda key: bindings.record(repo.store, key, LogPart), logged):
         pass
-    submitted = [f"{jobs.prefix(name)}{job.name}" for job in jobs.of_run(repo, name)]
     # Summaries of attempts, and keys in the index, are derived from the other records.
     prefixes = filter(None, (f"runs/{name}/summaries/", run_index.folder(runs.load(repo, name))))
     derived = [f"{prefix}{key}" for prefix in prefixes for key in repo.store.names(prefix)]
-    return [*keys, *joints, *noted, *failed, *logged, *submitted, *derived]
+    return [*keys, *logged, *derived]
 
 
 def closure(repo: Repository, kind: Kind, name: str) -> dict[Digest, int]:

@@ -9,7 +9,7 @@ import msgspec
 
 from m5ws.access import PathDenied
 from m5ws.errors import M5Error
-from m5ws.progress import Progress
+from m5ws.progress import Progress, report
 from m5ws.records.base import Digest
 from m5ws.repository.concurrency import Job, bounded_map
 from m5ws.repository.objects import key
@@ -75,8 +75,7 @@ def apply(repo: Repository, planned: PrefetchPlan, progress: Progress | None = N
     jobs: list[Job[bytes]] = [(size, partial(repo.objects.get, digest)) for digest, size in planned.fetch.items()]
     for size, _ in zip(planned.fetch.values(), bounded_map(jobs), strict=True):
         done += size
-        if progress:
-            progress("fetching", done, planned.missing_bytes)
+        report(progress, "fetching", done, planned.missing_bytes)
     near = repo.store
     if isinstance(near, CachedStore) and (lost := sum(not _held(near, *each) for each in planned.fetch.items())):
         raise _lost(near, lost)

@@ -11,7 +11,7 @@ from functools import partial
 import msgspec
 
 from m5ws.errors import CorruptObject, M5Error, NotFound, ObjectExists, UsageError
-from m5ws.progress import Progress
+from m5ws.progress import Progress, report
 from m5ws.records.base import Digest
 from m5ws.repository import gc_plans, presence, publishing, removals
 from m5ws.repository.concurrency import Job, bounded_map
@@ -110,8 +110,7 @@ def _find_needs(source: Repository, roots: Sequence[tuple[Kind, str]], progress:
     """Return the objects of snapshots and runs, with the bytes that their references need of each."""
     needs: dict[Digest, int] = {}
     for position, (kind, root) in enumerate(roots):
-        if progress:
-            progress("reading records", position, len(roots))
+        report(progress, "reading records", position, len(roots))
         for digest, size in closure.closure(source, kind, root).items():
             needs[digest] = max(size, needs.get(digest, 0))
     return needs
@@ -180,8 +179,7 @@ def copy_objects(
     ]
     for size in bounded_map(jobs):
         done += size
-        if progress:
-            progress("copying bytes", done, total)
+        report(progress, "copying bytes", done, total)
 
 
 def _copy_object(source: Repository, target: Repository, digest: Digest, least: int) -> int:

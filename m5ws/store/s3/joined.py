@@ -23,22 +23,16 @@ def join(path: Path, store: ObjectStore) -> None:
     if not isinstance(store, RegionAware):
         return
     known = _read(path)
-    if known.get(store.url):
-        return
     if store.url not in known:
         store.probe()
-    known[store.url] = store.region() or _NO_REGION
-    lines = "".join(f"{url} {region}".rstrip() + "\n" for url, region in known.items())
-    write_atomically(path, lines.encode())
+        known[store.url] = store.region() or _NO_REGION
+        write_atomically(path, "".join(f"{url} {region}\n" for url, region in known.items()).encode())
 
 
 def _read(path: Path) -> dict[str, str]:
-    """Return the regions by URL; "" for a line without a region."""
+    """Return the regions by URL, of complete lines."""
     try:
-        lines = path.read_text().splitlines()
+        words = map(str.split, path.read_text().splitlines())
     except FileNotFoundError:
         return {}
-    regions: dict[str, str] = {}
-    for url, _, region in (line.partition(" ") for line in lines):
-        regions[url] = region or regions.get(url, "")
-    return regions
+    return {line[0]: line[1] for line in words if len(line) == 2}

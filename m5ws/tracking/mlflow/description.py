@@ -85,8 +85,6 @@ def verdict_tags(run_id: str, verdicts: Sequence[Verdict], joint: JointVerdict |
         tags["m5ws.replayed_by"] = _joined([name for verdict in replays for name in verdict.replays])
     if proofs := [verdict.replay for verdict in replays if verdict.outcome == "reproduced"]:
         tags["m5ws.reproduced_by"] = _joined(proofs)
-    if own := [verdict for verdict in verdicts if run_id in verdict.replays]:
-        tags["m5ws.reproduces"] = own[-1].run
     if joint is not None:
         outcomes.insert(len(outcomes) if joint.created_s >= newest.created_s else 0, joint.outcome)
         steps = {name: joint.parts.get(name, "none") for name in ("verified", "not verified", "differs")}

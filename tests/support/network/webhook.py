@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -9,13 +10,16 @@ from typing import Any
 
 
 class Webhook(ThreadingHTTPServer):
-    """`received` are the bodies of accepted requests, in order. `status` is the answer to all requests."""
+    """`received` are the bodies of accepted requests, in order. `status` is the answer to all requests, after
+    `delay_s`; 0 closes the connection without an answer.
+    """
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.received: list[Any] = []
         self.asked = 0
         self.status = 200
+        self.delay_s = 0.0
 
     @property
     def url(self) -> str:
@@ -29,7 +33,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.server.asked += 1
-        if self.server.status == 200:
+        if self.server.status in (0, 200):
             self.server.received.append(json.loads(body))
         self._answer()
 
@@ -38,6 +42,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def _answer(self) -> None:
+        time.sleep(self.server.delay_s)
+        if not self.server.status:
+            return
         self.send_response(self.server.status)
         self.send_header("Content-Length", "0")
         self.end_headers()
