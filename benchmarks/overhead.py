@@ -30,7 +30,7 @@ _WORKSPACES = {
     "m5ws run, not supervised": "stuck = false\n",
     "m5ws run, supervised": "stuck = {floor_s = 60}\nrestart = {max = 3}\nloss = {jump = 10, flat = 10}\n",
 }
-"""The rows with m5ws, and what their m5ws.toml has besides."""
+"""The rows with m5ws, and the further lines of their m5ws.toml."""
 
 
 def measure(command: list[str], out: Path, cwd: Path) -> dict[str, float]:
