@@ -30,6 +30,10 @@ _CORPUS = Path(__file__).with_name("causes_corpus")
 _ANSWERS = Path(__file__).with_name("scripts") / "peer_answers.py"
 _ABSENT = 3
 _HEALTHY = "healthy"
+_COLUMNS = (
+    "tool", "version", "class right", "exception only", "class wrong", "no class", "node right", "node wrong",
+    "no node", "restart right", "in vain", "refused", "no decision", "healthy named", "ms",
+)  # fmt: skip
 _PEERS = {"nvrx": "NVIDIA resiliency extension", "dlrover": "DLRover", "fkat": "fkat"}
 
 
@@ -170,11 +174,10 @@ def main() -> None:
     found["Determined's patterns"] = ask(cases, determined(source), "–") if source else None
     failures = sum(case["class"] != _HEALTHY for case in cases)
     print(f"{failures:,} failures, {len(cases) - failures:,} healthy logs\n")
-    print("| tool | version | class right | unspecific | wrong | none | node right | wrong | none "
-          "| restart right | in vain | refused | none | healthy named | ms |")  # fmt: skip
-    print("|---|---|" + "---:|" * 13)
+    print(f"| {' | '.join(_COLUMNS)} |\n|---|---|{'---:|' * (len(_COLUMNS) - 2)}")
     for tool, answers in found.items():
-        print(row(tool, answers[0], cases, answers[1]) if answers else f"| {tool} | not installed |{' – |' * 13}")
+        absent = f"| {tool} | not installed |{' – |' * (len(_COLUMNS) - 2)}"
+        print(row(tool, answers[0], cases, answers[1]) if answers else absent)
     if options.classes:
         show_classes(cases, {tool: answers[1] for tool, answers in found.items() if answers})
 

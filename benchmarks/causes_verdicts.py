@@ -46,7 +46,10 @@ _HEALS = {
     "infiniband-error", "rendezvous-timeout", "port-in-use", "gloo-connection", "io-error", "stale-file-handle",
     "object-store-unavailable", "time-limit", "preempted", "node-failure", "segmentation-fault", "stuck",
 }  # fmt: skip
-"""Classes that a restart may heal, by the published decisions of NVIDIA's restart agent where it has the category."""
+"""Classes that a restart may heal, by NVIDIA's decisions where they have the category.
+
+Its decisions are in `attribution/restart_agent/l1/categories.json` of the resiliency extension's source after 0.7.0.
+"""
 _OPEN = {
     "loss-nan", "corrupt-file", "shared-memory-full", "dataloader-worker", "hub-download", "name-resolution", "no-gpu",
     "efa-error", "launch-failed", "interrupted", "file-locked",
