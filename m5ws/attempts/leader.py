@@ -22,6 +22,7 @@ from m5ws.agent.node import Events, Node, NodeEnd
 from m5ws.agent.ports import Ports, Watch
 from m5ws.attempts import aftermath, begin, failed_end, interventions, repeated_steps, restarting, results
 from m5ws.attempts.followers import Followers
+from m5ws.attempts.judgement import Judgement, Signs, judge
 from m5ws.attempts.results import AttemptResult
 from m5ws.attempts.stuck_ranks import StuckRanks
 from m5ws.attempts.tracking import Tracking
@@ -163,7 +164,6 @@ class _Attempt:
         self._spool = spool
         self._watch, self._compare = watch, judge
         self._ending: EndReason | None = None
-        self._stuck: EndReason | None = None
         self.interventions = interventions.Interventions(ports, plan)
         self._tracking = tracking
         self._last_step = checkpoints.step_of(plan.resume) if plan.resume else 0
@@ -226,33 +226,25 @@ class _Attempt:
             _log.warning("cannot compare the output files of the nodes of run %s: %s", run, error)
             return None
 
-    def _judge(self, end: NodeEnd) -> tuple[str, int, EndReason | None]:
+    def _judge(self, end: NodeEnd) -> Judgement:
         """Return the outcome of the attempt, its exit status, and the reason if there is one."""
-        is_complete = self._node.delivery.complete
-        if (fence := self.interventions.fence(end.exit_code)) is not None:
-            return "interrupted", *fence
-        if (request := self._request(end)) is not None:
-            return "interrupted", end.exit_code, EndReason(kind="stopped", signal=request)
-        if (cancel := self.interventions.cancel) is not None:
-            return "interrupted", results.STATUSES["interrupted"], EndReason(kind="cancelled", host=cancel.host or "")
-        if self._stuck is not None:
-            return "failed", end.exit_code or 1, self._stuck
-        if (lost := self._followers.lost) is not None:
-            return "failed", StartAgain.exit_code, lost
-        if end.problem is not None:
-            return "failed", end.exit_code, EndReason(kind="not launched", problem=end.problem)
-        if self._ending is not None:
-            return "failed", 1, self._ending
-        if self._node.nccl.problem is not None and end.exit_code:
-            return "failed", 1, EndReason(kind="wrong network", problem=self._node.nccl.problem)
-        if self._has_enough:
-            return "interrupted", end.exit_code, EndReason(kind="enough steps")
-        if status := end.exit_code or max((each.exit_code for each in self._ends), default=0):
-            return "failed", status, None
-        if self._plan.context.parent is not None and not self._restored and is_complete:
-            # Known not to have restored the parent's checkpoint: it is no fork.
-            return "failed", 1, EndReason(kind="fork not restored")
-        return "finished", 0, None
+        cancel = self.interventions.cancel
+        # Known not to have restored the parent's checkpoint: it is no fork.
+        unrestored = self._plan.context.parent is not None and not self._restored and self._node.delivery.complete
+        signs = Signs(
+            status=end.exit_code,
+            worst=max((each.exit_code for each in self._ends), default=0),
+            fence=self.interventions.fence(end.exit_code),
+            request=self._request(end),
+            cancel=EndReason(kind="cancelled", host=cancel.host or "") if cancel is not None else None,
+            ending=self._ending,
+            lost=self._followers.lost,
+            problem=end.problem,
+            network=self._node.nccl.problem,
+            enough=self._has_enough,
+            unrestored=unrestored,
+        )
+        return judge(signs)
 
     def _request(self, end: NodeEnd) -> str | None:
         """Return the signal by which the user stopped this node or another."""
@@ -273,6 +265,8 @@ class _Attempt:
         self._has_enough = self._has_enough or any(stops)
         self._followers.look()
         self._ending = self._ending or self._followers.inexact
+        if self._ending is not None and self._ending.kind == "stuck":
+            return self._stop_all(stop.GRACE_S)
         if self._ending is not None or self._node.nccl.problem is not None:
             return self._stop_all(0.0)
         if (asked := self._followers.asked) is not None:
@@ -280,8 +274,8 @@ class _Attempt:
         if self.interventions.cancel is not None:
             return self._stop_all(stop.patience_s(self._plan.context.saving))
         if not (self._has_enough or self._followers.has_failed):
-            self._stuck = self._stuck or self._stuck_ranks.look()
-            return self._stop_all(stop.GRACE_S) if self._stuck is not None else None
+            self._ending = self._stuck_ranks.look()
+            return self._stop_all(stop.GRACE_S) if self._ending is not None else None
         return self._stop_all(stop.GRACE_S)
 
     def _judge_losses(self, events: Events) -> None:
@@ -384,7 +378,7 @@ class _Attempt:
             if outcome == "failed":
                 ports, plan = self._ports, self._plan
                 incident = failed_end.record(ports.repo, ports.causes, plan.run, plan.attempt, plan.directory / "logs")
-                decision = restarting.decide(ports, plan, incident) if self._followers.lost is None else None
+                decision = None if self._has_lost else restarting.decide(ports, plan, incident)
             untracked = self._tracking.close(self._progress)
         except KeyboardInterrupt:
             if not self._plan.context.goes_on:
@@ -414,4 +408,9 @@ class _Attempt:
         is_warned = reason is not None and (reason.kind, reason.signal) == ("stopped", signal.SIGUSR2.name)
         has_next = self._plan.place.job is not None and self._plan.context.goes_on
         is_restarted = decision is not None and decision.again
-        return self._followers.lost is not None or (has_next and (is_warned or is_restarted))
+        return self._has_lost or (has_next and (is_warned or is_restarted))
+
+    @property
+    def _has_lost(self) -> bool:
+        """True if the loss of a node ended the attempt, and not m5ws before."""
+        return self._followers.lost is not None and self._ending is None
