@@ -114,7 +114,8 @@ def diagnose(repo: Repository, run: str, attempt: int, folder: Path, rules: Mapp
     """
     end = ledger.ended(repo, run, attempt)
     if end is not None and end.reason is not None and end.reason.kind in ("stuck", "loss"):
-        typed, stacks = _describe_end(end.reason, rules[end.reason.kind]), _stacks(repo, run, attempt)
+        typed = _describe_end(end.reason, rules[end.reason.kind])
+        stacks = _stacks(repo, run, attempt) if typed.kind == "stuck" else ()
         return Diagnosis(cause=typed, host=end.reason.host, stacks=stacks)
     evidence = collect(repo, run, attempt, folder)
     cause = evidence.find(rules)
@@ -135,8 +136,8 @@ def _describe_end(reason: EndReason, rule: Rule) -> Cause:
 
 
 def _stacks(repo: Repository, run: str, attempt: int) -> tuple[RankStack, ...]:
-    """Return the stacks that the leader of an attempt recorded before its end."""
-    for batch in itertools.islice(ledger.backwards(repo, run, attempt, 0), _LAST_BATCHES):
+    """Return the stacks that the leader of a stuck attempt recorded before its end."""
+    for batch in ledger.backwards(repo, run, attempt, 0):
         for origin, event in ledger.decode(batch):
             if origin == NODE and isinstance(event, Stacks):
                 return event.ranks
