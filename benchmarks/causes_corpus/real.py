@@ -1,6 +1,6 @@
 """Runs scripts that fail, and keeps the ends of their logs.
 
-Each process of a script is a fork of this one, which has imported torch once. The tracebacks begin at the script.
+Each process of a script is a fork of this process, which has imported torch once. The tracebacks begin at the script.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ class Ended(NamedTuple):
 
 
 def _limit(need: str) -> None:
-    """Take from this process what its script needs to lack."""
+    """Limit the memory, the files or the disks of this process, as its script needs."""
     if need == "memory":
         size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + (1 << 30)
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
