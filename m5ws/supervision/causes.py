@@ -32,7 +32,7 @@ _LINE_CHARACTERS = 2_000
 _EVIDENCE_LINES = 3
 _SEARCH_S = 5.0
 """Limit of one search, in seconds of a processor. A pattern can take exponential time."""
-_WARNING = re.compile(r"\s*\[?[WID]\d{4} |.{0,200}?(?:\b(?:WARNING|INFO|DEBUG)\b|: \w*Warning: )")
+_WARNING = re.compile(r"(?:\[rank\d+\]:)?\s*\[?[WID]\d{4} |.{0,200}?(?:\b(?:WARNING|INFO|DEBUG)\b|: \w*Warning: )")
 """A line that its writer calls a warning or less is no failure: of glog and torch, of `logging`, of `warnings`."""
 _PREFIX = re.compile(r"(?: *\d+: |\[default\d+\]:|\[[\d,]+\]<\w+>:|\(\w+ pid=[^)]*\) |\d{4}-\S+Z )?(?:\[rank\d+\]: ?)*")
 _FRAME = re.compile(r'\s*File ".*", line \d+')
