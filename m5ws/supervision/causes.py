@@ -33,9 +33,9 @@ _SEARCH_S = 5.0
 _log = logging.getLogger(__name__)
 _WARNING = re.compile(r"(?:\[rank\d+\]:)?\s*\[?[WID]\d{4} |.{0,200}?(?:\b(?:WARNING|INFO|DEBUG)\b|: \w*Warning: )")
 """A line that its writer calls a warning or less is no failure: of glog and torch, of `logging`, of `warnings`."""
-_FRAME = re.compile(r'(?:\[rank\d+\]: ?)?\s*File ".*", line \d+')
-_SOURCE = re.compile(r"(?:\[rank\d+\]: ?)? {2}")
-"""Source lines follow a frame of a traceback or a warning. They are no output, and may contain any message."""
+_PREFIX = re.compile(r"(?: *\d+: |\[default\d+\]:|\[[\d,]+\]<\w+>:|\(\w+ pid=[^)]*\) |\d{4}-\S+Z )?(?:\[rank\d+\]: ?)*")
+_FRAME = re.compile(r'\s*File ".*", line \d+')
+"""Launchers put a prefix before each line. Source lines follow a frame or a warning, and may contain any message."""
 
 
 class Match(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,8 +138,8 @@ def _unquoted(lines: Sequence[str]) -> dict[int, str]:
     """Return the lines at the end of a log that are searched, by their numbers: lines that quote no other text."""
     texts, is_quoted = {}, False
     for number in range(max(0, len(lines) - END_LINES), len(lines)):
-        text = _searched(lines[number])
-        is_quoted = bool(_FRAME.match(text) or _WARNING.match(text) or (is_quoted and _SOURCE.match(text)))
+        text = _PREFIX.sub("", _searched(lines[number]), count=1)
+        is_quoted = bool(_FRAME.match(text) or _WARNING.match(text) or (is_quoted and text.startswith("  ")))
         if not is_quoted:
             texts[number] = text
     return texts
