@@ -6,6 +6,7 @@ spends that time in its data or its computation. Ranks that do not wait for each
 Invariant: a difference counts only if it is large, and five standard deviations above chance. Unknown is an answer.
 """
 
+import itertools
 import math
 import statistics
 from collections import deque
@@ -51,9 +52,13 @@ class SlowRanks:
 
     def _find(self) -> Iterator[tuple[tuple[int, Phase | None], str]]:
         number, (_, first), (_, last) = len(self._samples), self._samples[0], self._samples[-1]
+        intervals = [(before, after) for (_, before), (_, after) in itertools.pairwise(self._samples)]
         for rank in last:
             done, others_done = _compare({each: last[each] - first[each] for each in last}, rank)
-            has_fewer = others_done - done >= max(_FEWER * others_done, _DEVIATIONS * math.sqrt(2 * others_done), 1)
+            pairs = (_compare({each: after[each] - before[each] for each in last}, rank) for before, after in intervals)
+            lags = [others - own for own, others in pairs]
+            chance = _DEVIATIONS * statistics.stdev(lags) * math.sqrt(len(lags))
+            has_fewer = sum(lags) >= max(_FEWER * others_done, chance, 1)
             shares = {phase: _compare({each: self._share(each, phase) for each in last}, rank) for phase in _PLACES}
             longer: list[Phase] = [phase for phase in shares if _is_longer(*shares[phase], number)]
             if not has_fewer:

@@ -52,9 +52,8 @@ def vote(stacks: Sequence[RankStack], world: int) -> Vote:
         return Vote(ranks=dead, rule="process")
     waiting = [each for each in stacks if find_collective(each.frames) is not None]
     # A backward pass waits in a collective, or computes: the record decides.
-    behind, about = last_collectives.find_behind(
-        stacks, _numbers(each for each in waiting if each.frames[0].function != _BACKWARD)
-    )
+    elsewhere = _numbers(each for each in waiting if each.frames[0].function != _BACKWARD)
+    behind, about = last_collectives.find_behind(stacks, elsewhere)
     if behind:
         return Vote(ranks=behind, rule="number", about=about)
     mismatched, about = last_collectives.find_mismatched(stacks)
