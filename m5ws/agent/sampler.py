@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from m5ws.supervision import processes, vote
 from m5ws.supervision.progress import Waiting
@@ -42,9 +43,11 @@ class Sampler:
             return []
         found, self._found = self._found, []
         if is_due and all(step > self._steps.get(rank, 0) for rank, step in steps.items()):
-            self._steps, arguments = steps, ({rank: pids[str(rank)] for rank in steps}, steps)
+            self._steps, self._next_s = steps, self._clock() + _INTERVAL_S
+            arguments = ({rank: pids[str(rank)] for rank in steps}, steps)
             self._thread = threading.Thread(target=self._sample, args=arguments, name="m5ws-sample", daemon=True)
-            self._thread.start()
+            with suppress(RuntimeError):  # No thread is left.
+                self._thread.start()
         return found
 
     def _sample(self, pids: Mapping[int, int], steps: Mapping[int, int]) -> None:

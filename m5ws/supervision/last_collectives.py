@@ -24,9 +24,8 @@ def find_behind(stacks: Sequence[RankStack], elsewhere: Collection[int] = ()) ->
     if not 0 < len(left_out) <= len(waits):
         return (), ""
     wait = min(left_out.values(), key=lambda each: each.number)
-    return tuple(
-        sorted(left_out)
-    ), f"others wait in {wait.name} {wait.number:,}, which {_ranks(left_out)} never entered"
+    about = f"others wait in {wait.name} {wait.number:,}, which {_ranks(left_out)} never entered"
+    return tuple(sorted(left_out)), about
 
 
 def find_mismatched(stacks: Sequence[RankStack]) -> tuple[tuple[int, ...], str]:
