@@ -174,6 +174,8 @@ class Node:
             self.nccl.poll()
             new = self.read_new()
             self.watcher.take(new)
+            for slow in self.watcher.find_slow():
+                self._notify("slow-rank", slow)
             grace_s = show(new)
             if grace_s is not None and not is_stopped:
                 is_stopped = True

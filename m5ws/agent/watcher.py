@@ -1,7 +1,7 @@
-"""The watcher of a node's ranks: it notices a rank without progress, and takes the stacks of all ranks of the node.
+"""The watcher of a node's ranks: it notices a rank without progress, and takes evidence about all ranks and the node.
 
-It reads events that ranks write anyway, so it is not on the step path. Stacks are taken in a thread. It decides
-nothing: the leader of the attempt does (attempts/stuck_ranks.py).
+It reads events that ranks write anyway, so it is not on the step path. Evidence is taken in a thread. It decides
+nothing: the leader of the attempt does (attempts/stuck_ranks.py). It also finds slow ranks.
 """
 
 import logging
@@ -12,14 +12,17 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from m5ws.agent.attempt_plan import AttemptPlan
+from m5ws.agent.sampler import Sampler
 from m5ws.config.settings import StuckSettings
 from m5ws.records.ledger import NODE, AnyEvent, RankStarted
+from m5ws.records.nodes import Reported
 from m5ws.records.stacks import RankStack
-from m5ws.supervision import processes
+from m5ws.supervision import evidence, flight_recorder, processes
 from m5ws.supervision.progress import Progress, Waiting
 
 _log = logging.getLogger(__name__)
@@ -28,6 +31,8 @@ _ACTIVITY_S = 10.0
 _BUSY = 0.05
 """Part of one processor that shows that a process works. Threads of libraries that only wait use less."""
 _PARALLEL = 8
+_EARLIER_S = 300.0
+"""Time before the last progress whose lines of the kernel's log are evidence too."""
 _CONTAINER = "the ranks run in a container, whose processes m5ws does not read"
 
 
@@ -50,7 +55,9 @@ class Watcher:
         self._activity: dict[tuple[str, str], float] = {}
         self._active_s = clock()
         self._thread: threading.Thread | None = None
-        self._stacks: tuple[RankStack, ...] | None = None
+        self._report: Reported | None = None
+        is_sampled = self._is_on and plan.context.image is None and plan.context.trace is None
+        self._sampler = Sampler(plan.context.work_dir, clock) if is_sampled else None
         self.has_ended = False
         """True when the processes of the node have ended."""
 
@@ -71,8 +78,12 @@ class Watcher:
             self._note_activity(now_s)
         self._ranks = self._progress.look(now_s)
 
+    def find_slow(self) -> list[str]:
+        """Return sentences about new slow ranks. Called several times a second."""
+        return self._sampler.look(self._ranks, self._pids) if self._sampler is not None else []
+
     def begin(self) -> None:
-        """Begin to take the stacks of all ranks, unless that has begun."""
+        """Begin to take the evidence, unless that has begun."""
         if self._thread is None and not self.has_ended:
             ranks = dict(self._ranks)
             self._thread = threading.Thread(target=self._take_stacks, args=(ranks,), name="m5ws-stacks", daemon=True)
@@ -80,16 +91,17 @@ class Watcher:
 
     @property
     def is_done(self) -> bool:
-        """True if all stacks are taken."""
-        return self._stacks is not None
+        """True if all evidence is taken."""
+        return self._report is not None
 
-    def result(self) -> tuple[RankStack, ...] | None:
-        """Return the stacks once, when all are taken; None before. A rank that goes on meanwhile is not late."""
-        if self._stacks is None:
+    def result(self) -> Reported | None:
+        """Return the evidence once, when all is taken; None before. A rank that goes on meanwhile is not late."""
+        if self._report is None:
             return None
-        stacks, self._stacks, self._thread = self._stacks, None, None
+        report, self._report, self._thread = self._report, None, None
         late = {int(rank) for rank, waiting in self._ranks.items() if waiting.is_late}
-        return tuple(msgspec.structs.replace(each, is_late=each.is_late and each.rank in late) for each in stacks)
+        ranks = (msgspec.structs.replace(each, is_late=each.is_late and each.rank in late) for each in report.ranks)
+        return msgspec.structs.replace(report, ranks=tuple(ranks))
 
     def _note_activity(self, now_s: float) -> None:
         """Note the ranks that used a processor or wrote output since the last call."""
@@ -113,13 +125,16 @@ class Watcher:
         return before
 
     def _take_stacks(self, ranks: dict[str, Waiting]) -> None:
-        bare = [self._describe(rank, ranks[rank]) for rank in sorted(ranks)]
+        bare = tuple(self._describe(rank, ranks[rank]) for rank in sorted(ranks))
+        since_s = max((each.waited_s for each in bare), default=0.0) + _EARLIER_S
         try:
-            with ThreadPoolExecutor(_PARALLEL) as pool:
-                self._stacks = tuple(pool.map(self._with_stack, bare))
+            with ThreadPoolExecutor(_PARALLEL + 1) as pool:
+                node = pool.submit(evidence.take, socket.gethostname(), since_s)
+                stacks = tuple(pool.map(self._with_stack, bare))
+            self._report = Reported(ranks=stacks, node=node.result())
         except (OSError, RuntimeError) as error:
             _log.warning("the stacks of the ranks cannot be taken: %s", error)
-            self._stacks = tuple(bare)
+            self._report = Reported(ranks=bare)
 
     def _describe(self, rank: str, waiting: Waiting) -> RankStack:
         return RankStack(
@@ -134,9 +149,10 @@ class Watcher:
         )
 
     def _with_stack(self, bare: RankStack) -> RankStack:
-        """Return a rank with the stack and the state of its process."""
-        if self._plan.context.image is not None:
-            return msgspec.structs.replace(bare, problem=_CONTAINER)
-        frames, problem = processes.take_stack(bare.pid, self._plan.context.work_dir)
-        state, wchan = processes.read_state(bare.pid), processes.read_wchan(bare.pid)
-        return msgspec.structs.replace(bare, state=state, wchan=wchan, frames=frames, problem=problem)
+        """Return a rank with its stack, the state of its process and its last collectives."""
+        folder, found = Path(self._plan.context.spool_dir), dict[str, Any](problem=_CONTAINER)
+        if self._plan.context.image is None:
+            found["frames"], found["problem"] = processes.take_stack(bare.pid, self._plan.context.work_dir)
+            found["state"], found["wchan"] = processes.read_state(bare.pid), processes.read_wchan(bare.pid)
+        found["collectives"], found["unrecorded"] = flight_recorder.read(folder, bare.rank)
+        return msgspec.structs.replace(bare, **found)

@@ -24,19 +24,7 @@ from m5ws.records import codec
 from m5ws.records.environment import Observed
 from m5ws.records.launch import Place
 from m5ws.records.ledger import NODE, NodeStarted, Notice, NoticeKind, RankEnded
-from m5ws.records.nodes import (
-    Begun,
-    Closed,
-    Ended,
-    Inexact,
-    Planned,
-    Ready,
-    Reported,
-    Stop,
-    Storing,
-    Suspected,
-    TakeStacks,
-)
+from m5ws.records.nodes import Begun, Closed, Ended, Inexact, Planned, Ready, Stop, Storing, Suspected, TakeStacks
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.ledger import ChainWriter
 from m5ws.repository.ledger.spool import SpoolWriter
@@ -216,9 +204,9 @@ class _Following:
         if self._watcher.is_suspicious and not self._has_suspected:
             self._has_suspected = True
             self._connection.send(Suspected())
-        if (stacks := self._watcher.result()) is not None:
+        if (report := self._watcher.result()) is not None:
             self._has_suspected = False
-            self._connection.send(Reported(ranks=stacks))
+            self._connection.send(report)
 
     def _look(self) -> None:
         try:

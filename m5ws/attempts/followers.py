@@ -29,7 +29,6 @@ from m5ws.records.nodes import (
     Suspected,
     TakeStacks,
 )
-from m5ws.records.stacks import RankStack
 
 _POLL_S = 0.05
 _REFUSAL_S = 120.0
@@ -52,7 +51,7 @@ class Followers:
         self.asked: Stop | None = None
         self.inexact: EndReason | None = None
         self.is_suspicious = False
-        self._reports: dict[int, tuple[RankStack, ...]] = {}
+        self._reports: dict[int, Reported] = {}
 
     def gather(self, join_s: float, poll: Callable[[], None], progress: Progress | None) -> None:
         """Wait for all followers, and tell them the plan. Raises StartAgain."""
@@ -123,10 +122,10 @@ class Followers:
         running = (each for each in self._all if each.ended is None and not each.is_storing)
         return all(each.node in self._reports for each in running)
 
-    def take_reports(self) -> list[RankStack]:
-        """Return the stacks that have come. The followers may suspect again."""
+    def take_reports(self) -> list[Reported]:
+        """Return the evidence that has come. The followers may suspect again."""
         reports, self._reports, self.is_suspicious = self._reports, {}, False
-        return [stack for stacks in reports.values() for stack in stacks]
+        return list(reports.values())
 
     def await_ends(self, seconds: float, progress: Progress | None) -> list[Ended]:
         """Return the ends of all followers. A follower whose processes end late counts as lost."""
@@ -169,7 +168,7 @@ class Followers:
         elif isinstance(message, Suspected):
             self.is_suspicious = True
         elif isinstance(message, Reported):
-            self._reports[follower.node] = message.ranks
+            self._reports[follower.node] = message
         elif isinstance(message, Storing):
             follower.is_storing = True
         elif isinstance(message, Ended):

@@ -45,12 +45,15 @@ class StuckRanks:
         return self._judge()
 
     def _judge(self) -> EndReason | None:
-        stacks = [*(self._watcher.result() or ()), *self._followers.take_reports()]
+        own = self._watcher.result()
+        reports = [*([own] if own is not None else []), *self._followers.take_reports()]
+        stacks = [stack for report in reports for stack in report.ranks]
         if not any(each.is_late for each in stacks):
             return None
         stacks.sort(key=lambda each: each.rank)
         found = vote.vote(stacks, self._watcher.world)
-        self._append(Stacks(time_s=time.time(), ranks=tuple(stacks)))
+        nodes = tuple(report.node for report in reports if report.node is not None)
+        self._append(Stacks(time_s=time.time(), ranks=tuple(stacks), nodes=nodes))
         first = next((each for each in stacks if each.rank in found.ranks), None)
         return EndReason(
             kind="stuck",

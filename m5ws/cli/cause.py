@@ -75,7 +75,7 @@ def command(
     rules = causes.with_own(workspace.settings.causes)
     found = diagnosis.diagnose(repo, run_id, chosen, folder, rules) if has_failed else diagnosis.Diagnosis(cause=None)
     if as_json:
-        shown = {"cause": found.cause, "host": found.host, "stacks": found.stacks}
+        shown = {"cause": found.cause, "host": found.host, "stacks": found.stacks, "nodes": found.nodes}
         return output.print_json({"run": run_id, "attempt": chosen, "outcome": outcome} | shown)
     if not has_failed:
         return output.echo(f"no failure: attempt {chosen} of run {run_id} finished")

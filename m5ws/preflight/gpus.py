@@ -5,13 +5,13 @@ An Xid of broken hardware or firmware fails. The programs of users cause most ot
 https://docs.nvidia.com/deploy/gpu-debug-guidelines/index.html
 """
 
-import os
 import re
 from contextlib import suppress
 from pathlib import Path
 
 from m5ws.errors import M5Error, MissingExtra
 from m5ws.records.check import Check
+from m5ws.supervision import evidence
 from m5ws.wording.lists import count
 
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
@@ -45,7 +45,9 @@ def check_gpus(name: str, system: Path = Path("/")) -> Check:
         nvml.nvmlShutdown()
     except nvml.NVMLError as error:
         raise NoAnswer(f"the driver does not answer: {error}") from error
-    log = _kernel_log(system / "dev/kmsg")
+    log = None
+    with suppress(OSError):
+        log = evidence.read_kernel_log(system / "dev/kmsg")
     xids = dict.fromkeys(_XID.findall(log or ""))
     faults += [f"Xid {xid} of {bus}" for bus, xid in xids if xid in _HARDWARE]
     others = [f"Xid {xid} of {bus}" for bus, xid in xids if xid not in _HARDWARE]
@@ -72,21 +74,3 @@ def _faults(index: int) -> list[str]:
         faults += ["rows wait for remapping"] if is_pending else []
         faults += ["remapping of rows failed"] if has_failed else []
     return faults
-
-
-def _kernel_log(path: Path) -> str | None:
-    """Return the kernel's log since boot, None if this user may not read it."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return None
-    records = list[bytes]()
-    try:
-        # One read returns one record. At the end, a read would wait.
-        while record := os.read(descriptor, 8192):
-            records.append(record)
-    except OSError:
-        pass
-    finally:
-        os.close(descriptor)
-    return b"\n".join(records).decode("utf-8", "replace")

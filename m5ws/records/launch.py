@@ -22,6 +22,9 @@ ADMITTED = "admitted"
 UNSAVED = "unsaved"
 """Name of the store, in an attempt's directory, for a last checkpoint that could not be saved in the run's store."""
 
+FLIGHT = "flight-"
+"""Begin of the names, in the folder of spools, of a rank's pipe and file for torch's flight recorder."""
+
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 """Signals that schedulers send some time before the end of a job."""
 

@@ -8,7 +8,7 @@ import msgspec
 from m5ws.records.base import CheckpointName, Count, Digest, OutputsName, Record
 from m5ws.records.failure import EndReason, Failure
 from m5ws.records.reads import ReadPath
-from m5ws.records.stacks import RankStack
+from m5ws.records.stacks import NodeEvidence, RankStack
 
 NODE = "node"
 """Origin of a node's own events, in the place of a rank's number."""
@@ -117,7 +117,7 @@ NoticeKind = Literal[
     "checkpoint-kept", "checkpoint-waited", "environment", "fork", "inexact-resume", "input-modified", "launch-failed",
     "left-process", "limit", "loss", "missing-file", "network", "not-pinned", "not-traced", "other-environment",
     "outputs-conflict", "outputs-not-kept", "outputs-not-stored", "outputs-restored", "refused", "restart",
-    "resume", "resume-limit", "resume-unchecked", "save-failed", "unplaced"
+    "resume", "resume-limit", "resume-unchecked", "save-failed", "slow-rank", "unplaced"
 ]  # fmt: skip
 """`environment`: it differs from the declared environment. `other-environment`: a later attempt's differs from the
 first attempt's. `limit`: a part of the run is not recorded. `not-pinned`: the run read files that no snapshot contains.
@@ -125,7 +125,7 @@ first attempt's. `limit`: a part of the run is not recorded. `not-pinned`: the r
 `resume-unchecked`: a resumed script repeated no step. `unplaced`: an observed attempt does not show after which step it
 continues. `checkpoint-waited`: the training stood still for it. `network`: a variable of NCCL or libfabric has a known
 effect. `refused`: a file or host that is not pinned. `loss`: the loss broke a rule of `[run] loss`. `restart`: the
-attempt began by itself after a failure.
+attempt began by itself after a failure. `slow-rank`: a rank is slower than the other ranks of its node.
 """
 Notify = Callable[[NoticeKind, str], None]
 """Called with the kind and the message of a notice, which it appends to the node's own events."""
@@ -220,9 +220,10 @@ class Phase(Event, tag="phase", frozen=True, kw_only=True):
 
 
 class Stacks(Event, tag="stacks", frozen=True, kw_only=True):
-    """Evidence for an attempt that ended as stuck: the stacks of its ranks, in the leader's own events."""
+    """Evidence for an attempt that ended as stuck: its ranks and nodes, in the leader's own events."""
 
     ranks: tuple[RankStack, ...]
+    nodes: tuple[NodeEvidence, ...] = ()
 
 
 class RankEnded(Event, tag="rank-ended", frozen=True, kw_only=True):

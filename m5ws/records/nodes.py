@@ -5,7 +5,7 @@ from m5ws.records.environment import Observed
 from m5ws.records.launch import Context
 from m5ws.records.ledger import RankEnded
 from m5ws.records.run import Run
-from m5ws.records.stacks import RankStack
+from m5ws.records.stacks import NodeEvidence, RankStack
 
 
 class Hello(Record, tag="hello", frozen=True, kw_only=True):
@@ -65,9 +65,10 @@ class TakeStacks(Record, tag="take-stacks", frozen=True, kw_only=True):
 
 
 class Reported(Record, tag="reported", frozen=True, kw_only=True):
-    """The stacks of all ranks of a follower that run."""
+    """The stacks of all ranks of a node that run, and its other evidence."""
 
     ranks: tuple[RankStack, ...]
+    node: NodeEvidence | None = None
 
 
 class Storing(Record, tag="storing", frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 import itertools
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,10 +12,10 @@ from m5ws.logs import reading
 from m5ws.records.cause import Cause, Rule
 from m5ws.records.failure import EndReason
 from m5ws.records.ledger import NODE, RankEnded, Stacks, Step
-from m5ws.records.stacks import RankStack
+from m5ws.records.stacks import NodeEvidence, RankStack
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
-from m5ws.supervision import causes, clocks
+from m5ws.supervision import causes, clocks, evidence
 
 _LAST_BATCHES = 3
 _SIGNALS = frozenset(signal.Signals)
@@ -26,12 +26,13 @@ _OF_SHELL = 128
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """The cause of a failed attempt; None if it is unknown. `host` is the machine of the cause's rank, if known.
 
-    `stacks` has the stacks of all ranks of an attempt that ended as stuck.
+    `stacks` has the stacks of all ranks of an attempt that ended as stuck, and `nodes` the evidence about its nodes.
     """
 
     cause: Cause | None
     host: str | None = None
     stacks: tuple[RankStack, ...] = ()
+    nodes: tuple[NodeEvidence, ...] = ()
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,34 +115,34 @@ def diagnose(repo: Repository, run: str, attempt: int, folder: Path, rules: Mapp
     """
     end = ledger.ended(repo, run, attempt)
     if end is not None and end.reason is not None and end.reason.kind in ("stuck", "loss"):
-        typed = _describe_end(end.reason, rules[end.reason.kind])
-        stacks = _stacks(repo, run, attempt) if typed.kind == "stuck" else ()
-        return Diagnosis(cause=typed, host=end.reason.host, stacks=stacks)
-    evidence = collect(repo, run, attempt, folder)
-    cause = evidence.find(rules)
-    return Diagnosis(cause=cause, host=None if cause is None else evidence.recorded.host_of(cause.rank))
+        ranks, nodes = _evidence(repo, run, attempt) if end.reason.kind == "stuck" else ((), ())
+        typed = _describe_end(end.reason, rules[end.reason.kind], nodes)
+        return Diagnosis(cause=typed, host=end.reason.host, stacks=ranks, nodes=nodes)
+    collected = collect(repo, run, attempt, folder)
+    cause = collected.find(rules)
+    return Diagnosis(cause=cause, host=None if cause is None else collected.recorded.host_of(cause.rank))
 
 
-def _describe_end(reason: EndReason, rule: Rule) -> Cause:
+def _describe_end(reason: EndReason, rule: Rule, nodes: Sequence[NodeEvidence]) -> Cause:
     """Return the cause of an attempt that its leader ended, because a rank made no progress, or by the loss."""
     return Cause(
         kind=reason.kind,
         **causes.shared(rule),
         rank="" if reason.rank is None else str(reason.rank),
         line=0,
-        evidence=tuple((reason.problem or "").split("; ")),
+        evidence=(*(reason.problem or "").split("; "), *evidence.describe(nodes)),
         others={},
         place=reason.place,
     )
 
 
-def _stacks(repo: Repository, run: str, attempt: int) -> tuple[RankStack, ...]:
-    """Return the stacks that the leader of a stuck attempt recorded before its end."""
+def _evidence(repo: Repository, run: str, attempt: int) -> tuple[tuple[RankStack, ...], tuple[NodeEvidence, ...]]:
+    """Return the evidence about ranks and nodes that the leader of a stuck attempt recorded before its end."""
     for batch in ledger.backwards(repo, run, attempt, 0):
         for origin, event in ledger.decode(batch):
             if origin == NODE and isinstance(event, Stacks):
-                return event.ranks
-    return ()
+                return event.ranks, event.nodes
+    return (), ()
 
 
 def _recorded(repo: Repository, run: str, attempt: int) -> Recorded:

@@ -1,11 +1,13 @@
 """The ranks for which the rest of an attempt waits, by a vote of their stacks. Pure: no I/O.
 
-Four rules are tried in order, and the first that names ranks decides:
+Six rules are tried in order, and the first that names ranks decides:
 
 1. *process*: their process is stopped, ended or gone.
-2. *collective*: they wait in no collective, and at least as many ranks do.
-3. *steps*: they have completed fewer steps than another rank, and their stacks are unknown.
-4. *place*: they are the smallest group at one line of the script, less than half of the ranks, and no stack is missing.
+2. *number*: they never entered a collective in which at least as many ranks wait, by torch's flight recorder.
+3. *mismatch*: they entered another collective than most at one number, by the same record.
+4. *collective*: they wait in no collective, and at least as many ranks do.
+5. *steps*: they have completed fewer steps than another rank, and their stacks are unknown.
+6. *place*: they are the smallest group at one line of the script, less than half of the ranks, and no stack is missing.
 
 Without an answer the ranks are unknown: a tie is never decided. A rank that is alone is named.
 """
@@ -19,6 +21,8 @@ import msgspec
 
 from m5ws import secret_scan
 from m5ws.records.stacks import Frame, RankStack
+from m5ws.supervision import last_collectives
+from m5ws.supervision.slow_ranks import Phase
 from m5ws.wording import lists
 
 _DEAD = ("T", "Z", "X", "gone")
@@ -26,23 +30,36 @@ _STATES = {"T": "is stopped", "Z": "has ended", "X": "has ended", "gone": "is go
 _COLLECTIVES = ("/torch/distributed/", "/deepspeed/comm/")
 _BACKWARD = "_engine_run_backward"
 """The frame of torch in which a backward pass runs, and in which hooks of DDP and FSDP wait for collectives."""
+_DATA = "/torch/utils/data/"
 _WRAPPERS = ("wrapper", "wait", "_wait_tensor")
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3.", "<", f"{Path(secret_scan.__file__).parent}/")
 
 
 class Vote(msgspec.Struct, frozen=True, kw_only=True):
-    """The `ranks` for which the rest waits, and the rule that named them. No ranks: they are unknown."""
+    """The `ranks` for which the rest waits, and the rule that named them. No ranks: they are unknown.
+
+    `about`: a sentence about the collectives at which the ranks are, if they are recorded.
+    """
 
     ranks: tuple[int, ...] = ()
-    rule: Literal["process", "collective", "steps", "place"] | None = None
+    rule: Literal["process", "number", "mismatch", "collective", "steps", "place"] | None = None
+    about: str = ""
 
 
 def vote(stacks: Sequence[RankStack], world: int) -> Vote:
     """Return the ranks for which the rest waits. `world` is the number of ranks, of which some may have no stack."""
     if dead := _numbers(each for each in stacks if each.state in _DEAD):
         return Vote(ranks=dead, rule="process")
-    waiting = [each for each in stacks if find_collective(each) is not None]
-    others = [each for each in stacks if each.frames and find_collective(each) is None]
+    waiting = [each for each in stacks if find_collective(each.frames) is not None]
+    # A backward pass waits in a collective, or computes: the record decides.
+    elsewhere = _numbers(each for each in waiting if each.frames[0].function != _BACKWARD)
+    behind, about = last_collectives.find_behind(stacks, elsewhere)
+    if behind:
+        return Vote(ranks=behind, rule="number", about=about)
+    mismatched, about = last_collectives.find_mismatched(stacks)
+    if mismatched:
+        return Vote(ranks=mismatched, rule="mismatch", about=about)
+    others = [each for each in stacks if each.frames and find_collective(each.frames) is None]
     if 0 < len(others) <= len(waiting):
         return Vote(ranks=_numbers(others), rule="collective")
     last = max((each.step for each in stacks), default=0)
@@ -50,13 +67,13 @@ def vote(stacks: Sequence[RankStack], world: int) -> Vote:
     if behind and not any(each.frames for each in stacks if each.rank in behind):
         return Vote(ranks=behind, rule="steps")
     if len(stacks) < world:
-        return Vote()
+        return Vote(about=about)
     if world == 1:
         return Vote(ranks=_numbers(stacks), rule="place")
     groups = sorted(map(_numbers, _group(each for each in stacks if each.frames)), key=len)
     if len(groups) > 1 and len(groups[0]) < len(groups[1]) and 2 * len(groups[0]) < len(stacks):
         return Vote(ranks=groups[0], rule="place")
-    return Vote()
+    return Vote(about=about)
 
 
 def find_script_frame(stack: RankStack) -> Frame | None:
@@ -64,17 +81,24 @@ def find_script_frame(stack: RankStack) -> Frame | None:
     return next((frame for frame in stack.frames if not _is_library(frame)), None)
 
 
-def find_collective(stack: RankStack) -> str | None:
+def find_phase(frames: Sequence[Frame]) -> Phase:
+    """Return the part of a step in which a rank is. A backward pass counts as a collective: its hooks wait in it."""
+    if find_collective(frames) is not None:
+        return "collective"
+    return "data" if any(_DATA in frame.file for frame in frames) else "compute"
+
+
+def find_collective(frames: Sequence[Frame]) -> str | None:
     """Return the name of the collective in which a rank waits; None if its script is somewhere else.
 
     Only frames inside the innermost frame of the script count: a wrapper of torch calls the script itself.
     """
-    inner = list(itertools.takewhile(_is_library, stack.frames))
+    inner = list(itertools.takewhile(_is_library, frames))
     if inner and inner[0].function == _BACKWARD:
         return "backward"
-    frames = [frame for frame in inner if any(part in frame.file for part in _COLLECTIVES)]
-    named = (frame.function for frame in frames if frame.function not in _WRAPPERS)
-    return next(named, "a collective") if frames else None
+    distributed = [frame for frame in inner if any(part in frame.file for part in _COLLECTIVES)]
+    named = (frame.function for frame in distributed if frame.function not in _WRAPPERS)
+    return next(named, "a collective") if distributed else None
 
 
 def describe_place(stack: RankStack) -> str | None:
@@ -89,7 +113,7 @@ def describe(stack: RankStack) -> str:
     process = f"process {stack.pid} {state}, " if state is not None else ""
     if not stack.frames:
         return f"{process}no stack: {stack.problem or 'unknown'}"
-    collective, frame = find_collective(stack), find_script_frame(stack)
+    collective, frame = find_collective(stack.frames), find_script_frame(stack)
     words = [f"waiting in {collective}"] if collective is not None else []
     if collective is None and frame is not stack.frames[0]:
         words = [f"in {stack.frames[0].function}"]
@@ -104,9 +128,10 @@ def describe_all(stacks: Sequence[RankStack], found: Vote) -> str:
     late = max(stacks, key=lambda each: each.waited_s)
     head = f"no progress for {late.waited_s:.0f} s after step {late.step} (phase {late.phase})"
     if not named:
-        return f"{head} because of an unknown rank: {_describe_groups(stacks)}"
+        unknown = f"{head} because of an unknown rank: {_describe_groups(stacks)}"
+        return "; ".join(filter(None, (unknown, found.about)))
     others = [each for each in stacks if each.rank not in found.ranks]
-    return "; ".join(filter(None, (f"{head}: {_describe_groups(named)}", _describe_groups(others))))
+    return "; ".join(filter(None, (f"{head}: {_describe_groups(named)}", _describe_groups(others), found.about)))
 
 
 def _describe_groups(stacks: Iterable[RankStack]) -> str:
@@ -126,7 +151,7 @@ def _group(stacks: Iterable[RankStack]) -> list[list[RankStack]]:
     """Return groups of ranks at the same place."""
     groups: dict[tuple[str | None, str | None], list[RankStack]] = {}
     for each in stacks:
-        groups.setdefault((describe_place(each), find_collective(each)), []).append(each)
+        groups.setdefault((describe_place(each), find_collective(each.frames)), []).append(each)
     return list(groups.values())
 
 

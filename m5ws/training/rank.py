@@ -68,6 +68,7 @@ def main(arguments: Sequence[str]) -> int:
         # Otherwise the system seeds them, for a script that does not.
         rng.seed_all((orders.spec.seed or 0) + rank)
     captured = nccl.capture(Path(orders.spool_dir), rank)
+    nccl.record_collectives(Path(orders.spool_dir), rank)
     active = context.ActiveRank(orders, repo, spool, stop, rank, world, _facts(orders) | captured, loads)
     context.activate(active)
     active.emit(RankStarted, rank=rank, world=world, pid=os.getpid(), facts=active.facts)

@@ -12,7 +12,7 @@ from m5ws.attempts.stuck_ranks import StuckRanks
 from m5ws.records.launch import ALONE
 from m5ws.records.ledger import Event, Stacks
 from m5ws.records.nodes import Ended, Hello, Message, Reported, Suspected, TakeStacks
-from m5ws.records.stacks import Frame, RankStack
+from m5ws.records.stacks import Frame, NodeEvidence, RankStack
 
 WAITS = (
     Frame(file="/x/site-packages/torch/distributed/distributed_c10d.py", line=3, function="all_reduce"),
@@ -40,9 +40,9 @@ class _Watcher(msgspec.Struct):
     def begin(self) -> None:
         self.is_done = True
 
-    def result(self) -> tuple[RankStack, ...]:
+    def result(self) -> Reported:
         self.is_done = False
-        return self.stacks
+        return Reported(ranks=self.stacks, node=NodeEvidence(host="n0"))
 
 
 class _Connection(msgspec.Struct):
@@ -91,7 +91,8 @@ def test_the_attempt_ends_with_the_stacks_of_all_nodes() -> None:
     assert attempt.look(Suspected()) is None
     assert [connection.sent for connection in attempt.connections] == [[TakeStacks()], [TakeStacks()]]
     assert attempt.look(Reported(ranks=(_stack(1),))) is None
-    attempt.connections[1].waiting.append(Reported(ranks=(_stack(2, READS),)))
+    evidence = NodeEvidence(host="n2", kernel=("9 s ago: NVRM: Xid 79",))
+    attempt.connections[1].waiting.append(Reported(ranks=(_stack(2, READS),), node=evidence))
     reason = attempt.look()
     assert (reason.kind, reason.rank, reason.host, reason.place, reason.step) == ("stuck", 2, "n2", "train.py:9", 7)
     assert reason.problem.endswith(
@@ -99,6 +100,7 @@ def test_the_attempt_ends_with_the_stacks_of_all_nodes() -> None:
     )
     [stacks] = attempt.events
     assert isinstance(stacks, Stacks) and [each.rank for each in stacks.ranks] == [0, 1, 2]
+    assert stacks.nodes == (NodeEvidence(host="n0"), evidence)
 
 
 def test_the_attempt_goes_on_if_no_rank_is_late_any_more_and_may_be_suspected_again() -> None:

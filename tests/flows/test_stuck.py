@@ -1,4 +1,4 @@
-"""An attempt with a rank that hangs ends, names the rank and its line, and leaves no process."""
+"""An attempt with a rank that hangs ends, names the rank and its line, and leaves no process. A slow rank is named."""
 
 import random
 from collections.abc import Callable
@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from m5ws.records.ledger import Phase, Stacks
+from m5ws.agent import sampler
+from m5ws.records.ledger import Notice, Phase, Stacks
 from m5ws.repository.ledger import ledger
 from m5ws.runs import state
 from tests.support.campaigns import soak_page
@@ -51,6 +52,9 @@ def _assert_ended(workspace: Workspace, run: str, kind: str, culprit: int, world
     stacks = [event for _, event in ledger.read_events(workspace.repo, run, 1) if isinstance(event, Stacks)]
     assert len(stacks) == 1
     assert not any(is_alive(stack.pid) for stack in stacks[0].ranks)
+    assert all("cannot be asked" in (stack.unrecorded or "") for stack in stacks[0].ranks)  # The script uses gloo.
+    assert {node.host for node in stacks[0].nodes} == {stack.host for stack in stacks[0].ranks}
+    assert [node["host"] for node in document["nodes"]] == [node.host for node in stacks[0].nodes]
     end = ledger.ended(workspace.repo, run, 1)
     assert end is not None and end.time_s - stacks[0].time_s < _END_S
     late = [stack for stack in stacks[0].ranks if stack.is_late]
@@ -72,6 +76,21 @@ def test_a_rank_that_hangs_is_named_and_no_process_is_left(tmp_path: Path, kind:
     assert "no progress for" in workspace.m5ws("show", run).stdout
     phases = [event.name for origin, event in ledger.read_events(workspace.repo, run, 1) if isinstance(event, Phase)]
     assert {"step", "evaluation", "save"} == set(phases)
+
+
+@pytest.mark.long
+def test_a_slow_rank_is_reported_once_and_not_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "_INTERVAL_S", 0.02)
+    monkeypatch.setattr(sampler, "_REST", 0)
+    workspace = make_workspace(tmp_path / "w", "slow.py", nproc=2)
+    workspace.edit("m5ws.toml", '["train.py"]', '["train.py", "data", "1", "1500"]')
+    output = workspace.m5ws("run")
+    run = output.stdout.split()[0]
+    notices = [event for _, event in ledger.read_events(workspace.repo, run, 1) if isinstance(event, Notice)]
+    [slow] = [notice for notice in notices if notice.kind == "slow-rank"]
+    assert slow.message.startswith("rank 1 on ") and "in its data" in slow.message
+    assert "slow-rank" in output.stderr and slow.message in workspace.m5ws("show", run).stdout
+    assert state.load(workspace.repo, run).attempts[0].standing == "finished"
 
 
 @pytest.mark.soak

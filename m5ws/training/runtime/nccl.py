@@ -1,4 +1,4 @@
-"""NCCL's log of this rank: the variables by which NCCL writes it into a file, which the node reads.
+"""NCCL's log and torch's flight recorder: the variables by which this rank writes them into files of the node.
 
 The user's own setting wins, in a variable or in a configuration file of NCCL
 (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html).
@@ -7,9 +7,14 @@ The user's own setting wins, in a variable or in a configuration file of NCCL
 import os
 import re
 from collections.abc import Iterator, MutableMapping
+from contextlib import suppress
 from pathlib import Path
 
+from m5ws.records.launch import FLIGHT
+
 _OWN = ("NCCL_DEBUG", "NCCL_DEBUG_FILE")
+_RECORD = ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_FR_DUMP_TEMP_FILE")
+_OWN_RECORD = (*_RECORD, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_DYNAMIC_FILE_NAME")
 _SUBSYSTEMS = "INIT,ENV,NET,GRAPH"
 """TUNING is left out: with it, NCCL writes a line for each collective (src/enqueue.cc)."""
 
@@ -24,6 +29,22 @@ def capture(
     environment["NCCL_DEBUG_FILE"] = str(folder / f"{rank}.%p.nccl")
     environment.setdefault("NCCL_DEBUG_SUBSYS", _SUBSYSTEMS)
     return {}
+
+
+def record_collectives(folder: Path, rank: int, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Have torch write its record of the newest collectives into a file, when a byte is in a pipe.
+
+    torch records them anyway. A thread of NCCL's process group looks at the pipe once a second, also if Python hangs.
+    The names of the pipe and the file end with the rank.
+    """
+    if any(name in environment for name in _OWN_RECORD):
+        return
+    # torch ends the process if it cannot make its pipe.
+    with suppress(OSError):
+        probe = folder / f"{FLIGHT}{rank}.probe"
+        os.mkfifo(probe)
+        probe.unlink()
+        environment.update(dict.fromkeys(_RECORD, str(folder / FLIGHT)))
 
 
 def _own(environment: MutableMapping[str, str], system: Path) -> Iterator[str]:
