@@ -41,7 +41,7 @@ def test_a_failed_run_has_its_class_and_its_rank(m5: M5, made: Made, logs: Path)
     assert "OSError: [Errno 28] No space left on device" in done.out
     document = m5("cause", made.run, "--json").document
     cause = document.pop("cause")
-    assert document == {"run": made.run, "attempt": 2, "outcome": "failed", "host": "h", "stacks": []}
+    assert document == {"run": made.run, "attempt": 2, "outcome": "failed", "host": "h", "stacks": [], "nodes": []}
     assert (cause["kind"], cause["rank"], cause["line"], cause["level"]) == ("disk-full", "1", 3, "root")
     assert cause["others"] == {"0": "gloo-connection"}
     assert (cause["owner"], cause["retry"]) == ("storage", False)
