@@ -132,7 +132,7 @@ class Watcher:
                 node = pool.submit(evidence.take, socket.gethostname(), since_s)
                 stacks = tuple(pool.map(self._with_stack, bare))
             self._report = Reported(ranks=stacks, node=node.result())
-        except (OSError, RuntimeError) as error:
+        except Exception as error:  # noqa: BLE001  # without a report, the attempt would go on for ever
             _log.warning("the stacks of the ranks cannot be taken: %s", error)
             self._report = Reported(ranks=bare)
 

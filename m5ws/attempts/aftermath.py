@@ -1,7 +1,9 @@
 """After the end of an attempt: its failure in the tracker, and messages to people. No error here fails a run."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from m5ws.agent import untracked
 from m5ws.agent.attempt_plan import AttemptPlan
@@ -11,6 +13,9 @@ from m5ws.attempts.results import AttemptResult
 from m5ws.records.run import Run
 from m5ws.supervision import messages
 from m5ws.supervision.messages import Event, Message
+
+if TYPE_CHECKING:
+    from m5ws.supervision.notify import Mark
 
 _LIMIT_S = 10.0
 """The longest time for messages. The other messages are sent later."""
@@ -39,14 +44,15 @@ def make_up(ports: Ports, run: Run, attempt: int, directory: Path) -> None:
     """
     incident = failed_end.record(ports.repo, ports.causes, run, attempt, directory / "logs")
     if incident is not None:
-        _send(ports, messages.describe("failed", run, attempt, incident.reason, incident, job=ports.job))
+        # `m5ws watch --unattended` may have reported the attempt as silent.
+        _send(ports, messages.describe("failed", run, attempt, incident.reason, incident, job=ports.job), ("silent",))
 
 
-def _send(ports: Ports, message: Message | None) -> None:
+def _send(ports: Ports, message: Message | None, others: "Sequence[Mark]" = ()) -> None:
     """Send a message, and the messages that wait."""
     try:
         if ports.notifier is not None and message is not None:
-            ports.notifier.add(message)
+            ports.notifier.add(message, others=others)
         if ports.notifier is not None:
             ports.notifier.deliver(_LIMIT_S)
     except OSError as error:

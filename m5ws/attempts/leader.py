@@ -264,7 +264,7 @@ class _Attempt:
         stops = [bool(self._watch(rank, event)) for rank, event in events] if self._watch is not None else []
         self._has_enough = self._has_enough or any(stops)
         self._followers.look()
-        self._ending = self._ending or self._followers.inexact
+        self._end_because(self._followers.inexact)
         if self._ending is not None and self._ending.kind == "stuck":
             return self._stop_all(stop.GRACE_S)
         if self._ending is not None or self._node.nccl.problem is not None:
@@ -274,8 +274,9 @@ class _Attempt:
         if self.interventions.cancel is not None:
             return self._stop_all(stop.patience_s(self._plan.context.saving))
         if not (self._has_enough or self._followers.has_failed):
-            self._ending = self._stuck_ranks.look()
-            return self._stop_all(stop.GRACE_S) if self._ending is not None else None
+            stuck = self._stuck_ranks.look()
+            self._end_because(stuck)
+            return self._stop_all(stop.GRACE_S) if stuck is not None else None
         return self._stop_all(stop.GRACE_S)
 
     def _judge_losses(self, events: Events) -> None:
@@ -284,8 +285,11 @@ class _Attempt:
         for finding in (finding for step in steps for finding in self._losses.add(step)):
             self._notice("loss", finding.text, finding.step)
             if finding.stops and self._plan.context.goes_on:
-                reason = EndReason(kind="loss", rank=0, step=finding.step, problem=finding.text)
-                self._ending = self._ending or reason
+                self._end_because(EndReason(kind="loss", rank=0, step=finding.step, problem=finding.text))
+
+    def _end_because(self, reason: EndReason | None) -> None:
+        """Keep the first reason for which m5ws ends the attempt. The thread of `_listen` finds reasons too."""
+        self._ending = self._ending or reason
 
     def _stop_all(self, grace_s: float) -> float:
         """Stop the processes of the followers, and return the time of this node's processes to end."""
@@ -321,7 +325,7 @@ class _Attempt:
         for difference in self._repeated.take():
             self._notice("inexact-resume", str(difference), difference.step)
             if self._ports.inexact == "stop":
-                self._ending = self._ending or EndReason(kind="inexact resume", problem=str(difference))
+                self._end_because(EndReason(kind="inexact resume", problem=str(difference)))
         return is_enough
 
     def _compare_elsewhere(self) -> bool:
@@ -378,7 +382,7 @@ class _Attempt:
             if outcome == "failed":
                 ports, plan = self._ports, self._plan
                 incident = failed_end.record(ports.repo, ports.causes, plan.run, plan.attempt, plan.directory / "logs")
-                decision = None if self._has_lost else restarting.decide(ports, plan, incident)
+                decision = None if _has_lost(reason) else restarting.decide(ports, plan)
             untracked = self._tracking.close(self._progress)
         except KeyboardInterrupt:
             if not self._plan.context.goes_on:
@@ -408,9 +412,9 @@ class _Attempt:
         is_warned = reason is not None and (reason.kind, reason.signal) == ("stopped", signal.SIGUSR2.name)
         has_next = self._plan.place.job is not None and self._plan.context.goes_on
         is_restarted = decision is not None and decision.again
-        return self._has_lost or (has_next and (is_warned or is_restarted))
+        return _has_lost(reason) or (has_next and (is_warned or is_restarted))
 
-    @property
-    def _has_lost(self) -> bool:
-        """True if the loss of a node ended the attempt, and not m5ws before."""
-        return self._followers.lost is not None and self._ending is None
+
+def _has_lost(reason: EndReason | None) -> bool:
+    """Return True if the loss of a node ended the attempt."""
+    return reason is not None and reason.kind == "node lost"

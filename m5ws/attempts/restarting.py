@@ -29,13 +29,16 @@ _UNANSWERED = Decision(again=False, reason="the store does not answer, so the at
 _log = logging.getLogger(__name__)
 
 
-def decide(ports: Ports, plan: AttemptPlan, incident: Incident | None) -> Decision | None:
-    """Return the decision about a restart after a failed attempt with its incident; None if it has no restarts."""
+def decide(ports: Ports, plan: AttemptPlan) -> Decision | None:
+    """Return the decision about a restart after a failed attempt; None if it has no restarts.
+
+    Another command may have published the incident of the attempt.
+    """
     if not (ports.restart.max and plan.context.goes_on) or (ports.job is not None and ports.job.command):
         return None
-    if incident is None:
-        return _UNANSWERED
     try:
+        if incidents.load(ports.repo, plan.run.id, plan.attempt) is None:
+            return _UNANSWERED
         return restarts.decide(_load_past(ports, plan), ports.restart)
     except (M5Error, OSError) as error:
         _log.warning("no decision about a restart of run %s: %s", plan.run.id, error)

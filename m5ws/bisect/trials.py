@@ -197,8 +197,8 @@ class HybridRuns:
             self.runs += 1
             self._listeners.begin(taken, plan.run.id)
 
-        told = self._listeners
-        result = leader.execute(ports, plan, told.watch, told.prepare, accept=accept, judge=comparison.feed)
+        watch, prepare = self._listeners.watch, self._listeners.prepare
+        result = leader.execute(ports, plan, watch, prepare, accept=accept, judge=comparison.feed)
         trial = self._judged(comparison, plan.run, taken, result.outcome, result.reason)
         if result.outcome == "interrupted" and trial.answer == "unresolved":
             raise reproduce.ReplayInterrupted(

@@ -30,12 +30,13 @@ def command(context: click.Context, is_test: bool, as_json: bool) -> None:
     from m5ws.supervision.messages import Message
 
     workspace = names.workspace(context)
-    settings, notifier, tests = workspace.settings.notify, workspace.notifier(), 0
+    settings, notifier = workspace.settings.notify, workspace.notifier()
+    tests, errors = 0, tuple[str, ...]()
     if not settings.urls + settings.command:
         raise UsageError("no target for messages", hint="Set urls or command in [notify] of m5ws.toml.")
     if is_test:
         title = f"test message of the workspace {workspace.name}"
-        tests = notifier.test(
+        tests, errors = notifier.test(
             Message(event="test", time_s=time.time(), title=title, text="Messages about runs arrive here.")
         )
     delivery = notifier.deliver(_LIMIT_S)
@@ -43,4 +44,6 @@ def command(context: click.Context, is_test: bool, as_json: bool) -> None:
         output.print_json({"sent": delivery.sent + tests, "waiting": delivery.waiting})
     else:
         output.echo(f"sent {delivery.sent + tests}, waiting {delivery.waiting}")
-    context.exit(1 if delivery.waiting else 0)
+    for error in errors:
+        output.warn(f"error: {error}")
+    context.exit(1 if delivery.waiting or errors else 0)

@@ -18,13 +18,15 @@ if TYPE_CHECKING:
     from m5ws.workspace import Workspace
 
 _LIMIT_S = 10.0
+_CONCLUSION_S = 300.0
+"""Time of a leader after the end of an attempt to record the failure by itself."""
 _WELL = ("created", "running", "finished")
 
 
 class Sign(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a run. `silent_s`: the age of the newest batch of a run that is running.
 
-    `is_waiting`: its job begins the next attempt.
+    `ended_s`: the time at which its newest attempt ended. `is_waiting`: its job begins the next attempt.
     """
 
     run: str
@@ -32,6 +34,7 @@ class Sign(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     step: int
     silent_s: float | None
+    ended_s: float | None
     is_dead: bool
     is_waiting: bool
     reason: EndReason | None
@@ -83,6 +86,7 @@ def _look(workspace: "Workspace", repo: "Repository", run: str, limit_s: float) 
         attempt=attempt,
         step=found.last_step,
         silent_s=silent_s,
+        ended_s=found.newest.ended_s if found.newest is not None else None,
         is_dead=not is_waiting and liveness.is_dead(found, silent_s, limit_s),
         is_waiting=is_waiting,
         reason=found.newest.reason if found.newest is not None else None,
@@ -99,8 +103,8 @@ def _report(workspace: "Workspace", repo: "Repository", sign: Sign) -> None:
     if sign.silent_s is not None:
         problem = f"no event since {output.duration(sign.silent_s)}: its nodes may be dead or cut off"
         reason = EndReason(kind="node lost", problem=problem)
-        notifier.add(messages.describe("failed", run, sign.attempt, reason, None))
-    elif sign.attempt:
+        notifier.add(messages.describe("failed", run, sign.attempt, reason, None), "silent", ("failed",))
+    elif sign.attempt and (sign.ended_s is None or repo.store.now() - sign.ended_s > _CONCLUSION_S):
         aftermath.make_up(ports, run, sign.attempt, workspace.attempt_dir(sign.run, sign.attempt))
     notifier.deliver(_LIMIT_S)
 

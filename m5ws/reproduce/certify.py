@@ -48,10 +48,10 @@ class Restore(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
 
 
-def training(snapshot: str, launch: LaunchSpec, steps: int, name: str = "certify") -> Run:
+def training(snapshot: str, launch: LaunchSpec, steps: int) -> Run:
     """Return the uninterrupted training: `steps` steps, with a checkpoint and fingerprints after each."""
     dense = msgspec.structs.replace(launch, checkpoint_every=1, checkpoint_minutes=None, fingerprint_every=1)
-    made = planning.new_run(snapshot, dense, name=name)
+    made = planning.new_run(snapshot, dense, name="certify")
     return msgspec.structs.replace(made, segment=Segment(first=0, last=steps))
 
 

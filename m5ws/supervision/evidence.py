@@ -5,10 +5,12 @@ import re
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from m5ws import secret_scan
 from m5ws.records.stacks import NodeEvidence
+from m5ws.supervision import processes
 
 _FAULT = re.compile(
     r"out of memory|oom[-_]kill|killed process|nvrm|\bxid\b|i/o error|read-only|blocked for more than|lockup|rcu.*stall"
@@ -20,7 +22,8 @@ _MOST_LINES, _SHOWN_LINES = 20, 3
 _SMI_FIELDS = "index,temperature.gpu,utilization.gpu,memory.used,clocks_throttle_reasons.active"
 _SMI_FAULTS = "ecc.errors.uncorrected.volatile.total,retired_pages.pending"
 _SMI = ("nvidia-smi", "--format=csv,noheader", f"--query-gpu={_SMI_FIELDS},{_SMI_FAULTS}")
-_FAULTLESS = re.compile(r", (0|\[?N/A\]?), (No|\[?N/A\]?)$")
+_NONE = r"\[?N/A\]?|\[Not Supported\]"
+_FAULTLESS = re.compile(rf", (0|{_NONE}), (No|{_NONE})$")
 _SMI_S = 10.0
 """A driver that hangs is evidence too."""
 
@@ -33,9 +36,9 @@ def take(host: str, seconds: float) -> NodeEvidence:
     except OSError as error:
         problems.append(f"the kernel's log may not be read: {error.strerror}")
     try:
-        gpus = tuple(
-            subprocess.run(_SMI, capture_output=True, text=True, timeout=_SMI_S, check=True).stdout.split("\n")
-        )
+        done = processes.run(_SMI, _SMI_S)
+        done.check_returncode()
+        gpus = tuple(done.stdout.decode(errors="replace").split("\n"))
     except FileNotFoundError:
         pass  # No GPU of NVIDIA is here.
     except (OSError, subprocess.SubprocessError) as error:
@@ -67,8 +70,12 @@ def read_kernel_log(path: Path = Path("/dev/kmsg")) -> str:
     descriptor, records = os.open(path, os.O_RDONLY | os.O_NONBLOCK), list[bytes]()
     try:
         # One read returns one record. At the end, a read would wait.
-        while record := os.read(descriptor, 8192):
-            records.append(record)
+        while True:
+            # The kernel may overwrite the next record, and goes on with the oldest that it has.
+            with suppress(BrokenPipeError):
+                if not (record := os.read(descriptor, 8192)):
+                    break
+                records.append(record)
     except BlockingIOError:
         pass
     finally:

@@ -35,14 +35,16 @@ class _Plain(pickle.Unpickler):
 
 def read(folder: Path, rank: int) -> tuple[tuple[Collective, ...], str | None]:
     """Ask a rank for its collectives. Return them, and else the reason without them. Waits for the answer."""
-    file = folder / f"{FLIGHT}{rank}"
+    file = folder / f"{FLIGHT}{rank}-{rank}"
     try:
-        file.unlink(missing_ok=True)
         # Without a reader, this is an error and no wait.
-        pipe = os.open(f"{file}.pipe", os.O_WRONLY | os.O_NONBLOCK)
-        os.write(pipe, b"1")
-        os.close(pipe)
+        with open(os.open(f"{file}.pipe", os.O_WRONLY | os.O_NONBLOCK), "wb", buffering=0) as pipe:
+            file.unlink(missing_ok=True)
+            pipe.write(b"1")
     except OSError:
+        # torch writes the file also when a collective times out.
+        with suppress(OSError, ValueError):
+            return parse(file.read_bytes()), None
         return (), _UNKNOWN
     for _ in range(_POLLS):
         time.sleep(_POLL_S)

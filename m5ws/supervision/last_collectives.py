@@ -37,13 +37,17 @@ def find_mismatched(stacks: Sequence[RankStack]) -> tuple[tuple[int, ...], str]:
     for stack in stacks:
         if (wait := _find_wait(stack)) is not None:
             places.setdefault((wait.group, wait.number), {}).setdefault(wait.name, []).append(stack.rank)
+    undecided = ""
     for (_, number), names in places.items():
         if len(names) > 1:
             groups = sorted(names.values(), key=len)
             is_tie = len(groups[0]) == len(groups[1]) or 2 * len(groups[0]) >= sum(map(len, groups))
             entered = (f"{_ranks(ranks)} entered {name}" for name, ranks in names.items())
-            return () if is_tie else tuple(groups[0]), f"as collective {number:,}, {' and '.join(entered)}"
-    return (), ""
+            sentence = f"as collective {number:,}, {' and '.join(entered)}"
+            if not is_tie:
+                return tuple(groups[0]), sentence
+            undecided = undecided or sentence
+    return (), undecided
 
 
 def _find_wait(stack: RankStack) -> Collective | None:

@@ -9,9 +9,11 @@ import logging
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+import traceback
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -25,6 +27,8 @@ from m5ws.supervision.outbox import NotSent, Outbox, Send
 _COMMAND_S = 10.0
 _ANSWER_S = 20.0
 """The longest wait for the answer of a service, of which apprise waits 4 s."""
+Mark = Literal["failed", "silent"]
+"""The cause of a message: an attempt that failed, or that was silent and may go on."""
 _log = logging.getLogger(__name__)
 
 
@@ -48,15 +52,18 @@ class Notifier:
             sends["\0".join(settings.command)] = self._run_command
         self._targets = [(Outbox(folder / _name(target)), send) for target, send in sends.items()]
 
-    def add(self, message: Message) -> None:
-        """Add a message for all targets if `[notify] on` has its event. An attempt fails once. Raises OSError."""
-        told = self._folder / f"failed-{message.run}-{message.attempt:04d}"
-        if message.event not in self._settings.on or (message.event == "failed" and told.exists()):
+    def add(self, message: Message, mark: Mark = "failed", others: Sequence[Mark] = ()) -> None:
+        """Add a message for all targets if `[notify] on` has its event. Raises OSError.
+
+        On one machine, an attempt has one message of event "failed" for each `mark`, and none with one of `others`.
+        """
+        marks = [self._folder / f"{each}-{message.run}-{message.attempt:04d}" for each in (mark, *others)]
+        if message.event not in self._settings.on or (message.event == "failed" and any(map(Path.exists, marks))):
             return
         for outbox, _ in self._targets:
             outbox.add(message)
         if message.event == "failed" and self._targets:
-            told.touch()
+            marks[0].touch()
 
     def deliver(self, limit_s: float) -> Delivery:
         """Send all messages that wait. Raises OSError. After `limit_s` seconds, no message is sent."""
@@ -64,11 +71,15 @@ class Notifier:
         sent = sum(outbox.deliver(send, end_s) for outbox, send in self._targets)
         return Delivery(sent=sent, waiting=sum(outbox.waiting for outbox, _ in self._targets))
 
-    def test(self, message: Message) -> int:
-        """Send a message, which never waits, to all targets, and return their number. Raises NotSent."""
+    def test(self, message: Message) -> tuple[int, tuple[str, ...]]:
+        """Send a message, which never waits, to all targets. Return the number that took it, and the errors."""
+        errors = list[str]()
         for _, send in self._targets:
-            send(message)
-        return len(self._targets)
+            try:
+                send(message)
+            except NotSent as error:
+                errors.append(str(error))
+        return len(self._targets) - len(errors), tuple(errors)
 
     def _send_url(self, name: str, message: Message) -> None:
         """Send a message by apprise. Raises NotSent, unless the service may have the message."""
@@ -128,14 +139,11 @@ class _Warnings(logging.Handler):
         self._logger = logging.getLogger("apprise")
 
     def emit(self, record: logging.LogRecord) -> None:
-        from requests import ReadTimeout, RequestException
-        from urllib3.exceptions import ProtocolError
+        from requests import ReadTimeout
 
         self.lines.append(record.getMessage())
         error = sys.exc_info()[1]
-        # The connection was closed after the request was sent.
-        is_closed = isinstance(error, RequestException) and any(isinstance(each, ProtocolError) for each in error.args)
-        self.is_unanswered = self.is_unanswered or is_closed or isinstance(error, ReadTimeout)
+        self.is_unanswered = self.is_unanswered or isinstance(error, ReadTimeout) or _is_closed(error)
 
     def __enter__(self) -> "_Warnings":
         self._logger.propagate = False
@@ -150,3 +158,14 @@ class _Warnings(logging.Handler):
 def _name(target: str) -> str:
     """Return the name of a target's folder: targets of other settings keep their messages."""
     return hashlib.sha256(target.encode()).hexdigest()[:16]
+
+
+def _is_closed(error: BaseException | None) -> bool:
+    """Return True if a connection was closed while an answer was awaited: the service may have the request."""
+    while error is not None:
+        if isinstance(error, OSError) and any(
+            frame.name == "getresponse" for frame in traceback.extract_tb(error.__traceback__)
+        ):
+            return True
+        error = error.__context__
+    return False

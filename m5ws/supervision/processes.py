@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -74,7 +74,7 @@ def take_stack(pid: int, work_dir: str) -> tuple[tuple[Frame, ...], str | None]:
     for _ in range(_TRIES):
         command = [program, "dump", "--json", "--nonblocking", "--pid", str(pid)]
         try:
-            done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT_S, check=False)
+            done = run(command, _TIMEOUT_S)
         except (OSError, subprocess.SubprocessError) as error:
             problem = f"py-spy: {error}"
             continue
@@ -83,6 +83,21 @@ def take_stack(pid: int, work_dir: str) -> tuple[tuple[Frame, ...], str | None]:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or ["it printed no stack"]
         problem = f"py-spy: {secret_scan.masked(' '.join(lines))[:300]}"
     return (), problem
+
+
+def run(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[bytes]:
+    """Run a program that may hang in the kernel, where it cannot be killed: it is left behind after some seconds.
+
+    Raises OSError, and TimeoutExpired.
+    """
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        output, errors = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        # `subprocess.run` would wait for its end.
+        process.kill()
+        raise
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 def _find_program() -> str | None:

@@ -163,6 +163,13 @@ def test_a_silent_run_that_is_found_killed_later_has_one_message(
     assert [incident.attempt for incident in incidents.newest(home, 9)] == [1]
 
 
+def test_a_look_leaves_a_new_failure_to_its_leader(m5: M5, silent: str, home: Repository, hook: Webhook) -> None:
+    now_s = home.store.now()
+    planted.append(home, silent, 1, NODE, AttemptEnded(time_s=now_s - 60, outcome="failed", exit_code=1))
+    assert m5("watch", "--unattended", silent).status == 1
+    assert (hook.received, incidents.newest(home, 9)) == ([], [])
+
+
 def test_the_end_of_an_attempt_without_its_supervisor_is_unknown(m5: M5, made: Made, home: Repository) -> None:
     for attempt, kind in ((2, "supervisor killed"), (3, "status")):
         reason = EndReason(kind=kind, status=1)  # type: ignore[arg-type]
@@ -181,8 +188,8 @@ def test_a_test_message_without_its_variable_is_one_error_and_never_waits(
     (place / "m5ws.toml").write_text(_SETTINGS)
     monkeypatch.delenv("HOOK", raising=False)
     done = m5("notify", "--test")
-    assert (done.status, done.out) == (1, "")
-    assert "the variable HOOK of [notify] urls is not set" in done.err
+    assert (done.status, done.out) == (1, "sent 0, waiting 0\n")
+    assert done.err == "error: the variable HOOK of [notify] urls is not set\n"
     assert m5("notify", "--json").document == {"sent": 0, "waiting": 0}
 
 

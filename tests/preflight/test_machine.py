@@ -132,7 +132,8 @@ def test_free_memory_is_that_of_a_container_with_cgroups_of_version_1(tmp_path: 
             "proc/meminfo": f"MemAvailable: {4 * _FREE // 1024} kB\n",
             "proc/self/cgroup": "4:memory:/job\n",
             "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{3 * _FREE}\n",
-            "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{_FREE}\n",
+            "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{2 * _FREE}\n",
+            "sys/fs/cgroup/memory/memory.stat": f"inactive_file 7\ntotal_inactive_file {_FREE}\n",
         },
     )
     assert hardware.free_memory(limited) == {"free": 4 * _FREE, "free in the cgroup": 2 * _FREE}

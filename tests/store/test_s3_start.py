@@ -50,15 +50,6 @@ def test_a_workspace_tries_a_server_once_and_remembers_its_region(server: Script
     assert len(path.read_text().splitlines()) == 2
 
 
-def test_a_store_that_was_joined_before_regions_were_remembered_is_not_tried_again(
-    server: ScriptedS3, store: S3Store, tmp_path: Path
-) -> None:
-    (tmp_path / "joined").write_text(f"{store.url}\n")
-    joined.join(tmp_path / "joined", store)
-    assert [method for method, _, _ in server.requests] == ["HEAD"]
-    assert (tmp_path / "joined").read_text() == f"{store.url} eu-west-1\n"
-
-
 _QUIETLY = """
 import sys
 from m5ws.store import open_store

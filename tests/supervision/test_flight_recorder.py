@@ -157,18 +157,20 @@ def test_the_user_wins_and_without_pipes_nothing_is_set(tmp_path: Path) -> None:
 def test_a_byte_in_the_pipe_of_a_rank_brings_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = dict[str, str]()
     nccl.record_collectives(tmp_path, 3, environment)
-    assert set(environment.values()) == {f"{tmp_path}/{FLIGHT}"} and list(tmp_path.iterdir()) == []
+    assert set(environment.values()) == {f"{tmp_path}/{FLIGHT}3-"} and list(tmp_path.iterdir()) == []
     _, problem = flight_recorder.read(tmp_path, 3)
     assert problem is not None and "cannot be asked" in problem
     # As torch's DumpPipe and DebugInfoWriter do.
     os.mkfifo(f"{environment['TORCH_NCCL_DEBUG_INFO_PIPE_FILE']}3.pipe")
     _, problem = flight_recorder.read(tmp_path, 3)
     assert problem is not None and "cannot be asked" in problem
-    pipe = os.open(tmp_path / f"{FLIGHT}3.pipe", os.O_RDONLY | os.O_NONBLOCK)
+    pipe = os.open(tmp_path / f"{FLIGHT}3-3.pipe", os.O_RDONLY | os.O_NONBLOCK)
 
     def answer() -> None:
         wait_for(lambda: _read(pipe) == b"1")
-        Path(f"{environment['TORCH_FR_DUMP_TEMP_FILE']}3").write_bytes(pickle.dumps({"entries": []}, protocol=2))
+        Path(f"{environment['TORCH_NCCL_DEBUG_INFO_TEMP_FILE']}3").write_bytes(
+            pickle.dumps({"entries": []}, protocol=2)
+        )
 
     thread = threading.Thread(target=answer)
     thread.start()
@@ -177,6 +179,9 @@ def test_a_byte_in_the_pipe_of_a_rank_brings_its_file(tmp_path: Path, monkeypatc
     monkeypatch.setattr(flight_recorder, "_POLLS", 2)
     assert flight_recorder.read(tmp_path, 3) == ((), "torch's flight recorder did not answer")
     os.close(pipe)
+    # A rank whose process group has ended may have written its record before.
+    (tmp_path / f"{FLIGHT}3-3").write_bytes(pickle.dumps({"entries": []}, protocol=2))
+    assert flight_recorder.read(tmp_path, 3) == ((), None)
 
 
 def _read(pipe: int) -> bytes:

@@ -1,7 +1,6 @@
 """Messages that wait: each is sent at most once, in order, and exactly once if no sender is killed."""
 
 import itertools
-import re
 import sys
 import time
 from pathlib import Path
@@ -160,6 +159,15 @@ def test_an_attempt_fails_once_and_an_event_that_nobody_wants_has_no_message(tmp
     assert notifier.deliver(0.0).waiting == 1
 
 
+def test_an_attempt_that_was_silent_and_fails_later_has_a_message_of_its_failure(tmp_path: Path) -> None:
+    notifier = Notifier(NotifySettings(command=("false",), on=("failed",)), tmp_path / "notify", tmp_path, {})
+    waiting = []
+    for mark, others in (("silent", ("failed",)), ("failed", ("silent",)), ("failed", ()), ("silent", ("failed",))):
+        notifier.add(_message(1), mark, others)  # type: ignore[arg-type]
+        waiting.append(notifier.deliver(0.0).waiting)
+    assert waiting == [1, 1, 2, 2], "the second is the end that a look finds after its own message"
+
+
 @pytest.mark.parametrize(
     ("settings", "environment", "problem"),
     [
@@ -174,6 +182,6 @@ def test_a_test_message_never_waits(
     tmp_path: Path, settings: NotifySettings, environment: dict[str, str], problem: str
 ) -> None:
     notifier = Notifier(settings, tmp_path / "notify", tmp_path, environment)
-    with pytest.raises(NotSent, match=re.escape(problem)):
-        notifier.test(Message(event="test", time_s=time.time(), title="x", text="x"))
+    sent, errors = notifier.test(Message(event="test", time_s=time.time(), title="x", text="x"))
+    assert sent == 0 and len(errors) == 1 and problem in errors[0]
     assert notifier.deliver(60.0) == Delivery(sent=0, waiting=0)

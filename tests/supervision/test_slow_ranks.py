@@ -122,7 +122,7 @@ def trained(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[dict[str
         process.wait()
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "trained", [("data", 1, 2), ("compute", 0, 2), ("data", 0, 4), ("compute", 3, 4), ("none", 0, 4)], indirect=True
 )

@@ -85,13 +85,23 @@ def free_memory(system: Path) -> dict[str, int]:
     root = system / "sys/fs/cgroup"
     inner = root / own[1] if own else root
     folders = [folder for folder in (inner, *inner.parents) if folder.is_relative_to(root)]
-    files = [(folder / "memory.max", folder / "memory.current") for folder in folders]
-    files.append((root / "memory/memory.limit_in_bytes", root / "memory/memory.usage_in_bytes"))  # version 1
-    pairs = ((text(most) or "", text(used) or "") for most, used in files)
-    left = min((int(most) - int(used) for most, used in pairs if most.isdigit() and used.isdigit()), default=None)
-    if left is not None and left < known.get("free", left + 1):
-        known["free in the cgroup"] = left
+    files = [(folder, "memory.max", "memory.current", "inactive_file") for folder in folders]
+    files.append(
+        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    )  # version 1
+    limits = [left for left in (_unused(*each) for each in files) if left is not None]
+    if limits and min(limits) < known.get("free", min(limits) + 1):
+        known["free in the cgroup"] = min(limits)
     return known
+
+
+def _unused(folder: Path, most: str, used: str, cache: str) -> int | None:
+    """Return the bytes that a cgroup may still use, without its file cache, which the kernel frees first."""
+    limit, current = (text(folder / name) or "" for name in (most, used))
+    if not (limit.isdigit() and current.isdigit()):
+        return None
+    freed = re.search(rf"^{cache} (\d+)$", text(folder / "memory.stat") or "", re.MULTILINE)
+    return int(limit) - int(current) + (int(freed[1]) if freed else 0)
 
 
 def aws(system: Path) -> Facts:

@@ -13,8 +13,9 @@ from pathlib import Path
 from m5ws.records.launch import FLIGHT
 
 _OWN = ("NCCL_DEBUG", "NCCL_DEBUG_FILE")
-_RECORD = ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_FR_DUMP_TEMP_FILE")
-_OWN_RECORD = (*_RECORD, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_DYNAMIC_FILE_NAME")
+_RECORD = ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+"""The older name of the file's variable. A script that sets one of both names has its own file."""
+_OWN_RECORD = (*_RECORD, "TORCH_FR_DUMP_TEMP_FILE", "TORCH_FR_DUMP_DYNAMIC_FILE_NAME")
 _SUBSYSTEMS = "INIT,ENV,NET,GRAPH"
 """TUNING is left out: with it, NCCL writes a line for each collective (src/enqueue.cc)."""
 
@@ -35,7 +36,7 @@ def record_collectives(folder: Path, rank: int, environment: MutableMapping[str,
     """Have torch write its record of the newest collectives into a file, when a byte is in a pipe.
 
     torch records them anyway. A thread of NCCL's process group looks at the pipe once a second, also if Python hangs.
-    The names of the pipe and the file end with the rank.
+    torch adds the rank of the process's own default group to the names, which a process that a rank starts has too.
     """
     if any(name in environment for name in _OWN_RECORD):
         return
@@ -44,7 +45,7 @@ def record_collectives(folder: Path, rank: int, environment: MutableMapping[str,
         probe = folder / f"{FLIGHT}{rank}.probe"
         os.mkfifo(probe)
         probe.unlink()
-        environment.update(dict.fromkeys(_RECORD, str(folder / FLIGHT)))
+        environment.update(dict.fromkeys(_RECORD, str(folder / f"{FLIGHT}{rank}-")))
 
 
 def _own(environment: MutableMapping[str, str], system: Path) -> Iterator[str]:

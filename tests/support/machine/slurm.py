@@ -22,7 +22,6 @@ SlurmdUser=root
 # Names.
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge/socket
-CryptoType=crypto/munge
 # Places.
 SlurmctldPort={port}
 StateSaveLocation={folder}/state
@@ -38,8 +37,6 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=1,bf_interval=2
-MpiDefault=none
-SwitchType=switch/none
 # Times.
 ReturnToService=2
 SlurmdTimeout=10
