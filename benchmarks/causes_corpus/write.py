@@ -1,4 +1,4 @@
-"""Writes the corpus of causes: cases.jsonl.xz and healthy.jsonl.xz beside this file.
+"""Writes the corpus of causes: cases.jsonl.xz, healthy.jsonl.xz and healthy-steady.jsonl.xz, beside this file.
 
 Run `python benchmarks/causes_corpus/write.py` as root of a Linux machine, where real scripts get full disks and little
 memory. The composed cases of a seed are equal everywhere; real cases depend on the versions of Python and torch.
@@ -255,15 +255,19 @@ def cases(seed: int, wanted: set[str], environment: dict[str, str], only_compose
             }
 
 
-def healthy(seed: int) -> Iterator[dict[str, Any]]:
-    """Yield ends of healthy logs with frightening lines, which are followed by progress or by the end of the run."""
+def healthy(seed: int, *, is_steady: bool) -> Iterator[dict[str, Any]]:
+    """Yield ends of healthy logs with frightening lines, which are followed by progress or by the end of the run.
+
+    If a log is steady, its first two steps have the form of its later steps. Otherwise the forms are drawn apart.
+    """
     table = tomllib.loads((HERE / "healthy.toml").read_text())
     for number in range(HEALTHY):
         rng = random.Random(f"{seed}/healthy-{number}")
         fields = Fields(rng, {})
         start = surroundings.prefix(rng, fields)
-        lines = surroundings.progress(rng, 2)
-        steps = iter(surroundings.progress(rng, 12))
+        lines, steps = surroundings.progress(rng, 2), iter(surroundings.progress(rng, 14))
+        if is_steady:
+            lines = [next(steps), next(steps)]
         for text in rng.sample(table["texts"][number % 2 :: 2], rng.randint(1, 3)):
             lines += [fields.fill(text), next(steps)]
         lines += [next(steps)] if rng.random() < 0.6 else [fields.fill(rng.choice(table["ends"]))]
@@ -310,7 +314,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.classes:
         _write("cases.jsonl.xz", _by_jobs(arguments.seed, arguments.jobs))
-        _write("healthy.jsonl.xz", healthy(arguments.seed))
+        _write("healthy.jsonl.xz", healthy(arguments.seed, is_steady=False))
+        _write("healthy-steady.jsonl.xz", healthy(arguments.seed, is_steady=True))
         return
     real.WORK.mkdir(exist_ok=True)
     command = [sys.executable, str(HERE / "stubs.py"), str(real.WORK)]

@@ -3,11 +3,15 @@
 The rules are data, `causes.toml`. A rule of level "cascade" describes the effect of a failure on other ranks, such as
 a collective that times out, and never wins against a rule of another level. A rule of level "script" describes any
 exception, and never wins against a rule of level "root". No rule matches an unknown cause.
+
+A fault is survived, and no cause, if the log of its rank goes on as before: each form of line that occurs twice or more
+shortly before the fault, such as the line of a step, occurs after the fault too.
 """
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -36,6 +40,10 @@ _WARNING = re.compile(r"(?:\[rank\d+\]:)?\s*\[?[WID]\d{4} |.{0,200}?(?:\b(?:WARN
 _PREFIX = re.compile(r"(?: *\d+: |\[default\d+\]:|\[[\d,]+\]<\w+>:|\(\w+ pid=[^)]*\) |\d{4}-\S+Z )?(?:\[rank\d+\]: ?)*")
 _FRAME = re.compile(r'\s*File ".*", line \d+')
 """Launchers put a prefix before each line. Source lines follow a frame or a warning, and may contain any message."""
+_BEFORE_LINES = 50
+"""The lines before a fault that show the forms of lines. Lines of the start of a run do not come again."""
+_VARIABLE = re.compile(r"(?<!\w)/\S+|[\u2588-\u258f]+ ?|-?\b\w*\d[\w.,+-]*")
+"""The parts of a line that differ between lines of one form: paths, bars, and words with a digit."""
 
 
 class Match(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,37 +86,44 @@ class Classifier:
         self._patterns = [
             (kind, cause_patterns.compile_pattern(each)) for kind, rule in ordered for each in rule.patterns
         ]
+        self._order = {kind: number for number, kind in enumerate(rules)}
         self._slow = set[str]()
 
-    def match(self, lines: Sequence[str]) -> Match | None:
-        """Return the first match of the highest level at the end of a log; None if no rule matches."""
+    def match(self, lines: Sequence[str], *, is_shared: bool = False) -> Match | None:
+        """Return the first match of the highest level at the end of a log; None if no rule matches a fatal fault.
+
+        The lines of a log that ranks share, as in a launcher's, do not show that the failed rank went on.
+        """
         texts = _unquoted(lines)
         # The whole text at once is ten times as fast as its lines, and few patterns match anywhere in a log.
         text = "\n".join(texts.values())
         patterns = [(kind, pattern) for kind, pattern in self._patterns if self._search(kind, pattern, text)]
-        best: Match | None = None
+        kinds = dict[int, str]()
         for number, text in texts.items() if patterns else ():
             kind = next((kind for kind, pattern in patterns if self._search(kind, pattern, text)), None)
-            if kind is None:
-                continue
-            level = self._rules[kind].level
-            if best is None or _LEVELS.index(level) > _LEVELS.index(best.level):
-                best = Match(kind=kind, level=level, line=number)
-        return best
+            if kind is not None:
+                kinds[number] = kind
+        fatal = kinds if is_shared else _fatal(lines, kinds)
+        matches = [Match(kind=kinds[number], level=self._rules[kinds[number]].level, line=number) for number in fatal]
+        return max(matches, key=lambda match: _LEVELS.index(match.level), default=None)
 
     def find(self, logs: Mapping[str, Sequence[str]], ended_s: Mapping[str, float]) -> Cause | None:
         """Return the cause of a failure; None if no rule matches.
 
         `logs` has the lines of ranks and of launchers by name, and `ended_s` the times at which ranks recorded a
-        failure, in seconds. A launcher repeats the errors of ranks, so it comes last among logs of one level.
+        failure, in seconds. A launcher repeats the errors of ranks, so it comes last among logs of one level. Of
+        effects without times, the earlier rule counts.
         """
-        matches = {name: match for name, lines in logs.items() if (match := self.match(lines)) is not None}
+        all_matches = {name: self.match(lines, is_shared=not name.isdigit()) for name, lines in logs.items()}
+        matches = {name: match for name, match in all_matches.items() if match is not None}
         if not matches:
             return None
 
-        def place(name: str) -> tuple[int, bool, float, str]:
-            level = -_LEVELS.index(matches[name].level)
-            return level, not name.isdigit(), ended_s.get(name, float("inf")), name.zfill(8)
+        def place(name: str) -> tuple[int, bool, float, int, str]:
+            level, kind = matches[name].level, matches[name].kind
+            order = self._order[kind] if level == "cascade" else 0
+            time_s = ended_s.get(name, float("inf"))
+            return -_LEVELS.index(level), not name.isdigit(), time_s, order, name.zfill(8)
 
         rank = min(matches, key=place)
         match, rule = matches[rank], self._rules[matches[rank].kind]
@@ -138,11 +153,42 @@ def _unquoted(lines: Sequence[str]) -> dict[int, str]:
     """Return the lines at the end of a log that are searched, by their numbers: lines that quote no other text."""
     texts, is_quoted = {}, False
     for number in range(max(0, len(lines) - END_LINES), len(lines)):
-        text = _PREFIX.sub("", _searched(lines[number]), count=1)
+        text = _plain(lines[number])
         is_quoted = bool(_FRAME.match(text) or _WARNING.match(text) or (is_quoted and text.startswith("  ")))
         if not is_quoted:
             texts[number] = text
     return texts
+
+
+def _fatal(lines: Sequence[str], faults: Collection[int]) -> list[int]:
+    """Return the numbers of the faults that a log did not survive, in order."""
+    if not faults or min(faults) == len(lines) - 1:
+        return sorted(faults)
+    forms, is_source = dict[int, str | None](), False
+    for number in range(max(0, min(faults) - _BEFORE_LINES), len(lines)):
+        text = _plain(lines[number])
+        is_source = bool(_FRAME.match(text) or (is_source and text.startswith("  ")))
+        forms[number] = None if is_source or number in faults else _form(text)
+    return [number for number in sorted(faults) if not _goes_on(forms, number)]
+
+
+def _goes_on(forms: Mapping[int, str | None], fault: int) -> bool:
+    """Return True if a log goes on after a fault as before."""
+    before = Counter(forms.get(number) for number in range(fault - _BEFORE_LINES, fault))
+    repeated = {form for form, count in before.items() if form is not None and count > 1}
+    return bool(repeated) and repeated <= {form for number, form in forms.items() if number > fault}
+
+
+def _form(text: str) -> str | None:
+    """Return a line without its variable parts; None without such parts, or with an address, as in a stack."""
+    text = " ".join(text.split())
+    form = _VARIABLE.sub("#", text)
+    return None if form == text or "0x" in text else form
+
+
+def _plain(line: str) -> str:
+    """Return the part of a line that is searched, without the prefix of a launcher."""
+    return _PREFIX.sub("", _searched(line), count=1)
 
 
 def _searched(line: str) -> str:

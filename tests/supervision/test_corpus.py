@@ -1,5 +1,7 @@
 import random
 
+import pytest
+
 from benchmarks import causes_accuracy
 from m5ws.supervision import causes
 
@@ -7,7 +9,7 @@ _SEED = 46
 _SAMPLE = 100
 _HEALTHY = 400
 # Somewhat below the rates that docs/soak.md shows.
-_FIRST, _NODE, _ALARMS = 0.82, 0.9, 0.08
+_FIRST, _NODE, _ALARMS, _STEADY_ALARMS = 0.85, 0.92, 0.06, 0.002
 
 
 def test_sample_of_corpus_has_right_causes_and_nodes() -> None:
@@ -21,12 +23,13 @@ def test_sample_of_corpus_has_right_causes_and_nodes() -> None:
     assert sum(each.is_right_node for each in placed) >= _NODE * len(placed)
 
 
-def test_few_healthy_logs_with_frightening_words_have_a_cause() -> None:
-    texts = [record["text"] for record in causes_accuracy.load("healthy.jsonl.xz")][:_HEALTHY]
+@pytest.mark.parametrize(("name", "most"), [("healthy", _ALARMS), ("healthy-steady", _STEADY_ALARMS)])
+def test_few_healthy_logs_with_frightening_words_have_a_cause(name: str, most: float) -> None:
+    texts = [record["text"] for record in causes_accuracy.load(f"{name}.jsonl.xz")][:_HEALTHY]
 
     alarms = causes_accuracy.false_alarms(texts, causes.Classifier(causes.builtin()))
 
-    assert len(alarms) <= _ALARMS * len(texts)
+    assert len(alarms) <= most * len(texts)
 
 
 def test_corpus_has_enough_classes_and_cases() -> None:
