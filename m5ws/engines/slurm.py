@@ -1,4 +1,4 @@
-"""Slurm, by the text forms of its commands, here or on a login node. Tried with 22.05.
+"""Slurm, by the text forms of its commands, here or on a login node. Tried with 22.05 and 24.11.
 
 sbatch(1) describes the options. A job that Slurm starts again keeps its id, and SLURM_RESTART_COUNT counts the starts.
 

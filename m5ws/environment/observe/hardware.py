@@ -86,9 +86,8 @@ def free_memory(system: Path) -> dict[str, int]:
     inner = root / own[1] if own else root
     folders = [folder for folder in (inner, *inner.parents) if folder.is_relative_to(root)]
     files = [(folder, "memory.max", "memory.current", "inactive_file") for folder in folders]
-    files.append(
-        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-    )  # version 1
+    version_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    files.append((root / "memory", *version_1))
     limits = [left for left in (_unused(*each) for each in files) if left is not None]
     if limits and min(limits) < known.get("free", min(limits) + 1):
         known["free in the cgroup"] = min(limits)
