@@ -23,7 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 
 SCRIPT = Path(__file__).parent / "scripts" / "overhead_step.py"
-_SETTINGS = "[config]\nfiles = []\n\n[run]\nnproc = {}\ntrainer = \"torchrun\"\n"
+_SETTINGS = '[config]\nfiles = []\n\n[run]\nnproc = {}\ntrainer = "torchrun"\n'
 _WORKSPACES = {
     "m5ws run, without MLflow": "\n[mlflow]\nenabled = false\n",
     "m5ws run": "",
