@@ -68,6 +68,7 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
     """TLS before `mlflow server --app-name basic-auth` on PostgreSQL, with the variables of a client."""
     if (programs := postgres.programs()) is None:
         loud_skip(f"MLflow's server on PostgreSQL: no PostgreSQL is installed (apt-get install {postgres.PACKAGE})")
+    assert programs is not None
     folder = tmp_path_factory.mktemp("server")
     names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(folder / "key"), "-out", str(folder / "ca.pem")]
     subprocess.run(["openssl", "req", *_WORDS, *names], check=True, capture_output=True)

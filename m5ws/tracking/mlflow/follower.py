@@ -36,7 +36,7 @@ from m5ws.store import open_store
 from m5ws.tracking.interface import TRACKED, UNTOLD, SyncReport
 from m5ws.tracking.mlflow import tags
 from m5ws.tracking.mlflow.metrics import Point, Points
-from m5ws.tracking.mlflow.uri import artifacts_dir
+from m5ws.tracking.mlflow.uri import artifacts_dir, database
 
 _MOST_POINTS = 1000
 """Points that are tried at once. One call takes 1,000 metrics."""
@@ -94,8 +94,11 @@ class Follower:
             with self._skipping(f"an event of rank {rank}"):
                 self._take(attempt, rank, event)
         self._queue.extend(self._points.take(self._skipping))
-        subject, client = tags.load(self._repo, self._options.run), self._connect(self._options.tracking_uri)
-        snapshot, pages = subject.snapshot, find(client, subject.run.id)
+        subject, uri = tags.load(self._repo, self._options.run), self._options.tracking_uri
+        snapshot, path = subject.snapshot, database(uri)
+        # A request would create an embedded store.
+        client = self._connect(uri) if path is None or path.exists() else None
+        pages = find(client, subject.run.id) if client is not None else []
         lacked = len(self._queue), len(self._checkpoints), len(snapshot.datasets) + len(snapshot.remote)
         if pages:
             lacked = RunPage(client, pages[0]).lacks(subject, [*self._queue], self._checkpoints)

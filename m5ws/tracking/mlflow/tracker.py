@@ -120,7 +120,8 @@ class Mlflow:
     def sync(self, run: str, *, dry_run: bool, progress: Progress | None) -> SyncReport:
         from m5ws.tracking.mlflow.client import client
 
-        self.migrate()
+        if not dry_run:
+            self.migrate()
         with client(self.tracking_uri):
             return Follower(self.options(run, once=True)).replay(dry_run=dry_run, progress=progress)
 
