@@ -188,8 +188,3 @@ def test_a_wrong_password_and_an_unknown_authority_are_errors_without_the_passwo
     with pytest.raises(TrackerError, match="CERTIFICATE_VERIFY_FAILED") as unknown:
         site.tracker.sync(run.id, dry_run=True, progress=None)
     assert "MLFLOW_TRACKING_SERVER_CERT_PATH" in unknown.value.hint
-
-
-def test_datasets_are_inputs_of_the_run_for_training(site: _Site) -> None:
-    for each in site.whole["datasets"]:
-        assert {"key": "mlflow.data.context", "value": "training"} in each["tags"]
