@@ -33,6 +33,7 @@ _ELSEWHERE = {
     "resume RUN --at": "tests/cli/test_outputs.py",
     "fork RUN ": "tests/flows/test_removed.py",
     "--drop": "tests/flows/test_removed.py",
+    "sync ": "tests/cli/test_sync.py",
     "ui ": "tests/tracking/test_client.py",
     "--on ": "tests/flows/test_clusters.py",
     "cancel ": "tests/flows/test_clusters.py",
