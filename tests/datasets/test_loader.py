@@ -62,7 +62,8 @@ def test_a_mixture_with_packing_and_filters_equals_the_reference(
 def test_a_resume_by_other_ranks_continues_the_sequence(
     attempts: list[tuple[int, int, bool]], data: Path, expected: list[Any]
 ) -> None:
-    state, seen = None, list[Any]()
+    state: Any = None
+    seen = list[Any]()
     for steps, world, works in attempts:
         loaders = mixture.loaders(data, world, int(works))
         for loader in loaders if state is not None else []:
