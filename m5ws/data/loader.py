@@ -234,8 +234,8 @@ class Loader:
 
     def _cache(self, active: Any) -> Path:
         """Return the folder of indexes and lengths: of the run's cache, or of this loader alone."""
-        if active is not None and active.context.copies:
-            return Path(active.context.copies) / "samples"
+        if active is not None and (cache := active.context.files or active.context.copies):
+            return Path(cache) / "samples"
         self._own = tempfile.TemporaryDirectory(prefix="m5ws-samples-")
         return Path(self._own.name)
 
