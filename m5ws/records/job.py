@@ -4,7 +4,7 @@ from typing import Literal
 
 from m5ws.records.base import Count, KeyedRecord, RunId
 
-EngineName = Literal["slurm", "hosts"]
+EngineName = Literal["slurm", "hosts", "batch"]
 
 
 class Job(KeyedRecord, tag="job/1", frozen=True, kw_only=True):

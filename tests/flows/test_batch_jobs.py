@@ -1,0 +1,102 @@
+"""Jobs of AWS Batch on moto's API, with a network namespace for each node. Nothing of this ran on AWS."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from m5ws.repository.fsck import fsck
+from m5ws.repository.ledger import ledger
+from m5ws.repository.references import checkpoints, jobs
+from m5ws.runs import state
+from tests.support.machine.batch_queue import Queue
+from tests.support.waiting import wait_for
+from tests.support.workspace.workspaces import Workspace, make_workspace
+
+pytestmark = pytest.mark.services
+
+
+def _states(workspace: Workspace, run: str) -> Any:
+    """Return the contents of a run's checkpoints, and the fingerprints of all ranks after each step."""
+    found = workspace.history(run)
+    states = {
+        rank: {step: (value.tensors, value.generators) for step, value in series.items()}
+        for rank, series in found.states.items()
+    }
+    return found.contents, states
+
+
+@pytest.mark.soak
+def test_two_nodes_of_two_ranks_have_the_bits_of_one_machine_and_are_reproduced_there(
+    tmp_path: Path, on_batch: Callable[[Workspace], Workspace]
+) -> None:
+    workspace = on_batch(make_workspace(tmp_path / "w", "fsdp.py", nproc=2))
+    run = workspace.json("run", "--on", "cloud", "--nodes", "2")["run"]["id"]
+    assert workspace.json("wait", run)["standing"] == "finished"
+    alone = workspace.json("run", "--nproc", "4")["run"]["id"]
+    expected = _states(workspace, alone)
+    assert expected[1].keys() == {0, 1, 2, 3} and _states(workspace, run) == expected
+    assert [start.node for start in ledger.node_starts(workspace.repo, run, 1)] == [0, 1]
+    assert workspace.json("reproduce", run)["outcome"] == "reproduced"
+    assert fsck.check(workspace.repo, read_data=True).damage == ()
+
+
+def test_a_dead_child_node_ends_the_attempt_and_the_job_continues_from_a_checkpoint(
+    tmp_path: Path, queue: Queue, on_batch: Callable[[Workspace], Workspace]
+) -> None:
+    workspace = on_batch(make_workspace(tmp_path / "w", "fsdp.py", nproc=1))
+    workspace.edit("config.yaml", "pause_s: 0.0", "pause_s: 0.5")
+    workspace.edit("config.yaml", "steps: 10", "steps: 14")
+    submitted = workspace.json("run", "--on", "cloud", "--nodes", "2")
+    run, name = submitted["run"]["id"], submitted["job"]["name"]
+    wait_for(lambda: _last_step(workspace, run) >= 5)
+    os.kill(int((queue.folder / f"{name}-1-1.pid").read_text()), signal.SIGKILL)
+    assert workspace.json("wait", run)["standing"] == "finished"
+    first, second = state.load(workspace.repo, run).attempts
+    assert first.reason is not None and first.reason.kind == "node lost"
+    assert second.resume is not None and checkpoints.step_of(second.resume) >= 4
+    wait_for(lambda: queue.describe(submitted["id"])["status"] == "SUCCEEDED")
+    assert len(queue.describe(submitted["id"])["attempts"]) == 2
+    assert fsck.check(workspace.repo).damage == ()
+
+
+def test_a_failed_script_on_a_child_node_fails_the_job_once(
+    tmp_path: Path, queue: Queue, on_batch: Callable[[Workspace], Workspace]
+) -> None:
+    workspace = on_batch(make_workspace(tmp_path / "w", "fsdp.py", nproc=1))
+    workspace.edit("train.py", "step.next_batch()", "step.next_batch() if rank == 0 else 1 / 0")
+    submitted = workspace.json("run", "--on", "cloud", "--nodes", "2")
+    assert workspace.json("wait", submitted["run"]["id"], expect=1)["standing"] == "failed"
+    wait_for(lambda: queue.describe(submitted["id"])["status"] == "FAILED")
+    assert len(queue.describe(submitted["id"])["attempts"]) == 1
+
+
+def test_a_waiting_job_is_shown_with_its_reason_and_removed_by_a_cancel(
+    tmp_path: Path, queue: Queue, on_batch: Callable[[Workspace], Workspace]
+) -> None:
+    workspace = on_batch(make_workspace(tmp_path / "w", "fsdp.py", nproc=1))
+    dry = json.loads(workspace.m5ws("run", "--on", "cloud", "--dry-run").stdout)
+    assert dry["definition"]["type"] == "multinode" and not list(workspace.repo.store.list(jobs.PREFIX))
+    assert "batch accepts jobs of 1 node" in workspace.m5ws("doctor", expect=None).stdout
+    queue.hold("CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY")
+    try:
+        submitted = workspace.json("run", "--on", "cloud")
+        run = submitted["run"]["id"]
+        wait_for(lambda: "because CAPACITY" in workspace.m5ws("show", run).stdout)
+        shown = workspace.m5ws("show", run).stdout
+        assert "queued since" in shown and "INSUFFICIENT_INSTANCE_CAPACITY; place 1 in the queue" in shown
+        assert workspace.json("cancel", run)["unqueued"] == [submitted["job"]["name"]]
+        wait_for(lambda: queue.describe(submitted["id"])["status"] == "FAILED")
+    finally:
+        queue.release()
+    assert workspace.json("wait", run, expect=130)["standing"] == "created"
+    assert not ledger.attempts(workspace.repo, run)
+
+
+def _last_step(workspace: Workspace, run: str) -> int:
+    newest = state.load_newest(workspace.repo, run).newest
+    return newest.last_step if newest is not None else 0
