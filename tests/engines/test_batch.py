@@ -1,6 +1,8 @@
 """The engine for AWS Batch: its requests, and jobs on moto's API whose nodes are processes of this machine."""
 
+import inspect
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,12 @@ from m5ws.engines.batch import Batch
 from m5ws.engines.interface import EngineUnavailable, JobRequest
 from m5ws.secret_gate import SecretText
 from tests.support.machine import batch_queue
-from tests.support.machine.batch_queue import QUEUE, Queue
+from tests.support.machine.batch_queue import IMAGE, QUEUE, Queue
+from tests.support.paths import ROOT
 from tests.support.waiting import wait_for
 
 _RUN = "7c1d0a9b8e2f"
-_IMAGE = f"registry.example.org/train@sha256:{'a' * 64}"
-_CLUSTER = BatchCluster(queue=QUEUE, image=_IMAGE, cpus_per_node=2, memory_mib=4096, restarts=2)
+_CLUSTER = BatchCluster(queue=QUEUE, image=IMAGE, cpus_per_node=2, memory_mib=4096, restarts=2)
 
 
 def _request(nodes: int = 2, number: int = 1, agent: tuple[str, ...] = ("true",)) -> JobRequest:
@@ -74,7 +76,7 @@ def test_a_definition_has_the_resources_of_its_cluster() -> None:
 
 def test_the_name_of_a_definition_changes_with_its_content_alone() -> None:
     changes: list[dict[str, Any]] = [
-        {"image": _IMAGE.replace("a" * 64, "b" * 64)}, {"efa": 1}, {"shm_mib": 64}, {"restarts": 3}, {"timeout_s": 900},
+        {"image": IMAGE.replace("a" * 64, "b" * 64)}, {"efa": 1}, {"shm_mib": 64}, {"restarts": 3}, {"timeout_s": 900},
         {"tags": {"team": "llm"}}, {"memory_mib": 8192}, {"shared": ("/fsx",)},
     ]  # fmt: skip
     names = [_rendered(msgspec.structs.replace(_CLUSTER, **change))[1]["jobDefinition"] for change in ({}, *changes)]
@@ -94,6 +96,16 @@ def test_the_name_of_a_definition_changes_with_its_content_alone() -> None:
 def test_a_secret_in_a_request_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(SecretText, match="looks like a secret"):
         Batch(msgspec.structs.replace(_CLUSTER, **change)).render(_request())
+
+
+def test_the_policy_of_submitters_allows_the_requests_of_the_engine_alone() -> None:
+    policy = json.loads((ROOT / "docs" / "reference" / "policies" / "batch-submitter.json").read_text())
+    lists = [actions if isinstance(actions := each["Action"], list) else [actions] for each in policy["Statement"]]
+    calls = set(re.findall(r'self\._call\("(\w+)"', inspect.getsource(Batch)))
+    assert len(calls) == 8
+    requests = {f"batch:{''.join(word.title() for word in name.split('_'))}" for name in calls}
+    # Definitions and jobs have tags, and their containers have a role.
+    assert {action for actions in lists for action in actions} == {*requests, "batch:TagResource", "iam:PassRole"}
 
 
 def _submit(tmp_path: Path, number: int, statuses: str, cluster: BatchCluster = _CLUSTER) -> str:

@@ -90,7 +90,7 @@ def on_batch(tmp_path: Path, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> C
 [clusters.cloud]
 engine = "batch"
 queue = "{batch_queue.QUEUE}"
-image = "registry.example.org/train@sha256:{"a" * 64}"
+image = "{batch_queue.IMAGE}"
 cpus_per_node = 2
 memory_mib = 4096
 python = "{sys.executable}"

@@ -13,6 +13,7 @@ from m5ws.repository.fsck import fsck
 from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints, jobs
 from m5ws.runs import state
+from tests.support.machine import batch_queue
 from tests.support.machine.batch_queue import Queue
 from tests.support.waiting import wait_for
 from tests.support.workspace.workspaces import Workspace, make_workspace
@@ -32,7 +33,7 @@ def _states(workspace: Workspace, run: str) -> Any:
 
 @pytest.mark.soak
 def test_two_nodes_of_two_ranks_have_the_bits_of_one_machine_and_are_reproduced_there(
-    tmp_path: Path, on_batch: Callable[[Workspace], Workspace]
+    tmp_path: Path, on_batch: Callable[[Workspace], Workspace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workspace = on_batch(make_workspace(tmp_path / "w", "fsdp.py", nproc=2))
     run = workspace.json("run", "--on", "cloud", "--nodes", "2")["run"]["id"]
@@ -41,6 +42,9 @@ def test_two_nodes_of_two_ranks_have_the_bits_of_one_machine_and_are_reproduced_
     expected = _states(workspace, alone)
     assert expected[1].keys() == {0, 1, 2, 3} and _states(workspace, run) == expected
     assert [start.node for start in ledger.node_starts(workspace.repo, run, 1)] == [0, 1]
+    # Outside of the image, nothing is comparable.
+    assert workspace.json("reproduce", run, expect=2)["outcome"] == "not comparable"
+    monkeypatch.setenv("M5WS_CONTAINER_IMAGE", batch_queue.IMAGE)
     assert workspace.json("reproduce", run)["outcome"] == "reproduced"
     assert fsck.check(workspace.repo, read_data=True).damage == ()
 

@@ -34,6 +34,7 @@ _ELSEWHERE = {
     "fork RUN ": "tests/flows/test_removed.py",
     "--drop": "tests/flows/test_removed.py",
     "ui ": "tests/tracking/test_client.py",
+    "--on cloud": "tests/flows/test_batch_jobs.py",
     "--on ": "tests/flows/test_clusters.py",
     "cancel ": "tests/flows/test_clusters.py",
     "cause --wrong": "tests/cli/test_cause.py",

@@ -20,8 +20,9 @@ from tests.support.machine import namespaces
 from tests.support.s3.s3_servers import ENVIRONMENT
 
 QUEUE = "train"
+IMAGE = f"registry.example.org/train@sha256:{'a' * 64}"
 _START_S = 60.0
-_LOOPBACK = [("127.0.0.1", [])]
+_LOOPBACK: list[tuple[str, list[str]]] = [("127.0.0.1", [])]
 
 
 class Queue(msgspec.Struct, frozen=True):

@@ -49,13 +49,13 @@ class Job(models.Job):
         """Leave the status as it is: `run` decides."""
 
     def run(self) -> None:
-        strategy = self.job_definition.retry_strategy or {}
+        strategy: Any = self.job_definition.retry_strategy or {}
         for number in range(1, int(strategy.get("attempts", 1)) + 1):
             self.status = "RUNNABLE"
             while (_folder / "hold").exists() and not self.stop:
                 self.job_stopped_reason = (_folder / "hold").read_text() or None
                 time.sleep(0.05)
-            if self.stop:
+            if self._is_terminated():
                 break
             self.job_stopped_reason = None
             status, reason = self._attempt(number)
@@ -63,10 +63,13 @@ class Job(models.Job):
             again = next(
                 (rule["action"] for rule in strategy.get("evaluateOnExit", ()) if _fits(rule, status, reason)), "RETRY"
             )
-            if status == 0 or self.stop or again.upper() != "RETRY":
+            if status == 0 or self._is_terminated() or again.upper() != "RETRY":
                 break
         self.job_stopped_at, self.job_stopped = datetime.now(), True  # noqa: DTZ005
         self.status = "SUCCEEDED" if self.exit_code == 0 else "FAILED"
+
+    def _is_terminated(self) -> bool:
+        return bool(self.stop)
 
     def _attempt(self, number: int) -> tuple[int, str]:
         """Run one attempt, and return the status of the main node and the reason of the end."""
@@ -151,7 +154,7 @@ def _signal(started: "dict[int, subprocess.Popen[bytes]]", kind: signal.Signals,
 
 
 class _Response(responses.BatchResponse):
-    """moto's answers, with what it leaves out of multi-node jobs."""
+    """moto's answers, with the fields of multi-node jobs that moto leaves out."""
 
     def submitjob(self) -> str:
         _submitted.overrides = self._get_param("nodeOverrides") or {}
