@@ -234,6 +234,14 @@ class HostsCluster(_Cluster, frozen=True, kw_only=True, tag="hosts"):
     master: str | None = None
 
 
+class BatchQueue(_Section, frozen=True, kw_only=True):
+    """A queue of AWS Batch in another region, or with other instances."""
+
+    queue: str
+    region: str | None = None
+    instance_type: str | None = None
+
+
 class BatchCluster(_Cluster, frozen=True, kw_only=True, tag="batch"):
     """A queue of AWS Batch. `image`, by digest, has m5ws and the packages of the training; `python` is in the image.
 
@@ -241,7 +249,8 @@ class BatchCluster(_Cluster, frozen=True, kw_only=True, tag="batch"):
     part of an instance that a container reserves. `efa`: the number of EFA devices of an instance. `shm_mib`: the size
     of /dev/shm. `job_role`: the ARN of the containers' role. `timeout_s`: the time limit of an attempt, before which
     the run saves a last checkpoint, by `warn_s`. `mounts`: more folders of an instance, which are no shared folders.
-    `tags`: tags of job definitions and jobs.
+    `tags`: tags of job definitions and jobs. `elsewhere`: the next queues, in order, for a job that got no nodes in
+    `patience_s` seconds, or that lacks capacity (`library/regions.py`).
     """
 
     python: str = "python3"
@@ -260,6 +269,8 @@ class BatchCluster(_Cluster, frozen=True, kw_only=True, tag="batch"):
     warn_s: _AtLeast1 = WARN_S
     mounts: tuple[str, ...] = ()
     tags: dict[str, str] = {}
+    elsewhere: tuple[BatchQueue, ...] = ()
+    patience_s: _AtLeast1 = 1800
 
 
 SEARCH_RULES = "2"

@@ -85,13 +85,14 @@ def plan(
     nodes: int,
     options: tuple[str, ...],
     command: tuple[str, ...] = (),
+    name: str | None = None,
 ) -> Submission:
     """Return a job on a cluster. Nothing is published or started. Raises UsageError.
 
-    `settings` are for the nodes, and `options` for their agents.
+    `settings` are for the nodes, and `options` for their agents. Without a `name`, the job gets a new name.
     """
     own = cluster_of(settings, cluster)
-    name = jobs.new_name(run)
+    name = name or jobs.new_name(run)
     agent = command_on_node(own, "agent", run, "--store", store_url, "--job", name, *options)
     request = JobRequest(name=name, run=run, nodes=nodes, agent=agent)
     job = Job(
@@ -103,6 +104,7 @@ def plan(
         settings=msgspec.json.encode(settings).decode(),
         script=engine_of(own).render(request),
         command=command,
+        options=options,
         created_s=0.0,
     )
     return Submission(job=job, request=request)

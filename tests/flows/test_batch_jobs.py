@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,35 @@ def test_a_waiting_job_is_shown_with_its_reason_and_removed_by_a_cancel(
         queue.release()
     assert workspace.json("wait", run, expect=130)["standing"] == "created"
     assert not ledger.attempts(workspace.repo, run)
+
+
+def test_a_job_without_nodes_moves_to_the_next_region_and_its_late_agents_begin_nothing(
+    tmp_path: Path, queue: Queue, on_batch: Callable[[Workspace], Workspace]
+) -> None:
+    workspace = on_batch(make_workspace(tmp_path / "w", "fsdp.py", nproc=1))
+    with (workspace.root / "m5ws.toml").open("a") as settings:
+        settings.write(f'elsewhere = [{{ queue = "{batch_queue.QUEUE}", region = "{batch_queue.AWAY}" }}]\n')
+    queue.hold("CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY")
+    try:
+        submitted = workspace.json("run", "--on", "cloud", "--nodes", "2", "--env", "warn")
+        run, first = submitted["run"]["id"], submitted["job"]
+        waited = workspace.m5ws("wait", run)
+        assert f"in queue {batch_queue.QUEUE} of {batch_queue.AWAY}" in waited.stderr
+        assert queue.describe(submitted["id"])["status"] == "FAILED" and not queue.describe(submitted["id"])["attempts"]
+    finally:
+        queue.release()
+    before, then = jobs.of_run(workspace.repo, run)
+    assert (before.name, then.name) == (first["name"], jobs.next_name(before)) and then.options == ("--env", "warn")
+    (attempt,) = state.load(workspace.repo, run).attempts
+    assert attempt.standing == "finished"
+    # An agent of the first job that its region starts late.
+    (override,) = json.loads(before.script)["job"]["nodeOverrides"]["nodePropertyOverrides"]
+    command = override["containerOverrides"]["command"]
+    place = {"M5WS_NODE": "0", "M5WS_NODES": "2", "M5WS_MASTER": "127.0.0.1:29000", "M5WS_JOB": "late"}
+    place["AWS_BATCH_JOB_NODE_INDEX"] = "0"
+    late = subprocess.run(command, env=os.environ | place, capture_output=True, text=True, timeout=240)
+    assert late.returncode == 130 and "was cancelled" in late.stderr
+    assert ledger.attempts(workspace.repo, run) == [1] and fsck.check(workspace.repo).damage == ()
 
 
 def _last_step(workspace: Workspace, run: str) -> int:

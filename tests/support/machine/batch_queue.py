@@ -20,6 +20,8 @@ from tests.support.machine import namespaces
 from tests.support.s3.s3_servers import ENVIRONMENT
 
 QUEUE = "train"
+HOME, AWAY = ENVIRONMENT["AWS_DEFAULT_REGION"], "us-east-1"
+"""The region of a client without another region, and another region. Both have the queue."""
 IMAGE = f"registry.example.org/train@sha256:{'a' * 64}"
 _START_S = 60.0
 _LOOPBACK: list[tuple[str, list[str]]] = [("127.0.0.1", [])]
@@ -36,30 +38,30 @@ class Queue(msgspec.Struct, frozen=True):
         """The variables of a client."""
         return ENVIRONMENT | {"AWS_ENDPOINT_URL_BATCH": self.endpoint}
 
-    def client(self, service: str = "batch") -> Any:
+    def client(self, service: str = "batch", region: str = HOME) -> Any:
         import boto3
 
         return boto3.client(
             service,
             endpoint_url=self.endpoint,
-            region_name=ENVIRONMENT["AWS_DEFAULT_REGION"],
+            region_name=region,
             aws_access_key_id=ENVIRONMENT["AWS_ACCESS_KEY_ID"],
             aws_secret_access_key=ENVIRONMENT["AWS_SECRET_ACCESS_KEY"],
         )
 
-    def describe(self, job: str) -> Any:
+    def describe(self, job: str, region: str = HOME) -> Any:
         """Return a job, as Batch describes it."""
-        return self.client().describe_jobs(jobs=[job])["jobs"][0]
+        return self.client(region=region).describe_jobs(jobs=[job])["jobs"][0]
 
     def output(self, name: str, attempt: int, node: int) -> str:
         return (self.folder / f"{name}-{attempt}-{node}.log").read_text(errors="replace")
 
     def hold(self, reason: str) -> None:
-        """Have all jobs wait, for a reason."""
-        (self.folder / "hold").write_text(reason)
+        """Have all jobs of the home region wait, for a reason."""
+        (self.folder / f"hold-{HOME}").write_text(reason)
 
     def release(self) -> None:
-        (self.folder / "hold").unlink()
+        (self.folder / f"hold-{HOME}").unlink()
 
     def lose_an_instance(self) -> None:
         """End the attempt that runs as AWS does when it loses an instance."""
@@ -102,17 +104,18 @@ def _serving(folder: Path, nodes: Sequence[tuple[str, list[str]]]) -> Iterator[Q
     queue = Queue(folder, f"http://127.0.0.1:{port}")
     try:
         _wait(port, process, folder / "server.log")
-        _make_queue(queue)
+        for region in (HOME, AWAY):
+            _make_queue(queue, region)
         yield queue
     finally:
         process.terminate()
         process.wait(10)
 
 
-def _make_queue(queue: Queue) -> None:
-    roles, network, batch = queue.client("iam"), queue.client("ec2"), queue.client()
-    role = roles.create_role(RoleName="batch", AssumeRolePolicyDocument="{}")["Role"]["Arn"]
-    profile = roles.create_instance_profile(InstanceProfileName="nodes")["InstanceProfile"]["Arn"]
+def _make_queue(queue: Queue, region: str) -> None:
+    roles, network, batch = queue.client("iam"), queue.client("ec2", region), queue.client(region=region)
+    role = roles.create_role(RoleName=f"batch-{region}", AssumeRolePolicyDocument="{}")["Role"]["Arn"]
+    profile = roles.create_instance_profile(InstanceProfileName=f"nodes-{region}")["InstanceProfile"]["Arn"]
     vpc = network.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
     subnet = network.create_subnet(VpcId=vpc, CidrBlock="10.0.1.0/24")["Subnet"]["SubnetId"]
     group = network.create_security_group(GroupName="nodes", Description="nodes", VpcId=vpc)["GroupId"]

@@ -5,8 +5,8 @@ They run by the rules of the user guide
 decides the end of an attempt, the other nodes are stopped after it, and the first rule of the retry strategy that
 matches decides about the next attempt. There are no instances, images, permissions and devices.
 
-A file `hold` in the folder keeps jobs RUNNABLE, with its text as the reason. A file `lost` ends the next attempt as the
-loss of an instance.
+A file `hold-REGION` in the folder keeps jobs RUNNABLE, with its text as the reason. A file `lost` ends the next attempt
+as the loss of an instance.
 
 python tests/support/machine/batch_server.py PORT FOLDER NODES: NODES is a JSON list of [address, words before the
 command], one for each node of the machine.
@@ -52,8 +52,9 @@ class Job(models.Job):
         strategy: Any = self.job_definition.retry_strategy or {}
         for number in range(1, int(strategy.get("attempts", 1)) + 1):
             self.status = "RUNNABLE"
-            while (_folder / "hold").exists() and not self.stop:
-                self.job_stopped_reason = (_folder / "hold").read_text() or None
+            hold = _folder / f"hold-{self.job_definition._region}"
+            while hold.exists() and not self.stop:
+                self.job_stopped_reason = hold.read_text() or None
                 time.sleep(0.05)
             if self._is_terminated():
                 break
