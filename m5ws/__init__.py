@@ -15,6 +15,7 @@ Layers, from top to bottom. An import points down only (import-linter checks it)
     runs · outputs · work            read side: state, history, lists; output files; work directories
     diff checkpoints                 comparisons of snapshots, runs and checkpoints
     snapshot tracking                inputs of a run; MLflow
+    data                             pinned data sets, the order of their samples, the loader
     containers                       engines, and launches in a pinned image
     environment                      observe, compare, rebuild
     training launch                  inside the ranks, the only place of torch; start of an attempt

@@ -33,6 +33,11 @@ def acquire(descriptor: int, wait_s: float = 0.0) -> bool:
             return True
 
 
+def share(descriptor: int) -> None:
+    """Lock an open file together with others that share the lock. Waits for an exclusive lock. Raises OSError."""
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+
+
 def release(descriptor: int) -> None:
     """Unlock and close a file. To close it is not enough: a child that was forked meanwhile has the same open file.
 

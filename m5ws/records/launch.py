@@ -130,8 +130,9 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
     its original did, and never by the clock. The attempt ends after step `until`, if given. Without `goes_on` no later
     attempt follows, so an early end makes no checkpoint. The ranks of a script without a session are killed after step
     `killed_after`, if given, as by a crash. `copies` is the directory of the cache, of at most `copies_bytes`, and
-    `references` the directory with copies of references. `image`: the image in which the ranks run. `access`: None if
-    nothing is refused. `supervisor`: the process that may read the stacks of the ranks.
+    `references` the directory with copies of references. `files` is the directory of the cache for remote
+    datasets, of at most `files_bytes`. `image`: the image in which the ranks run. `access`: None if nothing is refused.
+    `supervisor`: the process that may read the stacks of the ranks.
     """
 
     store: str
@@ -157,6 +158,8 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
     copies: str = ""
     references: str = ""
     copies_bytes: int = 0
+    files: str = ""
+    files_bytes: int = 0
     observing: Observing = Observing()
     image: str | None = None
     access: Access | None = None

@@ -1,6 +1,8 @@
 """Records of a snapshot: code, configuration, tokenizer, data and environment."""
 
-from typing import Literal
+from typing import Annotated, Literal
+
+import msgspec
 
 from m5ws.records.base import Count, Digest, KeyedRecord, Record
 from m5ws.records.environment import Declared, Determinism
@@ -32,10 +34,44 @@ class Dataset(Record, frozen=True, kw_only=True):
     hash: str | None = None
 
 
-class Snapshot(Record, tag="snapshot/1", frozen=True, kw_only=True):
+class ManifestFile(Record, frozen=True, kw_only=True):
+    """One file of a remote dataset. `path` is relative to the dataset; it is the name of a dataset that is one file.
+
+    `digest` is "md5:" or "sha256:", and the hex of the whole file. `version` is the version of an object in S3.
+    """
+
+    path: Annotated[str, msgspec.Meta(pattern=r"\A(?!/)(?!(?:.*/)?\.{1,2}(?:/|\Z))[^\0]+\Z")]
+    size_bytes: Count
+    digest: Annotated[str, msgspec.Meta(pattern=r"\A(?:md5:[0-9a-f]{32}|sha256:[0-9a-f]{64})\Z")]
+    version: str | None = None
+
+
+class Manifest(Record, tag="manifest/1", frozen=True, kw_only=True):
+    """The files of a remote dataset, sorted by path, without the place of the dataset."""
+
+    files: tuple[ManifestFile, ...]
+
+
+class RemoteDataset(Record, frozen=True, kw_only=True):
+    """A pinned dataset that stays at `url`. `manifest` is the digest of its manifest, `hash` DVC's MD5.
+
+    `url` is a folder or s3://bucket/prefix, with the options to open it (docs/format.md).
+    """
+
+    name: str
+    kind: Literal["dvc", "s3"]
+    url: str
+    manifest: Digest
+    size_bytes: Count
+    files: Count
+    hash: str | None = None
+
+
+class Snapshot(Record, tag="snapshot/1", frozen=True, kw_only=True, omit_defaults=True):
     """All inputs of a run. The digest of this record is the snapshot's id.
 
     The trees of code, config, tokenizer and datasets are disjoint. Materialised together they are the workspace.
+    The files of the datasets in `remote` are not in the store. Without one, the field is not encoded.
     """
 
     code: Code
@@ -44,6 +80,7 @@ class Snapshot(Record, tag="snapshot/1", frozen=True, kw_only=True):
     datasets: tuple[Dataset, ...]
     declared: Declared
     determinism: Determinism
+    remote: tuple[RemoteDataset, ...] = ()
 
     @property
     def trees(self) -> dict[str, Digest]:

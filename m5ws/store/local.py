@@ -13,7 +13,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -91,7 +91,16 @@ class LocalStore:
                 os.close(descriptor)
 
     def create(self, key: str, data: Buffer) -> None:
-        with waits.wait(self.url, f"writing {key}", memoryview(data).nbytes):
+        def write(descriptor: int) -> None:
+            view = memoryview(data).cast("B")
+            while view:
+                view = view[os.write(descriptor, view[:_WRITE_BYTES]) :]
+
+        self.create_file(key, memoryview(data).nbytes, write)
+
+    def create_file(self, key: str, size_bytes: int, write: Callable[[int], None]) -> None:
+        """Publish the bytes that `write` writes to a descriptor, as `create`. An error of `write` publishes nothing."""
+        with waits.wait(self.url, f"writing {key}", size_bytes):
             self._check_there()
             target = self._path(key)
             if os.path.lexists(target):
@@ -99,12 +108,10 @@ class LocalStore:
             temporary = self._path(f"{_TEMPORARY}/{os.urandom(12).hex()}")
             with _naming(self.root, key):
                 self._make_directory(temporary.parent)
-                descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
+                descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o400)
                 try:
                     permissions.set_mode(self.root, descriptor)
-                    view = memoryview(data).cast("B")
-                    while view:
-                        view = view[os.write(descriptor, view[:_WRITE_BYTES]) :]
+                    write(descriptor)
                     self._publish(temporary, descriptor, target, key)
                 finally:
                     os.close(descriptor)

@@ -19,7 +19,7 @@ from m5ws.records.ledger import CheckpointPublished, Phase
 from m5ws.training.state.plain_state import RestoreError
 from tests.training.conftest import SCRIPTS
 
-_RESUMES = 2
+_RESUMES = 1
 """Checkpoints from which each training is resumed, of the checkpoints that it makes after each step."""
 
 

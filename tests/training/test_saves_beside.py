@@ -64,6 +64,7 @@ def test_a_checkpoint_waits_for_the_earlier_save_and_leaves_a_notice(in_process:
     def at(step: int) -> None:
         if step == 2:
             gated.gate.clear()
+        if step == 4:
             threading.Timer(1.5, gated.gate.set).start()
 
     attempt, error = in_process(train(5, 2, at), repo=Repository.open(gated))

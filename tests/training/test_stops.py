@@ -76,7 +76,7 @@ def _stop(runs: ForkedAttempts, signals: list[Signal], count: _Count) -> None:
 @pytest.mark.parametrize(
     "scale",
     [
-        pytest.param(Scale(2), marks=pytest.mark.long),
+        pytest.param(Scale(1), marks=pytest.mark.long),
         pytest.param(Scale(200, soak=True), marks=[pytest.mark.soak, pytest.mark.timeout(7200)]),
     ],
 )

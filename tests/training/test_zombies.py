@@ -39,7 +39,7 @@ class _Scale(msgspec.Struct, frozen=True):
     soak: bool = False
 
 
-_SCALES = [_Scale(9), pytest.param(_Scale(1000, soak=True), marks=[pytest.mark.soak, pytest.mark.timeout(7200)])]
+_SCALES = [_Scale(4), pytest.param(_Scale(1000, soak=True), marks=[pytest.mark.soak, pytest.mark.timeout(7200)])]
 
 
 @pytest.fixture(params=["directory", pytest.param("S3 (moto)", marks=pytest.mark.long)])

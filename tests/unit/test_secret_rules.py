@@ -167,7 +167,7 @@ def test_a_token_of_npmrc_is_found_and_a_variable_is_not() -> None:
     assert not secret_scan.findings(".npmrc", b"//registry.corp/:_auth" + b"Token=${NPM_TOKEN}\n")
 
 
-@pytest.mark.parametrize("every", [pytest.param(10, marks=pytest.mark.long), pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("every", [pytest.param(30, marks=pytest.mark.long), pytest.param(1, marks=pytest.mark.soak)])
 def test_texts_of_installed_packages_are_not_refused(every: int) -> None:
     """At most one of 10,000 text files is refused. Two files of moto are real private keys."""
     keys = ("moto/moto_proxy/ca.key", "moto/moto_proxy/cert.key")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from m5ws.records.base import Digest, Record
 from m5ws.records.checkpoint import Checkpoint, Content
 from m5ws.records.outputs import OutputFiles
-from m5ws.records.snapshot import Snapshot
+from m5ws.records.snapshot import Manifest, Snapshot
 from m5ws.records.tree import Slice, Tree
 from m5ws.repository.files import packs
 from m5ws.repository.files.validation import check
@@ -22,6 +22,7 @@ def iter_links(objects: Objects, digest: Digest, record: object) -> Iterator[Nam
     """Yield the objects that a record, stored as `digest`, names directly. Raises CorruptObject if it is invalid."""
     if isinstance(record, Snapshot):
         yield from ((tree, Tree) for tree in dict.fromkeys(record.trees.values()))
+        yield from ((manifest, Manifest) for manifest in dict.fromkeys(each.manifest for each in record.remote))
     elif isinstance(record, Tree):
         check(objects, record.entries, digest)
         for entry in packs.locate(objects, record, digest).entries:

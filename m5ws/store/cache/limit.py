@@ -16,6 +16,8 @@ from m5ws.store import permissions
 from m5ws.store.local import LocalStore
 
 _OBJECTS = "objects/"
+FILES = "objects/files/"
+"""Prefix of the files of remote datasets, each under the digest that its manifest has."""
 _SPARE = 16
 """A trim leaves this fraction (1/16) free, so that trims are rare."""
 
@@ -56,11 +58,27 @@ class CacheLimit:
                 if total <= goal:
                     break
                 # A process that is reading the entry can continue: the kernel frees the bytes with the last descriptor.
-                self._entries.delete(entry.key)
-                total -= entry.size_bytes
+                if self._delete_unused(entry.key):
+                    total -= entry.size_bytes
             with self._usage() as descriptor:
                 filled = max(0, (_number(descriptor) or 0) - before)
                 _set_number(descriptor, total + wanted_bytes + filled)
+
+    def _delete_unused(self, key: str) -> bool:
+        """Delete an entry. Return False if it is a file of a dataset that a process holds (`files.FileCache`)."""
+        if not key.startswith(FILES):
+            self._entries.delete(key)
+            return True
+        try:
+            descriptor = os.open(self._entries.root / key, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return True
+        try:
+            if unused := locks.acquire(descriptor):
+                self._entries.delete(key)
+            return unused
+        finally:
+            locks.release(descriptor)
 
     @contextmanager
     def _usage(self) -> Iterator[int]:
