@@ -28,6 +28,7 @@ def command(context: click.Context, run: str, as_json: bool) -> None:
     Example:
       m5ws wait 7c1d && m5ws reproduce 7c1d
     """
+    from m5ws.engines.interface import EngineUnavailable
     from m5ws.library import regions
     from m5ws.repository import removals
     from m5ws.repository.references import jobs
@@ -36,10 +37,17 @@ def command(context: click.Context, run: str, as_json: bool) -> None:
     workspace = names.workspace(context)
     repo = workspace.open_repository()
     run_id = names.find_id(repo, run, "run")
+    note = printed = ""
     while not (is_removed := removals.load(repo, run_id) is not None):
-        if (moved := regions.move_on(workspace, repo, run_id)) is not None:
-            output.print_note(f"the job got no nodes: it is now job {moved.id} in {moved.place}")
-        elif liveness.has_ended(workspace.settings, repo, state.load_newest(repo, run_id)):
+        try:
+            moved = regions.move_on(workspace, repo, run_id)
+            note = f"the job got no nodes: it is now job {moved.id} in {moved.place}" if moved is not None else note
+        except EngineUnavailable as error:
+            note = f"{error} ({error.hint})"
+        if note != printed:
+            output.print_note(note)
+            printed = note
+        if liveness.has_ended(workspace.settings, repo, state.load_newest(repo, run_id)):
             break
         time.sleep(_POLL_S)
     found = state.load_newest(repo, run_id)

@@ -11,7 +11,7 @@ import msgspec
 from m5ws.config.settings import BatchCluster, Settings
 from m5ws.engines import submission
 from m5ws.engines.interface import EngineUnavailable, JobState
-from m5ws.errors import ObjectExists
+from m5ws.errors import ObjectExists, UnknownSchema
 from m5ws.records.job import Cancel, Job
 from m5ws.repository.ledger import ledger
 from m5ws.repository.references import jobs
@@ -36,19 +36,20 @@ class Moved(msgspec.Struct, frozen=True, kw_only=True):
 def move_on(workspace: Workspace, repo: Repository, run_id: str) -> Moved | None:
     """Submit the newest job of a run to its next queue if the job gets no nodes; return None if nothing changed.
 
-    Raises EngineUnavailable if the next queue does not accept the job: then the job stays in its queue.
+    Raises EngineUnavailable if the next queue does not accept the job: then the job stays in its queue. After an error
+    of the submission itself, no job is left.
     """
     job = next(reversed(jobs.of_attempts(repo, run_id)), None)
     if job is None or job.engine != "batch":
         return None
-    settings = msgspec.json.decode(job.settings, type=Settings)
-    own = settings.clusters[job.cluster]
-    if not isinstance(own, BatchCluster) or not own.elsewhere or jobs.cancel_of_job(repo, job) is not None:
-        return None
-    engine = submission.engine_of_job(workspace.settings, job)
     try:
+        engine = submission.engine_of_job(workspace.settings, job)
+        settings = msgspec.json.decode(job.settings, type=Settings)
+        own = settings.clusters[job.cluster]
+        if not isinstance(own, BatchCluster) or not own.elsewhere or jobs.cancel_of_job(repo, job) is not None:
+            return None
         found = engine.state(job.name)
-    except EngineUnavailable:
+    except (EngineUnavailable, UnknownSchema):
         return None
     if not _gets_no_nodes(found, repo.store.now() - _waits_since(repo, job), own.patience_s):
         return None
@@ -70,8 +71,14 @@ def move_on(workspace: Workspace, repo: Repository, run_id: str) -> Moved | None
         published = jobs.publish(repo, msgspec.structs.replace(planned.job, **creator))
     except ObjectExists:  # Another machine does the same at this moment.
         return None
-    identifier = then.submit(planned.request, planned.job.script)
     where = f"queue {first.queue}" + (f" of {first.region}" if first.region else "")
+    try:
+        identifier = then.submit(planned.request, planned.job.script)
+    except EngineUnavailable as error:
+        raise EngineUnavailable(
+            f"job {job.name} was cancelled, and the next job cannot be submitted to {where}: {error}",
+            hint=f"`m5ws resume {run_id} --on {job.cluster}` submits another job.",
+        ) from error
     return Moved(job=msgspec.structs.replace(published, settings=""), id=identifier, place=where)
 
 
