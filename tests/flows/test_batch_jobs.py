@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,12 +61,16 @@ def test_a_dead_child_node_ends_the_attempt_and_the_job_continues_from_a_checkpo
     run, name = submitted["run"]["id"], submitted["job"]["name"]
     wait_for(lambda: _last_step(workspace, run) >= 5)
     os.kill(int((queue.folder / f"{name}-1-1.pid").read_text()), signal.SIGKILL)
+    killed_s = time.time()
     assert workspace.json("wait", run)["standing"] == "finished"
     first, second = state.load(workspace.repo, run).attempts
-    assert first.reason is not None and first.reason.kind == "node lost"
+    assert first.reason is not None and first.reason.kind == "node lost" and first.ended_s is not None
+    print(f"the attempt ended {first.ended_s - killed_s:.1f} s after the kill")
     assert second.resume is not None and checkpoints.step_of(second.resume) >= 4
     wait_for(lambda: queue.describe(submitted["id"])["status"] == "SUCCEEDED")
-    assert len(queue.describe(submitted["id"])["attempts"]) == 2
+    attempts = queue.describe(submitted["id"])["attempts"]
+    assert len(attempts) == 2
+    print(f"Batch saw its end {attempts[0]['stoppedAt'] / 1000 - killed_s:.1f} s after the kill")
     assert fsck.check(workspace.repo).damage == ()
 
 

@@ -94,6 +94,7 @@ class Job(models.Job):
         # ECS stops a container by SIGTERM, and 30 seconds later by SIGKILL.
         for kind, patience_s in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, 5.0)):
             _signal(started, kind, patience_s)
+        self.job_stopped_at = datetime.now()  # noqa: DTZ005
         self._stop_attempt()
         status = started[main].returncode
         return status if status >= 0 else 128 - status, reason
