@@ -25,6 +25,7 @@ Key = tuple[str, ...]
 Table = Mapping[str, object]
 _Rule = tuple[Key, Callable[[Settings], bool], str | Callable[[Settings], str]]
 _SHARED = ("store", "mlflow", "clusters")
+_CLASS = re.compile(r"(?!unknown$)[A-Za-z][\w-]*")
 VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)\}")
 """A text that stands for the value of an environment variable."""
 _NO_PROFILE = "Mount its folder, or update its git submodule, or correct extends. `m5ws init --team PATH` creates one."
@@ -170,6 +171,8 @@ def _problems_of_causes(causes: object, parent: Key) -> Iterator[tuple[Key, str]
     for name, rule in causes.items():
         key = (*parent, name)
         problems = list(_problems_of_table(Rule, rule, key))
+        if not _CLASS.fullmatch(name):
+            problems.append((key, f"causes.{name!r} is no name of a class: use letters, digits and -, not 'unknown'"))
         if not problems and (missing := ", ".join(field for field in required if field not in rule)):
             problems = [(key, f"{'.'.join(key)!r} needs {missing}")]
         yield from problems

@@ -58,6 +58,8 @@ def test_settings_are_read_from_the_file(tmp_path: Path) -> None:
         (f"[causes.x]\n{_RULE}patterns = ['(']\n", ("m5ws.toml:6: ", "'causes.x.patterns'", "regular expression")),
         (f"[causes.x]\n{_RULE}patterns = []\n", ("m5ws.toml:6: ", "'causes.x.patterns'", "no pattern")),
         (f"[causes.x]\n{_RULE}patterns = ['b', '']\n", ("m5ws.toml:6: ", "'causes.x.patterns'", "an empty line")),
+        (f"[causes.unknown]\n{_RULE}patterns = ['a']\n", ("m5ws.toml:1: ", "'unknown' is no name of a class")),
+        (f'[causes."a\\n"]\n{_RULE}patterns = ["a"]\n', ("m5ws.toml:1: ", "is no name of a class")),
         (f"[causes.x]\n{_RULE}patterns = ['b*']\n", ("m5ws.toml:6: ", "'b*' matches an empty line")),
         (f"{_QUEUE}image = 'a:latest'\n", ("m5ws.toml:6: ", "'clusters.a.image'", "sha256")),
         (f"{_QUEUE}restarts = 10\n", ("m5ws.toml:1: ", "'clusters.a'", "needs image")),
