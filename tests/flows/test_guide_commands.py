@@ -35,6 +35,7 @@ _ELSEWHERE = {
     "--drop": "tests/flows/test_removed.py",
     "sync ": "tests/cli/test_sync.py",
     "ui ": "tests/tracking/test_client.py",
+    "--on cloud": "tests/flows/test_batch_jobs.py",
     "--on ": "tests/flows/test_clusters.py",
     "cancel ": "tests/flows/test_clusters.py",
     "cause --wrong": "tests/cli/test_cause.py",
