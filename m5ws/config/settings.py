@@ -209,7 +209,8 @@ class _Cluster(_Section, frozen=True, kw_only=True, tag_field="engine"):
     `python`: the interpreter with m5ws on the nodes; if empty, the submitter's. `scratch`: the parent of the folders of
     agents on a node's local disk, where `$NAME` is a variable of the node; if empty, $TMPDIR or /tmp. `setup`: lines of
     shell before the agent. `shared`: folders that all nodes and the submitter mount at the same path. `restarts`: the
-    number of automatic restarts of a job, after a time limit, a preemption or the loss of a node.
+    number of automatic restarts of a job, after a time limit, a preemption or the loss of a node. `cache`: the cache of
+    the nodes, in the place of `[store] cache`.
     """
 
     python: str = ""
@@ -217,6 +218,7 @@ class _Cluster(_Section, frozen=True, kw_only=True, tag_field="engine"):
     setup: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     restarts: int = 8
+    cache: str = ""
 
 
 class SlurmCluster(_Cluster, frozen=True, kw_only=True, tag="slurm"):

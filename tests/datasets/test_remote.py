@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -152,7 +153,7 @@ def _fetch(dataset: PinnedDataset, results: "multiprocessing.Queue[tuple[int, in
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_processes_of_a_node_fetch_a_file_once(tmp_path: Path, server: ScriptedS3, method: str) -> None:
     remote = Remote("s3", tmp_path, server)
-    context = multiprocessing.get_context(method)
+    context: Any = multiprocessing.get_context(method)
     dataset, results = remote.open(), context.Queue()
     dataset.fetch(0)
     workers = [context.Process(target=_fetch, args=(dataset, results)) for _ in range(3)]

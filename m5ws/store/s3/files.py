@@ -51,6 +51,11 @@ class S3Files:
         self._connection = Connection(self.location)
         self._requests = Retrier(self.location.url, patience or RetryPolicy(), self._connection.renew)
 
+    @property
+    def here(self) -> str | None:
+        """The region that this machine is configured for; None if there is none."""
+        return self._connection.here
+
     def url_with_region(self) -> str:
         """Return the URL with the region of the bucket, if its server reports a region."""
         region = self._requests.call("finding the bucket", lambda _: self._connection.bucket_region)
