@@ -296,14 +296,14 @@ class Workspace:
         homes = self._user_cache.with_name("m5ws-homes")
         return ContainerLauncher(local.LocalLauncher(self.environment), self.environment, (*names, *credentials), homes)
 
-    def tracker(self) -> Tracker | None:
-        """Return the MLflow tracker; None if `m5ws.toml` disables it."""
-        if not self.settings.mlflow.enabled:
+    def tracker(self, uri: str | None = None) -> Tracker | None:
+        """Return the MLflow tracker, or the tracker of another MLflow at `uri`; None if `m5ws.toml` disables it."""
+        if uri is None and not self.settings.mlflow.enabled:
             return None
         from m5ws.tracking.mlflow.tracker import Mlflow
 
         experiment = self.settings.mlflow.experiment or self.name
-        return Mlflow(self.tracking_uri, experiment, self.store_url, self.home / "runs", self._remedy)
+        return Mlflow(uri or self.tracking_uri, experiment, self.store_url, self.home / "runs", self._remedy)
 
     @property
     def _remedy(self) -> str:

@@ -188,7 +188,7 @@ def _job(workspace: "Workspace", job: "Job", cancel: "Cancel | None") -> str:
     try:
         found = submission.engine_of_job(workspace.settings, job).state(job.name)
         since = f" since {output.moment(job.created_s)}" if found.standing == "queued" else ""
-        reason = f" ({found.reason})" if found.reason else ""
+        reason = f", because {found.reason}" if found.reason else ""
         text = f": {found.text}" if found.text.lower() != found.standing else ""
         state = f"{found.standing}{since}{text}{reason}"
     except EngineUnavailable as error:

@@ -203,6 +203,10 @@ class RetentionSettings(_Section, frozen=True, kw_only=True):
     every: _AtLeast1 | None = None
 
 
+WARN_S = 300
+"""Seconds between the warning of a scheduler's time limit and the limit."""
+
+
 class _Cluster(_Section, frozen=True, kw_only=True, tag_field="engine"):
     """A cluster for `--on NAME`.
 
@@ -238,7 +242,7 @@ class SlurmCluster(_Cluster, frozen=True, kw_only=True, tag="slurm"):
     cpus_per_node: int | None = None
     output: str | None = None
     directives: tuple[str, ...] = ()
-    warn_s: int = 300
+    warn_s: int = WARN_S
     prefetch: str | None = None
 
 
@@ -247,6 +251,45 @@ class HostsCluster(_Cluster, frozen=True, kw_only=True, tag="hosts"):
 
     hosts: tuple[str, ...]
     master: str | None = None
+
+
+class BatchQueue(_Section, frozen=True, kw_only=True):
+    """A queue of AWS Batch in another region, or with other instances."""
+
+    queue: str
+    region: str | None = None
+    instance_type: str | None = None
+
+
+class BatchCluster(_Cluster, frozen=True, kw_only=True, tag="batch"):
+    """A queue of AWS Batch. `image`, by digest, has m5ws and the packages of the training; `python` is in the image.
+
+    `region`: None stands for the region of boto3's configuration. `cpus_per_node`, `memory_mib`, `gpus_per_node`: the
+    part of an instance that a container reserves. `efa`: the number of EFA devices of an instance. `shm_mib`: the size
+    of /dev/shm. `job_role`: the ARN of the containers' role. `timeout_s`: the time limit of an attempt, before which
+    the run saves a last checkpoint, by `warn_s`. `mounts`: more folders of an instance, which are no shared folders.
+    `tags`: tags of job definitions and jobs. `elsewhere`: the next queues, in order, for a job that got no nodes in
+    `patience_s` seconds, or that lacks capacity (`library/regions.py`).
+    """
+
+    python: str = "python3"
+    restarts: Annotated[int, msgspec.Meta(ge=0, le=9)] = 8
+    queue: str
+    image: Annotated[str, msgspec.Meta(pattern="@sha256:[0-9a-f]{64}$")]
+    cpus_per_node: _AtLeast1
+    memory_mib: _AtLeast1
+    region: str | None = None
+    instance_type: str | None = None
+    gpus_per_node: _AtLeast0 = 0
+    efa: _AtLeast0 = 0
+    shm_mib: _AtLeast1 | None = None
+    job_role: str | None = None
+    timeout_s: Annotated[int, msgspec.Meta(ge=60)] | None = None
+    warn_s: _AtLeast1 = WARN_S
+    mounts: tuple[str, ...] = ()
+    tags: dict[str, str] = {}
+    elsewhere: tuple[BatchQueue, ...] = ()
+    patience_s: _AtLeast1 = 1800
 
 
 SEARCH_RULES = "2"
@@ -299,4 +342,4 @@ class Settings(_Section, frozen=True, kw_only=True):
     notify: NotifySettings = NotifySettings()
     secrets: SecretsSettings = SecretsSettings()
     causes: dict[str, Rule] = {}
-    clusters: dict[str, SlurmCluster | HostsCluster] = {}
+    clusters: dict[str, SlurmCluster | HostsCluster | BatchCluster] = {}

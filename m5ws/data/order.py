@@ -8,21 +8,18 @@ Invariant: nothing depends on the ranks, the workers, or earlier calls. No file 
 """
 
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from threading import Lock
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from m5ws.data.recent import Recent
+
 Range = tuple[int, int, int]
 """An epoch, and the first position and the position after the last of a range in the order of that epoch."""
 Array = np.ndarray[Any, np.dtype[Any]]
-
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
 
 _KEPT_EPOCHS, _KEPT_WINDOWS = 2, 4
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -57,9 +54,8 @@ class Order:
     def __init__(self, counts: Sequence[int], *, seed: int, window: int, shuffle: bool = True) -> None:
         self._counts = np.asarray(counts, dtype=np.int64)
         self._seed, self._window, self._shuffle = seed, window, shuffle
-        self._epochs: OrderedDict[int, tuple[Array, Array]] = OrderedDict()
-        self._windows: OrderedDict[tuple[int, int], tuple[Array, Array]] = OrderedDict()
-        self._lock = Lock()
+        self._epochs: Recent[tuple[Array, Array]] = Recent(_KEPT_EPOCHS)
+        self._windows: Recent[tuple[Array, Array]] = Recent(_KEPT_WINDOWS)
         self.samples = int(self._counts.sum())
         """The number of samples in an epoch."""
 
@@ -109,7 +105,7 @@ class Order:
                 files = np.argsort(_hash(self._seed, epoch, files), kind="stable")
             return files, np.concatenate([[0], np.cumsum(self._counts[files])])
 
-        return _kept(self._epochs, epoch, permute, _KEPT_EPOCHS, self._lock)
+        return self._epochs.get(epoch, permute)
 
     def _load_window(self, epoch: int, number: int) -> tuple[Array, Array]:
         """Return the file and the row of each sample of a window, in the order of an epoch."""
@@ -124,16 +120,18 @@ class Order:
             order = np.argsort(_hash(self._seed, epoch, files, rows), kind="stable")
             return files[order], rows[order]
 
-        return _kept(self._windows, (epoch, number), permute, _KEPT_WINDOWS, self._lock)
+        return self._windows.get((epoch, number), permute)
 
 
 def format_ranges(ranges: Iterable[Range]) -> str:
     """Return ranges as text, adjacent ranges as one: "0:1024-1040,1:0-8"."""
     merged: list[Range] = []
     for epoch, start, stop in ranges:
+        if start >= stop:
+            continue
         if merged and merged[-1][0] == epoch and merged[-1][2] == start:
             merged[-1] = (epoch, merged[-1][1], stop)
-        elif start < stop:
+        else:
             merged.append((epoch, start, stop))
     return ",".join(f"{epoch}:{start}-{stop}" for epoch, start, stop in merged)
 
@@ -199,18 +197,4 @@ def _hash(seed: int, epoch: int, *parts: Array) -> Array:
         value = (value ^ (value >> np.uint64(30))) * np.uint64(_FIRST)
         value = (value ^ (value >> np.uint64(27))) * np.uint64(_SECOND)
         value ^= value >> np.uint64(31)
-    return value
-
-
-def _kept(kept: OrderedDict[_Key, _Value], key: _Key, make: Callable[[], _Value], most: int, lock: Lock) -> _Value:
-    """Return the kept value of a key, or make it and keep it in the place of the value that was used longest ago."""
-    with lock:
-        if key in kept:
-            kept.move_to_end(key)
-            return kept[key]
-    value = make()
-    with lock:
-        kept[key] = value
-        while len(kept) > most:
-            kept.popitem(last=False)
     return value

@@ -8,36 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from m5ws.data.order import Index, Order, format_ranges, parse_ranges, sources_of
+from tests.datasets import reference
 
 _COUNTS = st.lists(st.integers(0, 6), min_size=1, max_size=9).filter(any)
-_MASK = 2**64 - 1
-
-
-def _mix(*parts: int) -> int:
-    """Return the hash of one sample, in Python's integers."""
-    value = 0
-    for part in (parts[0] & _MASK, *parts[1:]):
-        value = ((value ^ part) + 0x9E3779B97F4A7C15) & _MASK
-        value = ((value ^ value >> 30) * 0xBF58476D1CE4E5B9) & _MASK
-        value = ((value ^ value >> 27) * 0x94D049BB133111EB) & _MASK
-        value ^= value >> 31
-    return value
-
-
-def _reference(counts: list[int], seed: int, window: int, epoch: int) -> list[tuple[int, int]]:
-    files = sorted(range(len(counts)), key=lambda file: _mix(seed, epoch, file))
-    order: list[tuple[int, int]] = []
-    for start in range(0, len(files), window):
-        samples = [(file, row) for file in files[start : start + window] for row in range(counts[file])]
-        order += sorted(samples, key=lambda sample: _mix(seed, epoch, *sample))
-    return order
 
 
 @given(_COUNTS, st.integers(-3, 2**65), st.integers(1, 10), st.integers(0, 3), st.data())
 def test_an_order_equals_a_plain_shuffle_of_files_and_windows(
     counts: list[int], seed: int, window: int, epoch: int, data: st.DataObject
 ) -> None:
-    order, expected = Order(counts, seed=seed, window=window), _reference(counts, seed, window, epoch)
+    order, expected = Order(counts, seed=seed, window=window), reference.order(counts, seed, window, epoch)
     assert sorted(expected) == [(file, row) for file, count in enumerate(counts) for row in range(count)]
     start = data.draw(st.integers(0, order.samples))
     stop = data.draw(st.integers(start, order.samples))
@@ -91,7 +71,7 @@ def test_reading_an_order_imports_no_torch() -> None:
 
 def test_the_order_of_a_seed_never_changes() -> None:
     files, rows = Order([3, 2, 4], seed=1, window=2).locate(0, 0, 9)
-    assert list(zip(files.tolist(), rows.tolist(), strict=True)) == _reference([3, 2, 4], 1, 2, 0)
+    assert list(zip(files.tolist(), rows.tolist(), strict=True)) == reference.order([3, 2, 4], 1, 2, 0)
     assert np.array_equal(
         Order([3, 2, 4], seed=1, window=2, shuffle=False).locate(5, 0, 9)[1], [0, 1, 2, 0, 1, 0, 1, 2, 3]
     )

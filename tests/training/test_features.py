@@ -57,6 +57,12 @@ _QUICK = [
         source="elastic-1",
         other=r"not restored: generators \(.*torch\)\. The loader's position is restored$",
     ),
+    Row(
+        "data_loader",
+        2,
+        source="data_loader-1",
+        other=r"not restored: generators \(.*torch\)\. The loader's position is restored$",
+    ),
     Row("torn_loader", 1, notice="data loader does not return its position .*not restorable"),
     Row("quantized", 1),
     Row("deaf_object", 1, refused=r"StateError: state\.own does not accept the state that it returns: .*one day"),

@@ -1,14 +1,20 @@
 """Features of a script's own objects: their state, loaders, and averages of a model."""
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from features import FEATURES, Made, adamw, data_rank, feature, shard, trainer
 from features_optimizers import muon_and_adamw
-from tiny_gpt import GPT, Batches
+from tiny_gpt import GPT, LENGTH, VOCABULARY, Batches
 from torch import nn
+
+from m5ws.data import Loader, Source
 
 # --- the script's own objects
 
@@ -69,6 +75,45 @@ def elastic(seed: int) -> Made:
     def checked(current: Any) -> dict[str, Any]:
         found = step(current)
         assert loader.at == current.number, "the position in the data is lost"
+        return found
+
+    return parts, checked
+
+
+class _Windows:
+    """Token files in the place of a pinned data set."""
+
+    name, digest = "data/tokens", "drawn"
+
+    def __init__(self, root: Path) -> None:
+        self.files = [SimpleNamespace(path=f"{number}.npy") for number in range(5)]
+        self._root = root
+        for number, file in enumerate(self.files):
+            drawn = np.random.default_rng(number).integers(0, VOCABULARY, 20 * LENGTH, dtype=np.uint16)
+            np.save(root / file.path, drawn)
+
+    def fetch(self, index: int) -> Path:
+        return self._root / self.files[index].path
+
+
+def _split(samples: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.from_numpy(np.stack(samples))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+@feature
+def data_loader(seed: int) -> Made:
+    """The loader of m5ws, with workers: each step of all ranks has the next samples of the order."""
+    source = Source(dataset=_Windows(Path(tempfile.mkdtemp())), length=LENGTH, extra=1, window=2)
+    model = GPT(seed)
+    model = shard(model) if dist.is_initialized() else model
+    ranks = {"rank": dist.get_rank(), "world": dist.get_world_size()} if dist.is_initialized() else {}
+    loader = Loader(source, batch_size=4, seed=3, workers=1, collate=_split, **ranks)
+    parts, step = trainer(model, adamw(model), loader=loader)
+
+    def checked(current: Any) -> dict[str, Any]:
+        found = step(current)
+        assert loader.take_consumed() == {"tokens": f"0:{4 * current.number - 4}-{4 * current.number}"}
         return found
 
     return parts, checked

@@ -1,0 +1,265 @@
+"""A source of a loader: a data set, the way its samples are made, and its files as a process reads them.
+
+Invariant: a sample is a function of the files, the seed, the epoch, its file and its row.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import blake3
+import msgspec
+import numpy as np
+
+from m5ws import locks
+from m5ws.data.formats import FORMATS, BadFile, Cut, Options, Reader
+from m5ws.data.order import Array, Index
+from m5ws.data.recent import Recent
+from m5ws.errors import UsageError
+from m5ws.filesystem import write_atomically
+
+_COUNTING_THREADS = 8
+_KEPT_DOCUMENTS = 64
+_STRIPES = 256
+
+
+class File(Protocol):
+    """A file of a data set: its path in the data set."""
+
+    @property
+    def path(self) -> str: ...
+
+
+class Dataset(Protocol):
+    """A data set as `m5ws.data.pinned` opens it. `fetch` waits for the verified file with a number."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def digest(self) -> str: ...
+    @property
+    def files(self) -> Sequence[File]: ...
+
+    def fetch(self, index: int) -> Path: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A data set, and the way its samples are made.
+
+    - `dataset`: its path in the workspace, or an open data set. `name`: of the source; the last part of the path.
+    - `weight`: its share of the samples in a mixture. `window`: the number of files that are shuffled together.
+    - `format`: npy, megatron, parquet, jsonl, tar or images; by the suffixes of the files, if all have one format.
+    - `length`: tokens of a sample; with `extra` more tokens, which the next sample begins with (1 for targets).
+    - `pack`: join documents, and cut them into samples of `length`. `tokens(sample)` returns a document's token ids,
+      for a format without tokens. A document goes on in the next sample.
+    - `keep(sample)`: False leaves a sample out. `transform(sample, generator)`: its result is the sample. The generator
+      depends on the seed, the epoch and the sample alone.
+    - `columns`: of Parquet.
+
+    Functions must be picklable if workers are spawned.
+    """
+
+    dataset: "str | Dataset"
+    name: str = ""
+    weight: float = 1.0
+    format: str | None = None
+    window: int = 8
+    shuffle: bool = True
+    length: int | None = None
+    extra: int = 0
+    pack: bool = False
+    columns: Sequence[str] | None = None
+    tokens: Callable[[Any], Any] | None = None
+    keep: Callable[[Any], bool] | None = None
+    transform: Callable[[Any, np.random.Generator], Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.pack and self.length is None:
+            raise UsageError("a source with pack=True needs a length", hint="Give the tokens of a sample: length=….")
+        if self.tokens is not None and not self.pack:
+            raise UsageError("tokens= is for packing", hint="Add pack=True and length=…, or use transform=….")
+        if self.weight <= 0 or self.window < 1 or self.extra < 0 or (self.length is not None and self.length < 1):
+            raise UsageError("a source has weight > 0, window ≥ 1, length ≥ 1 and extra ≥ 0")
+
+
+class Piece(NamedTuple):
+    """A part of a sample: tokens `begin` … `end` - 1 of a row. Without packing, (0, 1) is the whole row."""
+
+    epoch: int
+    file: int
+    row: int
+    begin: int
+    end: int
+
+
+class Shards:
+    """The files with samples of a source. `folder` keeps the index, and the lengths that were measured.
+
+    `code` names the version of the functions in the source: lengths are measured once for each. Picklable.
+    """
+
+    def __init__(self, source: Source, dataset: Dataset, folder: Path, code: str, seed: int) -> None:
+        self.source, self.dataset, self.seed = source, dataset, seed
+        self.name = source.name or dataset.name.rpartition("/")[2]
+        self.format = source.format or _find_format(dataset)
+        if self.format not in FORMATS:
+            raise UsageError(
+                f"unknown format {self.format!r} of {dataset.name}", hint=f"Formats: {', '.join(FORMATS)}."
+            )
+        cut = Cut(source.length, source.extra) if source.length is not None and not source.pack else None
+        self._options = Options(cut, None if source.columns is None else tuple(source.columns))
+        self._numbers, self._beside = _find_files(dataset, self.format)
+        key = blake3.blake3(
+            msgspec.json.encode((dataset.digest, dataset.name, self.format, self._options))
+        ).hexdigest()[:32]
+        self._measured = folder / f"{key}-{blake3.blake3(code.encode()).hexdigest()[:16]}-{self.name}"
+        self.index = self._load_index(folder / f"{key}.index")
+        self.digest = blake3.blake3(msgspec.json.encode((self.index.counts, self.index.files))).hexdigest()
+        """Of the files and their numbers of samples."""
+        self._readers: Recent[Reader] = Recent(2 * source.window + 2)
+        self._lengths: Recent[Array] = Recent(4 * source.window + 4)
+        self._documents: Recent[Array] = Recent(_KEPT_DOCUMENTS)
+
+    @property
+    def measures(self) -> bool:
+        """True if the order needs the length of each sample, or its absence."""
+        return self.source.pack or self.source.keep is not None
+
+    def fetch(self, file: int) -> Path:
+        """Return the path of a file on this machine; waits for it."""
+        if (beside := self._beside.get(file)) is not None:
+            self.dataset.fetch(beside)
+        return self.dataset.fetch(self._numbers[file])
+
+    def lengths(self, file: int) -> Array:
+        """Return the tokens of each row of a file, or 1; -1 for a row that is left out. One process of a node measures.
+
+        A resume on this machine reads the lengths that were measured before.
+        """
+        return self._lengths.get(file, lambda: self._load_lengths(file))
+
+    def sample(self, pieces: Sequence[Piece]) -> Any:
+        """Return the sample with these pieces."""
+        first, source = pieces[0], self.source
+        if source.pack:
+            made: Any = np.concatenate([self._tokens(item.file, item.row)[item.begin : item.end] for item in pieces])
+        else:
+            made = self._read(first.file, first.row)
+        if isinstance(made, np.ndarray):
+            # Torch has no arithmetic for most unsigned integers, and the file is mapped read-only.
+            made = np.array(made, dtype=np.int64 if made.dtype.kind == "u" and made.dtype.itemsize > 1 else None)
+        if source.transform is None:
+            return made
+        begin = first.begin if source.pack else 0
+        entropy = (self.seed % 2**64, first.epoch, first.file, first.row, begin)
+        return source.transform(made, np.random.default_rng(entropy))
+
+    def _open(self, file: int) -> Reader:
+        def read() -> Reader:
+            beside = self._beside.get(file)
+            path = None if beside is None else self.dataset.fetch(beside)
+            name = self.index.files[file]
+            reader = FORMATS[self.format].open(self.fetch(file), path, name, self._options)
+            if len(reader) != self.index.counts[file]:
+                raise BadFile(f"{name} has {len(reader)} samples, and its index has {self.index.counts[file]}")
+            return reader
+
+        return self._readers.get(file, read)
+
+    def _read(self, file: int, row: int) -> Any:
+        return self._open(file)[row]
+
+    def _tokens(self, file: int, row: int) -> Array:
+        def make() -> Array:
+            sample = self._read(file, row)
+            return np.asarray(sample if self.source.tokens is None else self.source.tokens(sample))
+
+        return self._documents.get((file, row), make)
+
+    def _load_lengths(self, file: int) -> Array:
+        path = self._measured / f"{file}.npy"
+        if not path.exists():
+            self._measured.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self._measured / f"lock-{file % _STRIPES}", os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                locks.acquire(descriptor, inf)
+                if not path.exists():
+                    write_atomically(path, self._measure(file).tobytes())
+            finally:
+                locks.release(descriptor)
+        return np.fromfile(path, np.int32)
+
+    def _measure(self, file: int) -> Array:
+        source, reader = self.source, self._open(file)
+        stored = getattr(reader, "lengths", None)
+        if stored is not None and source.keep is None and source.tokens is None:
+            return np.asarray(stored, np.int32)
+        lengths = np.ones(len(reader), np.int32)
+        for row in range(len(reader)):
+            if source.keep is not None and not source.keep(reader[row]):
+                lengths[row] = -1
+            elif source.pack:
+                lengths[row] = len(reader[row] if source.tokens is None else source.tokens(reader[row]))
+        return lengths
+
+    def _load_index(self, path: Path) -> Index:
+        """Return the index, from its file or by counting the samples in each file of the data set."""
+        if path.exists():
+            return Index.decode(path.read_bytes())
+        names = tuple(self.dataset.files[number].path for number in self._numbers)
+        with ThreadPoolExecutor(_COUNTING_THREADS) as threads:
+            index = Index(names, tuple(threads.map(self._count, range(len(names)))))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, index.encode())
+        return index
+
+    def _count(self, file: int) -> int:
+        known, beside = FORMATS[self.format], self._beside.get(file)
+        if known.single:
+            return 1
+        if known.count_beside is not None and beside is not None:
+            return known.count_beside(self.dataset.fetch(beside), self._options)
+        path = None if beside is None else self.dataset.fetch(beside)
+        name = self.dataset.files[self._numbers[file]].path
+        return len(known.open(self.fetch(file), path, name, self._options))
+
+
+def _find_format(dataset: Dataset) -> str:
+    """Return the one format of a data set's files. Raises UsageError."""
+    present = {os.path.splitext(file.path)[1].lower() for file in dataset.files}
+    found = [name for name, known in FORMATS.items() if present.intersection(known.suffixes)]
+    if len(found) != 1:
+        listed = " and ".join(found) if found else "no files"
+        raise UsageError(
+            f"{dataset.name} has {listed} of a known format",
+            hint=f"Name its format: Source(format=…), of {[*FORMATS]}.",
+        )
+    return found[0]
+
+
+def _find_files(dataset: Dataset, name: str) -> tuple[list[int], dict[int, int]]:
+    """Return the numbers of the files with samples, and for each such file the file beside it, if the format has one.
+
+    Raises BadFile.
+    """
+    known = FORMATS[name]
+    numbers = [
+        number for number, file in enumerate(dataset.files) if os.path.splitext(file.path)[1].lower() in known.suffixes
+    ]
+    if known.beside is None:
+        return numbers, {}
+    stems = {
+        os.path.splitext(file.path)[0]: at for at, file in enumerate(dataset.files) if file.path.endswith(known.beside)
+    }
+    beside = {}
+    for file, number in enumerate(numbers):
+        path = dataset.files[number].path
+        if (at := stems.get(os.path.splitext(path)[0])) is None:
+            raise BadFile(f"{dataset.name}/{path} has no {known.beside} beside it")
+        beside[file] = at
+    return numbers, beside
