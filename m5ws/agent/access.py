@@ -9,7 +9,7 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -29,8 +29,8 @@ _FOLDERS = "import sys; print(sys.prefix, sys.exec_prefix, sys.base_prefix, sys.
 """Prints the folders of whole installations, which are four, and the import path."""
 
 
-def limit(ports: Ports, plan: AttemptPlan, data: Sequence[str] = ()) -> AttemptPlan:
-    """Return the plan of an attempt with its limits, if `[run] inputs` is pinned. `data` are folders of datasets.
+def limit(ports: Ports, plan: AttemptPlan) -> AttemptPlan:
+    """Return the plan of an attempt with its limits, if `[run] inputs` is pinned.
 
     Makes the temporary folder of the attempt, and missing caches of compiled code, which its processes cannot make.
     Raises UsageError if the processes may read the author's checkout.
@@ -47,7 +47,6 @@ def limit(ports: Ports, plan: AttemptPlan, data: Sequence[str] = ()) -> AttemptP
         access = Access(read=(os.sep,), write=(os.sep,))
     else:
         access = _find(plan.context, environment, ports.python)
-        access = msgspec.structs.replace(access, read=(*access.read, *data))
         request = msgspec.structs.replace(request, access=access)
     return msgspec.structs.replace(plan, request=request, context=msgspec.structs.replace(plan.context, access=access))
 
@@ -59,7 +58,7 @@ def _find(context: Context, environment: Mapping[str, str], python: str) -> Acce
     made = (*places.caches, *_database(environment, attempt))
     for folder in made:
         Path(folder).mkdir(parents=True, exist_ok=True)
-    read = (*places.python, *places.system, *places.credentials)
+    read = (*context.remotes, *places.python, *places.system, *places.credentials)
     store = context.store.removeprefix("file://")
     own = (context.work_dir, attempt, f"{os.path.dirname(attempt)}/ranks", store, context.copies, context.references)
     devices = [place for place in places.devices if place.startswith("/dev/") and os.path.exists(place)]

@@ -58,7 +58,7 @@ def _assign_cache(ports: Ports, plan: AttemptPlan, snapshot: Snapshot) -> Attemp
     if request.image is not None:
         folders = dict.fromkeys((*request.folders, str(folder), *_folders(snapshot)))
         request = msgspec.structs.replace(request, folders=tuple(folders))
-    context = msgspec.structs.replace(context, files=str(folder), files_bytes=limit_bytes)
+    context = msgspec.structs.replace(context, files=str(folder), files_bytes=limit_bytes, remotes=_folders(snapshot))
     return msgspec.structs.replace(plan, request=request, context=context)
 
 
@@ -114,7 +114,7 @@ def prepare(ports: Ports, plan: AttemptPlan, progress: Progress | None) -> tuple
     can_mount = ports.launcher.can_mount if plan.request.image is None else lambda *_: True
     work = directories.make(ports.work_root, plan.directory, run, author, can_mount, plan.run.spec.directory)
     plan = _assign_cache(ports, _assign_directory(plan, work, ports.observing), snapshot)
-    plan = access.limit(ports, plan, _folders(snapshot))
+    plan = access.limit(ports, plan)
     with lock_starts(ports.starts_dir or ports.work_root, progress):
         located = [trees.load(ports.repo.objects, tree) for tree in dict.fromkeys(snapshot.trees.values())]
         materialise(ports.repo.objects, located, work.path, progress)

@@ -130,9 +130,9 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
     its original did, and never by the clock. The attempt ends after step `until`, if given. Without `goes_on` no later
     attempt follows, so an early end makes no checkpoint. The ranks of a script without a session are killed after step
     `killed_after`, if given, as by a crash. `copies` is the directory of the cache, of at most `copies_bytes`, and
-    `references` the directory with copies of references. `files` is the directory of the cache for remote
-    datasets, of at most `files_bytes`. `image`: the image in which the ranks run. `access`: None if nothing is refused.
-    `supervisor`: the process that may read the stacks of the ranks.
+    `references` the directory with copies of references. `files` is the directory of the cache for remote datasets, of
+    at most `files_bytes`. `remotes` are the folders in which datasets stay. `image`: the image in which the ranks run.
+    `access`: None if nothing is refused. `supervisor`: the process that may read the stacks of the ranks.
     """
 
     store: str
@@ -160,6 +160,7 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
     copies_bytes: int = 0
     files: str = ""
     files_bytes: int = 0
+    remotes: tuple[str, ...] = ()
     observing: Observing = Observing()
     image: str | None = None
     access: Access | None = None
