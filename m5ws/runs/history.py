@@ -19,6 +19,7 @@ from m5ws.records.ledger import (
     AttemptEnded,
     AttemptStarted,
     CheckpointPublished,
+    DataOrder,
     Notice,
     Observation,
     OutputsStored,
@@ -64,6 +65,8 @@ class History(msgspec.Struct, kw_only=True):
     weights: dict[int, dict[str, str]] = {}
     unread: set[str] = set()
     threads: dict[int, list[tuple[int, str]]] = {}
+    orders: dict[int, DataOrder] = {}
+    """The order of the samples of each attempt that recorded one."""
     outcome: str | None = None
     reason: EndReason | None = None
     logged: bool = True
@@ -103,6 +106,8 @@ class History(msgspec.Struct, kw_only=True):
     def add(self, rank: str, event: AnyEvent) -> None:
         """Take in one event of `rank`, in that rank's order."""
         is_counted: bool = self.counts(event)
+        if isinstance(event, DataOrder):
+            self.orders[self.attempt] = event
         match event:
             case AttemptStarted() | Observation():
                 self._start(event)
