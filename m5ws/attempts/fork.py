@@ -90,7 +90,7 @@ def _spec(spec: LaunchSpec, options: planning.RunOptions) -> LaunchSpec:
     fields: Sequence[str] = LaunchSpec.__struct_fields__
     given = {name: getattr(options, name) for name in planning.RunOptions.__struct_fields__ if name in fields}
     given["environment"] = spec.environment | options.environment
-    # A fork of a fork leaves out what its parent left out.
+    # A fork of a fork leaves out the samples that its parent left out.
     given["without"] = tuple(dict.fromkeys((*spec.without, *map(normpath, options.without))))
     changed = msgspec.structs.replace(spec, **{name: value for name, value in given.items() if value not in (None, ())})
     if options.command or options.trainer or options.nproc:

@@ -156,8 +156,8 @@ def moved_positions(earlier: History, step: Step) -> Iterator[str]:
             expected = f"{due // samples}:{due % samples}"
             done = "skipped" if moved > 0 else "repeated"
             yield (
-                f"the resume {done} {abs(moved)} samples of {name}: step {step.step} consumed {step.samples[name]}, and "
-                f"{expected} is the next"
+                f"the resume {done} {abs(moved)} samples of {name}: step {step.step} consumed {step.samples[name]}, "
+                f"and {expected} is the next"
             )
 
 

@@ -35,7 +35,7 @@ def command(
 ) -> int:
     """List the steps and runs that consumed a sample or a file.
 
-    With RUN, the steps that lead to its weights are searched: those of a fork's parent up to the fork, too. Samples are
+    The steps that lead to the weights of RUN are searched, also the steps of a fork's parent up to the fork. Samples are
     recorded by a loader of `m5ws.data`, and for batches with `sample_ids`. Steps without samples are listed as unknown.
 
     With `--everywhere`, each run is listed with its last checkpoint before the first such step, and the command that

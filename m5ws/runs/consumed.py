@@ -1,6 +1,6 @@
 """The steps in which a run consumed a sample, a file or a dataset, and the checkpoints that such steps lead to.
 
-The steps that count are those that lead to the run's weights: after a resume the newest record of each step, and in a
+The steps that lead to the run's weights count: after a resume the newest record of each step, and in a
 fork the steps of its parent up to the fork. Steps are read one after another, and consecutive steps are joined.
 
 Invariant: a run whose steps do not record all samples is never reported as a run without the sample.
@@ -43,12 +43,13 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def path(self) -> str | None:
         """The path whose samples are wanted."""
-        return self.file if self.sample is None else self.sample.rpartition("#")[0] or None
+        path, _, row = (self.sample or "").rpartition("#")
+        return self.file if self.sample is None else path if row.isdecimal() and path else None
 
     @property
     def row(self) -> int | None:
-        row = (self.sample or "").rpartition("#")[2]
-        return int(row) if self.path is not None and row.isdecimal() else None
+        """The row of the sample in its file."""
+        return int(self.sample.rpartition("#")[2]) if self.sample is not None and self.path is not None else None
 
 
 class Steps(Record, frozen=True, kw_only=True):
@@ -66,7 +67,7 @@ class Steps(Record, frozen=True, kw_only=True):
 
 
 class Consumption(Record, frozen=True, kw_only=True):
-    """The steps of a run that consumed what was asked for. `unknown` describes steps whose samples are not recorded."""
+    """The steps of a run that consumed samples of a query. `unknown` describes steps whose samples are not recorded."""
 
     run: str
     steps: tuple[Steps, ...] = ()

@@ -103,11 +103,9 @@ class History(msgspec.Struct, kw_only=True):
         """Whether the script uses a session, which records the state that decides."""
         return self.by_steps and not self.observed
 
-    def add(self, rank: str, event: AnyEvent) -> None:
+    def add(self, rank: str, event: AnyEvent) -> None:  # noqa: C901  one case for each kind of event
         """Take in one event of `rank`, in that rank's order."""
         is_counted: bool = self.counts(event)
-        if isinstance(event, DataOrder):
-            self.orders[self.attempt] = event
         match event:
             case AttemptStarted() | Observation():
                 self._start(event)
@@ -133,6 +131,8 @@ class History(msgspec.Struct, kw_only=True):
             case ScriptEnded():
                 self.weights[event.rank] = event.weights
                 self.unread.update(event.unread)
+            case DataOrder():
+                self.orders[self.attempt] = event
             case AttemptEnded():
                 self.logged = event.logged or self.attempt > 1  # an earlier attempt may have logged
                 self.outcome, self.reason = event.outcome, event.reason

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import torch
 
+from m5ws.errors import UsageError
 from m5ws.records.ledger import DataOrder
 from m5ws.records.ledger import Step as StepEvent
 from m5ws.training.backends.base import Backend, Plain
@@ -148,8 +149,15 @@ class Recorder:
             self._feed.refusal = refusals[0]
 
     def _record_order(self) -> None:
-        """Append the order of the samples, if the loader has one."""
-        if self._feed is not None and self._active.rank == 0 and (order := self._feed.order()) is not None:
+        """Append the order of the samples, if the loader has one. Raises UsageError if it ignores `--without`."""
+        order = self._feed.order() if self._feed is not None else None
+        without = self._active.context.spec.without
+        if without and (order is None or list(without) != order[0]["without"]):
+            raise UsageError(
+                f"the run leaves out the samples of {', '.join(without)}, but its data loader does not",
+                hint="Read the dataset by m5ws.data.Loader, without `without=`, and register it: session(loader=…).",
+            )
+        if order is not None and self._active.rank == 0:
             self._active.emit(DataOrder, description=order[0], indexes=order[1])
 
     def _report_limits(self) -> None:
@@ -256,7 +264,7 @@ class Recorder:
             self._flush()
 
     def _take_samples(self) -> dict[str, str]:
-        """Return the samples of a step: those of all ranks on rank 0, and the ids in this rank's own batches."""
+        """Return the samples of a step: of all ranks on rank 0, and the ids in this rank's own batches."""
         consumed = self._feed.take_consumed() if self._feed is not None else {}
         return {**self._batches.take_ids(), **(consumed if self._active.rank == 0 else {})}
 

@@ -6,7 +6,7 @@ import m5ws
 import m5ws.data
 
 
-def collate(samples):
+def collate(samples: list[dict[str, float]]) -> torch.Tensor:
     return torch.tensor([[float(sample["value"])] for sample in samples])
 
 
