@@ -35,8 +35,8 @@ def command(
 ) -> int:
     """List the steps and runs that consumed a sample or a file.
 
-    The steps that lead to the weights of RUN are searched, also the steps of a fork's parent up to the fork. Samples are
-    recorded by a loader of `m5ws.data`, and for batches with `sample_ids`. Steps without samples are listed as unknown.
+    The steps that lead to the weights of RUN are searched, also the steps of a fork's parent up to the fork. A loader
+    of `m5ws.data` records samples, and so does a batch with `sample_ids`. Steps without samples are listed as unknown.
 
     With `--everywhere`, each run is listed with its last checkpoint before the first such step, and the command that
     forks there without PATH.
