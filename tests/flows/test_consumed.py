@@ -42,6 +42,7 @@ def _steps_of(found: Any) -> dict[int, int]:
 
 def test_each_step_records_its_samples_and_they_are_found_again(trained: tuple[Workspace, list[str]]) -> None:
     workspace, runs = trained
+    assert _samples(workspace, runs[0]) != _samples(workspace, runs[1])
     for run in runs:
         samples = _samples(workspace, run)
         assert [len(each) for each in samples.values()] == [_BATCH] * _STEPS
